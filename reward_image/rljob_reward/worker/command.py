@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from rljob_api.errors import UserError
 from rljob_api.wire.contract import ENV_EPISODE, MAX_EPISODE_REPLY_BYTES
@@ -40,7 +40,6 @@ _MAX_ERROR_BYTES: Final = 4 << 10
 _NUM_ERROR_LINES: Final = 12
 _TERMINATE_SECONDS: Final = TEARDOWN_SECONDS - 2
 """Between SIGTERM and SIGKILL, if the program must end before its time."""
-_POLL_SECONDS: Final = 0.02
 _NUMBER: Final = re.compile(rb"[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|nan|inf(inity)?)", re.IGNORECASE)
 
 
@@ -102,62 +101,64 @@ def _run(
         start_new_session=True,
         bufsize=0,
     )
-    has_ended = False
-    try:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        _follow(process, process.stdout, process.stderr, output)
-        has_ended = True
-    finally:
-        waiter.begin_teardown()
-        if not has_ended:
-            _terminate(process)
-        _signal_group(process, signal.SIGKILL)
-        process.wait()
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
+    with process, _Follower(process, output) as follower:
+        has_ended = False
+        try:
+            has_ended = follower.wait()
+        finally:
+            waiter.begin_teardown()
+            if not has_ended:
+                _signal_group(process, signal.SIGTERM)
+                follower.wait(_TERMINATE_SECONDS)
+            _signal_group(process, signal.SIGKILL)
+            follower.read_rest()
     return process.returncode
 
 
-def _follow(process: subprocess.Popen[bytes], stdout: IO[bytes], stderr: IO[bytes], output: _Output) -> None:
-    """Pass on the program's output until it has ended. What it started ends then, too."""
-    ended = os.pidfd_open(process.pid)
-    try:
-        with selectors.DefaultSelector() as selector:
-            selector.register(ended, selectors.EVENT_READ)
-            for stream, take in ((stdout, output.take), (stderr, output.take_error)):
-                os.set_blocking(stream.fileno(), False)
-                selector.register(stream, selectors.EVENT_READ, take)
-            while not any(key.fileobj is ended for key, _ in _pass_on(selector)):
-                pass
-            _signal_group(process, signal.SIGKILL)
-            selector.unregister(ended)
-            for _ in range(_MAX_LAST_CHUNKS):  # a process that left the group may write without end
-                if not selector.get_map() or not _pass_on(selector, timeout=0):
-                    break
-    finally:
-        os.close(ended)
+class _Follower:
+    """Passes on the output of a program until it has ended."""
 
+    def __init__(self, process: subprocess.Popen[bytes], output: _Output) -> None:
+        self._ended = os.pidfd_open(process.pid)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._ended, selectors.EVENT_READ)
+        for stream, take in ((process.stdout, output.take), (process.stderr, output.take_error)):
+            assert stream is not None
+            self._selector.register(stream, selectors.EVENT_READ, take)
 
-def _pass_on(selector: selectors.BaseSelector, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-    """Wait for output or the end, pass on what came, and return what was ready."""
-    ready = selector.select(timeout)
-    for key, _ in ready:
-        if key.data is None:
-            continue
-        if data := os.read(key.fd, _CHUNK_BYTES):
-            key.data(data)
-        else:
-            selector.unregister(key.fileobj)
-    return ready
+    def __enter__(self) -> _Follower:
+        return self
 
+    def __exit__(self, *error: object) -> None:
+        self._selector.close()
+        os.close(self._ended)
 
-def _terminate(process: subprocess.Popen[bytes]) -> None:
-    _signal_group(process, signal.SIGTERM)
-    deadline = time.monotonic() + _TERMINATE_SECONDS
-    while process.poll() is None and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
+    def wait(self, seconds: float | None = None) -> bool:
+        """Return whether it has ended within that time."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while (left := None if deadline is None else deadline - time.monotonic()) is None or left > 0:
+            if any(key.fileobj == self._ended for key in self._pass_on(left)):
+                return True
+        return False
+
+    def read_rest(self) -> None:
+        """Pass on what is left in the pipes. A process that left the group may still write, without end."""
+        self._selector.unregister(self._ended)
+        for _ in range(_MAX_LAST_CHUNKS):
+            if not self._selector.get_map() or not self._pass_on(0):
+                break
+
+    def _pass_on(self, timeout: float | None) -> list[selectors.SelectorKey]:
+        """Wait for output or the end, pass on what came, and return what was ready."""
+        ready = [key for key, _ in self._selector.select(timeout)]
+        for key in ready:
+            if key.data is None:
+                continue
+            if data := os.read(key.fd, _CHUNK_BYTES):
+                key.data(data)
+            else:
+                self._selector.unregister(key.fileobj)
+        return ready
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import types
 from typing import Any
 
 from rljob_reward.worker.episodes.types import Episode
 
 
-def is_installed() -> bool:
-    return importlib.util.find_spec("openai") is not None
+def find_package() -> types.ModuleType | None:
+    """Return openai; None if it is not installed. The first import takes about a second."""
+    try:
+        return importlib.import_module("openai")
+    except ModuleNotFoundError:
+        return None
 
 
-def make(episode: Episode, *, is_async: bool) -> Any:
+def make(package: types.ModuleType, episode: Episode, *, is_async: bool) -> Any:
     """Return an OpenAI, or an AsyncOpenAI. An answer may take until the episode's deadline: a weight update waits."""
-    import openai
-
-    kind = openai.AsyncOpenAI if is_async else openai.OpenAI
+    kind = package.AsyncOpenAI if is_async else package.OpenAI
     access = episode.access
     return kind(base_url=access.base_url, api_key=access.api_key, timeout=episode.deadline_seconds)

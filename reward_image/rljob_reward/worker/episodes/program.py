@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -32,26 +33,24 @@ class Step(NamedTuple):
     parameters: Function
     kwargs: Mapping[str, Any]
     """Passed to each call."""
+    openai: types.ModuleType | None
+    """The package, if the function takes a client."""
 
     @property
     def is_async(self) -> bool:
         function = inspect.unwrap(getattr(self.function, "func", self.function))
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
-    @property
-    def takes_client(self) -> bool:
-        return CLIENT in self.parameters.named
-
 
 def make_step(parameters: Function, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Step:
     """Return the step. Raise UserError if it requires a client and there is none."""
-    step = Step(function, parameters, kwargs)
-    if step.takes_client and CLIENT in parameters.required and not client.is_installed():
+    package = client.find_package() if CLIENT in parameters.named and CLIENT not in kwargs else None
+    if package is None and CLIENT in parameters.required and CLIENT not in kwargs:
         raise UserError(
             f"{parameters.show()} takes client, which needs the package openai; add it to runner.function.requirements "
             "or to the runner's image"
         )
-    return step
+    return Step(function, parameters, kwargs, package)
 
 
 class Program:
@@ -96,11 +95,11 @@ class Program:
 
 @contextlib.contextmanager
 def _open_client(step: Step, episode: Episode, waiter: Waiter) -> Iterator[dict[str, Any]]:
-    """Yield the client as an argument, if the step takes one and openai is installed."""
-    if not step.takes_client or CLIENT in step.kwargs or not client.is_installed():
+    """Yield the client as an argument, if the step takes one."""
+    if step.openai is None:
         yield {}
         return
-    opened = client.make(episode, is_async=step.is_async)
+    opened = client.make(step.openai, episode, is_async=step.is_async)
     try:
         yield {CLIENT: opened}
     finally:

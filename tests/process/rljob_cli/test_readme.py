@@ -43,7 +43,7 @@ def shell(tmp_path):
 
 
 def read_commands_of(folder):
-    """Return the README's commands for one job, but for `rljob run`, and the file that it tells to edit."""
+    """Return the README's commands for one job, without `rljob run`, and the file that it shows how to edit."""
     mine = [command for command in read_commands() if any(part.split("/")[0] == folder for part in command)]
     (edited,) = (command[1] for command in mine if command[0] == "$EDITOR")
     return [command for command in mine if command[0] == "rljob" and command[1] != "run"], edited

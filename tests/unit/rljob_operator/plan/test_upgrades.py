@@ -17,7 +17,7 @@ from rljob_operator.defaults import DEFAULTS
 from rljob_operator.plan import conditions
 from rljob_operator.plan.job import plan_job
 from rljob_operator.plan.reward_model import plan_reward_model
-from tests.support.job_simulation import JobSimulation, make_agent_job, make_job
+from tests.support.job_simulation import JobSimulation, make_agent_job, make_job, make_program_job
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HEAD = ChildKey("Job", "gsm8k-head")
@@ -121,9 +121,13 @@ def test_upgrade_keeps_the_pods_of_every_role(upgraded):
     assert set(upgraded.images().values()) == {DEFAULTS.trainer_image, DEFAULTS.reward_image}
 
 
-def test_upgrade_keeps_the_pods_of_an_agent_until_their_restart_is_requested(monkeypatch):
-    simulation = JobSimulation(make_agent_job())
-    keys = {name: ChildKey("Deployment", f"gsm8k-{name}") for name in ("agent-user", "agent-calculator")}
+@pytest.mark.parametrize(
+    ("make", "restarted", "other"),
+    [(make_agent_job, "agent-user", "agent-calculator"), (make_program_job, "agent-runner", "rollout")],
+)
+def test_upgrade_keeps_the_pods_of_an_agent_until_their_restart_is_requested(monkeypatch, make, restarted, other):
+    simulation = JobSimulation(make())
+    keys = {name: ChildKey("Deployment", f"gsm8k-{name}") for name in (restarted, other)}
 
     def read_templates():
         return {name: copy.deepcopy(simulation.children[key]["spec"]["template"]) for name, key in keys.items()}
@@ -135,11 +139,11 @@ def test_upgrade_keeps_the_pods_of_an_agent_until_their_restart_is_requested(mon
     simulation.defaults = NEWER
     simulation.reconcile()
     assert (simulation.writes, read_templates()) == (0, before)
-    simulation.job.metadata.annotations["rljob.dev/restart-agent-user"] = "now"
+    simulation.job.metadata.annotations[f"rljob.dev/restart-{restarted}"] = "now"
     simulation.reconcile()
     after = read_templates()
-    assert after["agent-calculator"] == before["agent-calculator"]
-    assert after["agent-user"]["spec"]["containers"][0]["image"] == NEWER.reward_image
+    assert after[other] == before[other]
+    assert after[restarted]["spec"]["containers"][0]["image"] == NEWER.reward_image
 
 
 @pytest.mark.parametrize("defaults", [NEWER, DEFAULTS])

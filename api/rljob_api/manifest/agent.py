@@ -7,7 +7,7 @@ each entry of tools, and one for the runner of environments and programs.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -88,6 +88,9 @@ ENVIRONMENTS_MODULE: Final = "rljob_reward.worker.environments"
 """Of the reward image: finds an environment by framework and id."""
 COMMAND_MODULE: Final = "rljob_reward.worker.command"
 """Of the reward image: starts a program for each episode."""
+_NO_LIMITS: Final[dict[str, Any]] = {"max_memory_mib": 65536, "max_file_mib": 4096, "max_processes": 1024}
+"""Of what is not Python of the user: Node.js reserves much more address space than it uses, tools write many files. The
+limits of the Pod hold."""
 
 
 class Environment(Spec):
@@ -163,6 +166,7 @@ class Runner(AgentService):
                 module=COMMAND_MODULE,
                 entrypoint="Command",
                 factory_args={"command": self.command, "working_dir": self.working_dir},
+                **_NO_LIMITS,
             )
         if self.function is not None:
             requirements = [*environment.packages, *self.function.requirements]
@@ -173,6 +177,7 @@ class Runner(AgentService):
             entrypoint="make",
             factory_args={"framework": environment.framework, "id": environment.id, "args": environment.args},
             requirements=environment.packages,
+            **_NO_LIMITS,
         )
 
 

@@ -98,6 +98,7 @@ def test_runner_is_a_service_with_the_function_the_command_or_the_environment() 
     of_command = build(type="program", runner=COMMAND | {"workingDir": "agents"}).services[1].reward.function
     assert of_command is not None
     assert of_command.factory_args == {"command": ["python", "agent.py"], "working_dir": "agents"}
+    assert of_command.max_memory_mib == 65536, "Node.js reserves much more than it uses"
     service = build(type="environment", environment=GYM | {"args": {"a": 1}}, runner={"slots": 2}).services[1]
     assert (service.framework, service.reward.slots) == ("gymnasium", 2)
     assert service.reward.function is not None

@@ -152,10 +152,9 @@ def _describe_turn(turn: Row, full: bool) -> list[Text]:
     lines = []
     for call in turn["tool_calls"]:
         arguments = "arguments that are not a JSON object" if call["arguments"] is None else call["arguments"]
-        where = f", tool {call['tool']}" if call["tool"] else ""
-        lines.append(
-            Text(shorten(f"calls {call['name']}({arguments}){where}, {seconds(call['seconds'])}", full), _ASIDE)
-        )
+        # A program calls its own tools, whose times are not known.
+        where = f", tool {call['tool']}, {seconds(call['seconds'])}" if call["tool"] else ""
+        lines.append(Text(shorten(f"calls {call['name']}({arguments}){where}", full), _ASIDE))
         if call["error"]:
             lines.append(Text(shorten(f"failed: {call['error']}", full), style="red"))
     facts = [] if turn["reward"] is None else [f"reward {number(turn['reward'])}"]

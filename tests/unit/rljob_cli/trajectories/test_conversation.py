@@ -106,7 +106,7 @@ def test_conversation_shows_roles_calls_replies_and_rewards_of_turns(show):
         "user What is 17 + 14?",
         ">> assistant 30",
         'calls add({"a": 17}), tool calculator, 12 ms',
-        "calls subtract(arguments that are not a JSON object), 0 ms",
+        "calls subtract(arguments that are not a JSON object)",
         "failed: there is no function subtract",
         'reward -0.1, advantage -0.5, user 3 ms, {"feedback": "too low"}',
         "tool add 31",

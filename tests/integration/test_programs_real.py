@@ -33,7 +33,7 @@ def run(messages, episode, attempt):
     if kind == "silent":
         return 1.0
     messages, answers = list(messages), []
-    for question in ("Go on.", None):
+    for question in ("Again.", None):
         answers.append(client.chat.completions.create(model="policy", messages=messages, logprobs=True))
         message = answers[-1].choices[0].message
         messages += [message, {"role": "user", "content": question}]

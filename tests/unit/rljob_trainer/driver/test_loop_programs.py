@@ -250,6 +250,62 @@ async def test_long_episodes_span_updates_and_no_token_is_older_than_the_bound(m
     assert len(mixed) == 16, "two versions sampled the turns of an episode, and each token has its own"
 
 
+async def test_branches_and_foreign_histories_are_further_segments_and_train_each_token_once(make_programs):
+    async def play(model):
+        await model.answer()
+        until_first = list(model.messages)
+        await model.answer({"role": "user", "content": "Again."})
+        model.messages = until_first
+        await model.answer({"role": "user", "content": "Or so?"})
+        model.messages = [{"role": "user", "content": "Sum up."}]
+        _, text = await model.answer()
+        return {"reward": int(text.split()[0]) / 100}
+
+    settings = {"schedule": {"steps": 1}, "evaluation": {"atStart": False, "accuracy": None}}
+    async with make_programs(play=play, **settings) as harness:
+        await harness.run()
+        metrics = harness.prometheus.render().decode()
+    [step] = steps_of(harness)
+    assert (step["agent"]["turns_mean"], step["agent"]["segments_mean"]) == (4, 3)
+    assert step["agent"]["segments_by_cause"] == {"branch": 16, "unmatched": 16}
+    assert 'rljob_agent_further_segments_total{cause="branch",lane="train"} 16.0' in metrics
+    logged = [row for key, row in harness.trajectories().items() if key[1] == "train"]
+    for row in logged:
+        found = [[span for span in segment["spans"] if span["turn"] >= 0] for segment in row["segments"]]
+        assert [[span["turn"] for span in spans] for spans in found] == [[0, 1], [2], [3]]
+        texts = [span["text"] for spans in found for span in spans]
+        assert texts == [f"{turn['text']}<|im_end|>" for turn in row["turns"]]
+    rows = [row for update in harness.updates for row in update]
+    assert sum(int(row.loss_mask.sum()) for row in rows) == sum(row["num_sampled_tokens"] for row in logged)
+
+
+async def test_second_attempt_of_an_episode_drops_the_first_one_whose_key_is_refused(make_programs):
+    first, statuses = {}, []
+
+    async def play(model):
+        if model.call.episode.endswith("/1/2") and "/train/" in model.call.episode:
+            await model.answer()
+            if model.call.attempt == 0:
+                first["model"] = model
+                return raise_error(None)
+            first["model"].session = model.session
+            statuses.append(await first["model"].post("chat/completions", {"model": "policy", "messages": []}))
+        return await guess_twice(model)
+
+    runner = AGENT["runner"] | {"retries": 1}
+    settings = {"schedule": {"steps": 1}, "evaluation": {"atStart": False}}
+    async with make_programs(play=play, agent={"runner": runner}, **settings) as harness:
+        summary = await harness.run()
+        bodies = [body for body in harness.services["runner"].bodies if body["id"].endswith("/1/2")]
+    [(status, found)] = statuses
+    assert (status, found["error"]["code"]) == (410, "attempt_superseded")
+    assert [body["arguments"]["attempt"] for body in bodies] == [0, 1]
+    assert len({body["arguments"]["model"]["api_key"] for body in bodies}) == 2
+    assert (summary["samples_trained"], summary["invalid_by_reason"]) == (16, {})
+    row = next(row for key, row in harness.trajectories().items() if key[1:] == ("train", 1, 2))
+    assert len(row["turns"]) == 3, "of the second attempt alone"
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_driver_killed_during_episodes_repeats_them_and_ends_the_same(make_programs, seed):
     settings = {"schedule": {"steps": 2}, "checkpoint": {"everySteps": 1}}

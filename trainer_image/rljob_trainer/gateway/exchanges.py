@@ -29,13 +29,13 @@ _MAX_DELIVERED = 8
 """Delivered answers of an attempt that a retry may get again."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sampled:
-    """An answer that is not a turn yet."""
+    """An answer of the policy."""
 
     answer: ModelAnswer
-    record: Callable[[], Coroutine[Any, Any, None]]
-    """Makes it a turn."""
+    record: Callable[[], Coroutine[Any, Any, None]] | None
+    """Makes it a turn. None afterwards: it refers to the whole prompt, and answers are kept for retries."""
     asked_at: float
     """When the engine got the request, on the monotonic clock."""
     answered_at: float
@@ -131,10 +131,12 @@ class Exchanges:
         if exchange.closed is not None:
             raise exchange.closed.with_traceback(None)
         sampled = exchange.task.result()
-        if exchange.recording is None:
+        if exchange.recording is None and sampled.record is not None:
             self._num_taken += 1
             exchange.recording = asyncio.create_task(sampled.record())
-        await asyncio.shield(exchange.recording)
+            sampled.record = None
+        if exchange.recording is not None:
+            await asyncio.shield(exchange.recording)
         return sampled
 
     def leave(self, exchange: Exchange) -> None:

@@ -188,6 +188,11 @@ bench-overlap: $(SYNCED) ## What slow rewards cost a step with each schedule, au
 	$(BIN)/python examples/prepare.py gsm8k
 	$(BIN)/python bench/overlap.py
 
+.PHONY: bench-agents
+bench-agents: $(SYNCED) ## The model gateway in front of vLLM: overhead per turn, full batches, 4,096 episodes (15 minutes)
+	$(BIN)/python examples/prepare.py tiny
+	$(BIN)/python bench/agents.py
+
 .PHONY: bench-operator
 bench-operator: $(SYNCED) ## What JOBS=200 jobs cost the operator, next to KubeRay's (KUBERAY=folder or URL)
 	$(BIN)/python bench/operator_bench.py --jobs $(or $(JOBS),200) $(if $(KUBERAY),--kuberay-source=$(KUBERAY))

@@ -43,7 +43,8 @@ class EpisodeRewards:
     turn_rewards: Sequence[float]
     """[turns] What the environment gave after each turn; 0.0 where it gave nothing."""
     turn_of_token: NDArray[np.int32]
-    """[sampled] Turn of each sampled token, over all segments in order."""
+    """[sampled] Turn of each sampled token. Never descends: the tokens are in the order of the turns, which is that of
+    the segments unless a program continued an earlier one."""
     components: Sequence[float] = ()
     """[rewards + 1] The score of each reward without its weight, in the order of Settings.reward_weights; then what a
     long answer loses, as a negative number. The score is their weighted sum."""

@@ -140,7 +140,7 @@ def record_advantages(episode: Episode, advantages: NDArray[np.float64] | None) 
     for a masked episode."""
     is_known = advantages is not None and advantages.size > 0
     episode.advantage = float(advantages.mean()) if advantages is not None and is_known else None
-    turns = _turn_of_token(episode)
+    turns = np.sort(_turn_of_token(episode))
     for number, turn in enumerate(episode.turns):
         of_turn = advantages[turns == number] if advantages is not None else np.zeros(0)
         turn.advantage = float(of_turn.mean()) if of_turn.size else None
@@ -186,10 +186,10 @@ def _rewards_of(
     return EpisodeRewards(
         score=score,
         turn_rewards=_turn_rewards(episode),
-        turn_of_token=_turn_of_token(episode),
+        turn_of_token=np.sort(_turn_of_token(episode)),
         components=[*components, -_overlong_penalty(episode, resolve_settings(spec))],
-        reference_kl=_reference_kl(episode, facts) if facts else None,
-        values=_values(episode, facts) if facts else None,
+        reference_kl=_to_turns(_reference_kl(episode, facts), episode) if facts else None,
+        values=_to_turns(_values(episode, facts), episode) if facts else None,
     )
 
 
@@ -200,6 +200,24 @@ def _turn_rewards(episode: Episode) -> list[float]:
 def _turn_of_token(episode: Episode) -> NDArray[np.int32]:  # [sampled]
     turns = [np.array(segment.turns, np.int32)[_mask(segment)] for segment in episode.segments]
     return np.concatenate([np.zeros(0, np.int32), *turns])
+
+
+def _order_of_turns(episode: Episode) -> NDArray[np.int64]:  # [sampled]
+    """Return where the sampled tokens are in the segments, in the order of the turns. A program may continue an earlier
+    segment after it began another."""
+    return np.argsort(_turn_of_token(episode), kind="stable")
+
+
+def _to_turns(values: NDArray[np.float64] | None, episode: Episode) -> NDArray[np.float64] | None:
+    """Reorder a value of each sampled token, from the order of the segments to that of the turns."""
+    return None if values is None else values[_order_of_turns(episode)]
+
+
+def _to_segments(values: NDArray[np.float64], episode: Episode) -> NDArray[np.float64]:
+    """Do the reverse of _to_turns."""
+    reordered = np.empty_like(values)
+    reordered[_order_of_turns(episode)] = values
+    return reordered
 
 
 def _reference_kl(episode: Episode, facts: Sequence[TokenFacts]) -> NDArray[np.float64] | None:  # [sampled]
@@ -226,16 +244,18 @@ def _rows_of(
     num_sampled = episode.num_sampled
     weight = {"token": 1.0, "sequence": 1 / max(1, num_sampled), "constant": 1 / settings.max_tokens}[settings.level]
     rows, start = [], 0
+    advantages = None if given is None else _to_segments(given.advantages, episode)
+    targets = None if given is None or given.returns is None else _to_segments(given.returns, episode)
     for segment, found in zip(episode.segments, facts, strict=True):
         mask = _mask(segment)
         part = slice(start, start := start + int(mask.sum()))
-        returns = None if given is None or given.returns is None else _spread(given.returns[part], mask)
+        returns = None if targets is None else _spread(targets[part], mask)
         rows.append(
             TrainRow(
                 token_ids=np.array(segment.token_ids, np.int64),
-                loss_mask=np.zeros_like(mask) if given is None else mask,
+                loss_mask=np.zeros_like(mask) if advantages is None else mask,
                 rollout_logprobs=np.array(segment.logprobs, np.float32),
-                advantages=_spread(0.0 if given is None else given.advantages[part], mask),
+                advantages=_spread(0.0 if advantages is None else advantages[part], mask),
                 versions=np.array(segment.versions, np.int32),
                 weight=weight,
                 episode=episode.group * _MAX_GROUP_SIZE + episode.sample,

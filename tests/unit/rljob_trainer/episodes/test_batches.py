@@ -370,3 +370,56 @@ def test_failed_episode_is_masked_and_does_not_drop_its_group():
     assert rewards[2] is None
     [rows] = build_rows([group], build_algorithm(spec).advantages([rewards]), spec)
     assert [bool(row.loss_mask.any()) for row in rows] == [True, True, False]
+
+
+def branched(index):
+    """Return an episode whose turns 0 and 2 are in one segment, with 1 between them in another."""
+    found = conversation(index, [2, 3], [1], rewards=[0.5, 0.0, 2.0], score=float(index))
+    first, second = found.segments
+    first.turns = [2 if turn == 1 else turn for turn in first.turns]
+    second.turns = [1 if turn == 2 else turn for turn in second.turns]
+    return found
+
+
+@pytest.mark.parametrize("level", ["token", "turn"])
+def test_tokens_of_a_branched_episode_are_credited_in_the_order_of_its_turns(level):
+    spec = spec_of(type="ppo", gae={"level": level, "decay": 0.5}, advantages={"normalization": "none"})
+    straight = conversation(1, [2, 1, 3], rewards=[0.5, 0.0, 2.0], score=1.0)
+    groups = [
+        scored(Group(i, Prompt(0, "p", [1]), [each]), [reward()]) for i, each in enumerate([branched(1), straight])
+    ]
+    values = {0: [0.1, 0.2], 1: [0.3], 2: [0.4, 0.5, 0.6]}  # of the critic, by turn
+    facts = [
+        TokenFacts(values=values_of(segment, values))
+        for group in groups
+        for each in group.episodes
+        for segment in each.segments
+    ]
+    of_branched, of_straight = train(groups, spec, facts)
+
+    def by_turn(rows, episode, field):
+        tokens = zip(rows, episode.segments, strict=True)
+        return {
+            turn: getattr(row, field)[np.array(segment.turns) == turn].tolist()
+            for row, segment in tokens
+            for turn in {*segment.turns} - {-1}
+        }
+
+    for field in ("advantages", "returns"):
+        ours, expected = (
+            by_turn(rows, group.episodes[0], field)
+            for rows, group in zip((of_branched, of_straight), groups, strict=True)
+        )
+        assert ours == expected
+    [of_group] = build_algorithm(spec).advantages(episode_rewards(groups[:1], spec, facts[:2]))
+    record_advantages(groups[0].episodes[0], of_group[0].advantages)
+    assert [turn.advantage for turn in groups[0].episodes[0].turns] == pytest.approx(
+        [float(np.mean(by_turn(of_branched, groups[0].episodes[0], "advantages")[turn])) for turn in range(3)]
+    )
+
+
+def values_of(segment, values):
+    found = np.zeros(len(segment.turns), np.float32)
+    for turn, of_turn in values.items():
+        found[np.array(segment.turns) == turn] = of_turn if turn in segment.turns else []
+    return found

@@ -69,6 +69,12 @@ def edit(name: str, old: str, new: str, message: str, **files: str | bytes | Non
     return BadInput(name, message, JOB.replace(old, new), dict(files))
 
 
+def agent(name: str, settings: str, message: str, **files: str | bytes | None) -> BadInput:
+    """Add an agent whose episodes a runner runs."""
+    job = JOB.replace("answer: answer}\n", "answer: answer}\n    format: chat\n")
+    return BadInput(name, message, f"{job}  agent: {{{settings}}}\n", dict(files))
+
+
 def add(name: str, line: str, message: str) -> BadInput:
     """Add a line to spec."""
     return BadInput(name, message, f"{JOB}  {line}\n")
@@ -342,6 +348,47 @@ BAD_INPUTS: list[BadInput] = [
     ),
     add("queue without kueue", "scheduling: {queue: main}", "spec.scheduling.queue has no meaning"),
     add("too many GPUs", "trainer: {gpusPerReplica: 8}", "the job requests 8 GPUs, this machine has"),
+    # agents
+    agent(
+        "framework with a typo",
+        "type: environment, environment: {framework: gymnasim, id: 'a:B'}",
+        "spec.agent.environment.framework must be one of",
+    ),
+    agent("environment without a name", "type: environment, environment: {framework: trl}", "needs environment.id or"),
+    agent("type without its section", "type: environment", "spec.agent.environment must be set with type environment"),
+    agent("program without code", "type: program", "spec.agent.runner must have a function or a command"),
+    agent(
+        "package with an option",
+        "type: environment, environment: {framework: trl, id: 'a:B', packages: ['-r x']}",
+        "spec.agent.environment.packages[0]",
+    ),
+    agent("runner of a single turn", "runner: {command: [python]}", "is for the types environment and program"),
+    agent(
+        "function and command",
+        "type: program, runner: {command: [python], function: {file: agent.py}}",
+        "are alternatives",
+        **{"agent.py": "def run(client): ...\n"},
+    ),
+    agent(
+        "program without run",
+        "type: program, runner: {function: {file: agent.py}}",
+        "neither run nor a class with run was found (it defines main); set function.entrypoint: main",
+        **{"agent.py": "def main(client): ...\n"},
+    ),
+    agent(
+        "parameter that no column has",
+        "type: program, runner: {function: {file: agent.py}}",
+        "requires level",
+        **{"agent.py": "def run(client, level): ...\n"},
+    ),
+    agent("missing program", "type: program, runner: {function: {file: agent.py}}", "agent.py not found"),
+    agent("unknown command", "type: program, runner: {command: [pyhton]}", "spec.agent.runner.command[0]"),
+    agent(
+        "script without its folder",
+        "type: program, runner: {command: [python, agent.py]}",
+        "set runner.workingDir to its folder",
+        **{"agent.py": ""},
+    ),
     # arguments
     BadInput("--set without a value", "--set must be PATH=VALUE", arguments=("--set", "spec.schedule.steps")),
     BadInput("--set of nothing", "does not exist", arguments=("--set", "spec.rewards[3].name=x")),

@@ -71,7 +71,7 @@ def _check_function(function: FunctionReward, path: str, check: Check) -> Iterat
 def _check_command(command: Sequence[str], working_dir: str | None, path: str, *, in_image: bool) -> Iterator[Finding]:
     """Check that this machine has the program, its folder, and the script of an interpreter. An image may have them
     where this machine does not."""
-    if in_image:
+    if in_image or not command:  # without a command, another check has reported it
         return
     program, *arguments = command
     if working_dir is not None and not Path(working_dir).is_dir():

@@ -225,7 +225,7 @@ class TurnTree:
         sampled = self.segments[parent.segment].token_ids[parent.start : parent.end]
         if hash(previous) != parent.prompt_hash:  # for example, the template writes the time
             return compare(number, BreakCause.PROMPT, self._decode_until(parent.segment, parent.start), text)
-        if sampled and not parent.truncated and self._template.is_special(sampled[-1]):
+        if sampled and self._template.is_special(sampled[-1]):
             until = previous + self._decode(sampled)
             if text.startswith(until):
                 return self._decode(sampled[-1:]), text[len(until) :]

@@ -3,6 +3,9 @@
 httptools parses; this owns limits, timeouts, keep-alive and the notice that a client has left. Leaves paths, the token
 and status codes to a Handler. One callback per request and no task: each costs as much as the parsing. Invariant: what
 a client without the token makes the server keep is bounded, per connection and in the number of connections.
+
+A request has no time limit once it has arrived: an episode takes an hour. Its client needs none for reading, and TCP
+keep-alive probes, by which each side notices that the other's node has died.
 """
 
 from __future__ import annotations

@@ -255,6 +255,16 @@ async def test_connection_that_sends_too_slowly_is_closed(
         assert await working.read_until_closed() == b"", "nor has a later request more time"
 
 
+async def test_request_may_be_answered_after_hours(start: Start) -> None:
+    connector = await start()
+    client = await connector.connect(GET % b"/wait")
+    await connector.wait_for(lambda: connector.handler.waiting)
+    for _ in range(http.IDLE_SECONDS + http.RECEIVE_SECONDS):
+        connector.server._on_tick()
+    connector.handler.waiting.pop().respond(200, b"late")
+    assert await client.read_response() == (200, b"late")
+
+
 async def test_idle_connection_is_closed_after_a_while(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_TICK_SECONDS", 0.001)
     monkeypatch.setattr(http, "IDLE_SECONDS", 5)

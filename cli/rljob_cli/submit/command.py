@@ -144,7 +144,7 @@ def _read_trees(file: JobFile, documents: list[Document]) -> dict[str, Tree]:
             continue
         for source in find_sources(document.data):
             try:
-                trees[source.path] = read_tree(source, file.path.parent)
+                trees[source.path] = read_tree(source, file.path.parent, file.path)
             except UserError as error:
                 problems.append(Problem(source.field, document.line_of(source.location), str(error)))
     if problems:

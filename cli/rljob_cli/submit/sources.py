@@ -126,9 +126,9 @@ def _list_scorers(manifest: dict[str, Any], parent: Location, label: str) -> Ite
             yield LocalSource((*parent, *location), path, "function" if kind == "function" else "model", label)
 
 
-def read_tree(source: LocalSource, folder: Path) -> Tree:
+def read_tree(source: LocalSource, folder: Path, job_file: Path | None = None) -> Tree:
     """Read a source, whose path starts at `folder`. Raise UserError if it is missing, or a folder for a function. Of a
-    program, hidden files stay here: they may have secrets."""
+    program, hidden files stay here: they may have secrets. So does the job's file, whose changes would replace Pods."""
     path = (folder / source.path).resolve()
     if not path.exists():
         raise UserError(f"{source.field}: {path} not found; correct the path")
@@ -143,7 +143,8 @@ def read_tree(source: LocalSource, folder: Path) -> Tree:
         raise UserError(f"{source.field}: {path} is a folder; set a Python file")
     files = sorted(file for file in path.rglob("*") if file.is_file())
     if source.kind == "program":
-        files = [file for file in files if not any(map(_is_left_out, file.relative_to(path).parts))]
+        own = job_file.resolve() if job_file else None
+        files = [file for file in files if file != own and not any(map(_is_left_out, file.relative_to(path).parts))]
     if not files:
         raise UserError(f"{source.field}: {path} is empty; correct the path")
     return Tree(path.name, True, tuple(_read_file(str(PurePosixPath(f.relative_to(path))), f) for f in files))

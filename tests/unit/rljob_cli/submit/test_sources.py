@@ -58,11 +58,18 @@ def test_files_of_a_runner_are_found():
 
 
 def test_folder_of_a_program_comes_without_hidden_files_and_caches(tmp_path):
-    for name in ("app/agent.py", "app/lib/tool.py", "app/.env", "app/.venv/big.py", "app/lib/__pycache__/tool.pyc"):
+    for name in (
+        "app/agent.py",
+        "app/lib/tool.py",
+        "app/job.yaml",
+        "app/.env",
+        "app/.venv/big.py",
+        "app/lib/__pycache__/tool.pyc",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
     source = LocalSource(("spec", "agent", "runner", "workingDir"), "app", "program", "runner")
-    tree = read_tree(source, tmp_path)
+    tree = read_tree(source, tmp_path, tmp_path / "app" / "job.yaml")
     assert [file.name for file in tree.files] == ["agent.py", "lib/tool.py"]
     with pytest.raises(UserError, match=r"spec\.agent\.runner\.workingDir: .* is a file; set its folder"):
         read_tree(LocalSource(source.location, "app/agent.py", "program", "runner"), tmp_path)

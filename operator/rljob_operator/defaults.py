@@ -62,7 +62,7 @@ class RoleResources(_Section):
     trainer: Resources = _request("1Gi")
     rollout: Resources = _request("1Gi")
     reward: Resources = _request("256Mi")
-    """Also of the Pods of an agent's user and tools, which run the same server."""
+    """Also of the Pods of an agent's user, tools and runner, which run the same server."""
     vllm: Resources = _request("1Gi")
     """The sidecar that serves the model of a reward or a judge."""
 

@@ -31,8 +31,8 @@ test: $(SYNCED) ## Lint, type and drift checks, and all tests but the slow ones 
 .PHONY: test-all
 test-all: test test-slow ## make test, and what is slow and rarely fails: dashboards, judges on vLLM, rewards of other projects
 
-.PHONY: example-chat example-gsm8k example-feedback example-calculator example-program
-example-chat example-gsm8k example-feedback example-calculator example-program: example-%: $(SYNCED) ## Run an example: chat, gsm8k, feedback, calculator, program
+.PHONY: example-chat example-gsm8k example-feedback example-calculator example-program example-environment
+example-chat example-gsm8k example-feedback example-calculator example-program example-environment: example-%: $(SYNCED) ## Run an example: chat, gsm8k, feedback, calculator, program, environment
 	$(BIN)/python examples/prepare.py $*
 	$(BIN)/rljob run examples/$*/rljob.yaml --fresh
 

@@ -134,6 +134,7 @@ MODEL_OF_EXAMPLE = {
     "feedback": SMOLLM2,
     "calculator": SMOLLM2,
     "program": SMOLLM2,
+    "environment": SMOLLM2,
     "retrieval": SMOLLM2,
     "tiny": TINY,
 }

@@ -15,6 +15,7 @@ from rljob_api.functions.static_check import check_function
 from rljob_api.manifest.job_sections import DataSource
 from rljob_api.read.load import load_job
 from tests.paths import EXAMPLES
+from tests.support.environments import GivenAnswers, build_episode, play
 from tests.support.modules import load_module
 
 FOLDERS = sorted(file.parent for file in EXAMPLES.glob("*/rljob.yaml"))
@@ -33,6 +34,7 @@ def test_all_examples_exist() -> None:
     assert [folder.name for folder in FOLDERS] == [
         "calculator",
         "chat",
+        "environment",
         "feedback",
         "gsm8k",
         "judge",
@@ -236,6 +238,28 @@ def test_program_rewards_a_right_answer_and_charges_wrong_ones(
 def test_accuracy_of_the_program_is_a_number_that_it_returns() -> None:
     accuracy = load_job(EXAMPLES / "program" / "rljob.yaml").spec.evaluation.accuracy
     assert f'"{accuracy}":' in (EXAMPLES / "program" / "agent.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("answers", "rewards", "right"),
+    [(["31"], [1.0], 1.0), (["17 + 14 = 31", "31."], [-0.05, 1.0], 1.0), (["30", "no", "32"], [-0.05] * 3, 0.0)],
+)
+def test_environment_rewards_a_right_number_and_charges_wrong_ones(
+    answers: list[str], rewards: list[float], right: float
+) -> None:
+    job = load_job(EXAMPLES / "environment" / "rljob.yaml").spec
+    module = load_module(EXAMPLES / "environment" / "environment.py")
+    model, prompt = GivenAnswers(*answers), [{"role": "user", "content": "What is 17 + 14?"}]
+    assert job.agent.environment is not None
+    episode = build_episode("31", job.agent.turn_limit)._replace(prompt=prompt)
+    reply = play(job.agent.environment.framework, module.Sums, model, episode, job.agent.environment.args)
+    assert list(reply.rewards.values()) == rewards
+    assert reply.info[job.evaluation.accuracy] == right, "the number that is the accuracy"
+    if answers[0] == "30":
+        assert [seen[-1]["content"] for seen in model.conversations[1:]] == [
+            "30 is too low. Try again.",
+            "That is not a number. Reply with the number only.",
+        ]
 
 
 def test_tiny_reward_has_a_signal() -> None:

@@ -33,8 +33,8 @@ class LegacyEnvironment:
         from verifiers.legacy.clients import OpenAIChatCompletionsClient
 
         environment = self._environment
-        is_eval = episode.columns.get("split") == "eval"
-        examples = environment.get_eval_dataset() if is_eval else environment.get_dataset()
+        is_training = episode.columns.get("split") == "train"
+        examples = environment.get_dataset() if is_training else environment.get_eval_dataset()
         example = examples[find_index(episode, len(examples))]
         if hasattr(environment, "max_turns"):
             own = self._max_turns

@@ -1,0 +1,47 @@
+"""An environment in the form of SkyRL-Gym's BaseTextEnv: a sum, with feedback after a wrong answer.
+
+SkyRL's own environments inherit from skyrl_gym.envs.base_text_env.BaseTextEnv and run unchanged; this one leaves the
+base class out, so that the example installs nothing.
+"""
+
+import re
+
+
+class Sums:
+    def __init__(self, env_config, extras):
+        self.answer = int(extras["reward_spec"]["ground_truth"])  # the answer of the row
+        self.cost = env_config.cost  # environment.args of the job
+        self.tries = extras["max_turns"]  # agent.maxAssistantTurns
+        self.wrong, self.is_right = 0, False
+
+    def init(self, prompt):
+        """Return what the policy sees first, and info for the log."""
+        return prompt, {}
+
+    def step(self, action):
+        """Return what follows an answer of the policy, and its reward."""
+        feedback = self._check(action)
+        self.is_right = not feedback
+        if self.is_right:
+            return self._result([], 1.0, done=True)
+        self.wrong += 1
+        message = {"role": "user", "content": feedback}
+        return self._result([message], -self.cost, done=self.wrong == self.tries)
+
+    def close(self):
+        """Called at the end of each episode, whatever happened."""
+
+    def get_metrics(self):
+        """Numbers become curves."""
+        return {"wrong": self.wrong, "right": float(self.is_right)}
+
+    def _check(self, action):
+        """Return what is wrong with an answer; empty if it is the number, and nothing else."""
+        number = re.fullmatch(r"(-?\d+)\.?", action.strip())
+        if not number:
+            return "That is not a number. Reply with the number only."
+        difference = int(number[1]) - self.answer
+        return f"{number[1]} is too {'high' if difference > 0 else 'low'}. Try again." if difference else ""
+
+    def _result(self, observations, reward, done):
+        return {"observations": observations, "reward": reward, "done": done, "metadata": {}}

@@ -1,0 +1,331 @@
+"""Environments of other projects, unchanged, through a real runner: equal answers get the rewards of their own loop.
+
+Each is installed from PyPI by environment.packages. The project's loop runs in the same virtual environment, and asks
+the same scripted model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from rljob_api.manifest.agent import Environment, Runner
+from rljob_reward.worker_pool import requirements
+from tests.support.reward_process import Server
+from tests.support.scripted_model import ScriptedModel
+from tests.support.waiting import DEADLINE_SECONDS
+
+pytestmark = pytest.mark.slow
+
+MAX_TURNS = 6
+
+OWN_LOOP = """
+import contextlib, io, json, os, sys
+rows, own = json.load(sys.stdin), {}
+with contextlib.redirect_stdout(io.StringIO()):
+    exec(sys.argv[1], own)
+    totals = [own["play"](**row) for row in rows]
+print(json.dumps(totals))
+"""
+
+
+class Row(NamedTuple):
+    """A row of the job, and what the policy answers."""
+
+    answers: list[str | dict[str, Any]]
+    ground_truth: Any = None
+    columns: dict[str, Any] = {}
+
+
+class Case(NamedTuple):
+    name: str
+    environment: dict[str, Any]
+    """agent.environment."""
+    rows: list[Row]
+    play: str
+    """Source of `play(answers, ground_truth, columns, url, key) -> sum of all rewards`, the project's own loop."""
+    source: str | None = None
+    """agent.runner.function.inline."""
+    installer: dict[str, str] = {}
+
+
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {"content": None, "tool_calls": [{"id": "call-1", "type": "function", "function": function}]}
+
+
+def skyrl(name: str, rows: list[Row]) -> Case:
+    play = f"""
+import skyrl_gym
+def play(answers, ground_truth, columns, **_):
+    truth = {{"method": "rule", "ground_truth": ground_truth}}
+    extras = {{"reward_spec": truth, "reward_model": truth, "max_turns": {MAX_TURNS}, **columns}}
+    env, total = skyrl_gym.make({name!r}, env_config={{}}, extras=extras), 0.0
+    env.init([{{"role": "user", "content": "48 + 24?"}}])
+    for answer in answers:
+        out = env.step(answer)
+        total += out["reward"]
+        if out["done"]:
+            break
+    env.close()
+    return total
+"""
+    return Case(f"skyrlGym {name}", {"framework": "skyrlGym", "id": name, "packages": ["skyrl-gym==0.4.0"]}, rows, play)
+
+
+def toy_text(name: str, labels: list[str], rows: list[Row], **args: Any) -> Case:
+    play = f"""
+import gymnasium
+def play(answers, columns, **_):
+    env, total = gymnasium.make({name!r}, **{args!r}), 0.0
+    env.reset(seed=columns["seed"])
+    for answer in answers:
+        _, reward, terminated, truncated, _ = env.step({labels!r}.index(answer))
+        total += float(reward)
+        if terminated or truncated:
+            break
+    env.close()
+    return total
+"""
+    environment = {"id": name, "args": {**args, "rljob": {"labels": labels}}, "packages": ["gymnasium==1.4.0"]}
+    return Case(f"gymnasium {name}", {"framework": "gymnasium", **environment}, rows, play)
+
+
+LEGACY_PACKAGES = ["verifiers==0.3.1", "reasoning-gym==0.1.25"]
+"""One virtual environment for both cases."""
+REASONING_GYM = {"gym": "leg_counting", "num_train_examples": 4, "num_eval_examples": 2}
+LEGACY_LOOP = """
+import asyncio
+from openai import AsyncOpenAI
+from verifiers.clients import OpenAIChatCompletionsClient
+def play(columns, url, key, **_):
+    async def run():
+        client = OpenAIChatCompletionsClient(AsyncOpenAI(base_url=url + "/v1", api_key=key))
+        rows = [environment.get_dataset()[columns["index"]]]
+        return await environment.generate(rows, client, "policy", {})
+    return asyncio.run(run())["outputs"][0]["reward"]
+"""
+TOOL_ENVIRONMENT = """
+import verifiers as vf
+from datasets import Dataset
+
+def square(x: int) -> int:
+    '''Square a number.
+
+    Args:
+        x: The number.
+    '''
+    return x * x
+
+async def right(completion, answer):
+    return float(completion[-1].content == answer)
+
+def load_environment(count=5):
+    rows = [{"question": f"Square {i}.", "answer": str(i * i)} for i in range(count)]
+    rubric = vf.Rubric(funcs=[right], weights=[2.0])
+    rubric.add_reward_func(vf.Parser().get_format_reward_func(), weight=0.5)
+    return vf.ToolEnv(tools=[square], dataset=Dataset.from_list(rows), rubric=rubric, max_turns=4)
+"""
+TASKSET = """
+import verifiers.v1 as vf
+
+class SquareData(vf.TaskData):
+    answer: str
+
+class SquareTask(vf.Task[SquareData]):
+    @vf.reward(weight=2.0)
+    async def right(self, trace) -> float:
+        return float(trace.last_reply == self.data.answer)
+
+    @vf.reward
+    async def short(self, trace) -> float:
+        return 1.0 / len(trace.last_reply)
+
+class Squares(vf.Taskset[SquareTask]):
+    def load(self):
+        for i in range(4):
+            yield SquareTask(SquareData(prompt=f"Square {i}.", answer=str(i * i)), self.config.task)
+
+__all__ = ["Squares"]
+"""
+V1_LOOP = f"""
+import json, os, pathlib, subprocess, sys, tempfile
+folder = tempfile.mkdtemp()
+pathlib.Path(folder, "squares.py").write_text({TASKSET!r})
+def play(columns, url, key, **_):
+    out = tempfile.mkdtemp(dir=folder)
+    options = f'''squares --model policy --client.base-url {{url}}/v1 --client.api-key-var KEY --output-dir {{out}}
+        --env.agent.harness.id null --env.agent.runtime.type subprocess
+        --select.include.idx {{columns["index"]}} -n 1 -r 1'''.split()
+    env = {{**os.environ, "KEY": key, "PYTHONPATH": folder}}
+    command = [os.path.join(os.path.dirname(sys.executable), "vf-eval"), *options]
+    subprocess.run(command, env=env, check=True, capture_output=True)
+    episode = json.loads(next(pathlib.Path(out).rglob("traces.jsonl")).read_text())
+    rewards = episode["traces"][0]["rewards"].values()
+    return sum(each["score"] * each["weight"] for each in rewards)
+"""
+
+CASES = [
+    skyrl("gsm8k", [Row(["#### 72"], "72"), Row(["72"], "72")]),
+    skyrl("gsm8k_multi_turn", [Row(["hm", "#### 71", "#### 72"], "72"), Row(["#### 1"] * MAX_TURNS, "72")]),
+    skyrl("aime", [Row(["Answer: 72"], "72"), Row(["Answer: 71"], "72")]),
+    toy_text(
+        "FrozenLake-v1",
+        ["left", "down", "right", "up"],
+        [
+            Row(["down", "down", "right", "right", "down", "right"], None, {"seed": 1}),
+            Row(["right", "down"], None, {"seed": 1}),
+        ],
+        render_mode="ansi",
+        is_slippery=False,
+    ),
+    toy_text(
+        "CliffWalking-v1",
+        ["up", "right", "down", "left"],
+        [Row(["right", "up", "right"], None, {"seed": 3}), Row(["up", "left"], None, {"seed": 3})],
+    ),
+    toy_text("Blackjack-v1", ["stick", "hit"], [Row(["stick"], None, {"seed": seed}) for seed in range(6)]),
+    Case(
+        "verifiers 0.3 ReasoningGymEnv",
+        {
+            "framework": "verifiers",
+            "id": "verifiers.envs.integrations.reasoninggym_env:ReasoningGymEnv",
+            "args": REASONING_GYM,
+            "packages": LEGACY_PACKAGES,
+        },
+        [Row([f"<answer>{legs}</answer>"], None, {"index": index}) for index in range(2) for legs in (500, 292, 7)],
+        f"""
+from verifiers.envs.integrations.reasoninggym_env import ReasoningGymEnv
+environment = ReasoningGymEnv(**{REASONING_GYM!r})
+{LEGACY_LOOP}""",
+    ),
+    Case(
+        "verifiers 0.3 ToolEnv",
+        {"framework": "verifiers", "packages": LEGACY_PACKAGES, "args": {"count": 3}},
+        [Row([call("square", x=2), "4"], None, {"index": 2}), Row(["5"], None, {"index": 1})],
+        f"{TOOL_ENVIRONMENT}\nenvironment = load_environment(count=3)\n{LEGACY_LOOP}",
+        source=TOOL_ENVIRONMENT,
+    ),
+    Case(
+        "verifiers 0.4 Taskset",
+        {"framework": "verifiers", "packages": ["verifiers==0.4.0"]},
+        [Row(["4"], None, {"index": 2}), Row(["It is 9"], None, {"index": 3})],
+        V1_LOOP,
+        source=TASKSET,
+    ),
+]
+
+
+def start_runner(start_server: Callable[..., Server], environment: dict[str, Any], source: str | None) -> Server:
+    """Start the server that an operator would start for this agent."""
+    function = None if source is None else {"inline": source}
+    runner = Runner.model_validate({"function": function, "slots": 1})
+    reward = runner.as_reward("runner", Environment.model_validate(environment))
+    assert reward.function is not None
+    return start_server(
+        None,
+        ["--serves", "episodes", "--framework", environment["framework"]],
+        function=reward.function.model_dump(mode="json", by_alias=True, exclude_defaults=True),
+        slots=1,
+        timeoutSeconds=DEADLINE_SECONDS,
+    )
+
+
+def play_episode(server: Server, model: ScriptedModel, row: Row) -> dict[str, Any]:
+    """Return the EpisodeReply."""
+    arguments = {
+        "episode": "e-1",
+        "attempt": 0,
+        "model": {"url": model.url, "api_key": model.script(row.answers)},
+        "prompt": [{"role": "user", "content": "48 + 24?"}],
+        "ground_truth": row.ground_truth,
+        "extra_info": {"index": 0, "split": "train", **row.columns},
+        "seed": 7,
+        "max_turns": MAX_TURNS,
+        "deadline_seconds": DEADLINE_SECONDS,
+    }
+    result = server.call(arguments)
+    assert result["reason"] is None, result
+    reply: dict[str, Any] = result["value"]
+    return reply
+
+
+def play_own_loop(case: Case, model: ScriptedModel, packages: list[str]) -> list[float]:
+    """Return the total of each row in the project's own loop."""
+    python = requirements.ensure_environment(packages)  # the runner has created it
+    rows = [{**row._asdict(), "url": model.url, "key": model.script(row.answers)} for row in case.rows]
+    command = [python, "-W", "ignore", "-c", OWN_LOOP, case.play]
+    done = subprocess.run(
+        command, input=json.dumps(rows), env=os.environ, capture_output=True, text=True, timeout=DEADLINE_SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+    totals: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return totals
+
+
+def total_of(reply: dict[str, Any]) -> float:
+    rewards = [reply["reward"], *reply["rewards"].values()]
+    return float(sum(reward for reward in rewards if reward is not None))
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
+def test_environment_scores_as_in_its_own_loop(
+    case: Case, start_server: Callable[..., Server], scripted_model: ScriptedModel
+) -> None:
+    server = start_runner(start_server, case.environment, case.source)
+    found = [total_of(play_episode(server, scripted_model, row)) for row in case.rows]
+    expected = play_own_loop(case, scripted_model, case.environment["packages"])
+    assert found == pytest.approx(expected), "the rewards of the project's own loop"
+    assert len(set(expected)) > 1, "the rows must have different rewards"
+
+
+@pytest.fixture(scope="module")
+def echo_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The environment that `openenv init` writes."""
+    python = requirements.ensure_environment(["openenv==0.10.0"])
+    folder = tmp_path_factory.mktemp("openenv")
+    subprocess.run([python, "-m", "openenv.cli", "init", "echo_env"], cwd=folder, check=True, capture_output=True)
+    return folder / "echo_env"
+
+
+ECHO_LOOP = """
+from echo_env.models import EchoAction
+from echo_env.server.echo_env_environment import EchoEnvironment
+def play(answers, **_):
+    env = EchoEnvironment()
+    env.reset(seed=0)
+    total = sum(env.step(EchoAction(message=answer)).reward for answer in answers)
+    env.close()
+    return total
+"""
+
+
+@pytest.mark.parametrize("form", ["class", "client"])
+def test_openenv_environment_scores_as_in_its_own_loop(
+    form: str, echo_package: Path, start_server: Callable[..., Server], scripted_model: ScriptedModel
+) -> None:
+    packages = ["openenv==0.10.0", f"openenv-echo_env @ file://{echo_package}"]
+    rows = [Row(["Hello", "a longer message"]), Row(["Hi"])]
+    case = Case("openenv", {"framework": "openenv", "packages": packages}, rows, ECHO_LOOP)
+    python = requirements.ensure_environment(packages)
+    process = None
+    if form == "class":
+        environment = {"id": "echo_env.server.echo_env_environment:EchoEnvironment"}
+    else:
+        process = subprocess.Popen([python, "-m", "echo_env.server.app", "--port", "8765"], stderr=sys.stderr)
+        environment = {"id": "echo_env.client:EchoEnv", "args": {"base_url": "http://127.0.0.1:8765"}}
+    try:
+        server = start_runner(start_server, {**case.environment, **environment}, None)
+        found = [total_of(play_episode(server, scripted_model, row)) for row in rows]
+    finally:
+        if process is not None:
+            process.terminate()
+            process.wait(DEADLINE_SECONDS)
+    assert found == pytest.approx(play_own_loop(case, scripted_model, packages))

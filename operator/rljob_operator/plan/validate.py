@@ -79,6 +79,7 @@ def find_spec_problems(job: RLJob) -> list[str]:
     services = [(service.path, service.reward) for service in job.spec.services]
     return [
         *_source_problems(job, services),
+        *_runner_problems(job),
         *chain.from_iterable(starmap(find_url_problems, services)),
         *chain.from_iterable(starmap(find_template_problems, _roles(job, services))),
         *_scheduling_problems(job),
@@ -93,6 +94,15 @@ def _source_problems(job: RLJob, services: list[tuple[str, Reward]]) -> Iterator
     for path, reward in services:
         sources |= find_model_sources(path, reward)
     yield from find_source_problems(sources)
+
+
+def _runner_problems(job: RLJob) -> Iterator[str]:
+    runner = job.spec.agent.runner
+    if runner and runner.working_dir is not None and not runner.working_dir.startswith("/"):
+        yield (
+            f"spec.agent.runner.workingDir must be an absolute path in the runner's image, got {runner.working_dir}; "
+            "`rljob submit` takes a folder of this machine along, `rljob run` uses it"
+        )
 
 
 def find_model_sources(path: str, reward: RewardBase) -> dict[str, str]:

@@ -14,7 +14,7 @@ from rljob_operator.plan.job import plan_job
 from rljob_operator.plan.reward_model import plan_reward_model
 from rljob_operator.plan.validate import find_problems
 from tests.support.any_template import templates
-from tests.support.job_simulation import FUNCTION, make_agent_job, make_job
+from tests.support.job_simulation import FUNCTION, make_agent_job, make_job, make_program_job
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -37,6 +37,23 @@ def test_template_that_deletes_built_parts_is_rejected(spec, path):
     assert find_problems(job) == [f"{path} must not be null: it would delete what the operator builds; remove it"]
     failed = conditions.find(plan_job(job, ObservedState(), NOW).status, conditions.FAILED)
     assert failed.reason == conditions.REASON_INVALID_SPEC
+
+
+@pytest.mark.parametrize(
+    ("runner", "problem"),
+    [
+        ({"template": {"spec": {"dnsPolicy": 1}}}, "spec.agent.runner.template.spec.dnsPolicy"),
+        ({"resources": {"limits": {"Cpu!": "1"}}}, "spec.agent.runner.resources.limits"),
+        (
+            {"function": None, "command": ["agent"], "workingDir": "app"},
+            "spec.agent.runner.workingDir must be an absolute",
+        ),
+    ],
+)
+def test_refused_pod_of_a_runner_names_its_field(runner, problem):
+    (found,) = find_problems(make_program_job(runner))
+    assert found.startswith(problem)
+    assert find_problems(make_program_job({"function": None, "command": ["agent"], "workingDir": "/app"})) == []
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,7 @@ async def test_long_episodes_span_updates_and_no_token_is_older_than_the_bound(m
     assert len(mixed) == 16, "two versions sampled the turns of an episode, and each token has its own"
 
 
-async def test_branches_and_foreign_histories_are_further_segments_and_train_each_token_once(make_programs):
+async def test_branches_and_foreign_histories_are_segments_and_each_token_trains_once(make_programs):
     async def play(model):
         await model.answer()
         until_first = list(model.messages)

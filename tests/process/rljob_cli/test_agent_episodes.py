@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rljob_cli.main import app
+from tests.paths import EXAMPLES
 from tests.support.model_folder import write_model
 
 CALL = '<tool_call>{"name": "multiply", "arguments": {"a": 12, "b": %s}}</tool_call>'
@@ -32,14 +33,17 @@ def play(tmp_path, model):
         assert init.exit_code == 0, init.output
         for name, text in files.items():
             (folder / f"{name}.py").write_text(text)
-        sizes = ["--set", "spec.rollout.maxModelLen=4096", "--set", "spec.rollout.sampling.maxTokens=512"]
-        arguments = [part for answer in answers for part in ("--answer", answer)]
-        job = str(folder / "rljob.yaml")
-        done = CliRunner().invoke(app, ["test-agent", job, *arguments, *sizes, *options, "-o", "json"])
-        assert done.stdout, done.output
-        return done.exit_code, json.loads(done.stdout)
+        return play_job(folder / "rljob.yaml", answers, options)
 
     return run
+
+
+def play_job(job, answers, options):
+    sizes = ["--set", "spec.rollout.maxModelLen=4096", "--set", "spec.rollout.sampling.maxTokens=512"]
+    arguments = [part for answer in answers for part in ("--answer", answer)]
+    done = CliRunner().invoke(app, ["test-agent", str(job), *arguments, *sizes, *options, "-o", "json"])
+    assert done.stdout, done.output
+    return done.exit_code, json.loads(done.stdout)
 
 
 def test_written_job_plays_calls_replies_and_rewards(play):
@@ -90,3 +94,14 @@ def test_written_environment_replies_and_rewards_its_answers(play):
     assert json.loads(episode["info"]) == {"scores": 1.0}
     [segment] = episode["segments"]
     assert [span["turn"] for span in segment["spans"]] == [-1, 0, -1, 1]
+
+
+def test_example_plays_when_a_command_starts_it(model):
+    """As a function, it is played by the tests of the examples."""
+    runner = json.dumps({"command": ["python", "agent.py"], "workingDir": "."})
+    options = ["--set", f"spec.agent.runner={runner}", "--set", f"spec.model.source={model}"]
+    code, found = play_job(EXAMPLES / "program" / "rljob.yaml", ["It is 40.", "28"], options)
+    [episode] = found["episodes"]
+    assert (code, episode["end"], episode["failure"]) == (0, "returned", None)
+    assert (episode["own_reward"], json.loads(episode["info"])) == (1.0, {"right": True, "first": False, "answers": 2})
+    assert [turn["reward"] for turn in episode["turns"]] == [-0.05, None]

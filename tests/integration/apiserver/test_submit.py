@@ -268,3 +268,21 @@ def test_copy_that_fails_reports_what_the_command_printed(submitter: Submitter, 
     output = submitter.run(exit_code=1).stderr
     assert "./rows: copying failed: mkdir: cannot create directory" in output
     assert submitter.core.list_namespaced_pod(submitter.namespace).items == []
+
+
+def test_folder_of_a_runners_command_goes_along_without_hidden_files(submitter: Submitter) -> None:
+    folder = submitter.file.parent / "app"
+    folder.mkdir()
+    (folder / "agent.py").write_text("print(1.0)\n")
+    (folder / ".env").write_text("KEY=secret\n")
+    manifest = yaml.safe_load(submitter.file.read_text())
+    runner = {"command": ["python", "agent.py"], "workingDir": "./app"}
+    manifest["spec"] |= {"rewards": [], "agent": {"type": "program", "runner": runner}}
+    manifest["spec"]["data"]["format"] = "chat"
+    manifest["spec"].pop("evaluation", None)
+    submitter.file.write_text(yaml.safe_dump(manifest))
+    submitter.run()
+    job, [files] = submitter.get_job(), submitter.config_maps()
+    assert job["spec"]["agent"]["runner"]["workingDir"] == "/mnt/files/runner"
+    assert files.data["runner.agent.py"] == "print(1.0)\n"
+    assert "secret" not in str(files.data)

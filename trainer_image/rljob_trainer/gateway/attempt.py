@@ -1,10 +1,10 @@
 """One attempt of an episode: its transcript, its limits, and the rewards that its program posts.
 
-    request --> plan (thread) --> engine --> answer (thread) --> a client takes it: record (thread) --> a turn
+    request --> plan --> engine --> answer --> a client takes it: record --> a turn
 
 Leaves which request gets which answer to exchanges.py. Invariant: one thread at a time uses the transcript, and holds
-`_lock`. Threads, because a long conversation takes tens of milliseconds to tokenize, and the driver's event loop must
-run meanwhile; the tokenizer releases the GIL.
+`_lock`. A long conversation is planned in another thread: it takes tens of milliseconds to tokenize (1.6 us per token),
+without the GIL, while the driver's event loop must run. A short one takes less than the way to a thread and back.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ from rljob_trainer.gateway.types import ModelAnswer, ModelRequest, RequestError
 log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
+_MAX_SHORT_BYTES = 16 * 2**10
+"""Of the body of a request whose prompt takes a few milliseconds at most."""
+_MAX_SHORT_TOKENS = 500
+"""Of an answer whose tokens are decoded one by one, for the response's log-probs."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,9 @@ class Attempt:
         self._reward: float | None = None
         self._generation = ""
 
-    def join(self, request: ModelRequest, digest: bytes, *, is_retry: bool) -> Exchange:
-        """Return the exchange whose answer the request gets. Raise RequestError at the turn limit."""
+    def join(self, request: ModelRequest, digest: bytes, num_bytes: int, *, is_retry: bool) -> Exchange:
+        """Return the exchange whose answer the request gets. `num_bytes`: of its body. Raise RequestError at the turn
+        limit."""
         self.check_open()
         exchange = self.exchanges.find(digest, is_retry=is_retry)
         if exchange is None:
@@ -74,7 +79,7 @@ class Attempt:
             if self.exchanges.num_turns >= limit:
                 message = f"the episode has reached spec.agent.maxAssistantTurns, {limit} answers of the policy"
                 raise RequestError(400, "turn_limit", message)
-            exchange = Exchange(digest, self._sample(request), time.monotonic())
+            exchange = Exchange(digest, self._sample(request, num_bytes), time.monotonic())
             self.exchanges.add(exchange)
         self.exchanges.enter(exchange)
         return exchange
@@ -119,8 +124,8 @@ class Attempt:
             return "waited for a completion"
         return f"computes since its turn {len(self._turns)}" if self._turns else "has not called the model yet"
 
-    async def _sample(self, request: ModelRequest) -> Sampled:
-        pending = await self._run(lambda: self._plan(request))
+    async def _sample(self, request: ModelRequest, num_bytes: int) -> Sampled:
+        pending = await self._run(lambda: self._plan(request), is_short=num_bytes < _MAX_SHORT_BYTES)
         asked_at = time.monotonic()
         limit, stop = self._find_limit(request, pending), [_to_text(text) for text in request.stop]
         try:
@@ -129,13 +134,22 @@ class Attempt:
             log.warning("the policy does not answer a program: %s", error)
             raise RequestError(503, "policy_unavailable", "the policy does not answer; see the driver's log") from error
         answered_at = time.monotonic()
-        answer = await self._run(lambda: self._build_answer(request, pending, completion))
+        is_short = request.num_logprobs is None or len(completion.token_ids) < _MAX_SHORT_TOKENS
+        answer = await self._run(lambda: self._build_answer(request, pending, completion), is_short=is_short)
         return Sampled(answer, lambda: self._run(lambda: self._record(pending, answer)), asked_at, answered_at)
 
-    async def _run(self, call: Callable[[], _Result]) -> _Result:
+    async def _run(self, call: Callable[[], _Result], *, is_short: bool = True) -> _Result:
+        """Call with the lock: at once if that is short and no thread holds it, else in a thread."""
+
         def locked() -> _Result:
             with self._lock:
                 return call()
+
+        if is_short and self._lock.acquire(blocking=False):
+            try:
+                return call()
+            finally:
+                self._lock.release()
 
         return await asyncio.get_running_loop().run_in_executor(self._policy.threads, locked)
 

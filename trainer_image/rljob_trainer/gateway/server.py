@@ -165,12 +165,13 @@ class ModelGateway:
 
     async def _answer(self, dialect: Dialect, request: web.Request, attempt: Attempt) -> web.StreamResponse:
         started_at = time.monotonic()
-        body, digest = await _read_body(request)
+        body, data = await _read_body(request)
         asked = dialect.read(body, request.headers)
         if asked.model != POLICY:
             message = f"model: {asked.model!r:.80} not found; the models are {POLICY}, which trains"
             raise RequestError(404, "model_not_found", message)
-        exchange = attempt.join(asked, digest, is_retry=_is_retry(request))
+        digest = hashlib.sha256(request.path.encode() + b"\n" + data).digest()
+        exchange = attempt.join(asked, digest, len(data), is_retry=_is_retry(request))
         is_first = exchange.started_at >= started_at
         try:
             if asked.stream:
@@ -268,7 +269,7 @@ def _is_retry(request: web.Request) -> bool:
 
 
 async def _read_body(request: web.Request) -> tuple[Mapping[str, Any], bytes]:
-    """Return the JSON object of the body, and a digest that identical requests share."""
+    """Return the JSON object of the body, and its bytes."""
     try:
         data = await request.read()
     except web.HTTPRequestEntityTooLarge as error:
@@ -281,7 +282,7 @@ async def _read_body(request: web.Request) -> tuple[Mapping[str, Any], bytes]:
         raise RequestError(400, "invalid_json", message) from error
     if not isinstance(body, dict):
         raise RequestError(400, "invalid_json", "the body must be a JSON object")
-    return body, hashlib.sha256(request.path.encode() + b"\n" + data).digest()
+    return body, data
 
 
 def _describe(asked: ModelRequest, sampled: Sampled) -> dict[str, str]:

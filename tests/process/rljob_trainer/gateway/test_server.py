@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,7 +17,8 @@ from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.agent import Agent
 from rljob_api.wire.protocol import ModelAccess
 from rljob_trainer.agents.base import OpenEpisode
-from rljob_trainer.gateway import server
+from rljob_trainer.conversation.template import ChatTemplate
+from rljob_trainer.gateway import attempt, server
 from rljob_trainer.gateway.server import ModelGateway
 from tests.support.chat_templates import build_template
 from tests.support.gateways import SpelledPolicy, check_exact, make_task
@@ -62,9 +64,9 @@ class Bench:
 
     def begin(self, policy: SpelledPolicy, id: str = "g/train/1/5/2") -> tuple[OpenEpisode, Client]:
         episode = self.gateway.open(make_task(policy, id))
-        return episode, self.attempt(episode)
+        return episode, self.retry(episode)
 
-    def attempt(self, episode: OpenEpisode) -> Client:
+    def retry(self, episode: OpenEpisode) -> Client:
         return Client(self.session, episode.start_attempt()[1])
 
 
@@ -124,7 +126,7 @@ async def test_a_superseded_attempt_is_refused_and_leaves_nothing(bench):
     policy = SpelledPolicy("first", "second")
     episode, old = bench.begin(policy)
     assert await old.ask() == "first"
-    new = bench.attempt(episode)
+    new = bench.retry(episode)
 
     status, body = await old.chat()
     assert (status, body["error"]["code"]) == (410, "attempt_superseded")
@@ -142,7 +144,7 @@ async def test_an_attempt_in_flight_is_cancelled_by_the_next(bench):
     episode, old = bench.begin(policy)
     waiting = asyncio.create_task(old.chat())
     await wait_until(lambda: len(policy.prompts) == 1)
-    new = bench.attempt(episode)
+    new = bench.retry(episode)
 
     status, body = await waiting
     assert (status, body["error"]["code"]) == (410, "attempt_superseded")
@@ -238,7 +240,9 @@ async def test_the_context_limit_refuses_a_prompt_and_cuts_an_answer():
 # Repeated and parallel requests
 
 
-async def test_parallel_requests_are_recorded_with_their_exact_tokens(bench):
+@pytest.mark.parametrize("max_short_bytes", [0, 2**20], ids=["threads", "at once"])
+async def test_parallel_requests_are_recorded_with_their_exact_tokens(bench, monkeypatch, max_short_bytes):
+    monkeypatch.setattr(attempt, "_MAX_SHORT_BYTES", max_short_bytes)
     policy = SpelledPolicy(*(f"answer {i}" for i in range(8)))
     episode, client = bench.begin(policy)
     texts = await asyncio.gather(*(client.ask(USER, {"role": "user", "content": str(i % 4)}) for i in range(8)))
@@ -249,6 +253,28 @@ async def test_parallel_requests_are_recorded_with_their_exact_tokens(bench):
     assert sorted(recorded) == sorted(
         prompt + completion.token_ids for prompt, completion in zip(policy.prompts, policy.completions, strict=True)
     )
+
+
+async def test_the_gateway_answers_others_while_it_plans_a_long_prompt(bench, monkeypatch):
+    policy, is_planning, may_plan = SpelledPolicy("short", "long"), threading.Event(), threading.Event()
+    render = ChatTemplate.render
+
+    def slow(self: ChatTemplate, messages: Any, *args: Any, **options: Any) -> str:
+        if len(messages[0]["content"]) > 1000:
+            is_planning.set()
+            may_plan.wait(DEADLINE_SECONDS)
+        return render(self, messages, *args, **options)
+
+    monkeypatch.setattr(ChatTemplate, "render", slow)
+    _, client = bench.begin(policy)
+    episode, other = bench.begin(policy, "another")
+    waiting = asyncio.create_task(client.ask({"role": "user", "content": "x" * attempt._MAX_SHORT_BYTES}))
+    await wait_until(is_planning.is_set)
+
+    assert await other.ask() == "short"
+    assert len(episode.read().turns) == 1
+    may_plan.set()
+    assert await waiting == "long"
 
 
 async def test_a_request_whose_connection_was_cut_is_answered_once(bench):

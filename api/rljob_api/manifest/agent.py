@@ -59,12 +59,68 @@ USER_SERVICE: Final = "user"
 """Name of the service of spec.agent.user."""
 
 
-class Tool(AgentService):
-    """Python functions that the policy may call. Their names, typed parameters and docstrings become the schema that
-    the model sees. See docs/agents.md."""
+_NO_LIMITS: Final[dict[str, Any]] = {"max_memory_mib": 65536, "max_file_mib": 4096, "max_processes": 1024}
+"""Of what is not Python of the user: Node.js reserves much more address space than it uses, tools write many files. The
+limits of the Pod hold."""
+MCP_MODULE: Final = "rljob_reward.worker.mcp_client"
+"""Of the reward image: calls the tools of an MCP server."""
+_MCP_SDK: Final = "mcp>=2.3,<3"
 
-    function: PythonFunction
-    """The source."""
+
+class McpServer(Spec):
+    """An MCP server, whose tools the policy may call: one that listens at a URL, or a command that each worker of the
+    Pods starts and talks to over stdin and stdout."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            ("",),
+            "must have exactly one of url, command",
+            "set one and remove the others",
+            lambda server: (server.url is None) == bool(server.command),
+            "has(self.url) != (has(self.command) && self.command.size() > 0)",
+        ),
+    )
+
+    url: base.Url | None = None
+    """Address of its streamable HTTP endpoint, such as http://search.tools:8000/mcp."""
+    headers: Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=64)] = {}
+    """url: headers of each request. ${NAME} is replaced by a variable of the container, such as one of env."""
+    command: list[Annotated[str, Field(min_length=1, max_length=4096)]] = Field(default=[], max_length=256)
+    """How to start the server, such as [mcp-server-time]. Each of the tool's slots has a process, with the tool's
+    env."""
+    requirements: list[Annotated[str, Field(min_length=1, max_length=512, pattern=base.REQUIREMENT_PATTERN)]] = Field(
+        default=[], max_length=256
+    )
+    """Packages of the command, as lines of a pip requirements file without options. Each Pod installs them once at
+    startup, with the SDK of MCP."""
+    functions: list[Annotated[str, Field(min_length=1, max_length=64)]] = Field(default=[], max_length=128)
+    """Names of the server's tools that the model sees. Empty: all."""
+    network: bool = False
+    """command: whether the server may open network connections. With url the Pods always may."""
+
+    def as_function(self) -> PythonFunction:
+        """Return what the tool's server runs."""
+        arguments = {"url": self.url, "headers": self.headers, "command": self.command, "functions": self.functions}
+        return PythonFunction(
+            module=MCP_MODULE,
+            entrypoint="McpTools",
+            factory_args=arguments,
+            requirements=[_MCP_SDK, *self.requirements],
+            network=self.network or self.url is not None,
+            **_NO_LIMITS,
+        )
+
+
+class Tool(AgentService):
+    """Functions that the policy may call: Python functions, whose names, typed parameters and docstrings become the
+    schema that the model sees, or the tools of an MCP server. See docs/agents.md."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (*Role.RULES, base.exactly_one("function", "mcp"))
+
+    function: PythonFunction | None = None
+    """The source of Python functions."""
+    mcp: McpServer | None = None
+    """An MCP server."""
 
     name: str = Field(pattern=base.PART_NAME_PATTERN, max_length=15)
     """Name of the service, in the names of its children. Unique among tools and rewards. The model sees the names of
@@ -78,7 +134,9 @@ class Tool(AgentService):
 
     def as_reward(self, name: str) -> Reward:
         """Return the settings of its server."""
-        return self.settings(name, self.function)
+        function = self.function if self.mcp is None else self.mcp.as_function()
+        assert function is not None, "a rule requires one of the two"
+        return self.settings(name, function)
 
 
 RUNNER_SERVICE: Final = "runner"
@@ -88,9 +146,6 @@ ENVIRONMENTS_MODULE: Final = "rljob_reward.worker.environments"
 """Of the reward image: finds an environment by framework and id."""
 COMMAND_MODULE: Final = "rljob_reward.worker.command"
 """Of the reward image: starts a program for each episode."""
-_NO_LIMITS: Final[dict[str, Any]] = {"max_memory_mib": 65536, "max_file_mib": 4096, "max_processes": 1024}
-"""Of what is not Python of the user: Node.js reserves much more address space than it uses, tools write many files. The
-limits of the Pod hold."""
 
 
 class Environment(Spec):

@@ -12,7 +12,14 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from rljob_api.manifest import job_sections as sections
-from rljob_api.manifest.agent import COMMAND_MODULE, ENVIRONMENTS_MODULE, RUNNER_SERVICE, USER_SERVICE, Agent
+from rljob_api.manifest.agent import (
+    COMMAND_MODULE,
+    ENVIRONMENTS_MODULE,
+    MCP_MODULE,
+    RUNNER_SERVICE,
+    USER_SERVICE,
+    Agent,
+)
 from rljob_api.manifest.algorithm import Algorithm
 from rljob_api.manifest.base import ClusterRule, ObjectMeta, Rule, Spec, find_duplicates, list_map
 from rljob_api.manifest.pod_settings import PodSettings
@@ -246,6 +253,8 @@ class Service:
     def source(self) -> str:
         """Field of what it runs: spec.rewards[0].judge, spec.agent.user.function, spec.agent.runner.command."""
         module = self.reward.function.module if self.reward.function else None
+        if module == MCP_MODULE:
+            return f"{self.path}.mcp"
         return _SOURCES.get(module or "", f"{self.path}.{self.reward.kind}")
 
 

@@ -35,7 +35,7 @@ _HEAD_JOB_UID_FIELD = "metadata.labels['batch.kubernetes.io/controller-uid']"
 """The uid of the head's Job. It stays when a Pod is replaced, and changes when a user restarts the job."""
 _NOT_READ = ("scheduling", "suspend", "managedBy", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "head")
 """Fields of spec that the driver does not read."""
-_READ_BY_REWARD = {"function", "model", "judge", "queueLength"}
+_READ_BY_REWARD = {"function", "mcp", "model", "judge", "queueLength"}
 """Fields of a reward that only its server reads."""
 _READ_BY_RUNNER = {"command", "workingDir", "network"}
 """Further fields of a runner that only its server reads."""

@@ -86,7 +86,7 @@ def _serve(channel: BlockingChannel, executor: Executor, leftovers: Leftovers, c
         outcomes = [outcome._asdict() for outcome in executor.execute(body)]
         if os.getpid() != own_pid:
             os._exit(0)  # a child that user code forked and let return: it must not answer or clean for the worker
-        problem = leftovers.reset() or executor.exhaustion
+        problem = leftovers.reset() or executor.find_problem()
         try:
             cleaner.clean()
         except OSError as error:
@@ -118,6 +118,11 @@ class Executor:
             self.exhaustion = describe_exhaustion(error)
             message = explain(error, self._bound.path) + describe_limit(error, self._settings)
             return [invalid(EXCEPTION, message)] if calls is None else [failed_call(EXCEPTION, message)]
+
+    def find_problem(self) -> str:
+        """Return why the worker must be replaced after the last request; '' if it need not."""
+        calls = self._bound.calls
+        return self.exhaustion or (calls.find_problem() if calls is not None else "")
 
     def _score(self, request: dict[str, Any]) -> list[Outcome]:
         binding = self._bound.group if "samples" in request else self._bound.sample

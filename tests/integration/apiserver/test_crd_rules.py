@@ -177,6 +177,8 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("Agent", "must not be named user", "RLJob", WITH_AGENT | {"agent.tools.0.name": "user"}),
     ("SimulatedUser", "must not set names", "RLJob", WITH_AGENT | {"agent.user.env": {"RLJOB_TOKEN": "x"}}),
     ("Tool", "must not set names", "RLJob", WITH_AGENT | {"agent.tools.0.env": {"RLJOB_TOKEN": "x"}}),
+    ("Tool", "must have exactly one of", "RLJob", WITH_AGENT | {"agent.tools.0.mcp": {"url": "http://search/mcp"}}),
+    ("McpServer", "must have exactly one of", "RLJob", WITH_AGENT | {"agent.tools": [{"name": "search", "mcp": {}}]}),
     ("PythonFunction", "must have exactly one", "RLJob", WITH_AGENT | {"agent.user.function": {"entrypoint": "f"}}),
     ("RLJobSpec", "must have names that no reward", "RLJob", WITH_AGENT | {"agent.tools.0.name": "correct"}),
     ("RLJobSpec", "must not be named user", "RLJob", WITH_AGENT | {"rewards.0.name": "user"}),

@@ -38,6 +38,8 @@ class CallBinding(NamedTuple):
     """Call the user's function. May return an awaitable."""
     read: Callable[[Any, dict[str, Any]], CallOutcome]
     """Read its return value."""
+    find_problem: Callable[[], str] = str
+    """Return why the worker must be replaced after a call; '' if it need not."""
 
 
 class NamedBinding(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from rljob_api.manifest.agent import MCP_MODULE
 from rljob_api.manifest.job import RLJobSpec
 
 FUNCTION = {"function": {"inline": "x = 1"}}
@@ -41,6 +42,38 @@ def test_settings_of_a_function_are_those_of_its_server() -> None:
     reward = build(type="loop", tools=[tool]).services[1].reward
     assert (reward.replicas, reward.slots, reward.timeout_seconds, reward.failure_policy.retries) == (3, 5, 7, 4)
     assert (reward.env, reward.backoff_limit, reward.is_served) == ({"A": "b"}, 1, True)
+
+
+def test_a_tool_may_be_an_mcp_server() -> None:
+    search = {"url": "http://search:8000/mcp", "headers": {"Authorization": "Bearer ${KEY}"}, "functions": ["find"]}
+    clock = {"command": ["mcp-server-time"], "requirements": ["mcp-server-time"]}
+    spec = build(type="loop", tools=[{"name": "search", "mcp": search}, {"name": "clock", "mcp": clock}])
+
+    functions = [service.reward.function for service in spec.services[1:]]
+    assert [(each.module, each.entrypoint, each.network) for each in functions if each] == [
+        (MCP_MODULE, "McpTools", True),
+        (MCP_MODULE, "McpTools", False),
+    ]
+    assert functions[0] is not None
+    assert functions[0].factory_args == search | {"command": []}
+    assert functions[1] is not None
+    assert functions[1].requirements[1:] == ["mcp-server-time"]
+    assert [service.source for service in spec.services[1:]] == ["spec.agent.tools[0].mcp", "spec.agent.tools[1].mcp"]
+    assert [*spec.functions] == ["spec.rewards[0].function"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "message"),
+    [
+        ({}, "must have exactly one of function, mcp"),
+        (FUNCTION | {"mcp": {"url": "http://a"}}, "must have exactly one of function, mcp"),
+        ({"mcp": {}}, "must have exactly one of url, command"),
+        ({"mcp": {"url": "http://a", "command": ["b"]}}, "must have exactly one of url, command"),
+    ],
+)
+def test_a_tool_has_one_source(tool: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        build(type="loop", tools=[{"name": "search"} | tool])
 
 
 def test_functions_are_found_by_path_and_may_be_changed_in_place() -> None:

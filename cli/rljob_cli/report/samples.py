@@ -3,11 +3,12 @@
 Invariant: of each step that is read, the best, the worst and the first sample of each kind of failure come first.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 from rljob_cli.trajectories.log import Row
-from rljob_cli.trajectories.tables import format_prompt
+from rljob_cli.trajectories.tables import format_content, format_prompt
 
 MAX_SAMPLES = 800
 MAX_CHARACTERS = 2_000_000
@@ -56,7 +57,7 @@ def choose_samples(
             if turn >= len(order):
                 continue
             row = steps[number][order[turn]]
-            size = sum(min(len(row[name] or ""), _MAX_TEXT_CHARACTERS) for name in ("prompt", "completion"))
+            size = sum(min(len(text), _MAX_TEXT_CHARACTERS) for text in (row["prompt"] or "", format_answers(row)))
             if len(chosen) >= max_samples or (chosen and characters + size > max_characters):
                 return _in_order(steps, chosen)
             chosen.add((number, order[turn]))
@@ -75,7 +76,7 @@ def describe_sample(row: Row) -> dict[str, Any]:
         **{name: row[name] for name in ("step", "lane", "group", "sample", "score", "advantage", "truncated")},
         "tokens": row["num_sampled_tokens"],
         "prompt": shorten(format_prompt(row["prompt"])),
-        "completion": shorten(row["completion"]),
+        "completion": shorten(format_answers(row)),
         "truth": None if truth is None else shorten(truth),
         "rewards": [
             {
@@ -86,6 +87,25 @@ def describe_sample(row: Row) -> dict[str, Any]:
             for reward in row["rewards"]
         ],
     }
+
+
+def format_answers(row: Row) -> str:
+    """Return the completion; of a conversation with several answers, all that follows the prompt."""
+    if len(row["turns"]) < 2:
+        return row["completion"] or ""
+    prompt, messages = json.loads(row["prompt"]), json.loads(row["messages"])
+    num_prompt = len(prompt) if messages[: len(prompt)] == prompt else 0
+    return "\n".join(f"{message['role']}: {_format_message(message)}" for message in messages[num_prompt:])
+
+
+def _format_message(message: Row) -> str:
+    """Return the text of a message, then its tool calls."""
+    content = message.get("content")
+    text = "" if content is None else format_content(content)
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    shown = [f"{call['name']}({json.dumps(call['arguments'], ensure_ascii=False)})" for call in calls]
+    # Many models write a call as text, which then is a part of the content.
+    return "\n".join([*([text] if text else []), *(call for call in shown if not text)])
 
 
 def shorten(text: str, limit: int = _MAX_TEXT_CHARACTERS) -> str:

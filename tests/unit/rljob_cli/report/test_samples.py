@@ -1,9 +1,11 @@
 """Which samples a report shows."""
 
+import json
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_cli.report.samples import choose_samples, describe_sample, rank_samples, spread
+from rljob_cli.report.samples import choose_samples, describe_sample, format_answers, rank_samples, spread
 
 
 def result(score=None, **fields):
@@ -15,6 +17,7 @@ def sample(score, **fields):
     reason = {"reason": "timeout"} if score is None else {}
     row = {"step": 1, "lane": "train", "group": 0, "sample": 0, "score": score, "advantage": None, "truncated": False}
     row |= {"num_sampled_tokens": 4, "prompt": "p", "completion": "c", "ground_truth": None}
+    row |= {"turns": [], "messages": None}
     return row | {"rewards": [result(score, **reason)]} | fields
 
 
@@ -65,3 +68,25 @@ def test_long_texts_are_bounded():
 def test_conversation_is_shown_as_text():
     prompt = '[{"role": "user", "content": "2+2?"}]'
     assert describe_sample(sample(1.0, prompt=prompt))["prompt"] == "user: 2+2?"
+
+
+def test_conversation_is_shown_from_its_first_answer():
+    prompt = [{"role": "user", "content": "1 + 1?"}]
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    answers = [
+        {"role": "assistant", "content": "3"},
+        {"role": "user", "content": [{"type": "text", "text": "Too high."}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "assistant", "content": "2"},
+    ]
+    row = sample(1.0, prompt=json.dumps(prompt), messages=json.dumps(prompt + answers), turns=[{}] * 3)
+    text = 'assistant: 3\nuser: Too high.\nassistant: add({"a": 1})\nassistant: 2'
+    assert format_answers(row) == text
+    assert describe_sample(row)["completion"] == text
+    assert format_answers(row | {"turns": [{}]}) == "c"
+
+
+def test_conversation_that_replaced_its_prompt_is_shown_as_a_whole():
+    messages = [{"role": "user", "content": "other"}, {"role": "assistant", "content": "2"}]
+    row = sample(1.0, prompt='[{"role": "user", "content": "1 + 1?"}]', messages=json.dumps(messages), turns=[{}] * 2)
+    assert format_answers(row) == "user: other\nassistant: 2"

@@ -438,7 +438,7 @@ def test_the_template_gets_the_ids_of_the_recorded_calls():
     history = played.ask(FIRST, CALL)
     assert [call["id"] for call in played.message["tool_calls"]] == ["call_0_0"]
     played.ask([*FIRST, *send_back(history[-1], "same", renames=True)], "4")
-    assert "call_0_0addAgain 0<|im_end|>" in played.text
+    assert "tool\ncall_0_0addAgain 0<|im_end|>" in played.text
 
 
 def test_unknown_ids_are_passed_on():
@@ -486,6 +486,22 @@ def test_calls_that_the_template_refuses_are_text():
         assert f"{text}<|eot_id|>" in played.text
     assert (played.turns, played.causes) == ([[0, 1], [2]], [(2, "branch")])
     assert len(played.transcript.messages_of(2)[1]["tool_calls"]) == 2, "the rewards see the calls"
+
+
+def test_a_call_in_an_answer_that_was_cut_off_is_content():
+    played, text = Played(build_template("qwen25"), [ADD]), CALL.removesuffix("</tool_call>")
+    played.ask(FIRST, text, "cut")
+    assert played.message == {"role": "assistant", "content": text}
+    played.ask(FIRST, text)
+    assert played.message["content"] is None
+
+
+def test_only_ends_of_segments_keep_the_text_of_their_prompt():
+    """Texts of whole histories at each turn would need more memory than the tokens."""
+    played, history = Played(build_template("smollm2")), FIRST
+    for text in ("4", "5", "6"):
+        history = [*played.ask(history, text), user("Again")]
+    assert [turn.prompt is None for turn in played.transcript._tree.turns] == [True, True, False]
 
 
 def test_a_pending_answer_that_is_not_recorded_has_no_effect():

@@ -104,8 +104,7 @@ def _format_message(message: Row) -> str:
     text = "" if content is None else format_content(content)
     calls = [call["function"] for call in message.get("tool_calls") or ()]
     shown = [f"{call['name']}({json.dumps(call['arguments'], ensure_ascii=False)})" for call in calls]
-    # Many models write a call as text, which then is a part of the content.
-    return "\n".join([*([text] if text else []), *(call for call in shown if not text)])
+    return "\n".join([*([text] if text else []), *shown])
 
 
 def shorten(text: str, limit: int = _MAX_TEXT_CHARACTERS) -> str:

@@ -76,11 +76,11 @@ def test_conversation_is_shown_from_its_first_answer():
     answers = [
         {"role": "assistant", "content": "3"},
         {"role": "user", "content": [{"type": "text", "text": "Too high."}]},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "assistant", "content": "I add.", "tool_calls": [call]},
         {"role": "assistant", "content": "2"},
     ]
     row = sample(1.0, prompt=json.dumps(prompt), messages=json.dumps(prompt + answers), turns=[{}] * 3)
-    text = 'assistant: 3\nuser: Too high.\nassistant: add({"a": 1})\nassistant: 2'
+    text = 'assistant: 3\nuser: Too high.\nassistant: I add.\nadd({"a": 1})\nassistant: 2'
     assert format_answers(row) == text
     assert describe_sample(row)["completion"] == text
     assert format_answers(row | {"turns": [{}]}) == "c"

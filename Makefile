@@ -130,7 +130,7 @@ chaos-local: $(SYNCED) ## Kill plans under each schedule, with real processes: 4
 
 .PHONY: test-packages
 test-packages: $(SYNCED) ## Rewards of ms-swift, Trinity-RFT, AReaL, verl 0.9 and verifiers, unchanged (up to 6 GB each, an hour)
-	$(BIN)/pytest tests/integration/packaged_rewards -m packages
+	$(BIN)/pytest tests/integration/packaged_rewards tests/integration/packaged_environments -m packages
 
 .PHONY: test-changed
 test-changed: $(SYNCED) ## The tests of what changed since the main branch (SINCE=REV for another base)

@@ -1,4 +1,4 @@
-"""Environments of other projects, unchanged, through a real runner: equal answers get the rewards of their own loop.
+"""Environments of other projects, unchanged, through a real runner: the same rewards as in the project's loop.
 
 Each is installed from PyPI by environment.packages. The project's loop runs in the same virtual environment, and asks
 the same scripted model.
@@ -6,6 +6,7 @@ the same scripted model.
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -25,6 +26,8 @@ from tests.support.waiting import DEADLINE_SECONDS
 pytestmark = pytest.mark.slow
 
 MAX_TURNS = 6
+TORCH = f"torch=={importlib.metadata.version('torch')}"
+"""The build that the lock file has installed already."""
 
 OWN_LOOP = """
 import contextlib, io, json, os, sys
@@ -53,7 +56,10 @@ class Case(NamedTuple):
     """Source of `play(answers, ground_truth, columns, url, key) -> sum of all rewards`, the project's own loop."""
     source: str | None = None
     """agent.runner.function.inline."""
-    installer: dict[str, str] = {}
+    own_packages: list[str] = []
+    """Of the project's loop, where they differ from those of the runner."""
+    exclude: str = ""
+    """Requirements of these that the loop does not import."""
 
 
 def call(name: str, **arguments: Any) -> dict[str, Any]:
@@ -252,7 +258,7 @@ def play_episode(server: Server, model: ScriptedModel, row: Row) -> dict[str, An
         "deadline_seconds": DEADLINE_SECONDS,
     }
     result = server.call(arguments)
-    assert result["reason"] is None, result
+    assert result["reason"] is None, result["message"]
     reply: dict[str, Any] = result["value"]
     return reply
 
@@ -329,3 +335,160 @@ def test_openenv_environment_scores_as_in_its_own_loop(
             process.terminate()
             process.wait(DEADLINE_SECONDS)
     assert found == pytest.approx(play_own_loop(case, scripted_model, packages))
+
+
+COUNTER = """
+class Counter:
+    def __init__(self, goal=4):
+        self.goal, self.count = goal, 0
+
+    def reset(self, start=0, **row):
+        self.count = start
+        return f" Begin with {start}."
+
+    def add(self, amount: int) -> str:
+        '''Add to the counter.
+
+        Args:
+            amount: How much.
+        '''
+        if amount < 0:
+            raise ValueError("negative")
+        self.count += amount
+        return f"now {self.count}"
+
+    def get_reward(self) -> float:
+        return 1.0 - abs(self.goal - self.count) / 10
+"""
+TRL_LOOP = f"""
+import copy, json, types
+from trl.trainer import grpo_trainer
+{COUNTER}
+def play(answers, columns, **_):
+    environment = Counter()
+    environment.reset(**columns)
+    parts = [{{"content": each}} if isinstance(each, str) else copy.deepcopy(each) for each in answers]
+    messages = [{{"role": "assistant", **each}} for each in parts]
+    for message in messages:
+        for call in message.get("tool_calls", []):
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    turns = iter(range(1, len(messages)))
+    grpo_trainer.parse_response = lambda tokenizer, ids, **_: messages[ids[0]]
+    trainer = types.SimpleNamespace(
+        _sync_tool_dicts=[{{"add": environment.add}}], _async_tool_dicts=[{{}}], max_tool_calling_iterations=99,
+        use_vllm=False, _is_vlm=False, max_completion_length=10**6, environment_factories=None, tools=[],
+        model=types.SimpleNamespace(config=types.SimpleNamespace(max_position_embeddings=10**6)), _tokenizer=None,
+        _get_tool_suffix_ids=lambda messages: [0],
+        _generate_single_turn=lambda *args, **kwargs: ([[next(turns)]], None),
+    )
+    prompt = [{{"role": "user", "content": "?"}}]
+    grpo_trainer.GRPOTrainer._tool_call_loop(trainer, [prompt], [[0]], [[0]], [[messages[0]]], None, None, {{}})
+    return environment.get_reward()
+"""
+
+
+AGENT = """
+import torch
+from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
+
+class AgentInstance(AgentInstanceBase):
+    def __init__(self, *args, **kwargs):
+        self.tries = 0
+
+    async def reset(self, states, **kwargs):
+        return {"observation": states["observation"]}
+
+    async def step(self, states, **kwargs):
+        self.tries += 1
+        right = states["action_text"] == states["label"]
+        reward = torch.tensor([1.0 if right else -0.1 * self.tries])
+        return {
+            "rewards": reward,
+            "scores": reward,
+            "environment_feedback": "Again.",
+            "done": right or self.tries == 3,
+            "extra_logs": {"characters": torch.tensor(len(states["observation_text"]))},
+        }
+
+class AgentExecutor(MultiTurnAgentExecutor):
+    def __init__(self):
+        super().__init__(AgentInstance)
+"""
+OPENRLHF_LOOP = f"""
+import asyncio, importlib.util, logging, pathlib, sys, types
+import torch
+
+def load(name, path=None):
+    spec = importlib.util.spec_from_file_location(name, path) if path else None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec) if spec else types.ModuleType(name)
+    if spec:
+        spec.loader.exec_module(module)
+    return module
+
+root = pathlib.Path(importlib.util.find_spec("openrlhf").origin).parent
+load("openrlhf.utils")  # in the place of a package that imports a GPU stack
+load("openrlhf.utils.logging_utils").init_logger = logging.getLogger
+load("openrlhf.utils.agent", root / "utils" / "agent.py")
+{AGENT}
+def play(answers, ground_truth, **_):
+    texts = iter(answers)
+
+    class Engine:
+        async def generate(self, tokens, params, **kwargs):
+            text = next(texts)
+            ids = [ord(c) for c in text]
+            out = types.SimpleNamespace(token_ids=ids, text=text, finish_reason="stop", logprobs=None)
+            return types.SimpleNamespace(outputs=[out])
+
+    def tokenizer(text, **_):
+        return {{"input_ids": torch.tensor([[ord(c) for c in text]])}}
+
+    params = types.SimpleNamespace(max_tokens=None, logprobs=None)
+    play = AgentExecutor().execute("48 + 24?", ground_truth, params, 4096, tokenizer, Engine())
+    return float(asyncio.run(play)["reward"])
+"""
+
+HEAVY_CASES = [
+    Case(
+        "trl",
+        {"framework": "trl"},
+        [
+            Row([call("add", amount=2), call("add", amount=-1), call("run"), "done"], None, {"start": 1}),
+            Row(["done"], None, {"start": 1}),
+        ],
+        TRL_LOOP,
+        source=COUNTER,
+        own_packages=["trl==1.16.0", TORCH],
+    ),
+    Case(
+        "openrlhf",
+        {"framework": "openrlhf", "packages": [TORCH, "numpy"]},
+        [Row(["71", "72"], "72"), Row(["1", "2", "3"], "72")],
+        OPENRLHF_LOOP,
+        source=AGENT,
+        own_packages=["openrlhf==0.11.2", TORCH, "numpy"],
+        exclude="accelerate bitsandbytes datasets deepspeed einops flash-attn grpcio huggingface-hub isort jsonlines "
+        "loralib optimum optree peft pylatexenc pynvml ray sympy tensorboard torchdata torchmetrics tqdm transformers "
+        "transformers-stream-generator wandb wheel",
+    ),
+]
+
+
+@pytest.mark.packages
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in HEAVY_CASES])
+def test_environment_scores_as_in_a_loop_with_torch(
+    case: Case,
+    start_server: Callable[..., Server],
+    scripted_model: ScriptedModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = start_runner(start_server, case.environment, case.source)
+    found = [total_of(play_episode(server, scripted_model, row)) for row in case.rows]
+    for variable, lines in (("UV_EXCLUDE", case.exclude.split()), ("UV_OVERRIDE", [TORCH])):
+        file = tmp_path / variable
+        file.write_text("".join(f"{line}\n" for line in lines))
+        monkeypatch.setenv(variable, str(file))
+    expected = play_own_loop(case, scripted_model, case.own_packages)
+    assert found == pytest.approx(expected), "the rewards of the project's loop"
+    assert len(set(expected)) > 1, "the rows must have different rewards"

@@ -28,8 +28,8 @@ def find_action_class(environment: type) -> type:
             found = typing.get_type_hints(function).get("action")
         except (NameError, TypeError):
             found = None
-        if _is_model(found) and found.__name__ != "Action":
-            return typing.cast(type, found)
+        if inspect.isclass(found) and _is_model(found) and found.__name__ != "Action":
+            return found
     for base in (each for kind in environment.__mro__ for each in getattr(kind, "__orig_bases__", ())):
         first = next(iter(typing.get_args(base)), None)
         first = typing.get_origin(first) or first

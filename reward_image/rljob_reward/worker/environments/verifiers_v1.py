@@ -6,6 +6,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import sys
 import types
@@ -27,6 +28,7 @@ class V1Environment:
     def __init__(self, config: Mapping[str, Any]) -> None:
         from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
+        _run_scripts_with_own_packages()
         self._environment = load_environment(resolve_env_config(_with_seats(config)))
         self._tasks: list[Any] | None = None
 
@@ -95,6 +97,23 @@ def _with_seats(config: Mapping[str, Any]) -> dict[str, Any]:
     kind = env_config_type(config["taskset"]["id"], config.get("id", ""))
     names = _seats(kind.model_construct())
     return {**config, **{name: {**_SEAT, **config.get(name, {})} for name in names}}
+
+
+def _run_scripts_with_own_packages() -> None:
+    """Let harnesses run their programs in the interpreter of this process.
+
+    verifiers installs their packages with uv, into a cache that it expects to stay. A worker's files are removed after
+    each episode, and a Pod may not reach a package index.
+    """
+    from verifiers.v1.runtimes.subprocess import SubprocessRuntime
+
+    async def prepare_uv_script(self: Any, script: str | bytes, *args: Any, **kwargs: Any) -> list[str]:
+        data = script.encode() if isinstance(script, str) else script
+        name = f"{hashlib.sha256(data).hexdigest()}.py"
+        await self.write(name, data)
+        return [sys.executable, name]
+
+    SubprocessRuntime.prepare_uv_script = prepare_uv_script
 
 
 def _read(traces: Any, access: Access) -> Reply:

@@ -93,6 +93,12 @@ class Attempt:
         else:
             self._rewards[completion_id] = posted.reward
 
+    async def count_tokens(self, request: ModelRequest) -> int:
+        """Return the length of the prompt of a request, which gets no answer here."""
+        self.check_open()
+        pending = await self._run(lambda: self._plan(request), is_short=False)
+        return len(pending.prompt)
+
     def check_open(self) -> None:
         if self.closed is not None:
             raise self.closed.with_traceback(None)

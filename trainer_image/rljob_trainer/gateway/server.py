@@ -2,6 +2,7 @@
 
     POST /v1/chat/completions | /v1/completions | /v1/responses | /v1/messages     an answer of the policy
     POST /v1/rewards                                                               see rewards.py
+    POST /v1/messages/count_tokens                                                 no turn
     GET  /v1/models
 
 Leaves what an episode may do and what is recorded to episodes.py, and the formats to dialects/. A stream sends its
@@ -89,6 +90,8 @@ class ModelGateway:
             app.router.add_post(dialect.path, self._serve(dialect, self._answer))
         openai = DIALECTS[0]
         app.router.add_post("/v1/rewards", self._serve(openai, self._reward))
+        anthropic = DIALECTS[-1]
+        app.router.add_post(f"{anthropic.path}/count_tokens", self._serve(anthropic, self._count_tokens))
         app.router.add_get("/v1/models", self._serve(openai, self._list_models))
         app.router.add_get(f"/v1/models/{POLICY}", self._serve(openai, self._get_model))
         # A client that leaves cancels its handler, which learns of it in no other way.
@@ -219,6 +222,10 @@ class ModelGateway:
         body, _ = await _read_body(request)
         attempt.post_reward(read_reward(body))
         return _respond({"object": "reward"})
+
+    async def _count_tokens(self, dialect: Dialect, request: web.Request, attempt: Attempt) -> web.StreamResponse:
+        body, _ = await _read_body(request)
+        return _respond({"input_tokens": await attempt.count_tokens(dialect.read(body, request.headers))})
 
     async def _list_models(self, dialect: Dialect, request: web.Request, attempt: Attempt) -> web.StreamResponse:
         return _respond({"object": "list", "data": [_MODEL], "has_more": False})

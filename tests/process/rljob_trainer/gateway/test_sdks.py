@@ -164,6 +164,22 @@ async def test_completion_ids_name_the_turns_in_every_api(start):
     assert await run(program) == episode.read().completion_ids
 
 
+async def test_tokens_are_counted_without_a_turn(start):
+    policy = SpelledPolicy("4")
+    episode = await start(policy)
+
+    async def program() -> tuple[int, int]:
+        client = anthropic.AsyncAnthropic()
+        counted = await client.messages.count_tokens(model="policy", messages=QUESTION, system="Be brief.")
+        assert episode.read().turns == []
+        message = await client.messages.create(model="policy", messages=QUESTION, system="Be brief.", max_tokens=64)
+        return counted.input_tokens, message.usage.input_tokens
+
+    counted, used = await run(program)
+    assert counted == used == len(policy.prompts[0])
+    check_exact(episode.read(), policy)
+
+
 def refuse_by_chat() -> None:
     openai.OpenAI().chat.completions.create(model="policy", messages=QUESTION, n=2)
 

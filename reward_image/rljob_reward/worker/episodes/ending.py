@@ -11,10 +11,13 @@ import inspect
 import signal
 import types
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import asyncio
+
+_MESSAGE: Final = "the server ended the episode"
 
 
 class Waiter:
@@ -60,10 +63,21 @@ class Waiter:
         task = asyncio.current_task()
         assert task is not None
         if not self._is_closing:
-            # An exception from a handler of Python would leave the loop without running the task's finally blocks.
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+            signal.signal(signal.SIGTERM, partial(_end_task, asyncio.get_running_loop(), task))
         return await value
 
 
 def _end(number: int, frame: types.FrameType | None) -> None:
-    raise SystemExit("the server ended the episode")
+    raise SystemExit(_MESSAGE)
+
+
+def _end_task(
+    loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any], number: int, frame: types.FrameType | None
+) -> None:
+    """End what runs. A coroutine may block, such as in a request: then only an exception reaches it. While the loop
+    waits, an exception would leave it without running the `finally` blocks: then the task is cancelled."""
+    import asyncio
+
+    if asyncio.current_task(loop) is not None:
+        raise SystemExit(_MESSAGE)
+    loop.call_soon_threadsafe(task.cancel)

@@ -231,7 +231,7 @@ environment = ReasoningGymEnv(**{REASONING_GYM!r})
 
 def start_runner(start_server: Callable[..., Server], environment: dict[str, Any], source: str | None) -> Server:
     """Start the server that an operator would start for this agent."""
-    function = None if source is None else {"inline": source}
+    function = None if source is None else {"inline": source, "maxMemoryMiB": 65536}
     runner = Runner.model_validate({"function": function, "slots": 1})
     reward = runner.as_reward("runner", Environment.model_validate(environment))
     assert reward.function is not None

@@ -153,6 +153,8 @@ def test_stream_has_the_events_of_the_api_in_order(make_answer, read_events):
     assert [event["event"] for event in events] == [event["type"] for event in events]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert events[-1]["response"] == DIALECT.write(request, answer)
+    added = [event["item"] for event in events if event["type"] == "response.output_item.added"]
+    assert [item.get("content", item.get("arguments")) for item in added] == [[], [], ""], "deltas follow"
     assert [event["item"] for event in events if event["type"] == "response.output_item.done"] == (
         events[-1]["response"]["output"]
     )

@@ -413,6 +413,30 @@ def test_command_that_cannot_start_ends_the_server(start_server: StartServer) ->
     assert "agent.runner.command: no-such-agent was not found" in server.log.read_text()
 
 
+ENVIRONMENT = """
+from openrlhf.utils.agent import AgentInstanceBase
+
+class AgentInstance(AgentInstanceBase):  # as OpenRLHF's examples
+    def __init__(self, tries): self.tries = tries
+    async def reset(self, states, **kwargs): return {"observation": states["observation"]}
+    async def step(self, states, **kwargs):
+        self.tries -= 1
+        right = states["action_text"] == states["label"]
+        feedback = {"environment_feedback": "No.", "done": right or not self.tries}
+        return {"rewards": float(right), "extra_logs": {"left": self.tries}, **feedback}
+"""
+
+
+def test_environment_of_another_project_plays_its_episodes(start_server: StartServer, model: ScriptedModel) -> None:
+    arguments = [*EPISODES, "--framework", "openrlhf"]
+    server = start_server(ENVIRONMENT, arguments, slots=1, function={"factoryArgs": {"tries": 3}})
+    assert server.request("GET", "/v1/info")[1]["signature"] == "openrlhf"
+    for answers, rewards in ((["3", "4"], [0.0, 1.0]), (["1", "2", "3", "4"], [0.0, 0.0, 0.0])):
+        result = send(server, build_call(url=model.url, key=model.script(answers)))[1]
+        assert list(result["value"]["rewards"].values()) == rewards, result
+        assert result["value"]["info"] == {"left": 3 - len(rewards)}
+
+
 PACKAGE = """
 import importlib.util
 import urllib.request

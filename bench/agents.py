@@ -134,12 +134,13 @@ def main() -> None:
 
 async def _serve_weights(model: Path) -> None:
     """Be the head and the trainer, for a rollout: print the manifest of the model's own weights, and serve them."""
+    import torch
     from transformers import AutoModelForCausalLM
 
     from rljob_trainer.weights.store import WeightStore
 
     store = WeightStore(TRAINER, TOKEN)
-    weights = AutoModelForCausalLM.from_pretrained(model).state_dict()
+    weights = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).state_dict()
     manifest = store.publish(weights, "bench", 0)
 
     async def get_current(request: web.Request) -> web.Response:
@@ -181,6 +182,7 @@ def _rollout(arguments: argparse.Namespace, folder: Path) -> Iterator[WeightMani
             "model": {"source": str(arguments.model)},
             "data": {"train": {"source": "/not/read"}},
             "rewards": [{"name": "none", "function": {"inline": "def compute_score(*_): return 0.0"}}],
+            "trainer": {"dtype": "float32"},
             "rollout": {"kvCacheGiB": 1, "extraArgs": ["--max-num-seqs", str(arguments.batch)]},
         },
     }
@@ -296,7 +298,7 @@ async def _play_phase(
     agent = Agent.model_validate({"type": "program", "runner": {"command": ["true"]}})
     gateway = ModelGateway(agent, _load_template(arguments.model), None)
     gateway.on_turn = measured.record_turn
-    await gateway.start(GATEWAY)
+    await gateway.start(GATEWAY, 0)
     episodes: list[OpenEpisode] = []
     try:
         lines = []

@@ -141,3 +141,28 @@ def test_calls_are_counted_by_service_and_outcome():
     labels = {"service": "user", "lane": "eval", "outcome": "timeout"}
     assert value(prometheus, "rljob_agent_call_seconds_count", **labels) == 1
     assert value(prometheus, "rljob_agent_call_seconds_sum", **labels) == 9.0
+
+
+def test_gateway_exports_what_it_does_its_responses_and_its_overhead():
+    metrics, now = PrometheusMetrics(), {"episodes": 3.0, "in_flight": 2.0, "oldest_seconds": 1.5}
+    metrics.register_gateway(lambda: now)
+    metrics.record_response("chat/completions", 410)
+    metrics.record_overhead(0.002, 0.2)
+    text = metrics.render().decode()
+    assert "rljob_gateway_episodes 3.0" in text
+    assert "rljob_gateway_in_flight 2.0" in text
+    assert "rljob_gateway_oldest_seconds 1.5" in text
+    assert 'rljob_gateway_responses_total{api="chat/completions",status="410"} 1.0' in text
+    assert 'rljob_gateway_overhead_seconds_bucket{le="0.003",part="to_engine"} 1.0' in text
+    assert 'rljob_gateway_overhead_seconds_sum{part="to_client"} 0.2' in text
+
+
+def test_reward_of_a_program_is_exported_as_one():
+    metrics = PrometheusMetrics()
+    metrics.record_scored("train", episode([1], [1], own_reward=0.5, info={"solved": True, "why": "text"}))
+    failure = EpisodeFailure("runner", "spec.agent.runner", "timeout", "x")
+    metrics.record_scored("train", episode([1], [1], own_reward=9.0, failure=failure))
+    text = metrics.render().decode()
+    assert 'rljob_reward_score_accumulated{component="score",lane="train",reward="runner"} 0.5' in text
+    assert 'rljob_reward_score_accumulated{component="solved",lane="train",reward="runner"} 1.0' in text
+    assert 'component="why"' not in text

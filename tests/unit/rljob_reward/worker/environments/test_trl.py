@@ -16,7 +16,7 @@ class Counter:
     made = 0
 
     def __init__(self, goal: int = 3) -> None:
-        self.goal, self.count, self._hidden = goal, 0, object()
+        self.goal, self.count, self._hidden, self.lock = goal, 0, "private", object()
         type(self).made += 1
 
     def reset(self, start: int = 0, **row: Any) -> str | None:

@@ -7,10 +7,16 @@ import pytest
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import EpisodeTask
 from rljob_trainer.agents.loop import ConversationLoop
-from rljob_trainer.episodes.types import Episode, EpisodeEnd
-from rljob_trainer.rehearsal.given_answers import GivenAnswers, build_completion, end_after_given_answers
+from rljob_trainer.episodes.types import Episode, EpisodeEnd, EpisodeFailure, Turn
+from rljob_trainer.rehearsal.given_answers import (
+    GivenAnswers,
+    build_completion,
+    end_after_given_answers,
+    limit_turns,
+)
 from tests.support.agent_services import MESSAGES, FakeServices, call_text, make_agent, reply
 from tests.support.chat_templates import build_template
+from tests.support.hosted_episodes import make_program
 
 TEMPLATE = build_template("smollm2")
 END_ID = TEMPLATE.encode("<|im_end|>")[0]
@@ -65,3 +71,21 @@ async def test_episode_that_ends_before_the_answers_do_keeps_its_end() -> None:
 async def test_failed_episode_keeps_its_failure(reply_: dict[str, object]) -> None:
     episode = await play(["3"], FakeServices(user=[reply_]), user=True)
     assert (episode.end, len(episode.turns)) == (EpisodeEnd.FAILED, 1)
+
+
+def test_gateway_refuses_a_program_that_continues_after_the_empty_answer() -> None:
+    program = make_program(maxAssistantTurns=5)
+    assert [limit_turns(program, count).turn_limit for count in (2, 4, 9)] == [3, 5, 5]
+    loop = make_agent(user=True)
+    assert limit_turns(loop, 2) is loop
+
+
+@pytest.mark.parametrize(("service", "is_ended"), [("runner", True), ("agent", False)])
+def test_program_that_fails_for_want_of_answers_has_an_episode_that_was_ended(service: str, is_ended: bool) -> None:
+    failure = EpisodeFailure(service, "spec.agent", "exception", "IndexError")
+    turns = [Turn("3", reward=0.5), Turn("", truncated=True)]
+    messages = [*MESSAGES, {"role": "assistant", "content": "3"}, {"role": "assistant", "content": ""}]
+    episode = Episode(0, 0, 0, turns=turns, messages=messages, end=EpisodeEnd.FAILED, failure=failure)
+    end_after_given_answers(episode)
+    assert ([turn.text for turn in episode.turns], episode.messages[-1]["content"]) == (["3"], "3")
+    assert (episode.failure is None, episode.end is EpisodeEnd.MAX_TURNS) == (is_ended, is_ended)

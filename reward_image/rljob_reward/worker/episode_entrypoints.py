@@ -27,6 +27,7 @@ from rljob_reward.worker.settings import FunctionSettings
 
 _OWN_MODULES: Final = (environments.__name__, "rljob_reward.worker.command")
 """Of the reward image, for an environment by its id and for a command: what they make plays episodes."""
+_MAX_NAME_CHARACTERS: Final = 100
 
 
 def find(module: types.ModuleType, settings: FunctionSettings) -> Found:
@@ -58,9 +59,15 @@ def _find_program(module: types.ModuleType, own: Named) -> Named:
 def bind(found: Found, settings: FunctionSettings, path: str, in_source: DescribeInSource) -> BoundFunction:
     """Bind what plays the episodes. Raise FormError if it cannot be called. User code runs: a factory, a constructor,
     whatever makes an environment."""
-    name = name_of(found.value, found.name)
+    name = _name(found, settings)
     play, signature = _bind(found, settings, in_source)
     return BoundFunction(None, None, name, signature, path, calls=calls.bind(play, name))
+
+
+def _name(found: Found, settings: FunctionSettings) -> str:
+    if settings.module in _OWN_MODULES and settings.factory_args:
+        return str(settings.factory_args.get("id") or " ".join(settings.factory_args["command"])[:_MAX_NAME_CHARACTERS])
+    return name_of(found.value, found.name)
 
 
 def _bind(found: Found, settings: FunctionSettings, in_source: DescribeInSource) -> tuple[Play, str]:

@@ -28,6 +28,12 @@ from rljob_reward.worker.settings import EPISODES, MODULE_NAME, SCORE, FunctionS
 
 _MAX_CAUSES = 100
 _BOM = "\ufeff"
+_FIELDS = {
+    "rljob_reward.worker.command": "agent.runner.command",
+    "rljob_reward.worker.environments": "agent.environment.id",
+}
+"""Modules of the image that run what a field names: errors name the field in place of a file."""
+_OWN_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _CLIENTS = ("openai", "anthropic")
 """Packages whose clients read the addresses and keys of an episode when they are made."""
 
@@ -47,7 +53,7 @@ def load(settings: FunctionSettings) -> BoundFunction:
         agent_entrypoints.prepare(settings)
         find, bind = agent_entrypoints.find, agent_entrypoints.bind
     module = _execute(settings)
-    path = getattr(module, "__file__", None) or settings.path
+    path = _FIELDS.get(settings.module or "") or getattr(module, "__file__", None) or settings.path
     found = find(module, settings)
 
     def in_source(name: str) -> Description:
@@ -63,8 +69,15 @@ def load(settings: FunctionSettings) -> BoundFunction:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
+        if path in _FIELDS.values():
+            remedy = describe_limit(error, settings) or _add_package(error)
+            raise UserError(f"{explain(error, path)}{remedy}") from error
         called = f" (while {found.name} was called with its function.{_given(settings)})"
         raise UserError(f"{explain(error, path)}{describe_limit(error, settings) or called}") from error
+
+
+def _add_package(error: BaseException) -> str:
+    return "; add its package to agent.environment.packages" if isinstance(error, ModuleNotFoundError) else ""
 
 
 def _given(settings: FunctionSettings) -> str:
@@ -152,6 +165,8 @@ def explain(error: BaseException, path: str) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == path]
     place = f"{path}:{lines[-1]}" if lines else path
+    if path in _FIELDS.values() and (others := [each for each in frames if not each.filename.startswith(_OWN_FOLDER)]):
+        place = f"{path}: {others[-1].filename}:{others[-1].lineno}"
     try:
         text = str(error)
     except Exception:

@@ -386,9 +386,13 @@ def test_program_runs_in_its_folder_with_its_arguments(command: Server) -> None:
 @pytest.mark.parametrize(
     ("mode", "reason", "message"),
     [
-        ("wrong", "bad_return", "Command: reward is str 'good'"),
+        ("wrong", "bad_return", "agent.py a b: reward is str 'good'"),
         ("nan", "not_finite", "reward is nan"),
-        ("fail", "exception", r"ended with exit code 2:\nfirst\nsecond"),
+        (
+            "fail",
+            "exception",
+            r"^agent.runner.command: .*: python[\d.]* ended with exit code 2:\nfirst\nsecond",
+        ),
         ("killed", "exception", "was ended by SIGKILL, without a word on standard error"),
     ],
 )

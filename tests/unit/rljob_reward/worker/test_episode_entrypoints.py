@@ -258,6 +258,34 @@ def test_environment_of_a_source_or_an_id_is_played_by_its_adapter() -> None:
         load(build_settings("", EPISODES, **own, factory_args=missing))
 
 
+FAILING = """
+import json
+def load(id, args):
+    if id == "missing":
+        import no_such_package
+    return json.loads(id)
+def play(environment, episode, model): return environment["reward"]
+"""
+
+
+def test_failures_of_a_named_environment_have_the_field_and_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "rljob_reward.worker.environments.gymnasium"
+    module = types.ModuleType(name)
+    exec(compile(FAILING, "/site-packages/adapter.py", "exec"), module.__dict__)
+    monkeypatch.setitem(sys.modules, name, module)
+
+    def settings(id: str) -> dict[str, Any]:
+        own = {"module": "rljob_reward.worker.environments", "entrypoint": "make", "framework": "gymnasium"}
+        return {**own, "factory_args": {"framework": "gymnasium", "id": id, "args": {}}}
+
+    outcome = play("", settings("{}"))
+    assert outcome.message == "agent.environment.id: /site-packages/adapter.py:7: KeyError: 'reward'"
+    with pytest.raises(UserError, match=r"^agent.environment.id: .*decoder.py:\d+: JSONDecodeError: "):
+        load(build_settings("", EPISODES, **settings("{")))
+    with pytest.raises(UserError, match=r"adapter.py:5: ModuleNotFoundError: .*; add its package to agent.environment"):
+        load(build_settings("", EPISODES, **settings("missing")))
+
+
 def test_reply_is_json() -> None:
     assert json.loads(json.dumps(play("def run(): return 1").value)) == {
         "reward": 1.0, "rewards": {}, "state": {}, "info": {},

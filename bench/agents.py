@@ -239,8 +239,14 @@ async def _measure_alone(arguments: argparse.Namespace) -> dict[str, Any]:
     best = rows["saturated"]["turns_per_second"]
     for load in LOADS:
         rate = load * best / NUM_TURNS
-        rows[f"{load:.0%}"] = (await _play_phase(arguments, lambda _: generate, 1_000_000, rate)).summarize()
+        phase = await _play_phase(arguments, lambda _: generate, 1_000_000, rate, num_episodes=_shorten(arguments))
+        rows[f"{load:.0%}"] = phase.summarize()
     return rows
+
+
+def _shorten(arguments: argparse.Namespace) -> int:
+    """Return the episodes of a phase that is not saturated: its turns take their time."""
+    return min(arguments.episodes, max(64, arguments.episodes // 8))
 
 
 async def _measure_with_engine(arguments: argparse.Namespace, manifest: WeightManifest) -> dict[str, Any]:
@@ -264,7 +270,7 @@ async def _measure_with_engine(arguments: argparse.Namespace, manifest: WeightMa
 
                 return generate
 
-            below = await _play_phase(arguments, bind, NUM_BELOW, num_episodes=max(64, arguments.episodes // 16))
+            below = await _play_phase(arguments, bind, NUM_BELOW, num_episodes=_shorten(arguments))
             prompts.clear()
             full = await _play_phase(arguments, bind, arguments.episodes, session=session)
             direct = Measured()

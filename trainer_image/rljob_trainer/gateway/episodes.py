@@ -15,6 +15,8 @@ from rljob_trainer.gateway.types import RequestError
 
 POLICY = "policy"
 """The `model` of requests that train."""
+ALIASES = ("default",)
+"""Other names of the policy: agents that were written for AReaL call it default."""
 _STOPPED = RequestError(410, "gateway_stopped", "the job's driver stops; end the program")
 
 

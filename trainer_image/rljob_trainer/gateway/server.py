@@ -34,7 +34,7 @@ from rljob_trainer.gateway.dialects.chat import ChatCompletions
 from rljob_trainer.gateway.dialects.completions import Completions
 from rljob_trainer.gateway.dialects.messages import Messages
 from rljob_trainer.gateway.dialects.responses import Responses
-from rljob_trainer.gateway.episodes import POLICY, Episodes
+from rljob_trainer.gateway.episodes import ALIASES, POLICY, Episodes
 from rljob_trainer.gateway.exchanges import RETRY_SECONDS, Exchange, Sampled
 from rljob_trainer.gateway.rewards import read_reward
 from rljob_trainer.gateway.types import Dialect, ModelRequest, RequestError
@@ -170,7 +170,7 @@ class ModelGateway:
         started_at = time.monotonic()
         body, data = await _read_body(request)
         asked = dialect.read(body, request.headers)
-        if asked.model != POLICY:
+        if asked.model not in (POLICY, *ALIASES):
             message = f"model: {asked.model!r:.80} not found; the models are {POLICY}, which trains"
             raise RequestError(404, "model_not_found", message)
         digest = hashlib.sha256(request.path.encode() + b"\n" + data).digest()

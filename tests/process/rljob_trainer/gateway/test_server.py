@@ -181,6 +181,12 @@ async def test_an_episode_that_ends_cancels_what_is_in_flight(bench):
     assert not episode.read().turns
 
 
+async def test_name_that_areal_gives_the_model_trains_too(bench):
+    episode, client = bench.begin(SpelledPolicy())
+    status, _ = await client.chat(model="default")
+    assert (status, len(episode.read().turns)) == (200, 1)
+
+
 async def test_other_models_and_paths_are_not_found(bench):
     episode, client = bench.begin(SpelledPolicy())
 

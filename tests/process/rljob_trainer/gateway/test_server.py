@@ -182,7 +182,7 @@ async def test_an_episode_that_ends_cancels_what_is_in_flight(bench):
 
 
 async def test_name_that_areal_gives_the_model_trains_too(bench):
-    episode, client = bench.begin(SpelledPolicy())
+    episode, client = bench.begin(SpelledPolicy("yes"))
     status, _ = await client.chat(model="default")
     assert (status, len(episode.read().turns)) == (200, 1)
 

@@ -36,12 +36,12 @@ class Sums:
         return {"wrong": self.wrong, "right": float(self.is_right)}
 
     def _check(self, action):
-        """Return what is wrong with an answer; empty if it is the number, and nothing else."""
-        number = re.fullmatch(r"(-?\d+)\.?", action.strip())
-        if not number:
+        """Return what is wrong with the last number of an answer; empty if it is right."""
+        numbers = re.findall(r"-?\d+", action)
+        if not numbers:
             return "That is not a number. Reply with the number only."
-        difference = int(number[1]) - self.answer
-        return f"{number[1]} is too {'high' if difference > 0 else 'low'}. Try again." if difference else ""
+        difference = int(numbers[-1]) - self.answer
+        return f"{numbers[-1]} is too {'high' if difference > 0 else 'low'}. Try again." if difference else ""
 
     def _result(self, observations, reward, done):
         return {"observations": observations, "reward": reward, "done": done, "metadata": {}}

@@ -242,7 +242,7 @@ def test_accuracy_of_the_program_is_a_number_that_it_returns() -> None:
 
 @pytest.mark.parametrize(
     ("answers", "rewards", "right"),
-    [(["31"], [1.0], 1.0), (["17 + 14 = 31", "31."], [-0.05, 1.0], 1.0), (["30", "no", "32"], [-0.05] * 3, 0.0)],
+    [(["31"], [1.0], 1.0), (["17 + 14 = 30", "It is 31."], [-0.05, 1.0], 1.0), (["30", "no", "32"], [-0.05] * 3, 0.0)],
 )
 def test_environment_rewards_a_right_number_and_charges_wrong_ones(
     answers: list[str], rewards: list[float], right: float

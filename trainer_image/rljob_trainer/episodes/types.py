@@ -12,6 +12,7 @@ denominator; a token has a log-probability and a weight version.
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -206,6 +207,14 @@ class Episode:
     def text(self) -> str:
         """The last answer, without special tokens."""
         return self.turns[-1].text if self.turns else ""
+
+    @property
+    def total_reward(self) -> float | None:
+        """The score and the rewards of all turns: what training raises. None without a score, or if it overflows."""
+        if self.score is None:
+            return None
+        total = self.score + sum(turn.reward or 0.0 for turn in self.turns)
+        return total if math.isfinite(total) else None
 
     @property
     def truncated(self) -> bool:

@@ -95,12 +95,12 @@ def summarize_step(
     groups: Sequence[Group], updates: Sequence[UpdateMetrics], latencies: Sequence[float], spec: RLJobSpec
 ) -> Record:
     episodes = [episode for group in groups for episode in group.episodes]
-    scores = [t.score for t in episodes if t.score is not None]
+    totals = [total for t in episodes if (total := t.total_reward) is not None]
     results = [result for t in episodes for result in t.results.values()]
     invalid = count_invalid(episodes)
     return {
-        "reward": mean(scores),
-        "reward_std": std(scores),
+        "reward": mean(totals),
+        "reward_std": std(totals),
         "components": summarize_scores(episodes),
         "reward_versions": count_versions(episodes, spec.rewards),
         "rewards": _summarize_rewards(episodes, spec),

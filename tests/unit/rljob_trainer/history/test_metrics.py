@@ -96,6 +96,17 @@ def test_huge_numbers_do_not_overflow_summaries():
     assert summarize_scores([trajectory(1.0, r=valid(1.0, length=1.7e308))] * 4)["length"] == 1.7e308
 
 
+def test_total_reward_has_the_rewards_of_turns():
+    rewarded = trajectory(0.5)
+    rewarded.turns = [Turn("a", reward=-0.25), Turn("b"), Turn("c", reward=1.0)]
+    assert rewarded.total_reward == 1.25
+    unscored = trajectory()
+    unscored.turns = rewarded.turns
+    assert unscored.total_reward is None
+    rewarded.score, rewarded.turns[2].reward = 1.7e308, 1.7e308
+    assert rewarded.total_reward is None
+
+
 def test_lengths_count_sampled_tokens_only():
     short = episode([1, 2, 3])
     long = episode([1] * 6, [0, 0, 1, 1, 1, 1], truncated=True)

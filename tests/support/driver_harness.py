@@ -411,6 +411,23 @@ class DriverHarness:
         return int((self.run_dir / "export" / "weight").read_text())
 
 
+async def run_with_killed_drivers(harness, service, seed):
+    """Run the job to its end, and kill three drivers before, each after some calls of `service`. Return the calls."""
+    draw, num_drivers, is_finished = random.Random(seed), 0, False
+    while not is_finished:
+        num_drivers += 1
+        bodies = harness.services[service].bodies
+        limit = len(bodies) + draw.randrange(3, 30) if num_drivers < 4 else 10**9
+        async with harness.driver() as driver:
+            task = asyncio.create_task(driver.run())
+            await wait_until(lambda: task.done() or len(bodies) >= limit)  # noqa: B023
+            is_finished = task.done()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    assert num_drivers > 1
+    return harness.services[service].bodies
+
+
 def make_job(**spec):
     """A small job; keyword arguments are merged over its spec, one level deep."""
     base = {

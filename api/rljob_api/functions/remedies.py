@@ -42,12 +42,17 @@ def describe_missing_entrypoint(
     kind = "class" if scope == "sampleThenGroup" else "function"
     found = f"it defines {', '.join(wanted)}" if wanted else f"it defines no {kind}"
     if entrypoint is not None:
-        near = difflib.get_close_matches(entrypoint, wanted, n=1)
-        remedy = f"did you mean {near[0]}?" if near else "correct function.entrypoint"
-        return f"the entry point {entrypoint} was not found ({found}); {remedy}"
+        return describe_wrong_entrypoint(entrypoint, wanted, found)
     if kind == "class":
         return f"no class with {' and '.join(SCORER_METHODS)} was found ({found}); scope: sampleThenGroup requires one"
     return f"none of {', '.join(DEFAULT_ENTRYPOINTS)} was found ({found}); set function.entrypoint"
+
+
+def describe_wrong_entrypoint(entrypoint: str, defined: Sequence[str], found: str) -> str:
+    """Return that a source does not define what function.entrypoint names. `found`: what it defines, in words."""
+    near = difflib.get_close_matches(entrypoint, defined, n=1)
+    remedy = f"did you mean {near[0]}?" if near else "correct function.entrypoint"
+    return f"the entry point {entrypoint} was not found ({found}); {remedy}"
 
 
 def describe_missing_values(shown: str, missing: Sequence[str], convention: Convention) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from rljob_api.functions.annotations import SUPPORTED_TYPES, UnsupportedTypeError, schema_of
 from rljob_api.functions.descriptions import Class, Description, Function, Other, Several
 from rljob_api.functions.forms import FormError
+from rljob_api.functions.remedies import describe_wrong_entrypoint
 
 TOOLS: Final = "tools"
 """A list of functions that the source may define. Without it, every public function is a tool."""
@@ -110,6 +111,4 @@ def describe_missing_tools(entrypoint: str | None, defined: Iterable[str]) -> st
     found = f"it defines {', '.join(names)}" if names else "it defines none"
     if entrypoint is None:
         return f"no public function was found ({found}); define one with typed parameters, or set function.entrypoint"
-    near = difflib.get_close_matches(entrypoint, names, n=1)
-    remedy = f"did you mean {near[0]}?" if near else "correct function.entrypoint"
-    return f"the entry point {entrypoint} was not found ({found}); {remedy}"
+    return describe_wrong_entrypoint(entrypoint, names, found)

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from rljob_api.functions.descriptions import Class, Description, Function, Several, Unknown
 from rljob_api.functions.forms import FormError, check_call
+from rljob_api.functions.remedies import describe_wrong_entrypoint
 
 RESPOND: Final = "respond"
 """The default entry point; and the method of a class."""
@@ -114,10 +115,9 @@ def _check_respond(function: Function, kwargs: Mapping[str, Any]) -> None:
 def describe_missing_user(entrypoint: str | None, defined: Sequence[str]) -> str:
     """Return why a source has no simulated user. `defined`: the names of its functions and classes."""
     found = f"it defines {', '.join(defined)}" if defined else "it defines no function"
-    near = difflib.get_close_matches(entrypoint or RESPOND, defined, n=1, cutoff=0.6)
     if entrypoint is not None:
-        remedy = f"did you mean {near[0]}?" if near else "correct function.entrypoint"
-        return f"the entry point {entrypoint} was not found ({found}); {remedy}"
+        return describe_wrong_entrypoint(entrypoint, defined, found)
+    near = difflib.get_close_matches(RESPOND, defined, n=1)
     named = f"set function.entrypoint: {near[0] if near else defined[0]}, or " if defined else ""
     return (
         f"neither respond nor a class with respond or generate_response was found ({found}); {named}write\n"

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import random
 from collections import Counter
 
 import pytest
@@ -11,7 +10,7 @@ from aiohttp import web
 from rljob_api.errors import UserError
 from tests.support.agent_services import call_text
 from tests.support.chat_templates import build_template
-from tests.support.driver_harness import stop_when, wait_until
+from tests.support.driver_harness import run_with_killed_drivers, stop_when
 
 SOURCE = {"function": {"inline": "x"}}
 AGENT = {
@@ -133,21 +132,9 @@ async def test_driver_killed_in_a_conversation_repeats_it(make_talks, seed):
     settings = {"schedule": {"steps": 2}, "checkpoint": {"everySteps": 1}}
     async with make_talks("undisturbed", **settings) as harness:
         expected, weight = await harness.run(), harness.final_weight()
-    draw, num_drivers, is_finished = random.Random(seed), 0, False
     async with make_talks(**settings) as harness:
-        while not is_finished:
-            num_drivers += 1
-            bodies = harness.services["user"].bodies
-            limit = len(bodies) + draw.randrange(3, 40) if num_drivers < 4 else 10**9
-            async with harness.driver() as driver:
-                task = asyncio.create_task(driver.run())
-                await wait_until(lambda: task.done() or len(bodies) >= limit)  # noqa: B023
-                is_finished = task.done()
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        ids = Counter(body["id"] for body in await run_with_killed_drivers(harness, "user", seed))
         summary = harness.summary()
-        ids = Counter(body["id"] for body in harness.services["user"].bodies)
-    assert num_drivers > 1
     assert set(ids.values()) == {1}, "a repeated episode has other ids"
     assert (harness.final_weight(), summary["prompts_trained"]) == (weight, expected["prompts_trained"])
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import random
 import re
 from collections import Counter
 
@@ -12,7 +11,7 @@ import pytest
 from rljob_api.errors import UserError
 from rljob_api.wire.protocol import EpisodeCall
 from tests.support.chat_templates import build_template
-from tests.support.driver_harness import stop_when, wait_until
+from tests.support.driver_harness import run_with_killed_drivers, stop_when, wait_until
 
 AGENT = {"type": "program", "rewardWeight": 2.0, "runner": {"function": {"inline": "x"}, "retries": 0, "slots": 16}}
 
@@ -311,21 +310,9 @@ async def test_driver_killed_during_episodes_repeats_them_and_ends_the_same(make
     settings = {"schedule": {"steps": 2}, "checkpoint": {"everySteps": 1}}
     async with make_programs("undisturbed", **settings) as harness:
         expected, weight = await harness.run(), harness.final_weight()
-    draw, num_drivers, is_finished = random.Random(seed), 0, False
     async with make_programs(**settings) as harness:
-        while not is_finished:
-            num_drivers += 1
-            bodies = harness.services["runner"].bodies
-            limit = len(bodies) + draw.randrange(3, 30) if num_drivers < 4 else 10**9
-            async with harness.driver() as driver:
-                task = asyncio.create_task(driver.run())
-                await wait_until(lambda: task.done() or len(bodies) >= limit)  # noqa: B023
-                is_finished = task.done()
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        ids = Counter(body["id"] for body in await run_with_killed_drivers(harness, "runner", seed))
         summary = harness.summary()
-        ids = Counter(body["id"] for body in harness.services["runner"].bodies)
-    assert num_drivers > 1
     assert set(ids.values()) == {1}, "a repeated episode has another id"
     assert (harness.final_weight(), summary["prompts_trained"]) == (weight, expected["prompts_trained"])
 

@@ -49,7 +49,7 @@ def describe_missing_entrypoint(
 
 
 def describe_wrong_entrypoint(entrypoint: str, defined: Sequence[str], found: str) -> str:
-    """Return that a source does not define what function.entrypoint names. `found`: what it defines, in words."""
+    """Return that a source does not define what function.entrypoint names. `found`: what it defines, as text."""
     near = difflib.get_close_matches(entrypoint, defined, n=1)
     remedy = f"did you mean {near[0]}?" if near else "correct function.entrypoint"
     return f"the entry point {entrypoint} was not found ({found}); {remedy}"

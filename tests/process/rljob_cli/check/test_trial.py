@@ -197,7 +197,7 @@ def try_runner(tmp_path, **agent):
     ("agent", "serves"),
     [
         ({"type": "program", "runner": {"function": {"inline": "def run(question): ..."}, "slots": 9}}, "run"),
-        ({"type": "program", "runner": {"command": ["python", "-c", "print(1.0)"]}}, "Command"),
+        ({"type": "program", "runner": {"command": ["python", "-c", "print(1.0)"]}}, "python -c print(1.0)"),
     ],
 )
 def test_runner_is_started_and_no_episode_is_played(tmp_path, agent, serves):

@@ -91,7 +91,7 @@ def describe_sample(row: Row) -> dict[str, Any]:
 
 def format_answers(row: Row) -> str:
     """Return the completion; of a conversation with several answers, all that follows the prompt."""
-    if len(row["turns"]) < 2:
+    if len(row["turns"] or ()) < 2:  # null with one answer
         return row["completion"] or ""
     prompt, messages = json.loads(row["prompt"]), json.loads(row["messages"])
     num_prompt = len(prompt) if messages[: len(prompt)] == prompt else 0

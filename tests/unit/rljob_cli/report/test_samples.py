@@ -17,7 +17,7 @@ def sample(score, **fields):
     reason = {"reason": "timeout"} if score is None else {}
     row = {"step": 1, "lane": "train", "group": 0, "sample": 0, "score": score, "advantage": None, "truncated": False}
     row |= {"num_sampled_tokens": 4, "prompt": "p", "completion": "c", "ground_truth": None}
-    row |= {"turns": [], "messages": None}
+    row |= {"turns": None, "messages": None}
     return row | {"rewards": [result(score, **reason)]} | fields
 
 

@@ -24,7 +24,7 @@ demo: $(SYNCED) ## Train SmolLM2-135M to add, end to end on this machine (about 
 	$(BIN)/rljob run examples/quickstart/rljob.yaml --fresh
 
 .PHONY: test
-test: $(SYNCED) ## Lint, type and drift checks, and all tests but the slow ones (at most 10 minutes on 2 cores)
+test: $(SYNCED) ## Lint, type and drift checks, and all tests but the slow ones (12 minutes on 2 cores)
 	@$(MAKE) --no-print-directory -j2 -Otarget lint-text types verify test-unit
 	@$(MAKE) --no-print-directory test-process test-integration
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-from harness import Cluster, Job, install, log_step
+import yaml
+from harness import Cluster, Job, Manifest, install, log_step
 
 ROLES = ("head", "trainer", "rollout", "reward")
 NEW_IMAGES = {
@@ -14,8 +16,9 @@ NEW_IMAGES = {
 }
 """No registry has them: a Pod that was replaced could not start."""
 
-NUM_STEPS = 100
-"""The rewards alone take 0.6 s per step, so the jobs still run after both upgrades, which take half a minute."""
+NUM_STEPS, REWARD_SECONDS = 24, 1.5
+"""The 16 samples of a step need 8 slots twice, so the rewards alone take 72 s, and both upgrades half of that: the jobs
+still run after them."""
 
 
 @pytest.fixture
@@ -30,6 +33,14 @@ def upgrade(cluster: Cluster) -> Iterator[Callable[..., None]]:
     upgrade()
 
 
+def slow_rewards() -> list[Manifest]:
+    [reward] = yaml.safe_load((Path(__file__).parent / "job.yaml").read_text())["spec"]["rewards"]
+    source = reward["function"]["inline"]
+    assert "sleep(0.3)" in source
+    reward["function"]["inline"] = source.replace("sleep(0.3)", f"sleep({REWARD_SECONDS})")
+    return [reward]
+
+
 def read_uids(job: Job) -> dict[str, list[str]]:
     return {role: [pod["metadata"]["uid"] for pod in job.cluster.pods(job.name, role)] for role in ROLES}
 
@@ -41,9 +52,9 @@ def read_images(job: Job) -> dict[str, str]:
 def test_upgrade_replaces_no_pod_of_running_jobs(
     cluster: Cluster, submit: Callable[..., Job], upgrade: Callable[..., None]
 ) -> None:
-    changes = {"trainer": {"replicas": 1}, "rollout": {"replicas": 1}, "schedule": {"steps": NUM_STEPS}}
-    changes["checkpoint"] = {"everySteps": 25}
-    jobs = [submit(name, **changes) for name in ("upgrade-one", "upgrade-two")]
+    one_of_each = {"trainer": {"replicas": 1}, "rollout": {"replicas": 1}}
+    slow = {"rewards": slow_rewards(), "schedule": {"steps": NUM_STEPS}}
+    jobs = [submit(name, **one_of_each, **slow) for name in ("upgrade-one", "upgrade-two")]
     for job in jobs:
         job.wait_for_step(1)
         job.wait_for("the images in the status", lambda job=job: all(read_images(job).values()))

@@ -121,7 +121,7 @@ def test_every_prompt_trains_once_though_the_runner_is_killed(folder: Path) -> N
         assert step["agent"]["episodes_by_end"] == {"returned": 14, "failed": 2}
         assert step["agent"]["failures"] == {"runner": 2}
         assert step["num_masked"] == 2
-        assert step["reward"] == pytest.approx(step["rewards"]["runner"])
+        assert step["reward"] == pytest.approx(step["rewards"]["runner"] - 0.01), "less what the first answers cost"
         assert step["logprob_difference"] < 1e-4, "the trainer computes the log-probs of the same tokens"
     assert [line["num_invalid"] for line in lines if line["type"] == "eval"] == [0, 0]
     summary = json.loads((folder / "driver-summary.json").read_text())

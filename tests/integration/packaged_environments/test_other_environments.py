@@ -281,7 +281,13 @@ def total_of(reply: dict[str, Any]) -> float:
     return float(sum(reward for reward in rewards if reward is not None))
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
+def describe_case(case: Case) -> Any:
+    """verifiers alone takes longer to install and to import than all others: minutes on two cores."""
+    marks = [pytest.mark.packages] if case.name.startswith("verifiers") else []
+    return pytest.param(case, id=case.name, marks=marks)
+
+
+@pytest.mark.parametrize("case", [describe_case(case) for case in CASES])
 def test_environment_scores_as_in_its_own_loop(
     case: Case, start_server: Callable[..., Server], scripted_model: ScriptedModel
 ) -> None:

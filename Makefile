@@ -24,7 +24,7 @@ demo: $(SYNCED) ## Train SmolLM2-135M to add, end to end on this machine (about 
 	$(BIN)/rljob run examples/quickstart/rljob.yaml --fresh
 
 .PHONY: test
-test: $(SYNCED) ## Lint, type and drift checks, and all tests but the slow ones (12 minutes on 2 cores)
+test: $(SYNCED) ## Lint, type and drift checks, and all tests but the slow ones (13 minutes on 2 cores)
 	@$(MAKE) --no-print-directory -j2 -Otarget lint-text types verify test-unit
 	@$(MAKE) --no-print-directory test-process test-integration
 
@@ -189,7 +189,7 @@ bench-overlap: $(SYNCED) ## What slow rewards cost a step with each schedule, au
 	$(BIN)/python bench/overlap.py
 
 .PHONY: bench-agents
-bench-agents: $(SYNCED) ## The model gateway in front of vLLM: overhead per turn, full batches, 4,096 episodes (15 minutes)
+bench-agents: $(SYNCED) ## The model gateway in front of vLLM: overhead per turn, full batches, 4,096 episodes
 	$(BIN)/python examples/prepare.py tiny
 	$(BIN)/python bench/agents.py
 

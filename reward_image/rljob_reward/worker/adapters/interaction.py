@@ -8,13 +8,8 @@ so far. The answers of repeated turns are discarded.
 from __future__ import annotations
 
 import copy
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import inspect
 import itertools
-import sys
-import types
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -24,11 +19,12 @@ from rljob_reward.worker.adapters import user
 from rljob_reward.worker.adapters.binding import CallBinding
 from rljob_reward.worker.adapters.inspection import read_parameters
 from rljob_reward.worker.adapters.outcome import BAD_RETURN, CallOutcome, describe, failed_call
+from rljob_reward.worker.stand_ins import provide_module
 
 _EXPECTED: Final = "(should_terminate, response, score, extra), as verl's interactions do"
 _INTERACTION_KWARGS: Final = "interaction_kwargs"
 """The key of extra_info whose entries verl passes to the methods."""
-_MODULES: Final = ("verl", "verl.interactions", "verl.interactions.base")
+_MODULE: Final = "verl.interactions.base"
 
 
 class BaseInteraction:
@@ -50,20 +46,7 @@ class BaseInteraction:
 
 def provide_base_class() -> None:
     """Make `verl.interactions.base` importable where verl is missing, or is a version without it."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.append(_Finder())  # the last one: a verl that has the module wins
-
-
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        is_package = name != _MODULES[-1]
-        return importlib.util.spec_from_loader(name, self, is_package=is_package) if name in _MODULES else None
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        if module.__name__ == _MODULES[-1]:
-            module.BaseInteraction = BaseInteraction  # type: ignore[attr-defined]
+    provide_module(_MODULE, {"BaseInteraction": BaseInteraction})
 
 
 def bind(made: Any, name: str) -> CallBinding:

@@ -12,7 +12,9 @@ from typing import Any, Final
 
 Schema = dict[str, Any]
 
-SUPPORTED_TYPES: Final = "str, int, float, bool, list, dict, Literal[...], X | Y, Optional[X], or Any"
+SUPPORTED_TYPES: Final = (
+    "str, int, float, bool, list, dict, Literal[...], X | Y, Optional[X], Any, a TypedDict, a dataclass, or an Enum"
+)
 
 _SIMPLE: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
@@ -40,59 +42,66 @@ class UnsupportedTypeError(Exception):
         """Names in it that are unknown here. An imported or assigned name may stand for a supported type."""
 
 
-def schema_of(annotation: str) -> Schema:
-    """Return the JSON schema of an annotation, such as `list[int] | None`. Raise UnsupportedTypeError."""
+_NO_CLASSES: Final[Mapping[str, Schema]] = MappingProxyType({})
+
+
+def schema_of(annotation: str, classes: Mapping[str, Schema] = _NO_CLASSES) -> Schema:
+    """Return the JSON schema of an annotation, such as `list[int] | None`. Raise UnsupportedTypeError.
+
+    `classes`: the schemas of classes by name, which only a worker knows."""
     try:
         node = ast.parse(annotation.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise UnsupportedTypeError(annotation) from None
-    return _schema(node)
+    return _schema(node, classes)
 
 
-def _schema(node: ast.expr) -> Schema:
+def _schema(node: ast.expr, classes: Mapping[str, Schema]) -> Schema:
     if isinstance(node, ast.Constant):
         if node.value is None:
             return dict(_SIMPLE["None"])
         if isinstance(node.value, str):  # a forward reference
-            return schema_of(node.value)
+            return schema_of(node.value, classes)
     elif isinstance(node, (ast.Name, ast.Attribute)):
         name = _name(node)
         if name in _SIMPLE:
             return dict(_SIMPLE[name])
         if name in _LISTS or name in _DICTS:
             return {"type": "array" if name in _LISTS else "object"}
+        if name in classes:
+            return dict(classes[name])
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        return _union(list(_members(node)))
+        return _union(list(_members(node)), classes)
     elif isinstance(node, ast.Subscript):
-        return _subscript(node)
+        return _subscript(node, classes)
     raise _unsupported(node)
 
 
-def _subscript(node: ast.Subscript) -> Schema:
+def _subscript(node: ast.Subscript, classes: Mapping[str, Schema]) -> Schema:
     name = _name(node.value)
     arguments = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     if name == "Literal":
         return _literal(node, arguments)
     if name == "Union":
-        return _union(arguments)
+        return _union(arguments, classes)
     if name == "Optional" and len(arguments) == 1:
-        return _union([*arguments, ast.Constant(None)])
+        return _union([*arguments, ast.Constant(None)], classes)
     if name == "Annotated":
         texts = [each.value for each in arguments[1:] if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-        return _schema(arguments[0]) | ({"description": texts[0]} if texts else {})
+        return _schema(arguments[0], classes) | ({"description": texts[0]} if texts else {})
     if name in _LISTS and len(arguments) == 1:
-        items = _schema(arguments[0])
+        items = _schema(arguments[0], classes)
         return {"type": "array", "items": items} if items else {"type": "array"}
-    if name in _DICTS and len(arguments) == 2 and _schema(arguments[0]) == _SIMPLE["str"]:
-        values = _schema(arguments[1])
+    if name in _DICTS and len(arguments) == 2 and _schema(arguments[0], classes) == _SIMPLE["str"]:
+        values = _schema(arguments[1], classes)
         return {"type": "object", "additionalProperties": values} if values else {"type": "object"}
     raise _unsupported(node)
 
 
-def _union(members: list[ast.expr]) -> Schema:
+def _union(members: list[ast.expr], classes: Mapping[str, Schema]) -> Schema:
     schemas: list[Schema] = []
     for member in members:
-        schema = _schema(member)
+        schema = _schema(member, classes)
         schemas += [each for each in schema.get("anyOf", [schema]) if each not in schemas]
     if {} in schemas:  # Any
         return {}

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
-from rljob_api.functions.annotations import SUPPORTED_TYPES, UnsupportedTypeError, schema_of
+from rljob_api.functions.annotations import SUPPORTED_TYPES, Schema, UnsupportedTypeError, schema_of
 from rljob_api.functions.descriptions import Class, Description, Function, Other, Several
 from rljob_api.functions.forms import FormError
 from rljob_api.functions.remedies import describe_wrong_entrypoint
@@ -23,10 +24,16 @@ def is_public(name: str) -> bool:
     return not name.startswith("_")
 
 
-def check_tool(function: Function, given: Mapping[str, Any], is_defined: Callable[[str], bool]) -> None:
+def check_tool(
+    function: Function,
+    given: Mapping[str, Any],
+    is_defined: Callable[[str], bool],
+    classes: Mapping[str, Schema] = MappingProxyType({}),
+) -> None:
     """Raise FormError if the policy cannot call it. `given`: function.kwargs, which the policy does not see.
 
-    `is_defined`: whether a name may stand for a supported type, which only running the source can show.
+    `is_defined`: whether a name may stand for a supported type, which only running the source can show. `classes`: the
+    schemas of such names, as far as they are known.
     """
     if len(function.name) > MAX_NAME_CHARACTERS:
         raise FormError(f"{function.name}: a tool's name must have at most {MAX_NAME_CHARACTERS} characters; rename it")
@@ -44,10 +51,12 @@ def check_tool(function: Function, given: Mapping[str, Any], is_defined: Callabl
         raise FormError(f"{shown}: the model must see each parameter; replace * and ** by names with types")
     for name in function.named:
         if name not in given:
-            _check_parameter(function, name, is_defined)
+            _check_parameter(function, name, is_defined, classes)
 
 
-def _check_parameter(function: Function, name: str, is_defined: Callable[[str], bool]) -> None:
+def _check_parameter(
+    function: Function, name: str, is_defined: Callable[[str], bool], classes: Mapping[str, Schema]
+) -> None:
     annotation = function.annotations.get(name)
     if annotation is None:
         raise FormError(
@@ -55,7 +64,7 @@ def _check_parameter(function: Function, name: str, is_defined: Callable[[str], 
             f"of {SUPPORTED_TYPES}"
         )
     try:
-        schema_of(annotation)
+        schema_of(annotation, classes)
     except UnsupportedTypeError as error:
         if not any(map(is_defined, error.names)):
             raise FormError(

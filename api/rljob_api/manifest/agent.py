@@ -12,9 +12,12 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field
 
 from rljob_api.manifest import base
-from rljob_api.manifest.base import FreeForm, Rule, Spec
-from rljob_api.manifest.reward import FailurePolicy, FunctionReward, PythonFunction, Reward
-from rljob_api.manifest.roles import Role
+from rljob_api.manifest.base import FreeForm, LongText, PathText, Rule, ShortText, Spec
+from rljob_api.manifest.reward import FailurePolicy, FunctionReward, PythonFunction, Reward, limits_suffice
+from rljob_api.manifest.roles import Resources, Role
+from rljob_api.manifest.scaling import Autoscaling
+from rljob_api.manifest.scorers import JudgeEndpoint, JudgeSampling, ServedModel
+from rljob_api.manifest.sources import SecretKeyRef
 
 ToolFormat = Literal["auto", "hermes", "llama3"]
 
@@ -23,7 +26,9 @@ class AgentService(Role):
     """What an agent calls: code in isolated worker processes of separate Pods."""
 
     replicas: int = Field(default=1, ge=1, le=4096)
-    """Number of Pods. May change while the job runs."""
+    """Number of Pods. May change while the job runs. Ignored if autoscaling is set."""
+    autoscaling: Autoscaling | None = None
+    """Scales the number of Pods with demand. Null: replicas applies. May change while the job runs."""
     slots: int = Field(default=16, ge=1, le=4096)
     """Calls that one Pod executes concurrently, each in a worker process."""
     queue_length: int = Field(default=4096, ge=1)
@@ -35,24 +40,95 @@ class AgentService(Role):
     deadline_seconds: float = Field(default=600, gt=0)
     """Maximum seconds from a call to its result, including queueing and retries."""
 
-    def settings(self, name: str, function: PythonFunction) -> Reward:
-        """Return the settings of its server, which are those of a reward's server. `function`: what it executes."""
+    def settings(self, name: str, source: PythonFunction | UserModel) -> Reward:
+        """Return the settings of its server, which are those of a reward's server. `source`: what it executes."""
         shared = {field: getattr(self, field) for field in AgentService.model_fields if field in Reward.model_fields}
-        as_function = FunctionReward.model_validate(function.model_dump(by_alias=True))
-        policy = FailurePolicy(retries=self.retries)
-        return Reward.model_validate({**shared, "name": name, "function": as_function, "failure_policy": policy})
+        given = {**shared, "name": name, "failure_policy": FailurePolicy(retries=self.retries)}
+        if isinstance(source, UserModel):
+            return UserModelService.model_validate({**given, "user_model": source})
+        return Reward.model_validate(
+            {**given, "function": FunctionReward.model_validate(source.model_dump(by_alias=True))}
+        )
+
+
+class UserModel(Spec):
+    """A chat model that plays the user: exactly one of model (served as a sidecar of the user's server) and
+    endpoint."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        base.exactly_one(
+            "model", "endpoint", remedy="set model to a checkpoint to serve, or endpoint to an existing endpoint"
+        ),
+    )
+
+    model: ServedModel | None = None
+    """A checkpoint to serve."""
+    endpoint: JudgeEndpoint | None = None
+    """An external OpenAI-compatible endpoint."""
+    persona: LongText
+    """Jinja template (sandboxed) of the system message: who the user is, what it wants, and when it is satisfied.
+    Variables: `prompt` (text), `messages` (the conversation), `ground_truth`, `data_source`, `extra_info`, `turn`
+    (number of its earlier replies)."""
+    stop: Annotated[str, Field(min_length=1, max_length=256, pattern=r"\S")] | None = None
+    """Text with which the model ends the conversation, such as `[DONE]`; the persona must say so. What precedes it is
+    not sent to the policy. Null: only the limits of turns end it."""
+    sampling: JudgeSampling = JudgeSampling()
+
+
+class UserModelService(Reward):
+    """The settings of the server of a user model, in the form of a reward. Not part of a manifest."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = Role.RULES
+
+    user_model: UserModel
+    """Who answers."""
+
+    @property
+    def is_served(self) -> bool:
+        """Always true."""
+        return True
+
+    @property
+    def kind(self) -> str:
+        """Name of the field of agent.user."""
+        return "model"
+
+    @property
+    def served_model(self) -> ServedModel | None:
+        """The checkpoint that vLLM serves as a sidecar, if any."""
+        return self.user_model.model
+
+    @property
+    def served_model_field(self) -> str:
+        """Field of served_model, below agent.user."""
+        return "model.model"
+
+    @property
+    def endpoint(self) -> JudgeEndpoint | None:
+        """The OpenAI-compatible endpoint whose chat model plays the user, if any."""
+        return self.user_model.endpoint
 
 
 class SimulatedUser(AgentService):
-    """A user that answers the policy, rewards its turns and ends the conversation: a function or class `respond`. See
-    docs/agents.md."""
+    """A user that answers the policy, rewards its turns and ends the conversation: a function or class `respond`, or a
+    chat model with a persona. See docs/agents.md."""
 
-    function: PythonFunction
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        *Role.RULES,
+        base.exactly_one("function", "model"),
+        *limits_suffice("model"),
+    )
+
+    function: PythonFunction | None = None
     """The source."""
+    model: UserModel | None = None
+    """A chat model that plays the user. It gives no rewards: the job's rewards score the conversation."""
 
     def as_reward(self, name: str) -> Reward:
         """Return the settings of its server."""
-        return self.settings(name, self.function)
+        source = self.function or self.model
+        assert source is not None, "a rule requires one of the two"
+        return self.settings(name, source)
 
 
 USER_SERVICE: Final = "user"
@@ -111,16 +187,81 @@ class McpServer(Spec):
         )
 
 
+SANDBOX_MODULE: Final = "rljob_reward.worker.code_sandbox"
+"""Of the reward image: runs the code that the policy writes."""
+_SANDBOX_GRACE_SECONDS: Final = 5.0
+"""After timeoutSeconds, in which a sandbox ends the code and reports it to the model. Later the call has failed."""
+
+
+class Sandbox(Spec):
+    """Where code that the policy writes runs. See docs/sandboxes.md."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            ("provider", "image"),
+            "must be agentSandbox with image, warmReplicas, runtimeClassName or resources: provider process uses the "
+            "Pods of the tool",
+            "set provider: agentSandbox, or set these fields of the tool",
+            lambda sandbox: sandbox.provider == "agentSandbox" or not _has_pods(sandbox),
+            "(has(self.provider) && self.provider == 'agentSandbox') || (!has(self.image) && !has(self.warmReplicas) "
+            "&& !has(self.runtimeClassName) && !has(self.resources))",
+        ),
+    )
+
+    provider: Literal["process", "agentSandbox"] = "process"
+    """process: each call is a new process in the tool's own Pods, with the limits of a reward's function and an empty
+    folder. agentSandbox: each episode claims a Pod from a warm pool of kubernetes-sigs/agent-sandbox, which keeps its
+    files from call to call; on a cluster alone."""
+    languages: list[Literal["python", "shell"]] = Field(default=["python"], min_length=1, max_length=2)
+    """What the model may run: python adds the tool `run_python(code)`, shell adds `run_shell(command)`."""
+    requirements: list[Annotated[str, Field(min_length=1, max_length=512, pattern=base.REQUIREMENT_PATTERN)]] = Field(
+        default=[], max_length=256
+    )
+    """process: packages that the code may import, as lines of a pip requirements file without options. Each Pod
+    installs them once at startup. With agentSandbox the image has them."""
+    max_memory_mib: int = Field(default=1024, ge=64, alias="maxMemoryMiB")
+    """process: maximum address space of each process of a call, in MiB."""
+    image: PathText | None = None
+    """agentSandbox: image with /bin/sh and python3 (3.9 or later). Null: the operator's reward image."""
+    warm_replicas: int | None = Field(default=None, ge=0, le=4096)
+    """agentSandbox: Pods that wait for an episode. Null: as many as one step has episodes, at most 64."""
+    runtime_class_name: ShortText | None = None
+    """agentSandbox: RuntimeClass of the sandboxes, such as gvisor or kata. Null: the cluster's default."""
+    resources: Resources | None = None
+    """agentSandbox: requests and limits of a sandbox. What they leave out: requests of 250m CPU, 512Mi of memory and
+    1Gi of ephemeral storage, and limits of 1 CPU and the same memory and storage."""
+
+    def as_function(self, timeout_seconds: float, max_characters: int) -> PythonFunction:
+        """Return what the tool's server runs. `max_characters`: of a result."""
+        arguments = {"timeout_seconds": timeout_seconds, "max_characters": max_characters}
+        return PythonFunction(
+            module=SANDBOX_MODULE,
+            entrypoint="Sandbox",
+            factory_args={"provider": self.provider, "languages": self.languages, **arguments},
+            requirements=self.requirements,
+            max_memory_mib=self.max_memory_mib,
+            network=self.provider == "agentSandbox",
+        )
+
+
+def _has_pods(sandbox: Sandbox) -> bool:
+    fields = (sandbox.image, sandbox.warm_replicas, sandbox.runtime_class_name, sandbox.resources)
+    return any(field is not None for field in fields)
+
+
 class Tool(AgentService):
     """Functions that the policy may call: Python functions, whose names, typed parameters and docstrings become the
-    schema that the model sees, or the tools of an MCP server. See docs/agents.md."""
+    schema that the model sees, the tools of an MCP server, or a sandbox that runs the code that the policy writes. See
+    docs/agents.md."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (*Role.RULES, base.exactly_one("function", "mcp"))
+    RULES: ClassVar[tuple[Rule, ...]] = (*Role.RULES, base.exactly_one("function", "mcp", "sandbox"))
 
     function: PythonFunction | None = None
     """The source of Python functions."""
     mcp: McpServer | None = None
     """An MCP server."""
+    sandbox: Sandbox | None = None
+    """A sandbox for code that the policy writes."""
 
     name: str = Field(pattern=base.PART_NAME_PATTERN, max_length=15)
     """Name of the service, in the names of its children. Unique among tools and rewards. The model sees the names of
@@ -134,8 +275,12 @@ class Tool(AgentService):
 
     def as_reward(self, name: str) -> Reward:
         """Return the settings of its server."""
-        function = self.function if self.mcp is None else self.mcp.as_function()
-        assert function is not None, "a rule requires one of the two"
+        if self.sandbox:
+            seconds = self.timeout_seconds
+            settings = self.settings(name, self.sandbox.as_function(seconds, self.max_result_characters))
+            return settings.model_copy(update={"timeout_seconds": seconds + _SANDBOX_GRACE_SECONDS})
+        function = self.mcp.as_function() if self.mcp else self.function
+        assert function is not None, "a rule requires one of the three"
         return self.settings(name, function)
 
 
@@ -236,9 +381,25 @@ class Runner(AgentService):
         )
 
 
+class OtherModel(Spec):
+    """A model besides the policy that the program or the environment calls at the same address: a judge, a simulated
+    user. The gateway forwards its requests; what it answers never trains."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
+    """The `model` of its requests, such as gpt-5-mini."""
+    url: base.Url
+    """Base URL of an endpoint that has the API which the program uses, such as https://api.openai.com/v1. RLJob appends
+    the path, such as /chat/completions."""
+    model: ShortText | None = None
+    """The `model` that the endpoint gets. Null: name."""
+    api_key_secret_ref: SecretKeyRef | None = None
+    """API key, which the head alone has. Null: no key is sent."""
+
+
 _LOOP_ONLY = "is for type loop alone"
 HOSTED: Final = ("environment", "program")
 """Types whose episodes a runner runs."""
+_POLICY_NAMES: Final = ("policy", "default")
 _LOOP_TURNS: Final = 8
 _HOSTED_TURNS: Final = 100
 
@@ -270,14 +431,7 @@ class Agent(Spec):
             lambda agent: agent.type != "loop" or agent.user is not None or bool(agent.tools),
             "!has(self.type) || self.type != 'loop' || has(self.user) || (has(self.tools) && self.tools.size() > 0)",
         ),
-        Rule(
-            ("tools",),
-            "must have different names",
-            "rename one of them",
-            lambda agent: len({tool.name for tool in agent.tools}) == len(agent.tools),
-            "",  # x-kubernetes-list-type: map enforces it
-            lambda agent: base.find_duplicates("tools", [tool.name for tool in agent.tools]),
-        ),
+        base.different_names("tools"),
         Rule(
             ("tools",),
             f"must not be named {USER_SERVICE}, which is the service of agent.user",
@@ -313,6 +467,24 @@ class Agent(Spec):
             lambda agent: agent.type,
         ),
         Rule(
+            ("models", "type"),
+            "are called by environments and programs alone",
+            "remove it, or change type",
+            lambda agent: agent.is_hosted or not agent.models,
+            "!has(self.models) || self.models.size() == 0 || "
+            "(has(self.type) && (self.type == 'environment' || self.type == 'program'))",
+            lambda agent: f"{len(agent.models)} of them",
+        ),
+        base.different_names("models", "must have one entry for each name"),
+        Rule(
+            ("models",),
+            f"must not be named {' or '.join(_POLICY_NAMES)}: these are the model that trains",
+            "choose another name",
+            lambda agent: all(model.name not in _POLICY_NAMES for model in agent.models),
+            f"!has(self.models) || self.models.all(model, !(model.name in {list(_POLICY_NAMES)}))",
+            lambda agent: ", ".join(f"models[{i}]" for i, m in enumerate(agent.models) if m.name in _POLICY_NAMES),
+        ),
+        Rule(
             ("runner", "type"),
             "must have a function or a command with type program, and no command with type environment",
             "set runner.function or runner.command",
@@ -346,6 +518,9 @@ class Agent(Spec):
     """environment: which one."""
     runner: Runner | None = None
     """environment, program: the Pods that run the episodes, and the program."""
+    models: list[OtherModel] = Field(default=[], max_length=16, json_schema_extra=base.list_map("name"))
+    """environment, program: models besides the policy that the program may call by name. A name that is not listed is
+    an error."""
     reward_weight: float = Field(default=1.0, allow_inf_nan=False)
     """environment, program: factor of the reward that the environment or the program gives an episode. It is added to
     the weighted sum of spec.rewards, which may then be empty."""

@@ -28,6 +28,10 @@ QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]+)?$
 URL_PATTERN = r"^https?://"
 MODULE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*$"
 REQUIREMENT_PATTERN = r"^[A-Za-z0-9][^\r\n]*$"
+_DOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+_QUALIFIED = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+DEVICE_PATTERN = rf"^{_DOMAIN}/{_QUALIFIED}$"
+LABEL_KEY_PATTERN = rf"^({_DOMAIN}/)?{_QUALIFIED}$"
 PATTERN_MESSAGES = {
     OBJECT_NAME_PATTERN: "must be lower-case letters, digits and '-', and begin with a letter",
     PART_NAME_PATTERN: "must be lower-case letters, digits and '-'",
@@ -35,6 +39,8 @@ PATTERN_MESSAGES = {
     URL_PATTERN: "must begin with http:// or https://",
     MODULE_PATTERN: "must be a module's dotted name, such as package.module",
     REQUIREMENT_PATTERN: "must be one requirement, such as math-verify==0.8.0",
+    LABEL_KEY_PATTERN: "must be the key of a label such as topology.kubernetes.io/zone",
+    DEVICE_PATTERN: "must be the name of a device such as nvidia.com/gpu: DOMAIN/NAME",
 }
 
 Url = Annotated[str, Field(pattern=URL_PATTERN, max_length=2048)]
@@ -84,6 +90,23 @@ def exactly_one(*fields: str, remedy: str = "set one and remove the others") -> 
     given = [f"has(self.{field})" for field in fields]
     cel = " != ".join(given) if len(given) == 2 else f"[{', '.join(given)}].filter(given, given).size() == 1"
     return Rule(("",), f"must have exactly one of {', '.join(fields)}", remedy, holds, cel)
+
+
+def different_names(field: str, message: str = "must have different names") -> Rule:
+    """Return the rule that no two entries of a list have the same name. `message`: a type's rules need different ones.
+    The API server enforces it with x-kubernetes-list-type: map (`list_map`)."""
+
+    def names(model: Spec) -> list[str]:
+        return [entry.name for entry in getattr(model, field)]
+
+    return Rule(
+        (field,),
+        message,
+        "rename one of them",
+        lambda model: len(set(names(model))) == len(names(model)),
+        "",
+        lambda model: find_duplicates(field, names(model)),
+    )
 
 
 DEFER_RULES: Final = {"rules": "later"}

@@ -6,8 +6,9 @@ because spec itself has none and the API server fills in the defaults of its fie
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal, TypeVar
 
 from pydantic import Field
 
@@ -17,15 +18,17 @@ from rljob_api.manifest.agent import (
     ENVIRONMENTS_MODULE,
     MCP_MODULE,
     RUNNER_SERVICE,
+    SANDBOX_MODULE,
     USER_SERVICE,
     Agent,
 )
 from rljob_api.manifest.algorithm import Algorithm
-from rljob_api.manifest.base import ClusterRule, ObjectMeta, Rule, Spec, find_duplicates, list_map
+from rljob_api.manifest.base import ClusterRule, ObjectMeta, Rule, Spec, different_names, list_map
 from rljob_api.manifest.pod_settings import PodSettings
 from rljob_api.manifest.reward import PythonFunction, Reward
-from rljob_api.manifest.roles import HeadRole, RolloutRole, TrainerRole
+from rljob_api.manifest.roles import HeadRole, Role, RolloutRole, TrainerRole
 from rljob_api.manifest.schedule import Schedule
+from rljob_api.manifest.scorers import ServedModel
 from rljob_api.manifest.sources import Hub
 from rljob_api.manifest.status import RLJobStatus
 from rljob_api.wire.contract import API_VERSION
@@ -72,14 +75,7 @@ _RULES: Final = (
         "self.schedule.promptsPerStep / self.schedule.miniBatches * self.algorithm.groupSize % "
         "(self.trainer.replicas * (self.trainer.gpusPerReplica > 0 ? self.trainer.gpusPerReplica : 1)) == 0",
     ),
-    Rule(
-        ("rewards",),
-        "must have different names",
-        "rename one of them",
-        lambda spec: len({reward.name for reward in spec.rewards}) == len(spec.rewards),
-        "",  # x-kubernetes-list-type: map enforces it
-        lambda spec: find_duplicates("rewards", [reward.name for reward in spec.rewards]),
-    ),
+    different_names("rewards"),
     Rule(
         ("agent.tools", "rewards"),
         "must have names that no reward has: both are services of the job",
@@ -206,9 +202,14 @@ def _group_sizes(spec: str) -> str:
 
 
 def _agent_sizes(spec: str) -> str:
-    user = f"(has({spec}.agent.user) ? [{spec}.agent.user.replicas] : [])"
-    runner = f"[has({spec}.agent.runner) ? {spec}.agent.runner.replicas : 1]"  # environments have one in any case
-    return f"{user} + {runner} + (has({spec}.agent.tools) ? {spec}.agent.tools.map(t, t.replicas) : [])"
+    """The replicas of what is not autoscaled."""
+    user, runner, tools = (f"{spec}.agent.{part}" for part in ("user", "runner", "tools"))
+    return (
+        f"(has({user}) && !has({user}.autoscaling) ? [{user}.replicas] : []) + "
+        # Environments have a runner in any case.
+        f"[has({runner}) ? (has({runner}.autoscaling) ? 0 : {runner}.replicas) : 1] + "
+        f"(has({tools}) ? {tools}.map(t, !has(t.autoscaling), t.replicas) : [])"
+    )
 
 
 _IMMUTABLE: Final = (
@@ -226,7 +227,9 @@ _IMMUTABLE: Final = (
     ),
     ClusterRule(
         "agent",
-        _KUEUE_MESSAGE.replace("immutable", "immutable in the replicas of its user, tools and runner"),
+        _KUEUE_MESSAGE.replace(
+            "immutable", "immutable in the replicas of its user, tools and runner (except for autoscaled ones)"
+        ),
         f"{_FREE_UNDER_KUEUE} || {_agent_sizes('self')} == {_agent_sizes('oldSelf')}",
     ),
 )
@@ -234,7 +237,10 @@ _IMMUTABLE: Final = (
 
 _SOURCES: Final = {ENVIRONMENTS_MODULE: "spec.agent.environment", COMMAND_MODULE: "spec.agent.runner.command"}
 """By module of the reward image."""
+_TOOL_SOURCES: Final = {MCP_MODULE: "mcp", SANDBOX_MODULE: "sandbox"}
+"""Field of a tool, by the same."""
 ServiceKind = Literal["reward", "user", "tool", "runner"]
+_Service = TypeVar("_Service", bound=Role)
 
 
 @dataclass(frozen=True)
@@ -253,8 +259,8 @@ class Service:
     def source(self) -> str:
         """Field of what it runs: spec.rewards[0].judge, spec.agent.user.function, spec.agent.runner.command."""
         module = self.reward.function.module if self.reward.function else None
-        if module == MCP_MODULE:
-            return f"{self.path}.mcp"
+        if module in _TOOL_SOURCES:
+            return f"{self.path}.{_TOOL_SOURCES[module]}"
         return _SOURCES.get(module or "", f"{self.path}.{self.reward.kind}")
 
 
@@ -306,6 +312,21 @@ class RLJobSpec(PodSettings):
             *([Service("runner", "spec.agent.runner", runner, framework)] if runner else []),
         ]
 
+    def with_replicas(self, replicas: Mapping[str, int]) -> RLJobSpec:
+        """Return the spec with other numbers of Pods, by name of the service."""
+
+        def change(role: _Service, name: str) -> _Service:
+            return role.model_copy(update={"replicas": replicas[name]}) if name in replicas else role
+
+        agent = self.agent
+        tools = [change(tool, tool.name) for tool in agent.tools]
+        user = change(agent.user, USER_SERVICE) if agent.user else None
+        # Environments have a runner in any case; without settings it is not autoscaled.
+        runner = change(agent.runner, RUNNER_SERVICE) if agent.runner else None
+        changed = {"rewards": [change(reward, reward.name) for reward in self.rewards]}
+        parts = {"user": user, "tools": tools, "runner": runner}
+        return self.model_copy(update=changed | {"agent": agent.model_copy(update=parts)})
+
     @property
     def functions(self) -> dict[str, PythonFunction]:
         """The Python of the user that the job runs, by path: spec.rewards[0].function, spec.agent.user.function."""
@@ -321,9 +342,26 @@ class RLJobSpec(PodSettings):
         return {path: function for path, function in found.items() if function is not None}
 
     @property
+    def served_models(self) -> dict[str, ServedModel]:
+        """The checkpoints that vLLM serves as sidecars, by path, such as spec.rewards[0].judge.model.
+
+        Changes to one change the job.
+        """
+        rewards = ((service.path, service.reward) for service in self.services)
+        return {
+            f"{path}.{reward.served_model_field}": model for path, reward in rewards if (model := reward.served_model)
+        }
+
+    @property
     def num_optimized_models(self) -> int:
         """Whole models with an optimizer state. The critic of ppo is as large as the model; adapters are small."""
         return (self.trainer.lora is None) + (self.algorithm.type == "ppo")
+
+    @property
+    def saves_asynchronously(self) -> bool:
+        """Whether training continues while a checkpoint is written."""
+        chosen = self.checkpoint.asynchronous
+        return self.trainer.gpus_per_replica > 0 if chosen is None else chosen
 
 
 class RLJob(Spec):

@@ -90,18 +90,24 @@ class PersistentVolumeClaimRef(Spec):
 
     claim_name: ObjectName
     """Name of the PersistentVolumeClaim."""
+    mounted_by: Literal["all", "head"] = "all"
+    """all: head and trainers, so the claim must be ReadWriteMany unless they run on one node. head: the head alone, so
+    ReadWriteOnce is enough; the trainers send their files to the head."""
 
 
 class Checkpoint(Spec):
     """Location and frequency of checkpoints."""
 
     persistent_volume_claim: PersistentVolumeClaimRef | None = None
-    """Claim for checkpoints. Null: an emptyDir on a cluster (lost with the Pods), or the run's folder under
-    `rljob run`."""
+    """Claim for the run's files: checkpoints, metrics, trajectories and the export. Null: on a cluster an emptyDir of
+    the head, deleted with the head's Pod, also at the end of the job; under `rljob run` the run's folder."""
     every_steps: int = Field(default=10, ge=1)
     """Steps between checkpoints. Another one is written after the last step."""
     keep: int = Field(default=2, ge=1)
     """Number of checkpoints to keep."""
+    asynchronous: bool | None = None
+    """Whether training continues while a checkpoint is written, from a copy in the host's memory: 12 bytes per trained
+    parameter over all ranks. Null: with GPUs. false: training waits."""
     export: bool = True
     """Whether to also write the last checkpoint in Hugging Face format."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -12,7 +12,7 @@ from rljob_api.manifest.base import FreeForm, ObjectMeta, ObjectName, PathText, 
 from rljob_api.manifest.pod_settings import PodSettings
 from rljob_api.manifest.roles import Role
 from rljob_api.manifest.scaling import Autoscaling, RewardScaling
-from rljob_api.manifest.scorers import EndpointLimits, JudgeReward, ModelReward, ServedModel
+from rljob_api.manifest.scorers import EndpointLimits, JudgeEndpoint, JudgeReward, ModelReward, ServedModel
 from rljob_api.manifest.status import MAX_IMAGE_LENGTH, Condition
 from rljob_api.wire.contract import API_VERSION
 
@@ -175,34 +175,54 @@ class RewardBase(Role):
         """The checkpoint that vLLM serves as a sidecar of the reward server, if any."""
         return self.model or (self.judge.model if self.judge else None)
 
+    @property
+    def served_model_field(self) -> str:
+        """Field of served_model."""
+        return "model" if self.model else "judge.model"
 
-def _limit_suffices(name: str, num_requests: int) -> Rule:
-    """Return the rule that each replica's share of a limit suffices for `num_requests` per vote of a question."""
+    @property
+    def endpoint(self) -> JudgeEndpoint | None:
+        """The OpenAI-compatible endpoint whose chat model the server asks, if any; field `KIND.endpoint`."""
+        return self.judge.endpoint if self.judge else None
+
+
+def limits_suffice(asker: Literal["judge", "model"]) -> tuple[Rule, ...]:
+    """Return the rules that each replica's share of an endpoint's limits suffices for its smallest execution.
+
+    `asker`: the field that has the endpoint.
+    """
+    return _limit_suffices(asker, "concurrency", 1), _limit_suffices(asker, "requestsPerMinute", 2)
+
+
+def _limit_suffices(asker: Literal["judge", "model"], name: str, num_requests: int) -> Rule:
+    """Return the rule that a share suffices for `num_requests`; of a judge, for each vote of a question."""
     attribute = base.yaml_fields(EndpointLimits)[name][0]
+    has_votes = asker == "judge"
 
-    def holds(reward: RewardBase) -> bool:
-        if reward.judge is None or reward.judge.endpoint is None:
+    def holds(service: Any) -> bool:
+        asking = getattr(service, asker)
+        if asking is None or asking.endpoint is None:
             return True
-        limit = getattr(reward.judge.endpoint.limits, attribute)
-        replicas = reward.autoscaling.max_replicas if reward.autoscaling else reward.replicas
-        return limit is None or limit >= num_requests * reward.judge.votes * replicas
+        limit = getattr(asking.endpoint.limits, attribute)
+        replicas = service.autoscaling.max_replicas if service.autoscaling else service.replicas
+        return limit is None or limit >= num_requests * (asking.votes if has_votes else 1) * replicas
 
-    field = f"judge.endpoint.limits.{name}"
-    factor = f"{num_requests} x " if num_requests > 1 else ""
+    field = f"{asker}.endpoint.limits.{name}"
+    factors = [*([str(num_requests)] if num_requests > 1 else []), *(["votes"] if has_votes else []), "replicas"]
+    votes = " (has(self.judge.votes) ? self.judge.votes : 1) *" if has_votes else ""
     return Rule(
-        (field, "judge.votes", "replicas"),
-        f"must be at least {factor}votes x replicas: each replica gets an equal share",
-        "raise it, or lower replicas (autoscaling.maxReplicas) or judge.votes",
+        (field, *(["judge.votes"] if has_votes else []), "replicas"),
+        f"must be at least {' x '.join(factors)}: each replica gets an equal share",
+        f"raise it, or lower replicas (autoscaling.maxReplicas){' or judge.votes' if has_votes else ''}",
         holds,
-        "!has(self.judge) || !has(self.judge.endpoint) || !has(self.judge.endpoint.limits) || "
-        f"!has(self.{field}) || self.{field} >= {num_requests} * (has(self.judge.votes) ? self.judge.votes : 1) * "
+        f"!has(self.{asker}) || !has(self.{asker}.endpoint) || !has(self.{asker}.endpoint.limits) || "
+        f"!has(self.{field}) || self.{field} >= {num_requests} *{votes} "
         "(has(self.autoscaling) ? self.autoscaling.maxReplicas : has(self.replicas) ? self.replicas : 1)",
     )
 
 
 _SHARED_RULES = (
-    _limit_suffices("concurrency", 1),
-    _limit_suffices("requestsPerMinute", 2),
+    *limits_suffice("judge"),
     Rule(
         ("scope", "model"),
         "must be sample for a model: a classifier scores one text at a time",

@@ -7,7 +7,16 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from rljob_api.manifest.base import QUANTITY_PATTERN, FreeForm, PathText, Rule, ShortText, Spec
+from rljob_api.manifest.base import (
+    DEVICE_PATTERN,
+    LABEL_KEY_PATTERN,
+    QUANTITY_PATTERN,
+    FreeForm,
+    PathText,
+    Rule,
+    ShortText,
+    Spec,
+)
 
 MAX_RESTART_DELAY_SECONDS = 600
 """Between a failure and the restart: a Job waits up to 10 minutes, a kubelet up to 5."""
@@ -35,6 +44,9 @@ Quantity = Annotated[
 ]
 """An integer or a string in YAML; a string in Python."""
 LabelValue = Annotated[str, Field(max_length=63)]
+LabelKey = Annotated[str, Field(pattern=LABEL_KEY_PATTERN, max_length=316)]
+DeviceName = Annotated[str, Field(pattern=DEVICE_PATTERN, max_length=200)]
+"""Name of an extended resource of Kubernetes."""
 EnvValue = Annotated[str, Field(max_length=32768)]
 
 
@@ -44,7 +56,7 @@ class Resources(Spec):
     requests: dict[str, Quantity] = Field(default={}, max_length=32)
     """Resources that the scheduler reserves, by name. Default: only the GPUs of gpusPerReplica."""
     limits: dict[str, Quantity] = Field(default={}, max_length=32)
-    """Limits that the kubelet enforces, by name. RLJob adds the GPUs of gpusPerReplica as nvidia.com/gpu."""
+    """Limits that the kubelet enforces, by name. RLJob adds the GPUs of gpusPerReplica as nodePool.gpuResource."""
 
 
 class Toleration(Spec):
@@ -79,8 +91,28 @@ class Toleration(Spec):
     """Seconds for which a NoExecute taint is tolerated. Null: indefinitely."""
 
 
+class Topology(Spec):
+    """One domain of nodes for all Pods of a role, such as a rack, or the nodes that NVLink connects."""
+
+    key: LabelKey
+    """Label of nodes: those with the same value are one domain. nvidia.com/gpu.clique is an NVLink domain."""
+    required: bool = True
+    """true: Pods start only in the domain of the role's others. false: elsewhere, too, if they do not fit there."""
+
+
 class NodePool(Spec):
     """The nodes of one role. Roles with different pools never share a node."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            ("gpuResource",),
+            "must be an extended resource: outside kubernetes.io, and without requests. before it",
+            "set the name that the device plugin of the nodes gives to a GPU; kubectl describe node lists it",
+            lambda pool: "kubernetes.io/" not in pool.gpu_resource and not pool.gpu_resource.startswith("requests."),
+            "!has(self.gpuResource) || "
+            "!(self.gpuResource.contains('kubernetes.io/') || self.gpuResource.startsWith('requests.'))",
+        ),
+    )
 
     node_selector: dict[str, LabelValue] = Field(default={}, max_length=64)
     """Labels that a node must have."""
@@ -88,6 +120,12 @@ class NodePool(Spec):
     """Taints that the role's Pods tolerate."""
     exclusive: bool = False
     """Whether Pods of this role avoid nodes that run another role of any RLJob (required anti-affinity)."""
+    gpu_resource: DeviceName = "nvidia.com/gpu"
+    """Resource name of one GPU on these nodes, such as amd.com/gpu, or nvidia.com/mig-3g.40gb for a slice. The role's
+    GPUs, and those of a reward's or user's model, are requested by this name."""
+    topology: Topology | None = None
+    """One domain for all Pods of the role: by Kueue's topology annotations with scheduling.gang kueue, else by affinity
+    between the Pods. Null: any nodes of the pool."""
 
 
 class Role(Spec):
@@ -165,18 +203,38 @@ class Lora(Spec):
 class TrainerRole(Role):
     """The FSDP2 actor group."""
 
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        *Role.RULES,
+        Rule(
+            ("sharding",),
+            "must be full with fewer than 2 GPUs per Pod: otherwise each rank holds a whole copy",
+            "remove it, or set gpusPerReplica to 2 or more",
+            lambda trainer: trainer.sharding == "full" or trainer.gpus_per_replica > 1,
+            "!has(self.sharding) || self.sharding == 'full' || (has(self.gpusPerReplica) && self.gpusPerReplica > 1)",
+        ),
+    )
+
     replicas: int = Field(default=1, ge=1, le=4096)
     """Number of trainer Pods. Immutable unless the job is suspended."""
     gpus_per_replica: int = Field(default=0, ge=0, le=16)
-    """GPUs per Pod, with one rank per GPU. 0 means one CPU rank per Pod. Immutable unless the job is suspended."""
+    """GPUs per Pod (nodePool.gpuResource), with one rank per GPU. 0 means one CPU rank per Pod. Immutable unless the
+    job is suspended."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Data type of the forward and backward pass. Master weights and optimizer state are always fp32."""
     micro_batch_tokens: int = Field(default=16384, ge=16)
     """Maximum tokens of one micro-batch on a rank, including padding. A longer trajectory gets its own micro-batch."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more compute."""
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
-    """Attention implementation, by its name in transformers."""
+    gradient_checkpointing: bool | None = None
+    """Recompute activations in the backward pass: far less memory, about a third more compute. Null: with GPUs."""
+    sharding: Literal["full", "perReplica"] = "full"
+    """Over which ranks FSDP2 shards weights, gradients and optimizer state. full: over all. perReplica: over those of a
+    Pod, so each Pod has a copy; between Pods, only gradients travel, but a GPU needs more memory."""
+    attention: Literal["auto", "packed", "sdpa", "eager", "flash_attention_2"] = "auto"
+    """Attention implementation. packed: rows one after the other without padding, by torch's varlen flash attention; it
+    needs full attention in all layers, and on GPUs Ampere or newer and a dtype of 16 bits. auto: packed on GPUs that
+    support it, otherwise sdpa. The others have their names from transformers; flash_attention_2 needs flash-attn."""
+    compile: bool = False
+    """Compile each decoder layer with torch.compile: fewer and larger kernels, but a first update that takes minutes.
+    Needs a C++ compiler in the image on CPUs, and a C compiler with GPUs."""
     lora: Lora | None = None
     """LoRA adapters instead of all weights. Null: full fine-tuning. Immutable."""
 
@@ -184,6 +242,16 @@ class TrainerRole(Role):
     def num_ranks(self) -> int:
         """World size of the trainer: one rank per GPU, or per Pod without GPUs."""
         return self.replicas * max(1, self.gpus_per_replica)
+
+    @property
+    def recomputes_activations(self) -> bool:
+        """gradientCheckpointing, and what null means."""
+        return self.gpus_per_replica > 0 if self.gradient_checkpointing is None else self.gradient_checkpointing
+
+    @property
+    def num_copies(self) -> int:
+        """Copies of weights and optimizer state, each sharded over equally many adjacent ranks."""
+        return self.replicas if self.sharding == "perReplica" else 1
 
 
 UpdateMode = Literal["keep", "recompute", "finish"]
@@ -237,7 +305,7 @@ class RolloutRole(Role):
     replicas: int = Field(default=1, ge=0, le=4096)
     """Number of vLLM replicas. May change while the job runs."""
     gpus_per_replica: int = Field(default=0, ge=0, le=16)
-    """GPUs per replica, used for tensor parallelism. 0 means vLLM's CPU backend."""
+    """GPUs per replica (nodePool.gpuResource), used for tensor parallelism. 0 means vLLM's CPU backend."""
     sampling: TrainingSampling = TrainingSampling()
     max_model_len: int | None = Field(default=None, ge=16)
     """Maximum length of prompt plus completion, in tokens. Null: the model's limit."""
@@ -255,5 +323,8 @@ class RolloutRole(Role):
     request_timeout_seconds: float = Field(default=600, gt=0)
     """Seconds without a new token after which a generation request is retried on another replica. The length of a
     completion does not matter. While it produces tokens for other requests, the replica stays in use."""
+    startup_timeout_seconds: int | None = Field(default=None, ge=10, le=86400)
+    """Seconds from the start of a replica's container until vLLM listens; then the container restarts. Null: 600, and
+    4200 for a model of the Hub. A change restarts the rollouts."""
     extra_args: list[PathText] = Field(default=[], max_length=64)
     """Additional arguments of vLLM's API server."""

@@ -1,4 +1,4 @@
-"""Autoscaling of a reward: the user's settings, and the last decision in the status.
+"""Autoscaling of a reward or a service of the agent: the user's settings, and the last decision in the status.
 
 The operator's `autoscale` makes the decisions. Invariant: the status holds everything that the next decision needs from
 the last one, so that a restarted operator continues from it.
@@ -15,7 +15,8 @@ from rljob_api.manifest.base import Rule, Spec
 
 
 class Autoscaling(Spec):
-    """Scale replicas with demand: slots = samples x seconds per sample / target time."""
+    """Scale replicas with demand: slots = samples x seconds per sample / target time. For agents, samples are episodes,
+    and a runner has a slot for each episode in flight."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -35,7 +36,8 @@ class Autoscaling(Spec):
     """Maximum number of Pods."""
     target_seconds: float | None = Field(default=None, gt=0)
     """Target time to score all samples of a step, in seconds from its start. Null: measured by the driver as the time
-    until the GPUs need the last scores."""
+    until the GPUs need the last scores; for a user or tool, until the last episode ends. For a runner, the time in
+    which it may play all episodes of a step; null: all of them at once."""
     scale_down_after_seconds: float = Field(default=300, ge=0)
     """Stabilization window in seconds: demand must stay lower for this long before Pods are removed. Pods are never
     removed during a step. To keep Pods between steps, set it longer than the pause between their scores."""
@@ -46,18 +48,19 @@ class Autoscaling(Spec):
 
 
 class RewardScaling(Spec):
-    """The last decision on a reward's replicas, with its inputs at the time when the replicas changed."""
+    """The last decision on the replicas of a reward or a service of the agent, with its inputs at the time when they
+    changed."""
 
     name: str
-    """Name of the reward."""
+    """Name of the reward or the tool; user, runner."""
     replicas: int = 0
     """Number of Pods chosen."""
     slots: int = 0
     """Slots that the demand requires."""
     samples: int = 0
-    """Samples to score per step, over all jobs."""
+    """Samples to score per step, over all jobs; episodes of an agent."""
     latency_seconds: float | None = None
-    """Mean execution time of one sample."""
+    """Mean execution time of one sample; of an agent, of all calls of an episode."""
     target_seconds: float | None = None
     """Target time to score all samples of a step, in seconds."""
     message: str = ""

@@ -20,7 +20,7 @@ class ServedModel(ModelSource):
     """A checkpoint that vLLM serves as a sidecar of the reward server."""
 
     gpus: int = Field(default=0, ge=0, le=16)
-    """GPUs per Pod for the model, used for tensor parallelism. 0 means vLLM's CPU backend."""
+    """GPUs per Pod for the model (nodePool.gpuResource), used for tensor parallelism. 0 means vLLM's CPU backend."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Data type of the weights. auto: the checkpoint's type, with float32 reduced to float16 or bfloat16."""
     max_model_len: int | None = Field(default=None, ge=16)
@@ -35,6 +35,9 @@ class ServedModel(ModelSource):
     """Image of vLLM's container. Null: the operator's trainer image. Ignored by `rljob run`."""
     resources: Resources = Resources()
     """Requests and limits of vLLM's container."""
+    startup_timeout_seconds: int | None = Field(default=None, ge=10, le=86400)
+    """Seconds from the Pod's start until the reward server listens, which waits for vLLM; then the server's container
+    restarts. Null: 1800. A change replaces the Pods."""
     extra_args: list[PathText] = Field(default=[], max_length=64)
     """Additional arguments of vLLM's API server. They override RLJob's arguments."""
 

@@ -87,6 +87,24 @@ class RoleStatus(Spec):
     """What counts against backoffLimit: the Pods that failed within backoffWindowSeconds, those with most failures."""
 
 
+MAX_AVOIDED_NODES = 16
+
+
+class AvoidedNode(Spec):
+    """A node on which a GPU of a role has failed. The role's Pods are no longer scheduled there."""
+
+    role: Name
+    """Name of the role."""
+    node: Name
+    """Name of the node."""
+    pod: Name
+    """Name of the Pod whose GPU failed."""
+    message: Line
+    """CUDA's or the driver's text."""
+    restart: Line = ""
+    """Requests to restart the role so far (`kubectl rljob restart`). The next one uses the node again."""
+
+
 class RewardProblem(Spec):
     """Why samples have no valid score."""
 
@@ -102,7 +120,8 @@ class RewardProblem(Spec):
     def describe(self) -> str:
         """Return `reward correct: no valid score (timeout): ...`, or the same with the field of what failed."""
         what = self.reward if self.reward.startswith("spec.") else f"reward {self.reward}"
-        return f"{what}: no valid score ({self.reason}): {self.message}"
+        effect = "a call failed" if self.reward.startswith("spec.agent.tools") else "no valid score"
+        return f"{what}: {effect} ({self.reason}): {self.message}"
 
 
 class ScheduleProgress(Spec):
@@ -127,6 +146,8 @@ class ScheduleProgress(Spec):
 class JobProgress(Spec):
     """The driver's last report. Advisory: it may be 10 s old, with more than 100 training jobs up to a minute."""
 
+    run_id: Word = ""
+    """Of the folder with the run's files. It changes when they were lost."""
     step: int = 0
     """Completed optimizer steps."""
     total_steps: int = 0
@@ -150,7 +171,7 @@ class RLJobStatus(Spec):
 
     conditions: list[Condition] = Field(default=[], json_schema_extra=list_map("type"))
     """Queued, Suspended, Running, Restarting, Succeeded, Failed, PoolsIsolated, NameConflict, RewardVersionsMixed,
-    Learning."""
+    Learning, ProgressLost."""
     observed_generation: int = 0
     """Generation of spec that this status refers to."""
     phase: Literal["", "Pending", "Queued", "Suspended", "Running", "Restarting", "Succeeded", "Failed"] = ""
@@ -166,7 +187,9 @@ class RLJobStatus(Spec):
     rollout_selector: str = ""
     """Label selector of the rollout Pods, for the scale subresource."""
     scaling: list[RewardScaling] = Field(default=[], json_schema_extra=list_map("name"))
-    """Last decision for each reward with autoscaling."""
+    """Last decision for each reward, user, tool and runner with autoscaling."""
+    avoided_nodes: list[AvoidedNode] = Field(default=[], max_length=MAX_AVOIDED_NODES)
+    """Nodes with a broken GPU, by role. Empty after suspend, `kubectl rljob retry` and, for the role, `restart`."""
     progress: JobProgress = Field(default=JobProgress())
     """The driver's last report."""
     retried: str = ""

@@ -67,10 +67,14 @@ ENV_CONTAINER_ENV = "RLJOB_CONTAINER_ENV"
 `*`: all, since the process has a container's environment (the image sets this). `rljob run` sets it for its Pods."""
 ENV_JUDGE_API_KEY = "RLJOB_JUDGE_API_KEY"
 """Reward server: bearer token for a judge's endpoint."""
+ENV_MODEL_API_KEY = "RLJOB_MODEL_API_KEY_"
+"""Head: followed by an index, the key of this entry of agent.models."""
 ENV_TERMINATION_LOG = "RLJOB_TERMINATION_LOG"
 """Optional: where a program writes why it ends. `rljob run` sets it; unset: /dev/termination-log, as on a cluster."""
 ENV_EPISODE = "RLJOB_EPISODE"
 """Set for a program that a runner starts: path of a file with its EpisodeCall as JSON."""
+ENV_SANDBOX_TOKEN = "RLJOB_SANDBOX_TOKEN"
+"""Sandbox of agent-sandbox: the token of requests to it."""
 ENV_PEERS = "RLJOB_PEERS"
 """Reward server: headless Service of the reward's ready replicas, which share rate limits. Unset: a single replica."""
 
@@ -80,12 +84,16 @@ PORT_DRIVER = 8100
 """Head: /status, /metrics, /weights."""
 PORT_WEIGHTS = 8200
 """Trainer rank 0: the published safetensors."""
+PORT_RUN_FILES = 8400
+"""Head: checkpoints and the export of ranks that do not see the run's folder."""
 PORT_ROLLOUT = 8000
 """Rollout: vLLM's OpenAI server with RLJob's middleware."""
 PORT_GATEWAY = 8300
 """Head: the APIs through which environments and programs call the policy."""
 PORT_REWARD = 8080
 """Reward: the reward protocol."""
+PORT_SANDBOX = 8500
+"""Sandbox of agent-sandbox: runs code for the tool to which it belongs."""
 
 # Mount paths in containers. The local backend maps each to a folder of the run.
 PATH_CONFIG = "/etc/rljob"
@@ -93,6 +101,12 @@ PATH_RUN = "/var/lib/rljob"
 PATH_CLAIMS = "/mnt/pvc"
 """pvc://CLAIM/PATH is mounted read-only at PATH_CLAIMS/CLAIM."""
 PATH_SCRATCH = "/var/run/rljob"
+PATH_SANDBOX = "/var/run/secrets/rljob.dev/sandbox"
+"""Tool with provider agentSandbox: folder with FILE_SANDBOX."""
+KEY_SANDBOX_TOKEN = "sandbox-token"
+"""In the Secret with FILE_SANDBOX: the token alone, for the sandboxes."""
+FILE_SANDBOX = "sandbox.json"
+"""{pool, port, token, seconds}: the warm pool, the sandboxes' port and token, and how long a claim may live."""
 PATH_VLLM = "/var/run/vllm"
 """Folder that a reward server shares with its vLLM sidecar."""
 FILE_VLLM_SOCKET = "socket"
@@ -105,6 +119,9 @@ RAY_RESOURCE_TRAINER = "rljob-trainer"
 
 SERVED_MODEL_NAME = "policy"
 """The `model` of every request to a rollout replica."""
+
+END_EPISODE = "rljob.endEpisode"
+"""`function` of a CallRequest that means: the episode has ended. No function of a tool has this name."""
 
 # Bounds of a reward's result.
 MAX_COMPONENTS = 1000

@@ -10,7 +10,7 @@ import enum
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, SkipValidation, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, SkipValidation, model_validator
 
 from rljob_api.wire.contract import MAX_COMPONENTS
 from rljob_api.wire.text import Count, Line, Name, Paragraph, Seconds, Share, Word, first
@@ -135,6 +135,8 @@ class CallRequest(Wire):
     lane: Lane = "train"
     function: str = Field(default="", max_length=256)
     """Name of the tool's function. Empty for the simulated user."""
+    episode: str = Field(default="", max_length=256)
+    """Episode of the call: calls of one episode share its sandbox."""
     arguments: dict[str, Any]
     """For a tool: what the policy wrote. For the simulated user: the fields of UserCall."""
 
@@ -255,6 +257,19 @@ class WeightVersion(Wire):
         return f"{self.generation}:{self.version}"
 
 
+DigestUnit = Literal["element", "word"]
+
+
+class LocalFile(Wire):
+    """Identifies a file for other processes of the same machine, in any mount namespace."""
+
+    boot_id: str
+    """Of the kernel that runs."""
+    path: str
+    device: int
+    inode: int
+
+
 class WeightManifest(WeightVersion):
     """The newest published weights. The head serves the manifest, rank 0 of the trainer the file."""
 
@@ -262,10 +277,14 @@ class WeightManifest(WeightVersion):
     """URL of the safetensors file. Requires the token."""
     num_bytes: int
     """Size of the file."""
-    sha256: str
-    """Digest of the file."""
+    file_hash: str
+    """Hash of the file, for integrity alone (see the trainer's weights.file_hash)."""
     checksum: str
     """Digest of the parameters, independent of fusing and layout (see the trainer's weights.checksum)."""
+    digest_unit: DigestUnit = "element"
+    """What the digest of the parameters counts."""
+    local: LocalFile | None = None
+    """The file, for replicas that can see it."""
 
 
 MAX_PULL_ERROR_LENGTH = 500
@@ -277,14 +296,14 @@ class RolloutWeights(WeightVersion):
     generation: str = ""
     """Empty while it serves the initial model."""
     version: int = -1
-    sha256: str = ""
-    """Digest of the received file."""
+    file_hash: str = ""
+    """Hash of the received file. A file that is read in place has that of the manifest."""
     checksum: str = ""
     """Digest read back from the parameters in the engine."""
     pause_seconds: float = 0.0
     """Time for which the last update paused generation."""
     transfer_seconds: float = 0.0
-    """Download time of the last update. Not part of the pause."""
+    """Time until the last update could be loaded: its download, if there was one. Not part of the pause."""
     load_seconds: float = 0.0
     """Time to load the last update into the engine. Part of the pause."""
     error: str = ""
@@ -313,12 +332,16 @@ MAX_NAMES = 64
 
 
 class RewardDemand(Wire):
-    """Demand for one reward in the current or the next collection. Input of the autoscaler."""
+    """Demand for one reward, or for a service of the agent, in the current or the next collection. Input of the
+    autoscaler. Of an agent, samples are episodes, and the latency is that of all calls of one episode."""
 
     samples: Count = 0
-    """Samples of the whole collection. 0 if there is no further collection."""
+    """Samples of the whole collection; for a runner, the episodes that are in flight at once. 0 if there is no further
+    collection."""
     expected: Count = 0
-    """Samples without a score yet."""
+    """Samples without a score yet; for the user and tools, calls in flight."""
+    holds_slots: bool = False
+    """Whether a sample holds its slot for the whole collection, as an episode in a runner does: slots = samples."""
     is_open: bool = False
     """Whether the collection is in progress: from the first prompt to the last score."""
     is_first: bool = False
@@ -381,6 +404,20 @@ class Learning(Wire):
     """Why not, and what to do."""
 
 
+MAX_GPU_FAULTS = 8
+
+
+class GpuFault(Wire):
+    """A GPU of a trainer that does not work."""
+
+    address: Word
+    """Of its Pod."""
+    at: AwareDatetime
+    """By the driver's clock. A Pod that was created later only has the same address."""
+    message: Line
+    """CUDA's or the driver's text."""
+
+
 class RankFailures(Wire):
     """Ends of the trainer group through its own fault: a rank's process failed while its node stayed."""
 
@@ -388,6 +425,8 @@ class RankFailures(Wire):
     """Since this driver started."""
     last: Line = ""
     """The last one's reason."""
+    gpu_faults: Annotated[list[GpuFault], first(MAX_GPU_FAULTS)] = []
+    """Newest first, one per Pod. The operator avoids their nodes."""
 
 
 class BusyShares(Wire):
@@ -400,6 +439,12 @@ class BusyShares(Wire):
     """At least one reward request was in flight."""
     trainer: Share | None = None
     """The trainer computed gradients, updated, or published weights."""
+    users: Share | None = None
+    """At least one reply of the simulated user was in flight. Null: the job has none; the same for tools, runners."""
+    tools: Share | None = None
+    """At least one call of a tool was in flight."""
+    runners: Share | None = None
+    """At least one episode of a program or an environment was in flight."""
 
     def describe(self) -> str:
         """Return the known shares as text, such as `rollouts 97%, trainer 31%`."""
@@ -461,6 +506,8 @@ class DriverStatus(Wire):
     long texts and collections are truncated, an impossible number makes the answer invalid.
     """
 
+    run_id: Word = ""
+    """Of the run's folder. A new one has another, and no checkpoint. Empty: not known yet."""
     step: Count = 0
     total_steps: Count = 0
     phase: Word = "starting"

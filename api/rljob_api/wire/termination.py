@@ -14,6 +14,8 @@ from rljob_api.wire.contract import ENV_TERMINATION_LOG, ExitCode
 
 ERROR_PREFIX = "error: "
 """Starts the last line of a program that gives up, and its termination message."""
+GPU_FAULT_PREFIX = "GPU fault: "
+"""Starts the message of a program whose GPU does not work: the operator avoids its node from then on."""
 _DEFAULT_PATH = "/dev/termination-log"
 _MAX_BYTES = 4000
 """Kubernetes keeps 4,096."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rljob_api.manifest.agent import MCP_MODULE
+from rljob_api.manifest.agent import MCP_MODULE, UserModelService
 from rljob_api.manifest.job import RLJobSpec
 
 FUNCTION = {"function": {"inline": "x = 1"}}
@@ -60,6 +60,67 @@ def test_a_tool_may_be_an_mcp_server() -> None:
     assert functions[1].requirements[1:] == ["mcp-server-time"]
     assert [service.source for service in spec.services[1:]] == ["spec.agent.tools[0].mcp", "spec.agent.tools[1].mcp"]
     assert [*spec.functions] == ["spec.rewards[0].function"]
+
+
+def build_model_user(**fields: Any) -> dict[str, Any]:
+    """Return an agent whose user is a chat model at an endpoint, changed by `fields`."""
+    limits = {"concurrency": 4, "requestsPerMinute": 8}
+    endpoint = {"url": "https://x/v1", "model": "m", "limits": limits}
+    model = {"endpoint": endpoint, "persona": "You want {{ ground_truth }}.", "stop": "[DONE]"}
+    return {"type": "loop", "user": {"model": model} | fields}
+
+
+def test_a_user_may_be_a_chat_model_at_an_endpoint() -> None:
+    service = build(**build_model_user(replicas=4, timeoutSeconds=7)).services[1]
+    assert (service.kind, service.source) == ("user", "spec.agent.user.model")
+    assert isinstance(service.reward, UserModelService)
+    assert (service.reward.replicas, service.reward.timeout_seconds, service.reward.is_served) == (4, 7, True)
+    assert service.reward.endpoint is not None
+    assert service.reward.endpoint.model == "m"
+    assert service.reward.served_model is None
+
+
+def test_served_models_are_found_by_path_and_may_be_changed_in_place() -> None:
+    spec = build(type="loop", user={"model": {"model": {"source": "./m"}, "persona": "x"}})
+    assert [*spec.served_models] == ["spec.agent.user.model.model"]
+    spec.served_models["spec.agent.user.model.model"].source = "/m"
+    model = spec.services[1].reward.served_model
+    assert model is not None
+    assert model.source == "/m"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"replicas": 5}, "model.endpoint.limits.concurrency must be at least replicas: each replica gets"),
+        (
+            {"autoscaling": {"maxReplicas": 5}},
+            "model.endpoint.limits.requestsPerMinute must be at least 2 x replicas: each replica gets",
+        ),
+        (FUNCTION, "must have exactly one of function, model"),
+        ({"model": {"persona": "x"}}, "must have exactly one of model, endpoint"),
+        ({"model": {"endpoint": {"url": "https://x", "model": "m"}, "persona": "x", "stop": " "}}, "stop"),
+    ],
+)
+def test_a_model_user_that_cannot_work_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        build(**build_model_user(**fields))
+
+
+def test_a_tool_may_be_a_sandbox_whose_code_ends_before_its_worker() -> None:
+    sandbox = {"languages": ["shell"], "requirements": ["numpy"], "maxMemoryMiB": 64}
+    settings = {"timeoutSeconds": 7, "maxResultCharacters": 9}
+    service = build(type="loop", tools=[{"name": "code", "sandbox": sandbox} | settings]).services[1]
+    function = service.reward.function
+    assert function is not None
+    assert (service.source, service.reward.timeout_seconds) == ("spec.agent.tools[0].sandbox", 12)
+    assert function.factory_args == {
+        "provider": "process",
+        "languages": ["shell"],
+        "timeout_seconds": 7,
+        "max_characters": 9,
+    }
+    assert (function.requirements, function.max_memory_mib, function.network) == (["numpy"], 64, False)
 
 
 @pytest.mark.parametrize(

@@ -68,11 +68,16 @@ VIOLATIONS: list[tuple[dict[str, Any], str]] = [
         "critic is for type ppo alone",
     ),
     ({"trainer": {"lora": {"rank": 0}}}, "greater than or equal to 1"),
+    ({"trainer": {"replicas": 2, "gpusPerReplica": 1, "sharding": "perReplica"}}, "with fewer than 2 GPUs per Pod"),
     ({"trainer": {"lora": {"rank": 1024}}}, "less than or equal to 512"),
     ({"trainer": {"lora": {"dropout": 1}}}, "less than 1"),
     ({"trainer": {"lora": {"targetModules": []}}}, "at least 1 item"),
     ({"trainer": {"lora": {"targetModules": ["all-linear", "q_proj"]}}}, "all-linear alone"),
     ({"head": {"nodePool": {"tolerations": [{"value": "x"}]}}}, "unless operator is Exists"),
+    ({"trainer": {"nodePool": {"gpuResource": "gpu"}}}, "should match pattern"),
+    ({"trainer": {"nodePool": {"gpuResource": "Nvidia.com/gpu"}}}, "should match pattern"),
+    ({"trainer": {"nodePool": {"gpuResource": "kubernetes.io/gpu"}}}, "outside kubernetes.io"),
+    ({"trainer": {"nodePool": {"gpuResource": "requests.nvidia.com/gpu"}}}, "without requests. before it"),
 ]
 
 

@@ -56,7 +56,7 @@ ADDED = [
     ("trainer: {learningRate: 1}", "spec.trainer.learningRate is unknown here; "
      "learningRate belongs in spec.algorithm.optimizer"),
     ("checkpoint: {xyz: 1}", "spec.checkpoint.xyz is unknown; known fields are persistentVolumeClaim, everySteps, "
-     "keep, export"),
+     "keep, asynchronous, export"),
     ("trainer: {dtype: bf16}", 'spec.trainer.dtype must be one of bfloat16, float16, float32, got "bf16"; '
      "did you mean bfloat16?"),
     ("trainer: {replicas: 1.5}", "spec.trainer.replicas must be a whole number, got 1.5"),
@@ -69,6 +69,12 @@ ADDED = [
     ("suspend: 1", "spec.suspend must be true or false, got 1"),
     ("trainer: {resources: {limits: {cpu: 1x}}}", "spec.trainer.resources.limits.cpu must be a Kubernetes quantity "
      'such as 500m, 2 or 16Gi, got "1x"'),
+    ("trainer: {nodePool: {topology: {key: a b}}}", "spec.trainer.nodePool.topology.key must be the key of a label "
+     'such as topology.kubernetes.io/zone, got "a b"'),
+    ("trainer: {nodePool: {topology: {}}}", "spec.trainer.nodePool.topology.key is required: Label of nodes: "
+     "those with the same value are one domain. nvidia.com/gpu.clique is an NVLink domain"),
+    ("trainer: {nodePool: {gpuResource: gpu}}", "spec.trainer.nodePool.gpuResource must be the name of a device such "
+     'as nvidia.com/gpu: DOMAIN/NAME, got "gpu"'),
     ("activeDeadlineSeconds: 999999999999", "spec.activeDeadlineSeconds must be at most 1000000000, got 999999999999"),
     ("algorithm: {optimizer: {beta1: 1}}", "spec.algorithm.optimizer.beta1 must be less than 1, got 1"),
     ("algorithm: {optimizer: {learningRate: .inf}}", "spec.algorithm.optimizer.learningRate must be a finite number, "

@@ -45,6 +45,8 @@ class InputsReport:
     lengths: list[LengthTable] = field(default_factory=list)
     num_parameters: dict[str, int] = field(default_factory=dict)
     """Of each model, by the field of its source: spec.model.source, spec.rewards[0].model.source."""
+    model_configs: dict[str, configs.Config] = field(default_factory=dict)
+    """config.json of each model, by the same."""
     first_prompt: Prompt | None = None
     """The first training prompt, as a reward receives it. Without token ids."""
 
@@ -99,7 +101,7 @@ def _check_all(job: RLJob, locate: Callable[[str], str | None], access: HubAcces
     with ThreadPoolExecutor() as pool:  # each may wait for the Hub
         served = [
             pool.submit(_check_served_model, model, path, locate(model.source), access)
-            for path, model in _served_models(job).items()
+            for path, model in job.spec.served_models.items()
         ]
         data = {
             path: pool.submit(_read_sample, source, locate(source.source), split, access)
@@ -126,14 +128,6 @@ def find_access(job: RLJob, environment: Mapping[str, str]) -> HubAccess:
     return HubAccess.from_environment({**environment, **settings, **job.spec.head.env})
 
 
-def _served_models(job: RLJob) -> dict[str, ServedModel]:
-    return {
-        f"spec.rewards[{index}].{'model' if reward.model else 'judge.model'}": model
-        for index, reward in enumerate(job.spec.rewards)
-        if (model := reward.served_model)
-    }
-
-
 def _data_sources(data: Data) -> list[tuple[str, DataSource, str]]:
     sources = [("spec.data.train", data.train, "train")]
     return [*sources, ("spec.data.eval", data.eval, "test")] if data.eval else sources
@@ -144,6 +138,7 @@ def _merge(report: InputsReport, other: InputsReport) -> None:
     report.findings += [finding for finding in other.findings if (finding.path, finding.message) not in known]
     report.lengths += other.lengths
     report.num_parameters |= other.num_parameters
+    report.model_configs |= other.model_configs
     report.first_prompt = report.first_prompt or other.first_prompt
 
 
@@ -222,6 +217,7 @@ def _open(
         report.add(source, f"{files.place} has no tokenizer (tokenizer.json)")
     for problem in find_weight_problems(files):
         report.add(source, problem)
+    report.model_configs[source] = config
     report.num_parameters[source] = count_parameters(files, config.get("dtype") or config.get("torch_dtype"))
     return _Model(files, config, tokenizer)
 

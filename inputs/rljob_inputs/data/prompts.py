@@ -92,7 +92,7 @@ def build_prompt(
         token_ids=token_ids,
         ground_truth=_plain(answer),
         data_source=source.source.split("://", 1)[-1] if source.data_source is None else source.data_source,
-        extra_info={**_plain(others), "index": row.position, "split": source.split or split},
+        extra_info={"index": row.position, **_plain(others), "split": source.split or split},
     )
 
 

@@ -157,6 +157,8 @@ def test_served_models_are_checked_for_length_but_need_not_be_causal(folder):
     assert report.num_parameters["spec.rewards[0].model.source"] == 602
     judge = {"name": "j", "judge": JUDGE["judge"] | {"model": {"source": "/no"}}}
     assert list(errors(check(folder, rewards=[judge]))) == ["spec.rewards[0].judge.model.source"]
+    user = {"type": "loop", "user": {"model": {"model": {"source": "/no"}, "persona": "x"}}}
+    assert "spec.agent.user.model.model.source" in errors(check(folder, agent=user, data={"format": "chat"}))
 
 
 def test_sources_that_are_elsewhere_are_skipped(folder):

@@ -77,6 +77,12 @@ def test_nested_columns_and_verls_extra_info_are_read():
     assert prompt.extra_info["index"] == 4
 
 
+@pytest.mark.parametrize("row", [{"q": "x", "a": 1, "index": 7}, {"q": "x", "a": 1, "extra_info": {"index": 7}}])
+def test_column_index_of_the_data_is_kept(row):
+    prompt = prompt_of(row, position=4)
+    assert (prompt.index, prompt.extra_info["index"]) == (4, 7)
+
+
 def test_missing_column_error_names_the_row_and_existing_columns():
     with pytest.raises(InputError, match=r"spec.data.train.prompt: d.jsonl:1 has no column q; it has question, a"):
         prompt_of({"question": "x", "a": 1})

@@ -1,0 +1,62 @@
+"""The memory of GPUs, by the names that people and node labels use. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_MIB = 2**20
+_MEMORY_MIB = {
+    "t4": 15360,
+    "v100-16gb": 16384,
+    "v100-32gb": 32768,
+    "a10": 23028,
+    "a10g": 23028,
+    "l4": 23034,
+    "l40s": 46068,
+    "a100-40gb": 40960,
+    "a100-80gb": 81920,
+    "h100-80gb": 81559,
+    "h200-141gb": 143771,
+    "b200": 182633,
+}
+"""As nvidia-smi reports it."""
+_ALIASES = {"a100": "a100-80gb", "h100": "h100-80gb", "h200": "h200-141gb", "b200-180gb": "b200"}
+_WHOLE_GPU = "nvidia.com/gpu"
+"""The resource to which the labels of products belong."""
+_MEMORY_SUFFIX = ".memory"
+"""Of a resource's label with its MiB, from NVIDIA's GPU feature discovery: nvidia.com/gpu.memory,
+nvidia.com/mig-3g.40gb.memory."""
+_LABEL_PRODUCTS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator")
+_UNITS = {"": 1, "Mi": 2**20, "Gi": 2**30, "MiB": 2**20, "GiB": 2**30, "GB": 10**9}
+NAMES = (*_MEMORY_MIB, *_ALIASES)
+
+
+def find_gpu_bytes(name: str) -> int | None:
+    """Return the memory of a GPU: h100-80gb, NVIDIA-H100-80GB-HBM3, or a size such as 80GiB. None: unknown, or a slice
+    of a GPU."""
+    if size := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(Mi|Gi|MiB|GiB|GB)", name.strip()):
+        return int(float(size[1]) * _UNITS[size[2]])
+    parts = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word not in ("nvidia", "tesla", "geforce")]
+    if "mig" in parts:  # NVIDIA-H100-80GB-HBM3-MIG-1g.10gb
+        return None
+    for length in (2, 1):
+        for start in range(len(parts) - length + 1):
+            key = "-".join(parts[start : start + length])
+            if memory := _MEMORY_MIB.get(_ALIASES.get(key, key)):
+                # A100-SXM4-40GB: the size is a later word.
+                exact = next((f"{key}-{word}" for word in parts if f"{key}-{word}" in _MEMORY_MIB), None)
+                return (_MEMORY_MIB[exact] if exact else memory) * _MIB
+    return None
+
+
+def read_gpu_labels(node_selector: Mapping[str, str], resource: str = _WHOLE_GPU) -> int | None:
+    """Return the memory of the GPUs of a node pool, by the labels that it selects. None: they do not determine it.
+    `resource`: what the pool counts as one GPU."""
+    memory = node_selector.get(resource + _MEMORY_SUFFIX, "")
+    if memory.isdigit():
+        return int(memory) * _MIB
+    if resource != _WHOLE_GPU:
+        return None  # these labels are of the whole GPU
+    names = [node_selector[label] for label in _LABEL_PRODUCTS if label in node_selector]
+    return next((found for name in names if (found := find_gpu_bytes(name))), None)

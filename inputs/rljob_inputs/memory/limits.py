@@ -1,0 +1,42 @@
+"""The limits that decide what the trainer keeps in memory. The trainer applies them, and the plan assumes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GATHERED_SHARE_OF_DEVICE_MEMORY = 0.25
+"""Parameters up to this share of a GPU's memory stay gathered from the first forward to the last backward."""
+GRADIENT_SHARE_OF_DEVICE_MEMORY = 0.05
+"""Gradients up to this share of a GPU's memory add up unsharded over the micro-batches of a call, and are reduced once.
+Larger ones are reduced after every micro-batch."""
+GRADIENT_BYTES = 4
+"""Gradients are accumulated and reduced in fp32."""
+KEPT_LOGITS_BYTES = 256 << 20
+"""Smaller logits are kept for the backward pass; larger ones are recomputed in chunks of this size."""
+BLOCK_ROWS = 64
+"""Rows per block of fp32 arithmetic: they fit a CPU's cache for vocabularies of 32,000 to 150,000."""
+DEVICE_BLOCK_ROWS = 4096
+OBJECT_STORE_BYTES = 100_000_000
+"""Of a Ray node, at least (see object_store.py). Rows pass through it, weights do not. Ray's default is 30% of the
+memory."""
+ROW_BYTES_PER_TOKEN = 29
+"""What a rank gets of a sampled token, with all optional values (policy.layout.RankRows)."""
+NUM_KEPT_VERSIONS = 2
+"""Weight files that the publisher keeps, so that a rollout can finish downloading the previous version."""
+
+
+@dataclass(frozen=True)
+class ShardingMode:
+    keep_gathered: bool
+    """Whether the parameters stay gathered between the passes of an update."""
+    reduce_once: bool
+    """Whether a call reduces its gradients once, after the last backward. Until then a rank holds all gradients."""
+
+
+def choose_sharding(num_trained: int, num_frozen: int, bytes_per_parameter: int, device_bytes: int) -> ShardingMode:
+    """Return the fastest mode for which a GPU with `device_bytes` has memory."""
+    gathered = (num_trained + num_frozen) * bytes_per_parameter
+    return ShardingMode(
+        keep_gathered=gathered <= GATHERED_SHARE_OF_DEVICE_MEMORY * device_bytes,
+        reduce_once=num_trained * GRADIENT_BYTES <= GRADIENT_SHARE_OF_DEVICE_MEMORY * device_bytes,
+    )

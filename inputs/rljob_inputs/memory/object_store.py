@@ -1,0 +1,23 @@
+"""The size of Ray's object stores, through which the driver sends rows to the ranks. Pure."""
+
+from __future__ import annotations
+
+from rljob_api.manifest.job import RLJob
+from rljob_inputs.memory.limits import OBJECT_STORE_BYTES, ROW_BYTES_PER_TOKEN
+from rljob_inputs.memory.plan import Question, max_row_tokens
+
+_SHARE_IN_USE = 0.5
+"""What one call's rows may fill: objects of the previous call may still be there, and memory fragments."""
+
+
+def head_store_bytes(job: RLJob) -> int:
+    """Return the size with which the rows of a whole step do not spill to disk. Only memory that is used counts."""
+    spec = job.spec
+    num_rows = spec.schedule.prompts_per_step * spec.algorithm.group_size
+    tokens = num_rows * max_row_tokens(Question(job, {}, lambda quantity: None))
+    return max(OBJECT_STORE_BYTES, int(tokens * ROW_BYTES_PER_TOKEN / _SHARE_IN_USE))
+
+
+def trainer_store_bytes(job: RLJob) -> int:
+    """Return the size of the store of one trainer Pod, to which the rows of its ranks are copied."""
+    return max(OBJECT_STORE_BYTES, -(-head_store_bytes(job) // job.spec.trainer.replicas))

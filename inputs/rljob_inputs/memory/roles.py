@@ -1,0 +1,122 @@
+"""The memory of what is not a trainer rank: vLLM, hosts of GPU Pods, the head, and servers of the user's functions.
+
+Pure. Constants that were measured on one machine, and estimates, are parts with `is_estimate`.
+"""
+
+from __future__ import annotations
+
+from rljob_inputs.memory import limits
+from rljob_inputs.memory.parts import Moment, Part, build_moment
+from rljob_inputs.memory.shapes import Shape
+
+GIB = 2**30
+PROCESS_BYTES = int(0.7 * GIB)
+"""One trainer rank or head: Python with torch, transformers and Ray. Measured."""
+ENGINE_BYTES = int(2.5 * GIB)
+"""A vLLM server on CPUs, or the host's part of one on GPUs, without weights and KV cache. Measured on CPUs."""
+CUDA_BYTES = 1 * GIB
+"""CUDA context, NCCL's buffers and what the allocator cannot use. An estimate: not measured."""
+GRAPHS_BYTES = 2 * GIB
+"""vLLM's CUDA graphs and the activations of a full batch. An estimate: not measured."""
+SERVER_BYTES = 64 * 2**20
+"""A reward server with few requests. Measured (README: 49 to 116 MiB)."""
+WORKER_BYTES = 16 * 2**20
+"""A worker process with the standard library alone, without what the function imports."""
+BYTES_PER_EPISODE_TOKEN = 100
+"""An estimate. A row of the trainer has 21 bytes per token, and 12 more with reference and critic."""
+
+_SLICE_BYTES = 8
+"""Per value that a rank reads: as it is in the files, and as fp32."""
+_PENDING_BYTES = 256 << 20
+"""Of parameters that wait for a thread to write them (weights.writer)."""
+
+
+def kv_bytes_per_token(shape: Shape, bytes_per_value: int, num_shards: int = 1) -> int:
+    """Keys and values of one token on one of `num_shards` tensor-parallel GPUs. A GPU holds at least one head."""
+    heads = -(-shape.num_kv_heads // num_shards)
+    return 2 * shape.num_layers * heads * shape.head_dim * bytes_per_value
+
+
+def plan_vllm_gpu(
+    shape: Shape, *, bytes_per_value: int, num_shards: int, max_tokens: int, share: float, gpu_bytes: int | None
+) -> Moment:
+    """Return what vLLM holds on one GPU. With a known GPU, the KV cache gets what is left of `share` of its memory, but
+    at least one text of `max_tokens`, without which vLLM does not start."""
+    weights = -(-shape.num_parameters * bytes_per_value // num_shards)
+    one_text = max_tokens * kv_bytes_per_token(shape, bytes_per_value, num_shards)
+    left = 0 if gpu_bytes is None else int(share * gpu_bytes) - weights - GRAPHS_BYTES - CUDA_BYTES
+    return build_moment(
+        "serve",
+        [
+            Part("weights", weights, is_certain=True),
+            Part("KV cache: one text", one_text, is_certain=True),
+            Part("KV cache: the rest", max(0, left - one_text)),
+            Part("CUDA graphs", GRAPHS_BYTES, is_estimate=True),
+            Part("CUDA", CUDA_BYTES, is_estimate=True),
+        ],
+    )
+
+
+def plan_vllm_cpu(shape: Shape, *, bytes_per_value: int, kv_cache_bytes: int, scratch_bytes: int) -> Moment:
+    """Return what a vLLM server on CPUs holds, with the weight file that it loads from /dev/shm."""
+    return build_moment(
+        "serve",
+        [
+            Part("process", ENGINE_BYTES, is_certain=True, is_estimate=True),
+            Part("weights", shape.num_parameters * bytes_per_value, is_certain=True),
+            Part("KV cache", kv_cache_bytes, is_certain=True),
+            Part("scratch", scratch_bytes),
+        ],
+    )
+
+
+def plan_vllm_host(scratch_bytes: int) -> Moment:
+    """Return what the Pod of a GPU replica holds on the host: vLLM's processes, and the weight file of an update."""
+    return build_moment("serve", [Part("process", ENGINE_BYTES, is_estimate=True), Part("scratch", scratch_bytes)])
+
+
+def plan_trainer_host(
+    shape: Shape, *, ranks_per_pod: int, num_shards: int, published_bytes: int, gathers_first: bool, value_bytes: int
+) -> tuple[Moment, ...]:
+    """Return what a trainer Pod with GPUs holds on the host: the slices that its ranks read at a time, at most those
+    of embeddings and head (policy.sharded_weights); and on rank 0's Pod the published weights and their files in
+    /dev/shm (weights.store). `gathers_first`: adapters are merged, and experts are taken apart, once all are gathered;
+    other parameters are written one by one (weights.writer)."""
+    process = Part("processes", ranks_per_pod * PROCESS_BYTES, is_certain=True, is_estimate=True)
+    slices = -(-shape.root_parameters * _SLICE_BYTES // num_shards)
+    load = [process, Part("load", ranks_per_pod * slices)]
+    on_host = published_bytes
+    if not gathers_first:
+        on_host = min(published_bytes, _PENDING_BYTES + value_bytes * shape.embedding_parameters)
+    return (build_moment("load", load), build_moment("publish", [process, *publish_parts(published_bytes, on_host)]))
+
+
+def publish_parts(published_bytes: int, on_host: int) -> list[Part]:
+    """Return what publishing holds (weights.store): `on_host` bytes of tensors, and the files: the kept versions, and
+    the one that is written before the oldest is deleted."""
+    tensors = Part("published weights", on_host, is_certain=True)
+    return [tensors, Part("scratch", published_bytes * (limits.NUM_KEPT_VERSIONS + 1), is_certain=True)]
+
+
+def plan_head(num_episodes: int, tokens_per_episode: int, rows_bytes: int) -> Moment:
+    """Return what the head holds: its process, Ray's object store with the rows of a call, and the episodes that are
+    open or train."""
+    return build_moment(
+        "step",
+        [
+            Part("process", PROCESS_BYTES, is_certain=True, is_estimate=True),
+            Part("object store", max(limits.OBJECT_STORE_BYTES, rows_bytes)),
+            Part("episodes", num_episodes * tokens_per_episode * BYTES_PER_EPISODE_TOKEN, is_estimate=True),
+        ],
+    )
+
+
+def plan_server(slots: int) -> Moment:
+    """Return what a server of the user's functions holds, without what these import and allocate."""
+    return build_moment(
+        "serve",
+        [
+            Part("server", SERVER_BYTES, is_certain=True, is_estimate=True),
+            Part("workers", slots * WORKER_BYTES, is_estimate=True),
+        ],
+    )

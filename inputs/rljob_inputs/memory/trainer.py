@@ -1,0 +1,216 @@
+"""The memory of one trainer rank, at each moment of an update. Pure.
+
+Follows rljob_trainer.policy: each function names the module that allocates what it counts. All sizes are bytes of one
+rank. `make bench-plan` compares them with torch's memory tracker on the real policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rljob_inputs.memory import limits
+from rljob_inputs.memory.limits import ShardingMode
+from rljob_inputs.memory.parts import Moment, Part, build_moment
+from rljob_inputs.memory.shapes import Shape
+
+_FP32 = 4
+_ADAMW_BYTES = 8
+"""Two fp32 moments per parameter."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one rank computes."""
+
+    shape: Shape
+    num_shards: int
+    """Ranks that share one copy of the state."""
+    bytes_per_value: int
+    """Of the compute dtype."""
+    tokens: int
+    """Of the largest micro-batch, with padding."""
+    line_tokens: int
+    """Of its longest line."""
+    on_gpu: bool
+    mode: ShardingMode
+    checkpoints_activations: bool = False
+    attention: str = "sdpa"
+    has_masks: bool = False
+    """Whether rows share prompts (trees), which needs dense masks and repeats keys and values for each head."""
+    key_copies: float = 1
+    """Keys that attention reads per computed token; above 1 where packed rows share prompts."""
+    adapter_parameters: int = 0
+    """0: all weights are trained."""
+    has_reference: bool = False
+    """Whether there is a second, frozen model. With adapters there is none."""
+    has_critic: bool = False
+
+    @property
+    def has_adapters(self) -> bool:
+        return self.adapter_parameters > 0
+
+    @property
+    def num_trained(self) -> int:
+        return self.adapter_parameters or self.shape.num_parameters
+
+
+def count_for_sharding(
+    shape: Shape, adapter_parameters: int, *, has_reference: bool, has_critic: bool
+) -> tuple[int, int]:
+    """Return the numbers of trained and frozen parameters, as Policy counts them for its sharding mode."""
+    trained = adapter_parameters or shape.num_parameters
+    frozen = shape.num_parameters if adapter_parameters or has_reference else 0
+    return trained + shape.num_parameters * has_critic, frozen
+
+
+def plan_rank(work: Work) -> tuple[Moment, ...]:
+    """Return what a rank holds in its update, and while it scores tokens with the reference model."""
+    held = [
+        Part("state", state_bytes(work), is_certain=True),
+        Part("reference", _shard(work, work.shape.num_parameters * work.bytes_per_value) * work.has_reference, True),
+        Part("critic", critic_bytes(work), is_certain=True),
+        Part("gathered weights", gathered_bytes(work), is_certain=True),
+    ]
+    logits, backward = logits_bytes(work), layer_backward_bytes(work)
+    update = [
+        *held,
+        Part("gradients", gradient_bytes(work), is_certain=True),
+        Part("activations", activation_bytes(work)),
+        Part("logits", logits),
+        # The head's backward pass and the layers' are one after the other.
+        Part("backward pass", max(0, backward - logits)),
+    ]
+    moments = [build_moment("update", update)]
+    if work.has_reference:
+        gathered = gathered_bytes(work)
+        scoring = [*held, Part("gathered reference", gathered, True), Part("logits", logits_forward_bytes(work))]
+        moments.append(build_moment("reference", scoring))
+    return tuple(moments)
+
+
+def state_bytes(work: Work) -> int:
+    """Weights and AdamW's moments: fp32 shards (policy.optimizer). With adapters, only these have moments, and the
+    model's own weights have the compute dtype (policy.lora)."""
+    per_parameter = _FP32 + _ADAMW_BYTES
+    if work.has_adapters:
+        own = work.shape.num_parameters * work.bytes_per_value
+        return _shard(work, work.adapter_parameters * per_parameter + own)
+    return _shard(work, work.shape.num_parameters * per_parameter)
+
+
+def critic_bytes(work: Work) -> int:
+    """The critic of ppo is trained whole, whatever the policy trains (policy.critic): weights, moments and gradient of
+    a decoder, and what is gathered. Its activations come after the policy's, and are at most as large."""
+    if not work.has_critic:
+        return 0
+    decoder = work.shape.decoder_parameters
+    gathered = decoder * work.bytes_per_value if work.mode.keep_gathered else 0
+    return _shard(work, decoder * (_FP32 + _ADAMW_BYTES + limits.GRADIENT_BYTES)) + gathered
+
+
+def gathered_bytes(work: Work) -> int:
+    """Parameters in the compute dtype that FSDP2 has gathered (policy.sharding): all, or those outside of the layers
+    (which are never resharded within a pass) and the last layer's, whose buffer it keeps until the next one."""
+    shape = work.shape
+    if work.mode.keep_gathered:
+        return (shape.num_parameters + work.adapter_parameters) * work.bytes_per_value
+    return (shape.root_parameters + shape.layer_parameters) * work.bytes_per_value
+
+
+def gradient_bytes(work: Work) -> int:
+    """fp32 gradients of what is trained. They are sharded between the calls of an update (policy.sharding). Within a
+    call they are reduced after every micro-batch, or add up whole on each rank. FSDP2 keeps the buffer of the last
+    reduction, which is that of the root unit, into the next micro-batch."""
+    sharded = _shard(work, work.num_trained * limits.GRADIENT_BYTES)
+    if work.mode.reduce_once:
+        return sharded + work.num_trained * limits.GRADIENT_BYTES
+    is_reduced = work.num_shards > 1 and not work.has_adapters
+    return sharded + is_reduced * work.shape.root_parameters * limits.GRADIENT_BYTES
+
+
+def activation_bytes(work: Work) -> int:
+    """What the forward pass keeps for the backward pass: of each layer, or with gradient checkpointing only its input.
+    The final norm is outside of the layers; so are the hidden states of the targets."""
+    per_layer = work.bytes_per_value * work.shape.hidden if work.checkpoints_activations else layer_bytes(work)
+    return work.tokens * (work.shape.num_layers * per_layer + _norm_bytes(work)) + mask_bytes(work)
+
+
+def layer_bytes(work: Work) -> int:
+    """What autograd saves of one token in one decoder layer of transformers.
+
+    norm (twice): its fp32 input, the normalized values and the result. attention: queries, keys, values and output, and
+    the log-sum-exp of each head. MLP: gate, its activation, up, and their product."""
+    shape, size = work.shape, work.bytes_per_value
+    keys = shape.query if work.has_masks else int(shape.key * work.key_copies)
+    attention = size * 2 * (shape.query + keys) + _FP32 * shape.num_heads
+    if shape.has_head_norm:
+        attention += (_FP32 + size) * (shape.query + shape.key)
+    if work.attention == "eager":  # the weights of each pair of tokens, in fp32 and in the compute dtype
+        attention += shape.num_heads * work.line_tokens * (_FP32 + size)
+    mlp = 4 * size * shape.intermediate
+    if shape.num_experts:  # each chosen expert also keeps a copy of its input and its output
+        mlp = shape.experts_per_token * (mlp + 2 * size * shape.hidden)
+    return 2 * _norm_bytes(work) + attention + mlp
+
+
+def mask_bytes(work: Work) -> int:
+    """The dense mask of lines with trees, in the compute dtype (policy.attention)."""
+    return work.tokens * work.line_tokens * work.bytes_per_value if work.has_masks else 0
+
+
+def logits_bytes(work: Work) -> int:
+    """The head's backward pass (policy.selected_logprobs): a chunk of logits and the blocks of fp32 arithmetic. Small
+    logits were kept from the forward pass. A trained head has a gradient of its weights; several chunks sum it up in
+    fp32, and the products of two chunks are alive at once."""
+    shape, size = work.shape, work.bytes_per_value
+    chunk, block, is_chunked = _logits_chunk(work)
+    product = 0 if work.has_adapters else shape.embedding_parameters * size
+    hidden = work.tokens * shape.hidden * size
+    if not is_chunked:
+        return 2 * chunk + (4 if _has_blocks(work, chunk, block) else 3) * block + product + hidden
+    total = 0 if work.has_adapters else shape.embedding_parameters * _FP32
+    return chunk + total + hidden + max(4 * block + product, 3 * block + 2 * product)
+
+
+def logits_forward_bytes(work: Work) -> int:
+    """The head's forward pass: a chunk of logits and the blocks of fp32 arithmetic (policy.selected_logprobs)."""
+    chunk, block, is_chunked = _logits_chunk(work)
+    return chunk + (3 if is_chunked or _has_blocks(work, chunk, block) else 2) * block
+
+
+def layer_backward_bytes(work: Work) -> int:
+    """The backward pass within the MLP of the last layer, while the other layers' activations are still held, and those
+    of the final norm no longer: the layer's own activations if they are computed again, the gradients of up, gate and
+    output, those of the weights of the head and of `down`, and the next layer, which FSDP2 gathers ahead."""
+    shape, size = work.shape, work.bytes_per_value
+    recomputed = layer_bytes(work) if work.checkpoints_activations else 0
+    width = shape.intermediate * (shape.experts_per_token or 1)
+    temporary = size * (2 * width + shape.hidden)
+    down = (shape.num_experts or 1) * shape.hidden * shape.intermediate
+    weights = 0 if work.has_adapters else shape.embedding_parameters + down
+    ahead = 0 if work.mode.keep_gathered else shape.layer_parameters
+    return work.tokens * (recomputed + temporary - _norm_bytes(work)) + size * (weights + ahead)
+
+
+def _logits_chunk(work: Work) -> tuple[int, int, bool]:
+    """Return the bytes of a chunk of logits and of one fp32 block, and whether there are several chunks."""
+    row = work.shape.vocabulary * work.bytes_per_value
+    rows = max(1, limits.KEPT_LOGITS_BYTES // row)
+    is_chunked = work.tokens > rows
+    rows = min(rows, work.tokens)
+    block_rows = limits.DEVICE_BLOCK_ROWS if work.on_gpu else limits.BLOCK_ROWS
+    return rows * row, min(rows, block_rows) * work.shape.vocabulary * _FP32, is_chunked
+
+
+def _has_blocks(work: Work, chunk: int, block: int) -> bool:
+    """Whether a chunk has several blocks: then those of two are alive at once."""
+    return chunk // work.bytes_per_value * _FP32 > block
+
+
+def _norm_bytes(work: Work) -> int:
+    """What autograd saves of one token in an RMS norm and of the product that reads its result."""
+    return (_FP32 + 2 * work.bytes_per_value) * work.shape.hidden
+
+
+def _shard(work: Work, num_bytes: int) -> int:
+    return -(-num_bytes // work.num_shards)

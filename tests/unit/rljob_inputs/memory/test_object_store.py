@@ -1,0 +1,35 @@
+"""Ray's object stores hold the rows of a step."""
+
+import pytest
+
+from rljob_api.manifest.job import RLJob
+from rljob_inputs.memory.object_store import head_store_bytes, trainer_store_bytes
+
+MB = 1_000_000
+
+
+def job_of(prompts: int, answer: int, replicas: int = 1) -> RLJob:
+    spec = {
+        "model": {"source": "/m"},
+        "data": {"train": {"source": "/d"}, "maxPromptTokens": 512},
+        "rewards": [{"name": "r", "http": {"url": "http://r"}}],
+        "schedule": {"promptsPerStep": prompts},
+        "algorithm": {"groupSize": 8},
+        "trainer": {"replicas": replicas},
+        "rollout": {"sampling": {"maxTokens": answer}},
+    }
+    manifest = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "j"}, "spec": spec}
+    return RLJob.model_validate(manifest)
+
+
+@pytest.mark.parametrize(
+    ("job", "head", "trainer"),
+    [
+        (job_of(8, 64), 100 * MB, 100 * MB),
+        # 512 rows of 4,608 tokens, 29 bytes each, in half of the store.
+        (job_of(64, 4096), 2 * 512 * 4608 * 29, 2 * 512 * 4608 * 29),
+        (job_of(1024, 8192, replicas=4), 2 * 8192 * 8704 * 29, 2 * 2048 * 8704 * 29),
+    ],
+)
+def test_stores_hold_the_rows_of_a_step_twice(job, head, trainer):
+    assert (head_store_bytes(job), trainer_store_bytes(job)) == (head, trainer)

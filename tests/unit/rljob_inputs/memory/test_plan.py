@@ -1,0 +1,263 @@
+"""The memory of all roles of a job, what does not fit, and what would."""
+
+from dataclasses import replace
+
+import pytest
+from memory_plan.cases import QWEN25_7B, SMOLLM2_135M
+
+from rljob_api.manifest.job import RLJob
+from rljob_inputs.memory.plan import ModelFacts, Question, build_work, max_row_tokens, micro_batch_tokens, plan_memory
+from rljob_inputs.memory.remedies import find_remedies
+
+GIB = 2**30
+REWARD = {"name": "r", "function": {"inline": "def compute_score(**k): return 1.0"}}
+USER = {"function": {"inline": "def respond(messages): return 'again'"}}
+ON_GPUS = {
+    "trainer": {"replicas": 1, "gpusPerReplica": 4, "gradientCheckpointing": False},
+    "rollout": {"replicas": 2, "gpusPerReplica": 1, "sampling": {"maxTokens": 2048}},
+}
+
+
+def ask(config=QWEN25_7B, *, gpu_gib=None, prompt=None, models=None, **spec):
+    spec = {"model": {"source": "/m"}, "data": {"train": {"source": "/d"}}, "rewards": [REWARD], **spec}
+    job = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "j"}, "spec": spec}
+    facts = {"/m": ModelFacts(config), **{source: ModelFacts(each) for source, each in (models or {}).items()}}
+    quantities = {"512Mi": GIB // 2, "64Gi": 64 * GIB, "1Gi": GIB, "200Gi": 200 * GIB}
+    return Question(RLJob.model_validate(job), facts, quantities.get, gpu_gib and int(gpu_gib * GIB), prompt)
+
+
+def find(question, role, resource="host"):
+    return next(need for need in plan_memory(question) if (need.role, need.resource) == (role, resource))
+
+
+def part(need, name):
+    return sum(each.num_bytes for each in need.peak.parts if each.name == name)
+
+
+def test_every_role_has_a_need_per_pod_and_per_gpu():
+    found = [(need.role, need.resource, need.count) for need in plan_memory(ask(**ON_GPUS))]
+    assert found == [
+        ("head", "host", 1),
+        ("trainer", "gpu", 4),
+        ("trainer", "host", 1),
+        ("rollout", "gpu", 2),
+        ("rollout", "host", 2),
+        ("reward r", "host", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asynchronous", "trainer", "ranks_per_pod", "num_ranks"),
+    [
+        (None, {"replicas": 2, "gpusPerReplica": 4}, 4, 8),
+        (True, {"replicas": 2}, 1, 2),
+        (None, {"replicas": 2}, 0, 2),
+        (False, {"replicas": 2, "gpusPerReplica": 4}, 0, 8),
+    ],
+)
+def test_host_holds_a_copy_of_what_is_saved_next_to_training(asynchronous, trainer, ranks_per_pod, num_ranks):
+    question = ask(trainer=trainer, checkpoint={"asynchronous": asynchronous})
+    copy = part(find(question, "trainer"), "checkpoint copy")
+    assert copy == 12 * 7_615_616_512 * ranks_per_pod // num_ranks
+
+
+def test_host_without_memory_for_the_copy_may_save_without_it():
+    trainer = ON_GPUS["trainer"] | {"resources": {"limits": {"memory": "64Gi"}}}
+    question = ask(trainer=trainer)
+    (remedy,) = find_remedies(question, find(question, "trainer"))
+    assert remedy.fields == {"checkpoint.asynchronous": False}
+    waiting = ask(trainer=trainer, checkpoint={"asynchronous": False})
+    assert find(waiting, "trainer").fits
+    assert not find_remedies(waiting, find(waiting, "trainer"))
+
+
+def test_without_a_known_gpu_nothing_is_said_to_fit():
+    need = find(ask(**ON_GPUS), "trainer", "gpu")
+    assert (need.available, need.fits, need.cannot_fit) == (None, None, False)
+
+
+def test_labels_of_the_node_pool_are_the_gpu():
+    pool = {"nodeSelector": {"nvidia.com/gpu.memory": "81559"}}
+    trainer = {"gpusPerReplica": 4, "gradientCheckpointing": False, "nodePool": pool}
+    need = find(ask(trainer=trainer), "trainer", "gpu")
+    assert need.available == 81559 * 2**20
+    assert need.fits is False
+
+
+def test_labels_of_the_whole_gpu_are_not_the_memory_of_a_slice():
+    pool = {"nodeSelector": {"nvidia.com/gpu.memory": "81559"}, "gpuResource": "nvidia.com/mig-3g.40gb"}
+    question = ask(trainer={"gpusPerReplica": 4, "nodePool": pool}, rollout={"gpusPerReplica": 1, "nodePool": pool})
+    assert [find(question, role, "gpu").available for role in ("trainer", "rollout")] == [None, None]
+
+
+def test_a_larger_gpu_keeps_the_weights_gathered():
+    gathered = [part(find(ask(gpu_gib=gib, **ON_GPUS), "trainer", "gpu"), "gathered weights") for gib in (24, 80)]
+    assert gathered[1] == 2 * 7_615_616_512 > 4 * gathered[0]
+
+
+def test_what_depends_on_the_data_is_not_certain():
+    need = find(ask(gpu_gib=80, **ON_GPUS), "trainer", "gpu")
+    assert need.fits is False
+    assert not need.cannot_fit, "with short texts it may run"
+    assert find(ask(gpu_gib=22, **ON_GPUS), "trainer", "gpu").cannot_fit
+
+
+def test_an_estimate_alone_refuses_nothing():
+    need = find(ask(head={"resources": {"limits": {"memory": "512Mi"}}}), "head")
+    assert need.fits is False
+    assert not need.cannot_fit
+
+
+@pytest.mark.parametrize(("gpus", "setting", "is_on"), [(4, None, True), (0, None, False), (4, False, False)])
+def test_activations_are_recomputed_on_gpus_unless_the_job_says_otherwise(gpus, setting, is_on):
+    question = ask(trainer={"gpusPerReplica": gpus, "gradientCheckpointing": setting})
+    need = find(question, "trainer", "gpu" if gpus else "host")
+    layer = 2 * 3584
+    activations = next(each.num_bytes for each in need.moments[0].parts if each.name == "activations")
+    assert (activations < 2 * micro_batch_tokens(question) * 28 * layer) is is_on
+
+
+def test_packed_rows_have_no_masks_but_copies_of_a_groups_keys():
+    def work(attention, **trainer):
+        question = ask(
+            gpu_gib=80, prompt=1024, trainer={"gpusPerReplica": 1, "attention": attention, **trainer},
+            rollout={"sampling": {"maxTokens": 1024}}, algorithm={"groupSize": 8},
+        )  # fmt: skip
+        return build_work(question, question.models["/m"].shape, question.gpu_bytes)
+
+    for attention in ("auto", "packed"):
+        packed = work(attention)
+        assert not packed.has_masks
+        # 8 rows of 2,048 tokens; 1,024 + 8 x 1,024 are computed.
+        assert packed.key_copies == pytest.approx(8 * 2048 / 9216)
+    assert work("auto", gpusPerReplica=0).has_masks, "on CPUs, auto is sdpa"
+    assert (work("sdpa").has_masks, work("sdpa").key_copies) == (True, 1)
+    assert (work("flash_attention_2").has_masks, work("flash_attention_2").key_copies) == (False, 1)
+
+
+def test_remedies_are_tried_on_the_plan():
+    question = ask(gpu_gib=80, **ON_GPUS)
+    remedies = {next(iter(each.fields)): each for each in find_remedies(question, find(question, "trainer", "gpu"))}
+    assert remedies.keys() == {"trainer.gradientCheckpointing", "trainer.microBatchTokens"}
+    assert all(each.num_bytes <= 80 * GIB for each in remedies.values())
+    assert "trainer.gradientCheckpointing: true (" in remedies["trainer.gradientCheckpointing"].describe()
+
+
+def test_pairs_are_tried_if_no_field_alone_is_enough():
+    question = ask(gpu_gib=22, **ON_GPUS)
+    remedies = find_remedies(question, find(question, "trainer", "gpu"))
+    assert [sorted(each.fields) for each in remedies] == [["trainer.gradientCheckpointing", "trainer.replicas"]]
+
+
+def test_a_gpu_that_is_too_small_for_any_setting_has_no_remedy():
+    question = ask(gpu_gib=2, **ON_GPUS)
+    assert find_remedies(question, find(question, "trainer", "gpu")) == []
+
+
+def test_ranks_that_the_batch_does_not_allow_are_not_a_remedy():
+    rows = {"schedule": {"promptsPerStep": 1}, "algorithm": {"groupSize": 4}}
+    question = ask(gpu_gib=22, **ON_GPUS, **rows)
+    remedies = find_remedies(question, find(question, "trainer", "gpu"))
+    assert all("trainer.replicas" not in each.fields for each in remedies)
+
+
+def test_a_rollout_needs_its_weights_and_one_text():
+    rollout = {"gpusPerReplica": 1, "maxModelLen": 32768}
+    question = ask(gpu_gib=18, rollout=rollout)
+    need = find(question, "rollout", "gpu")
+    assert part(need, "weights") == 2 * 7_615_616_512
+    assert part(need, "KV cache: one text") == 32768 * 2 * 28 * 4 * 128 * 2
+    assert need.available == int(0.9 * 18 * GIB)
+    assert [next(iter(each.fields)) for each in find_remedies(question, need)] == ["rollout.gpusPerReplica"]
+
+
+def test_a_shorter_text_may_be_enough_for_a_rollout():
+    question = ask(gpu_gib=20, rollout={"gpusPerReplica": 1, "maxModelLen": 32768})
+    need = find(question, "rollout", "gpu")
+    *_, remedy = find_remedies(question, need)
+    assert need.fits is False
+    assert 512 < remedy.fields["rollout.maxModelLen"] < 32768
+
+
+def test_tensor_parallel_gpus_share_weights_and_heads():
+    one, eight = (find(ask(rollout={"gpusPerReplica": gpus}), "rollout", "gpu") for gpus in (1, 8))
+    assert part(one, "weights") == 8 * part(eight, "weights")
+    assert part(one, "KV cache: one text") == 4 * part(eight, "KV cache: one text"), "4 heads of keys; each GPU has one"
+
+
+@pytest.mark.parametrize(("limit", "fits"), [("1Gi", False), ("200Gi", True)])
+def test_the_hosts_of_gpus_hold_slices_while_they_load_and_files_while_they_publish(limit, fits):
+    trainer = ON_GPUS["trainer"] | {"resources": {"limits": {"memory": limit}}}
+    need = find(ask(trainer=trainer), "trainer")
+    sizes = {moment.name: {each.name: each.num_bytes for each in moment.parts} for moment in need.moments}
+    assert sizes["load"]["load"] == 8 * (2 * 152064 * 3584 + 3584), "embeddings and head of four ranks"
+    assert need.peak.name == "publish"
+    assert need.fits is fits
+
+
+def test_each_pod_has_a_copy_of_the_state_with_sharding_per_replica():
+    trainer = {"replicas": 4, "gpusPerReplica": 2}
+    full, copies = (
+        ask(gpu_gib=80, trainer={**trainer, "microBatchTokens": 4096, "sharding": sharding})
+        for sharding in ("full", "perReplica")
+    )
+    needs = [find(question, "trainer", "gpu") for question in (full, copies)]
+    assert part(needs[1], "state") == 4 * part(needs[0], "state") == 12 * 7_615_616_512 // 2
+    assert micro_batch_tokens(full) == micro_batch_tokens(copies), "copies do not change the rows of a rank"
+    remedies = [each.fields for each in find_remedies(copies, needs[1])]
+    assert {"trainer.sharding": "full"} in remedies, remedies
+
+
+def test_the_pod_of_rank_0_holds_three_files_while_it_publishes():
+    need = find(ask(trainer={"replicas": 8, "gpusPerReplica": 1}), "trainer")
+    publish = next(moment for moment in need.moments if moment.name == "publish")
+    sizes = {each.name: each.num_bytes for each in publish.parts}
+    assert sizes["scratch"] == 3 * 2 * 7_615_616_512
+    embeddings = 2 * 152_064 * 3584
+    assert sizes["published weights"] == embeddings + (256 << 20), "parameters are written one by one"
+
+
+def test_published_adapters_are_small():
+    lora = {"rank": 32, "publish": "adapter"}
+    need = find(ask(**(ON_GPUS | {"trainer": {"gpusPerReplica": 4, "lora": lora}})), "rollout")
+    assert part(need, "scratch") == 2 * 80_740_352
+
+
+def test_a_rank_on_cpus_has_all_parts_in_its_pod():
+    need = find(ask(SMOLLM2_135M, prompt=15, rollout={"sampling": {"maxTokens": 12}}), "trainer")
+    assert need.peak.name == "update"
+    assert {each.name for each in need.peak.parts} >= {"process", "state", "gradients", "activations", "scratch"}
+
+
+def test_a_micro_batch_has_no_more_tokens_than_the_mini_batch():
+    question = ask(SMOLLM2_135M, prompt=20, rollout={"sampling": {"maxTokens": 12}}, schedule={"promptsPerStep": 8})
+    assert max_row_tokens(question) == 32
+    assert micro_batch_tokens(question) == 8 * 8 * 32
+    assert micro_batch_tokens(replace(question, max_prompt_tokens=9000)) == 16384
+
+
+@pytest.mark.parametrize(
+    ("spec", "prompt", "tokens"),
+    [
+        ({"rollout": {"maxModelLen": 4096}}, None, 4096),
+        ({"rollout": {"maxModelLen": 4096}}, 100, 612),
+        ({}, None, 1024),
+        ({"data": {"train": {"source": "/d"}, "maxPromptTokens": 2000}}, None, 2512),
+        ({"agent": {"type": "loop", "user": USER}}, 100, 2 * 8 * 512),
+    ],
+)
+def test_rows_are_as_long_as_turns_and_the_rollout_allow(spec, prompt, tokens):
+    assert max_row_tokens(ask(prompt=prompt, **spec)) == tokens
+
+
+def test_a_served_model_is_planned_as_a_rollout_is():
+    model = {"name": "j", "model": {"source": "/judge", "gpus": 1}}
+    needs = plan_memory(ask(rewards=[model], models={"/judge": SMOLLM2_135M}))
+    assert [(need.role, need.resource) for need in needs][-3:] == [
+        ("reward j", "host"), ("reward j vllm", "gpu"), ("reward j vllm", "host"),
+    ]  # fmt: skip
+
+
+def test_an_unknown_model_leaves_only_processes():
+    need = find(ask({"model_type": "mamba"}), "trainer")
+    assert [each.name for each in need.peak.parts] == ["processes"]

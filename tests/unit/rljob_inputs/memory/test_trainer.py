@@ -1,0 +1,84 @@
+"""The parts of a trainer rank, against figures that `make bench-plan` found in the real policy."""
+
+from dataclasses import replace
+
+import pytest
+from memory_plan.cases import QWEN25_1B5, QWEN25_7B, QWEN25_32B, SMOLLM2_135M, Case
+
+from rljob_inputs.memory import trainer
+from rljob_inputs.memory.limits import ShardingMode, choose_sharding
+
+MIB, GIB = 2**20, 2**30
+WHOLE = ShardingMode(keep_gathered=True, reduce_once=True)
+SHARDED = ShardingMode(keep_gathered=False, reduce_once=False)
+SMALL = Case("", SMOLLM2_135M, 4, 4, 512, WHOLE).build_work()
+MEDIUM = Case("", QWEN25_1B5, 4, 8, 2048, SHARDED).build_work()
+LARGEST = Case("", QWEN25_32B, 16, 8, 2048, SHARDED, checkpoints_activations=True).build_work()
+LARGE = Case("", QWEN25_7B, 4, 8, 2048, SHARDED, checkpoints_activations=True).build_work()
+
+
+@pytest.mark.parametrize(
+    ("work", "found"),
+    [  # MiB, by torch's memory tracker
+        (SMALL, {"state": 384.9, "activation": 1451.8, "logits": 1592.3}),
+        (MEDIUM, {"state": 4416.6, "activation": 45465.9, "logits": 3686.6}),
+        (LARGE, {"state": 21788.5, "activation": 3585.5, "logits": 6060.8}),
+    ],
+    ids=["0.135B", "1.5B", "7B with checkpointing"],
+)
+def test_parts_are_those_of_the_memory_tracker(work, found):
+    planned = {name: getattr(trainer, f"{name}_bytes")(work) / MIB for name in found}
+    assert planned == pytest.approx(found, rel=0.01)
+
+
+@pytest.mark.parametrize(("work", "total"), [(MEDIUM, 56466.0), (LARGE, 45379.2), (LARGEST, 61019.8)])
+def test_the_peak_of_an_update_is_that_of_the_memory_tracker(work, total):
+    (update,) = trainer.plan_rank(work)
+    assert update.num_bytes / MIB == pytest.approx(total, rel=0.01)
+
+
+def test_gradients_that_add_up_whole_are_held_in_addition_to_the_shards():
+    once = replace(MEDIUM, mode=replace(SHARDED, reduce_once=True))
+    parameters = MEDIUM.shape.num_parameters
+    assert trainer.gradient_bytes(once) == 4 * parameters + parameters
+    assert trainer.gradient_bytes(replace(once, num_shards=8)) == pytest.approx(4.5 * parameters)
+
+
+def test_gradients_that_are_reduced_at_once_shrink_with_the_ranks():
+    shards = [trainer.gradient_bytes(replace(LARGE, num_shards=n)) - 4 * LARGE.shape.root_parameters for n in (2, 32)]
+    assert shards[0] == 16 * shards[1] == pytest.approx(2 * LARGE.shape.num_parameters)
+
+
+def test_adapters_leave_the_weights_of_the_model_in_the_compute_dtype():
+    adapters = MEDIUM.shape.adapter_parameters(32, [])
+    work = replace(MEDIUM, adapter_parameters=adapters)
+    assert trainer.state_bytes(work) * 4 == 2 * MEDIUM.shape.num_parameters + 12 * adapters
+    assert trainer.gradient_bytes(work) * 4 == 4 * adapters
+    assert trainer.logits_bytes(work) < trainer.logits_bytes(MEDIUM), "a frozen head has no gradient"
+
+
+def test_a_reference_model_adds_a_shard_and_a_moment():
+    update, reference = trainer.plan_rank(replace(MEDIUM, has_reference=True))
+    own = {part.name: part.num_bytes for part in update.parts}
+    assert own["reference"] * 4 == 2 * MEDIUM.shape.num_parameters
+    assert "gathered reference" in {part.name for part in reference.parts}
+
+
+def test_a_critic_is_trained_whole():
+    (update,) = trainer.plan_rank(replace(LARGE, has_critic=True))
+    critic = next(part.num_bytes for part in update.parts if part.name == "critic")
+    assert critic * 4 == 16 * LARGE.shape.decoder_parameters
+    assert LARGE.shape.decoder_parameters < LARGE.shape.num_parameters, "without a head"
+
+
+def test_eager_attention_keeps_the_weights_of_all_pairs():
+    more = trainer.layer_bytes(replace(MEDIUM, attention="eager")) - trainer.layer_bytes(MEDIUM)
+    assert more == 12 * 2048 * 6
+
+
+@pytest.mark.parametrize(
+    ("billions", "expected"),
+    [(0.5, WHOLE), (7, ShardingMode(keep_gathered=True, reduce_once=False)), (32, SHARDED)],
+)
+def test_a_gpu_keeps_whole_what_is_small(billions, expected):
+    assert choose_sharding(int(billions * 1e9), 0, 2, 80 * GIB) == expected

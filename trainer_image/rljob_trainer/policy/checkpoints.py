@@ -1,26 +1,31 @@
 """A policy's state on disk: torch distributed checkpoints to resume from, and a Hugging Face folder to use the model.
 
-Every function is a collective over the ranks. The driver marks a whole checkpoint as COMPLETE. Invariant: resuming with
-the same world size repeats the uninterrupted run bit for bit. With another world size, parameters and optimizer state
-are the same.
+Every function is a collective over the ranks. A rank that does not see the run's folder sends its files to the head.
+The driver marks a whole checkpoint as COMPLETE, and an export by its name. Invariant: resuming with the same number of
+ranks and the same mesh repeats the uninterrupted run bit for bit. With others, parameters, optimizer state and the
+number of updates are the same bit for bit; later updates differ by the order in which gradients are summed.
 """
 
 from __future__ import annotations
 
-import shutil
+import contextlib
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from rljob_api.errors import UserError
 from rljob_inputs.hub.repository import repository_name
+from rljob_trainer.policy.checkpoint_names import persistent_buffers, to_checkpoint
+from rljob_trainer.policy.checkpoint_storage import build_reader, build_writer, first_failure
 from rljob_trainer.policy.policy import Policy
+from rljob_trainer.run_folder.client import RemoteFolder
 
 TRAINER_FOLDER = "trainer"
 ADAPTER_FOLDER = "adapter"
@@ -29,27 +34,37 @@ _READABLE_FILE, _READABLE_FOLDER = 0o644, 0o755
 _SHARD_BYTES = 4 << 30
 
 
-def save_checkpoint(policy: Policy, folder: Path) -> None:
-    """Write FOLDER/trainer: trained parameters, optimizer state, number of updates, the critic if there is one,
-    and each rank's random generator."""
+def save_checkpoint(policy: Policy, folder: Path | RemoteFolder) -> None:
+    """Write FOLDER/trainer."""
+    with first_failure():
+        save(read_state(policy), storage_writer=build_writer(folder / TRAINER_FOLDER))
+
+
+def read_state(policy: Policy) -> dict[str, Any]:
+    """Return what a checkpoint has: trained parameters, optimizer state, number of updates, the critic if there is one,
+    and each rank's random generator. The tensors are those of the policy, which the next update changes."""
     policy.reshard()
     own = {"num_updates": policy.num_updates, f"generator.{dist.get_rank()}": torch.get_rng_state()}
-    save(_state(policy) | own, checkpoint_id=folder / TRAINER_FOLDER)
+    return _state(policy) | own
 
 
-def load_checkpoint(policy: Policy, folder: Path) -> None:
+def load_checkpoint(policy: Policy, folder: Path | RemoteFolder) -> None:
     """Restore what save_checkpoint wrote. A rank beyond the number of saved ranks keeps its own generator."""
-    path = folder / TRAINER_FOLDER
-    if not (path / ".metadata").is_file():
-        raise UserError(f"{path}: trainer checkpoint not found; delete {folder} to resume from an older one")
+    reader = build_reader(folder / TRAINER_FOLDER)
+    try:
+        saved = reader.read_metadata().state_dict_metadata
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{folder / TRAINER_FOLDER}: trainer checkpoint not found; delete {folder} to resume from an older one"
+        ) from error
     policy.reshard()
     state = _state(policy)
     state["num_updates"] = 0
     generator_key = f"generator.{dist.get_rank()}"
-    saved = FileSystemReader(path).read_metadata().state_dict_metadata
     if generator_key in saved:
         state[generator_key] = torch.get_rng_state()
-    load(state, checkpoint_id=path)
+    with first_failure():
+        load(state, storage_reader=reader)
     set_state_dict(
         policy.model,
         policy.optimizer,
@@ -64,24 +79,31 @@ def load_checkpoint(policy: Policy, folder: Path) -> None:
         torch.set_rng_state(state[generator_key])
 
 
-def export_model(policy: Policy, folder: Path, tokenizer_source: str) -> None:
-    """Write a Hugging Face folder in the compute dtype; with LoRA, also FOLDER/adapter, in fp32, for peft and vLLM. One
-    rename replaces an older folder with the complete one."""
+def export_model(policy: Policy, folder: Path | RemoteFolder, tokenizer_source: str) -> None:
+    """Write a Hugging Face folder in the compute dtype; with LoRA, also FOLDER/adapter, in fp32, for peft and vLLM."""
     parameters = policy.gather_weights()
     adapters = {} if policy.adapters is None else policy.adapters.gather()
     if dist.get_rank() == 0:
-        partial = folder.with_name(f".{folder.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        _write_model(policy, parameters, partial, tokenizer_source)
-        if policy.adapters is not None:
-            policy.adapters.save(adapters, partial / ADAPTER_FOLDER)
-        # Some libraries write files with mode 0600, which the user of another Pod cannot read.
-        for path in (partial, *partial.rglob("*")):
-            path.chmod(_READABLE_FOLDER if path.is_dir() else _READABLE_FILE)
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
+        with _local_folder(folder) as local:
+            _write_model(policy, parameters, local, tokenizer_source)
+            if policy.adapters is not None:
+                policy.adapters.save(adapters, local / ADAPTER_FOLDER)
+            # Some libraries write files with mode 0600, which the user of another Pod cannot read.
+            for path in (local, *local.rglob("*")):
+                path.chmod(_READABLE_FOLDER if path.is_dir() else _READABLE_FILE)
     dist.barrier()
+
+
+@contextlib.contextmanager
+def _local_folder(folder: Path | RemoteFolder) -> Iterator[Path]:
+    """Yield the folder, or a temporary one that is sent to the head at the end: libraries write whole files."""
+    if isinstance(folder, Path):
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="rljob-export-") as name:
+        yield Path(name)
+        folder.upload(Path(name))
 
 
 def _write_model(policy: Policy, parameters: dict[str, torch.Tensor], folder: Path, tokenizer_source: str) -> None:
@@ -95,7 +117,9 @@ def _write_model(policy: Policy, parameters: dict[str, torch.Tensor], folder: Pa
         policy.generation_config.save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(repository_name(tokenizer_source), **policy.source_options)
     tokenizer.save_pretrained(folder)
-    save_torch_state_dict(parameters, folder, max_shard_size=_SHARD_BYTES)
+    network = policy.model.network
+    buffers = {name: buffer.cpu() for name, buffer in persistent_buffers(network).items()}
+    save_torch_state_dict(to_checkpoint(network, parameters | buffers), folder, max_shard_size=_SHARD_BYTES)
 
 
 def _state(policy: Policy) -> dict[str, Any]:

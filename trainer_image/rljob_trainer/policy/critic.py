@@ -13,16 +13,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from rljob_api.manifest.algorithm import Critic as CriticSettings
 from rljob_trainer.algorithms.ppo import value_loss
 from rljob_trainer.policy import optimizer, sharding
 from rljob_trainer.policy.micro_batches import MicroBatch
-from rljob_trainer.policy.model_loading import shard_units, source_states
+from rljob_trainer.policy.model_loading import OpenedModel, shard_units, source_states
 from rljob_trainer.policy.update_metrics import CriticMetrics, TokenMetrics
 
 log = logging.getLogger(__name__)
@@ -49,18 +48,19 @@ class ValueModel(nn.Module):
 class Critic:
     def __init__(
         self,
-        network: Any,
+        opened: OpenedModel,
         settings: CriticSettings,
         *,
+        mesh: DeviceMesh,
         mode: sharding.ShardingMode,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`network`: the policy's initial causal language model, in fp32."""
+        """`opened`: the policy's initial causal language model, in fp32."""
         self._settings, self._mode, self._dtype, self._device = settings, mode, dtype, device
-        self.model = ValueModel(network, dtype)
-        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+        self.model = ValueModel(opened.network, dtype)
         shard_units(self.model, self.model.network, mesh=mesh, dtype=dtype, keep_gathered=mode.keep_gathered)
+        opened.fill(device)
         self.optimizer = optimizer.build_optimizer(self.model.parameters(), settings)
         self._metrics = TokenMetrics()
 

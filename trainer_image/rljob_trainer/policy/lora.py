@@ -45,7 +45,7 @@ class Adapters:
             inference_mode=False,
         )
         network.requires_grad_(False)
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), _stand_ins(network):
             torch.manual_seed(seed)
             inject_adapter_in_model(self.config, network, _NAME)
         cast_adapter_dtype(network, _NAME)  # to fp32: they are created in the network's dtype
@@ -105,6 +105,21 @@ class Adapters:
         folder.mkdir()
         self.config.save_pretrained(str(folder))
         save_file({name: tensor.cpu().contiguous() for name, tensor in adapters.items()}, folder / _FILE)
+
+
+@contextlib.contextmanager
+def _stand_ins(network: nn.Module) -> Iterator[None]:
+    """Replace weights on the meta device by one value each: peft creates adapters on the device of the weights."""
+    replaced = [m for m in network.modules() if isinstance(m, nn.Linear) and m.weight.is_meta]
+    weights = [module.weight for module in replaced]
+    for module, weight in zip(replaced, weights, strict=True):
+        value = torch.zeros((), dtype=weight.dtype).expand(weight.shape)
+        module.weight = nn.Parameter(value, requires_grad=False)
+    try:
+        yield
+    finally:
+        for module, weight in zip(replaced, weights, strict=True):
+            module.weight = weight
 
 
 def find_targets(network: nn.Module, wanted: list[str]) -> list[str]:

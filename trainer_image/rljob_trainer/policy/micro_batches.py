@@ -1,34 +1,29 @@
-"""Assigns the rows of an update to ranks and micro-batches.
+"""Writes the micro-batches of one rank from the rows that the driver sent it (layout.py).
 
-Pure (numpy only). Rows with the same prompt share it: a line of a micro-batch holds trees, and a tree is one prompt
-followed by the completions (branches) of its rows. A token attends to its own branch and its prompt only. So a group's
-prompt is computed once, only line ends are padded, and the result equals that of separate sequences.
-Invariants: every rank gets the same number of micro-batches, since each is a collective. A row is in one micro-batch as
-a whole. Rows without sampled tokens are in none.
+Pure (numpy only). A line of a micro-batch holds trees, and a tree is one prompt followed by the completions (branches)
+of its rows. A token attends to its own branch and its prompt only. So a group's prompt is computed once, only line ends
+are padded, and the result equals that of separate sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from rljob_trainer.algorithms.corrections import proximal_shares
-from rljob_trainer.episodes.types import TrainRow, UpdateVersions
+from rljob_trainer.episodes.types import TrainRow
+from rljob_trainer.policy.layout import RankRows, divide_rows
 
-LINE_TOKENS = 512
-"""Small trees share a line up to this length. Longer lines need less padding, but more attention."""
-TREE_TOKENS = 1024
-"""A longer tree is split, since attention is dense over all of its branches."""
 _IDLE = -1
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Lines for one forward, and the sampled tokens that they predict. Picklable, to be sent to a rank: hence int32."""
+    """Lines for one forward, and the sampled tokens that they predict."""
 
     token_ids: NDArray[np.int32]
     """[lines, length] 0 for padding."""
@@ -73,44 +68,18 @@ RankPlan = list[MicroBatch]
 """The micro-batches of one rank."""
 
 
-@dataclass
-class _Tree:
-    prompt: NDArray[np.int64]
-    rows: list[int] = field(default_factory=list)
-    length: int = 0
+def plan_micro_batches(rows: Sequence[TrainRow], **options: Any) -> list[RankPlan]:
+    """Return one plan per rank, as if this process were all ranks. `options`: of divide_rows."""
+    return [build_micro_batches(part) for part in divide_rows(rows, **options)]
 
 
-def has_loss(row: TrainRow, *, without_advantage: bool) -> bool:
-    """Return whether a row can have a gradient. `without_advantage`: a KL penalty or an entropy bonus gives one to all
-    sampled tokens, as a critic's loss does."""
-    has_terms = without_advantage or row.returns is not None
-    return bool(row.loss_mask.any()) and (has_terms or bool(row.advantages[row.loss_mask].any()))
+def build_micro_batches(part: RankRows) -> RankPlan:
+    """Return the micro-batches of one rank."""
+    writer = _Writer(part)
+    return [writer.write(batch) if batch else _idle_micro_batch(part) for batch in part.batches]
 
 
-def plan_micro_batches(
-    rows: Sequence[TrainRow],
-    *,
-    num_ranks: int,
-    micro_batch_tokens: int,
-    share_prompts: bool = True,
-    without_advantage: bool = True,
-    versions: UpdateVersions | None = None,
-) -> list[RankPlan]:
-    """Return one plan per rank, for the rows that can have a gradient (see `has_loss`). `versions`: of the update; None
-    for log-probs alone."""
-    chosen = {i: row for i, row in enumerate(rows) if has_loss(row, without_advantage=without_advantage)}
-    sampled = {i: np.flatnonzero(row.loss_mask) for i, row in chosen.items()}
-    if any(positions[0] == 0 for positions in sampled.values()):
-        raise ValueError("a row must start with at least one prompt token, got a sampled token")
-    layout = _Layout(chosen, sampled, num_ranks, micro_batch_tokens, share_prompts, versions or UpdateVersions(0, 0))
-    plans = layout.build()
-    count = max(map(len, plans))
-    for plan in plans:
-        plan.extend(_idle_micro_batch(next(iter(chosen.values()))) for _ in range(count - len(plan)))
-    return plans
-
-
-def _idle_micro_batch(like: TrainRow) -> MicroBatch:
+def _idle_micro_batch(part: RankRows) -> MicroBatch:
     """Return one token of weight 0, for a rank that must take part in the collectives of a micro-batch."""
     zeros, one, nothing = np.zeros(1, np.int32), np.zeros((1, 1), np.int32), np.zeros(1, np.float32)
     return MicroBatch(
@@ -127,151 +96,94 @@ def _idle_micro_batch(like: TrainRow) -> MicroBatch:
         advantages=nothing,
         rollout_logprobs=nothing,
         proximal_shares=nothing + 1,
-        reference_logprobs=None if like.reference_logprobs is None else nothing,
-        returns=None if like.returns is None else nothing,
-        values=None if like.values is None else nothing,
+        **dict.fromkeys(part.optional, nothing),
     )
 
 
-@dataclass(frozen=True)
-class _Layout:
-    rows: Mapping[int, TrainRow]
-    """By index in the call."""
-    sampled: Mapping[int, NDArray[np.int64]]
-    """Positions of each row's sampled tokens. The prompt ends before the first; the last one predicts nothing."""
-    num_ranks: int
-    micro_batch_tokens: int
-    share_prompts: bool
-    versions: UpdateVersions
+class _Writer:
+    """Takes the rows of `part` in their order, which is that of its micro-batches."""
 
-    def build(self) -> list[RankPlan]:
-        """Return the micro-batches of each rank."""
-        loads = [0] * self.num_ranks
-        of_rank: list[list[_Tree]] = [[] for _ in range(self.num_ranks)]
-        for tree in sorted(self._trees(), key=lambda tree: (-tree.length, tree.rows)):
-            rank = loads.index(min(loads))
-            of_rank[rank].append(tree)
-            loads[rank] += tree.length
-        return [self._micro_batches(trees) for trees in of_rank]
+    def __init__(self, part: RankRows) -> None:
+        self._part = part
+        self._targets = part.token_ids[part.loss_mask]
+        self._shares = proximal_shares(part.token_versions, part.versions.proximal, part.versions.current)
+        self._row = self._prompt = self._completion = self._sampled = 0
+        """How much is written so far."""
 
-    def _trees(self) -> list[_Tree]:
-        fair_share = -(-sum(int(positions[-1]) for positions in self.sampled.values()) // self.num_ranks)
-        limit = min(TREE_TOKENS, self.micro_batch_tokens, fair_share) if self.share_prompts else 0
-        trees: list[_Tree] = []
-        open_trees: dict[bytes, _Tree] = {}
-        for i, positions in self.sampled.items():
-            first, last = int(positions[0]), int(positions[-1])
-            prompt, length = self.rows[i].token_ids[:first], last - first
-            key = prompt.tobytes()
-            tree = open_trees.get(key)
-            if tree is None or tree.length + length > limit:
-                tree = open_trees[key] = _Tree(prompt, length=first)
-                trees.append(tree)
-            tree.rows.append(i)
-            tree.length += length
-        return trees
-
-    def _micro_batches(self, trees: Sequence[_Tree]) -> RankPlan:
-        lines = sorted(self._lines(trees), key=_line_length, reverse=True)
-        batches: list[list[list[_Tree]]] = []
-        width = 0
-        for line in lines:
-            # The first line is the longest; the others are padded to its length.
-            if batches and width * (len(batches[-1]) + 1) <= self.micro_batch_tokens:
-                batches[-1].append(line)
-            else:
-                batches.append([line])
-                width = _line_length(line)
-        return [self._pack(batch) for batch in batches]
-
-    def _lines(self, trees: Sequence[_Tree]) -> list[list[_Tree]]:
-        """Put each tree into the first line with room for it."""
-        limit = min(LINE_TOKENS, self.micro_batch_tokens) if self.share_prompts else 0
-        lines: list[list[_Tree]] = []
-        lengths = np.zeros(len(trees), np.int64)
-        for tree in trees:
-            room = lengths[: len(lines)] + tree.length <= limit
-            number = int(room.argmax()) if room.any() else len(lines)
-            if number == len(lines):
-                lines.append([])
-            lines[number].append(tree)
-            lengths[number] += tree.length
-        return lines
-
-    def _pack(self, lines: Sequence[Sequence[_Tree]]) -> MicroBatch:
-        width = _line_length(lines[0])
+    def write(self, lines: Sequence[Sequence[Sequence[int]]]) -> MicroBatch:
+        part, first_row, first_sampled = self._part, self._row, self._sampled
+        width = self._count_columns(lines[0])
         grid = np.zeros((4, len(lines), width), np.int32)  # token ids, positions, trees, branches
         grid[2] = -1
-        indices: list[int] = []
         sources: list[NDArray[np.int32]] = []
+        positions: list[NDArray[np.int32]] = []
         for line, trees in enumerate(lines):
             start = 0
             for number, tree in enumerate(trees):
-                placed = self._place(grid[:, line, start:], number, tree)
-                sources += [line * width + start + columns for columns in placed]
-                indices += tree.rows
-                start += tree.length
-        return self._micro_batch(grid, indices, sources)
-
-    def _place(self, cells: NDArray[np.int32], number: int, tree: _Tree) -> list[NDArray[np.int32]]:
-        """Write `tree` into the first of `cells`. Return the source column of each target, for each row."""
-        placed = []
-        _write(cells, tree.prompt, 0, number, branch=0)
-        column = len(tree.prompt)
-        for branch, i in enumerate(tree.rows, start=1):
-            positions = self.sampled[i]
-            first, last = int(positions[0]), int(positions[-1])
-            _write(cells[:, column:], self.rows[i].token_ids[first:last], first, number, branch)
-            columns = positions.astype(np.int32) + (column - 1 - first)
-            columns[0] = len(tree.prompt) - 1
-            placed.append(columns)
-            column += last - first
-        return placed
-
-    def _micro_batch(
-        self, grid: NDArray[np.int32], indices: Sequence[int], sources: Sequence[NDArray[np.int32]]
-    ) -> MicroBatch:
-        rows = [self.rows[i] for i in indices]
+                start = self._write_tree(grid[:, line], start, number, len(tree), sources, positions)
+            for columns in sources[-sum(map(len, trees)) :]:
+                columns += line * width
+        rows, sampled = slice(first_row, self._row), slice(first_sampled, self._sampled)
         counts = [len(columns) for columns in sources]
-        positions = [self.sampled[i] for i in indices]
-
-        def sampled(name: str, dtype: DTypeLike = np.float32) -> NDArray[Any]:
-            arrays = (getattr(row, name) for row in rows)
-            return np.concatenate([array[chosen] for array, chosen in zip(arrays, positions, strict=True)], dtype=dtype)
-
-        def optional(name: str) -> NDArray[np.float32] | None:
-            return None if getattr(rows[0], name) is None else sampled(name)
-
-        token_ids, position_ids, trees, branches = grid
+        token_ids, position_ids, tree_numbers, branches = grid
         return MicroBatch(
             token_ids=token_ids,
             position_ids=position_ids,
-            trees=trees,
+            trees=tree_numbers,
             branches=branches,
-            row_indices=np.array(indices, np.int32),
+            row_indices=part.indices[rows],
             sources=np.concatenate(sources),
-            targets=sampled("token_ids", np.int32),
-            rows=np.repeat(np.arange(len(rows), dtype=np.int32), counts),
-            positions=np.concatenate(positions, dtype=np.int32),
-            weights=np.repeat(np.array([row.weight for row in rows], np.float32), counts),
-            advantages=sampled("advantages"),
-            rollout_logprobs=sampled("rollout_logprobs"),
-            proximal_shares=proximal_shares(
-                sampled("versions", np.int32), self.versions.proximal, self.versions.current
-            ),
-            reference_logprobs=optional("reference_logprobs"),
-            returns=optional("returns"),
-            values=optional("values"),
+            targets=self._targets[sampled],
+            rows=np.repeat(np.arange(len(counts), dtype=np.int32), counts),
+            positions=np.concatenate(positions),
+            weights=np.repeat(part.weights[rows], counts),
+            advantages=part.advantages[sampled],
+            rollout_logprobs=part.rollout_logprobs[sampled],
+            proximal_shares=self._shares[sampled],
+            **{name: values[sampled] for name, values in part.optional.items()},
         )
 
+    def _count_columns(self, line: Sequence[Sequence[int]]) -> int:
+        """Return the length of the next line. The last token of a row predicts nothing, and has no column."""
+        row, total = self._row, 0
+        for tree in line:
+            total += int(self._part.firsts[row]) + int(self._part.lengths[row : row + len(tree)].sum()) - len(tree)
+            row += len(tree)
+        return total
 
-def _write(cells: NDArray[np.int32], tokens: NDArray[np.int64], position: int, tree: int, branch: int) -> None:
+    def _write_tree(
+        self,
+        cells: NDArray[np.int32],
+        start: int,
+        number: int,
+        num_rows: int,
+        sources: list[NDArray[np.int32]],
+        positions: list[NDArray[np.int32]],
+    ) -> int:
+        """Write the next tree from column `start` of `cells` on, and return the column after it. Append the columns
+        that predict each row's targets, and the targets' positions.  cells  # [4, columns]"""
+        part = self._part
+        first = int(part.firsts[self._row])
+        _write(cells[:, start:], part.prompts[self._prompt : self._prompt + first], 0, number, branch=0)
+        self._prompt += first
+        column = start + first
+        for branch in range(1, num_rows + 1):
+            span = slice(self._completion, self._completion + int(part.lengths[self._row]))
+            _write(cells[:, column:], part.token_ids[span][:-1], first, number, branch)
+            offsets = np.flatnonzero(part.loss_mask[span]).astype(np.int32)
+            columns = offsets + np.int32(column - 1)
+            columns[0] = start + first - 1  # the prompt's last token predicts the first one
+            sources.append(columns)
+            positions.append(offsets + np.int32(first))
+            column += span.stop - span.start - 1
+            self._completion, self._row = span.stop, self._row + 1
+            self._sampled += len(offsets)
+        return column
+
+
+def _write(cells: NDArray[np.int32], tokens: NDArray[np.int32], position: int, tree: int, branch: int) -> None:
     """Write the tokens of one branch into the first of `cells`.  cells  # [4, columns]"""
     used = cells[:, : len(tokens)]
     used[0] = tokens
     used[1] = np.arange(position, position + len(tokens))
     used[2:] = [[tree], [branch]]
-
-
-def _line_length(line: Sequence[_Tree]) -> int:
-    return sum(tree.length for tree in line)

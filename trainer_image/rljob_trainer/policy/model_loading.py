@@ -1,4 +1,4 @@
-"""From a model's source to a sharded module that scores tokens: Hugging Face loading, attention masks, FSDP2 units.
+"""From a model's source to a sharded module that scores tokens: Hugging Face loading, FSDP2 units.
 
 Knows transformers and FSDP2, but not the losses. Invariant: master weights are fp32, and computation uses the compute
 dtype. `ScoringModel.forward` is the only way into the network, so that FSDP's hooks see every use of a parameter.
@@ -6,7 +6,11 @@ dtype. `ScoringModel.forward` is the only way into the network, so that FSDP's h
 
 from __future__ import annotations
 
-import math
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,8 +24,12 @@ from rljob_api.errors import TransientError, UserError
 from rljob_inputs.hub.repository import repository_name
 from rljob_inputs.models.config import HEAD_TRANSFORMS
 from rljob_trainer.failures.configuration import ErrorFacts, is_infrastructure_error, summarize
+from rljob_trainer.policy.attention import attention_inputs
 from rljob_trainer.policy.micro_batches import MicroBatch
 from rljob_trainer.policy.selected_logprobs import selected_logprobs
+from rljob_trainer.policy.sharded_weights import Skeleton, UnreadableError, build_network, find_files
+
+log = logging.getLogger(__name__)
 
 
 class ScoringModel(nn.Module):
@@ -45,7 +53,7 @@ def source_states(base_model: Any, batch: MicroBatch, device: torch.device, dtyp
     hidden = base_model(
         input_ids=_integers(batch.token_ids, device),
         use_cache=False,
-        **_attention_inputs(batch, device, dtype),
+        **attention_inputs(base_model.config, batch, dtype=dtype, device=device),
     ).last_hidden_state  # [lines, length, hidden]
     return hidden.flatten(0, 1)[_integers(batch.sources, device)]
 
@@ -54,31 +62,60 @@ def _integers(values: NDArray[np.int32], device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.int64, device=device)
 
 
-def _attention_inputs(batch: MicroBatch, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the mask and positions. Plain lines need none: the causal mask hides padding on the right."""
-    if batch.is_plain:
-        return {}
-    trees = _integers(batch.trees, device)  # [lines, length]
-    branches = _integers(batch.branches, device)
-    length = trees.shape[1]
-    visible = trees[:, :, None] == trees[:, None, :]  # [lines, query, key]
-    visible &= (branches[:, None, :] == 0) | (branches[:, None, :] == branches[:, :, None])
-    visible &= torch.ones(length, length, dtype=torch.bool, device=device).tril()
-    mask = torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, -math.inf)
-    return {
-        "attention_mask": mask[:, None],
-        "position_ids": _integers(batch.position_ids, device),
-    }
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model whose weights are read after it is sharded."""
+
+    network: Any
+    """The causal language model, on the meta device unless every rank had to load it whole."""
+    fill: Callable[[torch.device], None]
+    """Reads this rank's weights into the sharded network. Raises UserError if that fails."""
 
 
-def load_network(source: str, *, dtype: torch.dtype, attention: str, options: dict[str, Any]) -> Any:
-    """Load the causal language model at `source`, a folder or hf://org/name. Raise UserError if that fails."""
+def open_network(source: str, *, dtype: torch.dtype, attention: str, options: dict[str, Any]) -> OpenedModel:
+    """Open the causal language model at `source`, a folder or hf://org/name. Raise UserError if that fails."""
+    with _user_errors(source):
+        try:
+            skeleton = _open_skeleton(source, dtype=dtype, attention=attention, options=options)
+        except UnreadableError as reason:
+            log.warning("%s: every rank loads the whole model into host memory, because %s", source, reason)
+            network = _load_whole(source, dtype=dtype, attention=attention, options=options)
+            opened = OpenedModel(network, lambda device: None)
+        else:
+            opened = OpenedModel(skeleton.network, partial(_fill, skeleton, source))
+    network = opened.network
+    changed = [name for name in HEAD_TRANSFORMS if getattr(network.config, name, None) not in (None, 1, 1.0)]
+    if changed or getattr(network.get_output_embeddings(), "bias", None) is not None:
+        raise UserError(
+            f"spec.model.source: {source} changes its logits after the head ({', '.join(changed) or 'bias'}), "
+            "which the trainer does not support; use a model with a plain head"
+        )
+    return opened
+
+
+def _open_skeleton(source: str, *, dtype: torch.dtype, attention: str, options: dict[str, Any]) -> Skeleton:
+    repository = repository_name(source)
+    network = build_network(repository, dtype=dtype, attention=attention, options=options)
+    return Skeleton(network, find_files(repository, options), dtype)
+
+
+def _load_whole(source: str, *, dtype: torch.dtype, attention: str, options: dict[str, Any]) -> Any:
     from transformers import AutoModelForCausalLM
 
+    return AutoModelForCausalLM.from_pretrained(
+        repository_name(source), dtype=dtype, attn_implementation=attention, **options
+    )
+
+
+def _fill(skeleton: Skeleton, source: str, device: torch.device) -> None:
+    with _user_errors(source):
+        skeleton.fill(device)
+
+
+@contextlib.contextmanager
+def _user_errors(source: str) -> Iterator[None]:
     try:
-        network = AutoModelForCausalLM.from_pretrained(
-            repository_name(source), dtype=dtype, attn_implementation=attention, **options
-        )
+        yield
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # transformers, safetensors and the hub's client raise dozens of types
@@ -89,23 +126,6 @@ def load_network(source: str, *, dtype: torch.dtype, attention: str, options: di
             f"spec.model.source: cannot load a causal language model from {source}: {summarize(facts)}; "
             "use a Hugging Face folder with config.json and safetensors"
         ) from error
-    changed = [name for name in HEAD_TRANSFORMS if getattr(network.config, name, None) not in (None, 1, 1.0)]
-    if changed or getattr(network.get_output_embeddings(), "bias", None) is not None:
-        raise UserError(
-            f"spec.model.source: {source} changes its logits after the head ({', '.join(changed) or 'bias'}), "
-            "which the trainer does not support; use a model with a plain head"
-        )
-    return network
-
-
-def can_share_prompts(config: Any) -> bool:
-    """Whether the model supports tree-shaped attention. It needs masks (sdpa, eager) and full attention in every layer:
-    windows and recurrences count tokens of a line, not of a row."""
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or config._attn_implementation not in ("sdpa", "eager"):
-        return False
-    windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    return bool(getattr(config, "layer_types", None) or not windowed)
 
 
 def shard(network: Any, *, mesh: DeviceMesh, dtype: torch.dtype, keep_gathered: bool) -> ScoringModel:
@@ -122,7 +142,7 @@ def shard_units(
     embeddings share a unit."""
     network.train()
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    for layer in _decoder_layers(network):
+    for layer in decoder_layers(network):
         fully_shard(layer, mesh=mesh, mp_policy=precision, reshard_after_forward=not keep_gathered)
     fully_shard(model, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
     for module in model.modules():
@@ -133,7 +153,8 @@ def shard_units(
                 module.set_gradient_divide_factor(1.0)
 
 
-def _decoder_layers(network: nn.Module) -> list[nn.Module]:
+def decoder_layers(network: nn.Module) -> list[nn.Module]:
+    """Return the layers that are FSDP units, in their order."""
     kinds = set(getattr(network, "_no_split_modules", None) or [])
     layers = [module for module in network.modules() if type(module).__name__ in kinds]
     if layers:

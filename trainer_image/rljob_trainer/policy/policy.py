@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from rljob_api.manifest.job import RLJob
@@ -26,12 +25,15 @@ from rljob_trainer.algorithms.base import LossInputs
 from rljob_trainer.algorithms.corrections import loglinear_proximal
 from rljob_trainer.algorithms.losses import update_loss
 from rljob_trainer.algorithms.registry import build_algorithm
-from rljob_trainer.policy import optimizer, sharding
+from rljob_trainer.policy import attention, optimizer, sharding
+from rljob_trainer.policy.checkpoint_names import to_checkpoint
+from rljob_trainer.policy.compilation import compile_layers
 from rljob_trainer.policy.critic import Critic
 from rljob_trainer.policy.lora import Adapters
 from rljob_trainer.policy.lr_schedule import learning_rate
 from rljob_trainer.policy.micro_batches import MicroBatch
-from rljob_trainer.policy.model_loading import ScoringModel, can_share_prompts, load_network, shard
+from rljob_trainer.policy.model_loading import OpenedModel, ScoringModel, decoder_layers, open_network, shard
+from rljob_trainer.policy.published import CONVERTED, Published, has_plain_matrices
 from rljob_trainer.policy.update_metrics import RankMetrics, TokenMetrics
 
 log = logging.getLogger(__name__)
@@ -63,12 +65,13 @@ class Policy:
             torch.set_flush_denormal(True)
         has_reference, has_critic = self.algorithm.kl.coefficient > 0, self._code.needs.values
         lora = job.spec.trainer.lora
-        network = self._load(torch.float32 if lora is None else self.dtype)
+        opened = self._load(torch.float32 if lora is None else self.dtype)
+        network = opened.network
         self.adapters: Adapters | None = None
         if lora is not None:
             self.adapters = Adapters(network, lora, base=model, seed=job.spec.schedule.seed)
         self.config, self.generation_config = network.config, getattr(network, "generation_config", None)
-        self.can_share_prompts = can_share_prompts(network.config)
+        self.layout = attention.find_layout(network.config)
         num_trained, num_frozen = _count_parameters(network)
         num_copied = num_trained if lora is None else num_frozen
         self._mode = sharding.choose_mode(
@@ -77,7 +80,8 @@ class Policy:
             self.dtype,
             device,
         )
-        self.model = self._shard(network)
+        self._mesh = sharding.build_mesh(device, job.spec.trainer.num_copies)
+        self.model = self._shard(opened)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         if self.adapters is not None:
             self.adapters.find_shards(self.model, _PREFIX)
@@ -85,6 +89,8 @@ class Policy:
         self.num_updates = 0
         # FSDP creates its streams in the first forward. Before that, parameters can only be gathered one by one.
         self._has_run_forward = False
+        self._published: dict[str, Tensor] | None = None
+        """All parameters on the meta device, once they were published (see _describe_published)."""
         self._metrics = TokenMetrics()
         self._has_reference = has_reference
         self.reference: ScoringModel | None = None
@@ -94,7 +100,7 @@ class Policy:
         self.critic: Critic | None = None
         if has_critic:
             settings, source = self.algorithm.critic, self._load(torch.float32)
-            self.critic = Critic(source, settings, mode=self._mode, dtype=self.dtype, device=device)
+            self.critic = Critic(source, settings, mesh=self._mesh, mode=self._mode, dtype=self.dtype, device=device)
 
     def inspect(self, batches: Sequence[MicroBatch]) -> list[BatchFacts]:
         """Return what the algorithm needs to know about each micro-batch before it computes advantages."""
@@ -133,23 +139,45 @@ class Policy:
 
         The parameters stay gathered for the next forward, so publishing costs no extra transfer.
         """
-        adapters = {} if self.adapters is None else self.adapters.gather()
-        gathered, keep = self._gather_parameters(), dist.get_rank() == 0
-        if self.adapters is not None and keep:
-            gathered = self.adapters.merge(gathered, adapters)
-        return {name: parameter.cpu() for name, parameter in gathered if keep}
+        return {name: parameter.cpu() for name, parameter in self._stream_weights() if dist.get_rank() == 0}
 
-    def gather_published(self) -> dict[str, Tensor]:
-        """Return what rollouts load, as gather_weights does: all parameters, or the adapters."""
+    def stream_published(self) -> Published:
+        """Return what rollouts load: all parameters as in a checkpoint, or the adapters."""
         lora = self._spec.trainer.lora
-        if self.adapters is None or lora is None or lora.publish == "merged":
-            return self.gather_weights()
-        adapters = self.adapters.scale(self.adapters.gather())
-        return {name: tensor.to(self.dtype).cpu() for name, tensor in adapters.items() if dist.get_rank() == 0}
+        if self.adapters is not None and lora is not None and lora.publish == "adapter":
+            adapters = self.adapters.scale(self.adapters.gather())
+            return Published.of({name: tensor.to(self.dtype) for name, tensor in adapters.items()})
+        if self._published is None:
+            self._published = self._describe_published()
+        if self._published is not CONVERTED:
+            return Published(self._published, self._stream_weights(), has_plain_matrices(self.model.network))
+        return Published.of(to_checkpoint(self.model.network, self.gather_weights()))
 
     def reshard(self) -> None:
         """Free what the last forward gathered, so that parameters are the shards that the optimizer updates."""
         sharding.reshard(self.model)
+
+    def _describe_published(self) -> dict[str, Tensor]:
+        """Return all parameters on the meta device; CONVERTED if a checkpoint holds them otherwise."""
+        parameters: Iterator[tuple[str, Tensor]] = (
+            (name.removeprefix(_PREFIX), torch.empty(parameter.shape, dtype=self.dtype, device="meta"))
+            for name, parameter in self.model.named_parameters()
+        )
+        if self.adapters is not None:
+            adapters = {name: tensor.to("meta") for name, tensor in self.adapters.gather().items()}
+            parameters = self.adapters.merge(parameters, adapters)
+        described = dict(parameters)
+        converted = to_checkpoint(self.model.network, described)
+        is_same = converted.keys() == described.keys() and all(converted[name] is described[name] for name in described)
+        return described if is_same else CONVERTED
+
+    def _stream_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield all parameters in the compute dtype on this device, on rank 0 with the adapters added. A collective."""
+        adapters = {} if self.adapters is None else self.adapters.gather()
+        gathered = self._gather_parameters()
+        if self.adapters is not None and dist.get_rank() == 0:
+            gathered = self.adapters.merge(gathered, adapters)
+        yield from gathered
 
     def _gather_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield all parameters in the compute dtype on this device. A collective: all ranks take every one."""
@@ -212,21 +240,26 @@ class Policy:
             log.warning("update %d: the gradient's norm is %s; the update is skipped", self.num_updates, norm)
         return norm
 
-    def _load(self, dtype: torch.dtype) -> Any:
-        attention = self._spec.trainer.attention
-        network = load_network(self._source, dtype=dtype, attention=attention, options=self.source_options)
-        if self._spec.trainer.gradient_checkpointing:
-            network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return network
+    def _load(self, dtype: torch.dtype) -> OpenedModel:
+        wanted = self._spec.trainer.attention
+        initial = attention.initial_name(wanted)
+        opened = open_network(self._source, dtype=dtype, attention=initial, options=self.source_options)
+        attention.install(opened.network, wanted, dtype=self.dtype, device=self.device)
+        if self._spec.trainer.compile:
+            compile_layers(decoder_layers(opened.network), self.device)
+        if self._spec.trainer.recomputes_activations:
+            opened.network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return opened
 
     @property
     def source_options(self) -> dict[str, Any]:
         model = self._spec.model
         return {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
 
-    def _shard(self, network: Any) -> ScoringModel:
-        mesh = init_device_mesh(self.device.type, (dist.get_world_size(),))
-        return shard(network, mesh=mesh, dtype=self.dtype, keep_gathered=self._mode.keep_gathered)
+    def _shard(self, opened: OpenedModel) -> ScoringModel:
+        model = shard(opened.network, mesh=self._mesh, dtype=self.dtype, keep_gathered=self._mode.keep_gathered)
+        opened.fill(self.device)
+        return model
 
     def _tensor(self, values: Any) -> Tensor:
         # A copy: what comes from Ray is read-only.

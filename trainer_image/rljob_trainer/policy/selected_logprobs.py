@@ -11,11 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-KEPT_LOGITS_BYTES = 256 << 20
-"""Smaller logits are kept for the backward pass; larger ones are recomputed in chunks of this size."""
-BLOCK_ROWS = 64
-"""Rows per block of fp32 arithmetic: they fit a CPU's cache for vocabularies of 32,000 to 150,000."""
-DEVICE_BLOCK_ROWS = 4096
+from rljob_inputs.memory.limits import BLOCK_ROWS, DEVICE_BLOCK_ROWS, KEPT_LOGITS_BYTES
 
 
 def selected_logprobs(

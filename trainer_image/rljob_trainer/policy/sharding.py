@@ -5,27 +5,32 @@ Invariant: between calls, gradients are sharded, and so is everything that the o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
-_GATHERED_SHARE_OF_DEVICE_MEMORY = 0.25
-"""Parameters up to this share of a GPU's memory stay gathered from the first forward to the last backward."""
-_GRADIENT_SHARE_OF_DEVICE_MEMORY = 0.05
-"""Gradients up to this share of a GPU's memory add up unsharded over the micro-batches of a call, and are reduced once.
-Larger ones are reduced after every micro-batch."""
-_GRADIENT_BYTES = 4
+from rljob_inputs.memory.limits import ShardingMode as ShardingMode  # its home for the trainer
+from rljob_inputs.memory.limits import choose_sharding
 
 
-@dataclass(frozen=True)
-class ShardingMode:
-    keep_gathered: bool
-    """Whether the parameters stay gathered between the passes of an update."""
-    reduce_once: bool
-    """Whether a call reduces its gradients once, after the last backward. Until then a rank holds all gradients."""
+def build_mesh(device: torch.device, num_copies: int) -> DeviceMesh:
+    """Return the mesh of all ranks, over whose last dimension parameters are sharded. With several copies it has the
+    dimensions replicate and shard, and the ranks of a copy are adjacent. A collective."""
+    num_ranks = dist.get_world_size()
+    if num_copies == 1:
+        return init_device_mesh(device.type, (num_ranks,))
+    shape = (num_copies, num_ranks // num_copies)
+    return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
+
+
+def shard_group(parameter: DTensor) -> dist.ProcessGroup:
+    """Return the ranks that have the shards of the same copy of the parameter as this rank."""
+    return parameter.device_mesh.get_group(parameter.device_mesh.ndim - 1)
 
 
 def choose_mode(num_parameters: int, num_frozen: int, dtype: torch.dtype, device: torch.device) -> ShardingMode:
@@ -33,11 +38,7 @@ def choose_mode(num_parameters: int, num_frozen: int, dtype: torch.dtype, device
     if device.type == "cpu":
         return ShardingMode(keep_gathered=True, reduce_once=True)
     total = torch.cuda.get_device_properties(device).total_memory
-    gathered = (num_parameters + num_frozen) * dtype.itemsize
-    return ShardingMode(
-        keep_gathered=gathered <= _GATHERED_SHARE_OF_DEVICE_MEMORY * total,
-        reduce_once=num_parameters * _GRADIENT_BYTES <= _GRADIENT_SHARE_OF_DEVICE_MEMORY * total,
-    )
+    return choose_sharding(num_parameters, num_frozen, dtype.itemsize, total)
 
 
 def expect_backward(model: nn.Module, mode: ShardingMode, *, is_last: bool) -> None:

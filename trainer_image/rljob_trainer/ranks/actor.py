@@ -5,7 +5,6 @@ Invariant: if another rank is lost, calls raise RankLostError, so that the group
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
 from datetime import timedelta
@@ -17,17 +16,26 @@ import torch.distributed as dist
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import ENV_POD_IP, ENV_TOKEN
-from rljob_api.wire.protocol import WeightManifest
+from rljob_api.wire.protocol import DigestUnit, WeightManifest
+from rljob_trainer.devices.choose import choose_device
 from rljob_trainer.policy import checkpoints
-from rljob_trainer.policy.micro_batches import RankPlan
-from rljob_trainer.policy.policy import BatchFacts, Policy
+from rljob_trainer.policy.checkpoint_saver import CheckpointSaver
+from rljob_trainer.policy.layout import Layout, RankRows
+from rljob_trainer.policy.micro_batches import build_micro_batches
+from rljob_trainer.policy.policy import Policy
 from rljob_trainer.policy.update_metrics import RankMetrics
 from rljob_trainer.ranks.failures import typed_errors
 from rljob_trainer.ranks.ray_node import ENV_NUM_THREADS
+from rljob_trainer.ranks.results import RowFacts, split_facts
+from rljob_trainer.run_folder.client import RemoteFolder, reach
+from rljob_trainer.run_folder.location import RunFolder
+from rljob_trainer.weights.checksum import choose_unit
+from rljob_trainer.weights.heap import keep_freed_memory
+from rljob_trainer.weights.mapped import TensorSpec, boot_id
 from rljob_trainer.weights.store import WeightStore
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # mallopt(3)
+SAVES = "saves"
+"""Ray's concurrency group of `wait_for_save`: it waits next to the other methods, which all run in one thread."""
 _COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Only a backstop: the group watches its ranks, and kills those that hang after another one died."""
 
@@ -36,8 +44,6 @@ class RankProcess:
     """One rank. Methods that the group calls on all ranks at once are collectives."""
 
     def __init__(self) -> None:
-        keep_freed_memory()
-        self.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
         self.address = os.environ.get(ENV_POD_IP) or ray.util.get_node_ip_address()
         self._store: WeightStore | None = None
 
@@ -45,7 +51,7 @@ class RankProcess:
         """Return machine, address, process id, and a free port for the rendezvous."""
         with socket.socket() as probe:
             probe.bind((self.address, 0))
-            return _BOOT_ID.read_text(), self.address, os.getpid(), probe.getsockname()[1]
+            return boot_id(), self.address, os.getpid(), probe.getsockname()[1]
 
     @typed_errors
     def start(
@@ -56,26 +62,32 @@ class RankProcess:
         rendezvous: tuple[str, int],
         job: RLJob,
         model: str,
+        run: RunFolder,
         checkpoint: Path | None,
-    ) -> bool:
-        """Join the other ranks and load the model. Return whether rows of this model can share prompts."""
-        self.rank = rank
+    ) -> Layout:
+        """Join the other ranks and load the model. Return how its rows may share micro-batches."""
+        self.rank, self._run = rank, run
+        self._num_shards = max(1, job.spec.rollout.gpus_per_replica)
+        self.device = choose_device(job.spec.trainer.gpus_per_replica, "spec.trainer.gpusPerReplica")
         if self.device.type == "cpu":
+            keep_freed_memory()  # the activations of a GPU are not in the host's memory
             cores = len(os.sched_getaffinity(0))
             torch.set_num_threads(choose_num_threads(cores, num_local_ranks, os.environ.get(ENV_NUM_THREADS)))
         join_process_group(rank, num_ranks, *rendezvous, self.device)
         self.policy = Policy(job, model, self.device)
         if checkpoint is not None:
-            checkpoints.load_checkpoint(self.policy, checkpoint)
-        return self.policy.can_share_prompts
+            checkpoints.load_checkpoint(self.policy, self._reach(checkpoint))
+        self._saver = CheckpointSaver(self.policy, asynchronous=job.spec.saves_asynchronously)
+        return self.policy.layout
 
     @typed_errors
-    def inspect(self, plan: RankPlan) -> list[BatchFacts]:
-        return self.policy.inspect(plan)
+    def inspect(self, part: RankRows) -> RowFacts:
+        batches = build_micro_batches(part)
+        return split_facts(batches, self.policy.inspect(batches))
 
     @typed_errors
-    def accumulate(self, plan: RankPlan) -> None:
-        self.policy.accumulate(plan)
+    def accumulate(self, part: RankRows) -> None:
+        self.policy.accumulate(build_micro_batches(part))
 
     @typed_errors
     def apply(self, denominator: float) -> RankMetrics:
@@ -87,33 +99,38 @@ class RankProcess:
     @typed_errors
     def publish(self, generation: str, version: int) -> WeightManifest | None:
         """Gather what rollouts load. Rank 0 writes the weight file and returns its manifest."""
-        weights = self.policy.gather_published()
+        published = self.policy.stream_published()
         if self.rank != 0:
+            for _ in published.tensors:
+                pass
             return None
         if self._store is None:
             self._store = WeightStore(self.address, os.environ.get(ENV_TOKEN, ""))
-        return self._store.publish(weights, generation, version)
+        specs = {name: TensorSpec.of(tensor) for name, tensor in published.described.items()}
+        unit: DigestUnit = "element"
+        if published.has_plain_matrices:
+            unit = choose_unit(specs.values(), self._num_shards)
+        return self._store.publish_stream(specs, published.tensors, generation, version, unit)
 
     @typed_errors
     def save(self, folder: Path) -> None:
-        checkpoints.save_checkpoint(self.policy, folder)
+        self._saver.begin(self._reach(folder))
+
+    @ray.method(concurrency_group=SAVES)
+    @typed_errors
+    def wait_for_save(self) -> None:
+        self._saver.wait()
 
     @typed_errors
     def export(self, folder: Path, tokenizer_source: str) -> None:
-        checkpoints.export_model(self.policy, folder, tokenizer_source)
+        checkpoints.export_model(self.policy, self._reach(folder), tokenizer_source)
 
     def close(self) -> None:
         if self._store is not None:
             self._store.close()
 
-
-def keep_freed_memory() -> None:
-    """Make glibc keep freed memory. Each update allocates the same gigabytes for activations and gradients. To return
-    them costs 2.0 s instead of 0.4 s of system time in page faults, per update of a 135M model."""
-    mallopt = ctypes.CDLL(None).mallopt
-    mallopt(_M_MMAP_MAX, 0)
-    mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-    mallopt(_M_ARENA_MAX, 1)
+    def _reach(self, folder: Path) -> Path | RemoteFolder:
+        return reach(self._run, folder, os.environ.get(ENV_TOKEN, ""))
 
 
 def choose_num_threads(num_cores: int, num_local_ranks: int, requested: str | None) -> int:

@@ -18,6 +18,10 @@ from ray.exceptions import RayError, RayTaskError
 from rljob_api.errors import RLJobError, TransientError, UserError
 from rljob_trainer.driver.ports import TrainerGroupDiedError
 from rljob_trainer.failures.configuration import ErrorFacts, summarize
+from rljob_trainer.failures.devices import DeviceMemoryError, GpuError, GpuFaultError, Remedy, find_line, find_remedy
+from rljob_trainer.policy.layout import RankRows
+from rljob_trainer.policy.micro_batches import build_micro_batches
+from rljob_trainer.run_folder.client import HeadUnreachableError
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +41,14 @@ def typed_errors(method: Method) -> Method:
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return method(*args, **kwargs)
+        except GpuFaultError as error:
+            error.address = args[0].address
+            raise
         except RLJobError:
             raise
-        except torch.OutOfMemoryError as error:
-            raise UserError(
-                f"a trainer rank ran out of device memory: {error}; lower spec.trainer.microBatchTokens, "
-                "set spec.trainer.gradientCheckpointing, or use more ranks"
-            ) from None
         except RuntimeError as error:
+            if (remedy := _find_remedy(error)) is not None:
+                raise _explain_gpu(remedy, error, method.__name__, args) from None
             if isinstance(error, dist.DistError) or _COLLECTIVE_ERRORS.search(str(error)):
                 raise RankLostError(str(error).splitlines()[0]) from None
             raise
@@ -52,10 +56,52 @@ def typed_errors(method: Method) -> Method:
     return call  # type: ignore[return-value]
 
 
+def _find_remedy(error: RuntimeError) -> Remedy | None:
+    return Remedy.LESS_MEMORY if isinstance(error, torch.OutOfMemoryError) else find_remedy(str(error))
+
+
+def _explain_gpu(remedy: Remedy, error: RuntimeError, method: str, args: Sequence[Any]) -> RLJobError:
+    """Return the error to raise for one of a GPU in a method of a rank, whose arguments start with the rank."""
+    line = find_line(str(error))
+    match remedy:
+        case Remedy.ELSEWHERE:
+            fault = GpuFaultError(line)
+            fault.address = args[0].address
+            return fault
+        case Remedy.LESS_MEMORY if method == "start":
+            return UserError(
+                f"spec.trainer: a rank ran out of GPU memory while it loaded the model: {line}; use more ranks "
+                "(replicas, gpusPerReplica) or larger GPUs, or set lora"
+            )
+        case Remedy.LESS_MEMORY:
+            return DeviceMemoryError(
+                f"spec.trainer.microBatchTokens: a rank ran out of GPU memory in {method}: {line};"
+                f"{_describe_largest(args)} lower microBatchTokens, set gradientCheckpointing, or use more ranks"
+            )
+        case Remedy.FIX_INDEX:
+            return UserError(
+                f"spec.model: a check within a kernel failed in {method}: {line}; an index is out of range, such as a "
+                "token id above the model's vocabulary; CUDA_LAUNCH_BLOCKING=1 in spec.trainer.env shows the line"
+            )
+    return GpuError(line)
+
+
+def _describe_largest(args: Sequence[Any]) -> str:
+    """Return the size of the largest micro-batch among the arguments of a method; empty if they have none."""
+    batches = [batch for arg in args if isinstance(arg, RankRows) for batch in build_micro_batches(arg)]
+    if not batches:
+        return ""
+    lines, length = max((batch.token_ids.shape for batch in batches), key=lambda shape: shape[0] * shape[1])
+    return f" the largest micro-batch has {lines * length} tokens ({lines} x {length} with padding);"
+
+
 def group_failure(method: str, errors: Sequence[BaseException]) -> BaseException:
     """Return the error to raise for failures in `method`: a user error, else the first one that is not a lost rank, in
     one line, else the group's death."""
     causes = [error.cause if isinstance(error, RayTaskError) and error.cause else error for error in errors]
+    for cause in causes:  # peers of a rank whose GPU failed report lost ranks
+        if isinstance(cause, (GpuFaultError, DeviceMemoryError, GpuError)):
+            return _gpu_failure(method, cause)
     for cause in causes:
         if isinstance(cause, RLJobError) and not isinstance(cause, TransientError):
             return cause
@@ -67,6 +113,16 @@ def group_failure(method: str, errors: Sequence[BaseException]) -> BaseException
     return TrainerGroupDiedError(f"a trainer rank died ({method}): {reason}")
 
 
+def _gpu_failure(method: str, cause: RLJobError) -> TrainerGroupDiedError:
+    died = TrainerGroupDiedError(f"a trainer rank failed ({method}): {cause}")
+    died.gpu_fault = cause if isinstance(cause, GpuFaultError) else None
+    died.out_of_memory = str(cause) if isinstance(cause, DeviceMemoryError) else ""
+    return died
+
+
 def _is_lost_rank(cause: BaseException) -> bool:
-    """Whether Ray lost the rank, or the rank lost a peer. A RayTaskError is an error of the rank's own code."""
-    return isinstance(cause, RankLostError) or (isinstance(cause, RayError) and not isinstance(cause, RayTaskError))
+    """Whether Ray lost the rank, or the rank lost a peer or the head. A RayTaskError is an error of the rank's own
+    code."""
+    if isinstance(cause, (RankLostError, HeadUnreachableError)):
+        return True
+    return isinstance(cause, RayError) and not isinstance(cause, RayTaskError)

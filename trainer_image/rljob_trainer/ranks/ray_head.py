@@ -14,6 +14,7 @@ import signal
 import socket
 
 from rljob_api.errors import TransientError, UserError
+from rljob_inputs.memory.limits import OBJECT_STORE_BYTES
 from rljob_trainer.ranks import ray_node
 
 log = logging.getLogger(__name__)
@@ -28,8 +29,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 class RayHead:
-    def __init__(self, address: str) -> None:
-        self._address = address
+    def __init__(self, address: str, store_bytes: int = OBJECT_STORE_BYTES) -> None:
+        """`store_bytes`: size of the object store."""
+        self._address, self._store_bytes = address, store_bytes
         self._process: asyncio.subprocess.Process | None = None
         self._folder = ray_node.ray_folder()
 
@@ -37,7 +39,7 @@ class RayHead:
         await self._wait_for_port()
         # No resources: ranks run on the trainers' nodes only.
         arguments = ["--head", f"--port={ray_node.ray_port()}", "--num-gpus=0", "--include-dashboard=false"]
-        command = ray_node.build_start_command(arguments, self._address, self._folder.name)
+        command = ray_node.build_start_command(arguments, self._address, self._folder.name, self._store_bytes)
         environment = {**os.environ, **ray_node.ray_environment()}
         self._process = await asyncio.create_subprocess_exec(
             *command, env=environment, preexec_fn=_die_with_parent, stdout=asyncio.subprocess.DEVNULL

@@ -15,8 +15,6 @@ from rljob_api.wire.contract import ENV_RAY_PORT, ENV_TOKEN, PORT_RAY
 
 ENV_NUM_THREADS = "RLJOB_NUM_THREADS"
 """The user's OMP_NUM_THREADS, which the worker passes to its ranks: Ray sets that variable to 1."""
-_OBJECT_STORE_BYTES = 100_000_000
-"""Samples of a step pass through it, weights do not. Ray's default is 30% of the memory."""
 _CONNECT_SECONDS = 2.0
 
 
@@ -42,13 +40,13 @@ def ray_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="rljob-ray-", ignore_cleanup_errors=True)
 
 
-def build_start_command(arguments: Sequence[str], address: str, folder: str) -> list[str]:
-    """Return `ray start --block` for a node on `address`, with its files in `folder`. It offers no CPUs: ranks are the
-    only actors."""
+def build_start_command(arguments: Sequence[str], address: str, folder: str, store_bytes: int) -> list[str]:
+    """Return `ray start --block` for a node on `address`, with its files in `folder` and an object store of
+    `store_bytes`. It offers no CPUs: ranks are the only actors."""
     return [
         sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *arguments,
         f"--node-ip-address={address}", "--num-cpus=0", "--disable-usage-stats",
-        f"--object-store-memory={_OBJECT_STORE_BYTES}", f"--temp-dir={folder}",
+        f"--object-store-memory={store_bytes}", f"--temp-dir={folder}",
     ]  # fmt: skip
 
 

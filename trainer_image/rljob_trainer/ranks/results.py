@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rljob_trainer.episodes.types import TokenFacts, TrainRow, UpdateMetrics
-from rljob_trainer.policy.micro_batches import MicroBatch, RankPlan
+from rljob_trainer.policy.micro_batches import MicroBatch
 from rljob_trainer.policy.policy import BatchFacts
 from rljob_trainer.policy.update_metrics import RankMetrics
 
@@ -55,30 +55,40 @@ def summarize_update(metrics: RankMetrics, update: UpdateCounts, denominator: fl
     )
 
 
-def scatter_facts(
-    rows: Sequence[TrainRow], plans: Sequence[RankPlan], answers: Sequence[Sequence[BatchFacts]]
-) -> list[TokenFacts]:
-    """Put each rank's answers back to where their tokens are.  answers  # [ranks][micro-batches]"""
-    pairs = [pair for plan, of_rank in zip(plans, answers, strict=True) for pair in zip(plan, of_rank, strict=True)]
+RowFacts = dict[int, BatchFacts]
+"""By index of the row in the call. Arrays are [sampled tokens of the row]."""
+
+
+def split_facts(batches: Sequence[MicroBatch], facts: Sequence[BatchFacts]) -> RowFacts:
+    """Return what a rank found out, by row.  facts  # [micro-batches]"""
+    found: RowFacts = {}
+    for batch, of_batch in zip(batches, facts, strict=True):
+        bounds = np.searchsorted(batch.rows, np.arange(1, len(batch.row_indices)))
+        arrays = {field.name: getattr(of_batch, field.name) for field in fields(BatchFacts)}
+        parts = {name: np.split(values, bounds) for name, values in arrays.items() if values is not None}
+        for number, index in enumerate(batch.row_indices.tolist()):
+            if index >= 0:
+                found[index] = BatchFacts(**{name: of_rows[number] for name, of_rows in parts.items()})
+    return found
+
+
+def scatter_facts(rows: Sequence[TrainRow], answers: Sequence[RowFacts]) -> list[TokenFacts]:
+    """Put each rank's answers back to where their tokens are.  answers  # [ranks]"""
+    facts = {index: of_row for answer in answers for index, of_row in answer.items()}
     found = {
-        field.name: _scatter(rows, [(batch, getattr(facts, field.name)) for batch, facts in pairs])
+        field.name: _scatter(rows, {index: getattr(of_row, field.name) for index, of_row in facts.items()})
         for field in fields(TokenFacts)
     }
     return [TokenFacts(**{name: values[i] for name, values in found.items()}) for i in range(len(rows))]
 
 
 def _scatter(
-    rows: Sequence[TrainRow], answers: Sequence[tuple[MicroBatch, NDArray[np.float32] | None]]
+    rows: Sequence[TrainRow], answers: Mapping[int, NDArray[np.float32] | None]
 ) -> list[NDArray[np.float32] | None]:
-    """Return [tokens] of each row from the [targets] of each micro-batch; None where nothing is known."""
-    known = [(batch, values) for batch, values in answers if values is not None]
-    if len(known) < len(answers):
+    """Return [tokens] of each row from the [sampled tokens] of those with an answer; None where nothing is known."""
+    if any(values is None for values in answers.values()):
         return [None] * len(rows)
     scattered = [np.zeros(len(row.token_ids), np.float32) for row in rows]
-    for batch, values in known:
-        bounds = np.searchsorted(batch.rows, np.arange(1, len(batch.row_indices)))
-        of_rows = zip(batch.row_indices, np.split(batch.positions, bounds), np.split(values, bounds), strict=True)
-        for index, positions, of_row in of_rows:
-            if index >= 0:
-                scattered[index][positions] = of_row
+    for index, values in answers.items():
+        scattered[index][rows[index].loss_mask] = values
     return [*scattered]

@@ -5,20 +5,32 @@ policy_scenarios.py runs each scenario with one rank and with two; each test com
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 import torch
 
 from rljob_api.manifest.algorithm import Algorithm
+from rljob_trainer.run_folder.location import EXPORT_PARTIAL
+from rljob_trainer.run_folder.server import RunFileServer
 from tests.support import policy_scenarios
+from tests.support.loopback import next_address
 from tests.support.rank_programs import run_program
 from tests.support.reference_trainer import ReferenceTrainer
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_program(policy_scenarios.__name__, tmp_path_factory.mktemp("policy"))
+    """With `head-RANKS`: the folder of a run that the ranks do not see."""
+    folder = tmp_path_factory.mktemp("policy")
+    with contextlib.ExitStack() as stack:
+        for num_ranks in (1, 2):
+            (run := folder / f"head-{num_ranks}").mkdir()
+            server = RunFileServer(run, next_address(), policy_scenarios.HEAD_TOKEN)
+            stack.callback(server.close)
+            (folder / f"url-{num_ranks}").write_text(server.folder.url)
+        return run_program(policy_scenarios.__name__, folder)
 
 
 CASES = {
@@ -185,12 +197,40 @@ def test_published_weights_have_the_compute_dtype_and_tied_heads_once(outcome):
     assert "lm_head.weight" not in published
 
 
+def test_streamed_weights_are_as_described_before_and_after_the_first_update(outcome):
+    found = outcome("published", 2)
+    assert found["has_plain_matrices"]
+    for streamed in (found["initial"], found["streamed"]):
+        assert streamed.keys() == found["described"].keys()
+        for name, tensor in streamed.items():
+            described = found["described"][name]
+            assert (tensor.shape, tensor.dtype) == (described.shape, described.dtype), name
+    for name, tensor in found["weights"].items():
+        assert torch.equal(found["streamed"][name], tensor), name
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_resume_from_a_checkpoint_repeats_the_run_bit_for_bit(num_ranks, outcome):
     resumed = outcome("resumed", num_ranks)
     assert resumed["counts"] == (3, 3)
     for key, parameter in resumed["uninterrupted"].items():
         assert torch.equal(resumed["resumed"][key], parameter), key
+        assert torch.equal(resumed["restored"][key], parameter), f"{key}: through the head"
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_files_through_the_head_are_those_of_a_folder_that_ranks_see(num_ranks, folder):
+    """A driver, `rljob run` or vLLM finds what it expects, whichever rank has written it."""
+    head = folder / f"head-{num_ranks}"
+    for sent, written in (
+        (head / "checkpoints/step-000001", folder / f"checkpoint-{num_ranks}"),
+        (head / EXPORT_PARTIAL, folder / f"export-{num_ranks}"),
+    ):
+        sizes = [{path.relative_to(at): path.stat().st_size for path in at.rglob("*")} for at in (sent, written)]
+        assert sizes[0].keys() == sizes[1].keys()
+        assert all(sizes[0][name] == size for name, size in sizes[1].items() if name.suffix in (".distcp", ".json"))
+    weights = (head / EXPORT_PARTIAL / "model.safetensors").read_bytes()
+    assert weights == (folder / f"export-{num_ranks}" / "model.safetensors").read_bytes()
 
 
 def test_checkpoint_of_one_rank_resumes_with_two(outcome):
@@ -208,4 +248,3 @@ def test_export_is_a_complete_model_folder_with_readable_files(num_ranks, folder
     for key, parameter in model.named_parameters():
         assert torch.equal(parameter, expected[key]), key
     assert {path.stat().st_mode & 0o777 for path in export.iterdir()} == {0o644}
-    assert not list(folder.glob(".export*")), "no partial folder remains"

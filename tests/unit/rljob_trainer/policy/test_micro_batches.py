@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_trainer.episodes.types import NOT_SAMPLED, TrainRow, UpdateVersions
+from rljob_trainer.policy.layout import MASKED_TREES, PACKED_ROWS, PACKED_TREES, PLAIN
 from rljob_trainer.policy.micro_batches import MicroBatch, RankPlan, plan_micro_batches
 
 
@@ -63,13 +64,16 @@ ROWS = st.lists(
 )
 
 
-@given(ROWS, st.integers(1, 4), st.sampled_from([16, 40, 4096]), st.booleans(), st.booleans())
-def test_every_sampled_token_is_computed_once_and_sees_its_row(rows, num_ranks, limit, share, needs_all):
+LAYOUTS = [PLAIN, MASKED_TREES, PACKED_ROWS, PACKED_TREES]
+
+
+@given(ROWS, st.integers(1, 4), st.sampled_from([16, 40, 4096]), st.sampled_from(LAYOUTS), st.booleans())
+def test_every_sampled_token_is_computed_once_and_sees_its_row(rows, num_ranks, limit, layout, needs_all):
     plans = plan_micro_batches(
         rows,
         num_ranks=num_ranks,
         micro_batch_tokens=limit,
-        share_prompts=share,
+        layout=layout,
         without_advantage=needs_all,
         versions=UpdateVersions(4, 4),
     )
@@ -92,6 +96,9 @@ def test_every_sampled_token_is_computed_once_and_sees_its_row(rows, num_ranks, 
         here = set(owners(batch)) - {-1}
         assert not here & complete, "a row is in one micro-batch"
         complete |= here
+        if layout in (PACKED_ROWS, PACKED_TREES):
+            assert len(batch.token_ids) == 1
+            assert (batch.trees >= 0).all(), "nothing is padded"
         fits = batch.token_ids.size <= limit
         longest = max(len(each.token_ids) for each in rows)
         assert fits or (len(batch.token_ids) == 1 and batch.token_ids.size <= longest)
@@ -106,7 +113,7 @@ def test_shared_prompt_is_computed_once():
     # The last token of each completion predicts nothing, so it is not computed.
     assert batch.token_ids.shape == (1, 20 + 4 * 2)
     assert not batch.is_plain
-    ((unshared,),) = plan_micro_batches(rows, num_ranks=1, micro_batch_tokens=4096, share_prompts=False)
+    ((unshared,),) = plan_micro_batches(rows, num_ranks=1, micro_batch_tokens=4096, layout=PLAIN)
     assert unshared.token_ids.shape == (4, 22)
     assert unshared.is_plain
 

@@ -1,13 +1,16 @@
-"""What a rank reports when its model cannot be loaded. The loader of transformers is replaced: its import is slow."""
+"""What a rank reports when its model cannot be loaded. What uses transformers is replaced: its import is slow."""
 
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from rljob_api.errors import TransientError, UserError
-from rljob_trainer.policy.model_loading import load_network
+from rljob_trainer.policy import model_loading
+from rljob_trainer.policy.model_loading import open_network
+from rljob_trainer.policy.sharded_weights import UnreadableError
+
+NETWORK = SimpleNamespace(config=SimpleNamespace(), get_output_embeddings=lambda: None)
 
 
 class SafetensorError(Exception):
@@ -29,12 +32,32 @@ class SafetensorError(Exception):
     ],
 )
 def test_model_that_cannot_be_loaded_is_reported_in_one_line(raised, expected, message, monkeypatch):
-    def from_pretrained(*args, **options):
+    def fail(*args, **options):
         raise raised
 
-    loader = SimpleNamespace(from_pretrained=from_pretrained)
-    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(AutoModelForCausalLM=loader))
-    with pytest.raises(expected) as caught:
-        load_network("/m", dtype=torch.float32, attention="sdpa", options={})
-    assert message in str(caught.value)
-    assert str(caught.value).startswith("spec.model.source: ") is (expected is UserError)
+    def open_model():
+        return open_network("/m", dtype=torch.float32, attention="sdpa", options={})
+
+    monkeypatch.setattr(model_loading, "_open_skeleton", fail)
+    with pytest.raises(expected) as opening:
+        open_model()
+    monkeypatch.setattr(
+        model_loading, "_open_skeleton", lambda *args, **options: SimpleNamespace(network=NETWORK, fill=fail)
+    )
+    with pytest.raises(expected) as filling:
+        open_model().fill(torch.device("cpu"))
+    for caught in (opening, filling):
+        assert message in str(caught.value)
+        assert str(caught.value).startswith("spec.model.source: ") is (expected is UserError)
+
+
+def test_a_model_that_has_no_slices_is_loaded_whole(monkeypatch, caplog):
+    def refuse(*args, **options):
+        raise UnreadableError("it has no safetensors files")
+
+    monkeypatch.setattr(model_loading, "_open_skeleton", refuse)
+    monkeypatch.setattr(model_loading, "_load_whole", lambda *args, **options: NETWORK)
+    opened = open_network("/m", dtype=torch.float32, attention="sdpa", options={})
+    opened.fill(torch.device("cpu"))
+    assert opened.network is NETWORK
+    assert "/m: every rank loads the whole model into host memory, because it has no safetensors files" in caplog.text

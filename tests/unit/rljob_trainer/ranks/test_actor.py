@@ -1,8 +1,12 @@
-"""The number of threads of a CPU rank."""
+"""What a rank sets up before it joins the others: its device, memory and threads."""
 
 import pytest
+import torch
 
-from rljob_trainer.ranks.actor import choose_num_threads
+from rljob_api.errors import UserError
+from rljob_api.manifest.job import RLJob
+from rljob_trainer.ranks import actor
+from rljob_trainer.ranks.actor import RankProcess, choose_num_threads
 
 
 @pytest.mark.parametrize(
@@ -10,3 +14,51 @@ from rljob_trainer.ranks.actor import choose_num_threads
 )
 def test_ranks_share_the_cores_unless_the_user_sets_a_number(num_cores, num_local_ranks, requested, expected):
     assert choose_num_threads(num_cores, num_local_ranks, requested) == expected
+
+
+class _JoinedError(Exception):
+    """Ends the start of a rank before it joins others."""
+
+
+def start_rank(monkeypatch, num_gpus, device=None):
+    """Start a rank up to the process group. Return the rank, and what it set up before."""
+    calls = []
+    trainer = {"replicas": 1, "gpusPerReplica": num_gpus}
+    spec = {
+        "model": {"source": "/m"},
+        "data": {"train": {"source": "/t"}},
+        "rewards": [{"name": "r", "function": {"inline": "x"}}],
+        "trainer": trainer,
+    }
+    job = RLJob.model_validate({"metadata": {"name": "t"}, "spec": spec})
+    monkeypatch.setenv("RLJOB_POD_IP", "127.0.0.1")
+    monkeypatch.setattr(actor, "keep_freed_memory", lambda: calls.append("mallopt"))
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: calls.append("threads"))
+    if device is not None:
+        monkeypatch.setattr(actor, "choose_device", lambda *_: device)
+
+    def join(*arguments):
+        calls.append(str(arguments[-1]))
+        raise _JoinedError
+
+    monkeypatch.setattr(actor, "join_process_group", join)
+    rank = RankProcess()
+    with pytest.raises((_JoinedError, UserError)) as caught:
+        rank.start(0, 1, 1, ("127.0.0.1", 1), job, "/m", None, None)
+    return calls, caught.value
+
+
+def test_rank_that_finds_no_gpu_ends_before_it_joins_the_others(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    calls, error = start_rank(monkeypatch, num_gpus=2)
+    assert "spec.trainer.gpusPerReplica is 2, and torch finds no GPU" in str(error)
+    assert calls == []
+
+
+def test_rank_without_gpus_in_the_spec_uses_the_cpu_of_a_node_with_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert start_rank(monkeypatch, num_gpus=0)[0] == ["mallopt", "threads", "cpu"]
+
+
+def test_allocator_and_threads_are_set_for_cpu_ranks_alone(monkeypatch):
+    assert start_rank(monkeypatch, num_gpus=1, device=torch.device("cuda", 0))[0] == ["cuda:0"]

@@ -1,0 +1,61 @@
+"""A model with experts on real FSDP2 ranks: one step, what is published, and the export, compared with transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.support import export_scenarios, policy_scenarios
+from tests.support.rank_programs import run_program
+from tests.support.reference_trainer import ReferenceTrainer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_program(export_scenarios.__name__, tmp_path_factory.mktemp("exports"))
+
+
+def outcome(folder: Path, num_ranks: int) -> dict[str, Any]:
+    return torch.load(folder / f"experts-{num_ranks}.pt", weights_only=False)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_step_of_experts_equals_an_independent_computation(num_ranks: int, folder: Path) -> None:
+    trainer = ReferenceTrainer(folder / "experts", policy_scenarios.PLAIN)
+    loss, _, norm = trainer.gradients(policy_scenarios.build_rows())
+    ours = outcome(folder, num_ranks)
+    assert ours["metrics"].loss == pytest.approx(loss, abs=1e-5)
+    assert ours["metrics"].grad_norm == pytest.approx(norm, abs=1e-5)
+    experts = [name for name in ours["weights"] if ".experts." in name]
+    assert len(experts) == 4, "two layers, each with gate_up_proj and down_proj"
+    assert not any(torch.equal(ours["before"][name], ours["weights"][name]) for name in experts), "they must learn"
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_export_of_experts_loads_with_the_trained_weights(num_ranks: int, folder: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    export, ours = folder / f"experts-export-{num_ranks}", outcome(folder, num_ranks)
+    files = load_file(export / "model.safetensors")
+    assert "model.layers.1.mlp.experts.3.up_proj.weight" in files, "the names are those of checkpoints"
+    model = AutoModelForCausalLM.from_pretrained(export)
+    loaded = dict(model.named_parameters())
+    assert loaded.keys() == ours["weights"].keys()
+    assert all(torch.equal(loaded[name], weight) for name, weight in ours["weights"].items())
+    trained = AutoModelForCausalLM.from_pretrained(folder / "experts" / "model")
+    trained.load_state_dict(ours["weights"])
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        assert torch.equal(model(tokens).logits, trained(tokens).logits)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_published_experts_are_those_of_the_export(num_ranks: int, folder: Path) -> None:
+    files = load_file(folder / f"experts-export-{num_ranks}" / "model.safetensors")
+    published = outcome(folder, num_ranks)["published"]
+    assert published.keys() == files.keys()
+    assert all(torch.equal(published[name], tensor) for name, tensor in files.items())

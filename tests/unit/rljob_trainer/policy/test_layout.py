@@ -1,0 +1,60 @@
+"""What is sent to a rank: each token once, and little more."""
+
+import pickle
+
+import numpy as np
+
+from rljob_inputs.memory.limits import ROW_BYTES_PER_TOKEN
+from rljob_trainer.episodes.types import NOT_SAMPLED, TrainRow
+from rljob_trainer.policy.layout import MASKED_TREES, PACKED_ROWS, PACKED_TREES, divide_rows
+from rljob_trainer.policy.micro_batches import build_micro_batches
+
+
+def rows_of(num_groups: int, group: int, prompt: int, answer: int) -> list[TrainRow]:
+    generator = np.random.default_rng(0)
+    rows = []
+    for _ in range(num_groups):
+        shared = generator.integers(0, 1000, prompt)
+        for _ in range(group):
+            tokens = np.concatenate([shared, generator.integers(0, 1000, answer)])
+            sampled = np.arange(len(tokens)) >= prompt
+            values = np.where(sampled, 0.5, 0).astype(np.float32)
+            versions = np.where(sampled, 0, NOT_SAMPLED).astype(np.int32)
+            rows.append(TrainRow(tokens, sampled, values, values, versions, 1.0, 0, values, values, values))
+    return rows
+
+
+def test_rows_take_the_planned_bytes_of_a_rank():
+    (part,) = divide_rows(rows_of(4, 8, 100, 1000), num_ranks=1, micro_batch_tokens=4096)
+    num_bytes = len(pickle.dumps(part, protocol=5))
+    assert num_bytes < 1.02 * ROW_BYTES_PER_TOKEN * 32_000 + 4 * 4 * 100, "a prompt is sent once per tree"
+
+
+def test_micro_batches_are_written_from_read_only_rows_as_ray_gives_them():
+    (part,) = divide_rows(rows_of(4, 4, 10, 20), num_ranks=1, micro_batch_tokens=256)
+    buffers = []
+    data = pickle.dumps(part, protocol=5, buffer_callback=buffers.append)
+    sent = pickle.loads(data, buffers=[memoryview(bytes(buffer.raw())) for buffer in buffers])
+    assert not sent.token_ids.flags.writeable
+    for found, expected in zip(build_micro_batches(sent), build_micro_batches(part), strict=True):
+        for name, values in vars(expected).items():
+            np.testing.assert_array_equal(getattr(found, name), values)
+
+
+def test_packed_micro_batches_are_full_and_not_padded():
+    rows = rows_of(8, 8, 50, 30)
+    for layout in (PACKED_TREES, PACKED_ROWS):
+        (part,) = divide_rows(rows, num_ranks=1, micro_batch_tokens=1000, layout=layout)
+        *full, _ = (batch.token_ids for batch in build_micro_batches(part))
+        assert all(tokens.shape[0] == 1 for tokens in full)
+        assert all(tokens.size > 700 for tokens in full)
+    (part,) = divide_rows(rows, num_ranks=1, micro_batch_tokens=1000, layout=PACKED_TREES)
+    assert sum(batch.token_ids.size for batch in build_micro_batches(part)) == 8 * (50 + 8 * 29), "prompts once"
+
+
+def test_trees_of_packed_lines_are_longer_than_those_under_masks():
+    rows = rows_of(1, 8, 500, 300)
+    (packed,) = divide_rows(rows, num_ranks=1, micro_batch_tokens=16384, layout=PACKED_TREES)
+    (masked,) = divide_rows(rows, num_ranks=1, micro_batch_tokens=16384, layout=MASKED_TREES)
+    assert [[len(tree) for tree in line] for batch in packed.batches for line in batch] == [[8]]
+    assert [len(tree) for batch in masked.batches for line in batch for tree in line] == [1] * 8

@@ -1,0 +1,87 @@
+"""Where torch's distributed checkpoints are written to and read from: a folder, or the head.
+
+Through the head, each rank's file is one stream, and each tensor one read. Invariant: no file is whole in memory, or on
+a disk of the rank's Pod.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, cast
+
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
+
+from rljob_trainer.run_folder.client import RemoteFile, RemoteFolder
+
+_METADATA = ".metadata"
+
+
+def build_writer(folder: Path | RemoteFolder) -> FileSystemWriter:
+    return FileSystemWriter(folder) if isinstance(folder, Path) else _HeadWriter(folder)
+
+
+def build_reader(folder: Path | RemoteFolder) -> FileSystemReader:
+    return FileSystemReader(folder) if isinstance(folder, Path) else _HeadReader(folder)
+
+
+@contextlib.contextmanager
+def first_failure() -> Iterator[None]:
+    """Raise the error of the first rank that failed, in place of torch's collection, which is a BaseException."""
+    try:
+        yield
+    except CheckpointException as error:
+        raise next(iter(error.failures.values()))[0] from error
+
+
+class _HeadFiles(FileSystem):
+    """What torch does with files, on a folder of the head. Paths are names within it."""
+
+    def __init__(self, folder: RemoteFolder) -> None:
+        self._folder = folder
+
+    @contextlib.contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        name = str(path)
+        if mode == "wb":
+            with self._folder.create(name) as stream:
+                yield stream
+        elif name == _METADATA:
+            yield io.BytesIO(self._folder.read(name))
+        else:
+            with self._folder.open(name) as file:
+                yield cast(io.IOBase, file)
+
+    def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
+        return suffix.removesuffix(".tmp")  # a file of the head is complete, or does not exist
+
+    def init_path(self, path: str | os.PathLike[str]) -> str:
+        return ""
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        """Nothing: concat_path has given the file its final name."""
+
+    def mkdir(self, path: str | os.PathLike[str]) -> None:
+        """Nothing: the head creates the folders of its files."""
+
+    def exists(self, path: str | os.PathLike[str]) -> bool:
+        return False  # the driver deletes an older folder of a checkpoint before the ranks write
+
+
+class _HeadWriter(FileSystemWriter):
+    def __init__(self, folder: RemoteFolder) -> None:
+        super().__init__("", sync_files=False)  # the head syncs; without a file number, torch would sync all disks
+        self.fs = _HeadFiles(folder)
+
+
+class _HeadReader(FileSystemReader):
+    def __init__(self, folder: RemoteFolder) -> None:
+        super().__init__("")
+        self.fs = _HeadFiles(folder)
+
+    def _slice_file(self, file: Any, sinfo: Any) -> IO[bytes]:
+        return io.BytesIO(cast(RemoteFile, file).read_range(sinfo.offset, sinfo.length))

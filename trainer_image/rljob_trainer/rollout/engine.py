@@ -7,23 +7,29 @@ the model has real tensors again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from rljob_api.wire.protocol import DigestUnit
+from rljob_trainer.rollout import initial_weights  # noqa: F401 - registers its load format in the workers
 from rljob_trainer.weights.checksum import Digest, digest_tensors
+from rljob_trainer.weights.heap import keep_freed_memory
+from rljob_trainer.weights.mapped import MappedFiles
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -35,9 +41,10 @@ _NUM_PROBED_COLUMNS = 4
 
 @dataclass
 class FileUpdateInfo(WeightTransferUpdateInfo):
-    """A verified file that every worker of the replica can read."""
+    """A file that every worker of the replica can read, and that does not change before the end of the update."""
 
     path: str
+    digest_unit: DigestUnit = "element"
 
 
 class FileWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, FileUpdateInfo]):
@@ -51,13 +58,16 @@ class FileWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, File
     ) -> None:
         super().__init__(config, vllm_config, device, model)
         self.readback = ReadBack(model)
+        self._files = MappedFiles()
+        if device.type == "cpu":
+            keep_freed_memory()
 
     def init_transfer_engine(self, init_info: WeightTransferInitInfo) -> None:
         """Do nothing: the transfer needs no rendezvous."""
 
     def start_weight_update(self) -> None:
         self.readback.begin()
-        with torch.device(self.device):
+        with self._on_device():
             initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -70,22 +80,27 @@ class FileWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, File
             raise
 
     def receive_weights(self, update_info: FileUpdateInfo) -> None:
-        with torch.device(self.device):
+        self.readback.unit = update_info.digest_unit
+        with self._on_device():
             load_weights = cast(Callable[..., object], self.model.load_weights)
-            load_weights(_read_tensors(update_info.path))
+            load_weights(self._files.open(Path(update_info.path)).tensors())
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
     def finish_weight_update(self) -> None:
         try:
-            with torch.device(self.device):
+            with self._on_device():
                 finalize_layerwise_reload(self.model, self.model_config)
                 self.readback.pack_tied()
         finally:
             self.readback.end()
 
     def shutdown(self) -> None:
-        """Do nothing: no resources are held between updates."""
+        """Do nothing: the process ends."""
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        # torch.device(...) calls a Python function for each operation, and tensors are on the CPU without it.
+        return nullcontext() if self.device.type == "cpu" else torch.device(self.device)
 
 
 class WorkerExtension:
@@ -112,6 +127,8 @@ class ReadBack:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self.unit: DigestUnit = "element"
+        """Of the update's digest."""
         self._packed: set[nn.Module] = set()
         self._removed: dict[nn.Module, tuple[Digest, Probe]] = {}
         self._restore: list[Callable[[], None]] = []
@@ -142,7 +159,7 @@ class ReadBack:
             if not probe.matches(layer):
                 raise RuntimeError(f"{type(layer).__name__}: the kernel does not hold the loaded weights")
         owned = [tensor for layer in self._model.modules() for tensor in _owned_parameters(layer).values()]
-        return sum((digest for digest, _ in self._removed.values()), start=digest_tensors(owned))
+        return sum((digest for digest, _ in self._removed.values()), start=digest_tensors(owned, self.unit))
 
     def _packed_layers(self) -> list[nn.Module]:
         return [layer for layer in self._model.modules() if hasattr(layer, "cpu_linear")]
@@ -153,14 +170,25 @@ class ReadBack:
         def process(layer: nn.Module) -> None:
             owned, whole = _owned_parameters(layer), dict(layer.named_parameters(recurse=False))
             pack(layer)
+            if isinstance(layer, RoutedExperts):
+                _pack_experts(layer)
             self._packed.add(layer)
             removed = {name for name in whole if whole[name].numel() and getattr(layer, name).numel() == 0}
             if removed:
-                digest = digest_tensors(owned[name] for name in removed & owned.keys())
+                digest = digest_tensors((owned[name] for name in removed & owned.keys()), self.unit)
                 self._removed[layer] = digest, Probe.of(whole["weight"].detach())
 
         method.process_weights_after_loading = process  # type: ignore[method-assign]
         self._restore.append(lambda: vars(method).pop("process_weights_after_loading"))
+
+
+def _pack_experts(layer: nn.Module) -> None:
+    """Pack the experts for vLLM's CPU kernel. vLLM does it only when it builds the kernel, and later copies the experts
+    as they are: the kernel would compute garbage, and the digest, which ignores the order, would not notice."""
+    method = layer.quant_method
+    if isinstance(method, UnquantizedFusedMoEMethod) and cast(Tensor, layer.w13_weight).device.type == "cpu":
+        assert method.moe_kernel is not None
+        method.moe_kernel.fused_experts.process_weights_after_loading(layer)
 
 
 @dataclass(frozen=True)
@@ -216,10 +244,3 @@ def _owned_adapter(layer: BaseLinearLayerWithLoRA) -> list[Tensor]:
     if isinstance(base, QKVParallelLinear) and rank % base.num_kv_head_replicas:
         b = [b[0][..., : base.num_heads * base.head_size, :]]  # another rank digests the same key and value heads
     return b + (a if rank == 0 else [])
-
-
-def _read_tensors(path: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield one tensor at a time, mapped from the file."""
-    with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 - not a mapping
-            yield name, file.get_tensor(name)

@@ -6,7 +6,7 @@ There is one adapter, which every request uses. vLLM has one slot for it, and a 
 from __future__ import annotations
 
 import json
-import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,10 +43,11 @@ class AdapterFolder:
         (folder / "adapter_config.json").write_text(json.dumps(config))
 
     def place(self, path: Path) -> None:
-        """Make the published file at `path`, on the same disk, the folder's tensors."""
+        """Copy the published file at `path` to the folder's tensors: vLLM may keep them mapped, and the file gets other
+        versions."""
         tensors = self._folder / "adapter_model.safetensors"
         tensors.unlink(missing_ok=True)
-        os.link(path, tensors)
+        shutil.copyfile(path, tensors)
 
     def build_request(self, *, reload: bool = False) -> LoRARequest:
         """Return vLLM's name for the adapter. `reload`: replace what is loaded."""

@@ -57,8 +57,9 @@ class RolloutMiddleware:
             return PlainTextResponse(reason or "ready", 503 if reason else 200)
         if path == UrlPath.ROLLOUT_WEIGHTS:
             return await self._respond_weights(QueryParams(scope["query_string"]))
-        if state.is_broken and path.startswith(_GENERATION_PATHS):
-            return PlainTextResponse(f"the engine's weights are undefined after a failed update: {state.error}", 503)
+        if not state.serving.generation and path.startswith(_GENERATION_PATHS):
+            reason = f"the engine's weights are undefined after a failed update: {state.error}"
+            return PlainTextResponse(reason if state.is_broken else "the engine has loaded no weights yet", 503)
         return None
 
     async def _respond_weights(self, query: QueryParams) -> Response:

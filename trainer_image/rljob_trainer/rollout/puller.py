@@ -53,8 +53,8 @@ class ReplicaState:
         if self.announced is None:
             return "the head has announced no weights yet" + error
         if self.serving.key != self.announced.key:
-            serves = "the model it started from" if not self.serving.generation else self.serving.key
-            return f"serves {serves}, but the head announces {self.announced.key}{error}"
+            serves = f"serves {self.serving.key}" if self.serving.generation else "has loaded no weights yet"
+            return f"{serves}, but the head announces {self.announced.key}{error}"
         return ""
 
     def report(self, replica: str) -> PullReport | None:
@@ -146,7 +146,13 @@ class WeightPuller:
         return announced is not None and self._state.serving.key != announced.key
 
     async def _switch_to(self, manifest: WeightManifest) -> None:
-        """Download and load one version, unless a newer announcement supersedes it meanwhile."""
+        """Fetch and load one version, unless a newer announcement supersedes it meanwhile."""
+        try:
+            await self._fetch_and_load(manifest)
+        finally:
+            self._client.release()
+
+    async def _fetch_and_load(self, manifest: WeightManifest) -> None:
         state, started_at = self._state, time.perf_counter()
         path = await self._unless_superseded(manifest, self._client.fetch_file(manifest, self._record_received))
         transfer_seconds = time.perf_counter() - started_at

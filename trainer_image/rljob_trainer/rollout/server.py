@@ -1,6 +1,7 @@
 """A rollout replica: `python -m rljob_trainer.rollout` is vLLM's OpenAI server with RLJob's weights and middleware.
 
-The engine starts from spec.model; it must load the announced version to be ready.
+The engine starts with placeholders for the weights; it must load the announced version to be ready. With adapters, it
+starts from spec.model.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from rljob_inputs.models.files import read_config
 from rljob_trainer.failures.configuration import ErrorFacts, summarize
 from rljob_trainer.rollout.lora import AdapterFolder, build_lora_arguments, published_adapter
 from rljob_trainer.rollout.middleware import RolloutMiddleware
+from rljob_trainer.rollout.platform import check_platform
 from rljob_trainer.rollout.plugin import BACKEND, WORKER_EXTENSION
 from rljob_trainer.rollout.puller import ReplicaState, WeightPuller
 from rljob_trainer.rollout.startup import StartupFields, parse_arguments, startup_errors
@@ -73,14 +75,15 @@ def build_arguments(job: RLJob, environment: Mapping[str, str]) -> list[str]:
         arguments += _cpu_arguments(rollout.kv_cache_gib or 1.0)
     if lora := published_adapter(job.spec):
         arguments += build_lora_arguments(lora)
+    else:
+        # The first pull replaces all weights, so the checkpoint is not read (initial_weights).
+        arguments += ["--load-format", "dummy"]
     return [*arguments, *rollout.extra_args]
 
 
 def _cpu_arguments(kv_cache_gib: float) -> list[str]:
-    # Compiling costs more than a short job gains. One process for scheduler and worker saves an import of vLLM, a third
-    # of the startup time. vLLM uses two processes for thread binding, which is off here (build_environment).
     return [
-        *("--enforce-eager", "--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor"),
+        "--enforce-eager",  # compiling costs more than a short job gains
         # A seeded prompt that is prefilled in chunks kills the engine: vLLM then rewinds the request's random generator
         # by an offset, which torch's CPU generator does not support.
         "--no-enable-chunked-prefill",
@@ -132,7 +135,9 @@ def main() -> int:
 def _run(job: RLJob, arguments: list[str]) -> int:
     import uvloop
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+    from vllm.platforms import current_platform
 
+    check_platform(job.spec.rollout.gpus_per_replica, current_platform)
     cli_env_setup()
     return uvloop.run(_serve_and_explain(job, parse_arguments(arguments, StartupFields.of_rollout(job.spec))))
 
@@ -198,12 +203,22 @@ def _start_engine(args: Namespace) -> Any:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     if current_platform.is_cpu():
+        args.distributed_executor_backend = choose_cpu_executor(args)
         _import_model_class(args)
     config = AsyncEngineArgs.from_cli_args(args).create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
     if current_platform.is_cpu():
         # vLLM spawns on CPUs for thread binding. A forked engine inherits all imports.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
     return AsyncLLM.from_vllm_config(vllm_config=config, usage_context=UsageContext.OPENAI_API_SERVER)
+
+
+def choose_cpu_executor(args: Namespace) -> str | None:
+    """Return vLLM's executor; None leaves the choice to vLLM. One process for scheduler and worker saves an import of
+    vLLM, a third of the startup time. vLLM would use two for thread binding, which is off here (build_environment)."""
+    chosen: str | None = args.distributed_executor_backend
+    if chosen is None and args.tensor_parallel_size * args.pipeline_parallel_size == 1:
+        return "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+    return chosen
 
 
 def _import_model_class(args: Namespace) -> None:
@@ -226,12 +241,12 @@ def find_update_mode(spec: RLJobSpec) -> UpdateMode:
 
 def _open_adapter(job: RLJob) -> AdapterFolder | None:
     lora = published_adapter(job.spec)
-    return AdapterFolder(open_scratch_folder(), lora) if lora is not None else None
+    return AdapterFolder(open_scratch_folder(0), lora) if lora is not None else None
 
 
 async def _pull_weights(job: RLJob, engine: Any, state: ReplicaState, adapter: AdapterFolder | None) -> None:
     address = os.environ.get(contract.ENV_POD_IP, "")
-    client = WeightClient(os.environ[contract.ENV_HEAD], os.environ[contract.ENV_TOKEN], open_scratch_folder())
+    client = WeightClient(os.environ[contract.ENV_HEAD], os.environ[contract.ENV_TOKEN])
     try:
         loader = EngineLoader(engine, find_update_mode(job.spec), adapter)
         await WeightPuller(state, client, loader, address).run()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from rljob_api.errors import RLJobError, TransientError, UserError
 from rljob_trainer.failures.configuration import ErrorFacts, is_configuration_error, summarize
+from rljob_trainer.failures.devices import GpuFaultError, Remedy, find_line, find_remedy
 
 if TYPE_CHECKING:  # every process of vLLM imports this module
     from rljob_api.manifest.job import RLJobSpec
@@ -105,20 +106,35 @@ def install_recorder() -> None:
 
 @contextlib.contextmanager
 def startup_errors(fields: StartupFields) -> Iterator[None]:
-    """Raise UserError or TransientError with vLLM's own line if vLLM fails within the context."""
+    """Raise UserError or TransientError with vLLM's own line if vLLM fails within the context; GpuFaultError also if
+    the engine dies later: vLLM's server then ends without an error."""
     with tempfile.TemporaryDirectory(prefix="rljob-vllm-") as folder:
         path = Path(folder, "error.json")
         os.environ[ENV_ERROR_FILE] = str(path)
         install_recorder()
         try:
             yield
-        except RLJobError:
-            raise
         except Exception as error:
-            facts = ErrorFacts.from_json(path.read_text()) if path.exists() else ErrorFacts.of(error)
+            facts = _read_record(path) or ErrorFacts.of(error)
+            _check_gpu(facts)
+            if isinstance(error, RLJobError):
+                raise
             raise explain(facts, fields) from error
+        else:
+            if (recorded := _read_record(path)) is not None:
+                _check_gpu(recorded)
         finally:
             del os.environ[ENV_ERROR_FILE]
+
+
+def _read_record(path: Path) -> ErrorFacts | None:
+    """Return what a child process of vLLM recorded."""
+    return ErrorFacts.from_json(path.read_text()) if path.exists() else None
+
+
+def _check_gpu(error: ErrorFacts) -> None:
+    if find_remedy(error.message) is Remedy.ELSEWHERE:
+        raise GpuFaultError(f"vLLM: {find_line(error.message)}")
 
 
 def explain(error: ErrorFacts, fields: StartupFields) -> RLJobError:

@@ -1,13 +1,13 @@
-"""I/O of the weight puller: the head's manifest and the trainer's file over HTTP, and vLLM's engine.
+"""I/O of the weight puller: the head's manifest, the trainer's file, and vLLM's engine.
 
-The engine generates during the download, which ends with a complete, verified file or an error. Only `load` pauses the
-engine. Invariant: `load` resumes the engine that it paused, even after an error.
+A file of the same machine is read in place, others are downloaded. The engine generates during the download, which ends
+with a complete, verified file or an error. Only `load` pauses the engine. Invariant: `load` resumes the engine that it
+paused, even after an error.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,17 +20,18 @@ from rljob_api.errors import TransientError
 from rljob_api.manifest.roles import UpdateMode
 from rljob_api.wire import contract
 from rljob_api.wire.discovery import resolve
-from rljob_api.wire.protocol import PullReport, RolloutWeights, WeightManifest
+from rljob_api.wire.protocol import DigestUnit, PullReport, RolloutWeights, WeightManifest
+from rljob_trainer.rollout.download import Download
 from rljob_trainer.rollout.lora import AdapterFolder
 from rljob_trainer.weights.checksum import Digest
+from rljob_trainer.weights.mapped import MappedFile, MappedFiles, boot_id
+from rljob_trainer.weights.scratch import open_scratch_folder
 
 _POLL_SECONDS = 30
 _REPORT_SECONDS = 5
 """Instead, while there is something to report."""
 # The head answers within _POLL_SECONDS; the margin allows for a slow head.
 _POLL_TIMEOUT = aiohttp.ClientTimeout(total=_POLL_SECONDS + 15, connect=5)
-_FILE_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10, sock_read=60)
-_CHUNK_BYTES = 4 << 20
 
 UNVERIFIED = "unverified"
 """Label of tokens from weights of no known version."""
@@ -46,10 +47,17 @@ with the new weights."""
 class WeightClient:
     """Gets manifests from the head and files from the trainer, with the job's token."""
 
-    def __init__(self, head: str, token: str, folder: Path) -> None:
-        self._head, self._folder = head, folder
+    def __init__(self, head: str, token: str, open_folder: Callable[[int], Path] = open_scratch_folder) -> None:
+        """`open_folder`: returns the folder for downloads of this many bytes. Called before the first one."""
+        self._head, self._token, self._open_folder = head, token, open_folder
+        self._folder: Path | None = None
         headers = {"Authorization": f"Bearer {token}"}
         self._session = aiohttp.ClientSession(headers=headers, raise_for_status=True)
+        self._local = MappedFiles()
+        """The publisher's."""
+        self._own: tuple[Path, MappedFile] | None = None
+        """The file for downloads. Its memory is used again, since the first touch of a page costs most."""
+        self._locked: MappedFile | None = None
 
     async def close(self) -> None:
         await self._session.close()
@@ -72,35 +80,71 @@ class WeightClient:
             raise TransientError(f"{url}: {type(error).__name__}: {error}") from error
 
     async def fetch_file(self, manifest: WeightManifest, record_received: Callable[[int], None]) -> Path:
-        """Delete the previous file, so that memory holds one, and download the new one. It gets its final name once its
-        size and sha256 match the manifest. `record_received` gets the number of bytes so far."""
-        for old in self._folder.iterdir():
-            old.unlink()
-        path = self._folder / f"{manifest.generation}-{manifest.version}.safetensors"
-        partial = path.with_suffix(".partial")
-        async with self._session.get(manifest.url, timeout=_FILE_TIMEOUT) as response:
-            received = await _receive(response, partial, record_received)
-        expected = (manifest.num_bytes, manifest.sha256)
-        if received != expected:
-            raise TransientError(f"{manifest.url}: expected {expected} (bytes, sha256), got {received}")
-        return partial.replace(path)
+        """Return a file with the announced weights, which does not change until release(): the publisher's own if this
+        process sees it, else a verified download. TransientError if there is none."""
+        self.release()
+        path = self._find_local(manifest)
+        return path if path is not None else await self._download(manifest, record_received)
 
+    def release(self) -> None:
+        """End the use of the last file that was fetched."""
+        if self._locked is not None:
+            self._locked.unlock()
+            self._locked = None
 
-async def _receive(
-    response: aiohttp.ClientResponse, path: Path, record_received: Callable[[int], None]
-) -> tuple[int, str]:
-    digest = hashlib.sha256()
-    with path.open("wb") as file:
+    def _find_local(self, manifest: WeightManifest) -> Path | None:
+        """Lock the publisher's file. None if this process does not see it, or it has another version."""
+        local = manifest.local
+        if local is None or local.boot_id != boot_id():
+            return None
+        path, identity = Path(local.path), (local.device, local.inode)
+        try:
+            file = self._local.open(path)
+            if file.identity != identity or not file.lock(exclusive=False):
+                return None
+            self._locked = file
+            status = path.stat()  # until it was locked, the publisher could write another version to it
+        except OSError:
+            status = None
+        if status is not None and (status.st_dev, status.st_ino) == identity:
+            return path
+        self.release()
+        return None
 
-        def write(chunk: bytes) -> None:
-            file.write(chunk)
-            digest.update(chunk)
+    async def _download(self, manifest: WeightManifest, record_received: Callable[[int], None]) -> Path:
+        """Download into the file of the previous download, so that memory holds one. It gets its final name once its
+        size and hash match the manifest. `record_received` gets the number of bytes so far."""
+        if self._folder is None:
+            self._folder = self._open_folder(manifest.num_bytes)
+        partial = self._folder / "download.partial"
+        if self._own is not None and len(self._own[1].data) == manifest.num_bytes:
+            path, file = self._own
+            path.replace(partial)
+        else:
+            if self._own is not None:
+                (old, mapped), self._own = self._own, None
+                old.unlink()
+                mapped.close()
+            file = MappedFile(partial, num_bytes=manifest.num_bytes)
+        self._own = partial, file
+        loop = asyncio.get_running_loop()
 
-        async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
-            # In a thread: writing and hashing release the GIL, so the event loop keeps serving.
-            await asyncio.to_thread(write, chunk)
-            record_received(file.tell())
-        return file.tell(), digest.hexdigest()
+        def record(num_bytes: int) -> None:
+            loop.call_soon_threadsafe(record_received, num_bytes)
+
+        download = Download(manifest.url, self._token, record)
+        thread = loop.run_in_executor(None, download.run, file.data)
+        try:
+            file_hash = await asyncio.shield(thread)
+        except asyncio.CancelledError:
+            download.stop()
+            await asyncio.wait({thread})  # it writes to the file until it has ended
+            raise
+        if file_hash != manifest.file_hash:
+            raise TransientError(f"{manifest.url}: expected hash {manifest.file_hash}, got {file_hash}")
+        path = partial.replace(self._folder / f"{manifest.generation}-{manifest.version}.safetensors")
+        self._own = path, file
+        return path
 
 
 class EngineLoader:
@@ -144,7 +188,7 @@ class EngineLoader:
             load_begin = time.perf_counter()
             self._is_verified = False
             await engine.update_weight_version(UNVERIFIED)
-            checksum = str(sum(map(Digest.parse, await self._replace(path)), start=Digest()))
+            checksum = str(sum(map(Digest.parse, await self._replace(path, manifest.digest_unit)), start=Digest()))
             if checksum != manifest.checksum:
                 raise TransientError(f"the engine's digest is {checksum}, the publisher's {manifest.checksum}")
             await engine.update_weight_version(manifest.key)
@@ -159,13 +203,13 @@ class EngineLoader:
         return RolloutWeights(
             generation=manifest.generation,
             version=manifest.version,
-            sha256=manifest.sha256,
+            file_hash=manifest.file_hash,
             checksum=checksum,
             pause_seconds=time.perf_counter() - begin,
             load_seconds=load_seconds,
         )
 
-    async def _replace(self, path: Path) -> list[str]:
+    async def _replace(self, path: Path, unit: DigestUnit) -> list[str]:
         """Replace the weights, or the adapter. Return the digest of each worker's part."""
         engine = self._engine
         if self._adapter is not None:
@@ -173,12 +217,12 @@ class EngineLoader:
             await engine.add_lora(self._adapter.build_request(reload=True))
             return await engine.collective_rpc("rljob_adapter_digest")
         await engine.start_weight_update()
-        await engine.update_weights(_build_update(path))
+        await engine.update_weights(_build_update(path, unit))
         await engine.finish_weight_update()
         return await engine.collective_rpc("rljob_digest")
 
 
-def _build_update(path: Path) -> Any:
+def _build_update(path: Path, unit: DigestUnit) -> Any:
     from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-    return WeightTransferUpdateRequest(update_info={"path": str(path)})
+    return WeightTransferUpdateRequest(update_info={"path": str(path), "digest_unit": unit})

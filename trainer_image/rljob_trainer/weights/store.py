@@ -1,33 +1,51 @@
 """The publisher's side of weights: writes each version once as safetensors, and serves the file over HTTP.
 
-The caller gathers and casts the tensors (to the wire dtype, tied ones once) and announces the manifest. A file that can
-be requested is complete. The newest two are kept, so that a rollout can finish downloading the previous version.
+Replicas on the same machine read the file in place. A file that can be requested is complete. The newest two are kept,
+so that a rollout can finish downloading the previous version. An older one is written again (see weights.mapped),
+unless a replica still reads it: then it is deleted, and lives until its reader closes it.
 """
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import hmac
+import contextlib
+import os
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
-from safetensors.torch import save_file
 from torch import Tensor
 
 from rljob_api.errors import TransientError
 from rljob_api.wire.contract import PORT_WEIGHTS
-from rljob_api.wire.protocol import WeightManifest
-from rljob_trainer.weights.checksum import digest_tensors, memory_key
+from rljob_api.wire.protocol import DigestUnit, LocalFile, WeightManifest
+from rljob_inputs.memory.limits import NUM_KEPT_VERSIONS
+from rljob_trainer.server_thread import ServerThread, require_token
+from rljob_trainer.weights.checksum import memory_key
+from rljob_trainer.weights.mapped import Layout, MappedFile, TensorSpec, boot_id
 from rljob_trainer.weights.scratch import open_scratch_folder
+from rljob_trainer.weights.writer import WeightWriter
 
-_NUM_KEPT = 2
-_SHUTDOWN_SECONDS = 1.0
+_MAX_THREADS = 8
+_SEND_BYTES = 1 << 20
+
+
+class _Slot:
+    """A file of the store, and how many responses read it."""
+
+    def __init__(self, path: Path, num_bytes: int) -> None:
+        self.path = path
+        self.file = MappedFile(path, num_bytes=num_bytes)
+        self.file.lock(exclusive=True)
+        self.num_readers = 0
+
+    def rename(self, path: Path) -> None:
+        self.path = self.path.replace(path)
+
+    def delete(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self.file.close()
 
 
 class WeightStore:
@@ -35,69 +53,112 @@ class WeightStore:
 
     def __init__(self, host: str, token: str) -> None:
         """Raise TransientError if the port is in use."""
-        self._address, self._token = f"{host}:{PORT_WEIGHTS}", token
-        self._folder = open_scratch_folder()
-        self._published: list[Path] = []
-        self._loop = asyncio.new_event_loop()
-        app = web.Application(middlewares=[self._authorize])
+        self._address = f"{host}:{PORT_WEIGHTS}"
+        self._folder: Path | None = None
+        # The other ranks of this machine wait meanwhile.
+        num_threads = min(len(os.sched_getaffinity(0)), _MAX_THREADS)
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="publish")
+        self._num_files = 0
+        self._lock = threading.Lock()
+        """Of what follows, and of the slots' readers."""
+        self._published: list[_Slot] = []
+        self._spare: _Slot | None = None
+        app = web.Application(middlewares=[require_token(token)])
         app.router.add_get("/weights/{name}", self._get_file)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="weight-store", daemon=True)
-        self._thread.start()
         try:
-            self._run(self._serve(host))
+            self._server = ServerThread(app, host, PORT_WEIGHTS)
         except OSError as error:
-            self.close()
             raise TransientError(f"cannot serve weights on {self._address}: {error}") from error
 
     def close(self) -> None:
-        self._run(self._runner.cleanup())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        for path in self._published:
-            path.unlink(missing_ok=True)
+        self._server.close()
+        self._threads.shutdown()
+        for slot in (*self._published, *([self._spare] if self._spare else [])):
+            slot.delete()
 
-    def publish(self, weights: Mapping[str, Tensor], generation: str, version: int) -> WeightManifest:
-        """Write a version, make it available, and return the manifest for the head to announce."""
-        path = self._folder / f"{generation}-{version}.safetensors"
-        tensors = _without_ties(weights)
-        partial = path.with_suffix(".partial")
-        save_file(tensors, partial)
-        partial.replace(path)
-        sha256, checksum = _digest_file_and_tensors(path, tensors)
-        published = [*self._published, path]
-        self._published = published[-_NUM_KEPT:]
-        for old in published[:-_NUM_KEPT]:
-            old.unlink()
+    def publish(
+        self, weights: Mapping[str, Tensor], generation: str, version: int, unit: DigestUnit = "element"
+    ) -> WeightManifest:
+        """Publish gathered tensors. Of tied names, the first is published: a file cannot share memory."""
+        distinct = _without_ties(weights)
+        specs = {name: TensorSpec.of(tensor) for name, tensor in distinct.items()}
+        return self.publish_stream(specs, distinct.items(), generation, version, unit)
+
+    def publish_stream(
+        self,
+        specs: Mapping[str, TensorSpec],
+        tensors: Iterable[tuple[str, Tensor]],
+        generation: str,
+        version: int,
+        unit: DigestUnit,
+    ) -> WeightManifest:
+        """Write a version while its tensors are gathered, make it available, and return the manifest for the head to
+        announce. `tensors`: exactly those of `specs`, in any order; tied ones once."""
+        layout = Layout.of(specs)
+        slot = self._spare = self._take(layout.num_bytes)
+        writer = WeightWriter(slot.file, layout, unit, self._threads)
+        for name, tensor in tensors:
+            writer.add(name, tensor)
+        file_hash, digest = writer.finish()
+        slot.rename(slot.path.with_name(f"{generation}-{version}.safetensors"))
+        slot.file.unlock()
+        with self._lock:
+            published = [*self._published, slot]
+            self._published, self._spare = published[-NUM_KEPT_VERSIONS:], None
+            for old in published[:-NUM_KEPT_VERSIONS]:
+                self._spare = old
+        device, inode = slot.file.identity
         return WeightManifest(
             generation=generation,
             version=version,
-            url=f"http://{self._address}/weights/{path.name}",
-            num_bytes=path.stat().st_size,
-            sha256=sha256,
-            checksum=checksum,
+            url=f"http://{self._address}/weights/{slot.path.name}",
+            num_bytes=layout.num_bytes,
+            file_hash=file_hash,
+            checksum=str(digest),
+            digest_unit=unit,
+            local=LocalFile(boot_id=boot_id(), path=str(slot.path), device=device, inode=inode),
         )
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    async def _serve(self, host: str) -> None:
-        await self._runner.setup()
-        await web.TCPSite(self._runner, host, PORT_WEIGHTS, reuse_address=True).start()
-
-    @web.middleware
-    async def _authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").encode()
-        if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
-            raise web.HTTPUnauthorized(text="the job's token is required")
-        return await handler(request)
+    def _take(self, num_bytes: int) -> _Slot:
+        """Return a file without readers: the one that is no longer kept, or a new one. Raise UserError without room."""
+        with self._lock:
+            old, self._spare = self._spare, None
+            is_free = old is not None and not old.num_readers
+        if self._folder is None:
+            self._folder = open_scratch_folder((NUM_KEPT_VERSIONS + 1) * num_bytes)
+        self._num_files += 1
+        path = self._folder / f"{self._num_files}.partial"
+        if old is not None:
+            if is_free and len(old.file.data) == num_bytes and old.file.lock(exclusive=True):
+                old.rename(path)
+                return old
+            old.delete()
+        return _Slot(path, num_bytes)
 
     async def _get_file(self, request: web.Request) -> web.StreamResponse:
+        with self._reading(request.match_info["name"]) as slot:
+            data = slot.file.data
+            response = web.StreamResponse()
+            response.content_length = len(data)
+            await response.prepare(request)
+            for start in range(0, len(data), _SEND_BYTES):
+                await response.write(data[start : start + _SEND_BYTES])
+            await response.write_eof()
+            return response
+
+    @contextlib.contextmanager
+    def _reading(self, name: str) -> Iterator[_Slot]:
         # Serve published files only: never join the URL to a folder.
-        for path in self._published:
-            if path.name == request.match_info["name"]:
-                return web.FileResponse(path)
-        raise web.HTTPNotFound(text="version not found, or no longer kept; get the current one from the head")
+        with self._lock:
+            found = [slot for slot in self._published if slot.path.name == name]
+            if not found:
+                raise web.HTTPNotFound(text="version not found, or no longer kept; get the current one from the head")
+            found[0].num_readers += 1
+        try:
+            yield found[0]
+        finally:
+            with self._lock:
+                found[0].num_readers -= 1
 
 
 def _without_ties(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -105,12 +166,4 @@ def _without_ties(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     first_names: dict[object, str] = {}
     for name, tensor in weights.items():
         first_names.setdefault(memory_key(tensor), name)
-    return {name: weights[name].detach().contiguous() for name in first_names.values()}
-
-
-def _digest_file_and_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[str, str]:
-    """Return the file's sha256 and the parameters' digest. Both release the GIL, so they run in parallel."""
-    with ThreadPoolExecutor(1) as executor, path.open("rb") as file:
-        sha256 = executor.submit(hashlib.file_digest, file, "sha256")
-        checksum = str(digest_tensors(tensors.values()))
-        return sha256.result().hexdigest(), checksum
+    return {name: weights[name] for name in first_names.values()}

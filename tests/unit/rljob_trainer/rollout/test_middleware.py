@@ -62,7 +62,7 @@ def client() -> Client:
 
 
 def _manifest(version: int) -> WeightManifest:
-    return WeightManifest(generation="g", version=version, url="u", num_bytes=1, sha256="s", checksum="c")
+    return WeightManifest(generation="g", version=version, url="u", num_bytes=1, file_hash="s", checksum="c")
 
 
 def _serve(state: ReplicaState, version: int) -> None:
@@ -97,6 +97,7 @@ async def test_request_without_the_token_never_reaches_vllm(client: Client, path
 
 
 async def test_request_with_the_token_reaches_vllm(client: Client) -> None:
+    _serve(client.state, 0)
     assert (await client.request("/v1/completions", GOOD))[:2] == (200, "inner")
 
 
@@ -125,7 +126,7 @@ async def test_readiness_follows_the_weights_and_reports_the_reason(client: Clie
     client.state.record_change(is_warm=True)
     assert "no weights" in (await client.request("/rljob/ready"))[1]
     client.state.record_change(announced=_manifest(3))
-    assert "serves the model it started from, but the head announces g:3" in (await client.request("/rljob/ready"))[1]
+    assert "has loaded no weights yet, but the head announces g:3" in (await client.request("/rljob/ready"))[1]
     _serve(client.state, 3)
     assert (await client.request("/rljob/ready"))[:2] == (200, "ready")
     client.state.record_change(announced=_manifest(4))
@@ -172,3 +173,12 @@ async def test_broken_replica_rejects_completions(client: Client, path: str) -> 
     assert status == 503
     assert "half a load" in body
     assert client.inner.scopes == []
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/inference/v1/generate"])
+async def test_replica_rejects_completions_before_its_first_weights(client: Client, path: str) -> None:
+    status, body, _ = await client.request(path, GOOD)
+    assert (status, body) == (503, "the engine has loaded no weights yet")
+    assert client.inner.scopes == []
+    _serve(client.state, 0)
+    assert (await client.request(path, GOOD))[0] == 200

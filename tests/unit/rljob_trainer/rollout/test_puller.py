@@ -20,7 +20,7 @@ def _manifest(generation: str = "g1", version: int = 0) -> WeightManifest:
         version=version,
         url="http://trainer/weights",
         num_bytes=1,
-        sha256="s",
+        file_hash="s",
         checksum=f"c-{generation}-{version}",
     )
 
@@ -42,6 +42,8 @@ class PullerHarness:
         self.queries: list[str] = []
         self.reports: list[PullReport | None] = []
         self.downloads: list[str] = []
+        self.num_in_use = 0
+        """Files that were fetched and not released."""
         self.cancelled: list[str] = []
         self.loaded: list[str] = []
         self.slept: list[float] = []
@@ -67,11 +69,16 @@ class PullerHarness:
             raise
         if self.download_failures:
             raise self.download_failures.pop()
+        self.num_in_use += 1
         return Path("file")
+
+    def release(self) -> None:
+        self.num_in_use = 0
 
     async def load(
         self, path: Path, manifest: WeightManifest, record_draining: Callable[[bool], None]
     ) -> RolloutWeights:
+        assert self.num_in_use == 1, "a file must not change while it is loaded"
         record_draining(True)
         await self.drains.get(manifest.key, _open()).wait()
         if self.load_failures:
@@ -79,7 +86,10 @@ class PullerHarness:
         record_draining(False)
         self.loaded.append(manifest.key)
         return RolloutWeights(
-            generation=manifest.generation, version=manifest.version, checksum=manifest.checksum, sha256=manifest.sha256
+            generation=manifest.generation,
+            version=manifest.version,
+            checksum=manifest.checksum,
+            file_hash=manifest.file_hash,
         )
 
     async def sleep(self, seconds: float) -> None:
@@ -93,8 +103,10 @@ class PullerHarness:
         try:
             yield
         finally:
+            assert not self.num_in_use or self.state.is_draining or not self.state.is_warm
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+            assert not self.num_in_use
 
     def announce(self, manifest: WeightManifest | Exception) -> None:
         self.manifests.put_nowait(manifest)
@@ -125,7 +137,7 @@ async def test_puller_serves_the_announced_weights_and_reports_its_download_time
         harness.held["g1:4"].set()
         await harness.until(lambda: not harness.state.reason_not_ready())
     serving = harness.state.serving
-    assert (serving.key, serving.sha256, serving.checksum) == ("g1:4", "s", "c-g1-4")
+    assert (serving.key, serving.file_hash, serving.checksum) == ("g1:4", "s", "c-g1-4")
     assert serving.transfer_seconds >= 0.01
     assert harness.queries[:2] == ["", "g1:4"], "the long poll names the announced version"
 
@@ -192,7 +204,7 @@ async def test_replica_is_ready_with_the_announced_version_only() -> None:
 
 
 async def test_wrong_file_is_downloaded_again(harness: PullerHarness) -> None:
-    harness.download_failures.append(TransientError("sha256 differs"))
+    harness.download_failures.append(TransientError("hash differs"))
     async with harness.running():
         harness.announce(_manifest())
         await harness.until(lambda: not harness.state.reason_not_ready())
@@ -261,13 +273,13 @@ async def test_replica_reports_what_it_does_about_weights_that_it_does_not_serve
     async with harness.running():
         await harness.until(lambda: harness.reports)
         assert harness.reports == [None], "nothing is announced yet"
-        harness.download_failures.append(TransientError("sha256 differs"))
+        harness.download_failures.append(TransientError("hash differs"))
         harness.announce(_manifest())
         await harness.until(lambda: harness.state.error)
         failed = harness.state.report("10.0.0.7")
         assert failed is not None
         assert (failed.key, failed.progress, failed.is_draining) == ("g1:0", 7, False)
-        assert "sha256 differs" in failed.error
+        assert "hash differs" in failed.error
         await harness.until(lambda: harness.state.is_draining)
         draining = harness.state.report("10.0.0.7")
         assert draining is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.roles import Lora
 from rljob_api.wire.contract import ExitCode
 from rljob_trainer.rollout import server as rollout_server
-from rljob_trainer.rollout.server import build_arguments, build_environment, find_update_mode
+from rljob_trainer.rollout.server import build_arguments, build_environment, choose_cpu_executor, find_update_mode
 
 ENVIRONMENT = {"RLJOB_POD_IP": "127.0.0.9", "RLJOB_MODEL": "/models/m"}
 
@@ -84,6 +85,17 @@ def test_cpu_replica_compiles_nothing_and_binds_no_threads() -> None:
     assert build_environment(job)["TORCH_COMPILE_DISABLE"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("size", "chosen", "executor"), [(1, None, "UniProcExecutor"), (2, None, None), (1, "mp", "mp"), (2, "ray", "ray")]
+)
+def test_cpu_replica_has_one_process_unless_it_is_tensor_parallel(
+    size: int, chosen: str | None, executor: str | None
+) -> None:
+    args = Namespace(distributed_executor_backend=chosen, tensor_parallel_size=size, pipeline_parallel_size=1)
+    found = choose_cpu_executor(args)
+    assert (found and found.rpartition(".")[2]) == executor
+
+
 def test_gpu_replica_is_tensor_parallel_and_compiled() -> None:
     job = _job(rollout={"gpusPerReplica": 4, "gpuMemoryUtilization": 0.8})
     arguments = build_arguments(job, ENVIRONMENT)
@@ -136,3 +148,12 @@ def test_published_adapters_get_one_slot_of_a_rank_that_vllm_knows(rank: int, li
     arguments = build_arguments(job, ENVIRONMENT)
     assert "--enable-lora" in arguments
     assert (_value(arguments, "--max-loras"), _value(arguments, "--max-lora-rank")) == ("1", limit)
+
+
+def test_checkpoint_is_read_only_if_pulls_do_not_replace_it() -> None:
+    job = _job()
+    assert _value(build_arguments(job, ENVIRONMENT), "--load-format") == "dummy"
+    job.spec.trainer.lora = Lora()
+    assert _value(build_arguments(job, ENVIRONMENT), "--load-format") == "dummy", "merged weights are whole"
+    job.spec.trainer.lora = Lora(publish="adapter")
+    assert "--load-format" not in build_arguments(job, ENVIRONMENT)

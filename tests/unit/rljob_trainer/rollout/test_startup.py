@@ -7,6 +7,7 @@ import pytest
 
 from rljob_api.errors import TransientError, UserError
 from rljob_trainer.failures.configuration import ErrorFacts
+from rljob_trainer.failures.devices import GpuFaultError
 from rljob_trainer.rollout.startup import StartupFields, explain, install_recorder, startup_errors
 from tests.support.driver_harness import make_job
 
@@ -93,3 +94,28 @@ def test_message_of_a_sidecar_names_the_field_of_its_model():
     on_cpu, on_gpu = (explain(error, StartupFields.of_served_model(on_gpu=on_gpu)) for on_gpu in (False, True))
     assert str(on_cpu).startswith("model.kvCacheGiB: ")
     assert str(on_gpu).startswith("model.gpuMemoryUtilization: ")
+
+
+ECC = "Worker failed with error 'CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be ...'"
+
+
+def test_broken_gpu_is_a_fault_of_the_node_whatever_the_parent_raises():
+    parents = RuntimeError("Engine core initialization failed"), TransientError("the rollout replica failed: dead")
+    for parent in parents:
+        with pytest.raises(
+            GpuFaultError, match=r"^GPU fault: vLLM: Worker failed with error 'CUDA error: uncorrectable"
+        ):
+            start(RuntimeError(ECC), parent=parent)
+
+
+def test_broken_gpu_of_an_engine_that_served_is_found_though_the_server_just_ends():
+    with pytest.raises(GpuFaultError), startup_errors(fields()):
+        fail_in_child(RuntimeError(ECC), "EngineCore encountered a fatal error.")
+
+
+def test_other_failure_of_an_engine_that_served_raises_nothing():
+    with startup_errors(fields()):
+        fail_in_child(
+            RuntimeError("CUDA error: an illegal memory access was encountered"),
+            "EngineCore encountered a fatal error.",
+        )

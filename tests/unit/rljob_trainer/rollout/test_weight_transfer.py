@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 
 from rljob_api.errors import TransientError
 from rljob_api.manifest.roles import Lora
 from rljob_api.wire import contract
-from rljob_api.wire.protocol import PullReport, WeightManifest
+from rljob_api.wire.protocol import LocalFile, PullReport, WeightManifest
 from rljob_trainer.rollout import weight_transfer
 from rljob_trainer.rollout.lora import AdapterFolder
 from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient
 from rljob_trainer.weights.checksum import Digest
+from rljob_trainer.weights.file_hash import hash_chunk, hash_file, split
+from rljob_trainer.weights.mapped import MappedFile, boot_id
 from tests.support.loopback import next_address
 
 HEAD, TRAINER = next_address(), next_address()
 BODY = bytes(range(256)) * 40_000
+SMALL = b"small" * 100
 
 
 def _manifest(path: str = "whole", body: bytes = BODY, version: int = 0) -> WeightManifest:
@@ -34,7 +36,7 @@ def _manifest(path: str = "whole", body: bytes = BODY, version: int = 0) -> Weig
         version=version,
         url=f"http://{TRAINER}:{contract.PORT_WEIGHTS}/{path}",
         num_bytes=len(body),
-        sha256=hashlib.sha256(body).hexdigest(),
+        file_hash=hash_file(map(hash_chunk, split(memoryview(body)))),
         checksum="c",
     )
 
@@ -60,6 +62,7 @@ class Servers:
         self.tokens.add(request.headers["Authorization"])
         bodies = {
             "whole": BODY,
+            "small": SMALL,
             "short": BODY[:-1],
             "long": BODY + b"x",
             "changed": b"\x01" + BODY[1:],
@@ -104,7 +107,7 @@ async def client(servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "hosts").write_text(f"{HEAD} head\n")
     monkeypatch.setenv(contract.ENV_HOSTS_FILE, str(tmp_path / "hosts"))
     (tmp_path / "scratch").mkdir()
-    client = WeightClient("head", "secret", tmp_path / "scratch")
+    client = WeightClient("head", "secret", lambda num_bytes: tmp_path / "scratch")
     yield client
     await client.close()
 
@@ -142,17 +145,85 @@ async def test_head_without_address_is_a_transient_error(client: WeightClient, t
 
 async def test_new_file_replaces_the_previous_one(client: WeightClient, servers: Servers, tmp_path: Path) -> None:
     received: list[int] = []
+    inodes = set()
     for version in (0, 1):
         path = await client.fetch_file(_manifest(version=version), received.append)
         assert path.read_bytes() == BODY
+        inodes.add(path.stat().st_ino)
+    await asyncio.sleep(0)  # what the thread has reported last
     assert received[-1] == len(BODY)
     assert [path.name for path in (tmp_path / "scratch").iterdir()] == ["g-1.safetensors"]
+    assert len(inodes) == 1, "the memory of the previous one is used again"
     assert servers.tokens == {"Bearer secret"}
+
+
+async def test_file_of_another_size_replaces_the_previous_one(client: WeightClient, tmp_path: Path) -> None:
+    await client.fetch_file(_manifest(), _ignore)
+    path = await client.fetch_file(_manifest("small", SMALL, version=1), _ignore)
+    assert path.read_bytes() == SMALL
+    assert list((tmp_path / "scratch").iterdir()) == [path]
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> WeightManifest:
+    """A version whose file is on this machine, and whose URL has none."""
+    path = tmp_path / "published"
+    path.write_bytes(SMALL)
+    status = path.stat()
+    local = LocalFile(boot_id=boot_id(), path=str(path), device=status.st_dev, inode=status.st_ino)
+    return _manifest("missing", SMALL).model_copy(update={"local": local})
+
+
+async def test_file_of_the_same_machine_is_read_in_place(
+    client: WeightClient, published: WeightManifest, tmp_path: Path
+) -> None:
+    assert published.local is not None
+    publisher = MappedFile(Path(published.local.path))
+    for _ in range(2):
+        assert await client.fetch_file(published, _ignore) == tmp_path / "published"
+        assert not publisher.lock(exclusive=True), "the publisher must not write it while it is read"
+        client.release()
+        assert publisher.lock(exclusive=True)
+        publisher.unlock()
+    assert not list((tmp_path / "scratch").iterdir()), "no second copy"
+
+
+@pytest.mark.parametrize(
+    "why",
+    ["other machine", "other file", "no file", "written now", "renamed before the lock", "replaced before the lock"],
+)
+async def test_file_that_is_not_the_announced_one_is_downloaded(
+    client: WeightClient, published: WeightManifest, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    assert published.local is not None
+    path, local = Path(published.local.path), published.local
+    if why == "other machine":
+        local = local.model_copy(update={"boot_id": "other"})
+    elif why == "other file":
+        local = local.model_copy(update={"inode": local.inode + 1})
+    elif why == "no file":
+        os.unlink(path)
+    elif why == "written now":
+        assert MappedFile(path).lock(exclusive=True)
+    else:
+        lock = MappedFile.lock
+
+        def rename_and_lock(file: MappedFile, *, exclusive: bool) -> bool:
+            path.rename(path.with_suffix(".partial"))
+            if why == "replaced before the lock":
+                path.write_bytes(b"other")
+            return lock(file, exclusive=exclusive)
+
+        monkeypatch.setattr(MappedFile, "lock", rename_and_lock)
+    manifest = published.model_copy(update={"local": local, "url": _manifest("small").url})
+    found = await client.fetch_file(manifest, _ignore)
+    assert found.parent.name == "scratch"
+    assert found.read_bytes() == SMALL
 
 
 @pytest.mark.parametrize("path", ["short", "long", "changed", "cut", "missing"])
 async def test_partial_or_wrong_file_is_rejected(client: WeightClient, tmp_path: Path, path: str) -> None:
-    with pytest.raises((TransientError, aiohttp.ClientError)):
+    with pytest.raises(TransientError):
         await client.fetch_file(_manifest(path), _ignore)
     assert not list((tmp_path / "scratch").glob("*.safetensors")), "a wrong file must not get the final name"
 
@@ -186,16 +257,16 @@ class Engine:
 
 @pytest.fixture(autouse=True)
 def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_transfer, "_build_update", str)
+    monkeypatch.setattr(weight_transfer, "_build_update", lambda path, unit: f"{path} {unit}")
     monkeypatch.setattr(AdapterFolder, "build_request", lambda _, *, reload: "reload" if reload else "")
 
 
-PUBLISHED = _manifest().model_copy(update={"checksum": str(Digest(11, 22))})
+PUBLISHED = _manifest().model_copy(update={"checksum": str(Digest(11, 22)), "digest_unit": "word"})
 """The replica's digest is the sum over its workers."""
 LOAD = [
     "update_weight_version unverified",
     "start_weight_update",
-    "update_weights f",
+    "update_weights f word",
     "finish_weight_update",
     "collective_rpc rljob_digest",
 ]
@@ -213,7 +284,11 @@ async def test_load_pauses_in_the_update_mode_and_labels_the_tokens(update_mode:
     applied = await loader.load(Path("f"), PUBLISHED, drains.append)
     assert drains == ([True, False] if update_mode == "finish" else [False])
     assert engine.calls == [f"pause_generation {pause}", *LOAD, "update_weight_version g:0", "resume_generation"]
-    assert (applied.key, applied.sha256, applied.checksum) == (PUBLISHED.key, PUBLISHED.sha256, PUBLISHED.checksum)
+    assert (applied.key, applied.file_hash, applied.checksum) == (
+        PUBLISHED.key,
+        PUBLISHED.file_hash,
+        PUBLISHED.checksum,
+    )
     assert applied.pause_seconds >= applied.load_seconds >= 0
 
 

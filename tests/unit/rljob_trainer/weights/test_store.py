@@ -1,8 +1,7 @@
-"""The weight server: files match their manifests and need the token."""
+"""The weight server: files match their manifests, need the token, and do not change while a replica reads them."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,8 @@ from safetensors.torch import load
 
 from rljob_api.errors import TransientError
 from rljob_trainer.weights.checksum import digest_tensors
+from rljob_trainer.weights.file_hash import hash_chunk, hash_file, split
+from rljob_trainer.weights.mapped import MappedFile, TensorSpec
 from rljob_trainer.weights.store import WeightStore
 from tests.support.loopback import next_address
 
@@ -23,7 +24,7 @@ HOST = next_address()
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WeightStore]:
-    monkeypatch.setattr("rljob_trainer.weights.store.open_scratch_folder", lambda: tmp_path)
+    monkeypatch.setattr("rljob_trainer.weights.store.open_scratch_folder", lambda num_bytes: tmp_path)
     store = WeightStore(HOST, TOKEN)
     yield store
     store.close()
@@ -46,8 +47,11 @@ async def test_published_file_matches_its_manifest(store: WeightStore) -> None:
     assert manifest.url == f"http://{HOST}:8200/weights/g1-3.safetensors"
     status, body = await _get(manifest.url)
     assert status == 200
-    assert (len(body), hashlib.sha256(body).hexdigest()) == (manifest.num_bytes, manifest.sha256)
+    file_hash = hash_file(map(hash_chunk, split(memoryview(body))))
+    assert (len(body), file_hash) == (manifest.num_bytes, manifest.file_hash)
     assert manifest.checksum == str(digest_tensors(weights.values()))
+    other = store.publish({"a": torch.arange(64.0)}, "g1", 4, "word")
+    assert (other.digest_unit, other.checksum) == ("word", str(digest_tensors([torch.arange(64.0)], "word")))
     received = load(body)
     assert received.keys() == weights.keys()
     assert all(torch.equal(received[name], weights[name]) for name in weights)
@@ -63,7 +67,73 @@ async def test_nothing_is_served_without_the_token(store: WeightStore, token: st
 async def test_newest_two_versions_are_kept(store: WeightStore, tmp_path: Path) -> None:
     manifests = [store.publish(_weights(seed), "g1", seed) for seed in range(4)]
     assert [(await _get(manifest.url))[0] for manifest in manifests] == [404, 404, 200, 200]
-    assert len(os.listdir(tmp_path)) == 2, "old files occupy memory"
+    assert len(os.listdir(tmp_path)) == 3, "two are kept, and one is written again"
+
+
+def test_memory_of_old_versions_is_used_again(store: WeightStore) -> None:
+    files = [store.publish(_weights(seed), "g1", seed).local for seed in range(6)]
+    inodes = [file.inode for file in files if file is not None]
+    assert inodes == inodes[:3] * 2
+
+
+def test_file_that_is_read_does_not_change(store: WeightStore) -> None:
+    manifests = [store.publish(_weights(seed), "g1", seed) for seed in range(2)]
+    assert manifests[0].local is not None
+    reader = MappedFile(Path(manifests[0].local.path))
+    assert reader.lock(exclusive=False)
+    manifests += [store.publish(_weights(seed), "g1", seed) for seed in (2, 3, 4)]
+    found = dict(reader.tensors())
+    assert all(torch.equal(found[name], tensor) for name, tensor in _weights(0).items())
+    assert reader.is_deleted(), "it must not occupy memory for longer than it is read"
+
+
+async def test_download_of_an_old_version_continues(store: WeightStore) -> None:
+    def large(seed: int) -> dict[str, torch.Tensor]:
+        return {"a": torch.full((16 << 20,), seed, dtype=torch.int8)}
+
+    manifest = store.publish(large(1), "g1", 1)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with aiohttp.ClientSession() as session, session.get(manifest.url, headers=headers) as response:
+        start = await response.content.readexactly(1 << 20)
+        for version in range(2, 6):
+            store.publish(large(version), "g1", version)
+        body = start + await response.content.read()
+    assert hash_file(map(hash_chunk, split(memoryview(body)))) == manifest.file_hash
+
+
+def test_failed_version_is_published_again(store: WeightStore, tmp_path: Path) -> None:
+    weights = _weights()
+    specs = {name: TensorSpec.of(tensor) for name, tensor in weights.items()}
+    with pytest.raises(ValueError, match="not all tensors"):
+        store.publish_stream(specs, list(weights.items())[:1], "g1", 0, "element")
+    with pytest.raises(ValueError, match=r"norm\.weight"):
+        store.publish_stream(specs, {"norm.weight": torch.ones(3)}.items(), "g1", 0, "element")
+    assert [path.suffix for path in tmp_path.iterdir()] == [".partial"], "nothing can be requested"
+    manifest = store.publish_stream(specs, reversed(list(weights.items())), "g1", 0, "element")
+    assert manifest.checksum == str(digest_tensors(weights.values()))
+    found = load((tmp_path / "g1-0.safetensors").read_bytes())
+    assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
+
+
+@pytest.mark.parametrize("dtypes", [[torch.bfloat16, torch.float32], [torch.int8, torch.float64, torch.bool]])
+def test_file_of_many_chunks_and_dtypes_is_what_safetensors_reads(
+    store: WeightStore, tmp_path: Path, dtypes: list[torch.dtype]
+) -> None:
+    weights = {
+        f"{i}.{dtype}": (torch.randn(size) * 100).to(dtype)
+        for i, size in enumerate([(3,), (1 << 19, 3), (), (0, 4), (17, 1001), (1 << 20,)])
+        for dtype in dtypes
+    }
+    weights["transposed"] = torch.randn(40, 30).T
+    manifest = store.publish(weights, "g1", 0)
+    body = (tmp_path / "g1-0.safetensors").read_bytes()
+    found, mapped = load(body), dict(MappedFile(tmp_path / "g1-0.safetensors").tensors())
+    assert found.keys() == mapped.keys() == weights.keys()
+    for name, tensor in weights.items():
+        assert torch.equal(found[name], tensor), name
+        assert torch.equal(mapped[name], tensor), name
+    assert manifest.checksum == str(digest_tensors(weights.values()))
+    assert manifest.file_hash == hash_file(map(hash_chunk, split(memoryview(body))))
 
 
 async def test_only_published_names_are_served(store: WeightStore, tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ _INFRASTRUCTURE_TEXTS = re.compile(
     r"|No space left on device|CUDA error|NCCL error",
     re.IGNORECASE,
 )
+_PLAIN_TYPES = {"ValueError", "OSError", "RuntimeError", "UserError", "TransientError", "GpuFaultError"}
+"""Their messages need no type in front."""
 _PYDANTIC_HEADER = re.compile(r"\d+ validation errors? for \w+")
 _PYDANTIC_SUFFIX = re.compile(r" \[type=\w+, input_value=.*$", re.DOTALL)
 
@@ -84,5 +86,5 @@ def summarize(error: ErrorFacts) -> str:
         line = next((line for line in lines[1:] if "[type=" in line), lines[1])
         return _PYDANTIC_SUFFIX.sub("", line).removeprefix("Value error, ")[:_MAX_MESSAGE_LENGTH]
     first = next(iter(lines), "")
-    is_plain = error.types[0] in ("ValueError", "OSError", "RuntimeError", "UserError", "TransientError")
+    is_plain = error.types[0] in _PLAIN_TYPES
     return (first if is_plain and first else ": ".join(filter(None, [error.types[0], first])))[:_MAX_MESSAGE_LENGTH]

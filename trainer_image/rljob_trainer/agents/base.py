@@ -12,10 +12,19 @@ from typing import Final, Protocol
 
 from rljob_api.wire.protocol import CallRequest, CallResult, Lane, Message, ModelAccess, ToolSchema
 from rljob_inputs.prompts import Prompt
-from rljob_trainer.episodes.types import Completion, ContextBreak, Episode, Segment, Turn
+from rljob_trainer.episodes.types import (
+    Completion,
+    ContextBreak,
+    Episode,
+    EpisodeFailure,
+    PromptTooLongError,
+    Segment,
+    Turn,
+)
 
 AGENT: Final = "agent"
 """The service of an episode's failure for which none of the job's services is the cause."""
+REASON_CONTEXT: Final = "context"
 
 
 class Generate(Protocol):
@@ -25,7 +34,7 @@ class Generate(Protocol):
         self, token_ids: list[int], max_tokens: int | None = None, stop: Sequence[str] = ()
     ) -> Completion:
         """`max_tokens`: a limit besides that of the sampling parameters. `stop`: strings that end it, besides
-        theirs."""
+        theirs. Raise PromptTooLongError if the engine has no room for an answer."""
         ...
 
 
@@ -50,6 +59,12 @@ class AgentLoop(Protocol):
     async def run(self, task: EpisodeTask) -> Episode: ...
 
 
+def describe_length(error: PromptTooLongError) -> EpisodeFailure:
+    """Return why an episode is invalid whose first prompt is too long."""
+    message = f"{error}, tools included; raise rollout.maxModelLen, or set data.maxPromptTokens"
+    return EpisodeFailure(AGENT, "spec.rollout.maxModelLen", REASON_CONTEXT, message)
+
+
 @dataclass(frozen=True)
 class ToolSet:
     """The functions that the policy may call."""
@@ -68,6 +83,10 @@ class Services(Protocol):
         """Call the simulated user or a tool. Return the result, after all retries, and the seconds until it."""
         ...
 
+    def end_episode(self, tool: str, episode: str, lane: Lane) -> None:
+        """Let a tool free what it holds for an episode. Does not wait for it."""
+        ...
+
 
 class EpisodeMessage(Protocol):
     """The request for an episode. Each time that it is sent is another attempt."""
@@ -79,6 +98,10 @@ class EpisodeMessage(Protocol):
 
     def next_attempt(self) -> CallRequest:
         """Begin an attempt, which supersedes the earlier ones, and return what to send."""
+        ...
+
+    def end_attempt(self) -> None:
+        """The runner has ended the attempt, or is lost."""
         ...
 
 
@@ -120,6 +143,10 @@ class OpenEpisode(Protocol):
 
     def start_attempt(self) -> tuple[int, ModelAccess]:
         """Begin an attempt with its own key. Earlier keys are refused, and what they recorded is dropped."""
+        ...
+
+    def end_attempt(self) -> None:
+        """Refuse the current key. What is recorded stays until the next attempt, which may be long in coming."""
         ...
 
     def read(self) -> Recording:

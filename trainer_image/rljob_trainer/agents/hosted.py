@@ -20,7 +20,15 @@ from pydantic import ValidationError
 from rljob_api.manifest.agent import RUNNER_SERVICE, Agent, Runner
 from rljob_api.wire.protocol import CallRequest, CallResult, EpisodeCall, EpisodeReply, InvalidReason, Lane, Message
 from rljob_trainer.agents.base import AGENT, EpisodeRunner, EpisodeTask, Gateway, Generate, OpenEpisode, Recording
-from rljob_trainer.episodes.types import Completion, Episode, EpisodeEnd, EpisodeFailure, empty_segment, has_own_reward
+from rljob_trainer.episodes.types import (
+    Completion,
+    Episode,
+    EpisodeEnd,
+    EpisodeFailure,
+    PromptTooLongError,
+    has_own_reward,
+    prompt_segment,
+)
 
 REASON_NO_TURNS = "no_turns"
 _RUNNER_PATH = "spec.agent.runner"
@@ -74,8 +82,7 @@ class HostedLoop:
             breaks=recording.breaks,
         )
         if not episode.segments:  # no answer: one row, on which nothing trains
-            episode.segments = [empty_segment()]
-            episode.segments[0].append_context(task.prompt.token_ids)
+            episode.segments = [prompt_segment(task.prompt)]
         unknown = _reward_turns(episode, recording.completion_ids, {**recording.rewards, **reply.rewards})
         episode.failure = failure or self._find_problem(episode, unknown, recording)
         if episode.failure is not None:
@@ -152,6 +159,9 @@ class _Message:
         )
         return CallRequest(id=self.task.id, lane=self.task.lane, arguments=call.model_dump())
 
+    def end_attempt(self) -> None:
+        self.opened.end_attempt()
+
 
 class _Watched:
     """Implements Generate. An error of the policy ends the job; the program would only see a request that fails."""
@@ -165,6 +175,8 @@ class _Watched:
     ) -> Completion:
         try:
             return await self._generate(token_ids, max_tokens, stop)
+        except PromptTooLongError:  # the program's own
+            raise
         except Exception as error:
             if not self._failed.done():
                 self._failed.set_result(error)

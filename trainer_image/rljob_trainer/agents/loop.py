@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from rljob_api.errors import UserError
 from rljob_api.manifest.agent import USER_SERVICE, Agent
 from rljob_api.wire.protocol import CallRequest, CallResult, InvalidReason, Message, UserCall, UserReply
-from rljob_trainer.agents.base import AGENT, EpisodeTask, Services, ToolSet
+from rljob_trainer.agents.base import AGENT, EpisodeTask, Services, ToolSet, describe_length
 from rljob_trainer.concurrency import run_all
 from rljob_trainer.conversation.conversation import Conversation
 from rljob_trainer.conversation.template import ChatTemplate, TemplateError
@@ -30,12 +30,12 @@ from rljob_trainer.episodes.types import (
     Episode,
     EpisodeEnd,
     EpisodeFailure,
+    PromptTooLongError,
     ToolCall,
     Turn,
-    empty_segment,
+    prompt_segment,
 )
 
-REASON_CONTEXT = "context"
 _MAX_LISTED_FUNCTIONS = 20
 
 
@@ -51,13 +51,19 @@ class _EpisodeFailedError(Exception):
 
 class ConversationLoop:
     def __init__(self, spec: Agent, services: Services, template: ChatTemplate, context_length: int | None) -> None:
-        """`context_length`: the longest prompt with its answer, in tokens; None: unknown. Raise UserError if there are
-        tools, and nothing says how the model writes calls."""
+        """`context_length`: the longest prompt with its answer, in tokens; None: the engine alone knows. Raise
+        UserError if there are tools, and nothing says how the model writes calls."""
         self.spec, self.services, self.template, self.context_length = spec, services, template, context_length
         self.tool_format: ToolFormat = template.tool_format if spec.tools else "hermes"
         self.on_error = {tool.name: tool.on_error for tool in spec.tools}
         self.max_characters = {tool.name: tool.max_result_characters for tool in spec.tools}
         self.paths = {tool.name: f"spec.agent.tools[{index}]" for index, tool in enumerate(spec.tools)}
+        self.sandboxes = {
+            tool.name for tool in spec.tools if tool.sandbox is not None and tool.sandbox.provider == "agentSandbox"
+        }
+        """Tools that hold a sandbox for each episode that calls them."""
+        self.code_tools = {tool.name for tool in spec.tools if tool.sandbox is not None}
+        """Tools whose calls fail only if the sandbox does, whatever the policy writes."""
 
     async def run(self, task: EpisodeTask) -> Episode:
         tools = await self.services.tools()
@@ -72,6 +78,9 @@ class ConversationLoop:
             play.fail(EpisodeFailure(AGENT, "spec.agent.episodeSeconds", str(InvalidReason.DEADLINE), message))
         except _EpisodeFailedError as error:
             play.fail(error.failure)
+        finally:  # also of an episode that is cancelled
+            for tool in sorted(play.called_tools & self.sandboxes):
+                self.services.end_episode(tool, task.id, task.lane)
         return play.finish()
 
 
@@ -88,6 +97,7 @@ class _Play:
     num_replies: int = 0
     """Messages of the user after the prompt."""
     waits_for: str = "waited for a completion"
+    called_tools: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         task = self.task
@@ -98,12 +108,16 @@ class _Play:
     async def run(self) -> None:
         while not self.is_over:
             prompt = self._next_prompt()
-            room = None if self.loop.context_length is None else self.loop.context_length - len(prompt)
-            if room is not None and room < 1:
-                self._end_without_room(len(prompt))
-                return
+            length = self.loop.context_length
+            room = None if length is None else length - len(prompt)
             self.waits_for = "waited for a completion"
-            completion = await self.task.generate(prompt, room)
+            try:
+                if length is not None and len(prompt) >= length:
+                    raise PromptTooLongError(len(prompt), length)
+                completion = await self.task.generate(prompt, room)
+            except PromptTooLongError as error:
+                self._end_without_room(error)
+                return
             await self._record_answer(completion, room)
 
     def fail(self, failure: EpisodeFailure) -> None:
@@ -115,8 +129,7 @@ class _Play:
         episode.segments = conversation.segments
         episode.breaks = [ContextBreak(each.cause.value, each.difference) for each in conversation.breaks]
         if not episode.segments:  # failed before the first answer: one row, on which nothing trains
-            episode.segments = [empty_segment()]
-            episode.segments[0].append_context(self.task.prompt.token_ids)
+            episode.segments = [prompt_segment(self.task.prompt)]
         return episode
 
     def _next_prompt(self) -> list[int]:
@@ -130,15 +143,11 @@ class _Play:
             failure = EpisodeFailure(AGENT, "spec.model.source", str(InvalidReason.EXCEPTION), str(error))
             raise _EpisodeFailedError(failure) from error
 
-    def _end_without_room(self, num_tokens: int) -> None:
+    def _end_without_room(self, error: PromptTooLongError) -> None:
         if self.episode.turns:
             self._end(EpisodeEnd.CONTEXT)
-            return
-        message = (
-            f"the prompt with its tools has {num_tokens} tokens, and the context is {self.loop.context_length}; raise "
-            "rollout.maxModelLen, or set data.maxPromptTokens"
-        )
-        self.fail(EpisodeFailure(AGENT, "spec.rollout.maxModelLen", REASON_CONTEXT, message))
+        else:
+            self.fail(describe_length(error))
 
     def _end(self, end: EpisodeEnd) -> None:
         self.episode.end, self.is_over = end, True
@@ -185,16 +194,25 @@ class _Play:
         if error or call.arguments is None:
             return replace(call, error=error), f"Error: {error}", None
         request = CallRequest(
-            id=f"{self.task.id}/{call.id}", lane=self.task.lane, function=call.name, arguments=call.arguments
+            id=f"{self.task.id}/{call.id}",
+            lane=self.task.lane,
+            function=call.name,
+            episode=self.task.id,
+            arguments=call.arguments,
         )
+        self.called_tools.add(tool)
         result, seconds = await self.loop.services.call(tool, request)
         limit = self.loop.max_characters[tool]
         if result.valid:
             text = result.value if isinstance(result.value, str) else json.dumps(result.value, ensure_ascii=False)
             return replace(call, tool=tool, seconds=seconds), text[:limit], None
         call, failure = replace(call, error=f"{result.reason}: {result.message}", tool=tool, seconds=seconds), None
-        if result.reason is not InvalidReason.BAD_REQUEST and self.loop.on_error[tool] == "invalid":
-            failure = EpisodeFailure(tool, self.loop.paths[tool], str(result.reason), result.message)
+        if result.reason is not InvalidReason.BAD_REQUEST:
+            found = EpisodeFailure(tool, self.loop.paths[tool], str(result.reason), result.message)
+            if self.loop.on_error[tool] == "invalid":
+                failure = found
+            elif tool in self.loop.code_tools:
+                self.episode.sandbox_failures.append(found)
         return call, f"Error: {result.message}"[:limit], failure
 
     def _describe_unknown(self, name: str) -> str:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from rljob_trainer.agents.base import EpisodeTask
-from rljob_trainer.episodes.types import Episode, single_turn
+from rljob_trainer.agents.base import EpisodeTask, describe_length
+from rljob_trainer.episodes.types import Episode, EpisodeEnd, PromptTooLongError, prompt_segment, single_turn
 
 
 class SingleTurn:
     async def run(self, task: EpisodeTask) -> Episode:
         prompt = task.prompt
-        return single_turn(prompt, task.group, task.sample, await task.generate(prompt.token_ids))
+        try:
+            completion = await task.generate(prompt.token_ids)
+        except PromptTooLongError as error:
+            episode = Episode(prompt.index, task.group, task.sample, [prompt_segment(prompt)], end=EpisodeEnd.FAILED)
+            episode.failure = describe_length(error)
+            return episode
+        return single_turn(prompt, task.group, task.sample, completion)

@@ -50,6 +50,9 @@ class _OneCall(ABC):
     def is_short(self) -> bool:
         return False
 
+    @abstractmethod
+    def end(self) -> None: ...
+
     def read(self, text: str, seconds: float) -> list[CallResult]:
         try:
             result = CallResult.model_validate_json(text, extra="ignore")
@@ -83,6 +86,9 @@ class FunctionCall(_OneCall):
         """Return the body. Raise ValueError for arguments without a JSON form, such as NaN or too deep a nesting."""
         return _encode(self.request)
 
+    def end(self) -> None:
+        """A retry is the same call."""
+
 
 @dataclass(frozen=True)
 class EpisodeRequest(_OneCall):
@@ -101,6 +107,9 @@ class EpisodeRequest(_OneCall):
     def encode(self, *, with_tokens: bool = False) -> bytes:
         """Begin an attempt, and return its body. Raise ValueError for a row without a JSON form."""
         return _encode(self.message.next_attempt())
+
+    def end(self) -> None:
+        self.message.end_attempt()
 
 
 def _encode(request: CallRequest) -> bytes:

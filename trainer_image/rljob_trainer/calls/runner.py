@@ -5,7 +5,7 @@ Each time that an episode is sent is another attempt with another key. Closing t
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
 import aiohttp
 
@@ -21,6 +21,8 @@ is free first."""
 
 
 class RunnerClient(ServiceClient):
+    HOLDS_SLOTS: ClassVar[bool] = True
+
     def __init__(self, service: Service, session: aiohttp.ClientSession) -> None:
         super().__init__(service, session, "runner", in_flight_per_slot=_IN_FLIGHT_PER_SLOT)
 
@@ -35,5 +37,4 @@ class RunnerClient(ServiceClient):
             return ""
         what = f"{count} {'episodes' if count > 1 else 'episode'} in the runner"
         waiting = f", {num_waiting} of them for a free slot" if num_waiting else ""
-        missing = "" if self.replicas.fleet.replicas else ", no replica exists"
-        return f"{what}, oldest {self._requests.oldest_seconds():.1f} s{waiting}{missing}"
+        return f"{what}, oldest {self._requests.oldest_seconds():.1f} s{waiting}{self._describe_missing()}"

@@ -4,18 +4,24 @@ agents.base.EpisodeRunner."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import aiohttp
 
-from rljob_api.errors import UserError
+from rljob_api.errors import RLJobError, UserError
 from rljob_api.manifest.agent import RUNNER_SERVICE
-from rljob_api.manifest.job import Service
+from rljob_api.manifest.job import Service, ServiceKind
+from rljob_api.wire.contract import END_EPISODE
 from rljob_api.wire.protocol import CallRequest, CallResult, Lane
 from rljob_trainer.agents.base import EpisodeMessage, ToolSet
 from rljob_trainer.calls.client import CallClient, ServiceClient
+from rljob_trainer.calls.demand import ServiceLoad
 from rljob_trainer.calls.runner import RunnerClient
 from rljob_trainer.calls.schemas import SchemaReader
+
+log = logging.getLogger(__name__)
 
 
 class AgentServices:
@@ -26,8 +32,11 @@ class AgentServices:
             each.reward.name: CallClient(each, session) for each in services if each.kind in ("user", "tool")
         }
         self.clients: dict[str, ServiceClient] = {**self._callable, **self._runners}
+        self._ending: set[asyncio.Task[None]] = set()
         self.on_call: Callable[[str, Lane, CallResult, float], None] = lambda service, lane, result, seconds: None
         """Called with each result, and the seconds until it."""
+        self.working: Callable[[ServiceKind], AbstractContextManager[None]] = lambda kind: nullcontext()
+        """Returns the context of a call."""
         self.readers = {
             name: SchemaReader(client, session)
             for name, client in self._callable.items()
@@ -39,6 +48,9 @@ class AgentServices:
             await client.start()
 
     async def close(self) -> None:
+        for task in self._ending:
+            task.cancel()
+        await asyncio.gather(*self._ending, return_exceptions=True)
         for reader in self.readers.values():
             await reader.close()
         for client in self.clients.values():
@@ -59,15 +71,34 @@ class AgentServices:
 
     async def call(self, service: str, request: CallRequest) -> tuple[CallResult, float]:
         """Return the result of a call, and the seconds until it."""
-        result, seconds = await self._callable[service].call(request)
+        client = self._callable[service]
+        with self.working(client.service.kind):
+            result, seconds = await client.call(request)
         if reader := self.readers.get(service):
             reader.record_version(result.version)
         self.on_call(service, request.lane, result, seconds)
         return result, seconds
 
+    def end_episode(self, tool: str, episode: str, lane: Lane) -> None:
+        """Let a tool free what it holds for an episode, in the background. What a tool fails to free expires."""
+        task = asyncio.create_task(self._end_episode(tool, episode, lane))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _end_episode(self, tool: str, episode: str, lane: Lane) -> None:
+        request = CallRequest(id=f"{episode}/end", lane=lane, function=END_EPISODE, episode=episode, arguments={})
+        try:
+            result, _ = await self._callable[tool].call(request)
+            problem = result.message
+        except RLJobError as error:
+            problem = str(error)
+        if problem:
+            log.warning("tool %s still holds what it had for the episode %s: %s", tool, episode, problem)
+
     async def run(self, message: EpisodeMessage) -> tuple[CallResult, float]:
         """Return the result of an episode, and the seconds until it."""
-        result, seconds = await self._runners[RUNNER_SERVICE].run(message)
+        with self.working("runner"):
+            result, seconds = await self._runners[RUNNER_SERVICE].run(message)
         self.on_call(RUNNER_SERVICE, message.lane, result, seconds)
         return result, seconds
 
@@ -75,6 +106,10 @@ class AgentServices:
     def has_runner(self) -> bool:
         """Whether a runner plays the episodes."""
         return bool(self._runners)
+
+    def loads(self) -> dict[str, ServiceLoad]:
+        """Return what the autoscaler needs, by service."""
+        return {name: client.load() for name, client in self.clients.items()}
 
     def describe_wait(self) -> str:
         """Describe the calls in flight; empty without any."""

@@ -24,7 +24,7 @@ from rljob_trainer.agents import AgentLoop
 from rljob_trainer.agents.base import EpisodeTask, Generate
 from rljob_trainer.calls.services import AgentServices
 from rljob_trainer.concurrency import run_all
-from rljob_trainer.driver.role_clock import PhaseClock, RoleClock
+from rljob_trainer.driver.role_clock import ROLE_OF_SERVICE, PhaseClock, RoleClock
 from rljob_trainer.episodes.batches import weighted_score
 from rljob_trainer.episodes.progress import CollectionProgress
 from rljob_trainer.episodes.types import NOT_SAMPLED, Completion, Episode, Group, Segment
@@ -80,7 +80,11 @@ class Collector:
         """`services`: of the agent, to describe what it waits for. `own_weight`: spec.agent.rewardWeight."""
         self.agent, self.rollouts, self.rewards, self.specs, self.services = agent, rollouts, rewards, specs, services
         self._own_weight = own_weight
-        self.roles, self.phases = RoleClock(time.monotonic()), PhaseClock(time.monotonic())
+        kinds = {client.service.kind for client in services.clients.values()} if services else set()
+        further = [role for kind, role in ROLE_OF_SERVICE.items() if kind in kinds]
+        self.roles, self.phases = RoleClock(time.monotonic(), further), PhaseClock(time.monotonic())
+        if services is not None:
+            services.working = lambda kind: self.roles.working(ROLE_OF_SERVICE[kind], time.monotonic)
         self.on_scored: Callable[[Lane, Episode], None] = lambda lane, episode: None
         """Called once per episode, when its last reward arrives."""
 

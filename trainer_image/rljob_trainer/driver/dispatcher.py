@@ -37,10 +37,6 @@ start. `max_replacements` bounds the replacements in each step; after that, grou
 A group of version d trains in one of the steps d to d + k. So what has trained by step t contains all that was
 dispatched up to version t - k and nothing dispatched after version t: slow prompts, or long answers, are never
 underrepresented by more than the (k + 1) B groups under way, however long the job runs.
-
-With `steps_ahead` = p < k, admission requires dispatched - replaced < (t + p + 1) B. All of the above holds, as fewer
-groups start. If rollouts are faster than the trainer, data is p steps old on average, and the other k - p steps are
-slack that only slow groups use. With p = k all data is k steps old then, and each group is due when it trains.
 """
 
 from __future__ import annotations
@@ -83,10 +79,8 @@ class Dispatcher:
         *,
         total_steps: int | None = None,
         max_replacements: int = 0,
-        steps_ahead: int | None = None,
     ) -> None:
-        """`max_replacements`: groups per step that may be replaced. `steps_ahead`: steps after the current one for
-        which groups start; None: max_staleness."""
+        """`max_replacements`: groups per step that may be replaced."""
         state = state or DispatchState()
         self.finished_steps = state.finished_steps
         self.total_steps = total_steps
@@ -95,7 +89,6 @@ class Dispatcher:
         """Groups that the snapshot had under way. Their episodes are lost: start them again, with these tickets."""
         self._groups_per_step, self._max_staleness = groups_per_step, max_staleness
         self._max_replacements = max_replacements
-        self._steps_ahead = max_staleness if steps_ahead is None else min(steps_ahead, max_staleness)
         self._next_index, self._num_replaced = state.next_index, state.num_replaced
         self._waiting = {ticket.index: ticket for ticket in state.tickets}
         """Not taken, oldest first: versions never fall from one index to the next."""
@@ -125,11 +118,16 @@ class Dispatcher:
         """Groups that started since the job's first step, without the replaced ones."""
         return self.finished_steps * self._groups_per_step + len(self._taken) + len(self._waiting)
 
-    def can_start(self) -> bool:
-        steps = self.finished_steps + self._steps_ahead + 1
+    @property
+    def num_startable(self) -> int:
+        """Groups that may start now."""
+        steps = self.finished_steps + self._max_staleness + 1
         if self.total_steps is not None:
             steps = min(steps, self.total_steps)
-        return self.num_admitted < steps * self._groups_per_step
+        return max(0, steps * self._groups_per_step - self.num_admitted)
+
+    def can_start(self) -> bool:
+        return self.num_startable > 0
 
     def start(self) -> Ticket:
         """Admit the next group, at the current version. Raise ValueError unless `can_start`."""

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rljob_api.manifest.job import RLJobSpec
 from rljob_api.wire.protocol import AgentStatus, BusyShares, RolloutWeights, ScheduleStatus, WeightManifest
+from rljob_trainer.driver.checkpointer import CheckpointSeconds
 from rljob_trainer.driver.evaluation import EvaluationResult
 from rljob_trainer.driver.learning import StepsWithoutSignal, classify_step, count_last_skipped
 from rljob_trainer.driver.mismatch import NUM_STEPS, judge_mismatch
@@ -204,6 +205,11 @@ class Ledger:
         history.evaluated_at = outcome.step
         self._board.update(accuracy=outcome.accuracy)
         log.info("step %d: accuracy %s, %s", outcome.step, outcome.accuracy, outcome.means)
+
+    def record_checkpoint(self, seconds: CheckpointSeconds) -> None:
+        """Record a complete checkpoint. Later steps may have ended."""
+        self._trackers.log("checkpoint", seconds.step, {"wait_seconds": seconds.wait, "write_seconds": seconds.write})
+        log.info("checkpoint of step %d: training waited %.1f s, written in %.1f s", *vars(seconds).values())
 
     def write_summary(self) -> None:
         self._close_phases()

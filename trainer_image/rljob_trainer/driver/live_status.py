@@ -1,10 +1,14 @@
-"""The parts of /status that change by the second: what the driver waits for, and the demand on the rewards. Pure."""
+"""The parts of /status that change by the second: what the driver waits for, and the demand on the rewards and on the
+services of the agent. Pure."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
+from rljob_api.manifest.job import RLJobSpec
 from rljob_api.wire.protocol import DriverStatus
+from rljob_trainer.calls.demand import AgentForecaster, OpenEpisodes
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.evaluation import EvalLane
 from rljob_trainer.driver.train_lane import TrainLane
@@ -14,8 +18,43 @@ from rljob_trainer.rewards.forecast import DemandForecaster
 _COLLECTING = ("generate", "score", "evaluate")
 
 
+@dataclass(frozen=True)
+class Forecasters:
+    """Predict demand from the last steps."""
+
+    rewards: DemandForecaster
+    agent: AgentForecaster
+
+    @classmethod
+    def of(cls, spec: RLJobSpec) -> Forecasters:
+        return cls(DemandForecaster.of(spec), AgentForecaster.of(spec))
+
+    def record_begin(self, collector: Collector) -> None:
+        """Record the begin of a step."""
+        now = time.monotonic()
+        self.rewards.record_begin(now)
+        self.agent.record_begin(collector.services.loads() if collector.services else {}, now)
+
+    def record_interruption(self) -> None:
+        """Record that the trainers died."""
+        self.rewards.record_interruption()
+        self.agent.record_interruption()
+
+    def record_end(
+        self,
+        progress: CollectionProgress,
+        collector: Collector,
+        update_seconds: float,
+        pipeline_seconds: float | None = None,
+    ) -> None:
+        """Record a step with its updates. `pipeline_seconds`: as for `DemandForecaster.record_end`."""
+        self.rewards.record_end(progress, update_seconds, pipeline_seconds)
+        loads = collector.services.loads() if collector.services else {}
+        self.agent.record_end(progress, loads, pipeline_seconds)
+
+
 def describe_live(
-    status: DriverStatus, lanes: tuple[TrainLane, EvalLane] | None, collector: Collector, forecaster: DemandForecaster
+    status: DriverStatus, lanes: tuple[TrainLane, EvalLane] | None, collector: Collector, forecasters: Forecasters
 ) -> DriverStatus:
     """`lanes`: of the trainer group; None while none is ready."""
     train, held_out = lanes or (None, None)
@@ -24,10 +63,13 @@ def describe_live(
     now, progress = time.monotonic(), open_train or open_eval or CollectionProgress()
     is_last = status.phase == "done" or (train is not None and train.num_collected >= status.total_steps > 0)
     is_open = progress in (open_train, open_eval)
-    forecast = forecaster.predict(progress, now, is_open=is_open, is_last=is_last)
+    forecast = forecasters.rewards.predict(progress, now, is_open=is_open, is_last=is_last)
     if open_train and open_eval:
         forecast = forecast.plus(open_eval.num_samples, open_eval.num_unscored)
     status.demand = collector.rewards.demand(forecast)
+    if collector.services is not None:
+        episodes = _find_episodes(status, lanes)
+        status.demand |= forecasters.agent.demands(forecasters.agent.predict(episodes, now), collector.services.loads())
     if train is None or status.phase == "done":
         return status
     status.phase = collector.phases.phase
@@ -38,6 +80,20 @@ def describe_live(
         waits = waits or _describe_collection(progress, collector, status.schedule.groups_due)
     status.waits_for = waits
     return status
+
+
+def _find_episodes(status: DriverStatus, lanes: tuple[TrainLane, EvalLane] | None) -> OpenEpisodes:
+    """Return the episodes that have not ended: the agent's services have no more to do once they have."""
+    if lanes is None:
+        return OpenEpisodes(is_last=status.phase == "done")
+    train, held_out = lanes
+    is_evaluating = held_out.step is not None and held_out.progress.num_generated < held_out.progress.num_samples
+    return OpenEpisodes(
+        train=train.progress if train.is_in_step and train.is_generating() else None,
+        eval=held_out.progress if is_evaluating else None,
+        at_once=train.episodes_at_once,
+        is_last=status.phase == "done" or train.num_generated >= status.total_steps > 0,
+    )
 
 
 def _describe_collection(progress: CollectionProgress, collector: Collector, num_due: int | None) -> str:

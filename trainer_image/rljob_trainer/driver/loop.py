@@ -4,6 +4,7 @@
                                     |  as soon as one ends
                                     +--> rewards: valid score | invalid with a reason           (rewards)
     groups scored --> advantages --> rows --> trainer.accumulate ... trainer.apply              (updates, algorithms)
+    trainer.save --> the ranks write their copies --> COMPLETE, next to the following steps               (checkpointer)
     trainer.publish --> board.announce --> rollouts pull --> rollouts.sync --> next step        (status, replicas)
     held-out prompts --> episodes --> rewards, next to all of this                              (evaluation)
 
@@ -20,20 +21,23 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.schedule import Schedule
+from rljob_api.manifest.status import RewardProblem
 from rljob_api.wire.protocol import DriverStatus, Lane, LearningReason, WeightManifest
 from rljob_inputs.data.prompts import PromptSet
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.algorithms.registry import build_algorithm
+from rljob_trainer.driver.checkpointer import Checkpointer, CheckpointSeconds
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.evaluation import EvalLane
 from rljob_trainer.driver.learning import describe_failure, describe_skipped, judge
 from rljob_trainer.driver.ledger import Ledger, Reports
-from rljob_trainer.driver.live_status import describe_live
+from rljob_trainer.driver.live_status import Forecasters, describe_live
 from rljob_trainer.driver.ports import StartTrainer, Trainer, TrainerGroupDiedError
 from rljob_trainer.driver.problems import ProblemLog, find_problems
 from rljob_trainer.driver.rank_failures import RankFailureLog
@@ -41,13 +45,13 @@ from rljob_trainer.driver.train_lane import TrainLane, read_lane_state
 from rljob_trainer.driver.updates import StepOutcome, StepUpdates
 from rljob_trainer.driver.watcher import run_with_watcher
 from rljob_trainer.episodes.types import Episode
-from rljob_trainer.history.run_state import checkpoint_exists, disk_errors, resume, save_checkpoint
-from rljob_trainer.rewards.forecast import DemandForecaster
+from rljob_trainer.history.run_state import checkpoint_exists, export_model, resume
 
 log = logging.getLogger(__name__)
 
 _LAST_CHECKPOINT_SECONDS = 20.0
-"""Part of the Pod's grace period that the driver spends on saving the steps since the last checkpoint."""
+"""Part of the Pod's grace period that the driver spends on the checkpoint that is being written, and on saving later
+steps."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ class _Group:
 
     trainer: Trainer
     ledger: Ledger
+    checkpoints: Checkpointer
     updates: StepUpdates
     train: TrainLane
     eval: EvalLane
@@ -92,7 +97,8 @@ class Driver:
         self._matches_history = False
         """Whether the trainer's state is that of the history. Not so from a step's first update until it counts."""
         self._checkpoint_seconds = 0.0
-        self._forecaster = DemandForecaster.of(job.spec)
+        """Of the last checkpoint, from its beginning to its end."""
+        self._forecasters = Forecasters.of(job.spec)
         self._problems = ProblemLog()
         self._group: _Group | None = None
         self._syncing: asyncio.Task[None] | None = None
@@ -128,6 +134,12 @@ class Driver:
             )
         self._matches_history = True
         updates = StepUpdates(spec, build_algorithm(spec), trainer, ledger.training, self._record_update)
+
+        def record(seconds: CheckpointSeconds) -> None:
+            self._checkpoint_seconds = seconds.wait + seconds.write
+            ledger.record_checkpoint(seconds)
+
+        checkpoints = Checkpointer(self._run_dir, trainer, keep=spec.checkpoint.keep, record=record)
         try:
             async with AsyncExitStack() as stack:
                 lane = TrainLane(
@@ -139,15 +151,19 @@ class Driver:
                 )
                 train = await stack.enter_async_context(lane)
                 held_out = EvalLane(parts.collector, parts.data.eval, spec, generation)
-                group = _Group(trainer, ledger, updates, train, await stack.enter_async_context(held_out))
+                group = _Group(trainer, ledger, checkpoints, updates, train, await stack.enter_async_context(held_out))
                 self._group = group
                 # The loop also waits for rollouts and rewards, which do not notice a dead rank.
                 await run_with_watcher(self._advance(group), trainer.watch())
         except asyncio.CancelledError:
-            await self._save_before_exit(trainer, ledger)
+            await self._save_before_exit(checkpoints, ledger)
+            raise
+        except Exception:
+            await checkpoints.close(_LAST_CHECKPOINT_SECONDS)
             raise
         finally:
             self._group = None
+            await checkpoints.close()
             if self._syncing is not None:
                 self._syncing.cancel()
                 await asyncio.gather(self._syncing, return_exceptions=True)
@@ -159,6 +175,7 @@ class Driver:
         history, trainer_steps = group.ledger.history, self._initial_steps
         await self._publish(group, history.step)
         while True:
+            group.checkpoints.check()
             if (steps := self._refresh_steps()) != trainer_steps:
                 await group.trainer.set_steps(steps)
                 trainer_steps = steps
@@ -168,7 +185,7 @@ class Driver:
                 if self._refresh_steps() > history.step:
                     continue
             if self._checkpoint_is_due(group.ledger):
-                await self._checkpoint(group.trainer, group.ledger)
+                await self._checkpoint(group.checkpoints, group.ledger)
             if history.step >= steps:
                 break
             await self._step(group)
@@ -178,19 +195,33 @@ class Driver:
     async def _step(self, group: _Group) -> None:
         ledger, lane, version = group.ledger, group.train, group.ledger.history.step
         ledger.begin_step()
-        self._forecaster.record_begin(time.monotonic())
+        self._forecasters.record_begin(self._parts.collector)
         with ledger.phase("score"):  # the time in which neither generation nor the trainer works
             lane.begin_step(self._spec.schedule.steps)
-            outcome = await group.updates.run(lane)
+            outcome = await self._run_updates(group)
         lane.finish_step()
         pipeline = ledger.pipeline_seconds() if lane.schedule.max_staleness else None
-        self._forecaster.record_end(lane.progress, outcome.update_seconds, pipeline)
+        self._forecasters.record_end(lane.progress, self._parts.collector, outcome.update_seconds, pipeline)
 
         await self._publish(group, version + 1)
         await ledger.trajectories.flush()  # of the previous step: never hold two in memory
         ledger.record_step(outcome, lane)
         self._matches_history = True
         await self._check_signal(group, outcome)
+
+    async def _run_updates(self, group: _Group) -> StepOutcome:
+        """Run the updates of a step. Raise what fails the update of the rollouts meanwhile: no group of the step ends
+        without rollouts that serve its weights."""
+        updates = asyncio.create_task(group.updates.run(group.train))
+        try:
+            if self._syncing is not None:
+                await asyncio.wait((updates, self._syncing), return_when=asyncio.FIRST_COMPLETED)
+                if self._syncing.done():
+                    self._syncing.result()
+            return await updates
+        finally:
+            updates.cancel()
+            await asyncio.gather(updates, return_exceptions=True)
 
     async def _publish(self, group: _Group, version: int) -> None:
         """Publish `version`, and wait until at least one rollout serves it, and soon all healthy ones. If requests may
@@ -230,9 +261,9 @@ class Driver:
 
     async def _save_useful_steps(self, group: _Group, last_useful: int) -> None:
         """Save before the job fails, unless a checkpoint has all steps with a valid sample."""
-        steps = range(last_useful, group.ledger.history.step + 1)
-        if last_useful > 0 and not any(checkpoint_exists(self._run_dir, step) for step in steps):
-            await self._save_before_exit(group.trainer, group.ledger)
+        steps, saving = range(last_useful, group.ledger.history.step + 1), group.checkpoints.step
+        if last_useful > 0 and not any(step == saving or checkpoint_exists(self._run_dir, step) for step in steps):
+            await self._save_before_exit(group.checkpoints, group.ledger)
 
     def _start_evaluation_if_due(self, group: _Group) -> None:
         step = group.ledger.history.step
@@ -246,23 +277,25 @@ class Driver:
         if result is not None:
             group.ledger.record_evaluation(result)
 
-    async def _checkpoint(self, trainer: Trainer, ledger: Ledger) -> None:
-        started_at = time.monotonic()
+    async def _checkpoint(self, checkpoints: Checkpointer, ledger: Ledger) -> None:
+        """Begin a checkpoint. Training waits as long as this takes."""
         with ledger.phase("checkpoint"):
             await ledger.trajectories.flush()
-            await save_checkpoint(self._run_dir, ledger.history, trainer.save, keep=self._spec.checkpoint.keep)
-        self._checkpoint_seconds = time.monotonic() - started_at
+            await checkpoints.save(ledger.history)
         ledger.write_summary()
 
-    async def _save_before_exit(self, trainer: Trainer, ledger: Ledger) -> None:
-        """Save steps since the last checkpoint, if the trainer holds exactly those. An unfinished one is removed."""
+    async def _save_before_exit(self, checkpoints: Checkpointer, ledger: Ledger) -> None:
+        """Wait for the checkpoint that is being written. Then save the steps since, if the trainer holds exactly those.
+        An unfinished one is removed."""
         step = ledger.history.step
-        is_quick = self._checkpoint_seconds < _LAST_CHECKPOINT_SECONDS
-        if not self._matches_history or not is_quick or step == 0 or checkpoint_exists(self._run_dir, step):
-            return
         try:
             async with asyncio.timeout(_LAST_CHECKPOINT_SECONDS):
-                await self._checkpoint(trainer, ledger)
+                await checkpoints.wait()
+                is_quick = self._checkpoint_seconds < _LAST_CHECKPOINT_SECONDS
+                if not self._matches_history or not is_quick or step == 0 or checkpoint_exists(self._run_dir, step):
+                    return
+                await self._checkpoint(checkpoints, ledger)
+                await checkpoints.wait()
             log.info("saved step %d before exit", step)
         except Exception as error:  # of any kind: the previous checkpoint is intact, and the exit must not wait
             log.warning("could not save step %d before exit: %s: %s", step, type(error).__name__, error)
@@ -271,11 +304,12 @@ class Driver:
         ledger = group.ledger
         if self._syncing is not None:
             await self._syncing
+        with ledger.phase("checkpoint"):
+            await group.checkpoints.wait()
         if self._spec.checkpoint.export:
-            folder = self._run_dir / "export"
-            with ledger.phase("checkpoint"), disk_errors(folder):
-                await group.trainer.export(folder, self._parts.model)
-            ledger.export = folder
+            with ledger.phase("checkpoint"):
+                write = partial(group.trainer.export, tokenizer_source=self._parts.model)
+                ledger.export = await export_model(self._run_dir, write)
         await ledger.trajectories.flush()
         ledger.write_summary()
         self._board.set_phase("done")
@@ -309,7 +343,7 @@ class Driver:
         self._prometheus.record_scored(lane, episode)
         new = self._problems.record(self._board.status.step + (lane == "train"), episode)
         for problem in new:
-            log.warning("%s: no valid score (%s): %s", problem.reward, problem.reason, problem.message)
+            log.warning("%s", RewardProblem(**problem.model_dump(exclude={"count"})).describe())
         if new:
             self._board.update(problems=self._problems.failures)
 
@@ -318,11 +352,12 @@ class Driver:
 
     def _record_death(self, error: TrainerGroupDiedError) -> None:
         self._num_restarts += 1
-        self._forecaster.record_interruption()
+        self._forecasters.record_interruption()
         self._prometheus.restarts.labels("trainer").inc()
         now = time.monotonic()
         self._rank_failures.record(error, now)
         self._board.update(rank_failures=self._rank_failures.report)
+        self._rank_failures.check_memory(error, self._board.status.step)
         self._rank_failures.check(error, now)
         why = "it has lost a node" if error.lost_node else "counts against spec.trainer.backoffLimit"
         log.warning("the trainer group died (%s); restarting it from the last checkpoint: %s", why, error)
@@ -330,7 +365,7 @@ class Driver:
     def _describe_live(self, status: DriverStatus) -> DriverStatus:
         group, collector = self._group, self._parts.collector
         lanes = None if group is None else (group.train, group.eval)
-        return describe_live(status, lanes, collector, self._forecaster)
+        return describe_live(status, lanes, collector, self._forecasters)
 
     def _report_mismatch(self, message: str) -> None:
         log.error("%s", message)

@@ -9,6 +9,7 @@ from typing import NoReturn, Protocol
 from rljob_api.errors import TransientError
 from rljob_api.wire.protocol import WeightManifest
 from rljob_trainer.episodes.types import TokenFacts, TrainRow, UpdateMetrics, UpdateVersions
+from rljob_trainer.failures.devices import GpuFaultError
 
 
 class TrainerGroupDiedError(TransientError):
@@ -17,6 +18,10 @@ class TrainerGroupDiedError(TransientError):
     lost_node: bool = False
     """Whether a Ray node of the group no longer exists: its Pod was evicted or restarted, or its machine is lost. The
     operator then judges what happened to the Pod, and the ranks did not fail."""
+    gpu_fault: GpuFaultError | None = None
+    """Whose GPU does not work, if that is why."""
+    out_of_memory: str = ""
+    """A message for the user, if an update ran out of device memory."""
 
 
 class Trainer(Protocol):
@@ -41,7 +46,16 @@ class Trainer(Protocol):
 
     async def set_steps(self, steps: int) -> None: ...
     async def publish(self, version: int) -> WeightManifest: ...
-    async def save(self, folder: Path) -> None: ...
+
+    async def save(self, folder: Path) -> None:
+        """Return once training may continue: with spec.checkpoint.asynchronous, the ranks have a copy of their state,
+        which they write to `folder`. Call `saved` before the next one."""
+        ...
+
+    async def saved(self) -> None:
+        """Wait until all ranks have written what `save` began. Unlike the other methods, it may run next to one."""
+        ...
+
     async def export(self, folder: Path, tokenizer_source: str) -> None: ...
     async def watch(self) -> NoReturn: ...
     async def close(self) -> None: ...

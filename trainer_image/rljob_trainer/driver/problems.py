@@ -1,4 +1,4 @@
-"""The first reasons for which samples have no valid score. Pure.
+"""The first reasons for which samples have no valid score, or worked without their sandbox. Pure.
 
 Invariant: bounded in number and length, whatever user code raises. A message that differs from an earlier one only in
 numbers and quoted values is of the same kind.
@@ -33,7 +33,7 @@ class ProblemLog:
         return [each for each in self.all if each.reason != InvalidReason.ABSTAINED or is_field(each)]
 
     def record(self, step: int, episode: Episode) -> list[DriverProblem]:
-        """Count the invalid results of an episode, or its failure. Return those of a new kind."""
+        """Count what failed in an episode. Return what is of a new kind."""
         new = []
         for where, reason, text in _problems_of(episode):
             message = clean_message(text)
@@ -48,8 +48,8 @@ class ProblemLog:
 
 def _problems_of(episode: Episode) -> Iterator[tuple[str, str, str]]:
     """Yield the reward or the field of the job, the reason and the message of each problem."""
-    if episode.failure is not None:
-        yield episode.failure.path, episode.failure.reason, episode.failure.message
+    for failure in (*([episode.failure] if episode.failure else []), *episode.sandbox_failures):
+        yield failure.path, failure.reason, failure.message
     for name, result in episode.results.items():
         if result.reason is not None:
             yield name, str(result.reason), result.message

@@ -5,6 +5,7 @@ How the driver feeds them (`now` is time.monotonic()):
     roles, phases = RoleClock(now), PhaseClock(now)
     each generation request      roles.begin("rollouts", now) ... roles.end("rollouts", now)
     each reward request          roles.begin("rewards", now)  ... roles.end("rewards", now)
+    each call of the agent       roles.begin("tools", now)    ... roles.end("tools", now); or users, runners
     inspect, accumulate, apply   roles.begin("trainer", now)  and phases.begin("update", now)  ... end of both
     publish                      roles.begin("trainer", now)  and phases.begin("publish", now) ... end of both
     a step                       phases.begin("score", now)   ... phases.end("score", now)
@@ -21,12 +22,16 @@ of roles overlap and may add up to more than 1. Invariant: the phases partition 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import Literal
 
-Role = Literal["rollouts", "rewards", "trainer"]
-ROLES: tuple[Role, ...] = get_args(Role)
+from rljob_api.manifest.job import ServiceKind
+
+Role = Literal["rollouts", "rewards", "trainer", "users", "tools", "runners"]
+ROLES: tuple[Role, ...] = ("rollouts", "rewards", "trainer")
+"""Of every job."""
+ROLE_OF_SERVICE: dict[ServiceKind, Role] = {"user": "users", "tool": "tools", "runner": "runners"}
 
 Phase = Literal["starting", "generate", "score", "update", "publish", "sync", "evaluate", "checkpoint"]
 _PRECEDENCE: tuple[Phase, ...] = (
@@ -40,9 +45,11 @@ the step: the wait for rewards. `evaluate` gets only time that no step needs, si
 class RoleClock:
     """The time in which each role had work: the union of its overlapping pieces of work."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, further: Collection[Role] = ()) -> None:
+        """`further`: roles of the job besides ROLES."""
+        self._roles = (*ROLES, *further)
         self._num_active: Counter[Role] = Counter()
-        self._busy = dict.fromkeys(ROLES, 0.0)
+        self._busy = dict.fromkeys(self._roles, 0.0)
         """Seconds since `reset`, up to `_seen_at`."""
         self._reset_at = self._seen_at = now
 
@@ -85,12 +92,12 @@ class RoleClock:
     def reset(self, now: float) -> None:
         """Count from now on. Work in progress stays active."""
         self._advance(now)
-        self._busy = dict.fromkeys(ROLES, 0.0)
+        self._busy = dict.fromkeys(self._roles, 0.0)
         self._reset_at = now
 
     def _advance(self, now: float) -> None:
         elapsed, self._seen_at = now - self._seen_at, now
-        for role in ROLES:
+        for role in self._roles:
             if self._num_active[role]:
                 self._busy[role] += elapsed
 

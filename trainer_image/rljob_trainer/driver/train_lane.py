@@ -90,6 +90,8 @@ class TrainLane:
         self.progress = CollectionProgress(group_size=spec.algorithm.group_size)
         """Of the current or the last step."""
         self.is_in_step = False
+        self._groups_at_once = 0
+        """Those in flight at the begin of the current or the last step."""
 
     async def __aenter__(self) -> TrainLane:
         return self
@@ -109,6 +111,18 @@ class TrainLane:
         """Steps for which no further episode is needed."""
         return self.finished_steps + (self.is_in_step and not self.progress.num_unscored)
 
+    @property
+    def num_generated(self) -> int:
+        """Steps whose episodes have all ended."""
+        return self.finished_steps + (self.is_in_step and not self.is_generating())
+
+    @property
+    def episodes_at_once(self) -> int:
+        """Episodes that the schedule wants in flight at once: in this step, or when the next one begins."""
+        dispatcher = self._dispatcher
+        groups = self._groups_at_once if self.is_in_step else dispatcher.num_in_flight + dispatcher.num_startable
+        return groups * self._plan.group_size
+
     def is_generating(self) -> bool:
         """Whether completions of the groups that this step may train on are still open."""
         return self.progress.num_generated < self.progress.num_samples
@@ -124,18 +138,27 @@ class TrainLane:
             self._start(ticket)
         self._to_restart = ()
         self._fill()
+        self._groups_at_once = self._dispatcher.num_in_flight
 
-    async def take(self, limit: int) -> list[Group]:
-        """Wait for groups that may train now, and return at most `limit`, in the order of the data."""
-        while True:
-            self._raise_failure()
-            if tickets := self.schedule.take(self._dispatcher, limit):
-                break
-            self._changed.clear()
-            await self._changed.wait()
+    async def take(self, limit: int, wait_seconds: float | None = None) -> list[Group]:
+        """Wait for groups that may train now, and return at most `limit`, in the order of the data; none if
+        `wait_seconds` pass before. None: wait as long as it takes."""
+        tickets: Sequence[Ticket] = ()
+        try:
+            async with asyncio.timeout(wait_seconds) as waiting:
+                while not (tickets := self._take_tickets(limit)):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            if not waiting.expired():  # of a group
+                raise
         for ticket in tickets:
             self._taken[ticket.index] = self._running.pop(ticket.index)
         return [self._taken[ticket.index].task.result().group for ticket in tickets]
+
+    def _take_tickets(self, limit: int) -> Sequence[Ticket]:
+        self._raise_failure()
+        return self.schedule.take(self._dispatcher, limit)
 
     async def rescore_stale(self, groups: Sequence[Group]) -> None:
         """Rescore what an older version of a reward scored. Call it before the scores are used."""

@@ -26,6 +26,15 @@ NOT_SAMPLED = -1
 """Version and turn of a token that the policy did not sample."""
 
 
+class PromptTooLongError(ValueError):
+    """The engine's context has no room for an answer to a prompt."""
+
+    def __init__(self, num_tokens: int, limit: int) -> None:
+        """`limit`: the longest prompt with its answer, in tokens."""
+        super().__init__(f"the prompt has {num_tokens} tokens, and the context of the rollouts has {limit}")
+        self.num_tokens, self.limit = num_tokens, limit
+
+
 @dataclass(frozen=True)
 class Completion:
     token_ids: list[int]
@@ -85,6 +94,13 @@ class Segment:
 
 def empty_segment() -> Segment:
     return Segment([], [], [], [], [])
+
+
+def prompt_segment(prompt: Prompt) -> Segment:
+    """Return the segment of an episode without an answer: one row, on which nothing trains."""
+    segment = empty_segment()
+    segment.append_context(prompt.token_ids)
+    return segment
 
 
 @dataclass(frozen=True)
@@ -200,6 +216,8 @@ class Episode:
     end: EpisodeEnd = EpisodeEnd.ANSWERED
     failure: EpisodeFailure | None = None
     """Why it is invalid: no reward scores it, and it does not train. None for a valid episode."""
+    sandbox_failures: list[EpisodeFailure] = field(default_factory=list)
+    """Calls that a sandbox itself failed, and that the policy got as messages. Code that fails is a result."""
     breaks: list[ContextBreak] = field(default_factory=list)
     """[segments - 1] Why each segment after the first one was needed."""
 
@@ -243,8 +261,7 @@ def has_own_reward(episode: Episode) -> bool:
 
 def single_turn(prompt: Prompt, group: int, sample: int, completion: Completion) -> Episode:
     """Return the episode of one prompt and one answer."""
-    segment = empty_segment()
-    segment.append_context(prompt.token_ids)
+    segment = prompt_segment(prompt)
     segment.append_sampled(completion, turn=0)
     turn = Turn(completion.text, completion.truncated)
     end = EpisodeEnd.TRUNCATED if completion.truncated else EpisodeEnd.ANSWERED

@@ -25,7 +25,7 @@ from rljob_trainer.agents.base import EpisodeTask, Recording
 from rljob_trainer.conversation.continuation import Break
 from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.conversation.transcript import PendingAnswer, Transcript
-from rljob_trainer.episodes.types import Completion, ContextBreak, Segment, ToolCall, Turn
+from rljob_trainer.episodes.types import Completion, ContextBreak, PromptTooLongError, Segment, ToolCall, Turn
 from rljob_trainer.gateway.exchanges import Exchange, Exchanges, Sampled
 from rljob_trainer.gateway.rewards import PostedReward, find_answer
 from rljob_trainer.gateway.types import ModelAnswer, ModelRequest, RequestError
@@ -49,7 +49,7 @@ class Policy:
     max_turns: int
     """Answers of an attempt."""
     context_length: int | None
-    """The longest prompt with its answer, in tokens; None: not known."""
+    """The longest prompt with its answer, in tokens; None: the engine alone knows."""
     retry_seconds: float
     """How long an answer waits for the retry of a client that left."""
 
@@ -109,6 +109,11 @@ class Attempt:
             self.closed = reason
             self.exchanges.close(reason)
 
+    def record_refusal(self, error: RequestError) -> None:
+        """Record why a request got no answer; after `close`, the reason is that of the end."""
+        if self.closed is None:
+            self.refusal = error.message
+
     def read(self) -> Recording:
         """Return a copy of what is recorded: an answer may be recorded until `close`."""
         with self._lock:
@@ -136,6 +141,8 @@ class Attempt:
         limit, stop = self._find_limit(request, pending), [_to_text(text) for text in request.stop]
         try:
             completion = await self._task.generate(pending.prompt, limit, stop)
+        except PromptTooLongError as error:
+            raise _refuse_length(error.num_tokens, error.limit) from error
         except Exception as error:  # the job ends with it: see agents/hosted.py
             log.warning("the policy does not answer a program: %s", error)
             raise RequestError(503, "policy_unavailable", "the policy does not answer; see the driver's log") from error
@@ -187,11 +194,7 @@ class Attempt:
         if length is None:
             return request.max_tokens
         if count >= length:
-            message = (
-                f"This model's maximum context length is {length} tokens, and the request has {count}: no room for an "
-                "answer; shorten the conversation, or raise spec.rollout.maxModelLen"
-            )
-            raise RequestError(400, "context_length_exceeded", message)
+            raise _refuse_length(count, length)
         return min(length - count, request.max_tokens or length)
 
     def _build_answer(self, request: ModelRequest, pending: PendingAnswer, completion: Completion) -> ModelAnswer:
@@ -218,6 +221,14 @@ class Attempt:
         self._turns.append(Turn(completion.text, completion.truncated, tool_calls=calls))
         self._completion_ids.append(answer.id)
         self._generation = completion.generation
+
+
+def _refuse_length(num_tokens: int, limit: int) -> RequestError:
+    message = (
+        f"This model's maximum context length is {limit} tokens, and the request has {num_tokens}: no room for an "
+        "answer; shorten the conversation, or raise spec.rollout.maxModelLen"
+    )
+    return RequestError(400, "context_length_exceeded", message)
 
 
 def _copy(segment: Segment) -> Segment:

@@ -85,6 +85,11 @@ class HostedEpisode:
         key = self._episodes.keys.make(AttemptName(self.task.id, self.number))
         return self.number, ModelAccess(url=self._episodes.url, api_key=key, name=POLICY)
 
+    def end_attempt(self) -> None:
+        if self.attempt is not None:
+            message = f"attempt {self.number} of the episode has ended; end the program"
+            self.attempt.close(RequestError(410, "attempt_ended", message))
+
     def read(self) -> Recording:
         return Recording() if self.attempt is None else self.attempt.read()
 

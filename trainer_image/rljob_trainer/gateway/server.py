@@ -4,6 +4,7 @@
     POST /v1/rewards                                                               see rewards.py
     POST /v1/messages/count_tokens                                                 no turn
     GET  /v1/models
+    the paths of answers, for another model                                        see forwarding.py
 
 Leaves what an episode may do and what is recorded to episodes.py, and the formats to dialects/. A stream sends its
 status as late as it can: until KEEP_ALIVE_SECONDS an error is an HTTP status, after that an event. Invariant: each
@@ -36,6 +37,7 @@ from rljob_trainer.gateway.dialects.messages import Messages
 from rljob_trainer.gateway.dialects.responses import Responses
 from rljob_trainer.gateway.episodes import ALIASES, POLICY, Episodes
 from rljob_trainer.gateway.exchanges import RETRY_SECONDS, Exchange, Sampled
+from rljob_trainer.gateway.forwarding import OtherModels
 from rljob_trainer.gateway.rewards import read_reward
 from rljob_trainer.gateway.types import Dialect, ModelRequest, RequestError
 
@@ -75,14 +77,17 @@ class ModelGateway:
         *,
         keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
         retry_seconds: float = RETRY_SECONDS,
+        api_keys: Mapping[str, str] | None = None,
     ) -> None:
-        """`context_length`: the longest prompt with its answer, in tokens; None: not known."""
-        self.on_response: Callable[[str, int], None] = lambda api, status: None
-        """Called with the path of each response without /v1/, such as chat/completions, and its status. 499: the client
-        left."""
+        """`context_length`: the longest prompt with its answer, in tokens; None: not known. `api_keys`: of the models
+        of agent.models, by name."""
+        self.on_response: Callable[[str, str, int], None] = lambda api, model, status: None
+        """Called with the path of each response without /v1/, such as chat/completions, the model, and the status. 499:
+        the client left."""
         self.on_turn: Callable[[TurnTimes], None] = lambda times: None
         """Called for each answer, once per sample."""
         self._keep_alive_seconds = keep_alive_seconds
+        self._others = OtherModels(agent.models, api_keys or {})
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="gateway")
         self._episodes = Episodes(Policy(template, self._threads, agent.turn_limit, context_length, retry_seconds))
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._count, _write_missing_route])
@@ -93,7 +98,7 @@ class ModelGateway:
         anthropic = DIALECTS[-1]
         app.router.add_post(f"{anthropic.path}/count_tokens", self._serve(anthropic, self._count_tokens))
         app.router.add_get("/v1/models", self._serve(openai, self._list_models))
-        app.router.add_get(f"/v1/models/{POLICY}", self._serve(openai, self._get_model))
+        app.router.add_get("/v1/models/{model}", self._serve(openai, self._get_model))
         # A client that leaves cancels its handler, which learns of it in no other way.
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
 
@@ -115,6 +120,7 @@ class ModelGateway:
         """Stop listening. Requests in flight are refused, and episodes end."""
         self._episodes.close()
         await self._runner.cleanup()
+        await self._others.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -156,7 +162,7 @@ class ModelGateway:
                 return await answer(dialect, request, attempt)
             except RequestError as error:
                 if attempt is not None:
-                    attempt.refusal = error.message
+                    attempt.record_refusal(error)
                 return _refuse(dialect, error)
             except ConnectionError:  # the client left while it got the answer
                 raise asyncio.CancelledError from None
@@ -169,10 +175,10 @@ class ModelGateway:
     async def _answer(self, dialect: Dialect, request: web.Request, attempt: Attempt) -> web.StreamResponse:
         started_at = time.monotonic()
         body, data = await _read_body(request)
+        if body.get("model") in self._others.names:
+            return await self._forward(request, body, attempt)
         asked = dialect.read(body, request.headers)
-        if asked.model not in (POLICY, *ALIASES):
-            message = f"model: {asked.model!r:.80} not found; the models are {POLICY}, which trains"
-            raise RequestError(404, "model_not_found", message)
+        self._check_model(asked.model)
         digest = hashlib.sha256(request.path.encode() + b"\n" + data).digest()
         exchange = attempt.join(asked, digest, len(data), is_retry=_is_retry(request))
         is_first = exchange.started_at >= started_at
@@ -193,6 +199,19 @@ class ModelGateway:
             self.on_turn(TurnTimes(sampled.asked_at - started_at, to_client))
         return response
 
+    async def _forward(self, request: web.Request, body: Mapping[str, Any], attempt: Attempt) -> web.StreamResponse:
+        request[_MODEL_OF_REQUEST] = body["model"]
+        response, refusal = await self._others.forward(request, body)
+        if refusal:
+            attempt.record_refusal(RequestError(response.status, "model_refused", refusal))
+        return response
+
+    def _check_model(self, name: str) -> None:
+        if name not in (POLICY, *ALIASES):
+            others = "".join(f", {other}" for other in self._others.names)
+            message = f"model: {name!r:.80} not found; the models are {POLICY}, which trains{others}; see agent.models"
+            raise RequestError(404, "model_not_found", message)
+
     async def _stream(
         self, dialect: Dialect, request: web.Request, attempt: Attempt, exchange: Exchange, asked: ModelRequest
     ) -> tuple[web.StreamResponse, Sampled | None]:
@@ -212,7 +231,7 @@ class ModelGateway:
                 sampled = await attempt.exchanges.take(exchange)
                 events = dialect.events(asked, sampled.answer)
             except RequestError as error:
-                attempt.refusal = error.message
+                attempt.record_refusal(error)
                 sampled, events = None, [dialect.error_event(error.status, error.code, error.message)]
         await response.write(b"".join(events))
         await response.write_eof()
@@ -228,10 +247,14 @@ class ModelGateway:
         return _respond({"input_tokens": await attempt.count_tokens(dialect.read(body, request.headers))})
 
     async def _list_models(self, dialect: Dialect, request: web.Request, attempt: Attempt) -> web.StreamResponse:
-        return _respond({"object": "list", "data": [_MODEL], "has_more": False})
+        names = (POLICY, *self._others.names)
+        return _respond({"object": "list", "data": [_describe_model(name) for name in names], "has_more": False})
 
     async def _get_model(self, dialect: Dialect, request: web.Request, attempt: Attempt) -> web.StreamResponse:
-        return _respond(_MODEL)
+        name = request.match_info["model"]
+        if name not in self._others.names:
+            self._check_model(name)
+        return _respond(_describe_model(name))
 
     @web.middleware
     async def _count(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
@@ -240,7 +263,8 @@ class ModelGateway:
             response = await handler(request)
             status = response.status
         finally:
-            self.on_response(resource.canonical.removeprefix("/v1/") if resource else "unknown", status)
+            api = resource.canonical.removeprefix("/v1/") if resource else "unknown"
+            self.on_response(api, request.get(_MODEL_OF_REQUEST, POLICY), status)
         return response
 
 
@@ -251,7 +275,7 @@ _EVENT_STREAM = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # of proxies
 }
-_MODEL = {"id": POLICY, "object": "model", "created": 0, "owned_by": "rljob", "type": "model", "display_name": POLICY}
+_MODEL_OF_REQUEST = web.RequestKey("model", str)
 
 
 @web.middleware
@@ -264,6 +288,11 @@ async def _write_missing_route(request: web.Request, handler: _Handler) -> web.S
         paths = ", ".join([*(dialect.path for dialect in DIALECTS), "/v1/rewards", "/v1/models"])
         message = f"{request.method} {request.path} not found; the paths are {paths}"
         return _refuse(DIALECTS[0], RequestError(error.status, "not_found", message))
+
+
+def _describe_model(name: str) -> dict[str, Any]:
+    """Return fields of both APIs."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "rljob", "type": "model", "display_name": name}
 
 
 def _read_key(request: web.Request) -> str:
@@ -311,4 +340,5 @@ def _respond(body: Mapping[str, Any], status: int = 200, headers: Mapping[str, s
 
 
 def _refuse(dialect: Dialect, error: RequestError) -> web.Response:
-    return _respond(dialect.error(error.status, error.code, error.message), error.status, _NO_RETRY)
+    headers = None if error.may_retry else _NO_RETRY
+    return _respond(dialect.error(error.status, error.code, error.message), error.status, headers)

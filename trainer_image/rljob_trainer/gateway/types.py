@@ -13,11 +13,11 @@ from rljob_trainer.episodes.types import Completion
 class RequestError(ValueError):
     """A request that the gateway does not answer."""
 
-    def __init__(self, status: int, code: str, message: str) -> None:
+    def __init__(self, status: int, code: str, message: str, *, may_retry: bool = False) -> None:
         """`status`: of HTTP. `code`: a few words for programs, such as context_length_exceeded. `message`: what is
-        wrong, in which field, and what to do."""
+        wrong, in which field, and what to do. `may_retry`: whether the client's SDK may send the request again."""
         super().__init__(message)
-        self.status, self.code, self.message = status, code, message
+        self.status, self.code, self.message, self.may_retry = status, code, message, may_retry
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Training and rehearsals use it, so both play the same episodes.
 
 from __future__ import annotations
 
+import os
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from rljob_api.manifest.job import RLJobSpec
 from rljob_trainer.agents import AgentLoop, build_agent
 from rljob_trainer.calls.services import AgentServices
 from rljob_trainer.conversation.template import ChatTemplate
+from rljob_trainer.gateway.forwarding import read_api_keys
 from rljob_trainer.gateway.server import ModelGateway
 from rljob_trainer.history.prometheus import PrometheusMetrics
 
@@ -34,12 +36,13 @@ async def start_agent(
     services: AgentServices,
     address: str,
 ) -> AgentParts:
-    """Start what the agent needs, until `stack` is closed. Raise UserError for a model without a chat template, and if
-    the gateway's port is in use. `context_length`: see ConversationLoop. `address`: of the gateway."""
+    """Start what the agent needs, until `stack` is closed. Raise UserError for a model without a chat template, if the
+    gateway's port is in use, and for a missing key of agent.models. `context_length`: see ConversationLoop. `address`:
+    of the gateway."""
     agent, gateway = spec.agent, None
     template = None if agent.type == "singleTurn" else ChatTemplate(tokenizer, agent.tool_format)
     if template is not None and agent.is_hosted:
-        gateway = ModelGateway(agent, template, context_length)
+        gateway = ModelGateway(agent, template, context_length, api_keys=read_api_keys(agent.models, os.environ))
         await gateway.start(address)
         stack.push_async_callback(gateway.close)
     loop = build_agent(agent, services, template, context_length, gateway, needs_reward=not spec.rewards)

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.manifest.job_sections import DataSource
+from rljob_api.wire.contract import ENV_TOKEN
 from rljob_inputs.data.lengths import find_limit
 from rljob_inputs.data.prompts import PromptSet, load_prompts
 from rljob_inputs.findings import describe_lengths
 from rljob_inputs.hub.repository import HubAccess
+from rljob_inputs.memory.object_store import head_store_bytes
 from rljob_inputs.models.config import find_context_length, overrides_length
 from rljob_inputs.models.files import read_config
 from rljob_inputs.prompts import Prompt
@@ -44,6 +46,8 @@ from rljob_trainer.replicas.http import open_session
 from rljob_trainer.replicas.pull_reports import PullReports
 from rljob_trainer.replicas.rollout_client import RolloutClient
 from rljob_trainer.rewards.clients import RewardClients
+from rljob_trainer.run_folder.location import read_run_id
+from rljob_trainer.run_folder.server import RunFileServer
 
 log = logging.getLogger(__name__)
 
@@ -83,13 +87,16 @@ async def run_head(environment: Environment, *, on_ray: Callable[[], None] = lam
     job, run_dir = environment.job, environment.run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
     board, prometheus, pulls = StatusBoard(), PrometheusMetrics(), PullReports()
+    board.update(run_id=read_run_id(run_dir))  # before the first answer, from which the operator learns of a new folder
     async with AsyncExitStack() as stack:
         server = StatusServer(board, prometheus.render, lambda report: pulls.record(report, time.monotonic()))
         await server.start(environment.address)
         stack.push_async_callback(server.close)
 
+        files = RunFileServer(run_dir, environment.address, os.environ.get(ENV_TOKEN, ""))
+        stack.callback(files.close)
         check_disk_space(run_dir, Path(environment.model), job.spec)
-        ray_head = RayHead(environment.address)
+        ray_head = RayHead(environment.address, head_store_bytes(job))
         stack.push_async_callback(ray_head.close)
         board.waits_for("reads the data and starts Ray")
         # Concurrently: each takes many seconds, mostly for imports.
@@ -117,7 +124,7 @@ async def run_head(environment: Environment, *, on_ray: Callable[[], None] = lam
             export_metrics(agent.gateway, prometheus)
 
         parts = DriverParts(
-            start_trainer=partial(TrainerGroup.start, job, model=environment.model),
+            start_trainer=partial(TrainerGroup.start, job, model=environment.model, run=files.folder),
             collector=Collector(
                 agent.loop, rollouts, rewards, job.spec.rewards, services, own_weight=job.spec.agent.reward_weight
             ),

@@ -115,7 +115,7 @@ class PrometheusMetrics:
         text = "Token sequences after the first one of a conversation, by why the chat template does not continue it."
         self._segments = counter("rljob_agent_further_segments", text, "lane", "cause")
         self._gateway_responses = counter(
-            "rljob_gateway_responses", "Responses of the model gateway; 499: the client left.", "api", "status"
+            "rljob_gateway_responses", "Responses of the model gateway; 499: the client left.", "api", "model", "status"
         )
         self._gateway_overhead = Histogram(
             "rljob_gateway_overhead_seconds", "The gateway's own part of a turn, without the engine's.", ["part"],
@@ -150,9 +150,9 @@ class PrometheusMetrics:
             self._gateway_overhead.labels(part)
         self.registry.register(_GatewayCollector(read_statistics))
 
-    def record_response(self, api: str, status: int) -> None:
-        """`api`: path without /v1/, such as chat/completions."""
-        self._gateway_responses.labels(api, str(status)).inc()
+    def record_response(self, api: str, model: str, status: int) -> None:
+        """`api`: path without /v1/, such as chat/completions. `model`: policy, or one of agent.models."""
+        self._gateway_responses.labels(api, model, str(status)).inc()
 
     def record_overhead(self, to_engine: float, to_client: float) -> None:
         """Seconds of one turn: from the request to the engine, and from the engine's answer to the client."""

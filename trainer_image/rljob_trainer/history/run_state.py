@@ -1,7 +1,7 @@
 """The files that make a run resumable: checkpoints, driver.json, and histories truncated to them.
 
-Owns the order of writing: trainer's folder, driver.json, COMPLETE. Invariant: metrics.jsonl and trajectories/ hold one
-history, in which each prompt was trained on exactly once, whatever died in between.
+Owns the order of writing: driver.json, trainer's folder, COMPLETE. Training may continue in between. Invariant:
+metrics.jsonl and trajectories/ hold one history, in which each prompt was trained on exactly once, whatever died.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJobSpec
 from rljob_api.wire.protocol import Lane
 from rljob_trainer.history.versions import find_versions
+from rljob_trainer.run_folder.location import EXPORT_PARTIAL
 
 FILE_DRIVER = "driver.json"
 FILE_COMPLETE = "COMPLETE"
@@ -143,26 +144,42 @@ def truncate_to_history(run_dir: Path, history: History) -> None:
         (run_dir / FILE_SUMMARY).unlink(missing_ok=True)
 
 
-async def save_checkpoint(
-    run_dir: Path, history: History, save_trainer: Callable[[Path], Awaitable[None]], *, keep: int
-) -> Path:
-    """Write a checkpoint, which counts once COMPLETE exists. Then remove all but the newest `keep`."""
+async def begin_checkpoint(run_dir: Path, history: History, save_trainer: Callable[[Path], Awaitable[None]]) -> Path:
+    """Write the driver's state of `history` to a new folder, and begin with the trainer's. Return the folder, which
+    counts once `complete_checkpoint` was called."""
     folder = checkpoint_folder(run_dir, history.step)
     with disk_errors(folder):
         if folder.exists():
             (folder / FILE_COMPLETE).unlink(missing_ok=True)
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
-        await save_trainer(folder)
         metrics = run_dir / FILE_METRICS
         metrics.touch()
         _sync(metrics)
         history.metrics_bytes = metrics.stat().st_size
         write_durably(folder / FILE_DRIVER, history.model_dump_json(indent=1))
+        await save_trainer(folder)
+    return folder
+
+
+def complete_checkpoint(run_dir: Path, folder: Path, *, keep: int) -> None:
+    """Make a checkpoint count whose files are all written. Then remove all but the newest `keep`."""
+    with disk_errors(folder):
         write_durably(folder / FILE_COMPLETE, "")
     for old in _complete_checkpoints(run_dir)[:-keep]:
         (old / FILE_COMPLETE).unlink()  # first: a half-removed checkpoint must not look complete
         shutil.rmtree(old)
+
+
+async def export_model(run_dir: Path, write: Callable[[Path], Awaitable[None]]) -> Path:
+    """Replace the export by what `write` puts into a new folder. Return the export, which is always complete."""
+    folder, partial = run_dir / "export", run_dir / EXPORT_PARTIAL
+    with disk_errors(folder):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        await write(partial)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
     return folder
 
 

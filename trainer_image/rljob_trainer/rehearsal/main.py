@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.errors import RLJobError, UserError
+from rljob_api.manifest.job_sections import Model
 from rljob_api.wire.contract import ExitCode
 from rljob_api.wire.termination import end_program
 from rljob_inputs.data.prompts import build_prompts
@@ -106,10 +107,20 @@ async def rehearse(environment: Environment, settings: Settings) -> None:
     write_file(trajectory_file(environment.run_dir, 0, plan.lane), plan.lane, 0, [group], template.decode)
 
 
+def leave_out_torch(model: Model) -> None:
+    """Let transformers find no torch: tokenizers do not need it, and its import takes longer than the rest of the
+    rehearsal. Code of the model's repository may need it."""
+    if not model.trust_remote_code:
+        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # that there is none
+        sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+
+
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        asyncio.run(rehearse(read_environment(dict(os.environ)), read_settings(Path(sys.argv[1]))))
+        environment = read_environment(dict(os.environ))
+        leave_out_torch(environment.job.spec.model)
+        asyncio.run(rehearse(environment, read_settings(Path(sys.argv[1]))))
     except RLJobError as error:
         return end_program(str(error), ExitCode.USER)
     return ExitCode.SUCCEEDED

@@ -48,6 +48,10 @@ class UnusableResponseError(ValueError):
     """The response cannot be trained on; another attempt can help."""
 
 
+class RejectedPromptError(UserError):
+    """vLLM refused the request, and would refuse it again."""
+
+
 def build_payload(token_ids: list[int], sampling: Sampling, seed: int, key: str) -> dict[str, Any]:
     """Return the request for one sample with the weights `key`. One request per sample: scoring starts as soon as a
     sample ends. vLLM batches them, and its prefix cache computes a common prompt once."""
@@ -145,4 +149,10 @@ def raise_rejection(code: int, text: str) -> None:
         raise UserError("401 Unauthorized: the rollout replica uses a different RLJOB_TOKEN")
     if code in (400, 422):
         remedy = "if the prompt is too long, set spec.data.maxPromptTokens or spec.rollout.maxModelLen"
-        raise UserError(f"vLLM rejected a prompt: {text[:500]} ({remedy})")
+        raise RejectedPromptError(f"vLLM rejected a prompt: {text[:500]} ({remedy})")
+
+
+def read_context_length(body: Any) -> int | None:
+    """Return the longest prompt with its answer, in tokens, that GET /v1/models names; None: it names none."""
+    lengths = [model.get("max_model_len") for model in body["data"]]
+    return min((length for length in lengths if length is not None), default=None)

@@ -6,11 +6,13 @@ If no request succeeds for `unavailable_timeout_seconds`, every waiter gets a Tr
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 from rljob_api.errors import TransientError
 from rljob_trainer.replicas.fleet import Fleet
@@ -63,6 +65,17 @@ class ReplicaLease:
             self._pool.dispatch()
 
 
+@dataclass(order=True)
+class _Waiter:
+    since: float
+    """Its place in the queue."""
+    number: int
+    """Of its arrival."""
+    future: asyncio.Future[str] = field(compare=False)
+    """Receives the address of a replica."""
+    avoid: Collection[str] = field(compare=False)
+
+
 class ReplicaPool:
     def __init__(
         self,
@@ -84,8 +97,9 @@ class ReplicaPool:
         """Called every tick, for example to ask replicas what they serve."""
         self._discover = discover
         self.unavailable_timeout_seconds = unavailable_timeout_seconds
-        self._waiting: deque[tuple[asyncio.Future[str], Collection[str]]] = deque()
-        """What receives the address of a replica, and the addresses to avoid."""
+        self._waiting: list[_Waiter] = []
+        """A heap."""
+        self._numbers = itertools.count()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -101,9 +115,10 @@ class ReplicaPool:
         return len(self._waiting)
 
     @asynccontextmanager
-    async def lease(self, avoid: Collection[str] = ()) -> AsyncIterator[ReplicaLease]:
-        """Wait for a replica, preferably one that is not in `avoid`."""
-        lease = ReplicaLease(self, await self._acquire(avoid))
+    async def lease(self, avoid: Collection[str] = (), since: float | None = None) -> AsyncIterator[ReplicaLease]:
+        """Wait for a replica, preferably one that is not in `avoid`. `since`: as if it waited since that time of the
+        pool's clock; None: now."""
+        lease = ReplicaLease(self, await self._acquire(avoid, self.now() if since is None else since))
         try:
             yield lease
         finally:
@@ -111,14 +126,14 @@ class ReplicaPool:
 
     def try_lease(self, avoid: Collection[str]) -> ReplicaLease | None:
         """Return a lease of a replica outside `avoid`, unless another caller waits for one. The caller must end it."""
-        if any(not future.done() for future, _ in self._waiting):
+        if any(not waiter.future.done() for waiter in self._waiting):
             return None
         address = self.fleet.pick(self.now(), avoid, only_others=True)
         return None if address is None else ReplicaLease(self, address)
 
-    async def _acquire(self, avoid: Collection[str]) -> str:
+    async def _acquire(self, avoid: Collection[str], since: float) -> str:
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._waiting.append((future, avoid))
+        heapq.heappush(self._waiting, _Waiter(since, next(self._numbers), future, avoid))
         self.dispatch()
         try:
             return await future
@@ -129,15 +144,15 @@ class ReplicaPool:
             raise
 
     def dispatch(self) -> None:
-        """Give usable replicas to the waiters, in order of arrival."""
+        """Give usable replicas to the waiters, the longest wait first."""
         while self._waiting:
-            future, avoid = self._waiting[0]
-            if not future.done():  # else the caller was cancelled
-                address = self.fleet.pick(self.now(), avoid)
+            waiter = self._waiting[0]
+            if not waiter.future.done():  # else the caller was cancelled
+                address = self.fleet.pick(self.now(), waiter.avoid)
                 if address is None:
                     return
-                future.set_result(address)
-            self._waiting.popleft()
+                waiter.future.set_result(address)
+            heapq.heappop(self._waiting)
 
     async def _watch(self) -> None:
         await self._observe()
@@ -176,6 +191,6 @@ class ReplicaPool:
             return
         error = TransientError(f"{self.name}: no replica has answered for {self.unavailable_timeout_seconds:.0f} s")
         while self._waiting:
-            future, _ = self._waiting.popleft()
-            if not future.done():
-                future.set_exception(error)
+            waiter = heapq.heappop(self._waiting)
+            if not waiter.future.done():
+                waiter.future.set_exception(error)

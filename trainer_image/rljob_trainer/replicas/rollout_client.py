@@ -20,7 +20,7 @@ from rljob_api.manifest.roles import RolloutRole, Sampling
 from rljob_api.wire import contract
 from rljob_api.wire.discovery import resolve
 from rljob_api.wire.protocol import MAX_PULL_ERROR_LENGTH, PullReport, RolloutWeights, WeightManifest
-from rljob_trainer.episodes.types import Completion
+from rljob_trainer.episodes.types import Completion, PromptTooLongError
 from rljob_trainer.replicas import generate
 from rljob_trainer.replicas.http import CONNECT_SECONDS, auth_headers
 from rljob_trainer.replicas.pool import ReplicaLease, ReplicaPool
@@ -75,6 +75,8 @@ class RolloutClient:
         await self._stop_verifying()
 
     async def complete(self, token_ids: list[int], sampling: Sampling, seed: int) -> Completion:
+        """Raise PromptTooLongError if the prompt leaves no room for a token, and UserError for what vLLM refuses for
+        another reason."""
         avoid: set[str] = set()
         for _ in range(_MAX_ATTEMPTS):
             async with self.replicas.lease(avoid) as lease:
@@ -91,8 +93,12 @@ class RolloutClient:
     async def _attempt(self, lease: ReplicaLease, payload: dict[str, Any], key: str) -> Completion | None:
         """Return None if another replica should serve the request."""
         try:
-            completion = await self._stream(lease, payload)
-        except UserError:
+            try:
+                completion = await self._stream(lease, payload)
+            except generate.RejectedPromptError:
+                await self._check_length(lease.address, len(payload["token_ids"]))
+                raise
+        except (UserError, PromptTooLongError):
             raise
         except aiohttp.SocketTimeoutError:
             lease.silent(self._role.request_timeout_seconds)
@@ -127,6 +133,17 @@ class RolloutClient:
                 reader.add_line(line.decode())
                 lease.progressed()
         return reader.finish()
+
+    async def _check_length(self, address: str, num_tokens: int) -> None:
+        """Raise PromptTooLongError if the replica takes no prompt of `num_tokens`. Its engine alone knows: arguments
+        and variables of vLLM can change the limit, and replicas can differ while they are replaced."""
+        url = f"http://{address}:{contract.PORT_ROLLOUT}/v1/models"
+        timeout = aiohttp.ClientTimeout(total=self._role.request_timeout_seconds, sock_connect=CONNECT_SECONDS)
+        async with self._session.get(url, headers=auth_headers(), timeout=timeout) as response:
+            response.raise_for_status()
+            limit = generate.read_context_length(await response.json())
+        if limit is not None and num_tokens >= limit:
+            raise PromptTooLongError(num_tokens, limit)
 
     def require(self, manifest: WeightManifest) -> None:
         """From now on, send requests only to replicas that serve `manifest`. Those in flight continue."""
@@ -195,10 +212,10 @@ class RolloutClient:
             return
         if served.key != manifest.key:
             # Stale; the next tick asks again.
-            serves = served.key if served.generation else "the model it started from"
-            self._record_report(address, manifest, served.error or f"serves {serves}")
+            serves = f"serves {served.key}" if served.generation else "has loaded no weights yet"
+            self._record_report(address, manifest, served.error or serves)
             return
-        if (served.checksum, served.sha256) != (manifest.checksum, manifest.sha256):
+        if (served.checksum, served.file_hash) != (manifest.checksum, manifest.file_hash):
             fleet.record_rejected(address, manifest.key)
             self.on_mismatch(
                 f"rollout {address} serves weights {manifest.key} with digest {served.checksum}, but the trainer "

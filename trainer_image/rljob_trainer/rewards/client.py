@@ -34,6 +34,8 @@ _IN_FLIGHT_PER_ENDPOINT = 1024
 """The limit for an external endpoint, whose slots are unknown: each request is a connection."""
 UNAVAILABLE_SECONDS = 600.0
 """Without any answer of a replica for so long, the job ends with an infrastructure error."""
+_MAX_GROUPS = 65_536
+"""Groups whose first request is known; far more than are under way."""
 _NUM_LATENCIES = 2048
 """Newest samples from which the autoscaler takes the latency: it notices soon that a scorer has become slow."""
 
@@ -64,6 +66,8 @@ class RewardClient:
         self.requests = Requests(
             self.transport, self.replicas, retries=retries, deadline_seconds=reward.deadline_seconds
         )
+        self._group_since: dict[str, float] = {}
+        """By group, the oldest first."""
         self.in_flight = self.requests.in_flight
         """Requests that have no result yet: one per sample, or one per group."""
         self.hedges, self.num_requests = self.transport.hedges, self.transport.num_requests
@@ -86,7 +90,7 @@ class RewardClient:
 
     async def score(self, request: ScoreRequest | GroupRequest) -> list[ScoredResult]:
         """Score the samples together.  [samples]  Raise UserError with failJob, TransientError without any response."""
-        results, pending = await self.requests.run(RewardCall(request, self._protocol))
+        results, pending = await self.requests.run(RewardCall(request, self._protocol), self._place(request))
         if pending.num_executions and not pending.call.is_short:
             self._latencies.append(pending.execute_seconds)
         for result in results:
@@ -97,6 +101,15 @@ class RewardClient:
                 )
         latency, attempts = time.monotonic() - pending.started_at, pending.num_requests
         return [ScoredResult.model_construct(**dict(r), attempts=attempts, latency_seconds=latency) for r in results]
+
+    def _place(self, request: ScoreRequest | GroupRequest) -> float:
+        """Return when the first request of the group arrived. A group trains when all its samples are scored, so they
+        are sent together, before those of groups that came later."""
+        group = request.id if isinstance(request, GroupRequest) else request.id.rpartition("/")[0]
+        since = self._group_since.setdefault(group, self.replicas.now())
+        if len(self._group_since) > _MAX_GROUPS:
+            del self._group_since[next(iter(self._group_since))]
+        return since
 
     def statistics(self) -> dict[str, float]:
         """Return the current value of each metric `rljob_reward_NAME`."""

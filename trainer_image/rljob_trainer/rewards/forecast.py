@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from rljob_api.manifest.job import RLJobSpec
 from rljob_api.wire.protocol import Lane, RewardDemand
+from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.episodes.progress import CollectionProgress
 
 _MAX_ENDS = 256
@@ -62,9 +63,10 @@ def measure_window(ends: Sequence[float], due_seconds: float, latency_seconds: f
 
 
 class DemandForecaster:
-    def __init__(self, samples_per_step: int, mini_batches: int, group_size: int = 1) -> None:
-        """`mini_batches`: parts of a step that are updated on as soon as they are scored."""
-        self._samples_per_step, self._mini_batches, self._group_size = samples_per_step, mini_batches, group_size
+    def __init__(self, samples_per_step: int, group_size: int = 1, *, streams: bool = False) -> None:
+        """`streams`: each group trains once it is scored, also during generation. Otherwise the updates begin when all
+        groups are scored."""
+        self._samples_per_step, self._group_size, self._streams = samples_per_step, group_size, streams
         self._measured: dict[Lane, DemandForecast] = {}
         """Of the last collection: the times alone."""
         self._scored_at: float | None = None
@@ -72,10 +74,9 @@ class DemandForecaster:
 
     @classmethod
     def of(cls, spec: RLJobSpec) -> DemandForecaster:
-        # Normalization by the batch needs the whole batch before the first update.
-        mini_batches = 1 if spec.algorithm.normalization == "batch" else spec.schedule.mini_batches
         size = spec.algorithm.group_size
-        return cls(spec.schedule.prompts_per_step * size, mini_batches, size)
+        streams = spec.schedule.type != "synchronous" and not build_algorithm(spec).needs.whole_step
+        return cls(spec.schedule.prompts_per_step * size, size, streams=streams)
 
     def record_begin(self, now: float) -> None:
         if self._scored_at is not None:
@@ -88,17 +89,22 @@ class DemandForecaster:
     def record_end(
         self, progress: CollectionProgress, update_seconds: float, pipeline_seconds: float | None = None
     ) -> None:
-        """Record a collection with its updates. The last mini-batch determines when the GPUs needed the last scores.
+        """Record a collection with its updates: the last scores are due when the GPUs have nothing else to do.
 
         `pipeline_seconds`: for a schedule that scores the episodes of later steps during this one, the work of the
         busier of trainer and rollouts: a step cannot be shorter, and scores must keep up with it.
         """
         if not progress.ended_at:
             return
-        due_seconds = progress.generate_seconds + update_seconds * self._early_share(progress.lane)
+        last_by_group = {episode.group: episode.ended_at for episode in progress.episodes}
+        due_seconds = progress.generate_seconds
         if pipeline_seconds is not None:
             due_seconds = pipeline_seconds
-        last_by_group = {episode.group: episode.ended_at for episode in progress.episodes}
+        elif self._streams and progress.lane == "train" and last_by_group:
+            # The trainer begins with the first whole group, and only the last one trains after the last score.
+            first_seconds = min(last_by_group.values()) - progress.started_at
+            early_seconds = update_seconds * (1 - 1 / len(last_by_group))
+            due_seconds = max(progress.generate_seconds, first_seconds + early_seconds)
         self._measured[progress.lane] = DemandForecast(
             RewardDemand(due_seconds=due_seconds),
             ends=_subsample([end - progress.started_at for end in progress.ended_at]),
@@ -124,19 +130,11 @@ class DemandForecaster:
         return replace(measured, demand=demand, group_size=progress.group_size if is_open else self._group_size)
 
     def _predict_due(self, progress: CollectionProgress, elapsed: float) -> float | None:
-        """Predict when scores of the first collection are due. Assume that updates take as long as generation."""
+        """Predict when scores of the first collection are due: at the end of generation, as updates are unknown."""
         if progress.num_samples and progress.num_generated == progress.num_samples:
-            generate = progress.generate_seconds
-        else:
-            share = progress.num_generated / progress.num_samples if progress.num_samples else 0.0
-            if share < _MIN_GENERATED_SHARE:
-                return None
-            generate = elapsed / share
-        return generate * (1 + self._early_share(progress.lane))
-
-    def _early_share(self, lane: Lane) -> float:
-        """Return the share of a step's updates that happen before the last mini-batch."""
-        return (self._mini_batches - 1) / self._mini_batches if lane == "train" else 0.0
+            return progress.generate_seconds
+        share = progress.num_generated / progress.num_samples if progress.num_samples else 0.0
+        return elapsed / share if share >= _MIN_GENERATED_SHARE else None
 
 
 def _subsample(ends: Sequence[float]) -> tuple[float, ...]:

@@ -61,6 +61,10 @@ class Call(Protocol[R]):
         ...
 
     def encode(self, *, with_tokens: bool = False) -> bytes: ...
+    def end(self) -> None:
+        """Its last request has ended, with a response or without."""
+        ...
+
     def read(self, text: str, seconds: float) -> list[R]: ...
     def fail(self, reason: InvalidReason, message: str, seconds: float = 0.0) -> list[R]: ...
 
@@ -121,6 +125,9 @@ class RewardCall:
             return json.dumps(self.payload(with_tokens=with_tokens), ensure_ascii=False).encode("utf-8", "replace")
         except (TypeError, RecursionError) as error:
             raise ValueError(str(error)) from error
+
+    def end(self) -> None:
+        pass
 
     def read(self, text: str, seconds: float) -> list[ScoreResult]:
         """Return the results of a response with status 200; invalid ones if it breaks the protocol.  [samples]"""

@@ -123,6 +123,12 @@ class Transport(Generic[R]):
             request.second.set_result(lease)
 
     async def _send(self, lease: ReplicaLease, pending: PendingRequest[R]) -> list[R] | None:
+        try:
+            return await self._post(lease, pending)
+        finally:
+            pending.call.end()
+
+    async def _post(self, lease: ReplicaLease, pending: PendingRequest[R]) -> list[R] | None:
         sent_at, call = time.monotonic(), pending.call
         try:
             body = call.encode(with_tokens=self._versions is not None and self._versions.reads_tokens)
@@ -205,14 +211,15 @@ class Requests(Generic[R]):
         self._transport, self._replicas = transport, replicas
         self._retries, self._deadline_seconds = retries, deadline_seconds
 
-    async def run(self, call: Call[R]) -> tuple[list[R], PendingRequest[R]]:
-        """Return the results and how they came about. Raise UserError for a response that no retry can change, and
-        TransientError if no replica has answered for long."""
+    async def run(self, call: Call[R], since: float | None = None) -> tuple[list[R], PendingRequest[R]]:
+        """Return the results and how they came about. `since`: the time that decides its place among those that wait
+        for a replica; None: now. Raise UserError for a response that no retry can change, and TransientError if no
+        replica has answered for long."""
         now = time.monotonic()
         pending = PendingRequest(call, started_at=now, waits_since=now)
         self.in_flight.add(pending)
         try:
-            return await self._run_within_deadline(pending), pending
+            return await self._run_within_deadline(pending, since), pending
         finally:
             self.in_flight.discard(pending)
 
@@ -228,11 +235,11 @@ class Requests(Generic[R]):
         """Return the age of the oldest request; 0 without requests."""
         return time.monotonic() - min((pending.started_at for pending in self.in_flight), default=time.monotonic())
 
-    async def _run_within_deadline(self, pending: PendingRequest[R]) -> list[R]:
+    async def _run_within_deadline(self, pending: PendingRequest[R], since: float | None) -> list[R]:
         seconds = self._deadline_seconds
         try:
             async with asyncio.timeout(seconds) as scope:
-                return await self._run_attempts(pending)
+                return await self._run_attempts(pending, since)
         except TimeoutError:
             if not scope.expired():
                 raise
@@ -242,12 +249,12 @@ class Requests(Generic[R]):
         message = f"no result within {seconds:g} s and {pending.num_requests} requests; waited for {pending.waits_for}"
         return pending.call.fail(reason, message)
 
-    async def _run_attempts(self, pending: PendingRequest[R]) -> list[R]:
+    async def _run_attempts(self, pending: PendingRequest[R], since: float | None) -> list[R]:
         """Make attempts until one is final or no retry is left. Return the results with the most valid samples."""
         num_invalid, best = 0, list[R]()
         while True:
             pending.waits_for, pending.waits_since = "a replica", time.monotonic()
-            async with self._replicas.lease(pending.tried) as lease:
+            async with self._replicas.lease(pending.tried, since) as lease:
                 pending.sent_at, pending.waits_for = time.monotonic(), f"the response of {lease.address}"
                 try:
                     results = await self._transport.attempt(lease, pending)

@@ -24,6 +24,7 @@ from rljob_api.read.pod_files import load_job_file
 from rljob_api.wire import discovery
 from rljob_api.wire.contract import ENV_HEAD, ENV_JOB_FILE, ENV_POD_IP, RAY_RESOURCE_TRAINER, ExitCode
 from rljob_api.wire.termination import end_program
+from rljob_inputs.memory.object_store import trainer_store_bytes
 from rljob_trainer.ranks import ray_node
 
 log = logging.getLogger(__name__)
@@ -39,8 +40,9 @@ _STOP_SECONDS = 8.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def build_command(address: str, head_address: str, num_gpus: int, folder: str) -> list[str]:
-    """Return the command line of the node. It offers one rank per GPU, or one without GPUs."""
+def build_command(address: str, head_address: str, num_gpus: int, folder: str, store_bytes: int) -> list[str]:
+    """Return the command line of the node, with an object store of `store_bytes`. It offers one rank per GPU,
+    or one without GPUs."""
     arguments = [
         f"--address={head_address}:{ray_node.ray_port()}",
         f"--num-gpus={num_gpus}",
@@ -49,7 +51,7 @@ def build_command(address: str, head_address: str, num_gpus: int, folder: str) -
         "--dashboard-agent-listen-port=0",
         "--metrics-export-port=0",
     ]
-    return ray_node.build_start_command(arguments, address, folder)
+    return ray_node.build_start_command(arguments, address, folder, store_bytes)
 
 
 def build_environment(values: Mapping[str, str]) -> dict[str, str]:
@@ -58,8 +60,8 @@ def build_environment(values: Mapping[str, str]) -> dict[str, str]:
 
 
 class Worker:
-    def __init__(self, address: str, head: str, num_gpus: int) -> None:
-        self._address, self._head, self._num_gpus = address, head, num_gpus
+    def __init__(self, address: str, head: str, num_gpus: int, store_bytes: int) -> None:
+        self._address, self._head, self._num_gpus, self._store_bytes = address, head, num_gpus, store_bytes
         self._stopping = False
 
     def stop(self, number: int, _: FrameType | None) -> None:
@@ -87,7 +89,7 @@ class Worker:
         log.info("joining the head at %s", head_address)
         started = time.monotonic()
         with ray_node.ray_folder() as folder:
-            command = build_command(self._address, head_address, self._num_gpus, folder)
+            command = build_command(self._address, head_address, self._num_gpus, folder, self._store_bytes)
             environment = build_environment(os.environ)
             node = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
             try:
@@ -151,10 +153,12 @@ def terminate_descendants(grace_seconds: float) -> None:
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        num_gpus = load_job_file(os.environ[ENV_JOB_FILE]).spec.trainer.gpus_per_replica
+        job = load_job_file(os.environ[ENV_JOB_FILE])
     except UserError as error:
         return end_program(str(error), ExitCode.USER)
-    worker = Worker(os.environ[ENV_POD_IP], os.environ[ENV_HEAD], num_gpus)
+    worker = Worker(
+        os.environ[ENV_POD_IP], os.environ[ENV_HEAD], job.spec.trainer.gpus_per_replica, trainer_store_bytes(job)
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, worker.stop)
     adopt_orphans()

@@ -18,6 +18,7 @@ from rljob_api.manifest.agent import Agent
 from rljob_api.wire.protocol import ModelAccess
 from rljob_trainer.agents.base import OpenEpisode
 from rljob_trainer.conversation.template import ChatTemplate
+from rljob_trainer.episodes.types import PromptTooLongError
 from rljob_trainer.gateway import attempt, server
 from rljob_trainer.gateway.server import ModelGateway
 from tests.support.chat_templates import build_template
@@ -136,6 +137,22 @@ async def test_a_superseded_attempt_is_refused_and_leaves_nothing(bench):
     assert await new.ask() == "second"
     recording = episode.read()
     assert ([turn.text for turn in recording.turns], recording.reward) == (["second"], None)
+
+
+async def test_an_attempt_that_has_ended_is_refused_before_the_next_one_begins(bench):
+    policy = SpelledPolicy("first", "never")
+    episode, client = bench.begin(policy)
+    await client.ask()
+    policy.may_answer.clear()
+    waiting = asyncio.create_task(client.chat())
+    await wait_until(lambda: len(policy.prompts) == 2)
+    episode.end_attempt()
+
+    for status, body in (await waiting, await client.chat()):
+        assert (status, body["error"]["code"]) == (410, "attempt_ended")
+        assert "attempt 0 of the episode has ended" in body["error"]["message"]
+    recording = episode.read()
+    assert ([turn.text for turn in recording.turns], recording.refusal) == (["first"], "")
 
 
 async def test_an_attempt_in_flight_is_cancelled_by_the_next(bench):
@@ -513,6 +530,17 @@ async def test_a_policy_that_fails_is_reported_without_retries(bench, error):
     assert not episode.read().turns
 
 
+async def test_a_prompt_that_the_engine_finds_too_long_is_refused(bench):
+    class Short(SpelledPolicy):
+        async def __call__(self, *_: Any, **__: Any) -> Any:
+            raise PromptTooLongError(90, 64)
+
+    episode, client = bench.begin(Short())
+    status, body = await client.chat()
+    assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+    assert episode.read().refusal.startswith("This model's maximum context length is 64 tokens, and the request has 90")
+
+
 async def test_close_ends_requests_in_flight():
     async with run_bench(keep_alive_seconds=0.01) as bench:
         policy = SpelledPolicy("a", "b")
@@ -533,7 +561,7 @@ async def test_close_ends_requests_in_flight():
 async def test_turns_and_responses_are_counted(bench):
     turns, responses = [], []
     bench.gateway.on_turn = turns.append
-    bench.gateway.on_response = lambda api, status: responses.append((api, status))
+    bench.gateway.on_response = lambda api, model, status: responses.append((api, status))
     policy = SpelledPolicy("a", "b", "c")
     policy.may_answer.clear()
     episode, client = bench.begin(policy)

@@ -6,7 +6,7 @@ import pytest
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.wire.protocol import InvalidReason
-from rljob_trainer.episodes.types import EpisodeEnd
+from rljob_trainer.episodes.types import EpisodeEnd, PromptTooLongError
 from tests.support.agent_services import GivenPolicy, complete
 from tests.support.hosted_episodes import MESSAGES, FakeHost, make_program, play_hosted
 
@@ -191,6 +191,17 @@ async def test_error_of_the_policy_ends_the_job_though_the_program_continues(err
     with pytest.raises(type(error), match=str(error)):
         await play_hosted(host, policy)
     assert (host.num_cancelled, host.episodes[0].num_closed) == (1, 1)
+
+
+async def test_prompt_that_is_too_long_for_the_engine_is_the_programs_own_error():
+    async def run(call, episode):
+        await episode.answer()
+        with pytest.raises(PromptTooLongError):
+            await episode.answer()
+        return {"reward": 1.0}
+
+    episode = await play_hosted(FakeHost(run), GivenPolicy("4", PromptTooLongError(90, 64)))
+    assert (episode.end, episode.failure, len(episode.turns)) == (EpisodeEnd.RETURNED, None, 1)
 
 
 async def test_error_of_the_runners_configuration_ends_the_job():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rljob_api.errors import UserError
 from rljob_api.wire.protocol import InvalidReason
 from rljob_trainer.conversation.template import TemplateError
-from rljob_trainer.episodes.types import EpisodeEnd
+from rljob_trainer.episodes.types import EpisodeEnd, PromptTooLongError
 from tests.support.agent_services import (
     MESSAGES,
     FakeServices,
@@ -202,6 +202,15 @@ async def test_first_prompt_without_room_is_invalid_with_a_row():
     assert (episode.num_tokens, episode.num_sampled) == (2, 0)
 
 
+async def test_engine_that_knows_a_shorter_limit_ends_the_episode_too():
+    policy = GivenPolicy("1", PromptTooLongError(90, 64))
+    episode = await play(make_agent(user=True), FakeServices(user=reply("Again.", -1.0)), policy)
+    assert (episode.end, episode.failure, len(episode.turns)) == (EpisodeEnd.CONTEXT, None, 1)
+    episode = await play(make_agent(user=True), FakeServices(), GivenPolicy(PromptTooLongError(90, 64)))
+    assert str(episode.failure).startswith("spec.rollout.maxModelLen: context: the prompt has 90 tokens, and")
+    assert (episode.num_tokens, episode.num_sampled) == (2, 0)
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
@@ -309,3 +318,51 @@ def test_any_schedule_of_failures_ends_every_episode_valid_or_with_a_reason(data
     sampled = [turn for segment in episode.segments for turn in segment.turns if turn >= 0]
     assert sorted(set(sampled)) == list(range(len(episode.turns))), "each answer is in one segment"
     assert episode.failure is not None or episode.turns
+
+
+SANDBOX = {"function": None, "sandbox": {"provider": "agentSandbox"}}
+
+
+async def test_each_sandbox_that_an_episode_used_is_given_back_once():
+    services = FakeServices(add="4", mul="9")
+    agent = make_agent(tools=["add-tool", "mul-tool"], tool=SANDBOX)
+    await play(agent, services, GivenPolicy(ADD, ADD, "4"))
+    assert services.ended == [("add-tool", "g/train/1/5/2")]
+    assert {request.episode for request in services.requests} == {"g/train/1/5/2"}
+
+
+async def test_the_sandbox_of_a_cancelled_episode_is_given_back():
+    is_called = asyncio.Event()
+
+    async def add(request):
+        is_called.set()
+        await asyncio.Event().wait()
+
+    services = FakeServices(add=lambda request: add(request))
+    episode = asyncio.create_task(play(make_agent(tools=["add-tool"], tool=SANDBOX), services, GivenPolicy(ADD)))
+    await asyncio.wait_for(is_called.wait(), 10)
+    episode.cancel()
+    await asyncio.wait({episode})
+    assert services.ended == [("add-tool", "g/train/1/5/2")]
+
+
+async def test_tools_without_sandboxes_are_not_called_at_the_end():
+    services = FakeServices(add="4")
+    await play(make_agent(tools=["add-tool"]), services, GivenPolicy(ADD, "4"))
+    assert services.ended == []
+
+
+@pytest.mark.parametrize("tool", [SANDBOX, {"function": None, "sandbox": {}}])
+async def test_sandbox_that_fails_is_a_message_and_a_problem_of_the_job(tool):
+    services = FakeServices(add=fail(InvalidReason.EXCEPTION, "DependenciesNotReady: Pod is Pending"))
+    episode = await play(make_agent(tools=["add-tool"], tool=tool), services, GivenPolicy(ADD, "4"))
+    assert (episode.failure, episode.end) == (None, EpisodeEnd.ANSWERED)
+    [failure] = episode.sandbox_failures
+    assert str(failure) == "spec.agent.tools[0]: exception: DependenciesNotReady: Pod is Pending"
+
+
+@pytest.mark.parametrize(("tool", "reason"), [({}, InvalidReason.EXCEPTION), (SANDBOX, InvalidReason.BAD_REQUEST)])
+async def test_what_the_policy_did_wrong_is_not_a_problem_of_the_job(tool, reason):
+    services = FakeServices(add=fail(reason))
+    episode = await play(make_agent(tools=["add-tool"], tool=tool), services, GivenPolicy(ADD, "4"))
+    assert episode.sandbox_failures == []

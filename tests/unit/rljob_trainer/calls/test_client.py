@@ -1,6 +1,7 @@
 """The client of one service against real HTTP servers: retries, limits, and what it reports."""
 
 import asyncio
+import contextlib
 
 import pytest
 from aiohttp import web
@@ -88,6 +89,50 @@ async def test_wait_names_the_tool_and_the_missing_replica(call_harness):
         assert services.describe_wait().endswith(", no replica exists")
         assert services.clients["calc"].statistics()["waiting"] == 1
         assert (await running).reason is InvalidReason.DEADLINE
+
+
+SCALED = {"autoscaling": {"minReplicas": 0, "maxReplicas": 2}}
+
+
+async def test_calls_of_an_autoscaled_service_wait_for_its_first_replica(call_harness):
+    async with call_harness.services(user=SCALED) as services:
+        services.clients["user"].replicas.unavailable_timeout_seconds = 0.0
+        running = asyncio.create_task(call(services))
+        await until(lambda: services.describe_wait() != "")
+        assert services.describe_wait().endswith(", no replica exists yet")
+        load = services.loads()["user"]
+        assert (load.in_flight, load.waiting, load.holds_slots) == (1, 1, False)
+        assert load.total("eval").wait_seconds > 0
+        await call_harness.serve("user", value={"text": "Again."})
+        assert (await running).valid
+
+
+async def test_functions_of_a_tool_wait_for_its_first_replica(call_harness):
+    async with call_harness.services(tools={"calc": SCALED}) as services:
+        running = asyncio.create_task(services.tools())
+        await until(lambda: services.loads()["calc"].in_flight == 1)
+        assert services.describe_wait() == "the functions of the tool calc, no replica exists yet"
+        await call_harness.serve("calc", "add")
+        assert (await running).owners == {"add": "calc"}
+        assert services.loads()["calc"].in_flight == 0
+
+
+async def test_load_has_the_calls_of_each_lane(call_harness):
+    server = await call_harness.serve("user")
+    server.answer = lambda body: {"valid": True, "execute_seconds": 2.0}
+    async with call_harness.services(user={}) as services:
+        kinds = []
+        services.working = lambda kind: kinds.append(kind) or contextlib.nullcontext()
+        await call(services)
+        await call(services, request=REQUEST.model_copy(update={"lane": "train"}))
+        await call(services, request=REQUEST.model_copy(update={"lane": "train"}))
+        load = services.loads()["user"]
+    assert (load.latency_seconds, load.latency_p95_seconds, load.in_flight) == (2.0, 2.0, 0)
+    assert {lane: (each.num_calls, each.busy_seconds) for lane, each in load.totals.items()} == {
+        "eval": (1, 2.0),
+        "train": (2, 4.0),
+    }
+    assert kinds == ["user"] * 3
 
 
 async def test_arguments_without_json_form_are_a_wrong_call(call_harness):

@@ -12,7 +12,8 @@ CALL = FunctionCall(CallRequest(id="e/0", lane="eval", function="add", arguments
 
 
 def test_body_has_the_call_and_no_half_of_a_character():
-    assert json.loads(CALL.encode()) == {"id": "e/0", "lane": "eval", "function": "add", "arguments": {"a": "?"}}
+    body = {"id": "e/0", "lane": "eval", "function": "add", "episode": "", "arguments": {"a": "?"}}
+    assert json.loads(CALL.encode()) == body
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), object()])

@@ -18,11 +18,14 @@ class Attempts:
     lane = "train"
 
     def __init__(self, name="e"):
-        self.id, self.num_attempts = name, 0
+        self.id, self.num_attempts, self.ended = name, 0, []
 
     def next_attempt(self):
         self.num_attempts += 1
         return CallRequest(id=self.id, arguments={"attempt": self.num_attempts - 1})
+
+    def end_attempt(self):
+        self.ended.append(self.num_attempts - 1)
 
 
 async def test_each_request_is_another_attempt_on_another_replica(call_harness):
@@ -52,8 +55,10 @@ async def test_full_replica_and_lost_connection_use_up_no_retry(call_harness):
     answers = iter([web.Response(status=429, headers={"Retry-After": "0"}), "hang up"])
     server.answer = lambda body: next(answers, None)
     async with call_harness.services(runner={"retries": 0}) as services:
-        result, _ = await services.run(Attempts())
+        message = Attempts()
+        result, _ = await services.run(message)
     assert result.valid
+    assert message.ended == [0, 1, 2], "a key does not outlive its attempt, whatever ended it"
     assert [body["arguments"]["attempt"] for body in server.bodies] == [0, 1, 2], "each with its own key"
 
 
@@ -96,11 +101,13 @@ async def test_cancelled_episode_closes_its_request(call_harness):
     server.is_open.clear()
     server.is_open.wait = hang
     async with call_harness.services(runner={}) as services:
-        running = asyncio.create_task(services.run(Attempts()))
+        message = Attempts()
+        running = asyncio.create_task(services.run(message))
         await until(lambda: server.bodies)
         running.cancel()
         await asyncio.wait_for(closed.wait(), 10)
     assert running.cancelled()
+    assert message.ended == [0]
 
 
 async def test_wrong_token_is_a_user_error_with_the_field(call_harness):

@@ -41,7 +41,7 @@ def run_step(dispatcher, *scored):
 # ---- examples ----
 
 
-def test_admission_is_bounded_by_steps_ahead():
+def test_admission_is_bounded_by_staleness():
     dispatcher = Dispatcher(groups_per_step=2, max_staleness=1)
     assert indices(start_all(dispatcher)) == [0, 1, 2, 3]
     assert run_step(dispatcher, 0, 1) == [0, 1]
@@ -115,18 +115,6 @@ def test_steps_between_now_and_the_deadline_keep_their_slots():
     assert indices(dispatcher.waits_for()) == [1, 2]
     score(dispatcher, 2)
     assert indices(dispatcher.take(1)) == [2], "any"
-
-
-def test_with_fewer_steps_ahead_no_group_is_due_when_it_could_train():
-    dispatcher = Dispatcher(groups_per_step=2, max_staleness=3, steps_ahead=1)
-    assert len(start_all(dispatcher)) == 4
-    assert run_step(dispatcher, 1, 2) == [1, 2]
-    assert run_step(dispatcher, 4, 5) == [4, 5], "0 and 3 are slow, and due in step 3"
-    assert dispatcher.waits_for() == []
-    run_step(dispatcher, 6, 7)
-    score(dispatcher, 8, 9)
-    assert dispatcher.take(2) == []
-    assert indices(dispatcher.waits_for()) == [0, 3]
 
 
 def test_a_replaced_group_lets_another_start_within_the_bound():
@@ -213,12 +201,10 @@ class DispatcherMachine(RuleBasedStateMachine):
     @initialize(
         groups_per_step=st.integers(1, 4),
         max_staleness=st.integers(0, 4),
-        ahead=st.none() | st.integers(0, 4),
         replacements=st.integers(0, 2),
     )
-    def begin(self, groups_per_step, max_staleness, ahead, replacements):
+    def begin(self, groups_per_step, max_staleness, replacements):
         self.groups_per_step, self.max_staleness, self.max_replacements = groups_per_step, max_staleness, replacements
-        self.steps_ahead, self.given = max_staleness if ahead is None else min(ahead, max_staleness), ahead
         self.model, self.dispatcher = Model(), self.build(None)
         self.checkpoint = (self.dispatcher.snapshot(), Model())
 
@@ -228,7 +214,6 @@ class DispatcherMachine(RuleBasedStateMachine):
             self.max_staleness,
             state,
             max_replacements=self.max_replacements,
-            steps_ahead=self.given,
         )
 
     def feasible(self, without=None):
@@ -312,7 +297,7 @@ class DispatcherMachine(RuleBasedStateMachine):
             assert self.dispatcher.num_in_flight == len(self.model.waiting()) - num_scored
             num_admitted = len(self.model.started) - len(self.model.replaced)
             assert self.dispatcher.num_admitted == num_admitted
-            limit = (len(self.model.trained) + self.steps_ahead + 1) * self.groups_per_step
+            limit = (len(self.model.trained) + self.max_staleness + 1) * self.groups_per_step
             assert num_admitted <= limit
             assert self.dispatcher.can_start() == (num_admitted < limit)
             num_replaced = list(self.model.replaced.values()).count(len(self.model.trained))
@@ -358,12 +343,12 @@ TestDispatcherMachine = DispatcherMachine.TestCase
 # ---- what is trained is what was dispatched ----
 
 
-def run_job(lengths, groups_per_step, max_staleness, steps_ahead, room, num_steps):
+def run_job(lengths, groups_per_step, max_staleness, room, num_steps):
     """Run a job in which a group takes its length to be scored, and `room` groups are in flight at most.
 
     Return the lengths dispatched at each version and the lengths trained in each step.
     """
-    dispatcher = Dispatcher(groups_per_step, max_staleness, steps_ahead=steps_ahead)
+    dispatcher = Dispatcher(groups_per_step, max_staleness)
     dispatched, trained, in_flight, now = [[] for _ in range(num_steps + 1)], [], [], 0.0
     while dispatcher.finished_steps < num_steps:
         while dispatcher.can_start() and len(in_flight) < room:
@@ -388,17 +373,16 @@ def contains(many, few):
 @given(
     groups_per_step=st.integers(1, 6),
     max_staleness=st.integers(0, 4),
-    steps_ahead=st.none() | st.integers(0, 4),
     room=st.integers(1, 40),
     num_steps=st.integers(1, 12),
     data=st.data(),
 )
 def test_long_answers_are_trained_as_often_as_they_are_dispatched(
-    groups_per_step, max_staleness, steps_ahead, room, num_steps, data
+    groups_per_step, max_staleness, room, num_steps, data
 ):
     num_groups = (num_steps + max_staleness + 1) * groups_per_step
     lengths = data.draw(st.lists(st.sampled_from([1, 2, 3, 500]), min_size=num_groups, max_size=num_groups))
-    dispatched, trained = run_job(lengths, groups_per_step, max_staleness, steps_ahead, room, num_steps)
+    dispatched, trained = run_job(lengths, groups_per_step, max_staleness, room, num_steps)
     for version in range(num_steps - max_staleness):
         window = trained[version : version + max_staleness + 1]
         assert contains(itertools.chain(*window), dispatched[version]), "all within max_staleness + 1 steps"

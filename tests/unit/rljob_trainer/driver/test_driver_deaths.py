@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from rljob_api.errors import TransientError
+from rljob_api.errors import TransientError, UserError
+from rljob_trainer.driver.ports import TrainerGroupDiedError
 from tests.support.driver_harness import run_undisturbed, stop_when, wait_until
 
 
@@ -178,3 +179,33 @@ async def test_finished_run_that_is_restarted_repeats_nothing(make_harness):
         second = await harness.run()
     assert len(harness.requests) == num_requests
     assert first["prompts_trained"] == second["prompts_trained"]
+
+
+def make_out_of_memory(harness, when):
+    """Let the updates for which `when(number of steps)` holds run out of device memory."""
+
+    def group_death(message):
+        error = TrainerGroupDiedError(message)
+        error.out_of_memory = "spec.trainer.microBatchTokens: a rank ran out of GPU memory"
+        return error
+
+    harness.group_death = group_death
+    harness.kill_trainer = lambda what: what == "update" and when(harness.board.status.step)
+
+
+async def test_update_that_once_lacks_device_memory_changes_nothing(make_harness):
+    expected = await run_undisturbed(make_harness)
+    async with make_harness() as harness:
+        lacking = [2]
+        make_out_of_memory(harness, lambda step: step in lacking and not lacking.remove(step))
+        summary = await harness.run()
+    assert summary["restarts"]["trainer"] == 1
+    assert harness.final_weight() == expected.final_weight
+
+
+async def test_update_that_lacks_device_memory_twice_is_a_user_error(make_harness):
+    async with make_harness() as harness:
+        make_out_of_memory(harness, lambda step: step == 2)
+        with pytest.raises(UserError, match=r"^spec\.trainer\.microBatchTokens: a rank ran out"):
+            await harness.run()
+    assert len(harness.generations) == 2

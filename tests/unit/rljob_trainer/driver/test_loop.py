@@ -38,6 +38,15 @@ async def test_job_runs_to_its_end_and_reports_it(make_harness):
     assert all(rollout.num_served for rollout in harness.rollouts), "the load is spread"
 
 
+async def test_prompt_that_is_too_long_for_the_engine_is_invalid_with_its_reason(make_harness):
+    async with make_harness(schedule={"steps": 3}, evaluation={"atStart": False}) as harness:
+        harness.rejects = lambda token_ids: 5 in token_ids  # one of ten prompts
+        summary = await harness.run()
+    assert summary["invalid_by_reason"] == {"context": 4}
+    [failure] = {row["failure"] for row in harness.trajectories().values() if row["failure"]}
+    assert failure.startswith("spec.rollout.maxModelLen: context: the prompt has 3 tokens, and the context of the")
+
+
 async def test_runs_of_the_same_job_are_identical(make_harness):
     first = await run_undisturbed(make_harness)
     async with make_harness("second") as second:

@@ -64,6 +64,28 @@ def steps_of(harness):
     return [line for line in harness.metrics() if line["type"] == "step"]
 
 
+async def test_status_reports_the_demand_on_user_and_tools(make_talks):
+    seen = []
+    async with make_talks(schedule={"steps": 2}, evaluation={"atStart": False}) as harness:
+
+        def watch(service, body):
+            seen.append(harness.board.snapshot().demand)
+            return answer_call(service, body)
+
+        harness.answer_call = watch
+        await harness.run()
+        last = harness.board.snapshot().demand
+    for name in ("user", "calc"):
+        assert all(each[name].is_open for each in seen)
+        assert (seen[0][name].samples, seen[0][name].latency_seconds, seen[0][name].is_first) == (16, None, True)
+        assert seen[-1][name].due_seconds > 0
+        assert (last[name].samples, last[name].is_open) == (0, False), "no step follows the last one"
+    assert seen[-1]["user"].latency_seconds is not None
+    busy = steps_of(harness)[-1]["busy_shares"]
+    assert list(busy) == ["rollouts", "rewards", "trainer", "users", "tools"]
+    assert min(busy.values()) > 0
+
+
 async def test_conversations_train_and_are_reported(make_talks):
     async with make_talks(schedule={"steps": 2}) as harness:
         summary = await harness.run()

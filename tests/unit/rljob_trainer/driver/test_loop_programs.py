@@ -72,6 +72,23 @@ def steps_of(harness):
     return [line for line in harness.metrics() if line["type"] == "step"]
 
 
+async def test_status_reports_a_slot_for_each_episode(make_programs):
+    seen = []
+
+    async def play(model):
+        seen.append(harness.board.snapshot().demand["runner"])
+        return await guess_twice(model)
+
+    async with make_programs(play=play, schedule={"steps": 2}, evaluation={"atStart": False}) as harness:
+        await harness.run()
+        last = harness.board.snapshot().demand["runner"]
+        [*_, step] = (line for line in harness.metrics() if line["type"] == "step")
+    assert all(each.holds_slots and each.is_open for each in seen)
+    assert {each.samples for each in seen[: 2 * 16]} == {16}, "an evaluation follows"
+    assert (last.samples, last.is_open) == (0, False), "no step follows the last one"
+    assert 0 < step["busy_shares"]["runners"] <= 1
+
+
 async def test_program_trains_without_rewards_of_the_job(make_programs):
     async with make_programs(schedule={"steps": 2}) as harness:
         summary = await harness.run()
@@ -92,7 +109,7 @@ async def test_program_trains_without_rewards_of_the_job(make_programs):
     assert status.learning.is_learning
     assert 'rljob_agent_call_seconds_count{lane="train",outcome="valid",service="runner"} 32.0' in metrics
     assert 'rljob_reward_score_count{component="score",lane="train",reward="runner"} 32.0' in metrics
-    assert 'rljob_gateway_responses_total{api="chat/completions",status="200"}' in metrics
+    assert 'rljob_gateway_responses_total{api="chat/completions",model="policy",status="200"}' in metrics
     assert 'rljob_gateway_overhead_seconds_count{part="to_engine"}' in metrics
     assert "rljob_gateway_episodes 0.0" in metrics
 

@@ -7,6 +7,7 @@ import random
 import pytest
 from aiohttp import web
 
+from rljob_api.errors import TransientError
 from tests.support.driver_harness import run_undisturbed, stop_when, wait_until
 
 SCHEDULES = {
@@ -41,6 +42,27 @@ async def test_each_prompt_trains_once_within_the_bound(make_harness, name):
     assert prompts_of(summary) == prompts_of(expected.summary)
     assert [len(step) for step in summary["prompts_trained"]] == [4] * 6
     check_staleness(harness, BOUNDS[name])
+
+
+async def test_rollouts_that_cannot_load_the_weights_end_the_step_that_trains_meanwhile(make_harness):
+    async with make_harness(schedule=SCHEDULES["bounded 1"]) as harness, asyncio.timeout(60):
+
+        def judge(reward, body):  # no score ends the step
+            return web.Response(status=429, headers={"Retry-After": "0"}) if harness.published.version == 2 else None
+
+        harness.judge = judge
+        async with harness.driver() as driver:
+            rollouts = driver._parts.collector.rollouts
+            sync = rollouts.sync
+
+            async def fail(manifest):
+                if manifest.version == 2:
+                    raise TransientError("no rollout has got nearer to weights g:2")
+                return await sync(manifest)
+
+            rollouts.sync = fail
+            with pytest.raises(TransientError, match="weights g:2"):
+                await driver.run()
 
 
 async def test_on_policy_step_is_the_synchronous_one(make_harness):

@@ -5,6 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljob_api.manifest.status import RewardProblem
 from rljob_api.wire.protocol import MAX_PROBLEM_LENGTH, MAX_PROBLEMS, DriverStatus
 from rljob_trainer.driver.problems import ProblemLog, clean_message
 from rljob_trainer.episodes.types import EpisodeFailure, ScoredResult
@@ -50,6 +51,16 @@ def test_episode_that_nothing_rewarded_is_shown():
     failed.failure = EpisodeFailure("runner", "spec.agent.runner", "abstained", "no reward")
     log.record(1, failed)
     assert [(problem.reward, problem.reason) for problem in log.failures] == [("spec.agent.runner", "abstained")]
+
+
+def test_sandbox_that_fails_is_shown_although_the_episode_is_valid():
+    log = ProblemLog()
+    valid = build_trajectory(correct=None)
+    valid.sandbox_failures = [EpisodeFailure("code", "spec.agent.tools[0]", "exception", "Pod is Pending")] * 2
+    [problem] = log.record(2, valid)
+    assert (problem.reward, problem.reason, problem.message) == ("spec.agent.tools[0]", "exception", "Pod is Pending")
+    shown = RewardProblem(**problem.model_dump(exclude={"count"})).describe()
+    assert shown == "spec.agent.tools[0]: a call failed (exception): Pod is Pending"
 
 
 def test_abstention_does_not_count_as_failure():

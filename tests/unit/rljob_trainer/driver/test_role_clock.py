@@ -19,6 +19,13 @@ def test_overlapping_work_of_a_role_counts_once():
     assert clock.shares(110.0) == {"rollouts": 0.0, "rewards": 0.4, "trainer": 0.1}
 
 
+def test_only_roles_of_the_job_are_reported():
+    clock = RoleClock(0.0, ["runners"])
+    clock.begin("runners", 0.0)
+    clock.begin("tools", 0.0)
+    assert clock.shares(4.0) == {"rollouts": 0.0, "rewards": 0.0, "trainer": 0.0, "runners": 1.0}
+
+
 def test_work_in_progress_continues_after_a_reset():
     clock = RoleClock(0.0)
     clock.begin("rollouts", 0.0)

@@ -52,11 +52,14 @@ async def test_group_that_replaces_another_between_two_steps_starts_with_the_nex
     groups = Groups()
     lane = TrainLane(groups, PromptSet(10, prompts), job.spec, "g", LaneState(dispatch=DispatchState()))
     async with lane, asyncio.timeout(10):
+        assert lane.episodes_at_once == 2 * 2, "those that the first step will start"
         lane.begin_step(10)
         await wait_until(lambda: len(groups.open) == 2)
         groups.open[0].set_result([0.0, 1.0])
         await lane.take(1)
+        assert (lane.episodes_at_once, lane.num_generated) == (2 * 2, 0), "as at the begin of the step"
         lane.finish_step()
+        assert lane.episodes_at_once == 2 * 2, "one group is in flight, and another one starts"
         groups.open[1].set_result([1.0, 1.0])
         await wait_until(lambda: lane.num_replaced == 1)
         await asyncio.sleep(0)

@@ -20,7 +20,7 @@ TOKEN = {"Authorization": "Bearer secret"}
 
 def manifest(version, generation="g"):
     return WeightManifest(
-        generation=generation, version=version, url="http://x", num_bytes=1, sha256="s", checksum=f"c{version}"
+        generation=generation, version=version, url="http://x", num_bytes=1, file_hash="s", checksum=f"c{version}"
     )
 
 

@@ -146,13 +146,13 @@ def test_calls_are_counted_by_service_and_outcome():
 def test_gateway_exports_what_it_does_its_responses_and_its_overhead():
     metrics, now = PrometheusMetrics(), {"episodes": 3.0, "in_flight": 2.0, "oldest_seconds": 1.5}
     metrics.register_gateway(lambda: now)
-    metrics.record_response("chat/completions", 410)
+    metrics.record_response("chat/completions", "policy", 410)
     metrics.record_overhead(0.002, 0.2)
     text = metrics.render().decode()
     assert "rljob_gateway_episodes 3.0" in text
     assert "rljob_gateway_in_flight 2.0" in text
     assert "rljob_gateway_oldest_seconds 1.5" in text
-    assert 'rljob_gateway_responses_total{api="chat/completions",status="410"} 1.0' in text
+    assert 'rljob_gateway_responses_total{api="chat/completions",model="policy",status="410"} 1.0' in text
     assert 'rljob_gateway_overhead_seconds_bucket{le="0.003",part="to_engine"} 1.0' in text
     assert 'rljob_gateway_overhead_seconds_sum{part="to_client"} 0.2' in text
 

@@ -13,12 +13,20 @@ from rljob_api.errors import UserError
 from rljob_trainer.history import run_state as state
 from rljob_trainer.history.run_state import (
     History,
+    begin_checkpoint,
     check_disk_space,
+    complete_checkpoint,
+    export_model,
     resume,
-    save_checkpoint,
     trajectory_file,
 )
 from tests.support.driver_harness import make_job
+
+
+async def save_checkpoint(run_dir, history, save_trainer, *, keep):
+    folder = await begin_checkpoint(run_dir, history, save_trainer)
+    complete_checkpoint(run_dir, folder, keep=keep)
+    return folder
 
 
 async def save_nothing(folder):
@@ -32,6 +40,22 @@ def write_steps(run_dir, *steps):
         for lane in ("train", "eval"):
             trajectory_file(run_dir, step, lane).parent.mkdir(exist_ok=True)
             trajectory_file(run_dir, step, lane).write_text("")
+
+
+async def test_export_is_replaced_by_a_complete_one_only(tmp_path):
+    async def write(folder):
+        (folder / "config.json").write_text("new")
+
+    async def fail(folder):
+        (folder / "other").write_text("torn")
+        raise RuntimeError("a rank died")
+
+    assert await export_model(tmp_path, write) == tmp_path / "export"
+    with pytest.raises(RuntimeError):
+        await export_model(tmp_path, fail)
+    assert [path.name for path in (tmp_path / "export").iterdir()] == ["config.json"]
+    await export_model(tmp_path, write)
+    assert [path.name for path in tmp_path.iterdir()] == ["export"], "nothing remains of the failed one"
 
 
 async def test_run_without_a_checkpoint_starts_with_empty_files(tmp_path):
@@ -83,6 +107,23 @@ async def test_incomplete_checkpoint_does_not_count_and_is_removed(tmp_path):
         await save_checkpoint(tmp_path, History(step=4), dies, keep=2)
     assert resume(tmp_path)[1] == good
     assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
+
+
+async def test_checkpoint_has_the_history_at_its_beginning_and_counts_at_its_end(tmp_path):
+    """Training continues in between."""
+    older = await save_checkpoint(tmp_path, History(step=1), save_nothing, keep=1)
+    history = History(step=2, samples_trained=8)
+    write_steps(tmp_path, 1, 2)
+    folder = await begin_checkpoint(tmp_path, history, save_nothing)
+    history.step, history.samples_trained = 3, 16
+    write_steps(tmp_path, 3)
+    assert not state.checkpoint_exists(tmp_path, 2)
+    assert older.exists(), "the older one stays until the new one is complete"
+    complete_checkpoint(tmp_path, folder, keep=1)
+    assert not older.exists()
+    resumed, found = resume(tmp_path)
+    assert (found, resumed.step, resumed.samples_trained) == (folder, 2, 8)
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
 
 
 async def test_metrics_are_flushed_before_a_checkpoint_is_complete(tmp_path, monkeypatch):

@@ -46,6 +46,21 @@ async def test_waiters_are_served_in_order_of_arrival(started):
     assert served == list(range(50))
 
 
+async def test_waiter_is_served_as_if_it_had_waited_since_the_given_time(started):
+    replicas = await started(["a"], max_in_flight=1)
+    served, first = [], replicas.now()
+
+    async def use(name, since):
+        async with replicas.lease(since=since) as lease:
+            served.append(name)
+            await asyncio.sleep(0)
+            lease.done()
+
+    waits = [("later", None), ("group", first), ("older group", first - 1), ("same group", first)]
+    await asyncio.gather(*[use(name, since) for name, since in waits])
+    assert served == ["older group", "group", "same group", "later"]
+
+
 async def test_new_replica_serves_waiters(started):
     addresses = []
     replicas = await started(addresses)

@@ -25,9 +25,9 @@ def repeat(reports, until, *each):
 
 def test_replicas_that_fail_again_and_again_are_stalled_with_their_own_reasons():
     reports = PullReports()
-    repeat(reports, 661, report(5, error="sha256 differs"), report(0, "b", error="no space"))
+    repeat(reports, 661, report(5, error="hash differs"), report(0, "b", error="no space"))
     assert stalled(reports, 599) == ""
-    assert stalled(reports, 661) == "a: sha256 differs; b: no space"
+    assert stalled(reports, 661) == "a: hash differs; b: no space"
     assert stalled(reports, 661, since=100) == "", "the wait began later"
 
 

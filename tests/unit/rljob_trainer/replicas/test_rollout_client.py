@@ -10,7 +10,7 @@ from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.roles import RolloutRole, Sampling
 from rljob_api.wire.contract import PORT_ROLLOUT
 from rljob_api.wire.protocol import PullReport, RolloutWeights, WeightManifest
-from rljob_trainer.episodes.types import Completion
+from rljob_trainer.episodes.types import Completion, PromptTooLongError
 from rljob_trainer.replicas import fleet, generate
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.replicas.pull_reports import PullReports
@@ -18,7 +18,7 @@ from rljob_trainer.replicas.rollout_client import RolloutClient, judge_versions
 from tests.support.loopback import next_address
 
 ADDRESS = next_address()
-MANIFEST = WeightManifest(generation="g", version=1, url="http://x", num_bytes=1, sha256="s", checksum="c")
+MANIFEST = WeightManifest(generation="g", version=1, url="http://x", num_bytes=1, file_hash="s", checksum="c")
 
 
 def events(*versions, **fields):
@@ -46,8 +46,9 @@ class Server:
     def __init__(self, *answers):
         self.answers = [answer if isinstance(answer, web.Response) else list(answer) for answer in answers]
         self.requests = []
-        self.weights = RolloutWeights(generation="g", version=1, sha256="s", checksum="c")
+        self.weights = RolloutWeights(generation="g", version=1, file_hash="s", checksum="c")
         self.seconds_between_events = 0.0
+        self.context_length = 256
         self.hangs = asyncio.Event()
         self.hangs.set()
 
@@ -69,10 +70,14 @@ class Server:
     async def serve_weights(self, request):
         return web.json_response(self.weights.model_dump())
 
+    async def serve_models(self, request):
+        return web.json_response({"object": "list", "data": [{"id": "policy", "max_model_len": self.context_length}]})
+
     async def __aenter__(self):
         app = web.Application()
         app.router.add_post(generate.PATH, self.complete)
         app.router.add_get("/rljob/weights", self.serve_weights)
+        app.router.add_get("/v1/models", self.serve_models)
         self.runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self.runner.setup()
         await web.TCPSite(self.runner, ADDRESS, PORT_ROLLOUT).start()
@@ -214,13 +219,21 @@ async def test_replica_that_serves_others_stays_in_use_when_a_request_gets_no_to
         assert len((await other).token_ids) == len((await queued).token_ids) == 60
 
 
-async def test_prompt_that_vllm_rejects_is_a_user_error(rollouts):
-    rejected = {"error": {"message": "maximum context length is 256 tokens", "code": 400}}
+@pytest.mark.parametrize(
+    ("num_tokens", "error", "match"),
+    [
+        (255, UserError, r"bad value.*maxPromptTokens"),
+        (256, PromptTooLongError, r"256 tokens, and the context of the rollouts has 256"),
+    ],
+)
+async def test_prompt_that_vllm_rejects_is_too_long_or_a_user_error(rollouts, num_tokens, error, match):
+    rejected = {"error": {"message": "bad value", "code": 400}}
     async with Server(web.json_response(rejected, status=400), [rejected]):
         await rollouts.sync(MANIFEST)
         for _ in range(2):  # before the stream, and as its only event
-            with pytest.raises(UserError, match=r"256 tokens.*maxPromptTokens"):
-                await rollouts.complete([1], Sampling(), 0)
+            with pytest.raises(error, match=match):
+                await rollouts.complete([1] * num_tokens, Sampling(), 0)
+    assert replica_of(rollouts).num_failures == 0
 
 
 async def test_stream_that_ends_early_or_with_an_error_is_retried(rollouts):
@@ -260,7 +273,7 @@ async def test_job_waits_for_weights_while_a_rollout_makes_progress(make_client)
         for progress in range(10):
             await asyncio.sleep(0.1)
             reports.record(PullReport(replica="other", key="g:1", progress=progress), rollouts.replicas.now())
-        server.weights = RolloutWeights(generation="g", version=1, sha256="s", checksum="c")
+        server.weights = RolloutWeights(generation="g", version=1, file_hash="s", checksum="c")
         assert list(await sync) == [ADDRESS]
 
 

@@ -107,6 +107,28 @@ async def test_result_stays_invalid_after_the_last_retry(reason):
     assert len(servers.asked) == 3
 
 
+async def test_samples_of_a_group_are_sent_before_those_of_groups_that_came_later():
+    """Otherwise half of the groups are whole only at the end, and the trainer waits for them."""
+    sent = []
+
+    class Scorer(Servers):
+        async def handle(self, request):
+            sent.append((await request.json())["id"])
+            return web.json_response({"id": sent[-1], "valid": True, "score": 1.0})
+
+    async with Scorer([]), open_session() as session, asyncio.timeout(20):
+        client = RewardClient(reward(slots=1), session)
+        async with asyncio.TaskGroup() as requests:
+            for name in ("old/0", "other/0", "new/0", "new/1", "other/1", "old/1"):
+                requests.create_task(client.score(REQUEST.model_copy(update={"id": name})))
+            await asyncio.sleep(0)
+            assert client.replicas.num_waiting == 6
+            await client.start()
+        await client.close()
+    assert sorted(sent[:4]) == ["old/0", "old/1", "other/0", "other/1"]
+    assert sorted(sent[4:]) == ["new/0", "new/1"]
+
+
 async def test_abstention_is_not_retried():
     async with Servers([lambda: result(reason="abstained")]) as servers:
         found = await score(reward())

@@ -2,8 +2,12 @@
 
 import pytest
 
+from rljob_trainer.driver.dispatcher import Dispatcher
+from rljob_trainer.driver.schedules import build_schedule
 from rljob_trainer.episodes.progress import CollectionProgress
 from rljob_trainer.rewards.forecast import DemandForecaster, measure_window
+from tests.support.driver_harness import make_job
+from tests.support.episodes import episode
 
 N = 100
 
@@ -39,7 +43,7 @@ def test_window_of_samples_at_the_end_is_the_time_after_it():
     assert measure_window([40.0] * N, 40, 2) == 2, "never less than one latency: that is one slot per sample"
 
 
-def test_window_includes_updates_before_the_last_mini_batch():
+def test_window_includes_the_time_after_generation():
     assert measure_window(evenly(40), 140, 1) == pytest.approx(140, rel=0.01)
 
 
@@ -49,22 +53,52 @@ def test_window_never_grows_with_later_samples(shift):
     assert measure_window(sorted(later), 80, 1) <= measure_window(evenly(40), 80, 1)
 
 
-def test_scores_are_due_at_the_end_of_generation_without_mini_batches():
-    forecaster = DemandForecaster(N, mini_batches=1)
+def test_scores_are_due_at_the_end_of_generation_if_updates_wait_for_all():
+    forecaster = DemandForecaster(N)
     forecaster.record_end(collected(evenly(40)), update_seconds=200)
     assert forecaster.predict(started(), 2005.0, is_open=True, is_last=False).demand.due_seconds == 40
 
 
-def test_scores_are_due_after_the_updates_of_earlier_mini_batches():
-    forecaster = DemandForecaster(N, mini_batches=4)
+def step_end(scored_at, group_seconds, schedule):
+    """Return when a step ends whose groups are scored at these times, if the trainer trains what the schedule takes."""
+    dispatcher, events, now = Dispatcher(len(scored_at), 0), sorted((at, i) for i, at in enumerate(scored_at)), 0.0
+    while dispatcher.can_start():
+        dispatcher.start()
+    while dispatcher.num_left:
+        while events and events[0][0] <= now:
+            dispatcher.record_scored(events.pop(0)[1])
+        taken = schedule.take(dispatcher, dispatcher.num_left)
+        now = now + len(taken) * group_seconds if taken else events[0][0]
+    return now
+
+
+@pytest.mark.parametrize(("type", "update_seconds"), [("onPolicy", 200), ("onPolicy", 20), ("synchronous", 200)])
+def test_scores_are_due_when_later_ones_would_make_the_step_longer(type, update_seconds):
+    ends = evenly(40, 20)  # of 20 groups
+    spec = make_job(schedule={"type": type, "promptsPerStep": 20, "miniBatches": 4}).spec
+    progress = collected(ends)
+    progress.episodes = [episode(index=(i, i, 0), ended_at=1000.0 + end) for i, end in enumerate(ends)]
+    forecaster = DemandForecaster.of(spec)
+    forecaster.record_end(progress, update_seconds)
+    due = forecaster.predict(started(), 2005.0, is_open=True, is_last=False).demand.due_seconds
+    schedule, group_seconds = build_schedule(spec.schedule), update_seconds / 20
+
+    def end(last):
+        return step_end([*ends[:-1], last], group_seconds, schedule)
+
+    assert end(due) == pytest.approx(end(ends[-1])), "no later than with a score at once"
+    assert end(due + 1) == pytest.approx(end(due) + 1)
+
+
+@pytest.mark.parametrize("algorithm", [{"type": "reinforcePlusPlus"}, {"advantages": {"perReward": True}}])
+def test_algorithm_that_waits_for_the_step_needs_all_scores_at_the_end_of_generation(algorithm):
+    forecaster = DemandForecaster.of(make_job(algorithm=algorithm, schedule={"miniBatches": 2}).spec)
     forecaster.record_end(collected(evenly(40)), update_seconds=200)
-    assert forecaster.predict(started(), 2005.0, is_open=True, is_last=False).demand.due_seconds == 40 + 150
+    assert forecaster.predict(started(), 2005.0, is_open=True, is_last=False).demand.due_seconds == 40
 
 
 def test_forecast_of_an_open_collection_counts_the_remaining_samples():
-    forecast = DemandForecaster(N, 1).predict(
-        started(num_generated=60, num_scored=30), 2012.0, is_open=True, is_last=True
-    )
+    forecast = DemandForecaster(N).predict(started(num_generated=60, num_scored=30), 2012.0, is_open=True, is_last=True)
     assert (
         forecast.demand.samples,
         forecast.demand.expected,
@@ -74,26 +108,24 @@ def test_forecast_of_an_open_collection_counts_the_remaining_samples():
 
 
 def test_first_collection_is_predicted_from_its_generated_share():
-    forecaster = DemandForecaster(N, 1)
+    forecaster = DemandForecaster(N)
     assert forecaster.predict(started(5), 2010.0, is_open=True, is_last=False).demand.due_seconds is None, (
         "too few samples"
     )
     forecast = forecaster.predict(started(25), 2010.0, is_open=True, is_last=False)
     assert (forecast.demand.due_seconds, forecast.window_seconds(3.0)) == (40, 40)
     assert forecaster.predict(started(), 2010.0, is_open=True, is_last=False).window_seconds(None) is None
-    parts = DemandForecaster(N, 4).predict(started(25), 2010.0, is_open=True, is_last=False)
-    assert parts.demand.due_seconds == 40 + 30, "three of four updates, which are assumed to take as long as generation"
 
 
 def test_forecast_between_collections_predicts_the_next_start():
-    forecaster = DemandForecaster(N, 1)
+    forecaster = DemandForecaster(N)
     forecaster.record_begin(1000.0)
     progress = collected(evenly(40), scored_at=1060.0)
     forecaster.record_end(progress, 100)
     early = forecaster.predict(progress, 1100.0, is_open=False, is_last=False).demand
     assert (early.samples, early.expected, early.starts_in_seconds) == (N, N, 0), "the pause is unknown"
     assert not early.is_first
-    assert DemandForecaster(N, 1).predict(progress, 1100.0, is_open=True, is_last=False).demand.is_first
+    assert DemandForecaster(N).predict(progress, 1100.0, is_open=True, is_last=False).demand.is_first
     forecaster.record_begin(1160.0)
     forecaster.record_end(progress := collected(evenly(40), started_at=1160.0, scored_at=1220.0), 100)
     for now, starts_in_seconds in ((1250.0, 70), (1999.0, 0)):
@@ -103,7 +135,7 @@ def test_forecast_between_collections_predicts_the_next_start():
 
 def test_trainer_restart_does_not_count_as_a_pause():
     """Otherwise the predicted pause would be too long, and rewards would scale down just before a burst."""
-    forecaster = DemandForecaster(N, 1)
+    forecaster = DemandForecaster(N)
     forecaster.record_end(progress := collected(evenly(40), scored_at=1060.0), 100)
     forecaster.record_begin(1160.0)
     forecaster.record_end(progress, 100)
@@ -117,7 +149,7 @@ def test_trainer_restart_does_not_count_as_a_pause():
 
 
 def test_nothing_is_expected_after_the_last_collection():
-    forecaster = DemandForecaster(N, 1)
+    forecaster = DemandForecaster(N)
     forecaster.record_end(progress := collected(evenly(40)), 100)
     forecast = forecaster.predict(progress, 1100.0, is_open=False, is_last=True)
     assert (forecast.demand.samples, forecast.demand.due_seconds, forecast.demand.is_first) == (0, 40, False), (
@@ -126,12 +158,12 @@ def test_nothing_is_expected_after_the_last_collection():
 
 
 def test_evaluation_has_a_separate_forecast():
-    forecaster = DemandForecaster(N, 4)
+    forecaster = DemandForecaster(N)
     forecaster.record_end(collected(evenly(40)), 200)
     forecaster.record_end(collected(evenly(8), lane="eval"), 0)
     evaluation = forecaster.predict(started(lane="eval"), 2001.0, is_open=True, is_last=False)
     assert (evaluation.demand.due_seconds, evaluation.window_seconds(1.0)) == (8, pytest.approx(8, rel=0.05))
-    assert forecaster.predict(started(), 2001.0, is_open=True, is_last=False).demand.due_seconds == 190
+    assert forecaster.predict(started(), 2001.0, is_open=True, is_last=False).demand.due_seconds == 40
 
 
 def test_large_collection_is_stored_as_a_subsample():

@@ -17,16 +17,17 @@ JOB = {
 
 
 def test_node_offers_one_rank_per_gpu_and_no_cpus():
-    command = build_command("127.14.9.2", "127.14.9.1", 4, "/tmp/rljob-ray-1")
+    command = build_command("127.14.9.2", "127.14.9.1", 4, "/tmp/rljob-ray-1", 2_000_000_000)
     assert '--resources={"rljob-trainer": 4}' in command
     assert "--num-gpus=4" in command
     assert "--num-cpus=0" in command, "Ray would place its own work there"
     assert "--node-ip-address=127.14.9.2" in command
     assert "--address=127.14.9.1:6379" in command
+    assert "--object-store-memory=2000000000" in command
 
 
 def test_node_without_gpus_offers_one_rank():
-    command = build_command("127.14.9.2", "127.14.9.1", 0, "/tmp/rljob-ray-1")
+    command = build_command("127.14.9.2", "127.14.9.1", 0, "/tmp/rljob-ray-1", 100_000_000)
     assert '--resources={"rljob-trainer": 1}' in command
     assert "--num-gpus=0" in command
 

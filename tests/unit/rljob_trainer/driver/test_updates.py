@@ -1,0 +1,87 @@
+"""How the groups of a step become calls of the trainer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from rljob_api.wire.protocol import ScoreResult
+from rljob_inputs.prompts import Prompt
+from rljob_trainer.algorithms.registry import build_algorithm
+from rljob_trainer.driver.updates import StepUpdates
+from rljob_trainer.episodes.types import Group
+from tests.support.driver_harness import make_job
+from tests.support.episodes import episode
+
+
+def make_group(number: int) -> Group:
+    group = Group(number, Prompt(number, f"p{number}", [1]))
+    group.episodes = [
+        episode(index=(0, number, i), score=score, results={"correct": ScoreResult(id="x", valid=True, score=score)})
+        for i, score in enumerate((0.0, 1.0))
+    ]
+    return group
+
+
+class Lane:
+    """Hands over groups as the test says: after a wait, [] is that nothing came in time."""
+
+    finished_steps = num_replaced = 0
+
+    def __init__(self, *arrivals: int, is_generating: Sequence[bool] = ()) -> None:
+        self._arrivals, self._is_generating = list(arrivals), list(is_generating)
+        self._next = 0
+
+    async def take(self, limit: int, wait_seconds: float | None = None) -> list[Group]:
+        count = min(self._arrivals.pop(0), limit)
+        assert count or wait_seconds is not None, "with nothing to train, the step waits as long as it takes"
+        self._next += count
+        return [make_group(number) for number in range(self._next - count, self._next)]
+
+    def is_generating(self) -> bool:
+        return self._is_generating.pop(0) if self._is_generating else False
+
+    async def rescore_stale(self, groups: Sequence[Group]) -> None:
+        pass
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+        """Groups of each `accumulate`."""
+
+    async def accumulate(self, rows: Sequence[Any], versions: Any) -> None:
+        self.calls.append(len(rows) // 2)
+
+    async def apply(self, denominator: float) -> Any:
+        return type("Metrics", (), {"seconds": 0.0})()
+
+
+@pytest.mark.parametrize(
+    ("lane", "calls"),
+    [
+        pytest.param(Lane(8), [8], id="all at once"),
+        pytest.param(Lane(5, 2, 1), [8], id="scores that follow at once wait for each other"),
+        pytest.param(Lane(5, 0, 3), [5, 3], id="what is scored trains before slow scores"),
+        pytest.param(Lane(1, 0, 0, 7, is_generating=[True, True]), [8], id="answers that are sampled are waited for"),
+        pytest.param(Lane(1, 0, 7, is_generating=[False]), [1, 7], id="nothing is sampled now"),
+    ],
+)
+async def test_groups_train_in_few_calls(lane: Any, calls: list[int]) -> None:
+    job = make_job(
+        algorithm={"groupSize": 2},
+        schedule={"promptsPerStep": 8, "miniBatches": 1},
+        rewards=[{"name": "correct", "function": {"inline": "x"}}],
+    )
+    trainer: Any = Trainer()
+    updates = StepUpdates(
+        job.spec, build_algorithm(job.spec), trainer, contextlib.nullcontext, before_apply=lambda: None
+    )
+
+    outcome = await updates.run(lane)
+
+    assert trainer.calls == calls
+    assert [group.index for group in outcome.groups] == list(range(8))

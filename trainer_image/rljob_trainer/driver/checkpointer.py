@@ -1,0 +1,85 @@
+"""Writes the checkpoints of one trainer group, one at a time.
+
+    save: driver.json of this step, the ranks' copies --> training continues
+                                                    '--> the ranks write --> COMPLETE --> older ones are removed
+
+Invariant: a folder is COMPLETE once every rank has written the state of its step; until then, the older ones stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rljob_trainer.driver.ports import Trainer
+from rljob_trainer.history.run_state import History, begin_checkpoint, complete_checkpoint, disk_errors
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CheckpointSeconds:
+    """What one checkpoint cost."""
+
+    step: int
+    wait: float
+    """For which training waited: for the checkpoint before, and for the copies or the write."""
+    write: float
+    """From the copies to COMPLETE, next to training. 0 without copies."""
+
+
+class Checkpointer:
+    def __init__(
+        self, run_dir: Path, trainer: Trainer, *, keep: int, record: Callable[[CheckpointSeconds], None]
+    ) -> None:
+        """`record` gets what a complete checkpoint cost."""
+        self._run_dir, self._trainer, self._keep, self._record = run_dir, trainer, keep, record
+        self._writing: asyncio.Task[None] | None = None
+        self._step = 0
+
+    async def save(self, history: History) -> None:
+        """Begin a checkpoint of this step, once the one before is complete. Training may continue when this returns."""
+        started_at = time.monotonic()
+        await self.wait()
+        folder = await begin_checkpoint(self._run_dir, history, self._trainer.save)
+        self._step = history.step
+        self._writing = asyncio.create_task(self._write(folder, history.step, started_at, time.monotonic()))
+
+    async def wait(self) -> None:
+        """Wait until no checkpoint is being written. Raise why the last one failed."""
+        if self._writing is not None:
+            await asyncio.wait((self._writing,))  # a cancelled wait leaves the write as it is
+            self.check()
+
+    def check(self) -> None:
+        """Raise why the last checkpoint failed, if it has."""
+        if self._writing is not None and self._writing.done():
+            writing, self._writing = self._writing, None
+            writing.result()
+
+    @property
+    def step(self) -> int | None:
+        """Of the checkpoint that is being written."""
+        return None if self._writing is None else self._step
+
+    async def close(self, seconds: float = 0.0) -> None:
+        """Give the last checkpoint some time, before its group ends. A failure is only logged: it is not why."""
+        if self._writing is not None:
+            await asyncio.wait((self._writing,), timeout=seconds)
+            self._writing.cancel()
+            await asyncio.gather(self._writing, return_exceptions=True)
+            self._writing = None
+
+    async def _write(self, folder: Path, step: int, started_at: float, copied_at: float) -> None:
+        try:
+            with disk_errors(folder):
+                await self._trainer.saved()
+            complete_checkpoint(self._run_dir, folder, keep=self._keep)
+        except BaseException as error:
+            log.warning("the checkpoint of step %d is not complete: %s: %s", step, type(error).__name__, error)
+            raise
+        self._record(CheckpointSeconds(step, copied_at - started_at, time.monotonic() - copied_at))

@@ -1,0 +1,98 @@
+"""The head's side of files that ranks send: what a rank writes to a checkpoint or an export, and reads back.
+
+Invariants: a file under its own name is complete, with the bytes that the rank has sent, on the disk; a request reaches
+nothing outside of a checkpoint's trainer folder and of an unfinished export; memory holds one chunk of each request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import secrets
+import zlib
+from pathlib import Path
+
+from aiohttp import StreamReader, web
+
+from rljob_api.errors import TransientError
+from rljob_api.wire.contract import PORT_RUN_FILES
+from rljob_trainer.run_folder.location import EXPORT_PARTIAL, RunFolder, read_run_id
+from rljob_trainer.server_thread import ServerThread, require_token
+
+log = logging.getLogger(__name__)
+
+ROUTE = "/run"
+_ALLOWED = re.compile(rf"(checkpoints/step-\d{{6,}}/trainer|{re.escape(EXPORT_PARTIAL)})(/(?!\.\.?(/|$))[\w.\-]+)+")
+_CHUNK_BYTES = 1 << 20
+
+
+class RunFileServer:
+    """Serves from construction to close()."""
+
+    def __init__(self, run_dir: Path, host: str, token: str) -> None:
+        """Raise TransientError if the port is in use."""
+        self._run_dir = run_dir
+        self.folder = RunFolder(run_dir, read_run_id(run_dir), f"http://{host}:{PORT_RUN_FILES}{ROUTE}")
+        app = web.Application(middlewares=[require_token(token)])
+        app.router.add_put(f"{ROUTE}/{{path:.+}}", self._put)
+        app.router.add_get(f"{ROUTE}/{{path:.+}}", self._get)
+        try:
+            self._server = ServerThread(app, host, PORT_RUN_FILES)
+        except OSError as error:
+            raise TransientError(f"cannot serve the run's files on {host}:{PORT_RUN_FILES}: {error}") from error
+
+    def close(self) -> None:
+        self._server.close()
+
+    async def _put(self, request: web.Request) -> web.Response:
+        """Write the body to a file. Return its length and CRC-32, which the rank compares with its own."""
+        path = self._find(request)
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+        try:
+            received = await _receive(request.content, partial)
+            await asyncio.to_thread(partial.replace, path)
+        except OSError as error:
+            log.warning("cannot write %s: %s", path, error)
+            # To the end: a rank that still sends would not read the answer.
+            async for _ in request.content.iter_chunked(_CHUNK_BYTES):
+                pass
+            raise web.HTTPInsufficientStorage(text=f"{path}: {error.strerror}") from error
+        finally:
+            partial.unlink(missing_ok=True)
+        return web.json_response(received)
+
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        path = self._find(request)
+        if not path.is_file():
+            raise web.HTTPNotFound(text=f"{path} does not exist")
+        return web.FileResponse(path)  # also for a Range
+
+    def _find(self, request: web.Request) -> Path:
+        name = request.match_info["path"]
+        if not _ALLOWED.fullmatch(name):
+            raise web.HTTPForbidden(text=f"{name!r} is not a file that a rank writes")
+        return self._run_dir / name
+
+
+async def _receive(content: StreamReader, path: Path) -> tuple[int, int]:
+    """Write the content durably. Return the number of bytes and their CRC-32."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    checksum = 0
+    with path.open("wb") as file:
+
+        def write(chunk: bytes) -> None:
+            nonlocal checksum
+            file.write(chunk)
+            checksum = zlib.crc32(chunk, checksum)
+
+        def finish() -> None:
+            file.flush()
+            os.fsync(file.fileno())
+
+        async for chunk in content.iter_chunked(_CHUNK_BYTES):
+            # In a thread: writing and the checksum release the GIL, so that other ranks are served.
+            await asyncio.to_thread(write, chunk)
+        await asyncio.to_thread(finish)
+        return file.tell(), checksum

@@ -1,4 +1,4 @@
-"""What classifiers and judges share: the session to the model's server, the vLLM sidecar and its warm-up."""
+"""What classifiers, judges and model users share: the session to a model's server, the vLLM sidecar, its warm-up."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from rljob_api.errors import UserError
+from rljob_api.wire.protocol import UserReply
 from rljob_reward.models.execution import ExecutionProgress, NoScoreError, Score
 from rljob_reward.models.rate_limiter import RateLimiter
 from rljob_reward.models.vllm_sidecar import VllmSidecar, open_session
@@ -36,11 +37,11 @@ class ModelBackend(ABC):
 
     @abstractmethod
     async def start(self) -> StartupReport:
-        """Wait until the model's server answers. Raises UserError if the reward cannot be served."""
+        """Wait until the model's server answers. Raises UserError if the service cannot be served."""
 
     @abstractmethod
-    async def score(self, body: bytes, progress: ExecutionProgress) -> Sequence[Score | NoScoreError]:
-        """Score the samples of one request. Raises NoScoreError if it applies to all samples."""
+    async def execute(self, body: bytes, progress: ExecutionProgress) -> Sequence[Score | UserReply | NoScoreError]:
+        """Score the samples of one request, or answer a call. Raises NoScoreError if it applies to the request."""
 
     async def close(self) -> None:
         if self._sidecar is not None:
@@ -48,7 +49,7 @@ class ModelBackend(ABC):
         await self._session.close()
 
     async def _warm_up(self, send: Callable[[ExecutionProgress], Awaitable[_T]], field: str) -> _T:
-        """Wait for vLLM and send one request, which initializes it and checks that it can serve this reward."""
+        """Wait for vLLM and send one request, which initializes it and checks that it can serve."""
         assert self._sidecar is not None
         await self._sidecar.wait_until_ready()
         try:

@@ -19,7 +19,7 @@ from rljob_reward.models.backend import ModelBackend
 from rljob_reward.models.execution import ExecutionProgress, NoScoreError, Score
 from rljob_reward.models.metrics import UpstreamMetrics
 from rljob_reward.models.rate_limiter import RateLimiter
-from rljob_reward.models.texts import describe, to_messages
+from rljob_reward.models.texts import content_of, describe, to_messages
 from rljob_reward.models.upstream import UpstreamClient
 from rljob_reward.results import StartupReport
 
@@ -47,7 +47,7 @@ class Classifier(ModelBackend):
             raise UserError(f"model.label {problem}")
         return StartupReport(entrypoint=self._model.source, signature="model")
 
-    async def score(self, body: bytes, progress: ExecutionProgress) -> list[Score]:
+    async def execute(self, body: bytes, progress: ExecutionProgress) -> list[Score]:
         logits = await self._classify(ScoreRequest.model_validate_json(body), progress)
         if find_label_problem(self._model.label, len(logits)):
             raise NoScoreError(InvalidReason.BAD_RETURN, f"the model returned {len(logits)} outputs")
@@ -72,7 +72,7 @@ class Classifier(ModelBackend):
             payload |= {"truncate_prompt_tokens": _MODEL_LENGTH, "truncation_side": side}
         messages = to_messages(request.prompt)
         if self._model.template == "text":
-            prompt = "\n".join(str(message.get("content") or "") for message in messages)
+            prompt = "\n".join(map(content_of, messages))
             return payload | {"input": f"{prompt}{request.completion}"}
         return payload | {"messages": [*messages, {"role": "assistant", "content": request.completion}]}
 

@@ -1,4 +1,4 @@
-"""One execution of a model's reward: its progress, and its score or the reason why there is none."""
+"""One execution of a model's service: its progress, and its score or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from rljob_api.wire.protocol import InvalidReason
 
 
 class NoScoreError(Exception):
+    """There is no score, or no reply of a simulated user."""
+
     def __init__(self, reason: InvalidReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason

@@ -1,4 +1,4 @@
-"""Prometheus metrics of classifiers and judges, in addition to those of every reward."""
+"""Prometheus metrics of classifiers, judges and model users, in addition to those of every reward."""
 
 from __future__ import annotations
 

@@ -10,11 +10,11 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from rljob_api.wire.protocol import InvalidReason
+from rljob_api.wire.protocol import InvalidReason, UserReply
 from rljob_reward.models.backend import ModelBackend
 from rljob_reward.models.execution import ExecutionProgress, NoScoreError, Score
 from rljob_reward.models.metrics import UpstreamMetrics
-from rljob_reward.results import ExecutionResult, Reply, SampleReply, StartupReport, failure
+from rljob_reward.results import ExecutionResult, Reply, SampleReply, StartupReport, UserCallReply, failure
 
 _MAX_POLL_SECONDS = 1.0
 """Maximum time between checks of the rate limiter, which may admit earlier than it estimated."""
@@ -43,8 +43,8 @@ class ModelSlot:
 
     async def _run(self, body: bytes) -> None:
         try:
-            scores = await self._backend.score(body, self._progress)
-            result: ExecutionResult = [_to_reply(score) for score in scores]
+            outcomes = await self._backend.execute(body, self._progress)
+            result: ExecutionResult = [_to_reply(outcome) for outcome in outcomes]
         except NoScoreError as error:
             result = failure(error.reason, error.message)
         except Exception as error:  # a bug in RLJob costs one sample
@@ -65,10 +65,12 @@ class ModelSlot:
             callback(result)
 
 
-def _to_reply(score: Score | NoScoreError) -> Reply:
-    if isinstance(score, Score):
-        return SampleReply(score=score.value, components=score.components, reason=None, message="")
-    return failure(score.reason, score.message)[0]
+def _to_reply(outcome: Score | UserReply | NoScoreError) -> Reply:
+    if isinstance(outcome, Score):
+        return SampleReply(score=outcome.value, components=outcome.components, reason=None, message="")
+    if isinstance(outcome, UserReply):
+        return UserCallReply(value=outcome, reason=None, message="")
+    return failure(outcome.reason, outcome.message)[0]
 
 
 class ModelSlotPool:

@@ -13,12 +13,16 @@ def to_messages(prompt: str | list[Message]) -> list[Message]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
+def content_of(message: Message) -> str:
+    return str(message.get("content") or "")
+
+
 def to_text(prompt: str | list[Message]) -> str:
     """Return the prompt as text: for a conversation, its last user message."""
     if isinstance(prompt, str):
         return prompt
     messages = [message for message in prompt if message.get("role") == "user"] or prompt
-    return str(messages[-1].get("content") or "") if messages else ""
+    return content_of(messages[-1]) if messages else ""
 
 
 def describe(value: Any) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -25,6 +26,8 @@ _CONNECT_SECONDS = 10.0
 _MAX_SHOWN_CHARACTERS = 500
 _MAX_ANSWER_BYTES = 4 << 20
 _RETRYABLE_STATUSES = {408, 409, 425, *range(500, 600)} - {501, 505}  # 501 and 505 are permanent
+_REFUSING_STATUSES = {401, 404, 405}
+"""Of a wrong key, model or URL. Not 403, with which some endpoints refuse a single text."""
 
 
 class _Response(NamedTuple):
@@ -43,7 +46,10 @@ class UpstreamClient:
         *,
         name: str,
         secret: str = "",
+        on_refused: Callable[[str], None] = lambda answer: None,
     ) -> None:
+        """`on_refused` is called if the server refuses requests before it has ever answered one: the configuration is
+        wrong. Later, the same answer is a failure of one request, because the configuration worked."""
         self._session = session
         self._url = url
         self._limiter = limiter
@@ -51,6 +57,8 @@ class UpstreamClient:
         self._secret = secret
         self._headers = {"Authorization": f"Bearer {secret}"} if secret else {}
         self._name = name
+        self._on_refused = on_refused
+        self._has_answered = False
 
     async def post(self, payload: dict[str, Any], progress: ExecutionProgress) -> dict[str, Any]:
         """Return the JSON object of the answer. Raises NoScoreError."""
@@ -70,6 +78,7 @@ class UpstreamClient:
                 continue
             self._metrics.record_request(str(response.status))
             if response.status == 200:
+                self._has_answered = True
                 return self._parse(response.text)
             last = f"{response.status} {self.show(response.text)}".strip()
             await self._handle_error(response, progress, num_tries, last)
@@ -97,7 +106,10 @@ class UpstreamClient:
             delay = max(retry_after or 0.0, self._delay(num_tries))
             await self._back_off(delay, progress, InvalidReason.EXCEPTION, num_tries, last)
         else:
-            raise NoScoreError(InvalidReason.EXCEPTION, f"{self._name} answered {last}")
+            message = f"{self._name} answered {last}"
+            if response.status in _REFUSING_STATUSES and not self._has_answered:
+                self._on_refused(message)
+            raise NoScoreError(InvalidReason.EXCEPTION, message)
 
     def show(self, text: str) -> str:
         """Return the beginning of a text from the server, without the key."""

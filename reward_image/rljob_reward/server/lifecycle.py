@@ -47,7 +47,8 @@ async def check(reward: ServedReward) -> StartupReport:
 
 
 async def run(reward: ServedReward, host: str, port: int, token: str, grace_seconds: float) -> None:
-    """Serve until SIGTERM or SIGINT. Raise TransientError if the port is in use or workers keep dying."""
+    """Serve until SIGTERM or SIGINT. Raise TransientError if the port is in use or workers keep dying, and UserError if
+    an endpoint refuses all requests."""
     max_connections = _max_connections(_raise_open_files_limit(), reward.config.slots)
     listener = _bind(host, port)
     metrics = ServerMetrics(reward.config.name, reward.config.slots)

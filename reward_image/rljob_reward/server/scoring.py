@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from rljob_api.errors import TransientError
+from rljob_api.errors import RLJobError
+from rljob_api.manifest.agent import UserModel
 from rljob_api.manifest.scorers import JudgeReward
 from rljob_api.wire.protocol import InvalidReason, Lane
 from rljob_reward.results import ExecutionResult, failure
@@ -58,7 +59,7 @@ class Scorer:
         self._next_timeout: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
         self._idle.set()
-        self.fatal_error: asyncio.Future[TransientError] = self._loop.create_future()
+        self.fatal_error: asyncio.Future[RLJobError] = self._loop.create_future()
         self.pool = build_pool(reward, metrics, on_idle=self._dispatch, on_fatal_error=self._set_fatal_error)
 
     def submit(self, request: Request, body: bytes, waiter: Waiter) -> None:
@@ -95,7 +96,7 @@ class Scorer:
                 self._cancel(execution, _SHUT_DOWN)
         await self.pool.close()
 
-    def _set_fatal_error(self, error: TransientError) -> None:
+    def _set_fatal_error(self, error: RLJobError) -> None:
         if not self.fatal_error.done():
             self.fatal_error.set_result(error)
 
@@ -193,9 +194,9 @@ def build_pool(
     metrics: ServerMetrics,
     *,
     on_idle: Callable[[], None],
-    on_fatal_error: Callable[[TransientError], None],
+    on_fatal_error: Callable[[RLJobError], None],
 ) -> SlotPool:
-    """Return the pool of this reward's kind. A server that runs a function imports neither models nor judges."""
+    """Return the pool of this service's kind. A server that runs a function imports no client of a model."""
     config, backend = reward.config, reward.backend
     if isinstance(backend, FunctionSettings):
         return WorkerPool(
@@ -212,12 +213,16 @@ def build_pool(
 
     model: ModelBackend
     upstream_metrics = UpstreamMetrics(metrics.registry, config.name)
+    # With autoscaling, the largest number of Pods shares an endpoint's limits until they are counted.
+    replicas = config.autoscaling.max_replicas if config.autoscaling else max(1, config.replicas)
     if isinstance(backend, JudgeReward):
         from rljob_reward.models.judge.judge import Judge
 
-        # With autoscaling, the largest number of Pods shares the endpoint's limits until they are counted.
-        replicas = config.autoscaling.max_replicas if config.autoscaling else max(1, config.replicas)
-        model = Judge(backend, config.slots, replicas, config.timeout_seconds, upstream_metrics)
+        model = Judge(backend, config.slots, replicas, config.timeout_seconds, upstream_metrics, on_fatal_error)
+    elif isinstance(backend, UserModel):
+        from rljob_reward.models.user.user import ChatUser
+
+        model = ChatUser(backend, replicas, upstream_metrics, on_fatal_error)
     else:
         from rljob_reward.models.classifier import Classifier
 

@@ -14,21 +14,24 @@ import yaml
 from pydantic import ValidationError
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.agent import COMMAND_MODULE
+from rljob_api.manifest.agent import COMMAND_MODULE, UserModel, UserModelService
 from rljob_api.manifest.reward import FunctionReward, Reward, Scope
 from rljob_api.manifest.scorers import JudgeReward, ModelReward
 from rljob_api.read.pod_files import drop_unknown_fields
 from rljob_api.wire.contract import FILE_FUNCTION
-from rljob_reward.worker.settings import EPISODES, SCORE, SCORE_NEUTRAL_FIELDS, FunctionSettings
+from rljob_reward.worker.settings import EPISODES, SCORE, SCORE_NEUTRAL_FIELDS, USER, FunctionSettings
 
 _SCORE_NEUTRAL_FIELDS = ("gpus", "max_batched_tokens", "kv_cache_gib", "gpu_memory_utilization", "image", "resources")
+
+
+Backend = FunctionSettings | JudgeReward | ModelReward | UserModel
 
 
 class ServedReward(NamedTuple):
     """One reward, ready to be started."""
 
     config: Reward
-    backend: FunctionSettings | JudgeReward | ModelReward
+    backend: Backend
     """What its pool needs; for a function, the settings of a worker."""
     version: str
     """sha256 of source, settings and images: scores of different versions are not comparable."""
@@ -47,12 +50,12 @@ def load_reward(
 
     `framework`: of the environment, if that is what episodes are of.
     """
-    reward = _read_reward(config_path)
-    scorer = reward.judge or reward.model
-    if serves != SCORE and reward.function is None:
+    reward = _read_reward(config_path, serves)
+    scorer = reward.user_model if isinstance(reward, UserModelService) else reward.judge or reward.model
+    if serves != SCORE and reward.function is None and not isinstance(reward, UserModelService):
         raise UserError(f"{config_path}: {reward.name} must have a function, which --serves {serves} calls")
     if scorer is not None:
-        backend: FunctionSettings | JudgeReward | ModelReward = scorer
+        backend: Backend = scorer
         settings = _read_scorer(scorer) | {"scope": reward.scope}
     elif reward.function is not None:
         backend = _build_settings(reward.function, reward.scope, config_path, function_path, serves)
@@ -85,9 +88,11 @@ def _open_to_the_model(settings: FunctionSettings) -> FunctionSettings:
     return settings._replace(network=True, folders=(folder,) if folder else ())
 
 
-def _read_reward(path: Path) -> Reward:
+def _read_reward(path: Path, serves: str) -> Reward:
     try:
-        return Reward.model_validate(drop_unknown_fields(Reward, yaml.safe_load(path.read_text()), str(path)))
+        data = yaml.safe_load(path.read_text())
+        kind = UserModelService if serves == USER and isinstance(data, dict) and "userModel" in data else Reward
+        return kind.model_validate(drop_unknown_fields(kind, data, str(path)))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; pass the path of one Reward as YAML to --config") from error
     except yaml.YAMLError as error:
@@ -114,8 +119,8 @@ def _read_source(function: FunctionReward, config_path: Path, override: Path | N
         raise UserError(f"{path}: the reward's source is not valid UTF-8: {error}") from error
 
 
-def _read_scorer(scorer: JudgeReward | ModelReward) -> dict[str, Any]:
-    """Return what decides a score: template, model, parser. Where and how fast the model runs is excluded."""
+def _read_scorer(scorer: JudgeReward | ModelReward | UserModel) -> dict[str, Any]:
+    """Return what decides a score or a reply: template, model, parser. Not where and how fast the model runs."""
     parts = scorer.model_dump(mode="json", exclude={"endpoint": {"limits", "api_key_secret_ref"}})
     for model in (parts, parts.get("model") or {}):
         for name in _SCORE_NEUTRAL_FIELDS:

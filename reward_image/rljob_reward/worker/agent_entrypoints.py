@@ -17,9 +17,10 @@ from rljob_reward.worker.adapters import inspection, interaction, tools, user
 from rljob_reward.worker.adapters.binding import CallBinding
 from rljob_reward.worker.adapters.inspection import DescribeInSource, name_of
 from rljob_reward.worker.entrypoints import BoundFunction, Found, Named, list_defined, list_own
-from rljob_reward.worker.settings import TOOLS, USER, FunctionSettings
+from rljob_reward.worker.settings import CODE_MODULE, TOOLS, USER, FunctionSettings
 
-_MCP_MODULE: Final = "rljob_reward.worker.mcp_client"
+_OWN_TOOLS: Final = ("rljob_reward.worker.mcp_client", CODE_MODULE)
+"""Modules of the image whose classes have the schemas of their tools, and answer calls themselves."""
 
 
 def prepare(settings: FunctionSettings) -> None:
@@ -79,11 +80,11 @@ def _bind_user(found: Found, settings: FunctionSettings, path: str, in_source: D
 
 
 def _bind_tools(found: Found, settings: FunctionSettings, path: str, in_source: DescribeInSource) -> BoundFunction:
-    if settings.module == _MCP_MODULE:
-        server = found.value(**settings.factory_args or {})
-        calls = CallBinding(server.call, lambda value, request: value, lambda: server.problem)
-        names = ", ".join(schema["name"] for schema in server.schemas)
-        return BoundFunction(None, None, names, TOOLS, path, calls=calls, tools=tuple(server.schemas))
+    if settings.module in _OWN_TOOLS:
+        own = found.value(**settings.factory_args or {})
+        calls = CallBinding(own.call, lambda value, request: value, lambda: own.problem)
+        names = ", ".join(schema["name"] for schema in own.schemas)
+        return BoundFunction(None, None, names, TOOLS, path, calls=calls, tools=tuple(own.schemas))
     elements = tools.list_elements(*found)
     schemas, calls = tools.bind(elements, settings.kwargs, settings.factory_args, in_source)
     names = ", ".join(schema["name"] for schema in schemas)

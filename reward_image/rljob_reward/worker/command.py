@@ -11,13 +11,11 @@ import contextlib
 import json
 import os
 import re
-import selectors
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -28,13 +26,12 @@ from rljob_reward.worker.episodes import reply
 from rljob_reward.worker.episodes.calls import write_call
 from rljob_reward.worker.episodes.ending import Waiter
 from rljob_reward.worker.episodes.types import Episode
+from rljob_reward.worker.follower import Follower
 from rljob_reward.worker.settings import TEARDOWN_SECONDS
 
-_CHUNK_BYTES: Final = 64 << 10
 _MAX_LINE_BYTES: Final = MAX_EPISODE_REPLY_BYTES
 """Of the last line, which may be the reply."""
 _TOO_LONG: Final = b"..."
-_MAX_LAST_CHUNKS: Final = 64
 _STDOUT: Final = 1
 _MAX_ERROR_BYTES: Final = 4 << 10
 _NUM_ERROR_LINES: Final = 12
@@ -101,7 +98,10 @@ def _run(
         start_new_session=True,
         bufsize=0,
     )
-    with process, _Follower(process, output) as follower:
+    assert process.stdout is not None
+    assert process.stderr is not None
+    takers = {process.stdout: output.take, process.stderr: output.take_error}
+    with process, Follower(process, takers) as follower:
         has_ended = False
         try:
             has_ended = follower.wait()
@@ -113,52 +113,6 @@ def _run(
             _signal_group(process, signal.SIGKILL)
             follower.read_rest()
     return process.returncode
-
-
-class _Follower:
-    """Passes on the output of a program until it has ended."""
-
-    def __init__(self, process: subprocess.Popen[bytes], output: _Output) -> None:
-        self._ended = os.pidfd_open(process.pid)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._ended, selectors.EVENT_READ)
-        for stream, take in ((process.stdout, output.take), (process.stderr, output.take_error)):
-            assert stream is not None
-            self._selector.register(stream, selectors.EVENT_READ, take)
-
-    def __enter__(self) -> _Follower:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._selector.close()
-        os.close(self._ended)
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Return whether it has ended within that time."""
-        deadline = None if seconds is None else time.monotonic() + seconds
-        while (left := None if deadline is None else deadline - time.monotonic()) is None or left > 0:
-            if any(key.fileobj == self._ended for key in self._pass_on(left)):
-                return True
-        return False
-
-    def read_rest(self) -> None:
-        """Pass on what is left in the pipes. A process that left the group may still write, without end."""
-        self._selector.unregister(self._ended)
-        for _ in range(_MAX_LAST_CHUNKS):
-            if not self._selector.get_map() or not self._pass_on(0):
-                break
-
-    def _pass_on(self, timeout: float | None) -> list[selectors.SelectorKey]:
-        """Wait for output or the end, pass on what came, and return what was ready."""
-        ready = [key for key, _ in self._selector.select(timeout)]
-        for key in ready:
-            if key.data is None:
-                continue
-            if data := os.read(key.fd, _CHUNK_BYTES):
-                key.data(data)
-            else:
-                self._selector.unregister(key.fileobj)
-        return ready
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

@@ -12,6 +12,8 @@ SCORE, USER, TOOLS, EPISODES = "score", "user", "tools", "episodes"
 SERVES = (SCORE, USER, TOOLS, EPISODES)
 """What a server executes: rewards, a simulated user, functions that the policy calls, or episodes of a program or an
 environment."""
+CODE_MODULE = "rljob_reward.worker.code_sandbox"
+"""Runs code of the policy."""
 TEARDOWN_SECONDS = 5.0
 """For which an episode that must end (its time is over, its client has left) may run its `finally` blocks."""
 
@@ -55,6 +57,11 @@ class FunctionSettings(NamedTuple):
     """Of episodes: the project whose environment this is. Empty: a program."""
     folders: tuple[str, ...] = ()
     """Other folders that workers must be able to read."""
+
+    @property
+    def runs_code_of_policy(self) -> bool:
+        """Whether calls run code of the policy in processes of the worker, which can end it."""
+        return self.module == CODE_MODULE and (self.factory_args or {}).get("provider") == "process"
 
 
 SCORE_NEUTRAL_FIELDS = (

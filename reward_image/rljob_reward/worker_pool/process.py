@@ -333,8 +333,15 @@ class WorkerProcess(asyncio.Protocol):
             self.started.set_result(StartupReport(error=message))
         callback, self._callback = self._callback, None
         if callback is not None:
-            callback(self._killed_as)
+            callback(self._name_cause(self._killed_as))
         self._on_exit(self)
+
+    def _name_cause(self, result: ExecutionResult) -> ExecutionResult:
+        """Return why its request failed. Code of the policy that ended its worker would do it again: this is for the
+        model to know, and no reason to retry."""
+        if result[0].reason is InvalidReason.WORKER_DIED and self._function.runs_code_of_policy:
+            return failure(InvalidReason.BAD_REQUEST, f"the code ended its sandbox: {result[0].message}")
+        return result
 
     def _release(self) -> None:
         """Kill what it left behind. Once the supervisor is closed, none of that can start another process."""

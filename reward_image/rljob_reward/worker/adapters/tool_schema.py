@@ -9,17 +9,17 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from rljob_api.functions.annotations import schema_of
+from rljob_api.functions.annotations import Schema, UnsupportedTypeError, schema_of
 from rljob_api.functions.descriptions import Function
 from rljob_api.functions.forms import FormError
 from rljob_api.functions.tool_forms import check_tool
 from rljob_reward.worker.adapters.inspection import read_parameters
 from rljob_reward.worker.adapters.json_values import NotJsonError, to_json
+from rljob_reward.worker.adapters.parameter_types import Classes, plain
 
 _SECTIONS: Final = re.compile(
     r"^(Args|Arguments|Parameters|Returns?|Yields?|Raises|Examples?|Notes?|Warnings?|References|Attributes|Todo|"
@@ -30,57 +30,57 @@ _ARGUMENTS: Final = ("Args", "Arguments", "Parameters")
 _PARAMETER: Final = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^()]*(?:\([^()]*\)[^()]*)*\))?\s*:\s*(.*)$")
 
 
+class Signature(NamedTuple):
+    parameters: Function
+    """With the types as text."""
+    types: Mapping[str, Any]
+    classes: Mapping[str, Schema]
+    """Schemas of the classes that the texts name."""
+
+
 def describe_tool(name: str, function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a ToolSchema. `given`: parameters that the policy does not see. Raise FormError."""
-    found = read_types(name, function)
-    check_tool(found, given, lambda name: False)
+    found, _, classes = read_signature(name, function)
+    check_tool(found, given, lambda name: False, classes)
     description, texts = read_docstring(inspect.getdoc(function) or "")
     defaults = {p.name: p.default for p in inspect.signature(function).parameters.values() if p.default is not p.empty}
     properties: dict[str, dict[str, Any]] = {}
     for each in found.named:
         if each in given:
             continue
-        properties[each] = schema_of(found.annotations[each]) | ({"description": texts[each]} if each in texts else {})
+        text = {"description": texts[each]} if each in texts else {}
+        properties[each] = schema_of(found.annotations[each], classes) | text
         properties[each] |= _read_default(defaults, each)
     required = [each for each in properties if each in found.required]
     parameters = {"type": "object", "properties": properties, "required": required}
     return {"name": name, "description": description, "parameters": parameters}
 
 
-def read_types(name: str, function: Callable[..., Any]) -> Function:
-    """Return the parameters, with their resolved types as text. Raise FormError."""
+def read_signature(name: str, function: Callable[..., Any]) -> Signature:
+    """Return the parameters, with their resolved types. Raise FormError."""
     found = read_parameters(name, function)
     inner = inspect.unwrap(getattr(function, "func", function))
     try:
         hints = typing.get_type_hints(inner, include_extras=True)
     except Exception as error:  # a forward reference that does not exist, an expression that raises
         raise FormError(f"{found.show()}: its types cannot be resolved: {type(error).__name__}: {error}") from None
-    return found._replace(annotations={key: type_text(hint) for key, hint in hints.items() if key in found.named})
+    types, classes = {key: hint for key, hint in hints.items() if key in found.named}, Classes()
+    return Signature(
+        found._replace(annotations={key: _show(hint, classes) for key, hint in types.items()}), types, classes.schemas
+    )
 
 
-def type_text(annotation: Any) -> str:
-    """Return a type as its source would write it."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is None:
-        name = getattr(annotation, "__name__", None)
-        return name if isinstance(name, str) and name.isidentifier() else str(annotation)
-    if origin in (typing.Union, types.UnionType):
-        return " | ".join(map(type_text, arguments))
-    if origin is typing.Literal:
-        return f"Literal[{', '.join(map(repr, arguments))}]"
-    if origin is typing.Annotated:
-        return f"Annotated[{', '.join([type_text(arguments[0]), *map(_show_extra, arguments[1:])])}]"
-    return f"{origin.__name__}[{', '.join(map(type_text, arguments))}]"
-
-
-def _show_extra(extra: Any) -> str:
-    return repr(extra) if isinstance(extra, str) else "None"
+def _show(hint: Any, classes: Classes) -> str:
+    try:
+        return classes.show(hint)
+    except UnsupportedTypeError as error:  # check_tool reports the text, unless the policy does not see the parameter
+        return error.annotation
 
 
 def _read_default(defaults: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the default, where JSON has it and it is not null: without an argument, the function uses its own."""
     try:
-        default = to_json(defaults.get(name), name)
+        default = to_json(plain(defaults.get(name)), name)
     except (NotJsonError, RecursionError):
         return {}
     return {} if default is None else {"default": default}

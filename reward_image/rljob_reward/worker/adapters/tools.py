@@ -19,7 +19,8 @@ from rljob_reward.worker.adapters.binding import CallBinding
 from rljob_reward.worker.adapters.inspection import DescribeInSource, describe, name_of
 from rljob_reward.worker.adapters.json_values import to_text
 from rljob_reward.worker.adapters.outcome import BAD_REQUEST, CallOutcome, failed_call
-from rljob_reward.worker.adapters.tool_schema import describe_tool, read_types
+from rljob_reward.worker.adapters.parameter_types import build
+from rljob_reward.worker.adapters.tool_schema import describe_tool, read_signature
 
 _MAX_SHOWN_CHARACTERS: Final = 100
 
@@ -39,6 +40,8 @@ class Tool(NamedTuple):
     constants: dict[str, Any]
     """Arguments that the policy does not see."""
     parameters: Function
+    types: Mapping[str, Any]
+    """Of the parameters."""
 
 
 class Element(NamedTuple):
@@ -97,6 +100,7 @@ def bind(
             return failed_call(BAD_REQUEST, _describe_unknown(name, list(by_name)))
         try:
             given = check_arguments(name, tool.schema["parameters"], request["arguments"])
+            given = {key: build(tool.types[key], each, key) for key, each in given.items()}
         except ArgumentError as error:
             return failed_call(BAD_REQUEST, str(error))
         return tool.function(**given, **tool.constants)
@@ -128,9 +132,9 @@ def _bind_element(
 
 def _bind_function(name: str, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Tool:
     try:
-        parameters = read_types(name, function)
+        parameters, types, _ = read_signature(name, function)
         constants = {key: value for key, value in kwargs.items() if parameters.accepts(key)}
-        return Tool(function, describe_tool(name, function, constants), constants, parameters)
+        return Tool(function, describe_tool(name, function, constants), constants, parameters, types)
     except FormError as error:
         raise ToolError(function, str(error)) from None
 

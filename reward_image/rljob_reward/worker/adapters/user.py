@@ -6,8 +6,6 @@ Invariant: a reply is the fields of a UserReply as JSON, of a bounded size, or a
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -15,16 +13,9 @@ from rljob_api.functions import user_forms
 from rljob_api.functions.descriptions import Function
 from rljob_api.wire.contract import MAX_USER_REPLY_BYTES
 from rljob_reward.worker.adapters.binding import CallBinding
-from rljob_reward.worker.adapters.json_values import NotJsonError, to_json, to_log
-from rljob_reward.worker.adapters.outcome import (
-    BAD_RETURN,
-    EXCEPTION,
-    NOT_FINITE,
-    CallOutcome,
-    describe,
-    failed_call,
-    read_number,
-)
+from rljob_reward.worker.adapters.json_values import to_json, to_log
+from rljob_reward.worker.adapters.outcome import BAD_RETURN, EXCEPTION, CallOutcome, describe, failed_call
+from rljob_reward.worker.adapters.reply_fields import WrongReplyError, build_reply, read_mapping, read_reward
 from rljob_reward.worker.adapters.results import fields_of
 
 _KEYS: Final = ("text", "reward", "info", "state")
@@ -109,28 +100,15 @@ def _find_fields(value: Any, state: Any) -> dict[Any, Any] | None:
 
 def read_reply(text: Any, reward: Any, info: Any, state: Any, name: str) -> CallOutcome:
     """Return a UserReply of these parts; a reason if one of them has another type than it must."""
-    if text is not None and not isinstance(text, str):
-        return failed_call(BAD_RETURN, f"{name}: text is {describe(text)}; expected a str, or None to end")
-    number = None if reward is None else read_number(reward)
-    if reward is not None and number is None:
-        return failed_call(BAD_RETURN, f"{name}: reward is {describe(reward)}; expected a number or None")
-    if number is not None and not math.isfinite(number):
-        return failed_call(NOT_FINITE, f"{name}: reward is {number}")
-    if info is not None and not isinstance(info, Mapping):
-        return failed_call(BAD_RETURN, f"{name}: info is {describe(info)}; expected a dict")
-    if not isinstance(state, Mapping):
-        return failed_call(BAD_RETURN, f"{name}: state is {describe(state)}; expected a dict")
-    try:
-        kept = to_json(state, "state")
-        reply = {"text": to_json(text, "text"), "reward": number, "state": kept, "info": to_log(info or {})}
-        num_bytes = len(json.dumps(reply))
-    except NotJsonError as error:
-        return failed_call(BAD_RETURN, f"{name}: {error}; the state travels with the episode as JSON")
-    except RecursionError:
-        return failed_call(BAD_RETURN, f"{name}: state or info is nested too deeply")
-    if num_bytes > MAX_USER_REPLY_BYTES:
-        limit = MAX_USER_REPLY_BYTES >> 10
-        return failed_call(
-            BAD_RETURN, f"{name}: the reply has {num_bytes >> 10} KiB as JSON, at most {limit} KiB; shorten the state"
-        )
-    return CallOutcome(reply)
+
+    def build() -> dict[str, Any]:
+        if text is not None and not isinstance(text, str):
+            raise WrongReplyError(f"text is {describe(text)}; expected a str, or None to end")
+        return {
+            "text": to_json(text, "text"),
+            "reward": read_reward(reward, "reward"),
+            "state": to_json(read_mapping(state, "state"), "state"),
+            "info": to_log(read_mapping(info, "info")),
+        }
+
+    return build_reply(build, name, MAX_USER_REPLY_BYTES)

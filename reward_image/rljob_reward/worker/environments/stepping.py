@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -89,7 +90,9 @@ def row_of(episode: Episode) -> dict[str, Any]:
 
 
 def seed_of(episode: Episode) -> int:
-    """Return the row's column `seed`, or else its index: all episodes of a prompt begin alike, as their comparison
-    requires."""
+    """Return the row's column `seed`, or else its index, or a number for what is not an integer: all episodes of a
+    prompt begin alike, as their comparison requires."""
     seed = episode.columns.get("seed", episode.columns.get("index"))
-    return seed if isinstance(seed, int) else episode.seed
+    if seed is None:
+        return episode.seed
+    return seed if isinstance(seed, int) else zlib.crc32(str(seed).encode())

@@ -11,6 +11,7 @@ import contextlib
 import os
 import resource
 import socket
+from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -29,6 +30,10 @@ MECHANISMS = (UID, LANDLOCK, SECCOMP, SECCOMP_LISTENER, PRIVATE_SHM)
 """Can be disabled by name ($RLJOB_REWARD_DISABLE_ISOLATION), if one prevents a function from working."""
 
 
+_disabled: list[str] = []
+"""Of this worker."""
+
+
 class WorkerSandbox(NamedTuple):
     scratch: str
     """The only directory that it may write to."""
@@ -44,6 +49,7 @@ class WorkerSandbox(NamedTuple):
 
 def enter(settings: FunctionSettings, worker_sandbox: WorkerSandbox, handover: socket.socket) -> list[str]:
     """Restrict this process permanently. Send the seccomp listener through `handover`; return what is not enforced."""
+    _disabled[:] = worker_sandbox.disabled
     # When memory runs out, the kernel must kill this process rather than the server.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
@@ -65,6 +71,18 @@ def enter(settings: FunctionSettings, worker_sandbox: WorkerSandbox, handover: s
         signals_are_scoped = bool(scopes & landlock.SCOPE_SIGNAL)
         missing += _filter_calls(settings, worker_sandbox, handover, signals_are_scoped=signals_are_scoped)
     return missing
+
+
+def confine(folder: str, readable: Iterable[str], worker_pid: int) -> None:
+    """Restrict this process, which its worker has started for code of the policy, further: it writes below `folder`,
+    reads there and what is `readable`, and cannot touch its worker. Raise OSError if a mechanism fails."""
+    if libc_prctl(_PR_SET_NO_NEW_PRIVS, 1) != 0:
+        raise_errno("prctl(PR_SET_NO_NEW_PRIVS)")
+    if LANDLOCK not in _disabled:
+        landlock.confine(folder, readable)
+    if SECCOMP not in _disabled:
+        with contextlib.suppress(OSError):  # missing here: the worker has said so
+            seccomp.install(seccomp.build_guard(worker_pid), listen=False)
 
 
 def _make_memory_private(settings: FunctionSettings, worker_sandbox: WorkerSandbox) -> list[str]:

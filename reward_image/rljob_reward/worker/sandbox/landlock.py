@@ -1,7 +1,8 @@
 """Landlock: writes only below the scratch directory, no tracing or signalling of other processes.
 
 A domain is inherited by what a worker starts and cannot be left. Tracing covers /proc/PID/environ and /proc/PID/mem:
-the server's token, and other workers. Reads are not restricted: a function may read what its user may.
+the server's token, and other workers. Reads of a function are not restricted: it may read what its user may. Code of
+the policy gets a further domain within that of its worker, which restricts reads, too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import errno
 import os
 import stat
 import struct
+from collections.abc import Iterable
 
 from rljob_reward.worker.sandbox.system import raise_errno, syscall
 
@@ -18,9 +20,12 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every 
 _CREATE_RULESET_VERSION = 1
 _RULE_PATH_BENEATH = 1
 
+_EXECUTE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 2, 1 << 3
+_READ = _EXECUTE | _READ_FILE | _READ_DIR
 _WRITE_FILE, _REMOVE_DIR, _REMOVE_FILE = 1 << 1, 1 << 4, 1 << 5
 _MAKE = sum(1 << bit for bit in range(6, 13))
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
+_OF_FILES = _EXECUTE | _READ_FILE | _WRITE_FILE | _TRUNCATE
 _SCOPE_ABSTRACT_UNIX_SOCKET, SCOPE_SIGNAL = 1, 2
 
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
@@ -39,26 +44,41 @@ def restrict(scratch: str) -> tuple[int, list[str]]:
     version = abi()
     if version == 0:
         return 0, ["landlock: missing here: files of this user elsewhere can be written, other workers traced"]
-    writes = _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE
-    writes |= (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
-    scopes = (_SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL) if version >= 6 else 0
-    ruleset = _create_ruleset(writes, scopes)
-    try:
-        for path in (scratch, _SHARED_MEMORY):
-            _allow(ruleset, path, writes)
-        for path in _DEVICES:
-            _allow(ruleset, path, writes & (_WRITE_FILE | _TRUNCATE))
-        if syscall(_RESTRICT_SELF, ruleset, 0) != 0:
-            raise_errno("landlock_restrict_self")
-    finally:
-        os.close(ruleset)
+    scopes = _enter(version, scratch, 0, ())
     lacking = [] if version >= 3 else ["landlock: before Linux 6.2 files of this user elsewhere can be truncated"]
     return scopes, lacking
 
 
-def _create_ruleset(writes: int, scopes: int) -> int:
+def confine(folder: str, readable: Iterable[str]) -> None:
+    """Restrict this process within the domain of its worker: it writes only below `folder`, reads and executes only
+    that and what is `readable`, and cannot trace or signal the worker. No effect where the kernel has no Landlock."""
+    if version := abi():
+        _enter(version, folder, _READ, readable)
+
+
+def _enter(version: int, folder: str, reads: int, readable: Iterable[str]) -> int:
+    """Enter a domain, and return its scopes. `reads`: the rights to read that it restricts."""
+    writes = _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE
+    writes |= (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
+    scopes = (_SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL) if version >= 6 else 0
+    ruleset = _create_ruleset(writes | reads, scopes)
+    try:
+        for path in (folder, _SHARED_MEMORY):
+            _allow(ruleset, path, writes | reads)
+        for path in _DEVICES:
+            _allow(ruleset, path, (writes | reads) & _OF_FILES)
+        for path in readable:
+            _allow(ruleset, path, reads)
+        if syscall(_RESTRICT_SELF, ruleset, 0) != 0:
+            raise_errno("landlock_restrict_self")
+    finally:
+        os.close(ruleset)
+    return scopes
+
+
+def _create_ruleset(access: int, scopes: int) -> int:
     # handled_access_fs, handled_access_net, scoped: older kernels know a shorter struct.
-    attributes = struct.pack("QQQ", writes, 0, scopes) if scopes else struct.pack("Q", writes)
+    attributes = struct.pack("QQQ", access, 0, scopes) if scopes else struct.pack("Q", access)
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
     ruleset = syscall(_CREATE_RULESET, ctypes.addressof(buffer), len(attributes), 0)
     if ruleset < 0:
@@ -76,7 +96,7 @@ def _allow(ruleset: int, path: str, access: int) -> None:
         raise
     try:
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            access &= _WRITE_FILE | _TRUNCATE
+            access &= _OF_FILES
         rule = ctypes.create_string_buffer(struct.pack("=Qi", access, descriptor), 12)
         if syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, ctypes.addressof(rule), 0) != 0:
             raise_errno(f"landlock_add_rule for {path}")

@@ -25,6 +25,9 @@ EQUAL, NOT_EQUAL, ANY_BIT = "==", "!=", "&"
 
 _SET_MODE_FILTER = 1
 _FLAG_SPEC_ALLOW, _FLAG_NEW_LISTENER = 1 << 2, 1 << 3
+_FLAG_WAIT_KILLABLE = 1 << 5
+"""Linux 5.19. Without it, a signal ends a call that waits for the listener: under dash, the end of a pipeline's first
+process made the fork of its second one fail."""
 _LOAD, _JUMP_EQUAL, _JUMP_BITS, _RETURN = 0x20, 0x15, 0x45, 0x06
 _OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARGUMENTS = 0, 4, 16
 _X32_BIT = 0x40000000
@@ -132,6 +135,18 @@ def _build_signal_rules(own_pid: int, server_pid: int, supervised: bool) -> list
     return [Rule(call, NOTIFY if supervised else ALLOW, cases) for call in _SIGNALS]
 
 
+def build_guard(pid: int) -> list[Rule]:
+    """Return a further policy for what a worker starts: calls that signal or adjust the worker, `pid`, fail.
+
+    The worker's own policy allows them, since it does not know who calls.
+    """
+    denied = refuse(errno.EPERM)
+    return [
+        Rule(call, ALLOW, tuple(Case(argument, EQUAL, target, denied) for target in (pid, -pid)))
+        for call, argument in PID_ARGUMENT.items()
+    ]
+
+
 def assemble(rules: Iterable[Rule], machine: str | None = None) -> bytes:
     """The rules as a BPF program. Calls of another architecture kill the process: their numbers differ."""
     machine = machine or os.uname().machine
@@ -163,8 +178,9 @@ def install(rules: list[Rule], *, listen: bool) -> int:
     program = assemble(rules)
     code = ctypes.create_string_buffer(program, len(program))
     header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(code)))
-    flags = _FLAG_SPEC_ALLOW | (_FLAG_NEW_LISTENER if listen else 0)
-    result = syscall(numbers()["seccomp"], _SET_MODE_FILTER, flags, ctypes.addressof(header))
-    if result < 0:
-        raise_errno("seccomp")
-    return result
+    listening = (_FLAG_NEW_LISTENER | _FLAG_WAIT_KILLABLE, _FLAG_NEW_LISTENER) if listen else (0,)
+    for flags in listening:
+        result = syscall(numbers()["seccomp"], _SET_MODE_FILTER, _FLAG_SPEC_ALLOW | flags, ctypes.addressof(header))
+        if result >= 0:
+            return result
+    raise_errno("seccomp")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from typing import Any
+from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -34,6 +34,6 @@ def die_with(parent_pid: int) -> None:
         os._exit(1)
 
 
-def raise_errno(call: str) -> None:
+def raise_errno(call: str) -> NoReturn:
     code = ctypes.get_errno()
     raise OSError(code, f"{call}: {os.strerror(code)}")

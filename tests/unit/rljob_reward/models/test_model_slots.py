@@ -24,7 +24,7 @@ class BrokenBackend:
     async def start(self) -> StartupReport:
         return StartupReport()
 
-    async def score(self, body, progress):
+    async def execute(self, body, progress):
         raise self.error
 
     async def close(self) -> None: ...

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.agent import COMMAND_MODULE
+from rljob_api.manifest.agent import COMMAND_MODULE, UserModel
 from rljob_reward.server.served_reward import load_reward
-from rljob_reward.worker.settings import EPISODES, FunctionSettings
+from rljob_reward.worker.settings import EPISODES, USER, FunctionSettings
 
 FUNCTION = {"name": "r", "timeoutSeconds": 5, "function": {"inline": "def compute_score(solution_str): return 1.0\n"}}
 LISTS = {"name": "r", "function": {"inline": "def reward(completions): return [1.0] * len(completions)\n"}}
@@ -22,6 +22,7 @@ JUDGE = {
     },
 }
 MODEL = {"name": "r", "model": {"source": "/m"}}
+MODEL_USER = {"name": "user", "userModel": {"endpoint": {"url": "https://x", "model": "m"}, "persona": "Be kind."}}
 
 
 def version_of(folder, config, images=""):
@@ -111,3 +112,30 @@ def test_runner_may_open_connections_and_its_framework_enters_the_version(tmp_pa
     assert isinstance(environment.backend, FunctionSettings)
     assert environment.backend.framework == "trl"
     assert environment.version != program.version
+
+
+def load_user(folder, config):
+    folder.mkdir(exist_ok=True)
+    (folder / "reward.yaml").write_text(yaml.safe_dump(config))
+    return load_reward(folder / "reward.yaml", serves=USER)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "changes"),
+    [
+        ("userModel.persona", "You are bored.", True),
+        ("userModel.stop", "[END]", True),
+        ("userModel.endpoint.model", "other", True),
+        ("userModel.endpoint.limits", {"concurrency": 3}, False),
+        ("slots", 3, False),
+    ],
+)
+def test_model_user_has_a_version_of_what_decides_its_replies(tmp_path, path, value, changes):
+    served = load_user(tmp_path, MODEL_USER)
+    assert isinstance(served.backend, UserModel)
+    assert (load_user(tmp_path, changed(MODEL_USER, path, value)).version != served.version) is changes
+
+
+def test_user_without_function_and_model_is_refused(tmp_path):
+    with pytest.raises(UserError, match="r must have a function, which --serves user calls"):
+        load_user(tmp_path, MODEL)

@@ -164,11 +164,12 @@ def test_first_failure_of_an_episode_is_its_reason(setup: str, close: str, expec
 
 FAKE_OPENAI = """
 class OpenAI:
-    def __init__(self, **given):
+    def __init__(self, http_client, **given):
         self.given, self.closed = given, False
     def close(self): self.closed = True
 class AsyncOpenAI(OpenAI):
     async def close(self): self.closed = True
+DefaultHttpxClient = DefaultAsyncHttpxClient = dict
 """
 
 

@@ -113,6 +113,25 @@ async def test_unusable_answer_is_invalid_with_its_beginning(judge, endpoint, an
     assert len(endpoint.requests) == 1, "a retry would not help"
 
 
+async def test_endpoint_that_refuses_everything_ends_the_server(make_judge, endpoint):
+    endpoint.reset(answers(status(401, "bad key")))
+    judge = await make_judge()
+    assert (await judge.score("x")).reason == "exception"
+    error = judge.scorer.fatal_error.result()
+    assert isinstance(error, UserError)
+    assert str(error) == (
+        "judge.endpoint: the judge's endpoint answered 401 bad key; correct its url, model or apiKeySecretRef"
+    )
+
+
+@pytest.mark.parametrize("given", [("Score: 1", status(401)), (status(403), status(400))])
+async def test_endpoint_that_has_answered_or_refuses_one_text_fails_only_that_sample(make_judge, endpoint, given):
+    endpoint.reset(answers(*given))
+    judge = await make_judge()
+    assert not (await judge.score("x"), await judge.score("y"))[1].valid
+    assert not judge.scorer.fatal_error.done()
+
+
 async def test_endpoint_that_never_answers_is_a_timeout(make_judge, endpoint):
     endpoint.reset(nothing)
     result = await (await make_judge(timeoutSeconds=0.3)).score("x")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import enum
 import functools
-from typing import Annotated, Any, Literal, Optional
+from typing import Annotated, Any, Literal
 
 import pytest
 
 from rljob_api.functions.forms import FormError
-from rljob_reward.worker.adapters.tool_schema import describe_tool, read_docstring, type_text
+from rljob_reward.worker.adapters.tool_schema import describe_tool, read_docstring
 
 Unit = Literal["C", "F"]
 
@@ -87,26 +87,6 @@ def test_types_that_cannot_be_resolved_are_reported() -> None:
 
     with pytest.raises(FormError, match="its types cannot be resolved: NameError: name 'Missing'"):
         describe_tool("search", search, {})
-
-
-@pytest.mark.parametrize(
-    ("annotation", "text"),
-    [
-        (int, "int"),
-        (None, "None"),
-        (type(None), "NoneType"),
-        (Any, "Any"),
-        (list[dict[str, int]], "list[dict[str, int]]"),
-        (Optional[int], "int | NoneType"),  # noqa: UP045
-        (int | None, "int | NoneType"),
-        (Unit, "Literal['C', 'F']"),
-        (Annotated[int, "Text", Color.RED], "Annotated[int, 'Text', None]"),
-        (Color, "Color"),
-        (Literal[Color.RED], "Literal[<Color.RED: 1>]"),
-    ],
-)
-def test_type_as_text(annotation: Any, text: str) -> None:
-    assert type_text(annotation) == text
 
 
 @pytest.mark.parametrize(

@@ -64,3 +64,4 @@ def test_text_is_appended_to_the_last_message_of_the_user() -> None:
 def test_seed_is_the_same_for_all_episodes_of_a_row() -> None:
     assert seed_of(build_episode(index=5)) == 5
     assert seed_of(build_episode(index=5, seed=9)) == 9
+    assert seed_of(build_episode(index="a")) == seed_of(build_episode(index="a")) != seed_of(build_episode(index="b"))

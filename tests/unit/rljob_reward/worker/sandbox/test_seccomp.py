@@ -118,3 +118,20 @@ def test_other_calls_are_allowed_and_other_architectures_killed(machine: str) ->
     assert {decide(machine, number) for number in range(423) if number not in named} == {ALLOW}
     assert decide(machine, 0, arch=0x40000003) == KILL, "32-bit calls have other numbers"
     assert decide(machine, 0x40000000 | 41) == KILL, "x32 has other numbers, too"
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_what_a_worker_starts_cannot_signal_or_adjust_it(machine: str) -> None:
+    program = seccomp.assemble(seccomp.build_guard(OWN), machine)
+
+    def decide_guarded(call: str, *arguments: int) -> int:
+        padded = (*arguments, *[0] * 6)[:6]
+        return run(program, struct.pack("=IIQ6Q", numbers(machine)[call], AUDIT_ARCH[machine], 0, *padded))
+
+    for call in ("kill", "tgkill", "prlimit64", "sched_setaffinity"):
+        assert decide_guarded(call, OWN, 9) == DENIED
+        assert decide_guarded(call, OTHER, 9) == ALLOW, "the policy of the worker decides"
+        assert decide_guarded(call, 0, 9) == ALLOW
+    assert decide_guarded("kill", -OWN & ((1 << 64) - 1), 9) == DENIED, "its process group"
+    assert decide_guarded("setpriority", 0, OWN, 19) == DENIED
+    assert decide_guarded("setpriority", 0, OTHER, 19) == ALLOW

@@ -1,6 +1,6 @@
-"""Count the ready replicas of this reward, which share the rate limits of an endpoint equally.
+"""Count the ready replicas of this service, which share the rate limits of an endpoint equally.
 
-Consumes the DNS records of the reward's headless Service, every few seconds. If a lookup fails or finds no address, the
+Consumes the DNS records of its headless Service, every few seconds. If a lookup fails or finds no address, the
 last count remains, at first the configured number. DNS caches can delay the count after a change; see docs/judge.md.
 """
 

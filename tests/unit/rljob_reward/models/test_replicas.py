@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from rljob_api.wire.contract import ENV_PEERS, ENV_POD_IP
-from rljob_reward.models.judge import replicas
-from rljob_reward.models.judge.replicas import ReplicaCounter
+from rljob_reward.models import replicas
+from rljob_reward.models.replicas import ReplicaCounter
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Chat models that play the simulated user of a conversation."""

@@ -27,7 +27,7 @@ PROGRESS_POLL_SECONDS = 10.0
 MAX_EVENT_LENGTH = 1024
 """What the API server takes."""
 DEMAND_POLL_SECONDS = 2.0
-"""The same while a reward of the job is autoscaled. With 10 s, no Pod would start in a sixth of a one-minute
+"""The same while a service of the job is autoscaled. With 10 s, no Pod would start in a sixth of a one-minute
 generation."""
 
 
@@ -115,6 +115,8 @@ class ObservedState:
     """The RewardModels that the job references, as far as they exist."""
     demands: tuple[Demand, ...] = ()
     """For a RewardModel: the demand of the jobs that reference it."""
+    keeps_files: bool = False
+    """Whether the folder of a run stays without a claim, as with `rljob run`."""
 
 
 class ForcedDeletion(NamedTuple):

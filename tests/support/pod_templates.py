@@ -49,6 +49,7 @@ def pod_affinity(**term: Any) -> dict[str, Any]:
     return pod(affinity={"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}})
 
 
+AMD: dict[str, Any] = {"gpuResource": "amd.com/gpu"}
 ENDPOINT: dict[str, Any] = {"url": "https://x", "model": "m"}
 JUDGE: dict[str, Any] = {"template": "x", "parser": {"regex": "(x)"}, "endpoint": ENDPOINT}
 _TEMPLATE = "spec.trainer.template.spec"
@@ -77,6 +78,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         resources(requests={"nvidia.com/gpu": "1"}, limits={"nvidia.com/gpu": 2}),
         "spec.trainer.resources.requests.nvidia.com/gpu",
+        "must equal the limit 2",
+    ),
+    (
+        {"trainer": {"gpusPerReplica": 2, "nodePool": AMD, "resources": {"requests": {"amd.com/gpu": 1}}}},
+        "spec.trainer.resources.requests.amd.com/gpu",
         "must equal the limit 2",
     ),
     (resources(requests={"hugepages-2Mi": "4Mi"}), "spec.trainer.resources.requests.hugepages-2Mi", "equal limit"),
@@ -279,6 +285,7 @@ ACCEPTED: list[dict[str, Any]] = [
     resources(limits={"hugepages-2Mi": "4Mi"}),  # with the default requests of cpu and memory
     resources(limits={"cpu": "0.5"}, requests={"cpu": "500m"}),
     {"trainer": {"gpusPerReplica": 2}},
+    {"trainer": {"gpusPerReplica": 2, "nodePool": AMD, "resources": {"limits": {"rdma/hca_shared_devices_a": 1}}}},
     {"trainer": {"env": {"A.B-C d": "1", "lower": "", "_": "x"}}},
     {"rollout": {"nodePool": {"nodeSelector": {"example.com/gpu": "", "zone": "a_b.c-1"}}}},
     metadata(labels={"a.b/c_d": "E", "x": ""}, annotations={"a": "any text: at all\nreally"}),

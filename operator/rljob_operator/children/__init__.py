@@ -1,13 +1,15 @@
 """The children of a job, as manifests that `kubectl apply` takes. Pure: no cluster, no clock, no randomness."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
-from rljob_operator.backend import Manifest
+from rljob_operator.backend import ChildKey, Manifest
+from rljob_operator.children.common import POD_KINDS as POD_KINDS
+from rljob_operator.children.common import SANDBOX_POOL as SANDBOX_POOL
+from rljob_operator.children.common import SANDBOX_TEMPLATE, child_name
 from rljob_operator.children.common import WORKLOAD_KINDS as WORKLOAD_KINDS
-from rljob_operator.children.common import child_name
 from rljob_operator.children.config import build_job_config, build_reward_config, build_token_secret
 from rljob_operator.children.gang import build_pod_group
 from rljob_operator.children.head import build_head
@@ -15,10 +17,14 @@ from rljob_operator.children.network import build_disruption_budgets, build_netw
 from rljob_operator.children.reward import build_reward, find_services
 from rljob_operator.children.reward_refs import resolve_http
 from rljob_operator.children.rollout import build_rollout
+from rljob_operator.children.sandbox import build_sandboxes
 from rljob_operator.children.trainer import build_trainer
 from rljob_operator.defaults import Defaults
 
-_ORDER = ("Secret", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget", "PodGroup", *WORKLOAD_KINDS)
+_ORDER = (
+    *("Secret", "ConfigMap", "ServiceAccount", "Role", "RoleBinding", "Service", "NetworkPolicy"),
+    *("PodDisruptionBudget", "PodGroup", SANDBOX_TEMPLATE, SANDBOX_POOL, *WORKLOAD_KINDS),
+)
 """Workloads come last: their configuration and NetworkPolicy exist before a Pod starts."""
 
 
@@ -34,7 +40,7 @@ def build_children(
     children += build_head(job, token, defaults, models)
     children += build_trainer(job, token, defaults) + build_rollout(job, token, defaults)
     for service in services:
-        children += build_reward(service, token, defaults)
+        children += build_reward(service, token, defaults) + build_sandboxes(job, service, token, defaults)
     children += build_network_policies(job, models, defaults.operator_namespace)
     children += build_disruption_budgets(job) + build_pod_group(job, defaults)
     return sort_children(children)
@@ -42,3 +48,8 @@ def build_children(
 
 def sort_children(children: list[Manifest]) -> list[Manifest]:
     return sorted(children, key=lambda child: _ORDER.index(child["kind"]))
+
+
+def sort_deletions(keys: Iterable[ChildKey]) -> list[ChildKey]:
+    """What runs Pods is deleted before what protects them."""
+    return sorted(keys, key=lambda key: (key.kind not in POD_KINDS, key))

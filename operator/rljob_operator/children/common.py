@@ -19,7 +19,10 @@ from rljob_api.wire import contract
 from rljob_operator.backend import Manifest, Owner
 
 WORKLOAD_KINDS = ("Job", "StatefulSet", "Deployment")
-"""Children with Pods. The other children use no resources and stay while a job is suspended and after its end."""
+"""Children with Pods of a role."""
+SANDBOX_TEMPLATE, SANDBOX_POOL = "SandboxTemplate", "SandboxWarmPool"
+POD_KINDS = (*WORKLOAD_KINDS, SANDBOX_TEMPLATE, SANDBOX_POOL)
+"""Children with Pods, deleted while a job is suspended and after its end. The others use no resources and stay."""
 
 DISRUPTION_CONDITIONS = ("DisruptionTarget", "TerminationTarget")
 """Conditions of Pods, set before they are evicted or deleted: by Kubernetes, by Kueue. The reason names the cause."""

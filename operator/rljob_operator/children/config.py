@@ -17,18 +17,29 @@ from rljob_operator.children.common import build_child, child_name, to_yaml
 from rljob_operator.children.pods import TOKEN_KEY
 from rljob_operator.children.reward import RewardService
 
-_NOT_READ_OF_ROLE: dict[str, Any] = {"backoff_window_seconds": True}
+_NOT_READ_OF_ROLE: dict[str, Any] = {
+    "backoff_window_seconds": True,
+    "startup_timeout_seconds": True,
+    "node_pool": {"gpu_resource": True, "topology": True},
+}
+_NOT_READ_OF_MODEL = {"startup_timeout_seconds": True}
+_NOT_READ_OF_SERVICE: dict[str, Any] = {
+    **_NOT_READ_OF_ROLE,
+    "model": {**_NOT_READ_OF_MODEL, "model": _NOT_READ_OF_MODEL},  # of a reward, and of a user
+    "judge": {"model": _NOT_READ_OF_MODEL},
+}
 _NOT_READ_OF_JOB: dict[str, Any] = {
     **dict.fromkeys((*POD_SETTINGS, "scheduling"), True),
     **dict.fromkeys(("head", "trainer", "rollout"), _NOT_READ_OF_ROLE),
-    "rewards": {"__all__": _NOT_READ_OF_ROLE},
-    "agent": {"user": _NOT_READ_OF_ROLE, "tools": {"__all__": _NOT_READ_OF_ROLE}, "runner": _NOT_READ_OF_ROLE},
+    "rewards": {"__all__": _NOT_READ_OF_SERVICE},
+    "agent": {"user": _NOT_READ_OF_SERVICE, "tools": {"__all__": _NOT_READ_OF_ROLE}, "runner": _NOT_READ_OF_ROLE},
 }
 
 
 def build_job_config(job: RLJob) -> Manifest:
     """ConfigMap NAME-config, with name and namespace only: other metadata changes with every write of the job."""
-    spec = job.spec.model_copy(update={"rewards": [_mask_autoscaled_replicas(reward) for reward in job.spec.rewards]})
+    # Without decided replicas, which no program reads: a scaling decision must not change the file.
+    spec = job.spec.with_replicas({each.reward.name: 1 for each in job.spec.services if each.reward.autoscaling})
     document = {
         "apiVersion": job.api_version,
         "kind": job.kind,
@@ -41,14 +52,14 @@ def build_job_config(job: RLJob) -> Manifest:
 def build_reward_config(service: RewardService) -> Manifest:
     """ConfigMap of a reward's server. Source code in a user's ConfigMap is mounted from there."""
     reward = _mask_autoscaled_replicas(service.reward)
-    data = {FILE_REWARD: to_yaml(reward.to_manifest(exclude=_NOT_READ_OF_ROLE, exclude_defaults=True))}
+    data = {FILE_REWARD: to_yaml(reward.to_manifest(exclude=_NOT_READ_OF_SERVICE, exclude_defaults=True))}
     if service.reward.function and service.reward.function.inline is not None:
         data[FILE_FUNCTION] = service.reward.function.inline
     return build_child("v1", "ConfigMap", service.owner, service.name, service.selector, data=data)
 
 
 def _mask_autoscaled_replicas(reward: Reward) -> Reward:
-    """Without the decided replicas, which no program reads: a scaling decision must not change the file."""
+    """The same of a server's own file."""
     return reward.model_copy(update={"replicas": 1}) if reward.autoscaling else reward
 
 

@@ -41,18 +41,46 @@ def read_configuration(
     if isinstance(owner, RLJob) and uses_hub:
         configuration["hub"] = read_settings(owner.spec.hub)
     if isinstance(owner, RLJob) and role in (HEAD, TRAINER):
-        claim = owner.spec.checkpoint.persistent_volume_claim
-        configuration["claim"] = claim.claim_name if claim else None
+        configuration["claim"] = head_claim(owner) if role == HEAD else shared_claim(owner)
     if request := read_restart_request(owner, role, labels):
         configuration["restart"] = request
+    if nodes := find_avoided_nodes(owner, role, labels):
+        configuration["avoidedNodes"] = nodes
     return configuration
+
+
+def head_claim(job: RLJob) -> str | None:
+    """The claim with the run's files. None: they are deleted with the head's Pod."""
+    claim = job.spec.checkpoint.persistent_volume_claim
+    return claim.claim_name if claim else None
+
+
+def shared_claim(job: RLJob) -> str | None:
+    """The claim with the run's files, if the trainers mount it, too."""
+    claim = job.spec.checkpoint.persistent_volume_claim
+    return claim.claim_name if claim and claim.mounted_by == "all" else None
 
 
 def read_restart_request(owner: Owner, role: str, labels: dict[str, str]) -> str:
     """The values of the annotations that request a restart of all roles, and of this one; empty without a request."""
-    name = read_role_name(labels, role)
+    return read_restart(owner, read_role_name(labels, role))
+
+
+def read_restart(owner: Owner, name: str) -> str:
+    """The same by the role's name in the status."""
     values = (owner.metadata.annotations.get(key) for key in (ANNOTATION_RESTART, f"{ANNOTATION_RESTART}-{name}"))
     return " ".join(filter(None, values))
+
+
+def find_avoided_nodes(owner: Owner, role: str, labels: dict[str, str]) -> list[str]:
+    """The nodes on which no Pod of the role may start: those that the status has, until the next requested restart.
+
+    A Kueue workload has one shape of Pods per role, so a Pod that avoids a node could not replace another one."""
+    if not isinstance(owner, RLJob) or owner.spec.scheduling.gang == "kueue":
+        return []
+    name = read_role_name(labels, role)
+    request = read_restart(owner, name)
+    return [each.node for each in owner.status.avoided_nodes if (each.role, each.restart) == (name, request)]
 
 
 def read_scheduling(owner: Owner) -> Manifest:

@@ -36,7 +36,7 @@ _SCHEDULERS = {"volcano": "volcano", "coscheduling": "scheduler-plugins-schedule
 
 
 def is_outside_gang(job: RLJob, role: Role) -> bool:
-    """Whether each Pod of the role is queued alone. Kueue deletes Pods beyond a group's count, so an autoscaled reward
+    """Whether each Pod of the role is queued alone. Kueue deletes Pods beyond a group's count, so what is autoscaled
     cannot be in the group. The groups of other schedulers are minimums: they count its minReplicas."""
     return job.spec.scheduling.gang == "kueue" and isinstance(role, RewardBase) and role.autoscaling is not None
 

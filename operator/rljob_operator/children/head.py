@@ -12,6 +12,7 @@ from typing import Any
 from rljob_api.manifest.agent import Agent
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward, RewardModel
+from rljob_api.manifest.roles import TrainerRole
 from rljob_api.manifest.schedule import MUTABLE_SCHEDULE_FIELDS
 from rljob_api.manifest.sources import parse_source
 from rljob_api.wire import contract
@@ -80,6 +81,7 @@ def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str
         env=pods.build_job_env(job, run_dir=True)
         + pods.build_env(_build_env(job, models))
         + reward_refs.build_token_env(job, models)
+        + _build_key_env(job)
         + [pods.build_field_env(contract.ENV_HEAD_JOB_UID, _HEAD_JOB_UID_FIELD)],
         # No liveness probe: a failing driver exits, and a needless kill would restart all GPU Pods.
         probes={"readinessProbe": pods.build_readiness("driver")},
@@ -92,7 +94,8 @@ def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str
 
 def _build_ports(job: RLJob) -> dict[str, int]:
     gateway = {"gateway": contract.PORT_GATEWAY} if job.spec.agent.is_hosted else {}
-    return {"ray": contract.PORT_RAY, "driver": contract.PORT_DRIVER} | gateway
+    ports = {"ray": contract.PORT_RAY, "driver": contract.PORT_DRIVER, "run-files": contract.PORT_RUN_FILES}
+    return ports | gateway
 
 
 def _build_env(job: RLJob, models: Mapping[str, RewardModel]) -> dict[str, str]:
@@ -107,6 +110,16 @@ def _build_env(job: RLJob, models: Mapping[str, RewardModel]) -> dict[str, str]:
     return env | ({contract.ENV_EVAL_DATA: parse_source(data.eval.source).container_path} if data.eval else {})
 
 
+def _build_key_env(job: RLJob) -> list[Manifest]:
+    """The keys of the models that programs call through the gateway."""
+    references = [model.api_key_secret_ref for model in job.spec.agent.models]
+    return [
+        {"name": f"{contract.ENV_MODEL_API_KEY}{index}", "valueFrom": {"secretKeyRef": reference.to_manifest()}}
+        for index, reference in enumerate(references)
+        if reference is not None
+    ]
+
+
 def _read_by_head(job: RLJob) -> dict[str, Any]:
     """What restarts the driver when it changes: all that it reads except for what it reloads (schedule) or discovers
     (replicas), and the fields of the head's Pod, because the template of a Job is immutable."""
@@ -114,12 +127,22 @@ def _read_by_head(job: RLJob) -> dict[str, Any]:
     read = pods.read_settings(spec, {*_NOT_READ, "agent"})
     return read | {
         "schedule": pods.read_settings(spec.schedule, set(MUTABLE_SCHEDULE_FIELDS)),
-        "trainer": pods.read_settings(spec.trainer, pods.POD_FIELDS) | {"numRanks": spec.trainer.num_ranks},
+        "trainer": _read_trainer(spec.trainer),
         "rollout": pods.read_settings(spec.rollout, pods.POD_FIELDS),
         "rewards": [pods.read_settings(reward, _not_read(reward)) for reward in spec.rewards],
         "head": pods.read_settings(spec.head, RETRY_FIELDS),
         **_read_agent(spec.agent),
     }
+
+
+def _read_trainer(trainer: TrainerRole) -> dict[str, Any]:
+    """Former defaults are left out: stored jobs have them, and their digests stay."""
+    settings = pods.read_settings(trainer, {*pods.POD_FIELDS, "gradientCheckpointing", "attention"})
+    if trainer.recomputes_activations:  # was false
+        settings["gradientCheckpointing"] = True
+    if trainer.attention != "sdpa":
+        settings["attention"] = trainer.attention
+    return settings | {"numRanks": trainer.num_ranks}
 
 
 def _read_agent(agent: Agent) -> dict[str, Any]:

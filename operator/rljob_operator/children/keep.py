@@ -9,7 +9,7 @@ operator never replace a Pod of an existing workload.
 from collections.abc import Mapping
 
 from rljob_operator.backend import Manifest
-from rljob_operator.children.common import ANNOTATION_CONFIG_HASH, WORKLOAD_KINDS, digest
+from rljob_operator.children.common import ANNOTATION_CONFIG_HASH, SANDBOX_TEMPLATE, digest
 
 ANNOTATION_CONFIGURATION = "rljob.dev/configuration"
 """Digest of the user's configuration of the role."""
@@ -21,8 +21,11 @@ _MUTABLE = {
     "Job": {"parallelism", "backoffLimit", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "suspend"},
     "StatefulSet": {"replicas", "updateStrategy", "minReadySeconds", "persistentVolumeClaimRetentionPolicy"},
     "Deployment": {"replicas", "strategy", "minReadySeconds", "progressDeadlineSeconds"},
+    SANDBOX_TEMPLATE: set[str](),
 }
 """Fields of a workload's spec that may change at any time without replacing Pods."""
+KINDS = tuple(_MUTABLE)
+"""What keeps what it runs."""
 _RECREATED = ("Job", "StatefulSet")
 
 
@@ -34,7 +37,7 @@ def record_configuration(workload: Manifest, configuration: Manifest, scheduling
 
 def record_built(child: Manifest) -> Manifest:
     """The child with the digest of what it keeps, if it is a workload."""
-    if child["kind"] not in WORKLOAD_KINDS:
+    if child["kind"] not in KINDS:
         return child
     return _with_annotations(child, {ANNOTATION_BUILT: digest(_kept_fields(child))})
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_api.manifest.roles import Role
-from rljob_api.wire.contract import PORT_DRIVER, PORT_GATEWAY, PORT_REWARD, PORT_ROLLOUT, PORT_WEIGHTS
+from rljob_api.wire.contract import PORT_DRIVER, PORT_GATEWAY, PORT_REWARD, PORT_ROLLOUT, PORT_SANDBOX, PORT_WEIGHTS
 from rljob_operator.backend import Manifest, Owner
 from rljob_operator.children.common import (
     AGENT,
@@ -29,6 +29,7 @@ from rljob_operator.children.common import (
 )
 from rljob_operator.children.reward import RewardService, build_model_selector, find_services, hub_of
 from rljob_operator.children.reward_refs import served_models
+from rljob_operator.children.sandbox import find_sandbox_labels
 
 LABEL_MONITORING = "rljob.dev/monitoring"
 """A namespace with this label set to `true` may scrape /metrics. All other paths need the token."""
@@ -44,7 +45,9 @@ _ANYWHERE: list[Manifest] = [
 ]
 _DEFAULT_PORTS = {"http": 80, "https": 443, "hf": 443}
 _PACKAGE_INDEX, _WANDB = "https://pypi.org", "https://api.wandb.ai"
-_ONE_AT_A_TIME, _NONE = {"maxUnavailable": 1}, {"maxUnavailable": 0}
+_API_SERVER = [{"protocol": "TCP", "port": port} for port in (443, 6443, 8443)]
+"""Ports of API servers. A NetworkPolicy cannot name one: it is not a Pod, and its address differs by cluster."""
+_ONE_AT_A_TIME = {"maxUnavailable": 1}
 _DNS_PORTS = (53, 5353)
 """OpenShift's DNS Pods listen on 5353. A policy sees the port of the Pod, not of its Service."""
 _DNS: Manifest = {"ports": [{"protocol": protocol, "port": port} for port in _DNS_PORTS for protocol in ("UDP", "TCP")]}
@@ -106,11 +109,15 @@ def build_reward_policy(service: RewardService, head: Manifest) -> Manifest:
 
 
 def _build_reward_egress(service: RewardService) -> list[Manifest]:
-    """For a function: all but the node's metadata, the package index of its requirements, or nothing. For others:
-    the URLs in their env, a judge's endpoint, and the hub that a model comes from. A runner's workers may open sockets
+    """For a function: all but the node's metadata, the package index of its requirements, or nothing. For a tool with
+    sandboxes: these, and the API server to claim them. For others:
+    the URLs in their env, the chat endpoint, and the hub that a model comes from. A runner's workers may open sockets
     in any case, so it gets the URLs in its env, too."""
     reward, hub = service.reward, hub_of(service.owner)
     function = reward.function
+    if service.sandbox:
+        sandboxes = _open("to", [_peer(find_sandbox_labels(service))], PORT_SANDBOX)
+        return [_DNS, sandboxes, {"to": _ANYWHERE, "ports": _API_SERVER}]
     if function and function.network:
         return [_DNS, {"to": _ANYWHERE}]
     reads_env = not function or function.requirements or service.calls_policy
@@ -119,8 +126,8 @@ def _build_reward_egress(service: RewardService) -> list[Manifest]:
         urls.append(_PACKAGE_INDEX)
     if reward.served_model:
         urls += [reward.served_model.source, hub.endpoint or ""]
-    if reward.judge and reward.judge.endpoint:
-        urls.append(reward.judge.endpoint.url)
+    if reward.endpoint:
+        urls.append(reward.endpoint.url)
     egress = _egress_to(urls)
     return [_DNS, *egress] if egress else []
 
@@ -157,6 +164,7 @@ def _head_urls(job: RLJob) -> Iterator[str]:
     if spec.tracking.wandb_project:
         yield _WANDB
     yield from (reward.http.url for reward in spec.rewards if reward.http)
+    yield from (model.url for model in spec.agent.models)
 
 
 def _hub_urls(job: RLJob) -> list[str]:
@@ -185,10 +193,10 @@ def _port_of(url: str) -> int | None:
 
 
 def build_disruption_budgets(job: RLJob) -> list[Manifest]:
-    """Serving roles allow the eviction of one Pod at a time. The training group is protected only if an eviction would
-    lose the run, that is without a checkpoint claim. With a claim it costs some steps, which is better than to block
-    node drains for days. A Job has no scale subresource, so its budget must use minAvailable."""
-    amounts = {} if job.spec.checkpoint.persistent_volume_claim else {HEAD: {"minAvailable": 1}, TRAINER: _NONE}
+    """Serving roles allow the eviction of one Pod at a time. The head is protected only if an eviction would lose the
+    run, that is without a checkpoint claim. Otherwise, and for trainers, it costs some steps, which is better than to
+    block node drains for days. A Job has no scale subresource, so its budget must use minAvailable."""
+    amounts = {} if job.spec.checkpoint.persistent_volume_claim else {HEAD: {"minAvailable": 1}}
     amounts[ROLLOUT] = _ONE_AT_A_TIME
     budgets = [_build_budget(job, child_name(job, r), build_selector(job, r), a) for r, a in amounts.items()]
     return budgets + [build_reward_budget(service) for service in find_services(job)]

@@ -1,22 +1,25 @@
 """Pod templates: the common shape of all roles, filled in by each role's module; the user's template is merged last.
 
-Invariants: no template can remove the labels that selectors need; no Pod has a service-account token; all containers
-run unprivileged.
+Invariants: no template can remove the labels that selectors need; no Pod has a service-account token, except for those
+that claim sandboxes; all containers run unprivileged.
 """
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.pod_settings import POD_SETTINGS as POD_SETTINGS
 from rljob_api.manifest.pod_settings import PodSettings
-from rljob_api.manifest.roles import Resources, Role
+from rljob_api.manifest.roles import NodePool, Resources, Role
 from rljob_api.manifest.scorers import ServedModel
 from rljob_api.manifest.sources import Hub, parse_source
 from rljob_api.wire import contract
 from rljob_operator.backend import Manifest, Owner
 from rljob_operator.children import common
+from rljob_operator.children.avoidance import avoid_nodes
 from rljob_operator.children.configuration import (
     RETRY_FIELDS,
+    find_avoided_nodes,
     read_configuration,
     read_restart_request,
     read_scheduling,
@@ -25,14 +28,14 @@ from rljob_operator.children.configuration import read_settings as read_settings
 from rljob_operator.children.gang import build_gang_metadata, build_gang_spec
 from rljob_operator.children.keep import record_configuration
 from rljob_operator.children.merge import merge
+from rljob_operator.children.topology import build_topology_affinity, build_topology_annotations
 from rljob_operator.defaults import Defaults
 
 TOKEN_KEY = "token"
 VLLM_CONTAINER = "vllm"
 """The sidecar of a reward with a served model."""
-_UNPRIVILEGED: Manifest = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+UNPRIVILEGED: Manifest = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 """The securityContext of containers, unless they say otherwise."""
-GPU_RESOURCE = "nvidia.com/gpu"
 NODE_TOLERATION_SECONDS = 60
 _NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 ENV_HUB_ENDPOINT = "HF_ENDPOINT"
@@ -98,6 +101,8 @@ class PodParts:
     """Sleep before SIGTERM, while the Pod leaves its Service and in-flight requests end."""
     sidecar: Sidecar | None = None
     """Starts before the main container and ends after it."""
+    service_account: str = ""
+    """Whose token the containers get; empty: none."""
     spec_path: str = ""
     """Path of the role in the manifest, for errors; empty: spec.ROLE."""
 
@@ -140,6 +145,7 @@ def _build_pod_template(owner: Owner, parts: PodParts) -> Manifest:
     metadata = {name: (template["metadata"].get(name) or {}) | fields for name, fields in built.items()}
     spec = _fill_resources(template["spec"], parts) | {"restartPolicy": parts.restart_policy}
     spec |= _restrict_containers(spec) | _tolerate_lost_nodes(spec, owner, parts.role)
+    spec = avoid_nodes(spec, find_avoided_nodes(owner, parts.role, parts.labels))
     return template | {"metadata": template["metadata"] | metadata, "spec": spec}
 
 
@@ -151,7 +157,7 @@ def _build_metadata(owner: Owner, parts: PodParts) -> Manifest:
         annotations[common.ANNOTATION_RESTARTED] = request
     labels, more = build_gang_metadata(owner, parts.spec) if isinstance(owner, RLJob) else ({}, {})
     labels = parts.labels | {contract.LABEL_MANAGED_BY: contract.MANAGED_BY} | labels
-    return {"labels": labels, "annotations": annotations | more}
+    return {"labels": labels, "annotations": annotations | more | build_topology_annotations(owner, parts.spec)}
 
 
 def _build_spec(owner: Owner, parts: PodParts) -> Manifest:
@@ -159,26 +165,35 @@ def _build_spec(owner: Owner, parts: PodParts) -> Manifest:
     spec: Manifest = {
         "restartPolicy": parts.restart_policy,
         "terminationGracePeriodSeconds": parts.grace_seconds,
-        "automountServiceAccountToken": False,
+        "automountServiceAccountToken": bool(parts.service_account),
         "enableServiceLinks": False,  # vLLM and Ray would read some of these variables as their settings
         "securityContext": parts.defaults.pod_security_context.to_manifest(),
-        **_build_settings(owner, parts.defaults),
+        **build_settings(owner, parts.defaults),
+        **({"serviceAccountName": parts.service_account} if parts.service_account else {}),
         **({"initContainers": [parts.sidecar.container]} if parts.sidecar else {}),
         "containers": [_build_container(parts)],
         # By name: a volume may be mounted twice.
         "volumes": list({volume.name: {"name": volume.name} | volume.source for volume in volumes}.values()),
     }
-    pool, defaults = parts.spec.node_pool, parts.defaults
+    spec |= build_placement(parts.spec.node_pool, parts.defaults)
+    affinity = build_topology_affinity(owner, parts.spec, parts.labels)
+    if parts.spec.node_pool.exclusive:
+        affinity |= {"podAntiAffinity": _build_exclusive(parts.role)}
+    spec |= {"affinity": affinity} if affinity else {}
+    return spec
+
+
+def build_placement(pool: NodePool, defaults: Defaults) -> Manifest:
+    """The fields of Pods that choose their nodes, without `exclusive`."""
+    spec: Manifest = {}
     if node_selector := defaults.node_selector | pool.node_selector:
         spec["nodeSelector"] = node_selector
     if tolerations := [*pool.tolerations, *defaults.tolerations]:
         spec["tolerations"] = [toleration.to_manifest() for toleration in tolerations]
-    if pool.exclusive:
-        spec["affinity"] = {"podAntiAffinity": _build_exclusive(parts.role)}
     return spec
 
 
-def _build_settings(owner: Owner, defaults: Defaults) -> Manifest:
+def build_settings(owner: Owner, defaults: Defaults) -> Manifest:
     """The fields of all Pods of a job or a RewardModel that are set."""
     settings: PodSettings = owner.spec
     secrets = [secret.name for secret in (*settings.image_pull_secrets, *defaults.image_pull_secrets)]
@@ -202,7 +217,7 @@ def _restrict(container: Manifest) -> Manifest:
     if not isinstance(own, dict):
         return container  # the checks of Pod templates report it
     # The API server refuses a privileged container without privilege escalation.
-    return container if own.get("privileged") else container | {"securityContext": _UNPRIVILEGED | own}
+    return container if own.get("privileged") else container | {"securityContext": UNPRIVILEGED | own}
 
 
 def _fill_resources(spec: Manifest, parts: PodParts) -> Manifest:
@@ -272,17 +287,17 @@ def _build_container(parts: PodParts) -> Manifest:
         "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in parts.ports.items()],
         **parts.probes,
         **({"lifecycle": {"preStop": {"sleep": {"seconds": parts.drain_seconds}}}} if parts.drain_seconds else {}),
-        "resources": build_resources(parts.spec, parts.gpus),
-        "securityContext": _UNPRIVILEGED | parts.container_security,
+        "resources": build_resources(parts.spec, parts.spec.node_pool, parts.gpus),
+        "securityContext": UNPRIVILEGED | parts.container_security,
         # After a crash without a message, its last log lines explain it.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [volume.build_mount() for volume in parts.volumes],
     }
 
 
-def build_resources(role: Role | ServedModel, gpus: int) -> Manifest:
+def build_resources(role: Role | ServedModel, pool: NodePool, gpus: int) -> Manifest:
     """Requests and limits as given; GPUs are a limit, which is also the request."""
-    limits = ({GPU_RESOURCE: gpus} if gpus else {}) | role.resources.limits
+    limits = ({pool.gpu_resource: gpus} if gpus else {}) | role.resources.limits
     resources: Manifest = {"limits": limits, "requests": role.resources.requests}
     return {kind: {name: str(value) for name, value in q.items()} for kind, q in resources.items() if q}
 

@@ -1,15 +1,17 @@
 """The reward servers: a Deployment and a headless Service per function, model and judge, of a job or a RewardModel, and
 per simulated user, tool and runner of a job's agent.
 
-They run user code, so they get the least: no job file, no service-account token, a read-only root, and scratch space
-that is deleted with the Pod. An http reward has no children. Invariant: the children of a job's reward and of a
-RewardModel differ only in names, labels and token; those of a reward and of an agent also in `--serves`.
+They run user code, so they get the least: no job file, no service-account token (except to claim sandboxes), a
+read-only root, and scratch space that is deleted with the Pod. An http reward has no children. Invariant: the children
+of a job's reward and of a RewardModel differ only in names, labels and token; those of a reward and of an agent also in
+`--serves`.
 """
 
 import math
 from dataclasses import dataclass
 from typing import Any
 
+from rljob_api.manifest.agent import Sandbox
 from rljob_api.manifest.job import RLJob, Service
 from rljob_api.manifest.pod_settings import POD_SETTINGS
 from rljob_api.manifest.reward import Reward, RewardModel
@@ -30,6 +32,10 @@ from rljob_operator.defaults import Defaults
 
 _STARTUP_SECONDS = 300
 """Time to install requirements and to start, besides the import of a function."""
+_MAX_EPISODE_DRAIN_SECONDS = 120
+"""How long a replaced runner Pod, or one on a drained node, lets its episodes end. Most do; a long one is repeated on
+another Pod, which takes none of its retries. The notice of spot nodes is 120 s at most, and an upgrade of nodes must
+not wait half an hour for one episode."""
 _DRAIN_SECONDS = 10
 """Time to send the responses after the last execution has ended."""
 _PRE_STOP_SECONDS = 5
@@ -70,9 +76,17 @@ class RewardService:
     """Of a runner: whose environment it plays. Empty: a program's."""
     calls_policy: bool = False
     """Whether its Pods call the policy, through the head's gateway."""
+    sandbox: Sandbox | None = None
+    """Of a tool that claims sandboxes of agent-sandbox."""
+
+    @property
+    def sandbox_secret(self) -> str:
+        """The Secret of such a tool and of its sandboxes."""
+        return f"{self.name}-sandbox"
 
 
 def find_services(job: RLJob) -> list[RewardService]:
+    sandboxes = {tool.name: tool.sandbox for tool in job.spec.agent.tools}
     return [
         RewardService(
             owner=job,
@@ -85,10 +99,15 @@ def find_services(job: RLJob) -> list[RewardService]:
             arguments=_build_arguments(service),
             framework=service.framework,
             calls_policy=service.kind == "runner",
+            sandbox=_with_pods(sandboxes.get(service.reward.name)) if service.kind == "tool" else None,
         )
         for service in job.spec.services
         if service.reward.is_served
     ]
+
+
+def _with_pods(sandbox: Sandbox | None) -> Sandbox | None:
+    return sandbox if sandbox and sandbox.provider == "agentSandbox" else None
 
 
 def _build_arguments(service: Service) -> tuple[str, ...]:
@@ -157,7 +176,7 @@ def _build_parts(service: RewardService, token: str, defaults: Defaults) -> pods
         defaults=defaults,
         command=[
             *("python", "-m", "rljob_reward", "--config", f"{contract.PATH_CONFIG}/{contract.FILE_REWARD}"),
-            *("--grace", str(math.ceil(reward.timeout_seconds))),
+            *("--grace", str(_find_grace_seconds(service))),
             *service.arguments,
         ],
         labels=service.selector,
@@ -165,19 +184,27 @@ def _build_parts(service: RewardService, token: str, defaults: Defaults) -> pods
         ports={"http": contract.PORT_REWARD},
         env=pods.build_token_env(service.token_secret)
         + pods.build_env(reward_vllm.SERVER_ENV if reward.served_model else {})
-        + _build_judge_env(service),
+        + _build_endpoint_env(service),
         probes=pods.build_probes("http", _startup_seconds(reward), liveness_path=contract.UrlPath.LIVE.value),
         volumes=[
             _build_config_volume(service),
             pods.Volume("scratch", {"emptyDir": disk}, contract.PATH_SCRATCH),
             pods.Volume("tmp", {"emptyDir": disk}, "/tmp"),
             *([reward_vllm.SOCKET_VOLUME] if reward.served_model else []),
+            *([_build_sandbox_volume(service)] if service.sandbox else []),
         ],
         sidecar=reward_vllm.build_sidecar(reward, defaults, hub_of(service.owner)),
-        grace_seconds=_PRE_STOP_SECONDS + math.ceil(reward.timeout_seconds) + _DRAIN_SECONDS,
+        grace_seconds=_PRE_STOP_SECONDS + _find_grace_seconds(service) + _DRAIN_SECONDS,
         drain_seconds=_PRE_STOP_SECONDS,
         container_security={"readOnlyRootFilesystem": True},
+        service_account=service.name if service.sandbox else "",
     )
+
+
+def _find_grace_seconds(service: RewardService) -> int:
+    """Return how long a server that is to end finishes what it has accepted."""
+    seconds = math.ceil(service.reward.timeout_seconds)
+    return min(seconds, _MAX_EPISODE_DRAIN_SECONDS) if service.calls_policy else seconds
 
 
 def _read_by_server(service: RewardService) -> dict[str, Any]:
@@ -187,13 +214,13 @@ def _read_by_server(service: RewardService) -> dict[str, Any]:
 
 def _startup_seconds(reward: Reward) -> int:
     if reward.served_model:
-        return reward_vllm.STARTUP_SECONDS
+        return reward.served_model.startup_timeout_seconds or reward_vllm.STARTUP_SECONDS
     return _STARTUP_SECONDS + math.ceil(reward.function.import_timeout_seconds if reward.function else _STARTUP_SECONDS)
 
 
-def _build_judge_env(service: RewardService) -> list[Manifest]:
-    """The key of an external endpoint, and the Service whose replicas share its rate limits."""
-    endpoint = service.reward.judge.endpoint if service.reward.judge else None
+def _build_endpoint_env(service: RewardService) -> list[Manifest]:
+    """The key of a judge's or a user's endpoint, and the Service whose replicas share its rate limits."""
+    endpoint = service.reward.endpoint
     env: list[Manifest] = []
     if endpoint and endpoint.api_key_secret_ref:
         reference = {"secretKeyRef": endpoint.api_key_secret_ref.to_manifest()}
@@ -201,6 +228,12 @@ def _build_judge_env(service: RewardService) -> list[Manifest]:
     if endpoint and endpoint.limits != EndpointLimits():
         env += pods.build_env({contract.ENV_PEERS: service.name})
     return env
+
+
+def _build_sandbox_volume(service: RewardService) -> pods.Volume:
+    items = [{"key": contract.FILE_SANDBOX, "path": contract.FILE_SANDBOX}]
+    source = {"secret": {"secretName": service.sandbox_secret, "items": items}}
+    return pods.Volume("sandbox", source, contract.PATH_SANDBOX, read_only=True)
 
 
 def _build_config_volume(service: RewardService) -> pods.Volume:

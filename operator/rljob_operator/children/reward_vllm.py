@@ -1,8 +1,8 @@
-"""The vLLM sidecar of a reward server, for a served model or judge.
+"""The vLLM sidecar of a reward server, for a served model, judge or simulated user.
 
 It listens on a Unix socket in a volume of the Pod, so that only the server reaches it. A native sidecar starts before
 the server, ends after it (the last requests still get responses), and restarts automatically. The server probes it and
-is ready only if it is. Invariant: its environment has no key of RLJob or of a judge.
+is ready only if it is. Invariant: its environment has no key of RLJob or of an endpoint.
 """
 
 from rljob_api.manifest.reward import Reward
@@ -49,7 +49,7 @@ def build_sidecar(reward: Reward, defaults: Defaults, hub: Hub) -> pods.Sidecar 
         "restartPolicy": "Always",
         "command": ["sh", "-c", _START, _SOCKET, *_build_command(reward, model)],
         "env": pods.override_env(environment, reward.env),
-        "resources": pods.build_resources(model, model.gpus),
+        "resources": pods.build_resources(model, reward.node_pool, model.gpus),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [volume.build_mount() for volume in volumes],

@@ -5,7 +5,7 @@ reads (sampling, timeouts) restarts no rollout.
 """
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.sources import ModelSource, parse_source
+from rljob_api.manifest.sources import parse_source
 from rljob_api.wire.contract import PORT_ROLLOUT
 from rljob_operator.backend import Manifest
 from rljob_operator.children import pods
@@ -49,7 +49,7 @@ def build_rollout(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
         },
         ports={"http": PORT_ROLLOUT},
         env=pods.build_job_env(job, run_dir=False),
-        probes=pods.build_probes("http", _startup_seconds(job.spec.model), _FAILURE_THRESHOLD),
+        probes=pods.build_probes("http", _startup_seconds(job), _FAILURE_THRESHOLD),
         volumes=pods.build_job_volumes(job, [job.spec.model.source], run_dir=False),
         grace_seconds=_GRACE_SECONDS + _PRE_STOP_SECONDS,
         drain_seconds=_PRE_STOP_SECONDS,
@@ -58,5 +58,6 @@ def build_rollout(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
     return pods.build_workload(job, "Deployment", child_name(job, ROLLOUT), parts, spec)
 
 
-def _startup_seconds(model: ModelSource) -> int:
-    return _STARTUP_SECONDS + (_DOWNLOAD_SECONDS if parse_source(model.source).kind == "hf" else 0)
+def _startup_seconds(job: RLJob) -> int:
+    is_of_hub = parse_source(job.spec.model.source).kind == "hf"
+    return job.spec.rollout.startup_timeout_seconds or _STARTUP_SECONDS + _DOWNLOAD_SECONDS * is_of_hub

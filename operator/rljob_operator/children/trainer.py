@@ -9,6 +9,7 @@ from rljob_api.wire.contract import PORT_WEIGHTS
 from rljob_operator.backend import Manifest
 from rljob_operator.children import pods
 from rljob_operator.children.common import TRAINER, build_selector, child_name, digest
+from rljob_operator.children.configuration import shared_claim
 from rljob_operator.defaults import Defaults
 
 _GRACE_SECONDS = 60
@@ -16,6 +17,7 @@ _GRACE_SECONDS = 60
 
 def build_trainer(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
     name, trainer = child_name(job, TRAINER), job.spec.trainer
+    shares_run = shared_claim(job) is not None  # else the ranks send their files to the head
     spec = {"replicas": trainer.replicas, "serviceName": name, "podManagementPolicy": "Parallel"}
     parts = pods.PodParts(
         role=TRAINER,
@@ -30,9 +32,9 @@ def build_trainer(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
             "token": digest(token),
         },
         ports={"weights": PORT_WEIGHTS},
-        env=pods.build_job_env(job, run_dir=True),
+        env=pods.build_job_env(job, run_dir=shares_run),
         # No probes: only rank 0 serves requests, and the driver knows which nodes have joined.
-        volumes=pods.build_job_volumes(job, [job.spec.model.source], run_dir=True),
+        volumes=pods.build_job_volumes(job, [job.spec.model.source], run_dir=shares_run),
         grace_seconds=_GRACE_SECONDS,
         gpus=trainer.gpus_per_replica,
         annotations=pods.KEEP_ANNOTATIONS,

@@ -26,5 +26,10 @@ only if that value of the chart is set; a job that needs one waits with reason F
 | "" | namespaces | list watch (cluster-wide only; kopf checks whether it may) |
 | scheduling.volcano.sh | podgroups | get list watch create patch delete (features.volcano) |
 | scheduling.x-k8s.io | podgroups | get list watch create patch delete (features.coscheduling) |
+| extensions.agents.x-k8s.io | sandboxtemplates | get list watch create patch delete (features.agentSandbox) |
+| extensions.agents.x-k8s.io | sandboxwarmpools | get list watch create patch delete (features.agentSandbox) |
+| extensions.agents.x-k8s.io | sandboxclaims | get create delete (features.agentSandbox) |
+| "" | serviceaccounts | get list watch create patch delete (features.agentSandbox) |
+| rbac.authorization.k8s.io | roles rolebindings | get list watch create patch delete (features.agentSandbox) |
 | coordination.k8s.io | leases | get create update (in --lease-namespace) |
 """

@@ -360,10 +360,7 @@ def _describe(resource: Resource, manifest: Manifest) -> str:
 
 def _translate_refusal(error: ApiError, resource: Resource, manifest: Manifest) -> Exception:
     if resource.is_optional and error.code == HTTPStatus.NOT_FOUND and "namespaces" not in error.message:
-        return UserError(
-            f"this cluster has no {resource.kind} of {resource.api_version}; install the scheduler that brings its "
-            "CRD, or choose another spec.scheduling.gang"
-        )
+        return UserError(resource.describe_missing_kind())
     return translate(error, "patch", resource.plural, _describe(resource, manifest))
 
 

@@ -32,6 +32,7 @@ _REFUSED_CODES = (
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
 )
 _UID = "metadata.uid"
+_OF_SANDBOXES = ("serviceaccounts", "roles", "rolebindings", "sandboxtemplates", "sandboxwarmpools")
 
 
 def translate(error: ApiError, verb: str, resource: str, where: str) -> Exception:
@@ -64,6 +65,8 @@ def _find_grant(verb: str, resource: str) -> str:
     """What grants the right: a value of the chart, for features that are off by default."""
     if resource == "podgroups":
         return "in the chart's values, set features.volcano or features.coscheduling"
+    if resource in _OF_SANDBOXES:
+        return "in the chart's values, set features.agentSandbox"
     if (verb, resource) == ("patch", "pods"):
         return "in the chart's values, set features.schedulingGates"
     return "grant that verb to its service account"

@@ -16,7 +16,9 @@ class Resource:
     """With field_selector: which objects are listed and watched. Children have the operator's label."""
     field_selector: str | None = None
     is_optional: bool = False
-    """Its CRD may be missing in a cluster: listed and watched only if it exists."""
+    """Its CRD, or RBAC for it, may be missing in a cluster: listed and watched only if it exists."""
+    remedy: str = ""
+    """If it is optional: what to do where its CRD is missing."""
 
     @property
     def key(self) -> str:
@@ -30,6 +32,10 @@ class Resource:
     @property
     def version(self) -> str:
         return self.api_version.rpartition("/")[2]
+
+    def describe_missing_kind(self) -> str:
+        """Return what to do where its CRD is missing."""
+        return f"this cluster has no {self.kind} of {self.api_version}; {self.remedy}"
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
         """Return '/apis/batch/v1/namespaces/ns/jobs/name/status'. Without a namespace it is that of all namespaces."""
@@ -53,12 +59,25 @@ CHILDREN = (
     Resource("StatefulSet", "apps/v1", "statefulsets"),
     Resource("Deployment", "apps/v1", "deployments"),
 )
+_GANG_REMEDY = "install the scheduler that brings its CRD, or choose another spec.scheduling.gang"
 POD_GROUPS = (
-    Resource("PodGroup", "scheduling.volcano.sh/v1beta1", "podgroups", is_optional=True),
-    Resource("PodGroup", "scheduling.x-k8s.io/v1alpha1", "podgroups", is_optional=True),
+    Resource("PodGroup", "scheduling.volcano.sh/v1beta1", "podgroups", is_optional=True, remedy=_GANG_REMEDY),
+    Resource("PodGroup", "scheduling.x-k8s.io/v1alpha1", "podgroups", is_optional=True, remedy=_GANG_REMEDY),
 )
+_SANDBOX_API = "extensions.agents.x-k8s.io/v1beta1"
+_SANDBOX_REMEDY = (
+    "install kubernetes-sigs/agent-sandbox with its extensions, or set sandbox.provider: process in spec.agent.tools"
+)
+SANDBOXES = (
+    Resource("ServiceAccount", "v1", "serviceaccounts", is_optional=True),
+    Resource("Role", "rbac.authorization.k8s.io/v1", "roles", is_optional=True),
+    Resource("RoleBinding", "rbac.authorization.k8s.io/v1", "rolebindings", is_optional=True),
+    Resource("SandboxTemplate", _SANDBOX_API, "sandboxtemplates", is_optional=True, remedy=_SANDBOX_REMEDY),
+    Resource("SandboxWarmPool", _SANDBOX_API, "sandboxwarmpools", is_optional=True, remedy=_SANDBOX_REMEDY),
+)
+"""Of tools with provider agentSandbox."""
 # Owners first: objects that are listed later refer to those listed earlier.
-WATCHED = (RLJOB, REWARD_MODEL, *CHILDREN, *POD_GROUPS, POD, EVENT)
+WATCHED = (RLJOB, REWARD_MODEL, *CHILDREN, *POD_GROUPS, *SANDBOXES, POD, EVENT)
 BY_KEY = {resource.key: resource for resource in WATCHED}
 
 

@@ -1,7 +1,8 @@
 """Apply the children of one owner in an order that leaves nothing half done.
 
-First what Pods read or are protected by, and at the same time dry runs of the workloads that are new or whose Pods
-change. Then the workloads. Invariant: if anything is refused, no workload is created or changed.
+First the accounts of Pods, then what Pods read or are protected by, and at the same time dry runs of the workloads that
+are new or whose Pods change. Then the workloads and the pools of sandboxes. Invariant: if anything is refused, none of
+these is created or changed.
 """
 
 import asyncio
@@ -10,10 +11,12 @@ from typing import NamedTuple
 
 from rljob_api.errors import UserError
 from rljob_operator.backend import Backend, ChildKey, ForbiddenError, Manifest, Owner, PodRejectedError, key_of
-from rljob_operator.children import WORKLOAD_KINDS
+from rljob_operator.children import SANDBOX_POOL, WORKLOAD_KINDS
 from rljob_operator.children.difference import contains
 from rljob_operator.plan.causes import Cause
 from rljob_operator.plan.rejections import describe_pod_rejection, describe_refusal
+
+_ACCOUNT = "ServiceAccount"
 
 
 class ApplyFailure(NamedTuple):
@@ -34,20 +37,22 @@ async def apply_children(
 ) -> list[ApplyFailure]:
     """Apply the changed children and return what was refused. `replaced` workloads are checked only: they are applied
     after the deletion of the existing ones. Raises the first error that is worth a retry, if nothing was refused."""
-    standing = [child for child in changed if child["kind"] not in WORKLOAD_KINDS]
+    accounts = [child for child in changed if child["kind"] == _ACCOUNT]
+    standing = [child for child in changed if child["kind"] not in (_ACCOUNT, SANDBOX_POOL, *WORKLOAD_KINDS)]
     workloads = [child for child in changed if child["kind"] in WORKLOAD_KINDS]
+    pools = [child for child in changed if child["kind"] == SANDBOX_POOL]
     checked = [child for child in (*workloads, *replaced) if _needs_check(observed.get(key_of(child)), child)]
+    applied = await _call_all(owner, backend.apply, accounts)
+    if not applied.is_ok:  # dry runs of their Pods would fail, too
+        return _read_failures(applied)
     applied, checks = await asyncio.gather(
         _call_all(owner, backend.apply, standing), _call_all(owner, backend.check, checked)
     )
     if applied.is_ok:  # Pods must not start from another owner's Secret, or without their NetworkPolicy
         # Workloads that only change their replicas are applied although a change of others is refused.
         unchecked = [child for child in workloads if checks.is_ok or child not in checked]
-        applied = await _call_all(owner, backend.apply, unchecked)
-    failures = [*applied.failures, *checks.failures]
-    if not failures and (error := applied.error or checks.error):
-        raise error
-    return failures
+        applied = await _call_all(owner, backend.apply, [*(pools if checks.is_ok else []), *unchecked])
+    return _read_failures(applied, checks)
 
 
 def _needs_check(known: Manifest | None, workload: Manifest) -> bool:
@@ -61,6 +66,14 @@ class _Outcome(NamedTuple):
     @property
     def is_ok(self) -> bool:
         return not self.failures and self.error is None
+
+
+def _read_failures(*outcomes: _Outcome) -> list[ApplyFailure]:
+    """Return the failures. Raises the first error if there are none."""
+    failures = [failure for outcome in outcomes for failure in outcome.failures]
+    if not failures and (error := next((each.error for each in outcomes if each.error), None)):
+        raise error
+    return failures
 
 
 async def _call_all(

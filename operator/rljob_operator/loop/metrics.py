@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from rljob_api.manifest.agent import RUNNER_SERVICE, USER_SERVICE
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.scaling import RewardScaling
 from rljob_operator.backend import JobKey, Key, Owner
@@ -87,7 +88,7 @@ class OperatorMetrics:
         )
         self._scaling = Gauge(
             "rljob_reward_scaling_replicas",
-            "Replicas of an autoscaled reward: the desired number, and its maximum.",
+            "Replicas of an autoscaled reward, user, tool or runner: the desired number, and its maximum.",
             [*_REWARD_LABELS, "kind"],
             registry=self.registry,
         )
@@ -121,7 +122,7 @@ class OperatorMetrics:
 
 
 def _decisions(owner: Owner) -> Iterator[tuple[str, tuple[RewardScaling, int]]]:
-    """Yield (reward, (last decision, maxReplicas)) of each autoscaled reward; none of an object that is invalid."""
+    """Yield (name, (last decision, maxReplicas)) of each autoscaled service; none of an object that is invalid."""
     if "spec" not in owner.model_fields_set:
         return
     if not isinstance(owner, RLJob):
@@ -129,6 +130,11 @@ def _decisions(owner: Owner) -> Iterator[tuple[str, tuple[RewardScaling, int]]]:
             yield owner.metadata.name, (owner.status.scaling, owner.spec.autoscaling.max_replicas)
         return
     records = {record.name: record for record in owner.status.scaling}
-    for reward in owner.spec.rewards:
-        if reward.autoscaling and reward.name in records:
-            yield reward.name, (records[reward.name], reward.autoscaling.max_replicas)
+    agent = owner.spec.agent
+    services = [(reward.name, reward.autoscaling) for reward in owner.spec.rewards]
+    services += [(tool.name, tool.autoscaling) for tool in agent.tools]
+    services += [(USER_SERVICE, agent.user.autoscaling)] if agent.user else []
+    services += [(RUNNER_SERVICE, agent.runner.autoscaling)] if agent.runner else []
+    for name, autoscaling in services:
+        if autoscaling and name in records:
+            yield name, (records[name], autoscaling.max_replicas)

@@ -1,18 +1,19 @@
 """Jobs and RewardModels with the replicas that autoscaling decides now. Pure.
 
-The decision of `autoscale` becomes spec.replicas of the reward, so that all builders and counts use it, and the record
-becomes part of the status. Invariant: a manifest without autoscaling is returned unchanged.
+The decision of `autoscale` becomes the replicas of the reward, user, tool or runner, so that all builders and counts
+use it, and the record becomes part of the status. Invariant: a manifest without autoscaling is returned unchanged.
 """
 
 import statistics
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
+from rljob_api.manifest.agent import AgentService
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward, RewardModel
 from rljob_api.manifest.scaling import RewardScaling
-from rljob_api.wire.contract import LABEL_REWARD
 from rljob_operator.backend import Demand, Event, Manifest, ObservedState
+from rljob_operator.children.common import build_role_labels, role_of_service
 from rljob_operator.plan import autoscale, conditions
 from rljob_operator.plan.autoscale import ScalingPolicy
 from rljob_operator.plan.observed_job import find_condition, find_pods, is_ready, is_running_head, labels_of
@@ -27,18 +28,20 @@ def scale_job(job: RLJob, observed: ObservedState, now: datetime) -> tuple[RLJob
         return (_set_records(job, []) if job.status.scaling else job), None
     name, pods = job.metadata.name, find_pods(job, observed)
     has_driver, last = any(map(is_running_head, pods)), {record.name: record for record in job.status.scaling}
-    rewards, records, waits = list[Reward](), list[RewardScaling](), list[float | None]()
-    for reward in job.spec.rewards:
-        if reward.autoscaling:
-            demands = [autoscale.read_demand(name, observed.driver, reward.name)] if has_driver else []
-            policy = ScalingPolicy(reward.name, reward.autoscaling, reward.slots)
-            own = [pod for pod in pods if labels_of(pod).get(LABEL_REWARD) == reward.name]
-            record, wait = _decide(policy, demands, last.get(reward.name), own, now)
-            records.append(record)
-            waits.append(wait)
-            reward = reward.model_copy(update={"replicas": record.replicas})
-        rewards.append(reward)
-    spec = job.spec.model_copy(update={"rewards": rewards})
+    records, waits = list[RewardScaling](), list[float | None]()
+    for service in job.spec.services:
+        settings = service.reward
+        if settings.autoscaling is None:
+            continue
+        demands = [autoscale.read_demand(name, observed.driver, settings.name)] if has_driver else []
+        samples = "samples" if service.kind == "reward" else "episodes"
+        policy = ScalingPolicy(settings.name, settings.autoscaling, settings.slots, samples)
+        labels = build_role_labels(role_of_service(service), settings.name)
+        own = [pod for pod in pods if labels.items() <= labels_of(pod).items()]
+        record, wait = _decide(policy, demands, last.get(settings.name), own, now)
+        records.append(record)
+        waits.append(wait)
+    spec = job.spec.with_replicas({record.name: record.replicas for record in records})
     return _set_records(job.model_copy(update={"spec": spec}), records), min(filter(None, waits), default=None)
 
 
@@ -61,7 +64,9 @@ def _decide(
 
 
 def is_autoscaled(job: RLJob) -> bool:
-    return any(reward.autoscaling for reward in job.spec.rewards)
+    agent = job.spec.agent
+    services: list[Reward | AgentService | None] = [*job.spec.rewards, *agent.tools, agent.user, agent.runner]
+    return any(service is not None and service.autoscaling for service in services)
 
 
 def read_demands(job: RLJob, observed: ObservedState, model: str) -> list[Demand]:
@@ -88,13 +93,17 @@ def measure_startup_seconds(pods: Iterable[Manifest]) -> float:
     return min(max(statistics.median(times), autoscale.MIN_LEAD_SECONDS), autoscale.MAX_LEAD_SECONDS)
 
 
-def scaling_events(old: Sequence[RewardScaling], new: Sequence[RewardScaling]) -> tuple[Event, ...]:
-    """One event per reward whose replicas changed."""
-    before = {record.name: record for record in old}
+def scaling_events(job: RLJob, new: Sequence[RewardScaling]) -> tuple[Event, ...]:
+    """One event per service whose replicas changed. `job`: with its earlier status."""
+    before = {record.name: record for record in job.status.scaling}
+    rewards = {reward.name for reward in job.spec.rewards}
+    names = dict.fromkeys(rewards, "reward ") | {tool.name: "tool " for tool in job.spec.agent.tools}
     return tuple(
         event
         for record in new
-        for event in autoscale.derive_scaling_events(before.get(record.name), record, f"reward {record.name}")
+        for event in autoscale.derive_scaling_events(
+            before.get(record.name), record, names.get(record.name, "") + record.name
+        )
     )
 
 

@@ -1,9 +1,11 @@
-"""The number of replicas that a reward needs, before its samples arrive. Pure: drivers' reports in, a decision out.
+"""The number of replicas that a reward or a service of an agent needs, before its samples arrive. Pure: reports of
+drivers in, a decision out.
 
 Little's law: slots = samples of a step x seconds per sample / target time. Lateness corrects it upwards during the
-step. Owns the rules of scaling up and down; leaves requests to drivers and applying to its callers. Invariants: never
-above maxReplicas; an open step keeps the Pods that it requested; equal arguments give equal decisions, and an idle
-reward keeps its record.
+step. An episode holds its slot in a runner: slots = episodes in flight, unless the user set the target time. Owns the
+rules of scaling up and down; leaves requests to drivers and applying to its callers. Invariants: never above
+maxReplicas; an open step keeps the Pods that it requested; equal arguments give equal decisions, and an idle reward
+keeps its record.
 """
 
 import math
@@ -30,12 +32,14 @@ REASON_UP, REASON_DOWN = "ScaledUp", "ScaledDown"
 
 @dataclass(frozen=True)
 class ScalingPolicy:
-    """The user's settings for one reward."""
+    """The user's settings for one reward or service of an agent."""
 
     name: str
     autoscaling: Autoscaling
     slots: int
     """Per Pod."""
+    samples: str = "samples"
+    """What it counts, in messages."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class _Decision:
         settings, last = self.policy.autoscaling, self.last
         needs = [need for need in map(self._need, self.known) if need]
         slots = sum(need.slots for need in needs)
-        desired = _ceil(slots / self.policy.slots) + settings.spare_replicas if needs else 0
+        desired = max(1, _ceil(slots / self.policy.slots)) + settings.spare_replicas if needs else 0
         bounded = min(max(desired, settings.min_replicas), settings.max_replicas)
         record = last or RewardScaling(name=self.policy.name)
         replicas, record = self._choose_replicas(record, desired, bounded)
@@ -125,18 +129,21 @@ class _Decision:
         if reported.samples == 0 or (not reported.is_open and reported.starts_in_seconds > horizon):
             return None
         latency, target = self._latency(reported), self._target(reported)
+        samples = f"{reported.samples} {self.policy.samples}"
+        if reported.holds_slots and self.policy.autoscaling.target_seconds is None:
+            return _Need(float(reported.samples), reported.samples, latency, target, f"{samples} at once")
         if not latency or not target:
             missing = "target" if latency else "latency"
-            explanation = f"{reported.samples} samples; {missing} not measured yet"
+            explanation = f"{samples}; {missing} not measured yet"
             return _Need(float(self.policy.slots), reported.samples, latency, target, explanation)
         # No sample takes less than its latency, so more slots than samples do not help.
         busy = max(target * self.policy.autoscaling.utilization, latency)
         slots = min(float(reported.samples), reported.samples * latency / busy)
-        explanation = f"{reported.samples} samples x {_show(latency)} s / {_show(busy)} s"
+        explanation = f"{samples} x {_show(latency)} s / {_show(busy)} s"
         late = self._slots_to_catch_up(reported, latency, target)
         # Lateness says nothing about the number of Pods while some start.
         if reported.is_open and late > slots and not is_recent(self.last, self.now, self.lead_seconds):
-            explanation = f"{reported.expected} samples still to score x {_show(latency)} s, late"
+            explanation = f"{reported.expected} {self.policy.samples} still open x {_show(latency)} s, late"
             slots = late
         return _Need(slots, reported.samples, latency, target, explanation)
 
@@ -220,7 +227,7 @@ def _describe(policy: ScalingPolicy, needs: Sequence[_Need], desired: int, bound
     """'wants 33: 5120 samples x 20.5 s / 201 s = 523 slots of 16'."""
     settings = policy.autoscaling
     if not needs:
-        return f"wants {bounded}: no samples to score" + (", minReplicas applies" if bounded else "")
+        return f"wants {bounded}: no {policy.samples} expected" + (", minReplicas applies" if bounded else "")
     if len(needs) == 1:
         sums = f"{needs[0].explanation} = {_ceil(needs[0].slots)} slots of {policy.slots}"
     else:

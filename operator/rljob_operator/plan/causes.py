@@ -16,6 +16,7 @@ from rljob_api.wire.contract import ExitCode
 from rljob_api.wire.text import clean_line, clean_text
 from rljob_operator.backend import ChildKey, Manifest, ObservedState
 from rljob_operator.children import reward_refs
+from rljob_operator.children.avoidance import avoided_by
 from rljob_operator.children.common import TRAINER, child_name
 from rljob_operator.plan import observed_job
 from rljob_operator.plan.disruptions import exceeded_own_limit, find_disruption
@@ -203,6 +204,8 @@ def _unschedulable(role: RoleView, message: str, pod: Manifest) -> Cause:
     if selector and "node affinity/selector" in message:
         labels = ", ".join(f"{key}={value}" for key, value in sorted(selector.items()))
         detail += f" (it requires nodes with {labels})"
+    if avoided := avoided_by(pod.get("spec") or {}):
+        detail += f" (it avoids the nodes {', '.join(avoided)})"
     return Cause.of("Unschedulable", role.path, detail)
 
 

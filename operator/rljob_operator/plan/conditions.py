@@ -22,11 +22,12 @@ POOLS_ISOLATED = "PoolsIsolated"
 NAME_CONFLICT = "NameConflict"
 REWARD_VERSIONS_MIXED = "RewardVersionsMixed"
 LEARNING = "Learning"
+PROGRESS_LOST = "ProgressLost"
 RECONCILE_FAILED = "ReconcileFailed"
 """Of jobs and RewardModels while a reconcile fails. A plan leaves it out, so that a success removes it."""
 TYPES = (QUEUED, SUSPENDED, RUNNING, RESTARTING, SUCCEEDED, FAILED)
 """Conditions that every job has."""
-OPTIONAL_TYPES = (POOLS_ISOLATED, REWARD_VERSIONS_MIXED, LEARNING, NAME_CONFLICT)
+OPTIONAL_TYPES = (POOLS_ISOLATED, REWARD_VERSIONS_MIXED, LEARNING, PROGRESS_LOST, NAME_CONFLICT)
 """Conditions that a job has once they apply. NameConflict is last because set_name_conflict appends it."""
 
 REASON_FOREIGN_OBJECT = "ForeignObject"
@@ -43,7 +44,9 @@ _MAX_PODS_NAMED = 3
 Phase = Literal["", "Pending", "Queued", "Suspended", "Running", "Restarting", "Succeeded", "Failed"]
 PHASES: tuple[Phase, ...] = ("Failed", "Succeeded", "Suspended", "Queued", "Restarting", "Running")
 """Condition types in the order in which a True one gives the phase its name."""
-_WARNING_TYPES = {FAILED, RESTARTING, NAME_CONFLICT}
+_WARNING_TYPES = {FAILED, RESTARTING, NAME_CONFLICT, PROGRESS_LOST}
+_REPEATED_TYPES = {FAILED, PROGRESS_LOST}
+"""A change of the message is an event, too."""
 
 Reason = tuple[str, str]
 """A reason and its message."""
@@ -201,7 +204,7 @@ def _problem_events(old: RLJobStatus, new: RLJobStatus) -> Iterator[Event]:
 
 
 def _event_type(before: Condition | None, condition: Condition) -> Literal["Normal", "Warning"] | None:
-    """The type of a transition's event; None: no event. A failure that changes its reason is a transition, too."""
+    """The type of a transition's event; None: no event."""
     was, holds = before.status if before else None, condition.status == "True"
     if condition.type in (POOLS_ISOLATED, LEARNING) and not holds:
         return "Warning" if was != "False" else None
@@ -210,6 +213,6 @@ def _event_type(before: Condition | None, condition: Condition) -> Literal["Norm
     if condition.type == REWARD_VERSIONS_MIXED and not holds:
         return "Normal" if was == "True" else None
     is_same = before is not None and (before.reason, before.message) == (condition.reason, condition.message)
-    if not holds or (was == "True" and (is_same or condition.type != FAILED)):
+    if not holds or (was == "True" and (is_same or condition.type not in _REPEATED_TYPES)):
         return None
     return "Warning" if condition.type in _WARNING_TYPES else "Normal"

@@ -17,14 +17,15 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_api.manifest.status import RLJobStatus
 from rljob_operator.backend import PROGRESS_POLL_SECONDS, ChildKey, Event, Manifest, ObservedState, Plan, key_of
-from rljob_operator.children import WORKLOAD_KINDS, build_children, keep
+from rljob_operator.children import POD_KINDS, WORKLOAD_KINDS, build_children, keep, sort_deletions
 from rljob_operator.children.common import child_name
 from rljob_operator.children.config import read_token
 from rljob_operator.children.gang import keep_gang
 from rljob_operator.children.reward_refs import find_frozen_children
 from rljob_operator.defaults import DEFAULTS, Defaults
-from rljob_operator.plan import active_time, conditions, job_status, lifecycle
+from rljob_operator.plan import active_time, conditions, job_status, lifecycle, run_files
 from rljob_operator.plan.apply_scaling import is_autoscaled, scale_job, scaling_events
+from rljob_operator.plan.avoided_nodes import avoidance_events, find_avoided
 from rljob_operator.plan.causes import find_blocking_pods, find_causes
 from rljob_operator.plan.failures import Failures, count_failures
 from rljob_operator.plan.gang import evaluate_gang
@@ -68,7 +69,7 @@ def plan_job(
         delete=plan.delete + find_stale(job, observed),
         events=plan.events
         + conditions.derive_events(job.status, plan.status)
-        + scaling_events(job.status.scaling, plan.status.scaling),
+        + scaling_events(job, plan.status.scaling),
         requeue_after_seconds=min(waits, default=None),
         valid_until=plan.valid_until and min([plan.valid_until, *(deletion.since for deletion in forced)]),
     )
@@ -115,10 +116,10 @@ class _Context:
 
     @property
     def workloads(self) -> set[ChildKey]:
-        return {key for key in self.observed.children if key.kind in WORKLOAD_KINDS}
+        return {key for key in self.observed.children if key.kind in POD_KINDS}
 
     def deletable(self, keys: Iterable[ChildKey]) -> tuple[ChildKey, ...]:
-        return tuple(sorted(set(keys) - self.observed.blocked))
+        return tuple(sort_deletions(set(keys) - self.observed.blocked))
 
 
 def _plan_retry(context: _Context) -> JobPlan | None:
@@ -130,7 +131,9 @@ def _plan_retry(context: _Context) -> JobPlan | None:
         delete = context.deletable(context.workloads)
         return Plan((), delete, job.status, requeue_after_seconds=BLOCKED_RETRY_SECONDS)
     reset = {"retried": lifecycle.requested_retry(job), "start_time": None, "completion_time": None} | active_time.RESET
-    status = job.status.model_copy(update=reset | {"roles": [], "queued_since": None, "not_before": None})
+    status = job.status.model_copy(
+        update=reset | {"roles": [], "avoided_nodes": [], "queued_since": None, "not_before": None}
+    )
     status = job_status.set_conditions(job, status, {}, {}, context.now)
     why = "retried" if status.retried != job.status.retried else "its spec was changed"
     message = f"{why}: starts again from its last checkpoint; restarts count from zero"
@@ -187,6 +190,7 @@ def _plan_end(context: _Context) -> JobPlan | None:
         status = status.model_copy(update={"progress": status.progress.model_copy(update=done)})
     true, false_reasons = {type_: (decision.reason, decision.message)}, conditions.Reasons()
     job_status.add_learning(context.observed, true, false_reasons)
+    run_files.add_progress_lost(context.observed, true)
     status = job_status.set_conditions(job, status, true, false_reasons, context.now)
     return Plan((), (), status, requeue_after_seconds=0.0)
 
@@ -205,13 +209,13 @@ def _plan_suspended(context: _Context) -> JobPlan | None:
     job, observed = context.job, context.observed
     if context.decision.state != "suspended":
         return None
-    kept = [child for child in context.built[0] if child["kind"] not in WORKLOAD_KINDS]
+    kept = [child for child in context.built[0] if child["kind"] not in POD_KINDS]
     status = job_status.observe_status(observed, context.restarts, context.failures)
     status = job_status.set_roles(status, [role.model_copy(update={"desired": 0}) for role in status.roles])
     reset = {"start_time": None, "queued_since": None, "not_before": None} | active_time.RESET
-    status = status.model_copy(update=reset)
-    message = "spec.suspend is true; set it to false to resume from the checkpoint"
-    status = job_status.set_conditions(job, status, {conditions.SUSPENDED: ("Suspended", message)}, {}, context.now)
+    status = status.model_copy(update={"avoided_nodes": [], **reset})
+    suspended = {conditions.SUSPENDED: ("Suspended", run_files.describe_suspension(observed))}
+    status = job_status.set_conditions(job, status, suspended, {}, context.now)
     blocked = observed.blocked & {key_of(child) for child in kept}
     return Plan(
         children=tuple(child for child in kept if key_of(child) not in blocked),
@@ -224,7 +228,8 @@ def _plan_suspended(context: _Context) -> JobPlan | None:
 def _plan_active(context: _Context) -> JobPlan:
     """Start the job, or keep it running."""
     job, observed, now = context.job, context.observed, context.now
-    gang = evaluate_gang(observed, lifecycle.has_been_running(job), now)
+    was_running = lifecycle.has_been_running(job)
+    gang = evaluate_gang(observed, was_running, now)
     desired = _choose_children(context, gang.is_backing_off)
     frozen = find_frozen_children(job, observed.state, desired.values(), observed.head_job is not None)
     blocked = sorted(observed.blocked & desired.keys())
@@ -241,10 +246,11 @@ def _plan_active(context: _Context) -> JobPlan:
 
     def can_apply(key: ChildKey) -> bool:
         # No Pod must start from the Secret or ConfigMap of an earlier job with this name.
-        return key not in frozen and not (blocked and (key.kind in WORKLOAD_KINDS or key in blocked))
+        return key not in frozen and not (blocked and (key.kind in POD_KINDS or key in blocked))
 
     applied = {key: child for key, child in desired.items() if can_apply(key)}
     blocking, lost = find_blocking_pods(observed), find_lost_pods(observed)
+    avoided = find_avoided(observed)
     causes = find_due_causes(lost, now) + find_causes(observed) + [cause for since, cause in blocking if since <= now]
     status = job_status.observe_status(observed, context.restarts, context.failures, applied).model_copy(
         update={
@@ -253,19 +259,23 @@ def _plan_active(context: _Context) -> JobPlan:
             "retried": lifecycle.requested_retry(job),
             "queued_since": gang.queued_since,
             "not_before": gang.not_before,
+            "avoided_nodes": avoided,  # the next reconcile builds Pods that avoid them
         }
     )
     status = job_status.set_conditions(job, status, *job_status.active_conditions(observed, gang, blocked, causes), now)
     deadlines = [moment for moment in (active_time.deadline_of(job, status), gang.next_deadline(job)) if moment]
     deadlines += [since for since, _ in blocking if since > now] + [each.since for each in lost if each.since > now]
     waits = [BLOCKED_RETRY_SECONDS if blocked else PROGRESS_POLL_SECONDS]
+    waits += [0.0] if avoided != job.status.avoided_nodes else []
     waits += [(moment - now).total_seconds() for moment in deadlines]
     return Plan(
         children=tuple(applied.values()),
         delete=delete,
         replaced=tuple(child for key, child in desired.items() if outdated and key.kind in WORKLOAD_KINDS),
         status=status,
-        events=conditions.derive_cause_events(job.status, status, causes),
+        events=run_files.derive_warnings(observed, status, was_running=was_running)
+        + conditions.derive_cause_events(job.status, status, causes)
+        + avoidance_events(observed, avoided),
         requeue_after_seconds=max(0.0, min(waits)),
         ungate=gang.ungate,
         valid_until=None if blocked or is_autoscaled(job) else min(deadlines, default=_NEVER),
@@ -280,11 +290,12 @@ def _choose_children(context: _Context, is_backing_off: bool) -> dict[ChildKey, 
     unchanged = _find_unchanged(observed, built, is_running)
     desired = dict[ChildKey, Manifest]()
     for key, child in built.items():
-        if key.kind in WORKLOAD_KINDS:
-            if is_backing_off:
-                continue
+        if is_backing_off and key.kind in POD_KINDS:
+            continue
+        if key.kind in keep.KINDS:
             running = observed.children.get(key)
-            child = keep.record_built(keep_gang(child, running) if is_running else child)
+            has_gang = is_running and key.kind in WORKLOAD_KINDS
+            child = keep.record_built(keep_gang(child, running) if has_gang else child)
             if running is not None and key in unchanged:
                 child = keep.keep_running(child, running)
         desired[key] = child
@@ -297,7 +308,7 @@ def _find_unchanged(observed: ObservedJob, built: Mapping[ChildKey, Manifest], i
     unchanged = {
         key
         for key, running in observed.children.items()
-        if key.kind in WORKLOAD_KINDS
+        if key.kind in keep.KINDS
         and key in built
         and keep.has_same_configuration(built[key], running, ignores_scheduling=is_running)
     }

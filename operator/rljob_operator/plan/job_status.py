@@ -21,6 +21,7 @@ from rljob_operator.plan.lost_nodes import BLOCKING_DELETION
 from rljob_operator.plan.observed_job import ObservedJob, describe_waiting, driver_succeeded, find_images
 from rljob_operator.plan.pool_isolation import evaluate_isolation
 from rljob_operator.plan.reward_versions import MIXED, SETTLED, describe_mixed_rewards
+from rljob_operator.plan.run_files import add_progress_lost
 
 
 def build_invalid_status(job: RLJob, problems: list[str], now: datetime, *, keeps_running: bool = True) -> RLJobStatus:
@@ -97,6 +98,7 @@ def observe_status(
             progress = progress.model_copy(update={"waits_for": observed.state.driver_problem})
     else:
         progress = JobProgress(
+            run_id=driver.run_id or job.status.progress.run_id,
             step=driver.step,
             total_steps=driver.total_steps or job.spec.schedule.steps,
             reward=None if driver.reward is None else round(driver.reward, 4),  # a printed column
@@ -141,6 +143,7 @@ def active_conditions(
         message = "the ready Pods of each reward run the same version"
         false_reasons[conditions.REWARD_VERSIONS_MIXED] = (SETTLED, message)
     add_learning(observed, true, false_reasons)
+    add_progress_lost(observed, true)
     return true, false_reasons
 
 

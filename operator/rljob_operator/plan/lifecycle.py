@@ -15,6 +15,7 @@ from rljob_operator.children.common import HEAD, SERVING, TRAINER
 from rljob_operator.plan import active_time, conditions, observed_job
 from rljob_operator.plan.failures import Failures, count_charged
 from rljob_operator.plan.observed_job import ObservedJob, RoleView
+from rljob_operator.plan.run_files import describe_success
 
 State = Literal["suspended", "succeeded", "failed", "active"]
 MANAGED_BY_US = f"rljob.dev/{MANAGED_BY}"
@@ -63,7 +64,7 @@ def decide_lifecycle(observed: ObservedJob, failures: Failures, now: datetime) -
     """The state now. `failures` are those that the status will record."""
     job = observed.job
     if observed_job.has_condition(observed.head_job, "Complete"):
-        return LifecycleDecision("succeeded", "JobSucceeded", "the driver has finished all steps")
+        return LifecycleDecision("succeeded", "JobSucceeded", describe_success(observed))
     if failure := _user_error(observed) or _head_failure(observed) or _backoff_limit_exceeded(observed, failures, now):
         return failure
     if job.spec.suspend:

@@ -64,8 +64,8 @@ class RoleView:
 
     @property
     def needed(self) -> int:
-        """Ready Pods that the job needs to continue: all of the head and the trainers, one of the others. None of a
-        reward that may scale to zero: its samples wait."""
+        """Ready Pods that the job needs to continue: all of the head and the trainers, one of the others. None of
+        what may scale to zero: its requests wait."""
         if isinstance(self.spec, Reward) and self.spec.autoscaling:
             return min(1, self.spec.autoscaling.min_replicas)
         return self.desired if self.kind in (HEAD, TRAINER) else min(1, self.desired)

@@ -81,6 +81,7 @@ def find_spec_problems(job: RLJob) -> list[str]:
         *_source_problems(job, services),
         *_runner_problems(job),
         *chain.from_iterable(starmap(find_url_problems, services)),
+        *_other_model_problems(job),
         *chain.from_iterable(starmap(find_template_problems, _roles(job, services))),
         *_scheduling_problems(job),
     ]
@@ -108,7 +109,7 @@ def _runner_problems(job: RLJob) -> Iterator[str]:
 def find_model_sources(path: str, reward: RewardBase) -> dict[str, str]:
     """Path and source of the checkpoint that a reward serves; empty if it serves none."""
     model = reward.served_model
-    return {f"{path}.{'model' if reward.model else 'judge.model'}.source": model.source} if model else {}
+    return {f"{path}.{reward.served_model_field}.source": model.source} if model else {}
 
 
 def find_source_problems(sources: Mapping[str, str]) -> Iterator[str]:
@@ -122,10 +123,17 @@ def find_source_problems(sources: Mapping[str, str]) -> Iterator[str]:
 
 
 def find_url_problems(path: str, reward: RewardBase) -> Iterator[str]:
-    endpoint = reward.http or (reward.judge.endpoint if reward.judge else None)
+    endpoint = reward.http or reward.endpoint
     if endpoint is not None and not _is_url(endpoint.url):
-        where = f"{path}.{'http' if reward.http else 'judge.endpoint'}.url"
+        where = f"{path}.{'http' if reward.http else f'{reward.kind}.endpoint'}.url"
         yield f"{where} must name a host, and a port from 1 to 65535 if any, got {endpoint.url}"
+
+
+def _other_model_problems(job: RLJob) -> Iterator[str]:
+    for index, model in enumerate(job.spec.agent.models):
+        if not _is_url(model.url):
+            where = f"spec.agent.models[{index}].url"
+            yield f"{where} must name a host, and a port from 1 to 65535 if any, got {model.url}"
 
 
 def _is_url(url: str) -> bool:

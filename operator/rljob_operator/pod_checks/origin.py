@@ -13,10 +13,9 @@ from rljob_api.manifest.reward import RewardBase
 from rljob_api.manifest.roles import Role
 from rljob_api.manifest.scorers import ServedModel
 from rljob_api.read.documents import Location, format_path
-from rljob_api.wire.contract import ENV_JUDGE_API_KEY
+from rljob_api.wire.contract import ENV_JUDGE_API_KEY, ENV_MODEL_API_KEY
 from rljob_operator.backend import Manifest
 from rljob_operator.children.merge import find_in_patch
-from rljob_operator.children.pods import GPU_RESOURCE
 from rljob_operator.children.reward_vllm import CONTAINER as VLLM
 
 _CONTAINER_LISTS = ("containers", "initContainers")
@@ -70,20 +69,27 @@ def _container_fields(role: RolePath, container: Manifest, inner: Location) -> I
         name = container["env"][inner[1]].get("name")
         if name in role.role.env:
             yield f"{role.path}.env.{name}"
+        elif name.startswith(ENV_MODEL_API_KEY):
+            index = name.removeprefix(ENV_MODEL_API_KEY)
+            yield f"spec.agent.models[{index}].apiKeySecretRef.{inner[-1]}"
         elif name == ENV_JUDGE_API_KEY:
-            yield f"{role.path}.judge.endpoint.apiKeySecretRef.{inner[-1]}"
+            yield f"{role.path}.{_kind_of(role)}.endpoint.apiKeySecretRef.{inner[-1]}"
     holder: Role | ServedModel | None = role.role if is_main else model
-    path = role.path if is_main else f"{role.path}.{'model' if _is_classifier(role) else 'judge.model'}"
+    path = role.path if is_main else f"{role.path}.{_served_model_field(role)}"
     if holder is not None and inner[0] in ("resources", "image"):
-        yield f"{path}.{_resource_field(holder, inner)}"
+        yield f"{path}.{_resource_field(holder, inner, role.role.node_pool.gpu_resource)}"
 
 
-def _is_classifier(role: RolePath) -> bool:
-    return isinstance(role.role, RewardBase) and role.role.model is not None
+def _kind_of(role: RolePath) -> str:
+    return role.role.kind if isinstance(role.role, RewardBase) else ""
 
 
-def _resource_field(holder: Any, inner: Location) -> str:
-    is_generated = inner[0] == "resources" and inner[-1] == GPU_RESOURCE and inner[-1] not in holder.resources.requests
+def _served_model_field(role: RolePath) -> str:
+    return role.role.served_model_field if isinstance(role.role, RewardBase) else ""
+
+
+def _resource_field(holder: Any, inner: Location, gpu_resource: str) -> str:
+    is_generated = inner[0] == "resources" and inner[-1] == gpu_resource and inner[-1] not in holder.resources.requests
     if is_generated and inner[-1] not in holder.resources.limits:
         return "gpus" if isinstance(holder, ServedModel) else "gpusPerReplica"
     return format_path(inner)

@@ -5,6 +5,7 @@ import json
 import yaml
 
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.roles import Topology
 from rljob_operator.children.config import build_job_config, build_reward_config
 from rljob_operator.children.reward import find_services
 from tests.paths import ROOT
@@ -28,6 +29,10 @@ def test_files_have_no_field_that_version_0_1_0_does_not_know():
     job.spec.scheduling.force_delete_after_seconds = 600
     for role in (job.spec.head, job.spec.trainer, job.spec.rollout, *job.spec.rewards):
         role.backoff_window_seconds = 60
+        role.node_pool.gpu_resource = "amd.com/gpu"
+        role.node_pool.topology = Topology(key="rack")
+    for slow in (job.spec.rollout, *job.spec.served_models.values()):
+        slow.startup_timeout_seconds = 3000
     file = yaml.safe_load(build_job_config(job)["data"]["job.yaml"])
     assert find_unknown(file["spec"], STORED["spec"]) == []
     services = find_services(job)

@@ -133,7 +133,7 @@ def find_changes(part: Spec, path: tuple[Any, ...] = ()) -> list[tuple[str, Any]
         value, here = getattr(part, name), (*path, alias)
         if isinstance(value, Spec):
             found += find_changes(value, here)
-        elif isinstance(value, list) and value and isinstance(value[0], Spec) and name in ("rewards", "tools"):
+        elif name in ("rewards", "tools", "models"):
             found += [change for i, each in enumerate(value) for change in find_changes(each, (*here, str(i)))]
         elif (changed := other_value(name, field.annotation, value)) is not None:
             found.append((".".join(here), changed))
@@ -154,11 +154,13 @@ def changed_spec(owner, path: str, value: Any):
 def test_change_of_a_template_is_a_change_of_its_configuration_and_the_reverse():
     paths = set()
     environment = {"type": "environment", "environment": {"framework": "trl", "id": "a:B"}}
-    for owner in [*load_with_new_fields(), make_agent_job(), make_program_job(), make_program_job(agent=environment)]:
+    key = {"name": "keys", "key": "A"}
+    program = make_program_job(models=[{"name": "judge", "url": "http://a", "apiKeySecretRef": key}])
+    for owner in [*load_with_new_fields(), make_agent_job(), program, make_program_job(agent=environment)]:
         before = build_workloads(owner)
         for path, value in find_changes(owner.spec):
-            if "scheduling." in path or path.endswith(("source", "name")):
-                continue  # recorded apart, not valid, or another role
+            if "scheduling." in path or path.endswith((".source", ".name", ".gpuResource")):
+                continue  # recorded apart, not valid, another role, or for GPUs alone
             try:
                 after = build_workloads(changed_spec(owner, path, value))
             except ValidationError:
@@ -169,7 +171,18 @@ def test_change_of_a_template_is_a_change_of_its_configuration_and_the_reverse()
     assert {"trainer.image", "hub.endpoint", "checkpoint.persistentVolumeClaim.claimName", "priorityClassName"} <= paths
     assert {"agent.maxUserTurns", "agent.user.function.inline", "agent.tools.0.env", "agent.tools.0.onError"} <= paths
     assert {"agent.runner.function.inline", "agent.runner.slots", "agent.environment.framework"} <= paths
+    assert {"agent.models.0.url", "agent.models.0.apiKeySecretRef.key"} <= paths
     assert len(paths) > 150
+
+
+@pytest.mark.parametrize("pool", [{"gpuResource": "amd.com/gpu"}, {"topology": {"key": "rack"}}])
+@pytest.mark.parametrize("role", ["trainer", "rollout"])
+def test_new_field_of_a_node_pool_rolls_its_role_alone(role, pool):
+    """No program reads it, so the head and the other roles continue."""
+    before, after = (build_workloads(make_job(**{role: {"gpusPerReplica": 4, "nodePool": p}})) for p in ({}, pool))
+    assert changed_names(before, after, read_template) == {f"gsm8k-{role}"}
+    assert changed_names(before, after, read_configuration) == {f"gsm8k-{role}"}
+    assert changed_names(before, after, read_config_hash) == set()
 
 
 def changed_names(before, after, read):

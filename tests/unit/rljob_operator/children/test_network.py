@@ -137,3 +137,9 @@ def test_reward_model_does_not_reach_the_metadata_either():
     (policy,) = find_policies(plan_reward_model(model, ObservedState({}), utc_now()).children).values()
     assert may_reach(policy, "93.184.216.34", 8000)
     assert not any(may_reach(policy, address, 80) for address in METADATA)
+
+
+def test_only_the_head_reaches_the_models_that_a_program_calls_by_name():
+    models = [{"name": "judge", "url": "http://judge.example:8443/v1"}]
+    policies = find_policies(build_children(make_program_job(models=models), "token", DEFAULTS))
+    assert [role for role in policies if may_reach(policies[role], "93.184.216.34", 8443)] == ["head"]

@@ -4,7 +4,7 @@ import pytest
 
 from rljob_operator.children import build_children
 from rljob_operator.defaults import DEFAULTS
-from tests.support.job_simulation import make_job
+from tests.support.job_simulation import make_job, make_program_job
 
 
 def test_claim_with_model_and_checkpoints_is_one_writable_volume():
@@ -20,6 +20,35 @@ def test_claim_with_model_and_checkpoints_is_one_writable_volume():
     mounts = {mount["mountPath"]: mount for mount in spec["containers"][0]["volumeMounts"]}
     assert mounts["/var/lib/rljob"] == {"name": "run", "mountPath": "/var/lib/rljob", "subPath": "gsm8k"}
     assert mounts["/mnt/pvc/all"] == {"name": "run", "mountPath": "/mnt/pvc/all", "readOnly": True}
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "head", "trainer"),
+    [
+        ({}, "emptyDir", None),
+        ({"persistentVolumeClaim": {"claimName": "runs"}}, "persistentVolumeClaim", "persistentVolumeClaim"),
+        ({"persistentVolumeClaim": {"claimName": "runs", "mountedBy": "head"}}, "persistentVolumeClaim", None),
+    ],
+)
+def test_trainers_mount_the_run_folder_only_if_it_is_the_heads(checkpoint, head, trainer):
+    """A folder in each Pod would be another run's for the ranks, and grow without limit."""
+    children = build_children(make_job(checkpoint=checkpoint), "token", DEFAULTS)
+    for kind, expected in (("Job", head), ("StatefulSet", trainer)):
+        spec = next(child for child in children if child["kind"] == kind)["spec"]["template"]["spec"]
+        sources = [set(volume) - {"name"} for volume in spec["volumes"] if volume["name"] == "run"]
+        assert sources == ([{expected}] if expected else [])
+        env = {entry["name"] for entry in spec["containers"][0]["env"]}
+        assert ("RLJOB_RUN_DIR" in env) == bool(expected)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "protected"), [({}, True), ({"persistentVolumeClaim": {"claimName": "c"}}, False)]
+)
+def test_eviction_is_refused_only_where_it_would_lose_the_run(checkpoint, protected):
+    children = build_children(make_job(checkpoint=checkpoint), "token", DEFAULTS)
+    budgets = {child["metadata"]["name"]: child["spec"] for child in children if child["kind"] == "PodDisruptionBudget"}
+    assert ("gsm8k-head" in budgets) == protected
+    assert "gsm8k-trainer" not in budgets, "the head has its checkpoints"
 
 
 HUB = {"endpoint": "http://hub.example:8080", "tokenSecretRef": {"name": "hub", "key": "HF_TOKEN"}}
@@ -68,6 +97,14 @@ def test_rollout_has_time_to_download_its_model(source, seconds):
     assert probe["periodSeconds"] * probe["failureThreshold"] == seconds
 
 
+def test_startup_timeout_of_a_rollout_replaces_the_default():
+    job = make_job(model={"source": "hf://org/m"}, rollout={"startupTimeoutSeconds": 900})
+    children = build_children(job, "token", DEFAULTS)
+    (rollout,) = (c for c in children if c["kind"] == "Deployment" and c["metadata"]["name"] == "gsm8k-rollout")
+    probe = rollout["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == 900
+
+
 def test_env_of_a_role_overrides_the_hub():
     found = read_hub_env(make_job(hub=HUB, rollout={"env": {"HF_ENDPOINT": "http://near"}}))
     assert found["gsm8k-rollout/rollout"]["HF_ENDPOINT"] == "http://near"
@@ -106,6 +143,25 @@ def test_null_does_not_remove_the_restrictions_of_a_container():
     assert build_head_containers(containers=[own])["head"]["securityContext"] == RESTRICTED
 
 
+def test_gpus_of_each_role_are_requested_by_the_name_of_its_pool():
+    trainer = {"gpusPerReplica": 8, "nodePool": {"gpuResource": "amd.com/gpu"}}
+    slices = {"nodePool": {"gpuResource": "nvidia.com/mig-3g.40gb"}}
+    judge = {"name": "j", "judge": JUDGE | {"model": {"source": "hf://org/judge", "gpus": 1}}, **slices}
+    rollout = {"gpusPerReplica": 2, "resources": {"limits": {"rdma/hca_shared_devices_a": 1}}}
+    limits = {}
+    for child in build_children(make_job(trainer=trainer, rollout=rollout, rewards=[judge]), "token", DEFAULTS):
+        spec = child["spec"]["template"]["spec"] if "template" in child.get("spec", {}) else {}
+        for container in [*spec.get("containers", []), *spec.get("initContainers", [])]:
+            limits[container["name"]] = container["resources"].get("limits")
+    assert limits == {
+        "head": None,
+        "trainer": {"amd.com/gpu": "8"},
+        "rollout": {"nvidia.com/gpu": "2", "rdma/hca_shared_devices_a": "1"},
+        "reward": None,
+        "vllm": {"nvidia.com/mig-3g.40gb": "1"},
+    }
+
+
 TAINTS = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"]
 
 
@@ -132,3 +188,14 @@ def test_users_own_tolerations_of_a_lost_node_stay():
     in_template = {"template": {"spec": {"tolerations": [own | {"tolerationSeconds": 5}]}}}
     found = read_tolerations(scheduling=scheduling, trainer=in_template)
     assert found["gsm8k-trainer"] == {TAINTS[0]: 5, TAINTS[1]: 60}, "not both: Kubernetes takes the first"
+
+
+def test_the_head_alone_has_the_keys_of_the_models_that_a_program_calls_by_name():
+    reference = {"name": "keys", "key": "OPENAI_API_KEY"}
+    models = [{"name": "open", "url": "http://a"}, {"name": "paid", "url": "https://b", "apiKeySecretRef": reference}]
+    children = build_children(make_program_job(models=models), "token", DEFAULTS)
+    pods = {child["metadata"]["name"]: str(child) for child in children if "template" in child.get("spec", {})}
+    assert [name for name, text in pods.items() if "OPENAI_API_KEY" in text] == ["gsm8k-head"]
+    [head] = [child for child in children if child["metadata"]["name"] == "gsm8k-head" and child["kind"] == "Job"]
+    env = {each["name"]: each for each in head["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert env["RLJOB_MODEL_API_KEY_1"]["valueFrom"] == {"secretKeyRef": reference}

@@ -1,6 +1,7 @@
-"""The vLLM sidecar of a reward server, and the env of a judge with an endpoint."""
+"""The vLLM sidecar of a reward server, and the env of a judge or a model user with an endpoint."""
 
 import pytest
+import yaml
 
 from rljob_api.manifest.reward import RewardModel
 from rljob_api.wire.contract import ENV_JUDGE_API_KEY, ENV_PEERS, ENV_TOKEN, ENV_VLLM_SOCKET
@@ -46,6 +47,13 @@ def test_vllm_sidecar_uses_the_trainer_image_and_shares_only_a_socket():
     assert shared == {"vllm"}
     names = [volume["name"] for volume in spec["volumes"]]
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(None, 1800), (3600, 3600)])
+def test_server_waits_for_its_model_until_the_startup_timeout(seconds, expected):
+    model = SERVED["judge"]["model"] | ({} if seconds is None else {"startupTimeoutSeconds": seconds})
+    probe = pod_spec(judge=JUDGE | {"model": model})["containers"][0]["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == expected
 
 
 @pytest.mark.parametrize(
@@ -98,6 +106,70 @@ def test_egress_is_open_only_to_endpoint_and_hub(reward, ports):
     egress = child(make_job(**reward), "NetworkPolicy")["spec"]["egress"]
     opened = [[port["port"] for port in rule["ports"]] for rule in egress]
     assert opened == ([] if ports is None else [[53, 53, 5353, 5353], ports])
+
+
+PERSONA = {"persona": "You want {{ ground_truth }}."}
+OTHER_PORT = ENDPOINT | {"url": "http://vllm.other:8000/v1", "limits": {"concurrency": 8}}
+KEY = {"apiKeySecretRef": {"name": "keys", "key": "openai"}}
+
+
+def make_user_job(**model):
+    return job_simulation.make_agent_job(user={"function": None, "model": PERSONA | model})
+
+
+def test_model_user_has_the_sidecar_of_a_judge():
+    job = make_user_job(model={"source": "hf://org/user", "gpus": 2})
+    spec = child(job, "Deployment", "gsm8k-agent-user")["spec"]["template"]["spec"]
+    (vllm,), (judges,) = spec["initContainers"], pod_spec(**SERVED)["initContainers"]
+    assert vllm == {**judges, "command": [word.replace("org/judge", "org/user") for word in judges["command"]]}
+    assert spec["containers"][0]["command"][-2:] == ["--serves", "user"]
+    assert env_of(spec["containers"][0])[ENV_VLLM_SOCKET]
+    config = yaml.safe_load(child(job, "ConfigMap", "gsm8k-agent-user")["data"]["reward.yaml"])
+    assert config["userModel"] == PERSONA | {"model": {"source": "hf://org/user", "gpus": 2}}
+
+
+def test_model_user_with_an_endpoint_has_its_key_peers_and_egress():
+    job = make_user_job(endpoint=OTHER_PORT | KEY)
+    spec = child(job, "Deployment", "gsm8k-agent-user")["spec"]["template"]["spec"]
+    assert "initContainers" not in spec
+    env = env_of(spec["containers"][0])
+    assert env[ENV_JUDGE_API_KEY] == {"secretKeyRef": {"name": "keys", "key": "openai"}}
+    assert env[ENV_PEERS] == "gsm8k-agent-user"
+    egress = child(job, "NetworkPolicy", "gsm8k-agent-user")["spec"]["egress"]
+    assert [[port["port"] for port in rule["ports"]] for rule in egress] == [[53, 53, 5353, 5353], [8000]]
+
+
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
+        ({"model": {"source": "./user"}}, "spec.agent.user.model.model.source must be hf://org/name"),
+        ({"endpoint": ENDPOINT | {"url": "http://x:0"}}, "spec.agent.user.model.endpoint.url must name a host"),
+        (
+            {"endpoint": ENDPOINT | {"apiKeySecretRef": {"name": "My Key", "key": "k"}}},
+            "spec.agent.user.model.endpoint.apiKeySecretRef.name",
+        ),
+        (
+            {"model": {"source": "/m", "resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1"}}}},
+            "spec.agent.user.model.model.resources.requests.cpu",
+        ),
+    ],
+)
+def test_problem_of_a_model_user_has_its_field(model, problem):
+    (found,) = find_problems(make_user_job(**model))
+    assert found.startswith(problem)
+
+
+def test_changed_persona_restarts_only_the_user():
+    jobs = [make_user_job(endpoint=ENDPOINT, persona=persona) for persona in ("Be kind.", "Be harsh.")]
+
+    def digests(job):
+        templates = {
+            c["metadata"]["name"]: c["spec"].get("template") for c in build_children(job, "t", DEFAULTS) if "spec" in c
+        }
+        return {name: t["metadata"]["annotations"] for name, t in templates.items() if t}
+
+    first, second = map(digests, jobs)
+    assert [name for name in first if first[name] != second[name]] == ["gsm8k-agent-user"]
 
 
 def test_changed_judge_template_does_not_restart_the_head():

@@ -4,6 +4,7 @@ import base64
 
 import pytest
 
+from rljob_api.errors import UserError
 from rljob_api.wire.protocol import DriverStatus, RewardDemand
 from rljob_operator.backend import (
     DEMAND_POLL_SECONDS,
@@ -16,6 +17,7 @@ from rljob_operator.backend import (
 )
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache
+from rljob_operator.kube.client import ApiError
 from rljob_operator.kube.resources import REWARD_MODEL, RLJOB
 
 SCORE = {"function": {"inline": "def score(sample):\n    return 1.0\n"}}
@@ -108,3 +110,14 @@ async def test_objects_are_reported_when_they_are_read_also_invalid_and_deleted_
     assert await harness.backend.get_owner(JobKey("ns", "c")) is None
     assert [key.name for key, _ in read] == ["a", "b", "c"]
     assert [owner and owner.status.phase for _, owner in read] == [valid.status.phase, "Failed", None]
+
+
+async def test_cluster_without_the_kind_of_a_feature_is_a_user_error_with_what_to_install():
+    async def refuse(*arguments, **options):
+        raise ApiError(404, "NotFound", "the server could not find the requested resource")
+
+    backend = KubernetesBackend(None, Cache(), Drivers())
+    backend._apply = refuse
+    pool = {"apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxWarmPool"}
+    with pytest.raises(UserError, match=r"has no SandboxWarmPool .* install kubernetes-sigs/agent-sandbox"):
+        await backend.apply(pool | {"metadata": {"name": "gsm8k-agent-code", "namespace": "ns"}})

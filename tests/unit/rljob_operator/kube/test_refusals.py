@@ -27,6 +27,9 @@ FORBIDDEN = ApiError(403, "Forbidden", 'x is forbidden: User "op" cannot do that
     [
         ("patch", "pods", "features.schedulingGates"),
         ("patch", "podgroups", "features.volcano or features.coscheduling"),
+        ("patch", "serviceaccounts", "features.agentSandbox"),
+        ("patch", "sandboxtemplates", "features.agentSandbox"),
+        ("patch", "sandboxwarmpools", "features.agentSandbox"),
         ("patch", "secrets", "grant that verb"),
     ],
 )

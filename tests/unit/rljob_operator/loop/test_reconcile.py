@@ -34,7 +34,7 @@ from rljob_operator.plan.lifecycle import USER_ERROR
 KEY = JobKey("default", "gsm8k")
 MODEL_KEY = RewardModelKey("default", "math")
 START = datetime(2026, 1, 1, tzinfo=UTC)
-NUM_CHILDREN = 19
+NUM_CHILDREN = 18
 
 
 def make_job(**spec):
@@ -453,6 +453,49 @@ async def test_one_refused_workload_or_pod_means_that_no_workload_exists(backend
     backend.pod_errors = {}
     await reconcile(backend, KEY, START)
     assert len(backend.objects) == NUM_CHILDREN
+
+
+SANDBOXES = {
+    "data": {"train": {"source": "/data/train.jsonl"}, "format": "chat"},
+    "agent": {"type": "loop", "tools": [{"name": "code", "sandbox": {"provider": "agentSandbox"}}]},
+}
+
+
+async def test_accounts_are_applied_first_and_pools_of_sandboxes_with_the_workloads():
+    backend = MemoryBackend(make_job(**SANDBOXES))
+    await reconcile(backend, KEY, START)
+    kinds = [write.split()[1] for write in backend.writes if write.startswith("apply")]
+    assert kinds[0] == "ServiceAccount", "dry runs of its Pods need it"
+    first = min(kinds.index(kind) for kind in (*WORKLOAD_KINDS, "SandboxWarmPool"))
+    assert not {*kinds[first:]} - {*WORKLOAD_KINDS, "SandboxWarmPool"}, "sandboxes start when all else is accepted"
+
+
+async def test_a_refused_account_means_that_nothing_else_is_applied():
+    backend = MemoryBackend(make_job(**SANDBOXES))
+    backend.errors = {"ServiceAccount": ForbiddenError("set features.agentSandbox")}
+    with pytest.raises(ForbiddenError):
+        await reconcile(backend, KEY, START)
+    assert list(backend.objects) == []
+    assert "features.agentSandbox" in conditions.find(backend.owner.status, "Running").message
+
+
+async def test_a_cluster_without_sandboxes_fails_the_job_and_no_pod_starts():
+    backend = MemoryBackend(make_job(**SANDBOXES))
+    backend.errors = {"SandboxTemplate": UserError("this cluster has no SandboxTemplate")}
+    await reconcile(backend, KEY, START)
+    assert workloads_of(backend) == []
+    assert "this cluster has no SandboxTemplate" in str(backend.owner.status.conditions)
+
+
+async def test_what_runs_pods_is_deleted_before_what_protects_them():
+    backend = MemoryBackend(make_job(**SANDBOXES))
+    await reconcile(backend, KEY, START)
+    edit(backend, agent={"type": "singleTurn", "tools": []})
+    await reconcile(backend, KEY, START)
+    deleted = [write.split()[1] for write in backend.writes if write.startswith("delete")]
+    assert deleted[:3] == ["Deployment", "SandboxTemplate", "SandboxWarmPool"]
+    assert {"NetworkPolicy", "ServiceAccount"} < set(deleted)
+    assert not [key for key in backend.objects if key.name.startswith("gsm8k-agent-code")]
 
 
 @OWNERS

@@ -170,6 +170,113 @@ def test_startup_time_is_measured_from_ready_pods(seconds, lead):
     assert measure_startup_seconds([*pods, make_pod("reward", "unready")]) == lead
 
 
+# ---- users, tools and runners ----
+
+SCALING = {"minReplicas": 0, "maxReplicas": 50, "scaleDownAfterSeconds": 20}
+SOURCE = {"inline": "def add(a: int) -> int: return a\n"}
+LOOP = {
+    "type": "loop",
+    "user": {"function": SOURCE, "autoscaling": SCALING},
+    "tools": [
+        {"name": "calc", "function": SOURCE, "autoscaling": SCALING},
+        {"name": "fixed", "function": SOURCE, "replicas": 2},
+    ],
+}
+PROGRAM = {"type": "program", "runner": {"command": ["python", "a.py"], "autoscaling": SCALING}}
+EPISODES = RewardDemand(samples=64, expected=64, is_open=True, holds_slots=True)
+AT_ONCE = "wants 4: 64 episodes at once = 64 slots of 16"
+CALLS = RewardDemand(samples=640, expected=3, is_open=True, due_seconds=40, window_seconds=40.0, latency_seconds=4.0)
+IN_CALLS = "wants 5: 640 episodes x 4 s / 32 s = 80 slots of 16"
+
+
+def make_agent_job(agent, **fields):
+    manifest = make_job().to_manifest()
+    manifest["spec"] |= {"agent": agent, "rewards": [{"name": "correct", **SCORE}], **fields}
+    manifest["spec"]["data"]["format"] = "chat"
+    return RLJob.model_validate(manifest)
+
+
+def reconcile_agent(job, demands=None, seconds=0.0, pods=(HEAD,)):
+    driver = None if demands is None else DriverStatus(phase="generate", demand=demands)
+    made = plan_job(job, ObservedState(pods=pods, driver=driver), at(seconds), new_token=lambda: "t")
+    return made, job.model_copy(update={"status": made.status})
+
+
+@pytest.mark.parametrize(
+    ("agent", "name", "wanted", "event", "replicas"),
+    [
+        (LOOP, "user", CALLS, f"user from 0 to 5 Pods: {IN_CALLS}", 5),
+        (LOOP, "calc", CALLS, f"tool calc from 0 to 5 Pods: {IN_CALLS}", 5),
+        (PROGRAM, "runner", EPISODES, f"runner from 0 to 4 Pods: {AT_ONCE}", 4),
+    ],
+)
+def test_services_of_an_agent_scale_from_zero_and_back(agent, name, wanted, event, replicas):
+    made, job = reconcile_agent(make_agent_job(agent), pods=())
+    service = f"gsm8k-agent-{name}"
+    assert (replicas_of(made, service), reasons(made)) == (0, [])
+    made, job = reconcile_agent(job, {name: wanted})
+    assert replicas_of(made, service) == replicas
+    assert [each.message for each in made.events if each.reason == "ScaledUp"] == [event]
+    assert next(role for role in job.status.roles if role.name == f"agent-{name}").desired == replicas
+    assert {record.name: record.replicas for record in job.status.scaling}[name] == replicas
+    assert made.requeue_after_seconds == 2.0
+    _, job = reconcile_agent(job, {}, 10)
+    made, job = reconcile_agent(job, {}, 31)
+    assert (replicas_of(made, service), reasons(made)) == (0, ["ScaledDown"])
+
+
+def test_other_services_keep_their_replicas():
+    made, job = reconcile_agent(make_agent_job(LOOP), {"user": CALLS, "calc": CALLS, "fixed": CALLS})
+    assert (replicas_of(made, "gsm8k-agent-fixed"), replicas_of(made)) == (2, 1)
+    assert [record.name for record in job.status.scaling] == ["user", "calc"]
+
+
+@pytest.mark.parametrize(("agent", "name"), [(LOOP, "user"), (LOOP, "calc"), (PROGRAM, "runner")])
+def test_scale_up_of_a_service_changes_only_its_deployment(agent, name):
+    before, job = reconcile_agent(make_agent_job(agent), {})
+    made, _ = reconcile_agent(job, {name: CALLS})
+    old, new = ({key_of(c): c for c in which.children} for which in (before, made))
+    changed = [key for key in new if new[key] != old[key]]
+    assert changed == [ChildKey("Deployment", f"gsm8k-agent-{name}")]
+    assert new[changed[0]]["spec"]["template"] == old[changed[0]]["spec"]["template"]
+
+
+def test_changed_autoscaling_of_a_runner_restarts_no_pod():
+    other = PROGRAM | {"runner": PROGRAM["runner"] | {"autoscaling": {"maxReplicas": 3}}}
+    plans = (reconcile_agent(make_agent_job(agent), {"runner": EPISODES})[0] for agent in (PROGRAM, other))
+    old, new = ({key_of(c): c for c in made.children} for made in plans)
+    for key, child in new.items():
+        if key.kind in ("Deployment", "Job", "StatefulSet"):
+            assert child["spec"]["template"] == old[key]["spec"]["template"], key
+
+
+def test_job_runs_while_its_runner_has_no_pod():
+    _, job = reconcile_agent(make_agent_job(PROGRAM), {})
+    ready = {"conditions": [{"type": "Ready", "status": "True"}], "phase": "Running", "podIP": "10.0.0.1"}
+    roles = ["head", "trainer", *(["rollout"] * job.spec.rollout.replicas), "reward"]
+    pods = [make_pod(role, f"{role}-{i}") | {"status": ready} for i, role in enumerate(roles)]
+    pods[-1]["metadata"]["labels"][LABEL_REWARD] = "correct"
+    for demands in ({}, {"runner": EPISODES}):
+        made, _ = reconcile_agent(job, demands, pods=tuple(pods))
+        assert {each.type: each.status for each in made.status.conditions}["Running"] == "True"
+
+
+def test_gang_counts_min_replicas_of_autoscaled_services():
+    scaled = make_agent_job(LOOP)
+    decided = scale_job(scaled, ObservedState(pods=(HEAD,), driver=DriverStatus(demand={"user": CALLS})), NOW)[0]
+    assert decided.spec.agent.user.replicas == 5
+    assert count_gang_pods(decided) == count_gang_pods(scaled) == 1 + 1 + scaled.spec.rollout.replicas + 1 + 2
+
+
+def test_kueue_queues_each_pod_of_an_autoscaled_runner_alone():
+    job = make_agent_job(PROGRAM, scheduling={"gang": "kueue", "queue": "team"})
+    made, _ = reconcile_agent(job, {"runner": EPISODES})
+    template = next(c for c in made.children if key_of(c) == ChildKey("Deployment", "gsm8k-agent-runner"))["spec"]
+    labels = template["template"]["metadata"]["labels"]
+    assert "kueue.x-k8s.io/queue-name" in labels
+    assert "kueue.x-k8s.io/pod-group-name" not in labels
+
+
 # ---- RewardModels ----
 
 

@@ -1,6 +1,7 @@
 """The replicas that a reward needs: the arithmetic, and the rules of scaling up and down."""
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -67,6 +68,11 @@ def test_target_seconds_override_the_measured_window():
 def test_slots_never_exceed_samples():
     decided = decide_replicas(policy(), [demand(samples=64, window_seconds=0.0, due_seconds=10.0)], None, NOW)
     assert (decided.slots, decided.replicas) == (64, 4), "all samples arrive at once: one slot each"
+
+
+def test_fast_calls_need_a_pod_too():
+    fast = demand(samples=1, latency_seconds=0.0, window_seconds=100_000.0)
+    assert decide_replicas(policy(), [fast], None, NOW).replicas == 1
 
 
 def test_spare_replicas_are_added_while_there_is_demand():
@@ -138,7 +144,7 @@ def test_late_step_scales_up():
     late = demand(expected=4000, elapsed_seconds=151.0)
     decided = decide_replicas(policy(), [late], having(33), at(300))
     assert decided.replicas == 52, "4,000 samples in the remaining 100 s"
-    assert "4000 samples still to score x 20.5 s, late" in decided.message
+    assert "4000 samples still open x 20.5 s, late" in decided.message
 
 
 def test_step_on_time_keeps_its_replicas():
@@ -154,6 +160,23 @@ def test_late_step_waits_for_pods_that_are_starting():
 def test_hopelessly_late_step_needs_at_most_one_slot_per_sample():
     late = demand(expected=40, elapsed_seconds=900.0)
     assert decide_replicas(policy(), [late], having(33), at(3000)).replicas == 33, "more slots than samples do not help"
+
+
+def test_runner_has_a_slot_for_each_episode_before_anything_is_measured():
+    runner = replace(policy(), samples="episodes")
+    unknown = {"latency_seconds": None, "due_seconds": None, "window_seconds": None}
+    decided = decide_replicas(runner, [demand(samples=64, holds_slots=True, **unknown)], None, NOW)
+    assert (decided.replicas, decided.message) == (4, "wants 4: 64 episodes at once = 64 slots of 16")
+
+
+def test_target_seconds_let_a_runner_play_fewer_episodes_at_once():
+    fields = {"samples": 64, "holds_slots": True, "latency_seconds": 10.0, "window_seconds": 10.0}
+    fields |= {"latency_p95_seconds": 10.0}
+    runner = policy(targetSeconds=40, utilization=1)
+    assert decide_replicas(runner, [demand(**fields)], None, NOW).slots == 16
+    assert decide_replicas(runner, [demand(**fields, elapsed_seconds=30)], None, at(FOREVER)).slots == 64, "late"
+    unknown = fields | {"latency_seconds": None, "window_seconds": None, "due_seconds": None}
+    assert decide_replicas(runner, [demand(**unknown)], None, NOW).replicas == 1, "to measure an episode"
 
 
 def test_small_change_of_latency_changes_nothing():
@@ -180,7 +203,7 @@ def test_all_replicas_are_removed_after_the_stabilization_window():
     assert run([IDLE], having(33), 300, policy())[0].replicas == 33
     record, changed = run([IDLE], having(33), 310, policy())
     assert (record.replicas, record.below_since, changed) == (0, None, 300)
-    assert record.message == "wants 0: no samples to score"
+    assert record.message == "wants 0: no samples expected"
 
 
 def test_scale_down_keeps_the_measured_latency():

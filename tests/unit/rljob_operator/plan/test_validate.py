@@ -104,6 +104,12 @@ def test_invalid_endpoint_url_is_rejected(url):
     assert (ready.status, ready.reason) == ("False", conditions.REASON_INVALID_SPEC)
 
 
+def test_invalid_url_of_a_model_that_a_program_calls_is_rejected():
+    job = make_program_job(models=[{"name": "judge", "url": "http://judge:0/v1"}])
+    text = "spec.agent.models[0].url must name a host, and a port from 1 to 65535 if any, got http://judge:0/v1"
+    assert find_problems(job) == [text]
+
+
 def test_variable_that_the_kubelet_expands_opens_no_port():
     job = make_job(head={"env": {"TRACKING": "http://$(TRACKING_HOST):$(TRACKING_PORT)/"}})
     assert find_problems(job) == []

@@ -82,6 +82,21 @@ app.kubernetes.io/part-of: rljob
   resources: [podgroups]
   verbs: [get, list, watch, create, patch, delete]
 {{- end }}
+{{- if .Values.features.agentSandbox }}
+- apiGroups: [extensions.agents.x-k8s.io]
+  resources: [sandboxtemplates, sandboxwarmpools]
+  verbs: [get, list, watch, create, patch, delete]
+# The operator can grant only what it has: the Role of a tool allows to claim sandboxes.
+- apiGroups: [extensions.agents.x-k8s.io]
+  resources: [sandboxclaims]
+  verbs: [get, create, delete]
+- apiGroups: [""]
+  resources: [serviceaccounts]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [roles, rolebindings]
+  verbs: [get, list, watch, create, patch, delete]
+{{- end }}
 # Workloads create the Pods. The operator creates them as dry runs only, to find out whether they would be admitted.
 - apiGroups: [""]
   resources: [pods]

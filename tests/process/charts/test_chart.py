@@ -21,8 +21,8 @@ CHART = ROOT / "charts" / "rljob"
 MINORS = ("1.34", "1.35", "1.36", "1.37")
 VALUES = sorted((CHART / "ci").glob("*.yaml"))
 CHILDREN = sorted((ROOT / "tests" / "data" / "plan").glob("*/children.yaml"))
-UNKNOWN_GROUPS = ("monitoring.coreos.com/",)
-"""Kubernetes' schemas do not contain Prometheus Operator's kinds."""
+UNKNOWN_GROUPS = ("monitoring.coreos.com/", "extensions.agents.x-k8s.io/")
+"""Kubernetes' schemas do not contain the kinds of Prometheus Operator and agent-sandbox."""
 
 
 def validate(objects, minor):
@@ -155,6 +155,8 @@ def test_template_policy_checks_every_field_that_reaches_pods_or_secrets(render)
         ".hub.tokenSecretRef",
         ".judge.endpoint.apiKeySecretRef",
         ".rewards[].judge.endpoint.apiKeySecretRef",
+        ".agent.user.model.endpoint.apiKeySecretRef",
+        ".agent.models[].apiKeySecretRef",
     }, "the template policy must check new references to Secrets (its variable secretRefs)"
     templates = {p for p, s in fields.items() if p.endswith(".template") and s.get("type") == "object"}
     roles = ("head", "trainer", "rollout", "rewards[]", "agent.user", "agent.tools[]", "agent.runner")

@@ -1,4 +1,4 @@
-"""The commands run, validate and render, from arguments to exit code."""
+"""The commands run, validate, plan and render, from arguments to exit code."""
 
 import functools
 import json
@@ -138,6 +138,13 @@ def validate_command(
     if output == "json":
         print_json({"valid": is_valid, "files": found})
     return 0 if is_valid else EXIT_BAD_INPUT
+
+
+@guard
+def plan_command(paths: list[Path], overrides: list[str], volumes: list[str], gpu: str | None, output: str) -> int:
+    from rljob_cli.check.memory_command import show_plans
+
+    return 0 if show_plans(paths, overrides, parse_claims(volumes), gpu, output) else EXIT_BAD_INPUT
 
 
 @guard

@@ -81,6 +81,7 @@ NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="An RLJob in the cluster.", autocompletion=complete_jobs)
 ]
 Format = Literal["text", "json"]
+ForceOption = Annotated[bool, typer.Option("--force", help="Even if training loses its steps: no claim has them.")]
 OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Format of the result and of errors.")]
 """With json, stdout has nothing but JSON."""
 
@@ -161,6 +162,24 @@ def validate(
     target: Literal["local", "cluster"] | None = "cluster" if cluster else "local" if local else None
     files = files_of(jobs, filenames)
     raise typer.Exit(validate_command(files, overrides or [], volumes or [], output, target, not no_call))
+
+
+@app.command()
+def plan(
+    jobs: JobsArgument = None,
+    filenames: FilenameOption = None,
+    overrides: SetOption = None,
+    volumes: VolumeOption = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|SIZE", help="Memory of each GPU: h100-80gb, 80GiB. Default: labels of nodePool."),
+    ] = None,
+    output: OutputOption = "text",
+) -> None:
+    """Print the memory that each role needs, by part, and what would make it fit."""
+    from rljob_cli.commands import plan_command
+
+    raise typer.Exit(plan_command(files_of(jobs, filenames), overrides or [], volumes or [], gpu, output))
 
 
 @app.command()
@@ -359,6 +378,22 @@ def submit(
     raise typer.Exit(submit_command(target, files_of(jobs, filenames), overrides or [], options))
 
 
+@app.command()
+def suspend(
+    name: NameArgument,
+    force: ForceOption = False,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
+    output: OutputOption = "text",
+) -> None:
+    """Release a job's nodes and keep its checkpoints."""
+    from rljob_cli.cluster import client, commands
+
+    target = client.Target(kubeconfig, context, namespace)
+    raise typer.Exit(commands.control_command(target, "suspend", name, output, force=force))
+
+
 def _add_control_command(verb: str, description: str) -> None:
     @app.command(verb, help=description)
     def control(
@@ -373,7 +408,6 @@ def _add_control_command(verb: str, description: str) -> None:
         raise typer.Exit(commands.control_command(client.Target(kubeconfig, context, namespace), verb, name, output))
 
 
-_add_control_command("suspend", "Release a job's nodes and keep its checkpoints.")
 _add_control_command("resume", "Resume a suspended job from its last checkpoint.")
 _add_control_command("retry", "Start a failed job again from its last checkpoint.")
 
@@ -389,9 +423,7 @@ def restart(
             help="head, trainer, rollout, reward, reward-NAME, agent or agent-NAME; repeatable. Default: all.",
         ),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Even if training loses its steps: no claim has them.")
-    ] = False,
+    force: ForceOption = False,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,

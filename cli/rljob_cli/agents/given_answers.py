@@ -33,7 +33,7 @@ _FIRST_SECONDS, _LATER_SECONDS = 2.0, 10.0
 
 def find_playable(job: RLJob) -> list[str]:
     """Return the names of the rewards whose servers need no model: functions, judges with an endpoint, and URLs."""
-    return [r.name for r in job.spec.rewards if r.function or r.http or (r.judge and r.judge.endpoint)]
+    return [r.name for r in job.spec.rewards if r.function or r.http or r.endpoint]
 
 
 def play_answers(

@@ -20,7 +20,6 @@ from rljob_api.read.documents import Document, Problem, format_path, parse_path,
 from rljob_api.read.load import InvalidManifestError, is_other_object, read_manifest
 from rljob_cli.check.other_objects import find_object_problems, inline_config_maps
 from rljob_cli.check.reward_models import inline_reward_models, locate, read_reward_models
-from rljob_operator.plan.validate import find_model_sources
 
 _BLOCK = re.compile(r":\s*[|][-+0-9]*\s*(#.*)?$")
 STDIN = Path("-")
@@ -199,7 +198,7 @@ def resolve(job: RLJob, folder: Path) -> RLJob:
         if data.data_source is None:
             data.data_source = data.source.partition("://")[2] or data.source
         data.source = _resolve_source(data.source, folder)
-    for model in filter(None, (spec.model, *(reward.served_model for reward in spec.rewards))):
+    for model in (spec.model, *spec.served_models.values()):
         model.source = _resolve_source(model.source, folder)
     for function in spec.functions.values():
         if function.file is not None:
@@ -215,8 +214,7 @@ def find_relative_paths(job: RLJob) -> dict[str, str]:
     sources = {"spec.model.source": spec.model.source, "spec.data.train.source": spec.data.train.source}
     if spec.data.eval:
         sources["spec.data.eval.source"] = spec.data.eval.source
-    for index, reward in enumerate(spec.rewards):
-        sources |= find_model_sources(f"spec.rewards[{index}]", reward)
+    sources |= {f"{path}.source": model.source for path, model in spec.served_models.items()}
     files = {f"{path}.file": function.file for path, function in spec.functions.items() if function.file is not None}
     if (runner := spec.agent.runner) and runner.working_dir is not None:
         files["spec.agent.runner.workingDir"] = runner.working_dir

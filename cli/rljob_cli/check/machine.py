@@ -3,7 +3,7 @@
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,19 +12,12 @@ import psutil
 from rljob_api.manifest.job import RLJob
 from rljob_cli.check.jobfile import Finding
 from rljob_cli.local.node.gpus import find_gpus
-from rljob_operator.plan.validate import find_model_sources
+from rljob_inputs.memory.parts import Need
 
 _GIB = 2**30
 _TRAINER_BYTES_PER_PARAMETER = 12
 """fp32 master weights and AdamW's two moments, as in a checkpoint."""
-_GRADIENT_BYTES_PER_PARAMETER = 4
-_FROZEN_BYTES_PER_PARAMETER = 2
-"""The model's own weights under LoRA, in the compute dtype."""
 _EXPORT_BYTES_PER_PARAMETER = 2
-_PROCESS_BYTES = 0.7 * _GIB
-"""One trainer or head with torch and Ray, without the model."""
-_ROLLOUT_BYTES = 2.5 * _GIB
-"""A vLLM server on CPU, without model and KV cache."""
 _PACKAGES = ("torch", "ray", "vllm")
 _MODEL = "spec.model.source"
 
@@ -39,23 +32,36 @@ class Machine:
     has_package: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None
 
 
-def check_machine(job: RLJob, run_dir: Path, machine: Machine, num_parameters: Mapping[str, int]) -> Iterator[Finding]:
-    """Yield what this machine lacks. `num_parameters` has the known sizes of models by the path of their source."""
+def check_machine(
+    job: RLJob, run_dir: Path, machine: Machine, num_parameters: Mapping[str, int], needs: Iterable[Need]
+) -> Iterator[Finding]:
+    """Yield what this machine lacks. `num_parameters` has the known sizes of models by the path of their source,
+    `needs` the memory of each role."""
     if job.spec.suspend:
         yield Finding("spec.suspend", "is true, so nothing would run; set it to false")
+    yield from _check_sandboxes(job)
     yield from _check_gpus(job, machine)
     yield from _check_packages(job, machine)
     yield from _check_disk(job, run_dir, machine, num_parameters)
-    yield from _check_memory(job, machine, num_parameters)
+    yield from _check_memory(machine, needs)
+
+
+def _check_sandboxes(job: RLJob) -> Iterator[Finding]:
+    for index, tool in enumerate(job.spec.agent.tools):
+        if tool.sandbox is not None and tool.sandbox.provider == "agentSandbox":
+            yield Finding(
+                f"spec.agent.tools[{index}].sandbox.provider",
+                "is agentSandbox, which needs a cluster; set provider: process to run the job on this machine",
+            )
 
 
 def _check_gpus(job: RLJob, machine: Machine) -> Iterator[Finding]:
-    """Report too many GPUs at the first field that requests some, rewards first."""
+    """Report too many GPUs at the first field that requests some, served models first."""
     spec = job.spec
     wanted = {
-        f"spec.rewards[{index}].{'model' if reward.model else 'judge.model'}.gpus": reward.replicas * model.gpus
-        for index, reward in enumerate(spec.rewards)
-        if (model := reward.served_model)
+        f"{service.path}.{service.reward.served_model_field}.gpus": service.reward.replicas * model.gpus
+        for service in spec.services
+        if (model := service.reward.served_model)
     }
     for name, role in (("trainer", spec.trainer), ("rollout", spec.rollout)):
         wanted[f"spec.{name}.gpusPerReplica"] = role.replicas * role.gpus_per_replica
@@ -89,28 +95,12 @@ def _check_disk(job: RLJob, run_dir: Path, machine: Machine, parameters: Mapping
         yield Finding("", f"{existing} is not writable; choose another folder with --dir")
 
 
-def _check_memory(job: RLJob, machine: Machine, parameters: Mapping[str, int]) -> Iterator[Finding]:
-    spec = job.spec
-    num_parameters = parameters.get(_MODEL, 0)
-    needed = (1.0 + spec.trainer.replicas) * _PROCESS_BYTES
-    if not spec.trainer.gpus_per_replica:
-        bytes_per_parameter = _TRAINER_BYTES_PER_PARAMETER + _GRADIENT_BYTES_PER_PARAMETER
-        needed += spec.num_optimized_models * num_parameters * bytes_per_parameter
-        if spec.trainer.lora is not None:
-            needed += _FROZEN_BYTES_PER_PARAMETER * num_parameters
-    if not spec.rollout.gpus_per_replica:
-        kv_cache_bytes = (spec.rollout.kv_cache_gib or 1) * _GIB
-        needed += spec.rollout.replicas * (_ROLLOUT_BYTES + 2 * num_parameters + kv_cache_bytes)
-    for index, reward in enumerate(spec.rewards):
-        model = reward.served_model
-        if model and not model.gpus:
-            (path,) = find_model_sources(f"spec.rewards[{index}]", reward)
-            model_bytes = 2 * parameters.get(path, 0)
-            needed += reward.replicas * (_ROLLOUT_BYTES + model_bytes + (model.kv_cache_gib or 1) * _GIB)
+def _check_memory(machine: Machine, needs: Iterable[Need]) -> Iterator[Finding]:
+    needed = sum(need.count * need.num_bytes for need in needs if need.resource == "host")
     if needed > machine.available_memory_bytes:
         have = _show_bytes(machine.available_memory_bytes)
-        message = f"the job needs about {_show_bytes(needed)} of memory, {have} are available; use fewer replicas"
-        yield Finding("", message, is_warning=True)
+        message = f"the job needs up to {_show_bytes(needed)} of memory, {have} are available; use fewer replicas"
+        yield Finding("", f"{message}, or what `rljob plan` shows as large", is_warning=True)
 
 
 def _show_bytes(num_bytes: float) -> str:

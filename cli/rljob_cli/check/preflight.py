@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.sources import parse_source
+from rljob_cli.check.head_disk import check_head_disk
 from rljob_cli.check.jobfile import Finding, JobFile, Target
 from rljob_cli.check.machine import Machine, check_machine
+from rljob_cli.check.memory import build_question, check_memory
 from rljob_cli.check.rewards import check_service
 from rljob_inputs.findings import LengthTable
+from rljob_inputs.memory.plan import plan_memory
 from rljob_inputs.prompts import Prompt
-from rljob_operator.plan.validate import find_model_problems, find_model_sources, find_problems
+from rljob_operator.plan.validate import find_model_problems, find_problems
 
 if TYPE_CHECKING:
     from rljob_inputs.check import InputsReport
@@ -39,7 +42,7 @@ def run_checks(
     """Check a job for `target`; None: for both. A check of one target has it as the finding's `only`."""
     job = file.job
     no_folder = list(_check_claims(job, claims))
-    inputs = _find_inputs(file, claims, target, {finding.path for finding in no_folder})
+    inputs = find_inputs(file, claims, target, {finding.path for finding in no_folder})
     columns = inputs.first_prompt.extra_info if inputs.first_prompt else None
     findings = check_objects(file)
     for service in job.spec.services:
@@ -49,8 +52,11 @@ def run_checks(
         # What cannot be reached from here may be reached from a cluster.
         is_warning = found.is_warning or (found.is_transient and target != "local")
         findings.append(Finding(found.path, found.message, is_warning))
+    question = build_question(job, inputs)
+    findings += check_memory(question)
+    findings += check_head_disk(job, inputs.num_parameters)
     if target != "cluster":
-        lacking = check_machine(job, run_dir, machine, inputs.num_parameters)
+        lacking = check_machine(job, run_dir, machine, inputs.num_parameters, plan_memory(question))
         findings += [replace(finding, only="local") for finding in lacking]
     wanted = [finding for finding in findings if target is None or finding.only in (None, target)]
     return Preflight(wanted, inputs.lengths, inputs.first_prompt)
@@ -98,9 +104,7 @@ def _sources(job: RLJob) -> dict[str, str]:
     sources = {"spec.model.source": job.spec.model.source, "spec.data.train.source": data.train.source}
     if data.eval:
         sources["spec.data.eval.source"] = data.eval.source
-    for index, reward in enumerate(job.spec.rewards):
-        sources |= find_model_sources(f"spec.rewards[{index}]", reward)
-    return sources
+    return sources | {f"{path}.source": model.source for path, model in job.spec.served_models.items()}
 
 
 def _check_claims(job: RLJob, claims: Mapping[str, Path]) -> Iterator[Finding]:
@@ -115,7 +119,8 @@ def _check_claims(job: RLJob, claims: Mapping[str, Path]) -> Iterator[Finding]:
             yield Finding(path, f"is on the claim {claim}, but --volume {claim}={claims[claim]} is not a folder")
 
 
-def _find_inputs(file: JobFile, claims: Mapping[str, Path], target: Target | None, skipped: set[str]) -> InputsReport:
+def find_inputs(file: JobFile, claims: Mapping[str, Path], target: Target | None, skipped: set[str]) -> InputsReport:
+    """Read a job's models and data. `skipped`: fields of sources that are left out."""
     from rljob_inputs.check import check_inputs  # imports the Hub's client
 
     sources = _sources(file.job)

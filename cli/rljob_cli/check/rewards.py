@@ -1,5 +1,5 @@
-"""The static checks of a reward, a simulated user, tools or a runner: a function's source, a judge's parser, a runner's
-command. Executes nothing."""
+"""The static checks of a reward, a simulated user, tools or a runner: a function's source, a judge's parser, a user's
+persona, a runner's command. Executes nothing."""
 
 import difflib
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rljob_api.functions.agent_check import check_environment, check_program, check_tools, check_user
 from rljob_api.functions.static_check import check_function
-from rljob_api.manifest.agent import COMMAND_MODULE
+from rljob_api.manifest.agent import COMMAND_MODULE, UserModel, UserModelService
 from rljob_api.manifest.job import Service
 from rljob_api.manifest.reward import FunctionReward, Reward
 from rljob_api.manifest.scorers import JudgeReward, find_judge_problems
@@ -22,11 +22,14 @@ Check = Callable[[str, str], list[str]]
 
 
 def check_service(service: Service, columns: Collection[str] | None = None) -> Iterator[Finding]:
-    """Check a function's source, a judge's parser or a runner's command, without executing it. `columns`: of the data,
-    besides the prompt and the answer; None if unknown."""
+    """Check a function's source, a judge's parser, a user's persona or a runner's command, without executing it.
+    `columns`: of the data, besides the prompt and the answer; None if unknown."""
     reward = service.reward
     if reward.judge is not None:
-        yield from _check_judge(reward, reward.judge, f"{service.path}.judge")
+        yield from _check_judge(reward.judge, f"{service.path}.judge")
+    if isinstance(reward, UserModelService):
+        yield from _check_user_model(reward.user_model, f"{service.path}.model")
+    yield from _check_key(reward, f"{service.path}.{reward.kind}")
     if (function := reward.function) is not None:
         checks: dict[str, Check] = {
             "reward": lambda source, name: check_function(source, name, function, reward.scope),
@@ -43,9 +46,19 @@ def check_service(service: Service, columns: Collection[str] | None = None) -> I
         yield from _check_function(function, f"{service.path}.function", checks[service.kind])
 
 
-def _check_judge(reward: Reward, judge: JudgeReward, path: str) -> Iterator[Finding]:
+def _check_judge(judge: JudgeReward, path: str) -> Iterator[Finding]:
     for name, problem in find_judge_problems(judge):
         yield Finding(f"{path}.{name}", problem)
+
+
+def _check_user_model(model: UserModel, path: str) -> Iterator[Finding]:
+    if model.stop is not None and model.stop not in model.persona:
+        remedy = "add to the persona when to write it, or remove stop"
+        problem = f"does not contain stop ({model.stop}), which the model must write to end a conversation; {remedy}"
+        yield Finding(f"{path}.persona", problem, is_warning=True)
+
+
+def _check_key(reward: Reward, path: str) -> Iterator[Finding]:
     reference = find_reference(reward)
     if reference and not os.environ.get(reference.key):
         problem = f"refers to a cluster's Secret, which ${reference.key} replaces on this machine; set that variable"

@@ -1,9 +1,9 @@
 """One call of each function reward on one row of the data, in the server that training uses.
 
 Finds what no static check can: an import that fails or hangs, a call that raises, the components. Other servers are
-only started: of a judge with an endpoint, which checks its template, since a call would cost money; of a simulated
-user, tools and a runner, whose calls need a conversation (`rljob test-agent`). What needs vLLM or packages to be
-installed is left out. Invariant: when it returns, no process that it started is alive.
+only started: of a judge, which checks its template, since a call would cost money or need vLLM; of a simulated user,
+tools and a runner, whose calls need a conversation (`rljob test-agent`). Reward models and what needs packages to be
+installed are left out. Invariant: when it returns, no process that it started is alive.
 """
 
 import asyncio
@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.agent import Agent, Runner
+from rljob_api.manifest.agent import Agent, Runner, UserModel, UserModelService
 from rljob_api.manifest.job import RLJob, Service, ServiceKind
 from rljob_api.manifest.reward import Reward
+from rljob_api.manifest.scorers import JudgeEndpoint, JudgeReward
 from rljob_api.wire.contract import PORT_REWARD
 from rljob_api.wire.protocol import InvalidReason, ScoreRequest, ScoreResult
 from rljob_cli.check.jobfile import Finding, Target
@@ -32,10 +33,11 @@ from rljob_inputs.prompts import Prompt
 
 LIMIT_SECONDS = 60.0
 """For the import and the call of each reward."""
-_JUDGE_SECONDS = 30.0
 _POLL_SECONDS = 0.02
 _STOP_SECONDS = 1.0
 _SKIP = "skip this call with --no-call"
+
+Chat = TypeVar("Chat", JudgeReward, UserModel)
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,12 @@ class Trial:
 
     def describe(self) -> str:
         """`reward correct: score 1 (acc 1), ready after 0.8 s`, `tool math: add, multiply, ready after 0.8 s`."""
+        if self.kind != "reward" and not self.serves:
+            return f"{describe_service(self.kind, self.name)}: not checked, its server took too long to start"
         if self.kind != "reward":
             return f"{describe_service(self.kind, self.name)}: {self.serves}, ready after {self.start_seconds:.1f} s"
         if self.result is None:
-            return f"reward {self.name}: started; its endpoint was not asked"
+            return f"reward {self.name}: started; its model was not asked"
         if self.result.score is None:
             return f"reward {self.name}: no score"
         components = ", ".join(f"{name} {value:.4g}" for name, value in self.result.components.items())
@@ -68,8 +72,8 @@ class Trial:
 
 
 def find_callable(job: RLJob) -> list[int]:
-    """Return the services whose servers start in a second: functions without packages to install, and judges with an
-    endpoint."""
+    """Return the services whose servers start in a second: functions without packages to install, and judges and model
+    users, whose model is not asked."""
     return [index for index, service in enumerate(job.spec.services) if _starts_quickly(service.reward)]
 
 
@@ -79,8 +83,8 @@ def describe_service(kind: ServiceKind, name: str) -> str:
 
 
 def _starts_quickly(reward: Reward) -> bool:
-    if reward.judge is not None:
-        return reward.judge.endpoint is not None
+    if reward.judge is not None or isinstance(reward, UserModelService):
+        return True
     function = reward.function
     return function is not None and not function.requirements and not function.config_map_key_ref
 
@@ -92,6 +96,7 @@ def call_rewards(
     chosen = find_callable(job)
     if not chosen:
         return []
+    job = _without_served_models(job)
     with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
         network = claim_block(folder, None, ports=[PORT_REWARD])
         return asyncio.run(_call_all(job, chosen, prompt, LocalCluster(job, network, Path(folder)), say, limit_seconds))
@@ -119,14 +124,36 @@ async def _call_all(
 
 def _with_one_worker(job: RLJob) -> RLJob:
     """Return the job with one Pod and one worker per service: a call needs no more."""
-    single = {"slots": 1, "replicas": 1}
+    single = {"slots": 1, "replicas": 1, "autoscaling": None}
     spec, agent = job.spec, job.spec.agent
     tools = [tool.model_copy(update=single) for tool in agent.tools]
     user = agent.user.model_copy(update=single) if agent.user else None
     runner = (agent.runner or Runner()).model_copy(update=single) if agent.is_hosted else None
-    rewards = [reward.model_copy(update=single | {"autoscaling": None}) for reward in spec.rewards]
+    rewards = [reward.model_copy(update=single) for reward in spec.rewards]
     changes = {"rewards": rewards, "agent": agent.model_copy(update={"user": user, "tools": tools, "runner": runner})}
     return job.model_copy(update={"spec": spec.model_copy(update=changes)})
+
+
+def _without_served_models(job: RLJob) -> RLJob:
+    """Return the job with an endpoint in place of each chat model that it serves. Their servers check templates at
+    their start, and nothing asks the endpoint."""
+    spec, agent = job.spec, job.spec.agent
+    rewards = [
+        reward.model_copy(update={"judge": _with_endpoint(reward.judge)}) if reward.judge else reward
+        for reward in spec.rewards
+    ]
+    user = agent.user
+    if user and user.model:
+        user = user.model_copy(update={"model": _with_endpoint(user.model)})
+    changes = {"rewards": rewards, "agent": agent.model_copy(update={"user": user})}
+    return job.model_copy(update={"spec": spec.model_copy(update=changes)})
+
+
+def _with_endpoint(chat: Chat) -> Chat:
+    if chat.model is None:
+        return chat
+    endpoint = JudgeEndpoint(url="http://127.0.0.1:9", model=chat.model.source[:256])
+    return chat.model_copy(update={"model": None, "endpoint": endpoint})
 
 
 async def _try(
@@ -134,7 +161,7 @@ async def _try(
 ) -> Trial:
     reward, trial = service.reward, Trial(index, service.reward.name, 0.0, kind=service.kind)
     try:
-        async with asyncio.timeout(limit if reward.judge is None else min(limit, _JUDGE_SECONDS)):
+        async with asyncio.timeout(limit):
             pod = await _wait_until_ready(cluster, reward.name)
             trial = replace(trial, start_seconds=time.monotonic() - started)
             if reward.judge is not None:
@@ -145,7 +172,7 @@ async def _try(
             (results,) = await score_all(url, TOKEN, job, reward, [build_samples(reward, prompt, job.spec.agent)])
         return replace(trial, result=results[0])
     except TimeoutError:
-        if reward.judge is not None:  # nothing is known to be wrong
+        if reward.endpoint is not None:  # nothing is known to be wrong
             return trial
         what = "its call did not return" if trial.start_seconds else "its import did not end"
         where = find_import_place(cluster, reward.name)

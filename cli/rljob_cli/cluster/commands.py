@@ -46,9 +46,9 @@ def on_cluster(command: Callable[Concatenate[Cluster, P], Awaitable[int]]) -> Ca
 
 
 @on_cluster
-async def control_command(cluster: Cluster, verb: str, name: str, output: str) -> int:
+async def control_command(cluster: Cluster, verb: str, name: str, output: str, *, force: bool = False) -> int:
     job = await cluster.get_job(name)
-    return await _apply_change(cluster, verb, job, control.plan_change(verb, job, utc_now()), output)
+    return await _apply_change(cluster, verb, job, control.plan_change(verb, job, utc_now(), force=force), output)
 
 
 @on_cluster

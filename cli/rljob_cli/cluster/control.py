@@ -24,15 +24,16 @@ class Change(NamedTuple):
     message: str
 
 
-def plan_change(verb: str, job: Manifest, now: datetime) -> Change:
-    """Plan what suspend, resume or retry does. Raise UserError if the job does not allow it."""
+def plan_change(verb: str, job: Manifest, now: datetime, *, force: bool = False) -> Change:
+    """Plan what suspend, resume or retry does. Raise UserError if the job does not allow it, or would lose progress and
+    `force` is not set."""
     name = format_job_name(job)
     phase = _check_changeable(job)
     if verb == "retry":
         if phase != "Failed":
             raise UserError(f"{name}: only a failed job can be retried; this one is {phase or 'not started yet'}")
         patch = {"metadata": {"annotations": {ANNOTATION_RETRY: now.isoformat()}}}
-        return Change(patch, f"{name} will be retried from its last checkpoint")
+        return Change(patch, f"{name} will be retried from {_describe_start(job)}")
     if phase in ("Succeeded", "Failed"):
         done = "suspended" if verb == "suspend" else "resumed"
         remedy = f"to retry: {kubectl_command('retry', job)}" if phase == "Failed" else "apply a job with another name"
@@ -41,9 +42,11 @@ def plan_change(verb: str, job: Manifest, now: datetime) -> Change:
     if suspend is bool(job["spec"].get("suspend")):
         already = f"is already suspended; to resume: {resume}" if suspend else "is not suspended: nothing to do"
         return Change(None, f"{name} {already}")
-    message = f"{name} is being resumed: its Pods are created again, and it resumes from its last checkpoint"
+    message = f"{name} is being resumed: its Pods are created again, and it starts from {_describe_start(job)}"
     if suspend:
-        message = f"{name} is being suspended: its Pods are deleted, its checkpoints stay; to resume: {resume}"
+        _check_progress_is_kept(job, "a suspension", force=force, other="")
+        files = "stay" if _has_claim(job) else "with them"
+        message = f"{name} is being suspended: its Pods are deleted, its checkpoints {files}; to resume: {resume}"
     return Change({"spec": {"suspend": suspend}}, message)
 
 
@@ -60,21 +63,37 @@ def plan_restart(job: Manifest, roles: Sequence[str], now: datetime, *, force: b
     roles = [each for role in roles for each in (services.get(role) or [role])]
     if unknown := [role for role in roles if role not in known]:
         raise UserError(f"{name}: has no role {', '.join(unknown)} with Pods; its roles are {', '.join(known)}")
-    step = parse_status(job).progress.step
     stops_training = not roles or not {"head", "trainer"}.isdisjoint(roles)
-    has_claim = bool((job["spec"].get("checkpoint") or {}).get("persistentVolumeClaim"))
-    if stops_training and not has_claim and step and not force:
-        raise UserError(
-            f"{name}: has no spec.checkpoint.persistentVolumeClaim: a restart of head or trainers loses its {step} "
-            "steps; pass --force to start again at step 0, or name other roles with --role"
+    if stops_training:
+        _check_progress_is_kept(
+            job, "a restart of head or trainers", force=force, other=", or name other roles with --role"
         )
     keys = [f"{ANNOTATION_RESTART}-{role}" for role in roles] or [ANNOTATION_RESTART]
     what = ", ".join(roles) or "all roles"
     after = ""
     if stops_training:
-        after = "; training resumes from its last checkpoint" if has_claim else "; training starts again at step 0"
+        after = "; training resumes from its last checkpoint"
+        if not _has_claim(job):
+            after = "; training starts again at step 0"
     patch = {"metadata": {"annotations": dict.fromkeys(keys, now.isoformat())}}
     return Change(patch, f"{name}: {what} will be restarted, as the current operator builds the Pods{after}")
+
+
+def _has_claim(job: Manifest) -> bool:
+    return bool((job["spec"].get("checkpoint") or {}).get("persistentVolumeClaim"))
+
+
+def _describe_start(job: Manifest) -> str:
+    return "its last checkpoint" if _has_claim(job) else "step 0: no claim has its checkpoints"
+
+
+def _check_progress_is_kept(job: Manifest, what: str, *, force: bool, other: str) -> None:
+    step = parse_status(job).progress.step
+    if step and not force and not _has_claim(job):
+        raise UserError(
+            f"{format_job_name(job)}: has no spec.checkpoint.persistentVolumeClaim: {what} loses its {step} steps; "
+            f"pass --force to start again at step 0{other}"
+        )
 
 
 def _find_roles(job: Manifest) -> list[str]:

@@ -22,6 +22,7 @@ from rljob_cli.manifests import role_of
 from rljob_operator.backend import Manifest
 from rljob_operator.children.network import OPERATOR_LABELS
 from rljob_operator.plan import conditions
+from rljob_operator.plan.avoided_nodes import describe_avoided
 from rljob_operator.plan.causes import Cause, find_causes
 from rljob_operator.plan.lost_nodes import NODE_LOST, OUT_OF_SERVICE_TAINT, LostPods, find_lost_pods
 from rljob_operator.plan.observed_job import count_restarts, last_termination, name_of, observe_job
@@ -60,7 +61,11 @@ def explain(observation: JobObservation) -> Explanation:
         conditions=_other_conditions(status),
         roles=list(_report_roles(observation, status, job)),
         invalid_samples=[InvalidSamples(p.reward, p.reason, p.message, p.step) for p in status.progress.problems],
-        remedies=[*_failure_remedies(observation, status), *_describe_remedies(observation, causes)],
+        remedies=[
+            *_failure_remedies(observation, status),
+            *_describe_remedies(observation, causes),
+            *_describe_broken_gpus(job, status),
+        ],
         warnings=_newest_warnings(observation),
         next=_next_commands(observation, status, causes, lost),
         unreadable=[*observation.unreadable, *unknown],
@@ -99,7 +104,8 @@ def _explain_phase(observation: JobObservation, status: RLJobStatus) -> str:
         waiting = f"the operator has not observed generation {generation} of this job: it is lagging, or not running"
         return "; ".join(filter(None, [waiting, describe_wait(status)]))
     if status.phase == "Suspended":
-        return "spec.suspend is true: its Pods are deleted, its checkpoints stay"
+        suspended = conditions.find(status, conditions.SUSPENDED)
+        return suspended.message if suspended else "spec.suspend is true: its Pods are deleted"
     return describe_wait(status)
 
 
@@ -111,6 +117,7 @@ def _other_conditions(status: RLJobStatus) -> list[tuple[str, str]]:
         (conditions.RESTARTING, "True"),
         (conditions.POOLS_ISOLATED, "False"),
         (conditions.LEARNING, "False"),
+        (conditions.PROGRESS_LOST, "True"),
     }
     if status.phase == "Failed":  # it still runs
         notable.add((conditions.RUNNING, "True"))
@@ -183,6 +190,13 @@ def _describe_remedies(observation: JobObservation, causes: list[Cause]) -> list
             problem = f"is {phase}, not Bound; check its events, its storage class and whether a PersistentVolume fits"
         remedies.append(f"PersistentVolumeClaim {claim} {problem}")
     return remedies
+
+
+def _describe_broken_gpus(job: RLJob | None, status: RLJobStatus) -> list[str]:
+    if job is None or status.phase in _FINISHED:
+        return []
+    is_kueue = job.spec.scheduling.gang == "kueue"
+    return [describe_avoided(each, is_kueue=is_kueue) for each in status.avoided_nodes]
 
 
 def _unbound_claims(observation: JobObservation) -> dict[str, str | None]:

@@ -1,4 +1,5 @@
-"""The rewards of a job in a cluster: from the job, its RewardModels, and the /metrics of its head and reward Pods.
+"""The rewards of a job in a cluster, and the services of its agent: from the job, its RewardModels, and the /metrics of
+its head and of their Pods.
 
 Reads /metrics through the API server's Pod proxy. What cannot be read is unknown: the rest is still useful.
 """
@@ -8,8 +9,8 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.reward import Reward, RewardModel
+from rljob_api.manifest.job import RLJob, Service
+from rljob_api.manifest.reward import RewardModel
 from rljob_api.manifest.status import RLJobStatus
 from rljob_api.wire.contract import LABEL_REWARD_MODEL
 from rljob_cli.cluster.client import Cluster, ClusterError
@@ -17,6 +18,7 @@ from rljob_cli.cluster.observation import parse_reward_models
 from rljob_cli.manifests import role_of
 from rljob_cli.run.reward_rows import RewardMetrics, RewardRow, build_row, gather_metrics
 from rljob_operator.backend import Manifest
+from rljob_operator.children.common import role_of_service
 from rljob_operator.plan.observed_job import is_ready, name_of
 
 _MAX_CONCURRENT_REQUESTS = 16
@@ -25,7 +27,7 @@ _MAX_PODS_PER_REWARD = 128
 
 
 async def fetch_rewards(cluster: Cluster, manifest: Manifest, pods: Sequence[Manifest]) -> list[RewardRow]:
-    """Return one row per reward; none if the job does not match this version."""
+    """Return one row per reward and service of the agent; none if the job does not match this version."""
     try:
         job = RLJob.model_validate(manifest)
     except ValidationError:
@@ -42,14 +44,16 @@ async def fetch_rewards(cluster: Cluster, manifest: Manifest, pods: Sequence[Man
                 return ""
 
     ready = [pod for pod in pods if is_ready(pod)]
-    servers = {reward.name: await _find_servers(cluster, reward, ready) for reward in rewards}
+    services = job.spec.services
+    servers = {each.reward.name: await _find_servers(cluster, each, ready) for each in services}
     metrics = await gather_metrics(read, [pod for pod in ready if role_of(pod) == "head"], servers)
-    return [_build_row(metrics, reward, job.status, models) for reward in rewards]
+    return [_build_row(metrics, service, job.status, models) for service in services]
 
 
 def _build_row(
-    metrics: RewardMetrics, reward: Reward, status: RLJobStatus, models: dict[str, RewardModel]
+    metrics: RewardMetrics, service: Service, status: RLJobStatus, models: dict[str, RewardModel]
 ) -> RewardRow:
+    reward = service.reward
     if reward.reward_model_ref is not None:
         model = models.get(reward.reward_model_ref.name)
         if model is None or model.spec.http is not None:
@@ -57,10 +61,10 @@ def _build_row(
         scaling = model.status.scaling
         replicas = scaling.replicas if scaling else model.spec.replicas
         return build_row(metrics, reward.name, model.spec, model.status.ready_replicas, replicas, scaling)
-    role = next((role for role in status.roles if role.name == f"reward-{reward.name}"), None)
+    role = next((role for role in status.roles if role.name == f"{role_of_service(service)}-{reward.name}"), None)
     scaling = next((scaling for scaling in status.scaling if scaling.name == reward.name), None)
     ready, desired = (role.ready, role.desired) if role else (None, None)
-    return build_row(metrics, reward.name, reward, ready, desired, scaling)
+    return build_row(metrics, reward.name, reward, ready, desired, scaling, service.kind)
 
 
 async def _fetch_models(cluster: Cluster) -> dict[str, RewardModel]:
@@ -70,10 +74,11 @@ async def _fetch_models(cluster: Cluster) -> dict[str, RewardModel]:
         return {}
 
 
-async def _find_servers(cluster: Cluster, reward: Reward, ready: Sequence[Manifest]) -> list[Manifest] | None:
-    """Return the reward's ready Pods. None: unknown, or too many to read."""
+async def _find_servers(cluster: Cluster, service: Service, ready: Sequence[Manifest]) -> list[Manifest] | None:
+    """Return the service's ready Pods. None: unknown, or too many to read."""
+    reward = service.reward
     if reward.reward_model_ref is None:
-        found = [pod for pod in ready if role_of(pod) == f"reward-{reward.name}"]
+        found = [pod for pod in ready if role_of(pod) == f"{role_of_service(service)}-{reward.name}"]
     else:
         try:
             pods = await cluster.list_pods(f"{LABEL_REWARD_MODEL}={reward.reward_model_ref.name}")

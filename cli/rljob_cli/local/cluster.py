@@ -17,7 +17,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import ENV_RAY_PORT
 from rljob_cli.local.controllers import WORKLOADS, plan_pods
 from rljob_cli.local.network import Network
-from rljob_cli.local.node.gpus import GpuPool, find_gpus
+from rljob_cli.local.node.gpus import GpuPool, find_gpus, find_resources
 from rljob_cli.local.node.kubelet import Kubelet
 from rljob_cli.local.node.podshim import set_child_subreaper
 from rljob_cli.local.node.volumes import RunPaths
@@ -33,7 +33,8 @@ class LocalCluster:
         self.network = network
         self.store = LocalStore(job)
         base_env = build_base_env(os.environ) | {ENV_RAY_PORT: str(network.ray_port)}
-        self.kubelet = Kubelet(self.store, network, self.paths, base_env, GpuPool(find_gpus()))
+        gpus = GpuPool(find_gpus(), find_resources(job.spec))
+        self.kubelet = Kubelet(self.store, network, self.paths, base_env, gpus)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> LocalCluster:

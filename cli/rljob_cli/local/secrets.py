@@ -13,8 +13,8 @@ from rljob_operator.backend import Manifest
 
 
 def find_reference(reward: Reward) -> SecretKeyRef | None:
-    endpoint = reward.judge.endpoint if reward.judge else None
-    return endpoint.api_key_secret_ref if endpoint else None
+    """Return the key of the API key of its endpoint."""
+    return reward.endpoint.api_key_secret_ref if reward.endpoint else None
 
 
 def _find_template_references(reward: Reward) -> Iterator[SecretKeyRef]:
@@ -30,8 +30,10 @@ def _find_template_references(reward: Reward) -> Iterator[SecretKeyRef]:
 def build_secrets(job: RLJob, environ: Mapping[str, str]) -> dict[str, Manifest]:
     """Return Secrets by name, with the keys whose variables are set."""
     secrets: dict[str, Manifest] = {}
-    references = [job.spec.hub.token_secret_ref, *map(find_reference, job.spec.rewards)]
-    references += [reference for each in job.spec.services for reference in _find_template_references(each.reward)]
+    services = [service.reward for service in job.spec.services]
+    references = [job.spec.hub.token_secret_ref, *map(find_reference, services)]
+    references += [reference for service in services for reference in _find_template_references(service)]
+    references += [model.api_key_secret_ref for model in job.spec.agent.models]
     for reference in filter(None, references):
         value = environ.get(reference.key)
         if value:

@@ -42,7 +42,7 @@ class LocalStore:
 
     async def observe(self, owner: Owner) -> ObservedState:
         pods = tuple(copy.deepcopy(list(self.pods.values())))
-        return ObservedState(children=copy.deepcopy(self.objects), pods=pods, driver=self.driver)
+        return ObservedState(children=copy.deepcopy(self.objects), pods=pods, driver=self.driver, keeps_files=True)
 
     async def apply(self, manifest: Manifest) -> None:
         """Server-side apply with one field manager: remove what it applied before and omits now, keep other fields."""

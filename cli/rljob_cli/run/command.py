@@ -17,7 +17,7 @@ import aiohttp
 from rich.console import Console
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.contract import LABEL_REWARD, PORT_DRIVER, UrlPath
+from rljob_api.wire.contract import PORT_DRIVER, UrlPath
 from rljob_api.wire.protocol import DriverStatus
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.local.network import Network
@@ -31,7 +31,7 @@ from rljob_cli.run.sessions import SessionLog
 from rljob_cli.run.snapshot import RunHistory, Snapshot, build_roles, message_of
 from rljob_cli.run.summary import build_summary, print_summary
 from rljob_operator.backend import Manifest
-from rljob_operator.children.common import HEAD, child_name
+from rljob_operator.children.common import HEAD, child_name, read_service_name, role_of_service
 from rljob_operator.children.config import read_token
 from rljob_operator.loop import workqueue
 from rljob_operator.loop.reconcile import reconcile
@@ -218,8 +218,8 @@ async def fetch_metrics(session: aiohttp.ClientSession, pods: Sequence[Manifest]
     ready = [pod for pod in pods if is_ready(pod)]
     servers: dict[str, list[Manifest]] = {}
     for pod in ready:
-        if reward := labels_of(pod).get(LABEL_REWARD):
-            servers.setdefault(reward, []).append(pod)
+        if name := read_service_name(labels_of(pod)):
+            servers.setdefault(name, []).append(pod)
     return await gather_metrics(read, [pod for pod in ready if role_of(pod) == HEAD], servers)
 
 
@@ -227,11 +227,12 @@ def build_rewards(job: RLJob, pods: Sequence[Manifest], metrics: RewardMetrics) 
     roles = {role.name: role for role in job.status.roles}
     scaling = {decision.name: decision for decision in job.status.scaling}
     rows = []
-    for reward in job.spec.rewards:
-        role = roles.get(f"reward-{reward.name}")
-        ready = sum(labels_of(pod).get(LABEL_REWARD) == reward.name and is_ready(pod) for pod in pods)
+    for service in job.spec.services:
+        name = service.reward.name
+        role = roles.get(f"{role_of_service(service)}-{name}")
+        ready = sum(read_service_name(labels_of(pod)) == name and is_ready(pod) for pod in pods) if role else None
         desired = role.desired if role else None
-        rows.append(build_row(metrics, reward.name, reward, ready if role else None, desired, scaling.get(reward.name)))
+        rows.append(build_row(metrics, name, service.reward, ready, desired, scaling.get(name), service.kind))
     return tuple(rows)
 
 

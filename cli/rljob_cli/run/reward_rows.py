@@ -1,4 +1,4 @@
-"""Rewards as table rows, for every view of a job: replicas, load, latency and invalid results.
+"""Rewards and services of agents as table rows, for every view of a job: replicas, load, latency, invalid results.
 
 Invariant: an unknown number is None and shown as a dash, never as zero.
 """
@@ -12,26 +12,30 @@ from dataclasses import dataclass, field
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from rljob_api.manifest.job import ServiceKind
 from rljob_api.manifest.reward import RewardBase
 from rljob_api.manifest.scaling import RewardScaling
 from rljob_api.wire.contract import PORT_DRIVER, PORT_REWARD
 from rljob_operator.backend import Manifest
 
-HEADER = ("REWARD", "KIND", "READY", "WANT", "GIVEN", "USED", "QUEUE", "AGE", "P50", "P95", "INVALID")
-"""WANT, GIVEN and USED are slots. QUEUE and AGE describe waiting requests. P50 and P95: from trajectory to score."""
+HEADER = ("SERVICE", "KIND", "READY", "WANT", "GIVEN", "USED", "QUEUE", "AGE", "P50", "P95", "INVALID")
+"""WANT, GIVEN and USED are slots. QUEUE and AGE describe waiting requests. P50 and P95: from trajectory to score; of an
+agent from a call, or the start of an episode, to its end."""
 UNKNOWN = "-"
-_QUEUES = ("rljob_reward_queue_length", "rljob_reward_waiting")
+_QUEUES = ("rljob_reward_queue_length", "rljob_reward_waiting", "rljob_agent_waiting")
+_LATENCIES = ("rljob_reward_latency_seconds", "rljob_agent_call_seconds")
+_BUCKETS = tuple(f"{name}_bucket" for name in _LATENCIES)
 _MAX_SECONDS_WITH_FRACTION = 9.95
 _MIN_SECONDS_UNIT = 0.0995
 
 
 @dataclass(frozen=True)
 class RewardRow:
-    """One reward. None: unknown. Field names are part of --output json."""
+    """One reward, user, tool or runner. None: unknown. Field names are part of --output json."""
 
     name: str
     kind: str | None = None
-    """function, model, judge, http."""
+    """function, model, judge, http; user, tool, runner."""
     ready: int | None = None
     replicas: int | None = None
     """Desired Pods."""
@@ -47,7 +51,7 @@ class RewardRow:
     """From the end of a trajectory to its result, since the driver started."""
     latency_p95_seconds: float | None = None
     invalid: dict[str, int] | None = None
-    """Samples without a valid score since the driver started, by reason."""
+    """Samples without a valid score, or failed calls, since the driver started, by reason."""
 
 
 @dataclass(frozen=True)
@@ -92,19 +96,21 @@ def build_row(
     ready: int | None = None,
     replicas: int | None = None,
     scaling: RewardScaling | None = None,
+    service: ServiceKind = "reward",
 ) -> RewardRow:
-    """Combine the facts about one reward. No `spec`: its RewardModel could not be read."""
+    """Combine the facts about one reward or service of an agent. No `spec`: its RewardModel could not be read."""
     answers = metrics.servers.get(name, ())
     servers = [sample for server in answers or () for sample in server]
-    driver = [sample for sample in metrics.driver or () if sample.labels.get("reward") == name]
+    label = "reward" if service == "reward" else "service"
+    driver = [sample for sample in metrics.driver or () if sample.labels.get(label) == name]
     slots_given = _total(servers, "rljob_reward_slots_total")
     if slots_given is None and spec is not None and spec.http is None and ready is not None:
         slots_given = ready * spec.slots
     ages = _values(servers, "rljob_reward_queue_oldest_seconds")
-    ages += _values(driver, "rljob_reward_waiting_oldest_seconds")
+    ages += _values(driver, "rljob_reward_waiting_oldest_seconds", "rljob_agent_waiting_oldest_seconds")
     return RewardRow(
         name=name,
-        kind=spec.kind or None if spec else None,
+        kind=service if service != "reward" else spec.kind or None if spec else None,
         ready=ready,
         replicas=replicas,
         slots_wanted=scaling.slots if scaling else None,
@@ -134,7 +140,10 @@ def _invalid(driver: Sequence[Sample]) -> dict[str, int] | None:
     for sample in driver:
         if sample.name == "rljob_reward_invalid_total" and sample.value:
             reasons[sample.labels.get("reason", "?")] += round(sample.value)
-    if not reasons and not any(_values(driver, "rljob_reward_latency_seconds_count")):
+        is_call = sample.name == "rljob_agent_call_seconds_count" and sample.value
+        if is_call and (outcome := sample.labels.get("outcome", "?")) != "valid":
+            reasons[outcome] += round(sample.value)
+    if not reasons and not any(_values(driver, *(f"{name}_count" for name in _LATENCIES))):
         return None
     return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
 
@@ -143,7 +152,7 @@ def _quantile(driver: Sequence[Sample], share: float) -> float | None:
     """Interpolate the driver's histogram over all lanes and outcomes linearly, as Prometheus does."""
     counts: defaultdict[float, float] = defaultdict(float)
     for sample in driver:
-        if sample.name == "rljob_reward_latency_seconds_bucket":
+        if sample.name in _BUCKETS:
             counts[float(sample.labels["le"])] += sample.value
     edges = sorted(counts)
     if not edges or not counts[edges[-1]]:

@@ -31,7 +31,7 @@ from rljob_cli.submit.sources import Tree, find_sources, get_value, read_tree
 from rljob_cli.submit.upload import build_pod, upload
 from rljob_operator.backend import Manifest, ObservedState, utc_now
 from rljob_operator.children.common import to_yaml
-from rljob_operator.kube.resources import REWARD_MODEL, RLJOB, Resource, resources_of_kind
+from rljob_operator.kube.resources import REWARD_MODEL, RLJOB, Resource, resource_of, resources_of_kind
 from rljob_operator.plan.job import render_children
 from rljob_operator.plan.reward_model import plan_reward_model
 
@@ -165,12 +165,15 @@ def _is_model(manifest: Manifest) -> bool:
 
 
 async def _check(cluster: Cluster, submission: Submission, children: list[Manifest]) -> None:
-    """Raise UserError or ClusterError if the API server refuses the job, or if its Pods would wait for an object."""
+    """Raise UserError or ClusterError if the API server refuses the job, or if a CRD or an object of its Pods is
+    missing."""
     await cluster.apply(RLJOB, submission.job, dry_run=True)
+    kinds = dict.fromkeys(resource for child in children if (resource := resource_of(child)).remedy)
+    problems = [kind.describe_missing_kind() for kind in kinds if not await cluster.has_kind(kind)]
     needs = find_needs(children, submission.objects)
-    missing = [need for need in needs if await _is_missing(cluster, need)]
-    if missing:
-        raise UserError("\n".join(need.describe_missing(cluster.namespace) for need in missing))
+    problems += [need.describe_missing(cluster.namespace) for need in needs if await _is_missing(cluster, need)]
+    if problems:
+        raise UserError("\n".join(problems))
 
 
 async def _is_missing(cluster: Cluster, need: Need) -> bool:

@@ -107,7 +107,8 @@ def _list_sources(manifest: dict[str, Any]) -> Iterator[LocalSource]:
 
 
 def _list_agent(manifest: dict[str, Any]) -> Iterator[LocalSource]:
-    """Yield the functions of the simulated user, of the tools and of the runner, and the folder of its command."""
+    """Yield the functions of the simulated user, of the tools and of the runner, the user's model, and the folder of
+    the runner's command."""
     agent = manifest["spec"].get("agent") or {}
     parents: list[tuple[Location, str]] = [(("user",), USER_SERVICE), (("runner",), RUNNER_SERVICE)]
     parents += [(("tools", index), tool["name"]) for index, tool in enumerate(agent.get("tools") or [])]
@@ -115,6 +116,9 @@ def _list_agent(manifest: dict[str, Any]) -> Iterator[LocalSource]:
         location = ("spec", "agent", *parent, "function", "file")
         if path := get_value(manifest, location):
             yield LocalSource(location, path, "function", name)
+    location = ("spec", "agent", "user", "model", "model", "source")
+    if path := get_value(manifest, location):
+        yield LocalSource(location, path, "model", USER_SERVICE)
     location = ("spec", "agent", "runner", "workingDir")
     if path := get_value(manifest, location):
         yield LocalSource(location, path, "program", RUNNER_SERVICE)

@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from rljob_cli.main import app
 from tests.paths import EXAMPLES
+from tests.support.fake_endpoint import Endpoint, completion
+from tests.support.judge_servers import new_address
 from tests.support.model_folder import write_model
 
 CALL = '<tool_call>{"name": "multiply", "arguments": {"a": 12, "b": %s}}</tool_call>'
@@ -72,6 +74,39 @@ def test_user_that_raises_is_an_invalid_episode_with_its_line(play):
     assert "spec.agent.user: exception" in episode["failure"]
     assert "user.py:2" in episode["failure"]
     assert "mood" in episode["failure"]
+
+
+def test_chat_model_plays_the_user_and_ends_the_conversation(play):
+    """A fake endpoint: the real server of the user asks it."""
+    endpoint = Endpoint(new_address())
+    replies = {"It is 132.": "That is too high.", "121": "Thank you! [DONE]"}
+    endpoint.reset(lambda body, number: completion(replies[body["messages"][-1]["content"]]))
+    access = {"url": endpoint.url, "model": "gpt-user"}
+    user = {"model": {"endpoint": access, "persona": "You want {{ ground_truth }}, then [DONE].", "stop": "[DONE]"}}
+    code, found = play(CALL % 11, "It is 132.", "121", options=["--set", f"spec.agent.user={json.dumps(user)}"])
+    endpoint.close()
+    [episode] = found["episodes"]
+    assert (code, episode["end"], episode["failure"]) == (0, "user", None)
+    _, first, last = episode["turns"]
+    assert (first["reward"], first["user_info"]) == (None, None)
+    assert json.loads(last["user_info"]) == {"last_message": "Thank you! [DONE]"}
+    roles = [(message["role"], message["content"]) for message in json.loads(episode["messages"])]
+    assert roles[-2:] == [("user", "That is too high."), ("assistant", "121")]
+    assert endpoint.requests[0]["messages"][0] == {"role": "system", "content": "You want 121, then [DONE]."}
+    assert [message["content"] for message in endpoint.requests[1]["messages"][-3:]] == [
+        "It is 132.", "That is too high.", "121"
+    ]  # fmt: skip
+
+
+def test_code_that_the_policy_writes_runs_in_the_sandbox_of_the_example(model):
+    call = '<tool_call>{"name": "run_python", "arguments": {"code": "49**2 + 72**2 + 56**2"}}</tool_call>'
+    job, options = EXAMPLES / "code-sandbox" / "rljob.yaml", ["--set", f"spec.model.source={model}"]
+    code, found = play_job(job, [call, "10721"], options)
+    [episode] = found["episodes"]
+    assert (code, episode["end"], episode["failure"]) == (0, "answered", None)
+    [message] = [message for message in json.loads(episode["messages"]) if message["role"] == "tool"]
+    assert (message["name"], message["content"]) == ("run_python", "10721")
+    assert episode["rewards"][0]["components"] == {"right": 1.0, "computed": 1.0, "called": 1.0}
 
 
 def test_written_program_tries_again_with_exact_tokens_and_returns_its_reward(play):

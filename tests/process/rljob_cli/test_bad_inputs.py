@@ -4,19 +4,32 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
+from rljob_cli.main import app
 from tests.support.bad_inputs import BAD_INPUTS
 
 _DEADLINE_SECONDS = 60
-_WITH_A_CALL = [bad for bad in BAD_INPUTS if bad.calls]
+_FIRST, *_OTHERS = [bad for bad in BAD_INPUTS if bad.calls]
 
 
-@pytest.mark.parametrize("bad", _WITH_A_CALL, ids=lambda bad: bad.name)
-def test_reward_that_cannot_score_is_answered_with_its_place(bad, tmp_path):
-    bad.write(tmp_path)
-    command = [sys.executable, "-m", "rljob_cli.main", *bad.command]
+def assert_answered(bad, code, stdout, stderr):
+    assert (code, stdout) == (2, "")
+    assert bad.message in stderr
+    assert stderr.count("job.yaml:") == 1
+    assert "Traceback" not in stderr
+
+
+def test_command_answers_a_reward_that_cannot_score_with_its_place(tmp_path):
+    _FIRST.write(tmp_path)
+    command = [sys.executable, "-m", "rljob_cli.main", *_FIRST.command]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=_DEADLINE_SECONDS, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert bad.message in done.stderr
-    assert done.stderr.count("job.yaml:") == 1
-    assert "Traceback" not in done.stderr
+    assert_answered(_FIRST, done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("bad", _OTHERS, ids=lambda bad: bad.name)
+def test_reward_that_cannot_score_is_answered_with_its_place(bad, tmp_path, monkeypatch):
+    bad.write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, bad.command)
+    assert_answered(bad, done.exit_code, done.stdout, done.stderr)

@@ -20,7 +20,7 @@ from rljob_cli.local.controllers import ANNOTATION_IDENTITY
 from rljob_cli.local.network import Network, build_hosts
 from rljob_cli.local.node import volumes
 from rljob_cli.local.node.container import Container
-from rljob_cli.local.node.gpus import GpuPool, count_gpus
+from rljob_cli.local.node.gpus import GpuPool
 from rljob_cli.local.node.podspec import ContainerConfigError, PodContext, Process, build_process
 from rljob_cli.local.node.podstatus import ContainerRecord, build_pod_status
 from rljob_cli.local.node.probes import SHIM
@@ -69,7 +69,8 @@ class PodRunner:
 
     def _process(self, manifest: Manifest, command: list[str] | None) -> Process:
         kubelet = self._kubelet
-        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(kubelet.gpus.acquire(name_of(self.pod), count_gpus(self.pod)) or [])}
+        held = kubelet.gpus.acquire(name_of(self.pod), kubelet.gpus.count(self.pod)) or []
+        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(held)}
         context = PodContext(
             pod=self.pod,
             address=self.address,
@@ -102,7 +103,8 @@ class PodRunner:
 
     async def _prepare(self) -> None:
         """Create volumes and acquire GPUs; retry while either is missing."""
-        kubelet, name, wanted = self._kubelet, name_of(self.pod), count_gpus(self.pod)
+        kubelet, name = self._kubelet, name_of(self.pod)
+        wanted = kubelet.gpus.count(self.pod)
         while not self._stopping:
             try:
                 if kubelet.gpus.acquire(name, wanted) is None:

@@ -56,8 +56,9 @@ def test_job_of_each_task_is_valid_as_it_stands(environment, tmp_path, monkeypat
     assert done.returncode == 0, done.stdout + done.stderr
     found = dict(zip(TASKS, json.loads(done.stdout)["files"], strict=True))
     assert [file["warnings"] + file["local_problems"] for file in found.values()] == [[]] * len(TASKS)
-    # A judge is not called, because that would start its model.
+    # The server of a judge starts without its model, so that its templates are checked.
     called = {task: [(reward["name"], reward["error"]) for reward in file["rewards"]] for task, file in found.items()}
     rewarded = {name for name, task in TASKS.items() if task.reward}  # the agents of the others reward
     names = {task: ["helpful" if task == "chat" else "correct"] if task in rewarded else [] for task in TASKS}
+    names["judge"].append("polite")
     assert called == {task: [(name, "") for name in names[task]] for task in TASKS}

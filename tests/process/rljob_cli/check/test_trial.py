@@ -73,16 +73,13 @@ def test_failed_import_is_reported_with_its_place(call, tmp_path):
     assert found.startswith(f"spec.rewards[0].function cannot be used: {tmp_path}/reward0.py:2: ModuleNotFoundError")
 
 
-def test_import_that_hangs_is_reported_while_it_lasts_and_ends_at_the_limit(call, tmp_path):
-    _, (found,), reports = call("import time\ntime.sleep(600)\n" + body("return 1"), limit=12.0)
-    assert "cannot be used: its import did not end within 12 s" in found
-    assert f"at {tmp_path}/reward0.py:2" in found
-    assert reports[0].startswith("waits for the import of reward r0 (")
-
-
-def test_call_that_hangs_ends_at_the_limit(call):
-    _, (found,), _ = call(body("import time", "time.sleep(600)"), limit=10.0)
-    assert "cannot be used: its call did not return within 10 s" in found
+def test_import_and_call_that_hang_are_reported_while_they_last_and_end_at_the_limit(call, tmp_path):
+    hangs = ("import time\ntime.sleep(600)\n" + body("return 1"), body("import time", "time.sleep(600)"))
+    _, (of_import, of_call), reports = call(*hangs, limit=12.0)
+    assert "cannot be used: its import did not end within 12 s" in of_import
+    assert f"at {tmp_path}/reward0.py:2" in of_import
+    assert "cannot be used: its call did not return within 12 s" in of_call
+    assert reports[0].startswith("waits for the import of reward r0")
 
 
 def test_accuracy_must_be_a_component_that_a_reward_returned(call, tmp_path):
@@ -119,21 +116,39 @@ def test_reward_with_another_image_is_a_problem_of_this_machine_alone(call, tmp_
     assert finding.only == "local"
 
 
-def test_judge_is_started_and_its_endpoint_is_not_asked(call, tmp_path):
-    call(body("return 1"))
-    judge = {
-        "template": "{{ completion",
-        "parser": {"regex": "(.)"},
-        "endpoint": {"url": "http://127.0.0.1:9", "model": "m"},
-    }
-    job = load(tmp_path / "job.yaml").job
-    for template, expected in (("{{ completion", "judge.template:1: "), ("{{ completion }}", None)):
-        spec = {**job.spec.to_manifest(), "rewards": [{"name": "j", "judge": judge | {"template": template}}]}
-        changed = RLJob.model_validate({"metadata": {"name": "j"}, "spec": spec})
-        trials = call_rewards(changed, PROMPT, print)
-        found = list(find_problems(changed, trials))
-        assert [finding.path for finding in found] == ["spec.rewards[0].judge"] * bool(expected)
-        assert all(expected in finding.message for finding in found)
+ENDPOINT = {"endpoint": {"url": "http://127.0.0.1:9", "model": "m"}}
+SERVED = {"model": {"source": "hf://org/served"}}
+
+
+def test_chat_models_are_not_asked_and_their_templates_are_checked():
+    """By the servers, which need no vLLM for it."""
+
+    def judge(name, template, model):
+        return {"name": name, "judge": {"template": template, "parser": {"regex": "(.)"}, **model}}
+
+    user = {"persona": "You are\n{{ extra_info.name", **SERVED}
+    wrong = [judge("j", "{{ completion", ENDPOINT), judge("k", "{{ complete }}", SERVED)]
+    right = [judge("j", "{{ completion }}", ENDPOINT), judge("k", "{{ completion }}", SERVED)]
+    jobs = [make_job(rewards, user) for rewards, user in ((wrong, user), (right, user | {"persona": "Be kind."}))]
+    (broken, fine) = ((job, call_rewards(job, PROMPT, print, 300.0)) for job in jobs)
+    assert [(finding.path, finding.message.partition(": ")[2][:24]) for finding in find_problems(*broken)] == [
+        ("spec.rewards[0].judge", "judge.template:1: unexpe"),
+        ("spec.rewards[1].judge", "judge.template:1: unknow"),
+        ("spec.agent.user.model", "model.persona:2: unexpec"),
+    ]
+    assert list(find_problems(*fine)) == []
+    assert [trial.describe().partition(", ready")[0] for trial in fine[1]] == [
+        "reward j: started; its model was not asked",
+        "reward k: started; its model was not asked",
+        "simulated user: hf://org/served",
+    ]
+
+
+def make_job(rewards, user):
+    data = {"train": {"source": "/d"}, "format": "chat"}
+    agent = {"type": "loop", "user": {"model": user}}
+    spec = {"model": {"source": "hf://org/m"}, "data": data, "rewards": rewards, "agent": agent}
+    return RLJob.model_validate({"metadata": {"name": "j"}, "spec": spec})
 
 
 def agent_job(tmp_path, user, tools):

@@ -50,6 +50,13 @@ def test_relative_paths_of_an_agent_start_at_the_job_file(path):
     assert found.relative["spec.agent.tools[0].function.file"] == "lib/tools.py"
 
 
+def test_relative_path_of_a_users_model_starts_at_the_job_file(path):
+    agent = {"type": "loop", "user": {"model": {"model": {"source": "./user"}, "persona": "x"}}}
+    found = load(path, [f"spec.agent={json.dumps(agent)}", "spec.data.format=chat"])
+    assert found.job.spec.agent.user.model.model.source == str(path.parent / "user")
+    assert found.relative["spec.agent.user.model.model.source"] == "./user"
+
+
 def test_folder_of_a_command_starts_at_the_job_file(path):
     agent = {"type": "program", "runner": {"command": ["python", "agent.py"], "workingDir": "app"}}
     found = load(path, [f"spec.agent={json.dumps(agent)}", "spec.data.format=chat"])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from rljob_api.read.load import InvalidManifestError
 from rljob_cli.check.jobfile import check_file, load, load_partial
 from rljob_cli.check.machine import Machine
 from rljob_cli.check.preflight import run_checks
+from rljob_cli.main import app
 from tests.support.model_folder import write_model, write_weights
 
 MACHINE = Machine(
@@ -271,10 +275,14 @@ def test_missing_packages_are_reported_with_the_command(folder):
     assert only_message(folder, machine) == " vllm not installed; run `uv sync --extra cpu`"
 
 
-def test_too_little_memory_is_a_warning(folder):
+def test_too_little_memory_is_a_warning_with_the_sum_of_the_plan(folder):
     machine = Machine(0, lambda path: 2**40, 2**20, lambda name: True)
+    write_job(folder, trainer={"replicas": 2})
     (found,) = run_checks(load(folder / "job.yaml"), folder, {}, machine, "local").findings
+    planned = CliRunner().invoke(app, ["plan", str(folder / "job.yaml"), "-o", "json"]).stdout
+    needed = sum(need["count"] * need["bytes"] for need in json.loads(planned)["files"][0]["needs"]) / 2**30
     assert found.is_warning
+    assert f"needs up to {needed:.1f} GiB of memory, 1.0 MiB are available" in found.message
 
 
 def test_errors_of_the_manifest_and_its_files_are_reported_together(folder):

@@ -23,11 +23,12 @@ def no_hub(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
 
 
-def findings(tmp_path, **reward):
+def findings(tmp_path, agent=None, **reward):
     spec = {
         "model": {"source": "hf://org/m"},
-        "data": {"train": {"source": "hf://org/d"}},
+        "data": {"train": {"source": "hf://org/d"}, "format": "chat"},
         "rewards": [{"name": "r", **reward}],
+        **({"agent": agent} if agent else {}),
     }
     job = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "j"}, "spec": spec}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
@@ -52,6 +53,40 @@ def findings(tmp_path, **reward):
 def test_invalid_judge_or_model_is_reported_with_its_place(tmp_path, reward, message):
     (found,) = findings(tmp_path, **reward)
     assert message in found
+
+
+def user_findings(tmp_path, **model):
+    user = {"model": {"persona": "Say [DONE] if you are glad.", "stop": "[DONE]"} | model}
+    reward = {"inline": "def compute_score(solution_str): return 1.0"}
+    return findings(tmp_path, {"type": "loop", "user": user}, function=reward)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"model": {"source": "./nowhere"}}, "spec.agent.user.model.model.source"),
+        ({"model": {"source": "pvc://claim/user"}}, "spec.agent.user.model.model.source is on the claim claim"),
+        (
+            {"model": {"source": "hf://org/user", "gpus": 1}},
+            "spec.agent.user.model.model.gpus the job requests 1 GPUs, this machine has 0",
+        ),
+        (
+            {"endpoint": ENDPOINT, "persona": "Be glad."},
+            "spec.agent.user.model.persona does not contain stop ([DONE]), which the model must write to end",
+        ),
+        (
+            {"endpoint": ENDPOINT | {"apiKeySecretRef": {"name": "keys", "key": "MY_KEY"}}},
+            "spec.agent.user.model.endpoint.apiKeySecretRef.key refers to a cluster's Secret, which $MY_KEY",
+        ),
+    ],
+)
+def test_problem_of_a_model_user_is_reported_with_its_place(tmp_path, model, message):
+    (found,) = user_findings(tmp_path, **model)
+    assert found.startswith(message)
+
+
+def test_model_user_with_everything_in_place_has_no_findings(tmp_path):
+    assert user_findings(tmp_path, endpoint=ENDPOINT) == []
 
 
 def test_secret_key_without_a_variable_is_reported(tmp_path, monkeypatch):

@@ -76,6 +76,22 @@ def test_lost_node_leads_to_the_commands_that_release_its_pod() -> None:
     assert found.remedies == [], "the grace period has just ended"
 
 
+def test_avoided_node_is_explained_with_the_command_that_uses_it_again() -> None:
+    manifest = job()
+    avoided = {
+        "role": "trainer",
+        "node": "n2",
+        "pod": "sums-trainer-1",
+        "message": "CUDA error: uncorrectable ECC error",
+    }
+    manifest["status"]["avoidedNodes"] = [avoided]
+    (remedy,) = explain(JobObservation(manifest, [], claims=[claim("Bound")])).remedies
+    assert remedy == (
+        "trainer: node n2 has a broken GPU (Pod sums-trainer-1: CUDA error: uncorrectable ECC error); see kubectl "
+        "describe node n2, and cordon or repair it; trainer avoids it until kubectl rljob restart --role trainer"
+    )
+
+
 def test_job_that_learns_nothing_is_explained_with_the_exceptions_of_its_reward() -> None:
     manifest = job()
     manifest["status"]["conditions"] += [

@@ -91,6 +91,7 @@ def ready_pod(name: str, role: str, reward: str | None = None) -> dict[str, Any]
     return {"metadata": {"name": name, "labels": labels}, "spec": {}, "status": status}
 
 
+AGENT_LABELS = {"rljob.dev/role": "agent", "rljob.dev/agent": "calc"}
 PODS = [ready_pod("head", "head"), ready_pod("a", "reward", "correct"), ready_pod("b", "reward", "correct")]
 
 
@@ -129,6 +130,19 @@ async def test_rewards_show_their_slots_latency_and_invalid_results() -> None:
     )
     assert rows["shared"] == RewardRow("shared", "function", 2, 3, None, 8)
     assert rows["theirs"] == RewardRow("theirs", "http")
+
+
+async def test_services_of_an_agent_are_rows_after_the_rewards() -> None:
+    source = {"inline": "def f(): pass"}
+    tool = {"name": "calc", "function": source, "slots": 4, "autoscaling": {"maxReplicas": 4}}
+    agent = {"type": "loop", "user": {"function": source}, "tools": [tool]}
+    spec = SPEC | {"agent": agent, "data": SPEC["data"] | {"format": "chat"}, "rewards": SPEC["rewards"][:1]}
+    status = {"roles": [{"name": "agent-calc", "desired": 3, "ready": 2}], "scaling": [{"name": "calc", "slots": 9}]}
+    pods = [ready_pod("c", "agent") | {"metadata": {"name": "c", "labels": AGENT_LABELS}}]
+    found = await fetch_rewards(FakeCluster({"c": SERVER}), REWARDED | {"spec": spec, "status": status}, pods)  # type: ignore[arg-type]
+    assert [row.name for row in found] == ["correct", "user", "calc"]
+    assert (found[1].kind, found[1].ready) == ("user", None)
+    assert found[2] == RewardRow("calc", "tool", 2, 3, 9, 16, 12, 0, 0.0)
 
 
 async def test_unreadable_number_is_a_dash_and_null_in_json() -> None:

@@ -6,7 +6,7 @@ import base64
 
 from rljob_api.manifest.job import RLJob
 from rljob_cli.local.secrets import build_secrets
-from tests.support.job_simulation import make_agent_job
+from tests.support.job_simulation import make_agent_job, make_program_job
 
 
 def test_environment_variable_replaces_the_referenced_key_of_a_secret():
@@ -17,6 +17,12 @@ def test_environment_variable_replaces_the_referenced_key_of_a_secret():
     secrets = build_secrets(job, {"MY_KEY": "sk", "OTHER": "no"})
     assert secrets["keys"]["data"] == {"MY_KEY": base64.b64encode(b"sk").decode()}
     assert build_secrets(job, {}) == {}
+
+
+def test_key_of_a_model_user_comes_from_the_variable_that_its_key_names():
+    endpoint = {"url": "https://x", "model": "m", "apiKeySecretRef": {"name": "keys", "key": "MY_KEY"}}
+    job = make_agent_job(user={"function": None, "model": {"persona": "x", "endpoint": endpoint}})
+    assert list(build_secrets(job, {"MY_KEY": "sk"})["keys"]["data"]) == ["MY_KEY"]
 
 
 def test_token_of_the_hub_comes_from_the_variable_that_its_key_names():
@@ -40,3 +46,8 @@ def test_variable_replaces_a_secret_that_a_template_passes_to_a_tool():
     env = [{"name": "API_KEY", "valueFrom": {"secretKeyRef": {"name": "search", "key": "SEARCH_KEY"}}}]
     job = make_agent_job(tool={"template": {"spec": {"containers": [{"name": "agent", "env": env}]}}})
     assert list(build_secrets(job, {"SEARCH_KEY": "sk"})["search"]["data"]) == ["SEARCH_KEY"]
+
+
+def test_variable_replaces_the_key_of_a_model_that_a_program_calls():
+    model = {"name": "judge", "url": "https://x", "apiKeySecretRef": {"name": "keys", "key": "MY_KEY"}}
+    assert list(build_secrets(make_program_job(models=[model]), {"MY_KEY": "sk"})["keys"]["data"]) == ["MY_KEY"]

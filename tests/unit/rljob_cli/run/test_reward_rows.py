@@ -75,6 +75,21 @@ def test_numbers_come_from_status_servers_and_driver() -> None:
     ]
 
 
+def test_row_of_an_agent_has_its_calls() -> None:
+    driver = """
+rljob_agent_call_seconds_bucket{lane="train",le="2.0",outcome="valid",service="runner"} 3.0
+rljob_agent_call_seconds_bucket{lane="train",le="+Inf",outcome="valid",service="runner"} 3.0
+rljob_agent_call_seconds_count{lane="train",outcome="valid",service="runner"} 3.0
+rljob_agent_call_seconds_count{lane="train",outcome="timeout",service="runner"} 2.0
+rljob_agent_waiting{service="runner"} 7.0
+rljob_agent_waiting_oldest_seconds{service="runner"} 61.0
+rljob_agent_waiting{service="user"} 100.0
+"""
+    scaling = RewardScaling(name="runner", replicas=4, slots=64)
+    row = build_row(RewardMetrics(parse_metrics(driver)), "runner", FUNCTION, 0, 4, scaling, "runner")
+    assert row_cells(row) == [*("runner", "runner", "0/4", "64", "0", "-", "7", "61s", "1.0s", "1.9s", "2 timeout")]
+
+
 def test_sums_are_unknown_when_a_pod_does_not_answer() -> None:
     row = build_row(RewardMetrics(servers={"correct": None}), "correct", FUNCTION, 2, 2)
     assert (row.slots_in_use, row.waiting, row.oldest_seconds) == (None, None, None)

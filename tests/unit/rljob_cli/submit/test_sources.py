@@ -38,6 +38,11 @@ def test_every_relative_path_of_a_job_is_found():
     ]
 
 
+def test_model_of_a_user_is_found():
+    manifest = job(agent={"type": "loop", "user": {"model": {"model": {"source": "./user"}}}})
+    assert found(manifest)[-1] == ("spec.agent.user.model.model.source", "./user", "model", "user")
+
+
 def test_functions_of_an_agent_are_found():
     tools = [{"name": "own", "function": {"inline": "x"}}, {"name": "calc", "function": {"file": "lib/calc.py"}}]
     manifest = job(agent={"type": "loop", "user": {"function": {"file": "user.py"}}, "tools": tools})

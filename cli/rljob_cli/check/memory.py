@@ -1,0 +1,90 @@
+"""Whether a job fits the memory that it names: of GPUs by the labels of node pools, of Pods by their limits.
+
+Joins the plan of rljob_inputs.memory with a job's models. Invariant: an error only where the job surely cannot fit;
+what depends on the data is a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rljob_api.manifest.job import RLJob
+from rljob_cli.check.jobfile import Finding
+from rljob_inputs.memory.parts import Need
+from rljob_inputs.memory.plan import ModelFacts, Question, plan_memory
+from rljob_inputs.memory.remedies import find_remedies
+from rljob_operator.plan.validate import find_model_sources
+
+if TYPE_CHECKING:
+    from rljob_inputs.check import InputsReport
+
+_GIB = 2**30
+
+
+def build_question(job: RLJob, inputs: InputsReport, gpu_bytes: int | None = None) -> Question:
+    """Return what the plan may know about the job. `gpu_bytes`: of every GPU; None: by the labels of node pools."""
+    sources = {"spec.model.source": job.spec.model.source}
+    for service in job.spec.services:
+        sources |= find_model_sources(service.path, service.reward)
+    models = {
+        source: ModelFacts(config, inputs.num_parameters.get(path, 0))
+        for path, source in sources.items()
+        if (config := inputs.model_configs.get(path))
+    }
+    longest = [table.max for table in inputs.lengths if table.path == "spec.data.train" and table.is_whole]
+    return Question(job, models, _parse_quantity, gpu_bytes, next(iter(longest), None))
+
+
+def check_memory(question: Question) -> Iterator[Finding]:
+    """Yield each need that exceeds what the job names, with both numbers and the fix."""
+    for need in plan_memory(question):
+        if need.fits is not False:
+            continue
+        path = _limit_path(need)
+        yield Finding(path, f"{describe_misfit(need)}; {describe_remedy(question, need)}", not need.cannot_fit)
+
+
+def describe_misfit(need: Need) -> str:
+    """Return how much is needed and how much there is."""
+    assert need.available is not None
+    parts = sorted(need.peak.parts, key=lambda part: -part.num_bytes)
+    largest = ", ".join(f"{part.name} {show_bytes(part.num_bytes)}" for part in parts[:3])
+    if need.resource == "gpu":
+        where, have = "a GPU", f"a GPU gives it {show_bytes(need.available)}"
+    else:
+        where, have = "a Pod", f"resources.limits.memory is {show_bytes(need.available)}"
+    needed = f"may need {show_bytes(need.num_bytes)}"
+    if need.cannot_fit:
+        least, peak = show_bytes(need.certain_bytes), show_bytes(need.num_bytes)
+        needed = f"needs {peak}" if least == peak else f"needs at least {least}, and {peak} at its peak"
+    return f"{where} of {need.role} {needed} ({largest}), {have}"
+
+
+def describe_remedy(question: Question, need: Need) -> str:
+    """Return what would fit."""
+    remedies = [remedy.describe() for remedy in find_remedies(question, need)]
+    if need.resource == "host":
+        remedies.append(f"resources.limits.memory: {-(-need.num_bytes // _GIB)}Gi")
+    if not remedies:
+        return "no field of the job makes it fit: use larger GPUs, or a smaller model"
+    return f"what fits: {'; or '.join(remedies)}"
+
+
+def show_bytes(num_bytes: int) -> str:
+    """Return GiB; MiB below a tenth of a GiB."""
+    return f"{num_bytes / _GIB:.1f} GiB" if num_bytes >= 0.1 * _GIB else f"{num_bytes / 2**20:.0f} MiB"
+
+
+def _limit_path(need: Need) -> str:
+    """Return the field to which a finding belongs."""
+    if need.resource == "gpu":
+        return need.path
+    return f"{need.path}.resources.limits.memory" if need.role in ("head", "trainer", "rollout") else need.path
+
+
+def _parse_quantity(text: str) -> float | None:
+    from rljob_operator.pod_checks.formats import parse_quantity
+
+    number = parse_quantity(text)
+    return None if number is None else float(number)

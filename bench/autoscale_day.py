@@ -1,8 +1,9 @@
 """A simulated day of one reward that jobs share: RLJob's autoscaler, HPA on CPU, and fixed numbers of replicas.
 
-Steps have the published shape: 251 s of GPU time, a reward of U(1, 40) s, and 1,280 samples per step. The day has
-bursts of one and of two jobs, an hour with a scorer that is three times slower, Pods that die, and an hour with too few
-nodes. Pods take 20 to 60 s to start. Prints a table and one JSON object, and writes docs/images/autoscale-day.png.
+A step generates for 41 s and trains for 210 s, group by group, and has 1,280 samples with a reward of U(1, 40) s. The
+day has bursts of one and of two jobs, an hour with a scorer that is three times slower, Pods that die, and an hour with
+too few nodes. Pods take 20 to 60 s to start. Prints a table and one JSON object, and writes
+docs/images/autoscale-day.png.
 
     step / floor   a step's time over that with a reward of 0 s: median, p95, and mean
     reaction       from a burst's first sample to the slots that Little's law requires: mean and p95
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from autoscale.scalers import FixedScaler, HorizontalPodAutoscaler, RLJobScaler
-from autoscale.simulation import FLOOR_SECONDS, Day, JobSpec, Scaler, Simulation
+from autoscale.simulation import Day, JobSpec, Scaler, Simulation
 from rich.console import Console
 from rich.table import Table
 
@@ -64,7 +65,7 @@ LABELS = {
 
 
 def summarize(simulation: Simulation) -> dict[str, Any]:
-    ratios = sorted(step.seconds / FLOOR_SECONDS for step in simulation.steps)
+    ratios = sorted(step.seconds / step.floor_seconds for step in simulation.steps)
     reactions = sorted(step.reaction_seconds for step in simulation.steps)
     wasted = simulation.paid_slot_seconds - simulation.used_slot_seconds
     return {
@@ -119,7 +120,7 @@ def draw(simulations: dict[str, Simulation], path: Path) -> None:
         axis.set_ylim(0, SLOTS * MAX_REPLICAS * 1.02)
         axes[-1].plot(
             [step.begin / HOUR for step in simulation.steps],
-            [step.seconds / FLOOR_SECONDS for step in simulation.steps],
+            [step.seconds / step.floor_seconds for step in simulation.steps],
             ".",
             ms=3,
             label=name,

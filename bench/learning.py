@@ -3,7 +3,7 @@
 `schedules`: synchronous, onPolicy, bounded with maxStaleness 1, 2 and 4, and bounded 4 without importance weights, with
 three seeds. `algorithms`: each `algorithm.type` with the settings of the demo and one seed. Prints the held-out
 accuracy before and after, writes docs/images/NAME-learning.png, and as the last line one JSON object. A run takes two
-to three minutes on 2 cores: --seeds, --steps and --only shorten the whole, and --resume keeps the runs that have ended.
+to five minutes on 2 cores: --seeds, --steps and --only shorten the whole, and --resume keeps the runs that have ended.
 """
 
 from __future__ import annotations
@@ -41,13 +41,16 @@ SCHEDULES: dict[str, dict[str, object]] = {
 ALGORITHMS: dict[str, dict[str, object]] = {name: {"algorithm.type": name} for name in get_args(AlgorithmType)}
 VARIANTS = {"schedules": SCHEDULES, "algorithms": ALGORITHMS}
 SEEDS = {"schedules": [0, 1, 2], "algorithms": [0]}
+STEPS = {"schedules": None, "algorithms": 30}
+"""None: those of the demo, after which some algorithms still learn fast."""
 _NUMBERS = ("staleness_mean", "mismatch_kl", "effective_sample_share", "corrected_share")
 """Means over all steps of a variant, to see how far off-policy it was."""
 
 
 def run_variant(name: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run the demo once. Raise CalledProcessError if it fails."""
-    folder = arguments.dir / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
+    length = f"-{arguments.steps}-steps" if arguments.steps else ""  # --resume must not mix runs of other lengths
+    folder = arguments.dir / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}{length}"
     kept = folder / _ROW_FILE
     if arguments.resume and kept.exists():
         row: dict[str, Any] = json.loads(kept.read_text())
@@ -150,7 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=list(VARIANTS))
     parser.add_argument("--seeds", type=int, nargs="+", help="default: 0 1 2 for schedules, 0 for algorithms")
-    parser.add_argument("--steps", type=int, help="steps per run; default: the demo's")
+    parser.add_argument("--steps", type=int, help="steps per run; default: the demo's for schedules, 30 for algorithms")
     parser.add_argument("--only", nargs="+", help="variants to run")
     parser.add_argument("--resume", action="store_true", help="keep the runs that have ended")
     parser.add_argument("--plot", type=Path, help="default: docs/images/NAME-learning.png")
@@ -160,6 +163,7 @@ def main() -> None:
     if unknown := set(names) - VARIANTS[arguments.what].keys():
         parser.error(f"--only: {', '.join(sorted(unknown))}; there are: {'; '.join(VARIANTS[arguments.what])}")
     arguments.seeds = arguments.seeds or SEEDS[arguments.what]
+    arguments.steps = arguments.steps or STEPS[arguments.what]
     arguments.dir = arguments.dir or ROOT / f"runs/bench-{arguments.what}"
     results = run_all(names, arguments)
     print_table(results)

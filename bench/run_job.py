@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -19,7 +20,10 @@ def run_job(job: Path, folder: Path, overrides: Mapping[str, object]) -> Path:
     for field, value in overrides.items():
         command += ["--set", f"spec.{field}={value}"]
     ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return Path(ended.stdout.strip().splitlines()[-1])
+    summary = Path(ended.stdout.strip().splitlines()[-1])
+    # Several GB each: the runs of one benchmark would fill a disk.
+    shutil.rmtree(summary.with_name("checkpoints"), ignore_errors=True)
+    return summary
 
 
 def read_records(summary: Path, kind: str) -> list[dict[str, Any]]:

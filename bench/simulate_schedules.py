@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import math
 import statistics
@@ -27,7 +28,7 @@ from rljob_api.manifest.schedule import Schedule
 from rljob_api.wire.protocol import RewardDemand
 from rljob_operator.backend import Demand
 from rljob_operator.plan.autoscale import ScalingPolicy, decide_replicas
-from rljob_trainer.driver.schedules import build_schedule
+from rljob_trainer.driver.schedules import Streaming, build_schedule
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -123,10 +124,21 @@ def autoscaled_slots(due_seconds: float) -> int:
     return decision.replicas * SLOTS_PER_POD
 
 
-def due_seconds(name: str, floor: float, train: float) -> float:
-    """Return how long a step's rewards may take: the step's time with free slots, and if no group may wait for another
-    step, until its last mini-batch. The driver's forecast learns these from the steps before."""
-    return floor if name.startswith("bounded") else floor - train / arithmetic.MINI_BATCHES
+def due_seconds(free: Simulation) -> float:
+    """Return how long a step's rewards may take, as DemandForecaster learns it from the last step (docs/scaling.md).
+    `free`: the schedule with a slot for each sample."""
+    begin, end = free.steps[-2].ended_at, free.steps[-1].ended_at
+    trains = [(at, until) for at, until in free.timeline.trains if begin <= at < end]
+    train = sum(until - at for at, until in trains)
+    if free.schedule.max_staleness:
+        curve = [(at, running) for at, running in free.timeline.rollouts if begin <= at <= end]
+        busy = sum(later - at for (at, running), (later, _) in itertools.pairwise(curve) if running)
+        return max(train, busy)
+    sampled = [at - begin for at in free.timeline.sampled.values() if begin < at <= end]
+    generate = max(sampled)
+    if not isinstance(free.schedule, Streaming):
+        return generate
+    return max(generate, min(sampled) + train * (1 - 1 / len(sampled)))
 
 
 def simulate(shape: Shape, name: str, num_steps: int = NUM_STEPS, steps_ahead: int | None = None) -> Simulation:
@@ -146,18 +158,19 @@ def summarize(simulation: Simulation, skip: int = SKIPPED_STEPS) -> dict[str, fl
     }
 
 
-def predict_slow_rewards(shape: Shape, train: float) -> dict[str, dict[str, dict[str, float]]]:
-    """Return schedule -> slots -> summary. `train`: seconds in which the trainer works in a step."""
+def predict_slow_rewards(shape: Shape) -> dict[str, dict[str, dict[str, float]]]:
+    """Return schedule -> slots -> summary."""
     results: dict[str, dict[str, dict[str, float]]] = {}
     for name in ("synchronous", "onPolicy", "bounded 1", "bounded 2"):
-
-        def predict(slots: int, name: str = name) -> dict[str, float]:
-            simulation = simulate(dataclasses.replace(shape, slots=slots), name, SHORT_STEPS)
-            return {"slots": slots, **summarize(simulation, SHORT_SKIPPED)}
-
-        results[name] = {str(slots): predict(slots) for slots in (256, 1024, 5120)}
-        due = due_seconds(name, results[name]["5120"]["step_seconds"], train)
-        results[name]["autoscaled"] = predict(autoscaled_slots(due))
+        simulations = {
+            slots: simulate(dataclasses.replace(shape, slots=slots), name, SHORT_STEPS) for slots in (256, 1024, 5120)
+        }
+        chosen = autoscaled_slots(due_seconds(simulations[5120]))
+        autoscaled = simulate(dataclasses.replace(shape, slots=chosen), name, SHORT_STEPS)
+        results[name] = {
+            **{str(slots): {"slots": slots, **summarize(run, SHORT_SKIPPED)} for slots, run in simulations.items()},
+            "autoscaled": {"slots": chosen, **summarize(autoscaled, SHORT_SKIPPED)},
+        }
     return results
 
 
@@ -272,10 +285,9 @@ def main() -> None:
     arguments = parser.parse_args()
     print_published()
     shared = build_published_shape(arithmetic.SLOTS)
-    slow = predict_slow_rewards(shared, arithmetic.LOGPROB + arithmetic.UPDATE)
+    slow = predict_slow_rewards(shared)
     print_slow_rewards("GPUs in turn, as published", slow)
-    train = arithmetic.UPDATE * (ROLLOUT_GPUS + TRAINER_GPUS) / TRAINER_GPUS
-    split = predict_slow_rewards(split_gpus(shared), train)
+    split = predict_slow_rewards(split_gpus(shared))
     print_slow_rewards(f"{ROLLOUT_GPUS} rollout and {TRAINER_GPUS} trainer GPUs, no pass for log-probs", split)
 
     simulations = {name: simulate(LONG_TAIL, name) for name in SCHEDULES}

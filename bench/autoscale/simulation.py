@@ -1,8 +1,8 @@
 """Discrete-event simulation of the jobs, Pods and requests of a day. Owns time and cost; a scaler chooses the replicas.
 
-The demand comes from rljob_trainer.rewards.forecast. A step has the published shape: samples end during a generation of
-40.6 s, log-probs take 83.5 s, and four mini-batches of 126.6 s in total start when their samples are scored. Invariant:
-every sample is scored exactly once, whatever dies.
+The demand comes from rljob_trainer.rewards.forecast. A step has the published seconds on RLJob's roles, with
+`schedule.type: onPolicy`: samples end during a generation of 40.6 s, and on its own GPUs the trainer takes each group
+once it is scored, 210.1 s in all. Invariant: every sample is scored exactly once, whatever dies.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ import heapq
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from rljob_operator.backend import Demand
 from rljob_trainer.episodes.progress import CollectionProgress
+from rljob_trainer.episodes.types import Episode
 from rljob_trainer.rewards.forecast import DemandForecaster
 
-GENERATE_SECONDS, LOGPROB_SECONDS, UPDATE_SECONDS = 40.6, 83.5, 126.6
+GENERATE_SECONDS, TRAIN_SECONDS = 40.6, 83.5 + 126.6
+"""Generation of a step; its log-probs and updates."""
 PUBLISH_SECONDS = 4.0
 STARTING_SECONDS = 90.0
 """Startup of trainer and vLLM before a job's first step."""
-MINI_BATCHES = 4
+GROUP_SIZE = 5
 POD_START_SECONDS = (20.0, 60.0)
 SAMPLE_SECONDS = 10.0
 """Sampling interval of the curves."""
@@ -69,6 +71,9 @@ class Scaler(Protocol):
 @dataclass
 class Sample:
     job: Job
+    group: int
+    since: float
+    """When the group's first request arrived, which decides the place in the queue, as in the driver."""
     seconds: float
     started_at: float = 0.0
 
@@ -92,6 +97,8 @@ class Step:
 
     begin: float
     seconds: float
+    floor_seconds: float
+    """Its time if rewards took none."""
     reaction_seconds: float
 
 
@@ -100,10 +107,17 @@ class Job:
 
     def __init__(self, spec: JobSpec, draw: random.Random) -> None:
         self.spec, self.draw = spec, draw
-        self.forecaster = DemandForecaster(spec.samples, MINI_BATCHES)
+        self.forecaster = DemandForecaster(spec.samples, GROUP_SIZE, streams=True)
         self.progress = CollectionProgress()
         self.latencies: deque[float] = deque(maxlen=_NUM_LATENCIES)
+        self.due_seconds = self.floor_seconds = 0.0
+        """Of this step: until when the trainer has other groups, and the time without waits for rewards."""
+        self.missing: list[int] = []
+        """[groups] Samples without a score."""
+        self.first_by_group: dict[int, float] = {}
+        """Group -> when its first sample ended."""
         self.scored: list[float] = []
+        """When each scored group had its last score, ascending."""
         self.is_active = self.is_open = self.is_last = False
         self.first_ended_at: float | None = None
         self.met_at: float | None = None
@@ -132,7 +146,9 @@ class Simulation:
         self.day, self.scaler, self.now = day, scaler, 0.0
         self.jobs = [Job(spec, random.Random(f"0/{spec.name}")) for spec in day.jobs]
         self.pods: list[Pod] = []
-        self.queue: deque[Sample] = deque()
+        self.queue: list[tuple[float, int, Sample]] = []
+        """A heap: the place, the number of the arrival, and the sample."""
+        self._arrivals = itertools.count()
         self.steps: list[Step] = []
         self.curves: list[tuple[float, float, int, int]] = []
         """(time, slots by Little's law, slots ready, slots busy)"""
@@ -183,9 +199,8 @@ class Simulation:
 
     def required_slots(self) -> float:
         """Return the slots that the open steps require, from the true mean latency and window."""
-        due = GENERATE_SECONDS + (LOGPROB_SECONDS + UPDATE_SECONDS) * (MINI_BATCHES - 1) / MINI_BATCHES
         mean = 20.5 * self._slowness()
-        return sum(job.spec.samples * mean / due for job in self.jobs if job.is_open)
+        return sum(job.spec.samples * mean / job.due_seconds for job in self.jobs if job.is_open)
 
     def demands(self) -> list[Demand]:
         found = []
@@ -246,7 +261,8 @@ class Simulation:
         if not ready:
             return
         pod = self._draw.choice(ready)
-        self.queue.extendleft(pod.running.values())
+        for sample in pod.running.values():
+            self._enqueue(sample)
         pod.running.clear()
         pod.ready, pod.dead = False, pod.dead + 1
         self._start_pod(pod)
@@ -256,7 +272,7 @@ class Simulation:
         usable = [pod for pod in self.pods if pod.ready and not pod.draining and len(pod.running) < self.day.slots]
         while self.queue and usable:
             pod = min(usable, key=lambda pod: len(pod.running))
-            self._execute(pod, self.queue.popleft())
+            self._execute(pod, heapq.heappop(self.queue)[-1])
             if len(pod.running) >= self.day.slots:
                 usable.remove(pod)
 
@@ -285,18 +301,27 @@ class Simulation:
             job.is_active = False
             return
         job.forecaster.record_begin(self.now)
-        job.progress = CollectionProgress("train", job.spec.samples, started_at=self.now)
+        job.progress = CollectionProgress("train", job.spec.samples, GROUP_SIZE, started_at=self.now)
         job.is_open, job.is_last, job.first_ended_at, job.met_at, job.scored = True, False, None, None, []
-        for end in _ends(job):
-            self._schedule(self.now + end, functools.partial(self._end_sample, job))
+        ends = list(_ends(job))
+        groups = sorted(max(ends[i : i + GROUP_SIZE]) for i in range(0, len(ends), GROUP_SIZE))
+        job.missing, job.first_by_group = [GROUP_SIZE] * len(groups), {}
+        job.due_seconds = max(GENERATE_SECONDS, groups[0] + TRAIN_SECONDS * (1 - 1 / len(groups)))
+        job.floor_seconds = _end_of_training(groups) + PUBLISH_SECONDS
+        for i, end in enumerate(ends):
+            self._schedule(self.now + end, functools.partial(self._end_sample, job, i // GROUP_SIZE))
 
-    def _end_sample(self, job: Job) -> None:
-        job.progress.ended_at.append(self.now)
+    def _end_sample(self, job: Job, group: int) -> None:
+        job.progress.record_ended(Episode(0, group, 0, ended_at=self.now))
         if job.first_ended_at is None:
             job.first_ended_at = self.now
             self._record_ready()
-        self.queue.append(Sample(job, job.draw.uniform(1, 40) * self._slowness()))
+        since = job.first_by_group.setdefault(group, self.now)
+        self._enqueue(Sample(job, group, since, job.draw.uniform(1, 40) * self._slowness()))
         self._dispatch()
+
+    def _enqueue(self, sample: Sample) -> None:
+        heapq.heappush(self.queue, (sample.since, next(self._arrivals), sample))
 
     def _slowness(self) -> float:
         begin, end, factor = self.day.slow
@@ -315,23 +340,21 @@ class Simulation:
         job.latencies.append(sample.seconds)
         job.progress.num_scored += 1
         job.progress.scored_at = self.now
-        job.scored.append(self.now)
-        if len(job.scored) == job.spec.samples:
+        job.missing[sample.group] -= 1
+        if not job.missing[sample.group]:
+            job.scored.append(self.now)
+        if len(job.scored) == len(job.missing):
             self._finish_step(job)
 
     def _finish_step(self, job: Job) -> None:
         """All samples are scored: only GPU work remains."""
-        begin, size = job.progress.started_at, job.spec.samples // MINI_BATCHES
-        done = begin + GENERATE_SECONDS + LOGPROB_SECONDS
-        for k in range(MINI_BATCHES):
-            done = max(done, job.scored[min((k + 1) * size, job.spec.samples) - 1]) + UPDATE_SECONDS / MINI_BATCHES
-        job.is_open = False
-        ends = max(done, self.now) + PUBLISH_SECONDS
-        job.is_last = ends >= job.spec.ends_at
-        job.forecaster.record_end(job.progress, LOGPROB_SECONDS + UPDATE_SECONDS)
+        begin = job.progress.started_at
+        ends = _end_of_training(job.scored) + PUBLISH_SECONDS
+        job.is_open, job.is_last = False, ends >= job.spec.ends_at
+        job.forecaster.record_end(job.progress, TRAIN_SECONDS)
         first = job.first_ended_at or begin
         reaction = (job.met_at if job.met_at is not None else self.now) - first
-        self.steps.append(Step(begin, ends - begin, reaction))
+        self.steps.append(Step(begin, ends - begin, job.floor_seconds, reaction))
         self._schedule(ends, functools.partial(self._begin_step, job))
 
 
@@ -342,5 +365,9 @@ def _ends(job: Job) -> Iterator[float]:
     yield GENERATE_SECONDS
 
 
-FLOOR_SECONDS = GENERATE_SECONDS + LOGPROB_SECONDS + UPDATE_SECONDS + PUBLISH_SECONDS
-"""Duration of a step whose rewards take no time."""
+def _end_of_training(scored_at: Sequence[float]) -> float:
+    """Return when the trainer has trained all groups. It takes each once it is scored."""
+    end = 0.0
+    for at in scored_at:
+        end = max(end, at) + TRAIN_SECONDS / len(scored_at)
+    return end

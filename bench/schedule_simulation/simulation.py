@@ -40,12 +40,33 @@ class Timeline:
     trains: list[tuple[float, float]] = field(default_factory=list)
     """(begin, end)"""
     publishes: list[tuple[float, float]] = field(default_factory=list)
+    sampled: dict[int, float] = field(default_factory=dict)
+    """Group -> when its last sequence ended."""
+
+
+class NearDispatcher(Dispatcher):
+    """Starts groups for fewer steps ahead than the staleness allows: p < k. All that dispatcher.py proves holds, as
+    fewer groups start. If rollouts are faster than the trainer, data is p steps old on average, and the other k - p
+    steps are slack that only slow groups use. With p = k all data is k steps old then, and each group is due when it
+    trains. The driver does not do this."""
+
+    def __init__(self, groups_per_step: int, max_staleness: int, steps_ahead: int) -> None:
+        super().__init__(groups_per_step, max_staleness)
+        self._step_groups, self._steps_ahead = groups_per_step, steps_ahead
+
+    def can_start(self) -> bool:
+        num_steps = self.finished_steps + self._steps_ahead + 1
+        return super().can_start() and self.num_admitted < num_steps * self._step_groups
 
 
 class Simulation:
     def __init__(self, shape: Shape, schedule: StepSchedule, steps_ahead: int | None = None, seed: int = 0) -> None:
+        """`steps_ahead`: see NearDispatcher; None: the driver's."""
         self.shape, self.schedule, self.now = shape, schedule, 0.0
-        self.dispatcher = Dispatcher(shape.groups_per_step, schedule.max_staleness, steps_ahead=steps_ahead)
+        size, staleness = shape.groups_per_step, schedule.max_staleness
+        self.dispatcher = Dispatcher(size, staleness)
+        if steps_ahead is not None:
+            self.dispatcher = NearDispatcher(size, staleness, steps_ahead)
         self.rollouts, self.rewards = Rollouts(shape), RewardSlots(shape.slots)
         self.steps: list[StepRecord] = []
         self.timeline = Timeline()
@@ -68,6 +89,7 @@ class Simulation:
                 self._record_score(self.rewards.pop(self.now))
             elif self.now == self.rollouts.next_end():
                 sample = self.rollouts.pop(self.now)
+                self.timeline.sampled[sample // self.shape.group_size] = self.now
                 self.rewards.submit(self.now, sample, self._reward_seconds[sample])
             else:
                 wakes_at = _NEVER

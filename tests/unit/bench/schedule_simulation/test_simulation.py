@@ -5,7 +5,7 @@ import math
 
 import pytest
 from schedule_simulation.roles import Lengths, Shape, Uniform
-from schedule_simulation.simulation import Simulation, step_seconds
+from schedule_simulation.simulation import NearDispatcher, Simulation, step_seconds
 from schedule_simulation.tail_rounds import TailRounds
 
 from rljob_api.manifest.schedule import Schedule
@@ -71,6 +71,24 @@ def test_fewer_steps_ahead_give_younger_data():
     assert step_seconds(far, 8) == step_seconds(near, 8) == pytest.approx(4 + 1)
     assert {value for step in far.steps[8:] for value in step.staleness} == {4}
     assert {value for step in near.steps[8:] for value in step.staleness} == {3}
+
+
+def test_with_fewer_steps_ahead_no_group_is_due_when_it_could_train():
+    dispatcher = NearDispatcher(groups_per_step=2, max_staleness=3, steps_ahead=1)
+
+    def run_step(*scored):
+        while dispatcher.can_start():
+            dispatcher.start()
+        for index in scored:
+            dispatcher.record_scored(index)
+        taken = [ticket.index for ticket in dispatcher.take(2)]
+        return taken if len(taken) < 2 else (dispatcher.finish_step(), taken)[1]
+
+    assert [run_step(1, 2), run_step(4, 5)] == [[1, 2], [4, 5]], "0 and 3 are slow, and due in step 3"
+    assert dispatcher.waits_for() == []
+    run_step(6, 7)
+    assert run_step(8, 9) == []
+    assert [ticket.index for ticket in dispatcher.waits_for()] == [0, 3]
 
 
 def test_each_schedule_trains_the_same_groups():

@@ -1,0 +1,135 @@
+"""The compared shapes, as their config.json has them, and the settings of a trainer for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rljob_api.manifest.job import RLJob
+from rljob_inputs.memory.limits import ShardingMode
+from rljob_inputs.memory.shapes import read_shape
+from rljob_inputs.memory.trainer import Work
+
+_LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+_QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "max_position_embeddings": 32768}
+SMOLLM2_135M: dict[str, Any] = _LLAMA | {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 9,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 3,
+    "tie_word_embeddings": True,
+    "vocab_size": 49152,
+}
+QWEN25_1B5: dict[str, Any] = _QWEN2 | {
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "vocab_size": 151936,
+}
+QWEN25_7B: dict[str, Any] = _QWEN2 | {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+    "vocab_size": 152064,
+}
+QWEN25_32B: dict[str, Any] = _QWEN2 | {
+    "hidden_size": 5120,
+    "intermediate_size": 27648,
+    "num_attention_heads": 40,
+    "num_hidden_layers": 64,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+    "vocab_size": 152064,
+}
+QWEN3_30B_A3B = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "tie_word_embeddings": False,
+    "vocab_size": 151936,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    config: dict[str, Any]
+    num_ranks: int
+    lines: int
+    length: int
+    mode: ShardingMode
+    checkpoints_activations: bool = False
+    has_masks: bool = False
+    lora_rank: int = 0
+    on_gpu: bool = True
+    attention: str = "sdpa"
+    num_copies: int = 1
+    """Of the state: several with trainer.sharding perReplica."""
+
+    def build_work(self) -> Work:
+        """Return what the plan counts."""
+        shape = read_shape(self.config)
+        assert shape is not None
+        return Work(
+            shape=shape,
+            num_shards=self.num_ranks // self.num_copies,
+            bytes_per_value=2,
+            tokens=self.lines * self.length,
+            line_tokens=self.length,
+            on_gpu=self.on_gpu,
+            mode=self.mode,
+            checkpoints_activations=self.checkpoints_activations,
+            attention=self.attention,
+            has_masks=self.has_masks,
+            adapter_parameters=shape.adapter_parameters(self.lora_rank, []) if self.lora_rank else 0,
+        )
+
+    def build_job(self) -> RLJob:
+        """Return a job with the same trainer."""
+        trainer = {"gradientCheckpointing": self.checkpoints_activations, "attention": self.attention}
+        if self.lora_rank:
+            trainer["lora"] = {"rank": self.lora_rank}
+        spec = {
+            "model": {"source": "/model"},
+            "data": {"train": {"source": "/data"}},
+            "rewards": [{"name": "r", "http": {"url": "http://r"}}],
+            "trainer": trainer,
+        }
+        manifest = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "case"}, "spec": spec}
+        return RLJob.model_validate(manifest)
+
+
+_WHOLE = ShardingMode(keep_gathered=True, reduce_once=True)
+_GATHERED = ShardingMode(keep_gathered=True, reduce_once=False)
+_SHARDED = ShardingMode(keep_gathered=False, reduce_once=False)
+CASES = (
+    Case("0.135B on 4, 2k tokens", SMOLLM2_135M, 4, 4, 512, _WHOLE),
+    Case("1.5B on 4, 16k tokens", QWEN25_1B5, 4, 8, 2048, _SHARDED),
+    Case("1.5B on 4, 16k tokens, shared prompts", QWEN25_1B5, 4, 16, 1024, _SHARDED, has_masks=True),
+    Case("7B on 4, 16k tokens, checkpointing", QWEN25_7B, 4, 8, 2048, _SHARDED, checkpoints_activations=True),
+    Case("7B on 4, 16k tokens", QWEN25_7B, 4, 8, 2048, _SHARDED),
+    Case("32B on 16, 16k tokens, checkpointing", QWEN25_32B, 16, 8, 2048, _SHARDED, checkpoints_activations=True),
+)
+MORE_CASES = (
+    Case("7B on 4 x 4, 16k tokens, checkpointing, per replica", QWEN25_7B, 16, 8, 2048, _SHARDED, True, num_copies=4),
+    Case("30B-A3B on 16, 16k tokens, checkpointing", QWEN3_30B_A3B, 16, 8, 2048, _SHARDED, True),
+    Case("1.5B on 4, 16k tokens, gathered", QWEN25_1B5, 4, 8, 2048, _GATHERED, checkpoints_activations=True),
+    Case("0.135B on 1, 2k tokens, CPU", SMOLLM2_135M, 1, 4, 512, _WHOLE, on_gpu=False),
+    Case("8 layers of 30B-A3B on 8, 8k tokens", QWEN3_30B_A3B | {"num_hidden_layers": 8}, 8, 4, 2048, _SHARDED),
+    Case("0.135B on 4, 2k tokens, LoRA", SMOLLM2_135M, 4, 4, 512, _WHOLE, lora_rank=32),
+)

@@ -133,6 +133,7 @@ MODEL_OF_EXAMPLE = {
     "length": SMOLLM2,
     "feedback": SMOLLM2,
     "calculator": SMOLLM2,
+    "code-sandbox": SMOLLM2,
     "program": SMOLLM2,
     "environment": SMOLLM2,
     "retrieval": SMOLLM2,

@@ -34,6 +34,7 @@ def test_all_examples_exist() -> None:
     assert [folder.name for folder in FOLDERS] == [
         "calculator",
         "chat",
+        "code-sandbox",
         "environment",
         "feedback",
         "gsm8k",
@@ -63,6 +64,22 @@ def test_example_is_a_valid_job_whose_files_match(folder: Path) -> None:
         file = folder / reward.function.file
         assert check_function(file.read_text(), str(file), reward.function, reward.scope) == []
     assert (folder / "README.md").read_text().count(f"rljob run examples/{folder.name}/rljob.yaml") == 1
+
+
+def test_model_user_variant_differs_from_the_feedback_example_by_user_and_length() -> None:
+    base, variant = (load_job(EXAMPLES / "feedback" / name).spec for name in ("rljob.yaml", "model-user.yaml"))
+    user = variant.agent.user
+    assert user is not None
+    assert user.model is not None
+    assert user.model.stop is not None
+    assert user.model.stop in user.model.persona
+    same = variant.model_copy(
+        update={
+            "agent": variant.agent.model_copy(update={"user": base.agent.user}),
+            "rollout": variant.rollout.model_copy(update={"max_model_len": base.rollout.max_model_len}),
+        }
+    )
+    assert same == base
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -193,6 +210,39 @@ def test_calculator_reward_counts_calls_that_worked(error: str, text: str, expec
     module = load_module(EXAMPLES / "calculator" / "reward.py")
     assert module.compute_score("", text, "3053", {"turns": turns})["score"] == pytest.approx(expected)
     assert load_module(EXAMPLES / "calculator" / "tools.py").multiply(43, 71) == 3053
+
+
+def test_code_of_the_shown_calls_computes_the_answers_and_questions_differ() -> None:
+    make_code_questions = load_module(EXAMPLES / "make_code_questions.py")
+    shown, *splits = make_code_questions.make_questions()
+    for name, questions in zip(("train", "eval"), splits, strict=True):
+        text = (EXAMPLES / "code-sandbox" / "data" / f"{name}.jsonl").read_text()
+        assert text == "".join(make_code_questions.build_row(shown, each) for each in questions)
+    assert all(str(eval(each.code)) == each.answer for each in (*shown, *splits[0], *splits[1]))
+    texts = [{each.text for each in questions} for questions in (shown, *splits)]
+    assert [len(each) for each in texts] == [3, 128, 64]
+    assert len(set.union(*texts)) == 195
+
+
+@pytest.mark.parametrize(
+    ("result", "answer", "truncated", "expected"),
+    [
+        ("7952", "7952", False, 1.6),
+        ("7952", "It is 7953.", False, 0.6),
+        ("7953", "7952", True, 1.0),
+        ("", "no", True, 0),
+    ],
+)
+def test_code_sandbox_reward_counts_code_that_computes_the_answer(
+    result: str, answer: str, truncated: bool, expected: float
+) -> None:
+    compute_score = load_module(EXAMPLES / "code-sandbox" / "reward.py").compute_score
+    turns = [{"text": "", "tool_calls": [{"name": "run_python"}]}, {"text": answer, "tool_calls": []}]
+    messages = [{"role": "user", "content": "?"}, {"role": "tool", "content": result}]
+    scored = compute_score("", answer, "7952", {"turns": turns, "messages": messages, "truncated": truncated})
+    assert scored["score"] == pytest.approx(expected)
+    assert scored["called"]
+    assert not compute_score("", answer, "7952", {"turns": turns[1:], "messages": messages[:1]})["called"]
 
 
 class FakeOpenAI:

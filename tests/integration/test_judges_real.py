@@ -1,7 +1,8 @@
-"""Judges and a classifier on real vLLM (CPU), with Pods as the operator plans them and `rljob run` runs them.
+"""Judges, a model user and a classifier on real vLLM (CPU), with Pods as the operator plans them and `rljob run` runs
+them.
 
-A Pod is a reward server with its vLLM sidecar. Both judges share one vLLM. Models are random and tiny; the scores of
-the classifier are compared with a forward pass of Hugging Face.
+A Pod is a reward server with its vLLM sidecar. Both judges and the user share one vLLM. Models are random and tiny; the
+scores of the classifier are compared with a forward pass of Hugging Face.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from rljob_cli.check.try_reward import reward_children
 from rljob_cli.local import network
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.manifests import is_ready
+from rljob_reward.worker.settings import USER
 from tests.support.judge_servers import run_reward
 from tests.support.reward_process import build_group
 
@@ -157,9 +159,34 @@ async def test_judge_answers_in_its_schema(judge_pod):
     assert 'rljob_reward_tokens_total{kind="completion",reward="good"}' in metrics
 
 
-async def test_judge_compares_each_pair_of_a_group(judge_pod, tmp_path, monkeypatch):
+@pytest.fixture
+def socket(judge_pod, monkeypatch):
+    """The judge's vLLM serves the reward of the test, too."""
     environments = (process.environ() for process in psutil.Process().children(recursive=True))
     monkeypatch.setenv(ENV_VLLM_SOCKET, next(env[ENV_VLLM_SOCKET] for env in environments if ENV_VLLM_SOCKET in env))
+
+
+@pytest.mark.parametrize("stop", [None, "clear"])
+async def test_model_plays_a_user(socket, tmp_path, stop):
+    """It is random, so a schema makes its messages end."""
+    response_format = {"type": "json_schema", "json_schema": {"name": "message", "schema": VERDICT}}
+    user = {
+        "model": {"source": "/m"},
+        "persona": "{{ turn }}",
+        "stop": stop,
+        "sampling": {"maxTokens": 40, "extraBody": {"response_format": response_format}},
+    }
+    messages = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "3"}]
+    settings = {"name": "user", "userModel": user, "timeoutSeconds": 120}
+    async with run_reward(tmp_path, settings, USER) as running:
+        result = await running.call(*messages)
+    assert result.valid, result.message
+    text = result.value["info"]["last_message"] if stop else result.value["text"]
+    assert set(json.loads(text)) == {"score", "clear"}
+    assert (result.value["text"] is None) is bool(stop)
+
+
+async def test_judge_compares_each_pair_of_a_group(socket, tmp_path):
     judge = {
         "model": {"source": "/m"},
         "compare": "pairwise",

@@ -97,15 +97,23 @@ class Head:
 class Replica:
     """The server's process, its publisher and head, and a reference model per version."""
 
-    def __init__(self, folder: Path, trainer: dict[str, Any] | None = None) -> None:
-        """`trainer`: more settings of spec.trainer."""
+    def __init__(
+        self, folder: Path, trainer: dict[str, Any] | None = None, rollout: dict[str, Any] | None = None
+    ) -> None:
+        """`trainer`, `rollout`: more settings of these roles."""
         self.folder = folder
-        self.job = {**JOB, "spec": JOB["spec"] | {"trainer": JOB["spec"]["trainer"] | (trainer or {})}}
+        more = {"trainer": trainer or {}, "rollout": rollout or {}}
+        spec = JOB["spec"] | {role: JOB["spec"][role] | settings for role, settings in more.items()}
+        self.job = {**JOB, "spec": spec}
         self.head = Head()
         self.store = WeightStore(TRAINER_IP, TOKEN)
-        self.references = [_build_model(seed) for seed in range(3)]
+        self.references = [self.build(seed) for seed in range(3)]
         _save_model(self.references[0], folder / "model")
         self.process = self._start()
+
+    @staticmethod
+    def build(seed: int) -> Qwen3ForCausalLM:
+        return _build_model(seed)
 
     def _start(self) -> subprocess.Popen[bytes]:
         (self.folder / "job.yaml").write_text(json.dumps(self.job))
@@ -275,7 +283,7 @@ async def test_replica_is_ready_once_it_serves_the_announced_version(replica: Re
     assert status == 503, text
     manifest = replica.publish("g1", 0, reference=0)
     served = await _weights(manifest)
-    assert (served["generation"], served["version"], served["sha256"]) == ("g1", 0, manifest.sha256)
+    assert (served["generation"], served["version"], served["file_hash"]) == ("g1", 0, manifest.file_hash)
     assert served["checksum"] == manifest.checksum, "the digest read back from the engine is not the publisher's"
     assert await _is_ready()
 

@@ -6,14 +6,14 @@ All tests share the Pods: each leaves them without ranks.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,10 @@ from rljob_trainer.driver.ports import TrainerGroupDiedError
 from rljob_trainer.episodes.types import NOT_SAMPLED, TrainRow, UpdateMetrics, UpdateVersions
 from rljob_trainer.ranks.ray_head import RayHead
 from rljob_trainer.ranks.ray_node import ray_environment
+from rljob_trainer.run_folder import server as server_module
+from rljob_trainer.run_folder.location import RunFolder
+from rljob_trainer.run_folder.server import RunFileServer
+from rljob_trainer.weights.file_hash import hash_chunk, hash_file, split
 from tests.support.loopback import next_address
 
 pytestmark = [
@@ -59,6 +63,7 @@ def build_job(model: Path) -> RLJob:
                 },
                 "schedule": {"promptsPerStep": 2, "steps": 4},
                 "trainer": {"replicas": 2, "dtype": "float32"},
+                "checkpoint": {"asynchronous": True},
             },
         }
     )
@@ -147,6 +152,28 @@ async def pods(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIt
     assert codes == [0, 0], "SIGTERM must end a Pod with success"
 
 
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunFolder]:
+    """A run's folder that only the head sees."""
+    server = RunFileServer(tmp_path, HEAD, TOKEN)
+    yield replace(server.folder, path=Path("/not/in/this/pod"))
+    server.close()
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Holds back what ranks send to the head, until it is set."""
+    gate, receive = threading.Event(), server_module._receive
+
+    async def wait_and_receive(*arguments: Any) -> tuple[int, int]:
+        await asyncio.to_thread(gate.wait, DEADLINE_SECONDS)
+        return await receive(*arguments)
+
+    monkeypatch.setattr(server_module, "_receive", wait_and_receive)
+    yield gate
+    gate.set()
+
+
 async def wait_until(condition: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not (result := condition()):
@@ -159,11 +186,16 @@ async def wait_for_end(process_ids: list[int]) -> None:
     await wait_until(lambda: not any(map(psutil.pid_exists, process_ids)))
 
 
-async def test_trainer_group_resumes_identically_when_a_rank_dies(pods: Pods, model: Path, tmp_path: Path) -> None:
+async def test_trainer_group_resumes_identically_when_a_rank_dies(
+    pods: Pods, model: Path, run: RunFolder, tmp_path: Path, gate: threading.Event
+) -> None:
+    """The checkpoint is written next to an update. No Pod sees the folder, as on a cluster without a claim."""
     from rljob_trainer.ranks.group import TrainerGroup
 
     job, reported = build_job(model), []
-    group = await TrainerGroup.start(job, model=str(model), generation="g1", checkpoint=None, report=reported.append)
+    group = await TrainerGroup.start(
+        job, model=str(model), run=run, generation="g1", checkpoint=None, report=reported.append
+    )
     assert any("trainer Pods to join Ray" in text for text in reported), reported
 
     rows = build_rows(0)
@@ -183,12 +215,18 @@ async def test_trainer_group_resumes_identically_when_a_rank_dies(pods: Pods, mo
             assert rejected.status == 401, "weights need the job's token"
         async with session.get(manifest.url, headers={"Authorization": f"Bearer {TOKEN}"}) as response:
             body = await response.read()
-    assert hashlib.sha256(body).hexdigest() == manifest.sha256
+    assert hash_file(map(hash_chunk, split(memoryview(body)))) == manifest.file_hash
     assert len(body) == manifest.num_bytes
 
-    await group.save(tmp_path / "checkpoint")
+    checkpoint = run.path / "checkpoints" / "step-000001"
+    await group.save(checkpoint)
     await update(group, build_rows(1))
     undisturbed = await group.publish(2)
+    assert not (tmp_path / "checkpoints" / "step-000001" / "trainer" / ".metadata").exists()
+    gate.set()
+    await group.saved()
+    saved = {path.name for path in (tmp_path / "checkpoints" / "step-000001" / "trainer").iterdir()}
+    assert saved == {".metadata", "__0_0.distcp", "__1_0.distcp"}, "each Pod has sent its part to the head"
 
     updating = asyncio.create_task(update(group, build_rows(2)))
     os.kill(group.process_ids[1], signal.SIGKILL)
@@ -199,11 +237,11 @@ async def test_trainer_group_resumes_identically_when_a_rank_dies(pods: Pods, mo
         await update(group, build_rows(2))
 
     resumed = await TrainerGroup.start(
-        job, model=str(model), generation="g2", checkpoint=tmp_path / "checkpoint", report=reported.append
+        job, model=str(model), run=run, generation="g2", checkpoint=checkpoint, report=reported.append
     )
     await update(resumed, build_rows(1))
     again = await resumed.publish(2)
-    assert (again.sha256, again.checksum) == (undisturbed.sha256, undisturbed.checksum), "resume must be exact"
+    assert (again.file_hash, again.checksum) == (undisturbed.file_hash, undisturbed.checksum), "resume must be exact"
 
     watching = asyncio.create_task(resumed.watch())
     await update(resumed, build_rows(2))
@@ -228,13 +266,13 @@ def kill_container(worker: subprocess.Popen) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [evict, kill_container])
 async def test_trainer_group_that_lost_a_pod_says_so(
-    pods: Pods, model: Path, end: Callable[[subprocess.Popen], None]
+    pods: Pods, model: Path, run: RunFolder, end: Callable[[subprocess.Popen], None]
 ) -> None:
     """The operator sees what happened to the Pod, and charges it or not. A rank does not count in addition."""
     from rljob_trainer.ranks.group import TrainerGroup
 
     group = await TrainerGroup.start(
-        build_job(model), model=str(model), generation="g1", checkpoint=None, report=lambda text: None
+        build_job(model), model=str(model), run=run, generation="g1", checkpoint=None, report=lambda text: None
     )
     watching = asyncio.create_task(group.watch())
     updating = asyncio.create_task(update(group, build_rows(0)))
@@ -249,18 +287,42 @@ async def test_trainer_group_that_lost_a_pod_says_so(
 
 
 @pytest.mark.slow
-async def test_trainer_pods_join_a_restarted_head(pods: Pods, model: Path) -> None:
+async def test_cancelled_call_lets_the_ranks_finish_their_checkpoint(
+    pods: Pods, model: Path, run: RunFolder, tmp_path: Path, gate: threading.Event
+) -> None:
+    """As when the head is drained in the middle of a step."""
+    from rljob_trainer.ranks.group import TrainerGroup
+
+    group = await TrainerGroup.start(
+        build_job(model), model=str(model), run=run, generation="g1", checkpoint=None, report=print
+    )
+    await group.save(run.path / "checkpoints" / "step-000001")
+    saving, publishing = asyncio.create_task(group.saved()), asyncio.create_task(group.publish(1))
+    await asyncio.sleep(0)
+    publishing.cancel()
+    gate.set()
+    await asyncio.wait_for(saving, DEATH_SECONDS)
+    assert (tmp_path / "checkpoints" / "step-000001" / "trainer" / ".metadata").exists()
+    with pytest.raises(asyncio.CancelledError):
+        await publishing
+    await wait_for_end(group.process_ids)
+    with pytest.raises(TrainerGroupDiedError):
+        await group.saved()
+
+
+@pytest.mark.slow
+async def test_trainer_pods_join_a_restarted_head(pods: Pods, model: Path, run: RunFolder) -> None:
     import ray
 
     from rljob_trainer.ranks.group import TrainerGroup
 
     job = build_job(model)
-    group = await TrainerGroup.start(job, model=str(model), generation="g1", checkpoint=None, report=print)
+    group = await TrainerGroup.start(job, model=str(model), run=run, generation="g1", checkpoint=None, report=print)
     ray.shutdown()
     await pods.head.close()
     pods.head = RayHead(HEAD)
     await pods.head.start()
-    restarted = await TrainerGroup.start(job, model=str(model), generation="g2", checkpoint=None, report=print)
+    restarted = await TrainerGroup.start(job, model=str(model), run=run, generation="g2", checkpoint=None, report=print)
     assert (await update(restarted, build_rows(0))).num_tokens > 0
     await wait_for_end(group.process_ids)
     await restarted.close()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rljob_api.manifest.agent import USER_SERVICE, Agent
-from rljob_api.wire.protocol import CallRequest, CallResult, InvalidReason, ToolSchema
+from rljob_api.wire.protocol import CallRequest, CallResult, InvalidReason, Lane, ToolSchema
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import EpisodeTask, ToolSet
 from rljob_trainer.agents.loop import ConversationLoop
@@ -46,11 +46,16 @@ class FakeServices:
         """By function; `user`: the simulated user. The tool of function f is f-tool."""
         self.answers = answers
         self.requests: list[CallRequest] = []
+        self.ended: list[tuple[str, str]] = []
+        """Tool and episode of each call of end_episode."""
 
     async def tools(self) -> ToolSet:
         names = [name for name in self.answers if name != USER_SERVICE]
         schemas = [ToolSchema(name=name, parameters={"type": "object", "properties": {}}) for name in names]
         return ToolSet(schemas, {name: f"{name}-tool" for name in names})
+
+    def end_episode(self, tool: str, episode: str, lane: Lane) -> None:
+        self.ended.append((tool, episode))
 
     async def call(self, service: str, request: CallRequest) -> tuple[CallResult, float]:
         self.requests.append(request)
@@ -72,7 +77,7 @@ class GivenPolicy:
     """Implements agents.base.Generate."""
 
     def __init__(self, *texts: Any, family: str = "qwen25") -> None:
-        """Texts of answers; a completion is returned as it is."""
+        """Texts of answers; a completion is returned as it is, an error raised."""
         self.texts, self.family = list(texts), family
         self.prompts: list[list[int]] = []
         self.limits: list[int | None] = []
@@ -83,6 +88,8 @@ class GivenPolicy:
         self.prompts.append(list(token_ids))
         self.limits.append(max_tokens)
         text = self.texts.pop(0)
+        if isinstance(text, Exception):
+            raise text
         return text if isinstance(text, Completion) else complete(text, self.family)
 
 

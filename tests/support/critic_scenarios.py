@@ -26,10 +26,11 @@ from rljob_trainer.episodes import batches
 from rljob_trainer.episodes.types import Group, TokenFacts, TrainRow, UpdateMetrics
 from rljob_trainer.policy import checkpoints, sharding
 from rljob_trainer.policy.critic import Critic
+from rljob_trainer.policy.layout import MASKED_TREES, PLAIN
 from rljob_trainer.policy.micro_batches import MicroBatch, plan_micro_batches
-from rljob_trainer.policy.model_loading import load_network
+from rljob_trainer.policy.model_loading import open_network
 from rljob_trainer.policy.policy import Policy
-from rljob_trainer.ranks.results import UpdateCounts, scatter_facts, summarize_update
+from rljob_trainer.ranks.results import UpdateCounts, scatter_facts, split_facts, summarize_update
 from tests.support import policy_scenarios
 from tests.support.algorithms import algorithm_spec
 from tests.support.episodes import episode
@@ -73,9 +74,10 @@ class Scenarios:
         self.practise()
 
     def critic(self, mode: sharding.ShardingMode | None = None, *, has_head: bool = True) -> Critic:
-        network = load_network(str(self.folder / "model"), dtype=torch.float32, attention="sdpa", options={})
+        opened = open_network(str(self.folder / "model"), dtype=torch.float32, attention="sdpa", options={})
         mode = mode or sharding.ShardingMode(keep_gathered=True, reduce_once=True)
-        critic = Critic(network, SETTINGS, mode=mode, dtype=torch.float32, device=CPU)
+        mesh = sharding.build_mesh(CPU, 1)
+        critic = Critic(opened, SETTINGS, mesh=mesh, mode=mode, dtype=torch.float32, device=CPU)
         if has_head:  # a new head is zero, so no gradient would reach the decoder
             with torch.no_grad():
                 for parameter, value in ((critic.model.head.weight, HEAD), (critic.model.head.bias, BIAS)):
@@ -84,7 +86,11 @@ class Scenarios:
 
     def plan(self, rows: list[TrainRow], limit: int = 4096, share_prompts: bool = True) -> list[MicroBatch]:
         plans = plan_micro_batches(
-            rows, num_ranks=self.num_ranks, micro_batch_tokens=limit, share_prompts=share_prompts, versions=FIRST
+            rows,
+            num_ranks=self.num_ranks,
+            micro_batch_tokens=limit,
+            layout=MASKED_TREES if share_prompts else PLAIN,
+            versions=FIRST,
         )
         return plans[self.rank]
 
@@ -170,8 +176,9 @@ class Scenarios:
         """Return what the driver gets."""
         plans = plan_micro_batches(rows, num_ranks=self.num_ranks, micro_batch_tokens=32)
         answers: list[Any] = [None] * self.num_ranks
-        dist.all_gather_object(answers, policy.inspect(plans[self.rank]))
-        return scatter_facts(rows, plans, answers)
+        batches = plans[self.rank]
+        dist.all_gather_object(answers, split_facts(batches, policy.inspect(batches)))
+        return scatter_facts(rows, answers)
 
     def update(self, policy: Policy, rows: list[TrainRow], denominator: float = 12) -> UpdateMetrics:
         policy.accumulate(self.plan(rows))

@@ -101,20 +101,26 @@ class FakeTrainer:
         self._live("publish")
         checksum = checksum_of(self.weight)
         manifest = WeightManifest(
-            generation=self.generation, version=version, url="http://x", num_bytes=1, sha256=checksum, checksum=checksum
-        )
+            generation=self.generation, version=version, url="http://x", num_bytes=1,
+            file_hash=checksum, checksum=checksum,
+        )  # fmt: skip
         self.harness.published = manifest
         self.harness.weight = self.weight
         return manifest
 
     async def save(self, folder):
         self._live("save")
-        (folder / "trainer").mkdir()
-        (folder / "trainer" / "weight").write_text(str(self.weight))
-        self._live("after save")
+        self._saving = (folder / "trainer", self.weight)
+
+    async def saved(self):
+        folder, weight = self._saving
+        await self.harness.before_write()
+        self._live("write")
+        folder.mkdir()
+        (folder / "weight").write_text(str(weight))
+        self._live("after write")
 
     async def export(self, folder, tokenizer_source):
-        folder.mkdir(exist_ok=True)
         (folder / "weight").write_text(str(self.weight))
 
     async def watch(self):
@@ -147,7 +153,7 @@ class FakeRollout:
             return RolloutWeights()
         checksum = "wrong" if self.wrong_digest else manifest.checksum
         return RolloutWeights(
-            generation=manifest.generation, version=manifest.version, sha256=manifest.sha256, checksum=checksum,
+            generation=manifest.generation, version=manifest.version, file_hash=manifest.file_hash, checksum=checksum,
             pause_seconds=0.25, transfer_seconds=0.5,
         )  # fmt: skip
 
@@ -162,8 +168,13 @@ class FakeRollout:
             await asyncio.sleep(0.01)
         return web.json_response(self._served().model_dump())
 
+    async def models(self, request):
+        return web.json_response({"data": [{"id": "policy", "max_model_len": 3}]})
+
     async def complete(self, request):
         body = await request.json()
+        if self.harness.rejects(body["token_ids"]):
+            return web.json_response({"error": {"message": "the prompt is too long", "code": 400}}, status=400)
         if self.down or self.harness.break_completion(self):
             request.transport.abort()
             return web.Response()
@@ -255,10 +266,14 @@ class DriverHarness:
         self.calls = Counter()
         self.kill_trainer = lambda what: False
         self.before_apply = lambda: asyncio.sleep(0)
+        self.before_write = lambda: asyncio.sleep(0)
+        """Of a checkpoint, whose trainer state is copied before."""
         self.trainer_died = asyncio.Event()
         self.loses_node = False
         self.withhold = lambda manifest: False
         self.break_completion = lambda rollout: False
+        self.rejects = lambda token_ids: False
+        """Prompts that the engines refuse as too long."""
         self.judge = lambda reward, body: None
         self.template, self.context_length = None, None
         self.write_answer = None
@@ -308,7 +323,11 @@ class DriverHarness:
         self.runners[server.address] = runner
 
     async def serve_rollout(self, rollout):
-        routes = [web.get("/rljob/weights", rollout.weights), web.post("/inference/v1/generate", rollout.complete)]
+        routes = [
+            web.get("/rljob/weights", rollout.weights),
+            web.post("/inference/v1/generate", rollout.complete),
+            web.get("/v1/models", rollout.models),
+        ]
         await self.serve(rollout, PORT_ROLLOUT, routes)
 
     async def serve_reward(self, reward):

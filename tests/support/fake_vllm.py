@@ -1,4 +1,4 @@
-"""A fake vLLM on a Unix socket, with /health and /classify, in a thread."""
+"""A fake vLLM on a Unix socket, with /health, /classify and chats, in a thread."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.support.fake_endpoint import completion
+
 
 class FakeVllm:
-    """Answers every classification with `outputs`, or with `status`."""
+    """Answers every classification with `outputs`, or with `status`, and every chat with `Hi.`."""
 
     def __init__(self, socket: str, *outputs: float) -> None:
         self.outputs = list(outputs)
@@ -33,6 +35,7 @@ class FakeVllm:
         app = web.Application()
         app.router.add_get("/health", self._health)
         app.router.add_post("/classify", self._classify)
+        app.router.add_post("/v1/chat/completions", self._chat)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
         self._loop.run_until_complete(runner.setup())
         self._loop.run_until_complete(web.UnixSite(runner, self._socket).start())
@@ -42,6 +45,10 @@ class FakeVllm:
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        self.requests.append(await request.json())
+        return completion("Hi.")
 
     async def _classify(self, request: web.Request) -> web.Response:
         self.requests.append(await request.json())

@@ -30,12 +30,16 @@ class FakeEpisode:
     recording: Recording = field(default_factory=Recording)
     num_attempts: int = 0
     num_closed: int = 0
+    num_ended: int = 0
 
     def start_attempt(self) -> tuple[int, ModelAccess]:
         self.recording = Recording()
         self.num_attempts += 1
         attempt = self.num_attempts - 1
         return attempt, ModelAccess(url="http://gateway", api_key=f"key-{attempt}")
+
+    def end_attempt(self) -> None:
+        self.num_ended += 1
 
     def read(self) -> Recording:
         assert not self.num_closed, "nothing is read from an episode that has ended"

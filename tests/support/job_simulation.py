@@ -34,9 +34,10 @@ def make_agent_job(user=None, tool=None, **spec):
     return make_job(**{"data": data, "agent": agent} | spec)
 
 
-def make_program_job(runner=None, **spec):
+def make_program_job(runner=None, models=(), **spec):
     """The job without rewards, with a program that a runner runs."""
     agent = {"type": "program", "runner": {"function": {"inline": "def run(): ..."}} | (runner or {})}
+    agent["models"] = list(models)
     data = {"train": {"source": "/data/train.jsonl"}, "format": "chat"}
     return make_job(**{"data": data, "agent": agent, "rewards": []} | spec)
 

@@ -1,4 +1,5 @@
-"""Judges at a fake endpoint: in this process (`make_judge`), and as real reward servers (`start_judge`)."""
+"""Judges and model users at a fake endpoint: in this process (`make_judge`, `make_user`), and as real servers
+(`start_judge`, `start_user`)."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
-from rljob_api.wire.protocol import GroupRequest, GroupResult, ScoreRequest, ScoreResult
+from rljob_api.wire.protocol import CallRequest, CallResult, GroupRequest, GroupResult, ScoreRequest, ScoreResult
 from rljob_reward.server.metrics import ServerMetrics
 from rljob_reward.server.scoring import Scorer
 from rljob_reward.server.served_reward import load_reward
+from rljob_reward.worker.settings import SCORE, USER
 from tests.support.fake_endpoint import Endpoint
 from tests.support.reward_process import Server
 from tests.support.waiting import wait_for
@@ -37,6 +39,15 @@ def judge_reward(url: str, judge: dict[str, Any], **fields: Any) -> dict[str, An
     return {"name": "test", "judge": {**smallest, **judge}, "timeoutSeconds": 20, **fields}
 
 
+def user_service(url: str, model: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """Return the settings of the smallest model user at `url`, changed by `model` and `fields`."""
+    model = dict(model)
+    changes = model.pop("endpoint", {})
+    endpoint = None if changes is None else {"url": url, "model": "gpt-user", **changes}
+    smallest = {"persona": "You want {{ ground_truth }}.", "stop": "[DONE]", "endpoint": endpoint}
+    return {"name": "user", "userModel": {**smallest, **model}, "timeoutSeconds": 20, **fields}
+
+
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[Endpoint]:
     running = Endpoint(new_address())
@@ -45,7 +56,7 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 class InProcessReward:
-    """A Scorer with a judge or a classifier, without HTTP."""
+    """A Scorer with a judge, a classifier or a model user, without HTTP."""
 
     def __init__(self, reward: Any) -> None:
         self.metrics = ServerMetrics(reward.config.name, reward.config.slots)
@@ -60,7 +71,13 @@ class InProcessReward:
         assert [each.id for each in result.results] == [sample["id"] for sample in request["samples"]]
         return result
 
-    async def _submit(self, request: ScoreRequest | GroupRequest) -> bytes:
+    async def call(self, *messages: dict[str, Any], **fields: Any) -> CallResult:
+        """Return the reply of a model user to a conversation on the prompt `2+2?`."""
+        arguments = {"messages": list(messages), "prompt": "2+2?", **fields}
+        request = CallRequest(id=f"r{next(_numbers)}", arguments=arguments)
+        return CallResult.model_validate_json(await self._submit(request))
+
+    async def _submit(self, request: ScoreRequest | GroupRequest | CallRequest) -> bytes:
         waiter = _Waiter()
         self.scorer.submit(request, request.model_dump_json().encode(), waiter)
         return await waiter.result
@@ -84,11 +101,11 @@ class _Waiter:
 
 
 @asynccontextmanager
-async def run_reward(folder: Path, reward: dict[str, Any]) -> AsyncIterator[InProcessReward]:
+async def run_reward(folder: Path, reward: dict[str, Any], serves: str = SCORE) -> AsyncIterator[InProcessReward]:
     """Start an InProcessReward. Raises UserError if it cannot be served."""
     path = folder / f"reward-{next(_numbers)}.yaml"
     path.write_text(yaml.safe_dump(reward))
-    running = InProcessReward(load_reward(path))
+    running = InProcessReward(load_reward(path, serves=serves))
     try:
         await running.scorer.pool.start_first()
         yield running
@@ -98,9 +115,9 @@ async def run_reward(folder: Path, reward: dict[str, Any]) -> AsyncIterator[InPr
 
 @pytest.fixture
 async def make_reward(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
-    """`await make_reward(reward)`: a started InProcessReward, closed with the test."""
+    """`await make_reward(reward, serves)`: a started InProcessReward, closed with the test."""
     async with AsyncExitStack() as stack:
-        yield lambda reward: stack.enter_async_context(run_reward(tmp_path, reward))
+        yield lambda reward, serves=SCORE: stack.enter_async_context(run_reward(tmp_path, reward, serves))
 
 
 @pytest.fixture
@@ -109,21 +126,40 @@ def make_judge(make_reward: Callable[..., Any], endpoint: Endpoint) -> Callable[
     return lambda judge=None, **fields: make_reward(judge_reward(endpoint.url, judge or {}, **fields))
 
 
+@pytest.fixture
+def make_user(make_reward: Callable[..., Any], endpoint: Endpoint) -> Callable[..., Any]:
+    """`await make_user(model={}, **fields of the service)`: the smallest model user with changes, in this process."""
+    return lambda model=None, **fields: make_reward(user_service(endpoint.url, model or {}, **fields), USER)
+
+
 @pytest.fixture(scope="module")
 def start_judge(tmp_path_factory: pytest.TempPathFactory, endpoint: Endpoint) -> Iterator[Callable[..., Server]]:
     """start_judge(judge={}, environment={}, wait=True, **fields of the Reward): the same as a real reward server."""
+    yield from _start_servers(tmp_path_factory, endpoint, judge_reward, SCORE)
+
+
+@pytest.fixture(scope="module")
+def start_user(tmp_path_factory: pytest.TempPathFactory, endpoint: Endpoint) -> Iterator[Callable[..., Server]]:
+    """start_user(model={}, ...): the smallest model user, as start_judge."""
+    yield from _start_servers(tmp_path_factory, endpoint, user_service, USER)
+
+
+def _start_servers(
+    tmp_path_factory: pytest.TempPathFactory, endpoint: Endpoint, build: Callable[..., dict[str, Any]], serves: str
+) -> Iterator[Callable[..., Server]]:
     servers: list[Server] = []
 
     def start(
-        judge: dict[str, Any] | None = None,
+        changes: dict[str, Any] | None = None,
         environment: dict[str, str] | None = None,
         wait: bool = True,
         host: str | None = None,
         **fields: Any,
     ) -> Server:
-        folder = tmp_path_factory.mktemp("judge")
-        (folder / "reward.yaml").write_text(yaml.safe_dump(judge_reward(endpoint.url, judge or {}, **fields)))
-        server = Server(folder, host or new_address(), ["--grace", "2"], environment or {})
+        folder = tmp_path_factory.mktemp(serves)
+        (folder / "reward.yaml").write_text(yaml.safe_dump(build(endpoint.url, changes or {}, **fields)))
+        arguments = ["--grace", "2", "--serves", serves]
+        server = Server(folder, host or new_address(), arguments, environment or {})
         servers.append(server)
         if wait:
             wait_for(server.is_ready, "the server to be ready")

@@ -98,7 +98,7 @@ class LoraScenarios(Scenarios):
 
     def publish_adapters(self) -> None:
         policy = self.new(EVERYTHING, lora={**LORA, "publish": "adapter"}, dtype="bfloat16")
-        self.write("published", published=policy.gather_published(), adapters=policy.adapters.gather())
+        self.write("published", published=dict(policy.stream_published().tensors), adapters=policy.adapters.gather())
 
     def resume_adapters(self) -> None:
         folder, lora = self.folder / f"checkpoint-{self.num_ranks}", {**LORA, "dropout": 0.2}

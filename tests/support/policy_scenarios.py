@@ -25,14 +25,17 @@ from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401 - 
 from rljob_api.manifest.algorithm import Algorithm, Optimizer
 from rljob_api.manifest.job import RLJob
 from rljob_trainer.episodes.types import NOT_SAMPLED, TrainRow, UpdateMetrics, UpdateVersions
-from rljob_trainer.policy import checkpoints, sharding
+from rljob_trainer.policy import checkpoints, layout, sharding
 from rljob_trainer.policy.micro_batches import plan_micro_batches
 from rljob_trainer.policy.policy import Policy
 from rljob_trainer.policy.sharding import ShardingMode
-from rljob_trainer.ranks.results import UpdateCounts, scatter_facts, summarize_update
+from rljob_trainer.ranks.results import UpdateCounts, scatter_facts, split_facts, summarize_update
+from rljob_trainer.run_folder.client import RemoteFolder
+from rljob_trainer.run_folder.location import EXPORT_PARTIAL
 from tests.support.rank_programs import run_on_ranks
 
 VOCABULARY = 256
+HEAD_TOKEN = "secret"
 OPTIMIZER = Optimizer(learning_rate=1e-3, max_grad_norm=1.0)
 PLAIN = Algorithm(optimizer=OPTIMIZER)
 EVERYTHING = Algorithm.model_validate(
@@ -209,7 +212,7 @@ class Scenarios:
             rows,
             num_ranks=self.num_ranks,
             micro_batch_tokens=limit,
-            share_prompts=share and policy.can_share_prompts,
+            layout=policy.layout if share else layout.PLAIN,
             without_advantage=policy.algorithm.kl.coefficient > 0,
             versions=versions,
         )
@@ -282,38 +285,54 @@ class Scenarios:
         assert policy.reference is not None
         plans = plan_micro_batches(rows, num_ranks=self.num_ranks, micro_batch_tokens=32)
         answers: list[Any] = [None] * self.num_ranks
-        dist.all_gather_object(answers, policy.inspect(plans[self.rank]))
+        batches = plans[self.rank]
+        dist.all_gather_object(answers, split_facts(batches, policy.inspect(batches)))
         self.accumulate(policy, rows)
         is_sharded = all(isinstance(parameter, DTensor) for parameter in policy.reference.parameters())
-        self.write("inspected", facts=scatter_facts(rows, plans, answers), is_sharded=is_sharded)
+        self.write("inspected", facts=scatter_facts(rows, answers), is_sharded=is_sharded)
 
     def publish(self) -> None:
         """Write the weights that are published in bf16."""
         half = self.policy(PLAIN, dtype="bfloat16")
+        before = half.stream_published()
+        initial = dict(before.tensors)
         self.update(half, build_rows())
-        self.write("published", weights=half.gather_weights())
+        after = half.stream_published()
+        self.write("published", weights=half.gather_weights(), initial=initial, described=before.described,
+                   streamed=dict(after.tensors), has_plain_matrices=after.has_plain_matrices)  # fmt: skip
 
     def resume(self) -> None:
-        """Run without and with a resume from a checkpoint; export; resume from a checkpoint of another world size."""
+        """Run without and with a resume from a checkpoint, in a folder and on the head; export to both; resume from a
+        checkpoint of another world size."""
         folder = self.folder / f"checkpoint-{self.num_ranks}"
         policy = self.policy(EVERYTHING)
         self.update(policy, build_rows(1))
         checkpoints.save_checkpoint(policy, folder)
+        checkpoints.save_checkpoint(policy, self.on_head("checkpoints/step-000001"))
         self.update(policy, build_rows(2))
         self.update(policy, build_rows(3))
         resumed = self.policy(EVERYTHING)
         checkpoints.load_checkpoint(resumed, folder)
         self.update(resumed, build_rows(2))
         self.update(resumed, build_rows(3))
+        restored = self.policy(EVERYTHING)
+        checkpoints.load_checkpoint(restored, self.on_head("checkpoints/step-000001"))
+        self.update(restored, build_rows(2))
+        self.update(restored, build_rows(3))
         self.write("resumed", uninterrupted=policy.gather_weights(), resumed=resumed.gather_weights(),
-                   counts=(policy.num_updates, resumed.num_updates))  # fmt: skip
-        checkpoints.export_model(resumed, self.folder / f"export-{self.num_ranks}", str(self.folder / "model"))
+                   restored=restored.gather_weights(), counts=(policy.num_updates, resumed.num_updates))  # fmt: skip
+        for export in (self.folder / f"export-{self.num_ranks}", self.on_head(EXPORT_PARTIAL)):
+            checkpoints.export_model(resumed, export, str(self.folder / "model"))
         if self.num_ranks == 2:
             other = self.policy(EVERYTHING)
             checkpoints.load_checkpoint(other, self.folder / "checkpoint-1")
             self.update(other, build_rows(2))
             self.update(other, build_rows(3))
             self.write("other-size", resumed=other.gather_weights())
+
+    def on_head(self, path: str) -> RemoteFolder:
+        """Return a folder of a run that no rank sees. For each number of ranks, test_policy serves another run."""
+        return RemoteFolder((self.folder / f"url-{self.num_ranks}").read_text(), path, HEAD_TOKEN)
 
     def write(self, name: str, **contents: Any) -> None:
         if self.rank == 0:

@@ -35,12 +35,21 @@ def run_on_ranks(build_inputs: Callable[[int, Path], None], scenarios: Callable[
     # Fork before torch starts a thread: the imports, which take most of the time, run once.
     torch.multiprocessing.start_processes(build_inputs, (folder,), 1, start_method="fork")
     for num_ranks in (1, 2):
-        arguments = (num_ranks, folder, scenarios)
-        torch.multiprocessing.start_processes(_run_rank, arguments, num_ranks, start_method="fork")
+        fork_ranks(folder, num_ranks, scenarios)
 
 
-def _run_rank(rank: int, num_ranks: int, folder: Path, scenarios: Callable[[int, int, Path], Any]) -> None:
+def fork_ranks(folder: Path, num_ranks: int, scenarios: Callable[..., Any], *arguments: Any) -> None:
+    """Run `scenarios(rank, num_ranks, folder, *arguments).run()` on so many ranks."""
+    meeting = "-".join(map(str, ("meet", num_ranks, *arguments)))
+    torch.multiprocessing.start_processes(
+        _run_rank, (num_ranks, folder, meeting, scenarios, arguments), num_ranks, start_method="fork"
+    )
+
+
+def _run_rank(
+    rank: int, num_ranks: int, folder: Path, meeting: str, scenarios: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{num_ranks}", rank=rank, world_size=num_ranks)
-    scenarios(rank, num_ranks, folder).run()
+    dist.init_process_group("gloo", init_method=f"file://{folder}/{meeting}", rank=rank, world_size=num_ranks)
+    scenarios(rank, num_ranks, folder, *arguments).run()
     dist.destroy_process_group()

@@ -9,7 +9,11 @@ from rljob_api.functions.conventions import CONVENTIONS
 from rljob_api.functions.static_check import check_function
 from rljob_api.manifest.job import RLJob
 from rljob_api.read.load import load_manifests
+from rljob_operator.children import build_children
+from rljob_operator.defaults import DEFAULTS
+from rljob_operator.plan.validate import find_problems
 from tests.paths import ROOT
+from tests.support.job_simulation import make_job
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -58,6 +62,51 @@ def test_each_part_of_a_job_that_newcomers_are_shown_is_valid(part):
     for reward in job.spec.rewards:
         if reward.function and reward.function.inline:
             assert not check_function(reward.function.inline, "inline", reward.function, reward.scope)
+
+
+GPU_YAML = [
+    yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "gpus.md").read_text(), re.S)
+]
+GPU_PARTS = [part for part in GPU_YAML if "kind" not in part]
+
+
+@pytest.mark.parametrize("part", GPU_PARTS, ids=lambda part: "-".join(part))
+def test_each_part_of_a_job_on_gpus_has_pods_that_the_api_server_takes(part):
+    job = make_job(**part)
+    assert find_problems(job) == []
+    for role in ("trainer", "rollout"):
+        if role in part:
+            [limits] = (c["resources"]["limits"] for c in build_containers(job, role))
+            pool = part[role].get("nodePool", {})
+            assert limits[pool.get("gpuResource", "nvidia.com/gpu")] == str(part[role]["gpusPerReplica"])
+
+
+def test_doctors_pod_asks_for_the_gpus_that_the_doctor_expects():
+    [doctor] = (part for part in GPU_YAML if part.get("kind") == "Job")
+    [container] = doctor["spec"]["template"]["spec"]["containers"]
+    assert container["command"][:3] == ["python", "-m", "rljob_trainer.doctor"]
+    assert container["command"][3:] == ["--gpus", str(container["resources"]["limits"]["nvidia.com/gpu"])]
+
+
+def build_containers(job, role):
+    [spec] = (
+        child["spec"]["template"]["spec"]
+        for child in build_children(job, "token", DEFAULTS)
+        if child["metadata"]["name"] == f"gsm8k-{role}" and "template" in child.get("spec", {})
+    )
+    return spec["containers"]
+
+
+def test_recipe_for_rdma_reaches_the_trainers_container():
+    [part] = (part for part in GPU_PARTS if "env" in part["trainer"])
+    [container] = build_containers(make_job(**part), "trainer")
+    assert container["resources"]["limits"]["rdma/hca_shared_devices_a"] == "1"
+    added = {"add": ["IPC_LOCK"], "drop": ["ALL"]}
+    assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": added}
+    env = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert part["trainer"]["env"].items() <= env.items()
+    described = (ROOT / "docs" / "gpus.md").read_text()
+    assert all(f"| `{name}`" in described for name in part["trainer"]["env"]), "each variable has its reason"
 
 
 def test_settings_of_the_guide_for_newcomers_are_fields():

@@ -34,7 +34,7 @@ def run_kwok(
     program = str(go_programs.find_or_build("kwok") / "kwok")
     configs = [f"--config={path}" for path in _find_stages() if jobs_end or path.name != "pod-complete.yaml"]
     selector = f"--manage-nodes-with-annotation-selector={_ANNOTATION}=fake"
-    nodes = yaml.safe_dump_all(_build_node(f"kwok-{index}", labels or {}) for index in range(num_nodes))
+    nodes = yaml.safe_dump_all(build_node(f"kwok-{index}", labels or {}) for index in range(num_nodes))
     processes = ProcessGroup(plane.folder / "logs")
     processes.start("kwok", [program, f"--kubeconfig={plane.kubeconfig}", selector, *configs])
     try:
@@ -45,8 +45,11 @@ def run_kwok(
         processes.stop_all()
 
 
-def _build_node(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
-    capacity = {"cpu": "128", "memory": "1Ti", "pods": "1000"}
+def build_node(name: str, labels: Mapping[str, str], devices: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """Return a node that a running KWOK takes over once it is applied. `devices`: number by resource name; nodes with
+    some have a taint of the same name, as device plugins' nodes usually do."""
+    devices = devices or {}
+    capacity = {"cpu": "128", "memory": "1Ti", "pods": "1000"} | {name: str(n) for name, n in devices.items()}
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -55,6 +58,7 @@ def _build_node(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
             "annotations": {_ANNOTATION: "fake"},
             "labels": {"kubernetes.io/hostname": name, "type": "kwok", **labels},
         },
+        "spec": {"taints": [{"key": name, "effect": "NoSchedule"} for name in devices]},
         "status": {"allocatable": capacity, "capacity": capacity},
     }
 

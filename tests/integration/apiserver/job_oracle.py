@@ -19,7 +19,7 @@ STANDING = {
     "ConfigMap": ("config", "rewards"),
     "Service": ("head", "trainer", "rollout", "rewards"),
     "NetworkPolicy": ("head", "trainer", "rollout", "rewards"),
-    "PodDisruptionBudget": ("head", "trainer", "rollout", "rewards"),
+    "PodDisruptionBudget": ("head", "rollout", "rewards"),
 }
 """Objects that exist until the job is deleted: kind and suffixes of the names."""
 WORKLOADS = {"Job": ("head",), "StatefulSet": ("trainer",), "Deployment": ("rollout", "rewards")}

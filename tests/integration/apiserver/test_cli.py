@@ -118,7 +118,7 @@ def kubelet(api_client: Any, control_plane: Any, tmp_path: Any) -> Iterator[Fake
 
 def test_suspend_and_resume_change_the_stored_job(harness: CliHarness) -> None:
     harness.make_job()
-    assert "its checkpoints stay" in harness.run("suspend", "sums")
+    assert "its checkpoints with them" in harness.run("suspend", "sums"), "it has no claim"
     assert harness.get_job()["spec"]["suspend"] is True
     assert json.loads(harness.run("suspend", "sums", "-o", "json"))["changed"] is False
     output = json.loads(harness.run("resume", "sums", "--output", "json"))
@@ -135,7 +135,7 @@ def test_retry_annotates_only_a_failed_job(harness: CliHarness) -> None:
     harness.make_job()
     assert "only a failed job can be retried" in harness.run("retry", "sums", exit_code=2)
     harness.set_phase("Failed", "HeadFailed", "head ended with exit code 75")
-    assert "will be retried from its last checkpoint" in harness.run("retry", "sums")
+    assert "will be retried from step 0: no claim has its checkpoints" in harness.run("retry", "sums")
     assert harness.get_job()["metadata"]["annotations"]["rljob.dev/retry"]
 
 

@@ -35,6 +35,11 @@ def judge(**changes: Any) -> dict[str, Any]:
     return JUDGE | {"endpoint": endpoint} | changes
 
 
+def model_user(limits: dict[str, Any]) -> dict[str, Any]:
+    """Return a chat model at an endpoint that plays the user."""
+    return {"endpoint": JUDGE["endpoint"] | {"limits": limits}, "persona": "x"}
+
+
 MAX_BELOW_MIN = {"minReplicas": 3, "maxReplicas": 2}
 HTTP_WITH_AUTOSCALING: dict[str, Any] = {"http": {"url": "https://example.com"}, "autoscaling": {"maxReplicas": 2}}
 WITHOUT_FUNCTION: dict[str, Any] = {"function": MISSING}
@@ -48,6 +53,13 @@ WITH_AGENT: dict[str, Any] = {"data.format": "chat", "agent": {"type": "loop", "
 CHAT: dict[str, Any] = {"data.format": "chat"}
 TRL: dict[str, Any] = {"framework": "trl", "id": "envs:Guess"}
 PROGRAM: dict[str, Any] = CHAT | {"agent": {"type": "program", "runner": FUNCTION}}
+AT_MOST_TWO = {"maxReplicas": 2}
+SCALED_PROGRAM = put_all({"spec": PROGRAM}, {"agent.runner.autoscaling": AT_MOST_TWO})["spec"]
+WITH_SCALED_AGENT = put_all(
+    {"spec": WITH_AGENT}, {"agent.user.autoscaling": AT_MOST_TWO, "agent.tools.0.autoscaling": AT_MOST_TWO}
+)["spec"]
+SANDBOX_WITH_PODS = {"name": "code", "sandbox": {"image": "python"}}
+OTHER_MODEL = {"name": "judge", "url": "http://judge/v1"}
 ENVIRONMENT: dict[str, Any] = CHAT | {"agent": {"type": "environment", "environment": TRL}}
 
 # (type, start of the message, kind of object, changes to the minimal one that violate the rule)
@@ -61,6 +73,12 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
         "must be unset when operator",
         "RLJob",
         {"head.nodePool.tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]},
+    ),
+    (
+        "NodePool",
+        "must be an extended resource",
+        "RLJob",
+        {"rollout.nodePool.gpuResource": "example.kubernetes.io/gpu"},
     ),
     *(
         (f"{role.capitalize()}Role", "must not set names", "RLJob", {f"{role}.env": {"RLJOB_TOKEN": "x"}})
@@ -176,8 +194,18 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("Agent", "must have different names", "RLJob", WITH_AGENT | {"agent.tools": [TOOL, TOOL]}),
     ("Agent", "must not be named user", "RLJob", WITH_AGENT | {"agent.tools.0.name": "user"}),
     ("SimulatedUser", "must not set names", "RLJob", WITH_AGENT | {"agent.user.env": {"RLJOB_TOKEN": "x"}}),
+    *(
+        ("SimulatedUser", message, "RLJob", WITH_AGENT | {"agent.user": {"model": model_user(limits), **more}})
+        for message, limits, more in (
+            ("must have exactly one of", {}, FUNCTION),
+            ("must be at least replicas", {"concurrency": 3}, {"replicas": 4}),
+            ("must be at least 2 x replicas", {"requestsPerMinute": 7}, {"autoscaling": {"maxReplicas": 4}}),
+        )
+    ),
+    ("UserModel", "must have exactly one of", "RLJob", WITH_AGENT | {"agent.user": {"model": {"persona": "x"}}}),
     ("Tool", "must not set names", "RLJob", WITH_AGENT | {"agent.tools.0.env": {"RLJOB_TOKEN": "x"}}),
     ("Tool", "must have exactly one of", "RLJob", WITH_AGENT | {"agent.tools.0.mcp": {"url": "http://search/mcp"}}),
+    ("Sandbox", "must be agentSandbox with image", "RLJob", WITH_AGENT | {"agent.tools": [SANDBOX_WITH_PODS]}),
     ("McpServer", "must have exactly one of", "RLJob", WITH_AGENT | {"agent.tools": [{"name": "search", "mcp": {}}]}),
     ("PythonFunction", "must have exactly one", "RLJob", WITH_AGENT | {"agent.user.function": {"entrypoint": "f"}}),
     ("RLJobSpec", "must have names that no reward", "RLJob", WITH_AGENT | {"agent.tools.0.name": "correct"}),
@@ -187,11 +215,15 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("Agent", "needs environment.id or runner.function", "RLJob", ENVIRONMENT | {"agent.runner": FUNCTION}),
     ("Agent", "is for the types environment and program", "RLJob", {"agent": {"runner": FUNCTION}}),
     ("Agent", "must have a function or a command", "RLJob", CHAT | {"agent": {"type": "program"}}),
+    ("Agent", "are called by environments and programs alone", "RLJob", {"agent": {"models": [OTHER_MODEL]}}),
+    ("Agent", "must have one entry for each", "RLJob", PROGRAM | {"agent.models": [OTHER_MODEL, OTHER_MODEL]}),
+    ("Agent", "must not be named policy", "RLJob", PROGRAM | {"agent.models": [OTHER_MODEL | {"name": "default"}]}),
     ("Runner", "are alternatives", "RLJob", PROGRAM | {"agent.runner.command": ["agent"]}),
     ("Runner", "is the folder of a command", "RLJob", PROGRAM | {"agent.runner.workingDir": "/app"}),
     ("Runner", "must not set names", "RLJob", PROGRAM | {"agent.runner.env": {"RLJOB_TOKEN": "x"}}),
     ("RLJobSpec", "must not be named runner", "RLJob", PROGRAM | {"rewards.0.name": "runner"}),
     ("RLJobSpec", "must have at least one entry", "RLJob", {"rewards": []}),
+    ("TrainerRole", "must be full with fewer than 2 GPUs", "RLJob", {"trainer.sharding": "perReplica"}),
     ("Lora", "must be names of modules", "RLJob", {"trainer.lora": {"targetModules": ["all-linear", "q_proj"]}}),
 ]
 
@@ -226,6 +258,8 @@ IMMUTABLE_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("agent.type", PROGRAM, ENVIRONMENT),
     ("agent", IN_KUEUE | PROGRAM, {"agent.runner.replicas": 2}),
     ("agent", IN_KUEUE | ENVIRONMENT, {"agent.runner": {"replicas": 2}}),
+    ("agent", IN_KUEUE | PROGRAM, {"agent.runner.autoscaling": {"maxReplicas": 2}}),
+    ("agent", IN_KUEUE | WITH_SCALED_AGENT, {"agent.user.autoscaling": MISSING}),
 ]
 
 
@@ -354,6 +388,7 @@ AGENTS: list[tuple[bool, dict[str, Any]]] = [
     (False, WITH_AGENT | NO_REWARD),
     (False, WITH_AGENT | ZERO),
     (False, PROGRAM | {"data.format": "text"}),
+    (True, PROGRAM | {"agent.models": [OTHER_MODEL]}),
     (True, PROGRAM | {"agent.runner.command": []}),
     (True, PROGRAM | {"agent.runner": {"command": ["agent"]}}),
     (True, PROGRAM | {"agent.runner": {"command": ["agent"], "workingDir": "/app"}}),
@@ -445,6 +480,8 @@ SERVED_ELSEWHERE = {"name": "elsewhere", "http": {"url": "https://x"}}
         (IN_KUEUE | PROGRAM, {"agent.runner.slots": 4}),
         (IN_KUEUE | PROGRAM | {"suspend": True}, {"agent.runner.replicas": 2}),
         (IN_KUEUE | ENVIRONMENT, {"agent.runner": {"slots": 4}}),
+        (IN_KUEUE | WITH_SCALED_AGENT, {"agent.user.replicas": 3, "agent.tools.0.autoscaling.maxReplicas": 9}),
+        (IN_KUEUE | SCALED_PROGRAM, {"agent.runner.replicas": 3, "agent.runner.autoscaling.minReplicas": 0}),
     ],
 )
 def test_pods_that_are_not_in_a_group_of_kueue_may_be_scaled(storing_server, before, after):
@@ -546,7 +583,7 @@ def bounds_of(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, str
     if "enum" in schema:
         yield path, "enum", max(schema["enum"]) + 1 if schema["type"] == "integer" else "nonsense"
     if "pattern" in schema:
-        yield path, "pattern", "-?"
+        yield path, "pattern", " " if schema["pattern"] == r"\S" else "-?"
     if schema.get("minLength"):
         yield path, "minLength", ""
     if "maxLength" in schema:
@@ -615,10 +652,10 @@ def test_value_out_of_bounds_is_rejected_by_both_with_its_field(server, kind, pa
     assert named in offline_error, offline_error or "rljob validate accepted it"
 
 
-EXAMPLES = sorted((ROOT / "examples").glob("*/rljob.yaml"))
+EXAMPLES = sorted([*ROOT.glob("examples/*/rljob.yaml"), *ROOT.glob("examples/gpu/*.yaml")])
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_example_is_rejected_at_most_for_its_relative_paths(server, path):
     for manifest in yaml.safe_load_all(path.read_text()):
         message = server.verdict(manifest)

@@ -75,6 +75,18 @@ def agent(user=None, tool=None):
     return {"agent": {"type": "loop", "user": user, "tools": tools}}
 
 
+def model_user(**endpoint):
+    """A job whose user is a chat model at this endpoint."""
+    endpoint = {"url": "https://user.example.com/v1", "model": "m"} | endpoint
+    return {"agent": {"type": "loop", "user": {"model": {"endpoint": endpoint, "persona": "x"}}}}
+
+
+def other_model(**fields):
+    """A job whose program calls this model, too."""
+    models = [{"name": "other", "url": "https://other.example.com/v1"} | fields]
+    return {"agent": {"type": "program", "runner": {"command": ["agent"]}, "models": models}, "rewards": []}
+
+
 def runner(spec):
     """A job without rewards, whose runner has this PodSpec."""
     agent = {"type": "program", "runner": {"command": ["agent"], "template": {"spec": spec}}}
@@ -167,10 +179,20 @@ REFUSED_WITHOUT_PODS = [
         "secrets (spec.rewards[0].judge.endpoint.apiKeySecretRef: key)",
     ),
     ({"hub": {"tokenSecretRef": {"name": "key", "key": "k"}}}, "secrets (spec.hub.tokenSecretRef: key)"),
+    (
+        model_user(apiKeySecretRef={"name": "key", "key": "k"}),
+        "secrets (spec.agent.user.model.endpoint.apiKeySecretRef: key)",
+    ),
+    (
+        other_model(apiKeySecretRef={"name": "key", "key": "k"}),
+        "secrets (spec.agent.models[0].apiKeySecretRef: key)",
+    ),
 ]
 ALLOWED = [
     {},
     judge(),
+    model_user(),
+    other_model(),
     agent(user={"nodeSelector": {"a": "b"}}),
     runner({"nodeSelector": {"a": "b"}}),
     secure(readOnlyRootFilesystem=True, capabilities={"drop": ["ALL"]}, runAsUser=2000, seccompProfile={"type": "x"}),

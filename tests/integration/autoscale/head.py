@@ -19,7 +19,7 @@ from rljob_trainer.agents.base import EpisodeTask
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.dispatcher import DispatchState
 from rljob_trainer.driver.evaluation import EvalLane
-from rljob_trainer.driver.live_status import describe_live
+from rljob_trainer.driver.live_status import Forecasters, describe_live
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.train_lane import LaneState, TrainLane
 from rljob_trainer.episodes.types import Completion, Episode, Group, single_turn
@@ -27,7 +27,6 @@ from rljob_trainer.head.environment import Environment, read_environment
 from rljob_trainer.head.status_server import StatusServer
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.clients import RewardClients
-from rljob_trainer.rewards.forecast import DemandForecaster
 
 GENERATE_SECONDS, UPDATE_SECONDS, LINGER_SECONDS = 6.0, 3.0, 600.0
 
@@ -41,7 +40,7 @@ class Agent:
 
 
 async def run(environment: Environment) -> None:
-    job, board, forecast = environment.job, StatusBoard(), DemandForecaster.of(environment.job.spec)
+    job, board, forecast = environment.job, StatusBoard(), Forecasters.of(environment.job.spec)
     spec = job.spec
     rollouts = SimpleNamespace(describe_wait=lambda: "", replicas=SimpleNamespace(num_waiting=0))
     server = StatusServer(board, lambda: b"")
@@ -58,7 +57,7 @@ async def run(environment: Environment) -> None:
         await rewards.start()
         for step in range(1, spec.schedule.steps + 1):
             started_at = time.monotonic()
-            forecast.record_begin(started_at)
+            forecast.record_begin(collector)
             lane.begin_step(spec.schedule.steps)
             found: list[Group] = []
             while missing := len(prompts) - len(found):
@@ -68,7 +67,7 @@ async def run(environment: Environment) -> None:
             with collector.phases.within("update", time.monotonic):
                 await asyncio.sleep(UPDATE_SECONDS)
             lane.finish_step()
-            forecast.record_end(lane.progress, UPDATE_SECONDS)
+            forecast.record_end(lane.progress, collector, UPDATE_SECONDS)
             board.update(step=step)
         board.set_phase("done")
         await asyncio.sleep(LINGER_SECONDS)

@@ -253,7 +253,7 @@ class RunningJob:
                 breaks=[ContextBreak("history")],
             )  # fmt: skip
             prometheus.record_scored("train", episode)
-            prometheus.record_response("chat/completions", 499 if end is EpisodeEnd.FAILED else 200)
+            prometheus.record_response("chat/completions", "policy", 499 if end is EpisodeEnd.FAILED else 200)
             prometheus.record_overhead(to_engine=0.002, to_client=0.001)
             for service in ("user", "calculator"):
                 prometheus.record_call(service, "train", CallResult(id="0", valid=True), 0.05)

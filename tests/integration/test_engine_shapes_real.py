@@ -1,0 +1,54 @@
+"""vLLM's models with one tensor-parallel worker and two: the digest after two updates is the publisher's.
+
+The updates are those of rollouts, on models that start with placeholders. One program loads all shapes
+(tests/support/engine_program.py), since importing vLLM takes most of the time.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rljob_trainer.weights.checksum import Digest
+from tests.support import engine_program
+from tests.support.rank_programs import run_program
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_program(engine_program.__name__, tmp_path_factory.mktemp("shapes"))
+
+
+def digest(folder: Path, case: str, num_workers: int) -> str:
+    files = [folder / f"digests-{num_workers}-{rank}.json" for rank in range(num_workers)]
+    parts = (Digest.parse(json.loads(file.read_text())[case]) for file in files)
+    return str(sum(parts, start=Digest()))
+
+
+def expected(folder: Path, case: str) -> str:
+    return json.loads((folder / "expected.json").read_text())[case]["digest"]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("case", engine_program.CASES)
+def test_digest_of_the_engine_is_that_of_the_publisher(folder: Path, case: str, num_workers: int) -> None:
+    assert digest(folder, case, num_workers) == expected(folder, case)
+
+
+def test_digest_of_dense_models_is_of_words(folder: Path) -> None:
+    units = {case: each["unit"] for case, each in json.loads((folder / "expected.json").read_text()).items()}
+    assert {case for case, unit in units.items() if unit == "element"} == {"experts", "experts-renamed"}
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_parameter_that_no_update_replaces_changes_the_digest(folder: Path, num_workers: int) -> None:
+    assert digest(folder, engine_program.MISSING, num_workers) != expected(folder, engine_program.MISSING)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_start_from_the_checkpoint_gives_the_same_digest(folder: Path, num_workers: int) -> None:
+    assert digest(folder, engine_program.CHECKPOINT, num_workers) == expected(folder, "tied")

@@ -1,0 +1,189 @@
+"""Program of test_checkpoints: `python -m tests.support.checkpoint_scenarios FOLDER` saves checkpoints on FSDP2 ranks.
+
+Each of MESHES resumes from the checkpoint of the one before. Writes FOLDER/NAME.pt for
+the test.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401 - before the fork
+
+from rljob_api.manifest.algorithm import Algorithm
+from rljob_trainer.policy import checkpoint_saver, checkpoints
+from rljob_trainer.policy.checkpoint_saver import CheckpointSaver
+from rljob_trainer.policy.policy import Policy
+from rljob_trainer.run_folder.client import RemoteFolder
+from tests.support.critic_scenarios import PPO, build_rows
+from tests.support.policy_scenarios import EVERYTHING, HEAD_TOKEN, Scenarios, build_inputs, clone
+from tests.support.rank_programs import fork_ranks
+
+DEADLINE_SECONDS = 60
+PER_REPLICA = {"replicas": 2, "gpusPerReplica": 2, "sharding": "perReplica"}
+MESHES: tuple[tuple[int, dict[str, Any]], ...] = ((1, {}), (2, {}), (4, {}), (4, PER_REPLICA), (1, {}))
+"""Numbers of ranks, with further fields of spec.trainer."""
+KINDS: dict[str, tuple[Algorithm, dict[str, Any]]] = {
+    "policy": (EVERYTHING, {}),
+    "lora-and-critic": (PPO, {"lora": {"rank": 4, "dropout": 0.2}}),
+}
+
+
+class GatedWriter(FileSystemWriter):
+    """Writes once the gate is open, and then fails if it should."""
+
+    gate: threading.Event
+    failure: OSError | None = None
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
+        if not self.gate.wait(DEADLINE_SECONDS):  # the training of this rank has failed
+            raise TimeoutError
+        if self.failure is not None:
+            raise self.failure
+        return super().write_data(plan, planner)
+
+
+class CheckpointScenarios(Scenarios):
+    """The scenarios of one mesh."""
+
+    def __init__(self, rank: int, num_ranks: int, folder: Path, number: int) -> None:
+        super().__init__(rank, num_ranks, folder)
+        self.number, self.trainer = number, MESHES[number][1]
+
+    def run(self) -> None:
+        for kind in KINDS:
+            self.hop(kind)
+        if self.number == 1:
+            for kind in KINDS:
+                self.save_while_training(kind)
+            self.fail()
+        if self.trainer == PER_REPLICA:
+            self.save_while_training("policy", suffix="-per-replica")
+
+    def new(self, kind: str) -> Policy:
+        algorithm, settings = KINDS[kind]
+        return self.policy(algorithm, **settings, **self.trainer)
+
+    def train(self, policy: Policy, seed: int) -> None:
+        self.update(policy, build_rows(seed))
+
+    def hop(self, kind: str) -> None:
+        """Resume from the checkpoint of the ranks before, through the head every second time, and save another one."""
+        policy, before = self.new(kind), self.number - 1
+        if before < 0:
+            self.train(policy, 1)
+        else:
+            checkpoints.load_checkpoint(policy, self.folder_of(kind, before))
+        held = full_state(policy)
+        checkpoints.save_checkpoint(policy, self.folder_of(kind, self.number))
+        self.train(policy, 2)
+        self.write(f"{kind}-{self.number}", held=held, num_updates=policy.num_updates, trained=policy.gather_weights())
+
+    def folder_of(self, kind: str, number: int) -> Path | RemoteFolder:
+        if number % 2:
+            return RemoteFolder(
+                (self.folder / "url").read_text(), f"checkpoints/step-{number:06d}/trainer/{kind}", HEAD_TOKEN
+            )
+        return self.folder / f"{kind}-{number}"
+
+    def save_while_training(self, kind: str, suffix: str = "") -> None:
+        """Train on while a checkpoint is held back, publish too, and resume from it. Do it twice: the second copy goes
+        where the first one was."""
+        policy = self.new(kind)
+        saver = CheckpointSaver(policy, asynchronous=True)
+        self.train(policy, 1)
+        for step in (2, 3):
+            name, gate = f"{kind}-held-{step}{suffix}", threading.Event()
+            with mock.patch.object(checkpoint_saver, "build_writer", build_gated(gate)):
+                saver.begin(self.folder / f"checkpoint-{name}")
+            self.train(policy, step)
+            policy.gather_weights()
+            drawn = torch.rand(3)
+            is_written = (self.folder / f"checkpoint-{name}" / "trainer" / ".metadata").exists()
+            gate.set()
+            saver.wait()
+            resumed = self.new(kind)
+            checkpoints.load_checkpoint(resumed, self.folder / f"checkpoint-{name}")
+            self.train(resumed, step)
+            resumed.gather_weights()
+            self.write(
+                name, uninterrupted=full_state(policy), resumed=full_state(resumed), is_written=is_written,
+                same_draws=torch.equal(torch.rand(3), drawn),
+            )  # fmt: skip
+
+    def fail(self) -> None:
+        """The disk of the last rank is full while the others write."""
+        saver, gate, raised = CheckpointSaver(self.new("policy"), asynchronous=True), threading.Event(), []
+        failure = OSError(errno.ENOSPC, "No space left on device") if self.rank == self.num_ranks - 1 else None
+        with mock.patch.object(checkpoint_saver, "build_writer", build_gated(gate, failure)):
+            saver.begin(self.folder / "failed")
+        gate.set()
+        for _ in range(2):
+            try:
+                saver.wait()
+            except OSError as error:
+                raised.append(error.errno)
+        found: list[Any] = [None] * self.num_ranks
+        dist.all_gather_object(found, raised)
+        self.write("failed", raised=found, is_complete=(self.folder / "failed" / "trainer" / ".metadata").exists())
+
+    def write(self, name: str, **contents: Any) -> None:
+        if self.rank == 0:
+            torch.save(contents, self.folder / f"{name}.pt")
+
+
+def build_gated(gate: threading.Event, failure: OSError | None = None) -> Callable[[Path], GatedWriter]:
+    def build(folder: Path) -> GatedWriter:
+        writer = GatedWriter(folder)
+        writer.gate, writer.failure = gate, failure
+        return writer
+
+    return build
+
+
+def full_state(policy: Policy) -> dict[str, torch.Tensor]:
+    """Return all trained parameters and their moments."""
+    policy.reshard()
+    found: dict[str, torch.Tensor] = {}
+    for model, optimizer in [
+        (policy.model, policy.optimizer),
+        *([] if policy.critic is None else [(policy.critic.model, policy.critic.optimizer)]),
+    ]:
+        if policy.critic is not None:
+            policy.critic.reshard()
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                key = f"{type(model).__name__}.{name}"
+                found[key] = full(parameter)
+                found |= {f"{key}.{moment}": full(value) for moment, value in optimizer.state[parameter].items()}
+    return clone(found)
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    torch.multiprocessing.start_processes(build_inputs, (folder,), 1, start_method="fork")
+    for number, (num_ranks, _) in enumerate(MESHES):
+        fork_ranks(folder, num_ranks, CheckpointScenarios, number)
+
+
+if __name__ == "__main__":
+    import peft  # noqa: F401 - before the fork
+
+    main()

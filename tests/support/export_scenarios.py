@@ -1,0 +1,89 @@
+"""Program of test_exports and test_exports_real: `python -m tests.support.export_scenarios FOLDER`.
+
+Trains one step of a model with experts, and of adapters, with one FSDP2 rank and two, and exports them: to
+FOLDER/experts-export-RANKS and FOLDER/adapters-export-RANKS. Writes FOLDER/NAME-RANKS.pt for the test.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import distribute_tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from rljob_trainer.policy import checkpoints
+from rljob_trainer.policy.policy import Policy
+from tests.support.lora_scenarios import LORA, initial_adapter
+from tests.support.policy_scenarios import (
+    PLAIN,
+    VOCABULARY,
+    Scenarios,
+    build_rows,
+    build_tokenizer,
+    clone,
+)
+from tests.support.rank_programs import run_on_ranks
+
+
+def build_experts(folder: Path) -> None:
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, moe_intermediate_size=48, num_experts=4,
+        num_experts_per_tok=2, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+        max_position_embeddings=64, tie_word_embeddings=False, initializer_range=0.1,
+    )  # fmt: skip
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+
+
+def build_dense(folder: Path) -> None:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, max_position_embeddings=64, tie_word_embeddings=True, initializer_range=0.1,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+
+
+def build_inputs(_: int, folder: Path) -> None:
+    for name, build in (("experts", build_experts), ("adapters", build_dense)):
+        build(folder / name / "model")
+        build_tokenizer(folder / name / "model")
+
+
+class ExportScenarios(Scenarios):
+    def __init__(self, rank: int, num_ranks: int, folder: Path) -> None:
+        super().__init__(rank, num_ranks, folder)
+        self.root = folder
+
+    def run(self) -> None:
+        self.train_and_export("experts")
+        self.train_and_export("adapters", lora=LORA)
+
+    def train_and_export(self, name: str, **trainer: Any) -> None:
+        self.folder = self.root / name
+        policy = self.policy(PLAIN, **trainer)
+        if policy.adapters is not None:
+            _randomize(policy)
+        before = clone(policy.gather_weights())
+        metrics = self.update(policy, build_rows())
+        weights, published = clone(policy.gather_weights()), clone(dict(policy.stream_published().tensors))
+        export = self.root / f"{name}-export-{self.num_ranks}"
+        checkpoints.export_model(policy, export, str(self.folder / "model"))
+        self.folder = self.root
+        self.write(name, before=before, weights=weights, published=published, metrics=metrics)
+
+
+def _randomize(policy: Policy) -> None:
+    assert policy.adapters is not None
+    for name, shard in policy.adapters._shards.items():
+        value = initial_adapter(name, tuple(shard.shape))
+        shard.data.copy_(distribute_tensor(value, shard.device_mesh, shard.placements))
+
+
+if __name__ == "__main__":
+    import peft  # noqa: F401 - before the fork
+    from transformers import AutoModelForCausalLM  # noqa: F401
+
+    run_on_ranks(build_inputs, ExportScenarios)

@@ -19,20 +19,20 @@ SYNCED := .venv/.synced-$(DEVICE)
 
 ##@ Start here
 .PHONY: demo
-demo: $(SYNCED) ## Train SmolLM2-135M to add, end to end on this machine (about 5 minutes after installation)
+demo: $(SYNCED) ## Train SmolLM2-135M to add, end to end on this machine (about 3 minutes after installation)
 	$(BIN)/python examples/prepare.py quickstart
 	$(BIN)/rljob run examples/quickstart/rljob.yaml --fresh
 
 .PHONY: test
-test: $(SYNCED) ## Lint, type and drift checks, and all tests but the slow ones (13 minutes on 2 cores)
+test: $(SYNCED) ## Lint, type and drift checks, and all tests but the slow ones (15 minutes on 2 cores)
 	@$(MAKE) --no-print-directory -j2 -Otarget lint-text types verify test-unit
 	@$(MAKE) --no-print-directory test-process test-integration
 
 .PHONY: test-all
 test-all: test test-slow ## make test, and what is slow and rarely fails: dashboards, judges on vLLM, rewards of other projects
 
-.PHONY: example-chat example-gsm8k example-feedback example-calculator example-program example-environment
-example-chat example-gsm8k example-feedback example-calculator example-program example-environment: example-%: $(SYNCED) ## Run an example: chat, gsm8k, feedback, calculator, program, environment
+.PHONY: example-chat example-gsm8k example-feedback example-calculator example-code-sandbox example-program example-environment
+example-chat example-gsm8k example-feedback example-calculator example-code-sandbox example-program example-environment: example-%: $(SYNCED) ## Run an example: chat, gsm8k, feedback, calculator, code-sandbox, program, environment
 	$(BIN)/python examples/prepare.py $*
 	$(BIN)/rljob run examples/$*/rljob.yaml --fresh
 
@@ -156,6 +156,18 @@ bench-trainer: $(SYNCED) ## Samples/s of the quickstart model against TRL's GRPO
 	$(BIN)/python examples/prepare.py quickstart
 	$(BIN)/python bench/trainer.py
 
+.PHONY: bench-weights
+bench-weights: $(SYNCED) ## Weights from a publisher to 1 to 8 receivers, 0.1 to 1 GB, over the time of a memory copy
+	$(BIN)/python bench/weights.py
+
+.PHONY: bench-plan
+bench-plan: $(SYNCED) ## The memory that rljob plan prints against torch's memory tracker, 0.135B to 32B, and a real rank (5 minutes)
+	$(BIN)/python bench/plan.py --resident
+
+.PHONY: bench-policy
+bench-policy: $(SYNCED) ## The trainer's updates alone: tokens/s, share of the device's peak, memory (ARGS="--model 1.5b")
+	$(BIN)/python bench/policy.py $(ARGS)
+
 .PHONY: bench-seeds
 bench-seeds: $(SYNCED) ## The demo on three seeds: held-out accuracy before and after
 	$(BIN)/python examples/prepare.py quickstart
@@ -179,7 +191,7 @@ bench-schedules: $(SYNCED) ## The demo with each schedule on three seeds: held-o
 	$(BIN)/python bench/learning.py schedules
 
 .PHONY: bench-algorithms
-bench-algorithms: $(SYNCED) ## The demo with each algorithm: held-out accuracy before and after (25 minutes)
+bench-algorithms: $(SYNCED) ## The demo with each algorithm: held-out accuracy before and after (40 minutes)
 	$(BIN)/python examples/prepare.py quickstart
 	$(BIN)/python bench/learning.py algorithms
 

@@ -206,8 +206,8 @@ bench-agents: $(SYNCED) ## The model gateway in front of vLLM: overhead per turn
 	$(BIN)/python bench/agents.py
 
 .PHONY: bench-operator
-bench-operator: $(SYNCED) ## What JOBS=200 jobs cost the operator, next to KubeRay's (KUBERAY=folder or URL)
-	$(BIN)/python bench/operator_bench.py --jobs $(or $(JOBS),200) $(if $(KUBERAY),--kuberay-source=$(KUBERAY))
+bench-operator: $(SYNCED) ## What JOBS=200 jobs cost the operator, next to KubeRay's (KUBERAY=folder or URL; WINDOW=50)
+	$(BIN)/python bench/operator_bench.py --jobs $(or $(JOBS),200) $(if $(WINDOW),--window $(WINDOW)) $(if $(KUBERAY),--kuberay-source=$(KUBERAY))
 
 ##@ Rest
 .PHONY: clean

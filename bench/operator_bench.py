@@ -1,10 +1,11 @@
 """`make bench-operator`: what many jobs cost the operator, and as many RayClusters KubeRay's.
 
 Each operator runs as a process with its Lease and its probe, on a separate control plane with KWOK's nodes, on the
-same machine, one after the other. All objects are submitted at once. Measures Pods per second, requests to the API
-server per object until it runs, CPU and memory of the operator, the cost while all run (with drivers that answer as
-those of training jobs), and a restart by kill -9. Last line: one JSON object. What one operator gave before an error
-is kept.
+same machine, one after the other. All objects are submitted at once. With --window, only that many wait to run at a
+time: thousands at once on a small machine measure the controllers of Kubernetes. Measures Pods per second, requests to
+the API server per object until it runs, CPU and memory of the operator, the cost while all run (with drivers that
+answer as those of training jobs), and a restart by kill -9. Last line: one JSON object. What one operator gave before
+an error is kept.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from operator_load import kuberay, rljob
-from operator_load.measure import crds_of, run_measurement
+from operator_load.measure import Load, crds_of, run_measurement
 from operator_load.plane import CONSOLE, run_plane
 
 Figures = dict[str, Any]
@@ -33,6 +34,10 @@ _RATIOS = {
 }
 
 
+def load_of(options: argparse.Namespace) -> Load:
+    return Load(options.jobs, options.window, options.seconds)
+
+
 def measure_rljob(options: argparse.Namespace, folder: Path, figures: Figures) -> None:
     figures["hung_drivers"] = options.hung
     with (
@@ -40,7 +45,7 @@ def measure_rljob(options: argparse.Namespace, folder: Path, figures: Figures) -
         rljob.run_drivers(options.hung, folder / "logs/drivers.log"),
     ):
         subject = rljob.build_subject(plane)
-        run_measurement(plane, subject, figures, options.jobs, options.seconds, rljob.count_answers)
+        run_measurement(plane, subject, figures, load_of(options), rljob.count_answers)
 
 
 def measure_kuberay(options: argparse.Namespace, folder: Path, figures: Figures) -> None:
@@ -49,7 +54,7 @@ def measure_kuberay(options: argparse.Namespace, folder: Path, figures: Figures)
     with run_plane(folder, options.address, crds_of(built / "crds")) as plane:
         arguments = options.kuberay_arguments.split()
         subject = kuberay.build_subject(plane, built / "operator", rljob.PODS_PER_JOB, arguments)
-        run_measurement(plane, subject, figures, options.jobs, options.seconds)
+        run_measurement(plane, subject, figures, load_of(options))
 
 
 @contextlib.contextmanager
@@ -77,6 +82,7 @@ def compare(ours: Figures, theirs: Figures) -> Figures:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=200, help="objects of each operator (default 200)")
+    parser.add_argument("--window", type=int, help="objects submitted that do not run yet (default: all at once)")
     parser.add_argument("--seconds", type=float, default=60.0, help="of measurement while all run (default 60)")
     parser.add_argument("--hung", type=float, default=0.0, help="share of the drivers that never answer (default 0)")
     parser.add_argument("--only", choices=["rljob", "kuberay"], help="measure one operator")
@@ -87,8 +93,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--address", default="127.36.0.1", help="loopback address of the control planes")
     parser.add_argument("--dir", type=Path, help="keep the control planes' data and all logs in this new folder")
     options = parser.parse_args()
-    if options.jobs < 1:
-        parser.error(f"--jobs must be at least 1, got {options.jobs}")
+    for name in ("jobs", "window"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            parser.error(f"--{name} must be at least 1, got {value}")
     return options
 
 
@@ -108,7 +115,7 @@ def main() -> int:
                     measure(options, folder / name, results[name])
                 CONSOLE.log(f"{name}: {json.dumps(results[name])}")
     ratios = compare(results.get("rljob", {}), results.get("kuberay", {}))
-    print(json.dumps({"jobs": options.jobs, **results, "rljob_over_kuberay": ratios}))
+    print(json.dumps({"jobs": options.jobs, "window": options.window, **results, "rljob_over_kuberay": ratios}))
     return int(any("error" in figures for figures in results.values()))
 
 

@@ -30,6 +30,7 @@ class Arrivals:
         self.running: dict[str, float] = {}
         self._pods_per_object = pods_per_object
         self._pods: defaultdict[str, set[str]] = defaultdict(set)
+        self._has_run = asyncio.Event()
 
     @property
     def num_pods(self) -> int:
@@ -42,13 +43,20 @@ class Arrivals:
 
     def record_running(self, name: str) -> None:
         self.running.setdefault(name, time.monotonic())
+        self._has_run.set()
 
-    async def submit(self, api: KubeApi, path: str, body: Any, names: list[str]) -> None:
-        """Submit all objects at once, over a few connections. An object's time starts when its request is sent."""
+    async def submit(self, api: KubeApi, path: str, body: Any, names: list[str], window: int | None = None) -> None:
+        """Submit all objects over a few connections: at once, or at most `window` that do not run yet at a time.
+
+        An object's time starts when its request is sent.
+        """
         free = asyncio.Semaphore(_SUBMITTERS)
 
         async def submit_one(name: str) -> None:
             async with free:
+                while window and len(self.submitted) - len(self.running) >= window:
+                    self._has_run.clear()
+                    await self._has_run.wait()
                 self.submitted[name] = time.monotonic()
                 await api.request("POST", path, body=body | {"metadata": {"name": name}})
 

@@ -51,6 +51,16 @@ class Subject:
 
 
 @dataclass(frozen=True)
+class Load:
+    """What an operator is given, and for how long it is measured while all objects run."""
+
+    num_objects: int
+    window: int | None
+    """At most as many objects are submitted that do not run yet; None: all at once."""
+    steady_seconds: float
+
+
+@dataclass(frozen=True)
 class Point:
     """The counters at one time."""
 
@@ -65,32 +75,34 @@ class Point:
 class Measurement:
     """One operator on one control plane."""
 
-    def __init__(self, plane: ControlPlane, subject: Subject, figures: dict[str, Any], num_objects: int) -> None:
-        self._plane, self._subject, self._figures, self._num_objects = plane, subject, figures, num_objects
+    def __init__(self, plane: ControlPlane, subject: Subject, figures: dict[str, Any], load: Load) -> None:
+        self._plane, self._subject, self._figures, self._load = plane, subject, figures, load
+        self._num_objects = load.num_objects
         self._operator = OperatorProcess(subject.command, plane.folder / f"logs/{subject.command.name}.log")
         self._arrivals = Arrivals(subject.pods_per_object)
-        self._limit_seconds = max(_MIN_LIMIT_SECONDS, _SECONDS_PER_OBJECT * num_objects)
+        self._limit_seconds = max(_MIN_LIMIT_SECONDS, _SECONDS_PER_OBJECT * load.num_objects)
 
     def stop(self) -> None:
         self._operator.stop()
 
-    async def run(self, steady_seconds: float, count_answers: Callable[[], Awaitable[dict[str, int]]] | None) -> None:
+    async def run(self, count_answers: Callable[[], Awaitable[dict[str, int]]] | None) -> None:
         async with open_api(self._plane) as api:
             await self._operator.wait_ready()
             await self._wait("the Lease", self._is_leader, 60.0)
             transitions = await self._count_transitions(api)
             async with _running(Prober(self._operator)) as prober:
                 await self._measure_burst(api)
-                self._log(f"waits {_SETTLE_SECONDS:.0f} s, then measures {steady_seconds:.0f} s while all run")
+                seconds = self._load.steady_seconds
+                self._log(f"waits {_SETTLE_SECONDS:.0f} s, then measures {seconds:.0f} s while all run")
                 await asyncio.sleep(_SETTLE_SECONDS)
-                await self._measure_steady(steady_seconds, count_answers)
+                await self._measure_steady(seconds, count_answers)
                 self._figures |= prober.figures()
             self._figures["lease_losses"] = await self._count_transitions(api) - transitions
             await self._measure_restart()
 
     async def _measure_burst(self, api: KubeApi) -> None:
         subject, arrivals = self._subject, self._arrivals
-        watches = [
+        tasks = [
             asyncio.create_task(watch_pods(api, subject.label, arrivals)),
             asyncio.create_task(watch_phases(api, subject.path, subject.column, subject.running, arrivals)),
         ]
@@ -99,13 +111,14 @@ class Measurement:
             before = await self._point()
             names = [f"bench-{index}" for index in range(self._num_objects)]
             self._log(f"submits {len(names)} objects with {subject.pods_per_object} Pods each")
-            await arrivals.submit(api, subject.path, subject.body, names)
-            await self._wait("Pods", lambda: self._are_complete(arrivals.complete, watches), self._limit_seconds)
+            submission = arrivals.submit(api, subject.path, subject.body, names, self._load.window)
+            tasks.append(asyncio.create_task(submission))
+            await self._wait("Pods", lambda: self._are_complete(arrivals.complete, tasks), self._limit_seconds)
             self._record_pods()
-            await self._wait("running", lambda: self._are_complete(arrivals.running, watches), self._limit_seconds)
+            await self._wait("running", lambda: self._are_complete(arrivals.running, tasks), self._limit_seconds)
             self._record_burst(before, await self._point())
         finally:
-            for task in watches:
+            for task in tasks:
                 task.cancel()
 
     def _record_pods(self) -> None:
@@ -191,8 +204,8 @@ class Measurement:
             return await self._operator.samples()
         return []
 
-    async def _are_complete(self, times: dict[str, float], watches: list[asyncio.Task[None]]) -> bool:
-        for task in watches:
+    async def _are_complete(self, times: dict[str, float], tasks: list[asyncio.Task[None]]) -> bool:
+        for task in tasks:
             if task.done():
                 task.result()
         return len(times) >= self._num_objects
@@ -240,13 +253,12 @@ def run_measurement(
     plane: ControlPlane,
     subject: Subject,
     figures: dict[str, Any],
-    num_objects: int,
-    steady_seconds: float,
+    load: Load,
     count_answers: Callable[[], Awaitable[dict[str, int]]] | None = None,
 ) -> None:
-    measurement = Measurement(plane, subject, figures, num_objects)
+    measurement = Measurement(plane, subject, figures, load)
     try:
-        asyncio.run(measurement.run(steady_seconds, count_answers))
+        asyncio.run(measurement.run(count_answers))
     finally:
         measurement.stop()
 

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rljob_api.manifest.agent import USER_SERVICE, Agent
+from rljob_api.manifest.agent import Agent
+from rljob_api.manifest.simulated_user import USER_SERVICE
 from rljob_api.wire.protocol import CallRequest, CallResult, InvalidReason, Lane, ToolSchema
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import EpisodeTask, ToolSet

@@ -13,24 +13,20 @@ from typing import Annotated, ClassVar, Final, Literal, TypeVar
 from pydantic import Field
 
 from rljob_api.manifest import job_sections as sections
-from rljob_api.manifest.agent import (
-    COMMAND_MODULE,
-    ENVIRONMENTS_MODULE,
-    MCP_MODULE,
-    RUNNER_SERVICE,
-    SANDBOX_MODULE,
-    USER_SERVICE,
-    Agent,
-)
+from rljob_api.manifest.agent import Agent
 from rljob_api.manifest.algorithm import Algorithm
 from rljob_api.manifest.base import ClusterRule, ObjectMeta, Rule, Spec, different_names, list_map
 from rljob_api.manifest.pod_settings import PodSettings
 from rljob_api.manifest.reward import PythonFunction, Reward
 from rljob_api.manifest.roles import HeadRole, Role, RolloutRole, TrainerRole
+from rljob_api.manifest.runner import COMMAND_MODULE, ENVIRONMENTS_MODULE, RUNNER_SERVICE
+from rljob_api.manifest.sandbox import SANDBOX_MODULE
 from rljob_api.manifest.schedule import Schedule
 from rljob_api.manifest.scorers import ServedModel
+from rljob_api.manifest.simulated_user import USER_SERVICE
 from rljob_api.manifest.sources import Hub
 from rljob_api.manifest.status import RLJobStatus
+from rljob_api.manifest.tool import MCP_MODULE
 from rljob_api.wire.contract import API_VERSION
 
 

@@ -17,9 +17,9 @@ from typing import Any
 from rich.console import Console
 
 from rljob_api.errors import TransientError, UserError
-from rljob_api.manifest.agent import Runner
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_sections import Checkpoint, Tracking
+from rljob_api.manifest.runner import Runner
 from rljob_cli.agents.given_answers import find_playable, play_answers
 from rljob_cli.check.jobfile import check_file, load
 from rljob_cli.check.preflight import locate

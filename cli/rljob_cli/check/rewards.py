@@ -10,10 +10,11 @@ from pathlib import Path
 
 from rljob_api.functions.agent_check import check_environment, check_program, check_tools, check_user
 from rljob_api.functions.static_check import check_function
-from rljob_api.manifest.agent import COMMAND_MODULE, UserModel, UserModelService
 from rljob_api.manifest.job import Service
 from rljob_api.manifest.reward import FunctionReward, Reward
+from rljob_api.manifest.runner import COMMAND_MODULE
 from rljob_api.manifest.scorers import JudgeReward, find_judge_problems
+from rljob_api.manifest.simulated_user import UserModel, UserModelService
 from rljob_cli.check.jobfile import Finding
 from rljob_cli.local.secrets import find_reference
 

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.agent import Agent, Runner, UserModel, UserModelService
+from rljob_api.manifest.agent import Agent
 from rljob_api.manifest.job import RLJob, Service, ServiceKind
 from rljob_api.manifest.reward import Reward
+from rljob_api.manifest.runner import Runner
 from rljob_api.manifest.scorers import JudgeEndpoint, JudgeReward
+from rljob_api.manifest.simulated_user import UserModel, UserModelService
 from rljob_api.wire.contract import PORT_REWARD
 from rljob_api.wire.protocol import InvalidReason, ScoreRequest, ScoreResult
 from rljob_cli.check.jobfile import Finding, Target

@@ -8,7 +8,9 @@ from datetime import datetime
 from typing import NamedTuple
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.agent import HOSTED, RUNNER_SERVICE, USER_SERVICE
+from rljob_api.manifest.agent import HOSTED
+from rljob_api.manifest.runner import RUNNER_SERVICE
+from rljob_api.manifest.simulated_user import USER_SERVICE
 from rljob_api.wire.contract import ANNOTATION_RESTART, ANNOTATION_RETRY
 from rljob_cli.cluster.formatting import edit_command, format_job_name, is_foreign, kubectl_command
 from rljob_cli.cluster.observation import parse_status

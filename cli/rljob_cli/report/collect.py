@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.agent import RUNNER_SERVICE
+from rljob_api.manifest.runner import RUNNER_SERVICE
 from rljob_cli.report.samples import spread
 from rljob_cli.run import runfolder
 from rljob_cli.run.sessions import read_sessions

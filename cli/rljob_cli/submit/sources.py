@@ -12,7 +12,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.agent import RUNNER_SERVICE, USER_SERVICE
+from rljob_api.manifest.runner import RUNNER_SERVICE
+from rljob_api.manifest.simulated_user import USER_SERVICE
 from rljob_api.manifest.sources import parse_source
 from rljob_api.read.documents import Location, format_path
 

@@ -11,10 +11,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from rljob_api.manifest.agent import Sandbox
 from rljob_api.manifest.job import RLJob, Service
 from rljob_api.manifest.pod_settings import POD_SETTINGS
 from rljob_api.manifest.reward import Reward, RewardModel
+from rljob_api.manifest.sandbox import Sandbox
 from rljob_api.manifest.scorers import EndpointLimits
 from rljob_api.manifest.sources import Hub
 from rljob_api.wire import contract

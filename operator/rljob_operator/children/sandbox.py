@@ -12,8 +12,8 @@ import hmac
 import json
 from typing import Any
 
-from rljob_api.manifest.agent import Sandbox
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.sandbox import Sandbox
 from rljob_api.wire import contract
 from rljob_operator.backend import Manifest
 from rljob_operator.children import pods

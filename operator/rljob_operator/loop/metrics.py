@@ -6,9 +6,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from rljob_api.manifest.agent import RUNNER_SERVICE, USER_SERVICE
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.runner import RUNNER_SERVICE
 from rljob_api.manifest.scaling import RewardScaling
+from rljob_api.manifest.simulated_user import USER_SERVICE
 from rljob_operator.backend import JobKey, Key, Owner
 
 _REWARD_LABELS = ["namespace", "owner", "reward"]

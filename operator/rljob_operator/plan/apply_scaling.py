@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from rljob_api.manifest.agent import AgentService
+from rljob_api.manifest.agent_service import AgentService
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward, RewardModel
 from rljob_api.manifest.scaling import RewardScaling

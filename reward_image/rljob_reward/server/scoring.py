@@ -13,8 +13,8 @@ from collections.abc import Callable
 from functools import partial
 
 from rljob_api.errors import RLJobError
-from rljob_api.manifest.agent import UserModel
 from rljob_api.manifest.scorers import JudgeReward
+from rljob_api.manifest.simulated_user import UserModel
 from rljob_api.wire.protocol import InvalidReason, Lane
 from rljob_reward.results import ExecutionResult, failure
 from rljob_reward.server.bodies import Unscorable

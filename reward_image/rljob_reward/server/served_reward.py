@@ -14,9 +14,10 @@ import yaml
 from pydantic import ValidationError
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.agent import COMMAND_MODULE, UserModel, UserModelService
 from rljob_api.manifest.reward import FunctionReward, Reward, Scope
+from rljob_api.manifest.runner import COMMAND_MODULE
 from rljob_api.manifest.scorers import JudgeReward, ModelReward
+from rljob_api.manifest.simulated_user import UserModel, UserModelService
 from rljob_api.read.pod_files import drop_unknown_fields
 from rljob_api.wire.contract import FILE_FUNCTION
 from rljob_reward.worker.settings import EPISODES, SCORE, SCORE_NEUTRAL_FIELDS, USER, FunctionSettings

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rljob_api.manifest.agent import Environment, Runner
+from rljob_api.manifest.runner import Environment, Runner
 from rljob_reward.worker_pool import requirements
 from tests.support.reward_process import Server
 from tests.support.scripted_model import ScriptedModel

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from rljob_api.manifest.agent import RUNNER_SERVICE, Agent, Runner
+from rljob_api.manifest.agent import Agent
+from rljob_api.manifest.runner import RUNNER_SERVICE, Runner
 from rljob_api.wire.protocol import CallRequest, CallResult, EpisodeCall, EpisodeReply, InvalidReason, Lane, Message
 from rljob_trainer.agents.base import AGENT, EpisodeRunner, EpisodeTask, Gateway, Generate, OpenEpisode, Recording
 from rljob_trainer.episodes.types import (

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from pydantic import ValidationError
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.agent import USER_SERVICE, Agent
+from rljob_api.manifest.agent import Agent
+from rljob_api.manifest.simulated_user import USER_SERVICE
 from rljob_api.wire.protocol import CallRequest, CallResult, InvalidReason, Message, UserCall, UserReply
 from rljob_trainer.agents.base import AGENT, EpisodeTask, Services, ToolSet, describe_length
 from rljob_trainer.concurrency import run_all

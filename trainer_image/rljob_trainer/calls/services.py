@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, nullcontext
 import aiohttp
 
 from rljob_api.errors import RLJobError, UserError
-from rljob_api.manifest.agent import RUNNER_SERVICE
 from rljob_api.manifest.job import Service, ServiceKind
+from rljob_api.manifest.runner import RUNNER_SERVICE
 from rljob_api.wire.contract import END_EPISODE
 from rljob_api.wire.protocol import CallRequest, CallResult, Lane
 from rljob_trainer.agents.base import EpisodeMessage, ToolSet

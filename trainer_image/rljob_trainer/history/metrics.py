@@ -14,9 +14,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rljob_api.manifest.agent import RUNNER_SERVICE
 from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.reward import Reward
+from rljob_api.manifest.runner import RUNNER_SERVICE
 from rljob_api.wire.contract import MAX_COMPONENTS
 from rljob_trainer.algorithms.advantages import average, deviation
 from rljob_trainer.episodes.batches import has_signal, training_scores

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rljob_api.manifest.agent import RUNNER_SERVICE
+from rljob_api.manifest.runner import RUNNER_SERVICE
 from rljob_api.wire.protocol import CallResult, InvalidReason, Lane
 from rljob_trainer.episodes.types import Episode, ScoredResult
 from rljob_trainer.history.metrics import NO_TOOL, own_components

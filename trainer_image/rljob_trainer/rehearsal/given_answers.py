@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rljob_api.manifest.agent import RUNNER_SERVICE, Agent
+from rljob_api.manifest.agent import Agent
+from rljob_api.manifest.runner import RUNNER_SERVICE
 from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.episodes.types import Completion, Episode, EpisodeEnd
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rljob_api.errors import RLJobError
-from rljob_api.manifest.agent import UserModel
+from rljob_api.manifest.simulated_user import UserModel
 from rljob_api.wire.protocol import CallRequest, UserCall, UserReply
 from rljob_reward.models.chat import ChatBackend, ChatSettings
 from rljob_reward.models.execution import ExecutionProgress, NoScoreError

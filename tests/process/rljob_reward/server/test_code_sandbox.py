@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from rljob_api.manifest.agent import Tool
+from rljob_api.manifest.tool import Tool
 from tests.support.reward_process import Server
 from tests.support.waiting import wait_for
 

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rljob_api.manifest.agent import COMMAND_MODULE
+from rljob_api.manifest.runner import COMMAND_MODULE
 from rljob_api.wire.contract import ExitCode
 from tests.support.reward_process import TOKEN, Server
 from tests.support.scripted_model import ScriptedModel

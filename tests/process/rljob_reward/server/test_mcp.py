@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rljob_api.manifest.agent import McpServer
+from rljob_api.manifest.tool import McpServer
 from rljob_api.wire.contract import ExitCode
 from rljob_api.wire.protocol import ToolSchema
 from tests.support.reward_process import Server

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rljob_api.manifest.agent import MCP_MODULE, UserModelService
 from rljob_api.manifest.job import RLJobSpec
+from rljob_api.manifest.simulated_user import UserModelService
+from rljob_api.manifest.tool import MCP_MODULE
 
 FUNCTION = {"function": {"inline": "x = 1"}}
 USER: dict[str, Any] = {"type": "loop", "user": FUNCTION}

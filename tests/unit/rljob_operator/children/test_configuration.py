@@ -8,13 +8,13 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from rljob_api.manifest.agent import Tool
 from rljob_api.manifest.base import Spec, yaml_fields
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.pod_settings import LocalObjectReference
 from rljob_api.manifest.reward import FunctionReward, PythonFunction, Reward, RewardModel
 from rljob_api.manifest.roles import Toleration
 from rljob_api.manifest.sources import Hub
+from rljob_api.manifest.tool import Tool
 from rljob_operator.children import WORKLOAD_KINDS, pods
 from rljob_operator.children.common import ANNOTATION_CONFIG_HASH, to_yaml
 from rljob_operator.children.head import build_head

@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.agent import COMMAND_MODULE, UserModel
+from rljob_api.manifest.runner import COMMAND_MODULE
+from rljob_api.manifest.simulated_user import UserModel
 from rljob_reward.server.served_reward import load_reward
 from rljob_reward.worker.settings import EPISODES, USER, FunctionSettings
 

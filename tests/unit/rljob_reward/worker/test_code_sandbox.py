@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from rljob_api.manifest.agent import SANDBOX_MODULE, Tool
+from rljob_api.manifest.sandbox import SANDBOX_MODULE
+from rljob_api.manifest.tool import Tool
 from rljob_api.wire.protocol import ToolSchema
 from rljob_reward.worker import code_sandbox
 from rljob_reward.worker.adapters.outcome import CallOutcome

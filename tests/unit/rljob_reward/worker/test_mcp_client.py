@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.agent import MCP_MODULE
+from rljob_api.manifest.tool import MCP_MODULE
 from rljob_reward.worker import mcp_client
 from rljob_reward.worker.mcp_client import McpTools
 

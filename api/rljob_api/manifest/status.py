@@ -13,7 +13,7 @@ from pydantic import Field
 
 from rljob_api.manifest.base import Spec, list_map
 from rljob_api.manifest.scaling import RewardScaling
-from rljob_api.wire.protocol import MAX_PROBLEMS
+from rljob_api.wire.protocol import MAX_PROBLEMS, DriverProblem
 from rljob_api.wire.text import Count, Line, Name, Paragraph, Word
 
 
@@ -116,6 +116,11 @@ class RewardProblem(Spec):
     """Message of the first sample: for an exception its file, line, type and text."""
     step: int = 0
     """Step of the first sample. 0: an evaluation before the first step."""
+
+    @classmethod
+    def of(cls, problem: DriverProblem) -> RewardProblem:
+        """Return what the status keeps of a problem that the driver reports: all but the count, which grows."""
+        return cls(reward=problem.reward, reason=problem.reason, message=problem.message, step=problem.step)
 
     def describe(self) -> str:
         """Return `reward correct: no valid score (timeout): ...`, or the same with the field of what failed."""

@@ -105,7 +105,7 @@ def observe_status(
             weight_version=driver.weight_version,
             phase=driver.phase,
             waits_for=driver.waits_for,
-            problems=[RewardProblem(**problem.model_dump(exclude={"count"})) for problem in driver.problems],
+            problems=[RewardProblem.of(problem) for problem in driver.problems],
             schedule=summarize_schedule(driver.schedule),
         )
     selector = ",".join(f"{key}={value}" for key, value in build_selector(job, ROLLOUT).items())

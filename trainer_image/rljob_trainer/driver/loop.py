@@ -343,7 +343,7 @@ class Driver:
         self._prometheus.record_scored(lane, episode)
         new = self._problems.record(self._board.status.step + (lane == "train"), episode)
         for problem in new:
-            log.warning("%s", RewardProblem(**problem.model_dump(exclude={"count"})).describe())
+            log.warning("%s", RewardProblem.of(problem).describe())
         if new:
             self._board.update(problems=self._problems.failures)
 

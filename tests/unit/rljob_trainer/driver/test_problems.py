@@ -59,8 +59,7 @@ def test_sandbox_that_fails_is_shown_although_the_episode_is_valid():
     valid.sandbox_failures = [EpisodeFailure("code", "spec.agent.tools[0]", "exception", "Pod is Pending")] * 2
     [problem] = log.record(2, valid)
     assert (problem.reward, problem.reason, problem.message) == ("spec.agent.tools[0]", "exception", "Pod is Pending")
-    shown = RewardProblem(**problem.model_dump(exclude={"count"})).describe()
-    assert shown == "spec.agent.tools[0]: a call failed (exception): Pod is Pending"
+    assert RewardProblem.of(problem).describe() == "spec.agent.tools[0]: a call failed (exception): Pod is Pending"
 
 
 def test_abstention_does_not_count_as_failure():

@@ -1,7 +1,7 @@
 """The `rljob` command, also installed as `kubectl rljob`: parses arguments and calls one function per command.
 
-Each command imports its heavy dependencies only when it runs, so that --help is fast. A command that takes files takes
-`JobsArgument` and `FilenameOption`, and one that prints a result takes `OutputOption`.
+Each command imports its heavy dependencies only when it runs, so that --help is fast. What several commands take is in
+options.py.
 """
 
 import io
@@ -16,6 +16,23 @@ from typer.core import TyperGroup
 
 from rljob_cli.completion import complete_jobs, complete_runs, complete_tasks
 from rljob_cli.exits import EXIT_BAD_INPUT, EXIT_FAILED
+from rljob_cli.options import (
+    ContextOption,
+    FilenameOption,
+    ForceOption,
+    Format,
+    JobsArgument,
+    KubeconfigOption,
+    NameArgument,
+    NamespaceOption,
+    NetworkOption,
+    NoCallOption,
+    OutputOption,
+    SetOption,
+    VolumeOption,
+    file_of,
+    files_of,
+)
 from rljob_cli.output import choose_format, is_json, print_error
 
 
@@ -54,52 +71,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 _RUNS = Path("runs")
-JobsArgument = Annotated[
-    list[Path] | None,
-    typer.Argument(metavar="JOB.yaml", show_default=False, help="Files with an RLJob each; - is stdin."),
-]
-FilenameOption = Annotated[
-    list[Path] | None, typer.Option("-f", "--filename", metavar="JOB.yaml", help="The same, as in kubectl; repeatable.")
-]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a field: spec.schedule.steps=3.")
-]
-VolumeOption = Annotated[
-    list[str] | None,
-    typer.Option("--volume", metavar="CLAIM=DIR", help="Local folder to use for a claim (pvc://); repeatable."),
-]
-NoCallOption = Annotated[
-    bool, typer.Option("--no-call", help="Do not call each reward function once before anything starts.")
-]
-NetworkOption = Annotated[
-    str | None, typer.Option(metavar="127.X.Y.0", help="Loopback block of the run's Pods. Default: a free one.")
-]
-ContextOption = Annotated[str | None, typer.Option(help="Context of the kubeconfig. Default: the current one.")]
-KubeconfigOption = Annotated[str | None, typer.Option(help="Kubeconfig. Default: $KUBECONFIG, then ~/.kube/config.")]
-NamespaceOption = Annotated[str | None, typer.Option("-n", "--namespace", help="Default: the context's.")]
-NameArgument = Annotated[
-    str, typer.Argument(metavar="NAME", help="An RLJob in the cluster.", autocompletion=complete_jobs)
-]
-Format = Literal["text", "json"]
-ForceOption = Annotated[bool, typer.Option("--force", help="Even if training loses its steps: no claim has them.")]
-OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Format of the result and of errors.")]
-"""With json, stdout has nothing but JSON."""
-
-
-def files_of(jobs: list[Path] | None, filenames: list[Path] | None) -> list[Path]:
-    """Return the files of the arguments and of -f, in this order."""
-    files = [*(jobs or []), *(filenames or [])]
-    if not files:
-        raise typer.BadParameter("pass a job's file: JOB.yaml, -f JOB.yaml, or - for stdin")
-    return files
-
-
-def file_of(jobs: list[Path] | None, filenames: list[Path] | None) -> Path:
-    """Return the only file, for a command that takes one job."""
-    file, *more = files_of(jobs, filenames)
-    if more:
-        raise typer.BadParameter(f"takes one job's file, got {len(more) + 1}")
-    return file
 
 
 def _print_version(requested: bool) -> None:

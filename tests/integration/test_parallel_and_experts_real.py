@@ -20,6 +20,7 @@ from rljob_api.wire.protocol import WeightManifest
 from rljob_trainer.policy.checkpoint_names import to_checkpoint
 from tests.integration import test_lora_real as lora
 from tests.integration import test_rollout_real as real
+from tests.support.tiny_qwen3 import TINY_QWEN3
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -73,21 +74,11 @@ async def test_tensor_parallel_replica_serves_adapters(tmp_path: Path) -> None:
 def build_experts(seed: int) -> Qwen3MoeForCausalLM:
     torch.manual_seed(seed)
     config = Qwen3MoeConfig(
-        vocab_size=2000,
-        hidden_size=128,
-        intermediate_size=256,
+        **TINY_QWEN3,
         moe_intermediate_size=48,  # vLLM pads it to a multiple of 32
         num_experts=4,
         num_experts_per_tok=2,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=512,
         tie_word_embeddings=False,
-        eos_token_id=0,
-        pad_token_id=0,
-        initializer_range=0.1,
     )
     return Qwen3MoeForCausalLM(config).float().eval()
 

@@ -35,6 +35,7 @@ from rljob_trainer.episodes.types import Completion
 from rljob_trainer.replicas.generate import PATH, ResponseReader, build_payload
 from rljob_trainer.weights.store import WeightStore
 from tests.support.loopback import next_address
+from tests.support.tiny_qwen3 import TINY_QWEN3
 
 pytestmark = pytest.mark.real
 
@@ -150,21 +151,7 @@ class Replica:
 
 def _build_model(seed: int) -> Qwen3ForCausalLM:
     torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=2000,  # vLLM pads it to a multiple of 64
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        eos_token_id=0,
-        pad_token_id=0,
-        initializer_range=0.1,
-    )
-    model = Qwen3ForCausalLM(config).float().eval()
+    model = Qwen3ForCausalLM(Qwen3Config(**TINY_QWEN3, tie_word_embeddings=True)).float().eval()
     # Norms are initialized to ones; random values make a wrong or missing one visible.
     for name, parameter in model.named_parameters():
         if "norm" in name:

@@ -11,10 +11,12 @@ import yaml
 from rljob_cluster.host import requirements
 from rljob_cluster.host.commands import ClusterError, run
 from rljob_cluster.host.debian import NODE_PROGRAMS, install_missing
-from rljob_cluster.host.go_programs import find_or_build
+from rljob_cluster.host.go_programs import download_module, find_or_build, find_or_build_addon
 from rljob_cluster.host.paths import ROOT, state_folder
-from rljob_cluster.lifecycle import addons, supervisor
+from rljob_cluster.images.oci_layout import build_program_image
+from rljob_cluster.lifecycle import addons, agent_sandbox, supervisor
 from rljob_cluster.node import image_sources
+from rljob_cluster.node.image_store import import_images
 from rljob_cluster.node.node import Node
 
 CHART = ROOT / "charts/rljob"
@@ -104,6 +106,18 @@ def install(state: Path, values: Sequence[str]) -> None:
     run(helm, "upgrade", "--install", "rljob", str(CHART), *flags, *sets, "--wait", "--timeout", "5m")
 
 
+def install_agent_sandbox(state: Path) -> None:
+    """Install kubernetes-sigs/agent-sandbox with its extensions. Idempotent."""
+    _require_running(state)
+    image = build_program_image(find_or_build_addon(agent_sandbox.CONTROLLER), agent_sandbox.IMAGE)
+    import_images(next(node for node in supervisor.build_nodes(state) if node.pool == "system"), [image])
+    rendered = _kubectl(state, "kustomize", str(download_module(agent_sandbox.MODULE) / "k8s"))
+    manifests = agent_sandbox.build_manifests(rendered)
+    _kubectl(state, "apply", "--server-side", "-f", "-", input=yaml.safe_dump_all(manifests))
+    controller = ("-n", agent_sandbox.NAMESPACE, f"deployment/{agent_sandbox.CONTROLLER}")
+    _kubectl(state, "rollout", "status", *controller, "--timeout=120s")
+
+
 def volume(state: Path, name: str, folder: Path, namespace: str) -> None:
     """Create a ReadWriteMany claim on a folder of this machine."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -155,7 +169,7 @@ def _build_parser() -> argparse.ArgumentParser:
         added.set_defaults(command=command)
         return added
 
-    for command in (check, up, down, status, kubeconfig):
+    for command in (check, up, down, status, kubeconfig, install_agent_sandbox):
         add(command)
     add(serve).add_argument("sources", nargs="*")
     add(load).add_argument("archives", nargs="*")

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from functools import cache
 from pathlib import Path
 
 from rljob_cluster.control_plane.control_plane import ControlPlane
-from rljob_cluster.host import go_programs
-from rljob_cluster.host.commands import run
+from rljob_cluster.host.go_programs import download_module
+from rljob_cluster.lifecycle.agent_sandbox import MODULE
 from rljob_reward.worker.sandbox_claims import InClusterApi
-
-VERSION = "v0.5.6"
-_MODULE = f"sigs.k8s.io/agent-sandbox@{VERSION}"
-
-
-@cache
-def find_module() -> Path:
-    """Its folder in Go's module cache; downloads the module if it is missing."""
-    go = go_programs.go_command()
-    downloaded = run(*go, "-C", str(go_programs.MODULE), "mod", "download", "-json", _MODULE)
-    return Path(json.loads(downloaded)["Dir"])
 
 
 def find_crds() -> list[Path]:
-    return sorted((find_module() / "k8s/crds").glob("*.yaml"))
+    return sorted((download_module(MODULE) / "k8s/crds").glob("*.yaml"))
 
 
 def open_api(plane: ControlPlane, namespace: str, account: str, folder: Path) -> InClusterApi:

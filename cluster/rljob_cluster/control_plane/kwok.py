@@ -5,7 +5,6 @@ with the thread that started it.
 """
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import yaml
 
 from rljob_cluster.control_plane.control_plane import ControlPlane
 from rljob_cluster.host import go_programs
-from rljob_cluster.host.commands import run
 from rljob_cluster.host.processes import ProcessGroup
 
 _ANNOTATION = "kwok.x-k8s.io/node"
@@ -65,7 +63,7 @@ def build_node(name: str, labels: Mapping[str, str], devices: Mapping[str, int] 
 
 def _find_stages() -> Iterator[Path]:
     """KWOK's stages in Go's module cache; downloads the module if it is missing."""
-    downloaded = run(*go_programs.go_command(), "-C", str(go_programs.MODULE), "mod", "download", "-json", _MODULE)
+    module = go_programs.download_module(_MODULE)
     for folder in _STAGE_FOLDERS:
-        stages = Path(json.loads(downloaded)["Dir"], "kustomize/stage", folder).glob("*.yaml")
+        stages = (module / "kustomize/stage" / folder).glob("*.yaml")
         yield from sorted(path for path in stages if path.name != "kustomization.yaml")

@@ -1,11 +1,13 @@
 """Finds or builds the Go programs of a Kubernetes, from the module in cluster/kubernetes and a few `go install`s.
 
 A digest of everything that decides the output (go.mod, go.sum, versions, flags) names the cache folder. A rename moves
-a finished program into it, so that the folder never holds a partial one.
+a finished program into it, so that the folder never holds a partial one. An add-on has a separate folder, named by its
+version: a new add-on does not rebuild Kubernetes.
 """
 
 import functools
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -13,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rljob_cluster.host.commands import ClusterError
+from rljob_cluster.host.commands import ClusterError, run
 from rljob_cluster.host.paths import ROOT, cache_root, find_uv
 
 KUBERNETES_VERSION = "v1.35.4"
@@ -33,6 +35,10 @@ INSTALLED_PACKAGES = {
     "helm": "helm.sh/helm/v4/cmd/helm@v4.3.1",
     "coredns": "github.com/coredns/coredns@v1.15.0",
     "kwok": "sigs.k8s.io/kwok/cmd/kwok@v0.8.0",
+}
+# The same, for what only some clusters run.
+ADDON_PACKAGES = {
+    "agent-sandbox-controller": "sigs.k8s.io/agent-sandbox/cmd/agent-sandbox-controller@v0.5.6",
 }
 
 _VERSION_PACKAGE = "k8s.io/component-base/version"
@@ -77,6 +83,21 @@ def find_or_build(*names: str) -> Path:
     return folder
 
 
+def find_or_build_addon(name: str) -> Path:
+    """The program of an add-on; builds it if it is missing."""
+    folder = cache_root() / f"bin-{name}-{ADDON_PACKAGES[name].partition('@')[2]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / name).exists():
+        _build(name, folder)
+    return folder / name
+
+
+def download_module(module: str) -> Path:
+    """The folder of a module, given as PATH@VERSION, in Go's module cache; downloads it if it is missing."""
+    downloaded = run(*go_command(), "-C", str(MODULE), "mod", "download", "-json", module)
+    return Path(json.loads(downloaded)["Dir"])
+
+
 def _build(name: str, folder: Path) -> None:
     print(f"building {name} (once; kept in {folder})", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}-") as temporary:
@@ -84,7 +105,8 @@ def _build(name: str, folder: Path) -> None:
         if package := MODULE_PACKAGES.get(name):
             arguments = ["build", "-trimpath", "-ldflags", _KUBERNETES_FLAGS, "-o", f"{temporary}/{name}", package]
         else:
-            arguments = ["install", "-trimpath", "-ldflags", _STRIP, INSTALLED_PACKAGES[name]]
+            package = (INSTALLED_PACKAGES | ADDON_PACKAGES)[name]
+            arguments = ["install", "-trimpath", "-ldflags", _STRIP, package]
             environment["GOBIN"] = temporary
         done = subprocess.run([*go_command(), *arguments], cwd=MODULE, env=environment, capture_output=True, text=True)
         if done.returncode != 0:

@@ -31,6 +31,19 @@ def test_existing_program_is_not_rebuilt(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert go_programs.find_or_build("helm") == folder
 
 
+def test_an_addon_has_a_folder_of_its_version_and_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(go_programs, "_build", lambda name, folder: (folder / name).touch())
+    before = go_programs.build_digest()
+    monkeypatch.setitem(go_programs.ADDON_PACKAGES, "extra", "example.com/extra/cmd/extra@v1.2.3")
+    program = go_programs.find_or_build_addon("extra")
+    assert program == tmp_path / "rljob/cluster/bin-extra-v1.2.3/extra"
+    assert program.exists()
+    assert go_programs.build_digest() == before
+
+
 def test_go_comes_from_path_else_from_uv(monkeypatch: pytest.MonkeyPatch) -> None:
     find = go_programs.go_command.__wrapped__  # without the cache
     monkeypatch.setattr(go_programs.shutil, "which", lambda program: "/usr/bin/go")

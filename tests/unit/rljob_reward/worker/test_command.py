@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_api.manifest import agent
+from rljob_api.manifest import runner
 from rljob_reward.worker import command, environments
 from rljob_reward.worker.command import Command, _Output, read_last_line
 
@@ -85,4 +85,4 @@ def test_python_is_that_of_the_worker_where_path_has_none(monkeypatch: pytest.Mo
 
 
 def test_modules_of_the_image_are_those_that_the_api_names() -> None:
-    assert (command.__name__, environments.__name__) == (agent.COMMAND_MODULE, agent.ENVIRONMENTS_MODULE)
+    assert (command.__name__, environments.__name__) == (runner.COMMAND_MODULE, runner.ENVIRONMENTS_MODULE)

@@ -98,7 +98,7 @@ class ModelGateway:
         anthropic = DIALECTS[-1]
         app.router.add_post(f"{anthropic.path}/count_tokens", self._serve(anthropic, self._count_tokens))
         app.router.add_get("/v1/models", self._serve(openai, self._list_models))
-        app.router.add_get("/v1/models/{model}", self._serve(openai, self._get_model))
+        app.router.add_get("/v1/models/{model:.+}", self._serve(openai, self._get_model))
         # A client that leaves cancels its handler, which learns of it in no other way.
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
 

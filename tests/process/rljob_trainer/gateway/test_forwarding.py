@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import anthropic
 import openai
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
+from yarl import URL
 
 from rljob_api.manifest.agent import Agent
 from rljob_api.wire.protocol import ModelAccess
@@ -84,8 +86,9 @@ async def run_episode(url: str | None = None) -> AsyncIterator[Episode]:
     endpoint = Endpoint()
     await endpoint.server.start_server()
     model = {"name": "gpt-5-mini", "model": "judge-large", "url": url or str(endpoint.server.make_url("/base/v1/"))}
+    other = {"name": "org/small", "url": model["url"]}
     runner = {"function": {"inline": "def run(): pass"}}
-    agent = Agent.model_validate({"type": "program", "runner": runner, "models": [model]})
+    agent = Agent.model_validate({"type": "program", "runner": runner, "models": [model, other]})
     gateway = ModelGateway(agent, build_template("qwen25"), None, api_keys={"gpt-5-mini": KEY})
     await gateway.start("127.0.0.1", 0)
     try:
@@ -161,12 +164,21 @@ async def test_an_endpoint_that_does_not_listen_may_be_retried() -> None:
     assert "x-should-retry" not in caught.value.response.headers
 
 
+async def test_a_model_is_found_by_a_name_with_a_slash(episode: Episode) -> None:
+    headers = {"Authorization": f"Bearer {episode.access.api_key}"}
+    async with aiohttp.ClientSession(headers=headers) as session:
+        for path in ("org/small", "org%2Fsmall"):  # SDKs differ
+            url = URL(f"{episode.access.url}/v1/models/{path}", encoded=True)
+            async with session.get(url) as answer:
+                assert (answer.status, (await answer.json())["id"]) == (200, "org/small")
+
+
 async def test_models_are_listed_and_others_are_errors(episode: Episode) -> None:
     client = episode.openai()
 
-    assert [model.id async for model in client.models.list()] == ["policy", "gpt-5-mini"]
+    assert [model.id async for model in client.models.list()] == ["policy", "gpt-5-mini", "org/small"]
     assert (await client.models.retrieve("gpt-5-mini")).id == "gpt-5-mini"
-    with pytest.raises(openai.NotFoundError, match="the models are policy, which trains, gpt-5-mini"):
+    with pytest.raises(openai.NotFoundError, match="the models are policy, which trains, gpt-5-mini, org/small"):
         await client.chat.completions.create(model="gpt-5", messages=[USER])
     with pytest.raises(openai.NotFoundError):
         await client.models.retrieve("gpt-5")

@@ -6,7 +6,7 @@
 
 Runs in images that have nothing else of RLJob: `--copy PATH` writes a program with the few modules that it needs,
 which import the standard library of Python 3.9 alone. Invariants: a call ends after its seconds, whatever the code
-does, and none of its process group remains; the code cannot read the token.
+does, and none of its process group remains; what has ended is not left as a zombie; the code cannot read the token.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,9 +33,12 @@ from rljob_reward.worker.follower import Follower
 ENV_TOKEN = "RLJOB_SANDBOX_TOKEN"
 ENV_ADDRESS = "RLJOB_POD_IP"
 """Where it listens."""
-_PR_SET_DUMPABLE = 4
+_PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 _MAX_BODY_BYTES = 16 << 20
 _PROGRAM: Final = "import sys\nfrom rljob_reward.worker.sandbox_server import main\nsys.exit(main(sys.argv[1:]))\n"
+_starting = threading.Lock()
+_running: list[subprocess.Popen[bytes]] = []
+"""The programs of the calls in progress, which their threads wait for."""
 _MODULES: Final = ("code_output", "code_runner", "follower", "sandbox_server", "__init__")
 
 
@@ -62,7 +66,9 @@ def serve(port: int, folder: str) -> None:
     """Serve forever."""
     token = os.environ.pop(ENV_TOKEN)
     # The code has the same user: without this it could read the environment and the memory of this process.
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # as if it were process 1 everywhere
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as process 1 it ignores all other signals of the code
     with build_server(os.environ.get(ENV_ADDRESS, "127.0.0.1"), port, folder, token) as server:
         server.serve_forever()
@@ -97,10 +103,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self._answer(401, {"error": "wrong token"})
         if self.path != "/v1/run":
             return self._answer(404, {"error": "unknown path"})
-        size = int(self.headers.get("Content-Length", "0"))
-        if size > _MAX_BODY_BYTES:
-            return self._answer(413, {"error": f"the request has more than {_MAX_BODY_BYTES} bytes"})
         try:
+            size = int(self.headers.get("Content-Length", "0"))
+            if not 0 <= size <= _MAX_BODY_BYTES:
+                return self._answer(413, {"error": f"the request has more than {_MAX_BODY_BYTES} bytes"})
             request = json.loads(self.rfile.read(size))
             language, code = request["language"], request["code"]
             seconds, max_characters = float(request["seconds"]), int(request["max_characters"])
@@ -128,17 +134,7 @@ def run(language: str, code: str, folder: str, seconds: float, max_characters: i
     """Run code in `folder`, and return what the model sees. Raise OSError if no process can start."""
     if problem := code_runner.find_problem(code):
         return problem
-    output = Output(max_characters)
-    process = subprocess.Popen(
-        code_runner.build_command(language, code),
-        cwd=folder,
-        env={**os.environ, "HOME": folder},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        bufsize=0,
-    )
+    output, process = Output(max_characters), _start(code_runner.build_command(language, code), folder)
     assert process.stdout is not None
     with process, Follower(process, {process.stdout: output.take}) as follower:
         try:
@@ -147,8 +143,36 @@ def run(language: str, code: str, folder: str, seconds: float, max_characters: i
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            _running.remove(process)
+            _reap()
         follower.read_rest()
     return output.describe(describe_exit(process.returncode) if has_ended else f"timed out after {seconds:.3g} s")
+
+
+def _start(command: list[str], folder: str) -> subprocess.Popen[bytes]:
+    with _starting:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**os.environ, "HOME": folder},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            bufsize=0,
+        )
+        _running.append(process)
+    return process
+
+
+def _reap() -> None:
+    """Take the exit status of what programs left behind: this process becomes its parent, and each zombie counts
+    against the Pod's limit of processes."""
+    with _starting, contextlib.suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if any(process.pid == ended.si_pid for process in _running):
+                return  # its own thread waits for it, and then reaps the others
+            os.waitpid(ended.si_pid, 0)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import os
 import socket
 import subprocess
@@ -81,6 +83,14 @@ def test_files_remain_from_call_to_call_and_processes_do_not(server):
     assert has_ended(pid)
 
 
+def test_what_the_code_left_behind_is_no_zombie(server):
+    pids = run(server, "for i in 1 2 3; do sleep 1000 & echo $!; done").split()
+    deadline = time.monotonic() + START_SECONDS
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline, "the zombies remain"
+        run(server, "true")
+
+
 def has_ended(pid: str) -> bool:
     """A killed process may remain as a zombie: its new parent need not reap it."""
     try:
@@ -140,6 +150,14 @@ def test_only_requests_with_the_token_run(server):
     with pytest.raises(Exception, match="401: wrong token"):
         agent_sandbox.send("127.0.0.1", settings, {"language": "shell", "code": "touch hacked"}, 30)
     assert not (server[1] / "hacked").exists()
+
+
+@pytest.mark.parametrize(("size", "status"), [("-1", 413), ("many", 400), (str(1 << 40), 413)])
+def test_a_size_that_cannot_be_is_refused(server, size, status):
+    connection = http.client.HTTPConnection("127.0.0.1", server[0].port, timeout=START_SECONDS)
+    with contextlib.closing(connection):
+        connection.request("POST", "/v1/run", headers={"Authorization": f"Bearer {TOKEN}", "Content-Length": size})
+        assert connection.getresponse().status == status
 
 
 def test_a_body_that_is_not_a_request_is_refused(server):

@@ -36,10 +36,9 @@ INSTALLED_PACKAGES = {
     "coredns": "github.com/coredns/coredns@v1.15.0",
     "kwok": "sigs.k8s.io/kwok/cmd/kwok@v0.8.0",
 }
-# The same, for what only some clusters run.
-ADDON_PACKAGES = {
-    "agent-sandbox-controller": "sigs.k8s.io/agent-sandbox/cmd/agent-sandbox-controller@v0.5.6",
-}
+# What only some clusters run: modules, each with the package that is built in its folder, whose go.sum pins the rest.
+# `go install` would also ask the module proxy for the list of versions, which some proxies refuse.
+ADDONS = {"agent-sandbox-controller": ("sigs.k8s.io/agent-sandbox@v0.5.6", "./cmd/agent-sandbox-controller")}
 
 _VERSION_PACKAGE = "k8s.io/component-base/version"
 _STRIP = "-s -w"
@@ -85,7 +84,8 @@ def find_or_build(*names: str) -> Path:
 
 def find_or_build_addon(name: str) -> Path:
     """The program of an add-on; builds it if it is missing."""
-    folder = cache_root() / f"bin-{name}-{ADDON_PACKAGES[name].partition('@')[2]}"
+    module, _ = ADDONS[name]
+    folder = cache_root() / f"bin-{name}-{module.partition('@')[2]}"
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / name).exists():
         _build(name, folder)
@@ -101,14 +101,17 @@ def download_module(module: str) -> Path:
 def _build(name: str, folder: Path) -> None:
     print(f"building {name} (once; kept in {folder})", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}-") as temporary:
-        environment = os.environ | {"CGO_ENABLED": "0"}
+        environment, where = os.environ | {"CGO_ENABLED": "0"}, MODULE
         if package := MODULE_PACKAGES.get(name):
             arguments = ["build", "-trimpath", "-ldflags", _KUBERNETES_FLAGS, "-o", f"{temporary}/{name}", package]
+        elif name in ADDONS:
+            module, package = ADDONS[name]
+            where = download_module(module)
+            arguments = ["build", "-trimpath", "-ldflags", _STRIP, "-o", f"{temporary}/{name}", package]
         else:
-            package = (INSTALLED_PACKAGES | ADDON_PACKAGES)[name]
-            arguments = ["install", "-trimpath", "-ldflags", _STRIP, package]
+            arguments = ["install", "-trimpath", "-ldflags", _STRIP, INSTALLED_PACKAGES[name]]
             environment["GOBIN"] = temporary
-        done = subprocess.run([*go_command(), *arguments], cwd=MODULE, env=environment, capture_output=True, text=True)
+        done = subprocess.run([*go_command(), *arguments], cwd=where, env=environment, capture_output=True, text=True)
         if done.returncode != 0:
             remedy = "check that the Go module proxy is reachable, then retry"
             raise ClusterError(f"go cannot build {name}:\n{done.stderr[-2000:]}\n{remedy}")

@@ -9,14 +9,13 @@ from typing import Any
 import yaml
 
 from rljob_cluster.host.commands import ClusterError
-from rljob_cluster.host.go_programs import ADDON_PACKAGES
+from rljob_cluster.host.go_programs import ADDONS
 from rljob_cluster.node.node import LABEL_POOL
 
 CONTROLLER = "agent-sandbox-controller"
 NAMESPACE = "agent-sandbox-system"
-_PACKAGE, _, _VERSION = ADDON_PACKAGES[CONTROLLER].partition("@")
-MODULE = f"{_PACKAGE.partition('/cmd/')[0]}@{_VERSION}"
-IMAGE = f"rljob.dev/{CONTROLLER}:{_VERSION}"
+MODULE, _ = ADDONS[CONTROLLER]
+IMAGE = f"rljob.dev/{CONTROLLER}:{MODULE.partition('@')[2]}"
 """Contains the program alone."""
 Manifest = dict[str, Any]
 

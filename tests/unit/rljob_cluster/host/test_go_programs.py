@@ -1,5 +1,6 @@
 """What names the cache folder, and what is rejected before anything is built."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -37,11 +38,29 @@ def test_an_addon_has_a_folder_of_its_version_and_leaves_the_others(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(go_programs, "_build", lambda name, folder: (folder / name).touch())
     before = go_programs.build_digest()
-    monkeypatch.setitem(go_programs.ADDON_PACKAGES, "extra", "example.com/extra/cmd/extra@v1.2.3")
+    monkeypatch.setitem(go_programs.ADDONS, "extra", ("example.com/extra@v1.2.3", "./cmd/extra"))
     program = go_programs.find_or_build_addon("extra")
     assert program == tmp_path / "rljob/cluster/bin-extra-v1.2.3/extra"
     assert program.exists()
     assert go_programs.build_digest() == before
+
+
+def test_an_addon_is_built_in_the_folder_of_its_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not by `go install`, which fails if the module proxy has no list of versions."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(go_programs, "go_command", lambda: ("go",))
+    monkeypatch.setattr(go_programs, "download_module", lambda module: tmp_path / module)
+
+    def build(command: list[str], cwd: Path, **_: object) -> subprocess.CompletedProcess[str]:
+        assert cwd == tmp_path / "example.com/extra@v1.2.3"
+        assert command[:2] == ["go", "build"]
+        assert command[-1] == "./cmd/extra"
+        Path(command[command.index("-o") + 1]).touch()
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(go_programs.subprocess, "run", build)
+    monkeypatch.setitem(go_programs.ADDONS, "extra", ("example.com/extra@v1.2.3", "./cmd/extra"))
+    assert go_programs.find_or_build_addon("extra").exists()
 
 
 def test_go_comes_from_path_else_from_uv(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -349,6 +349,14 @@ class RLJobSpec(PodSettings):
         }
 
     @property
+    def sources(self) -> dict[str, str]:
+        """Where models and data come from, by path, such as spec.model.source and spec.data.train.source."""
+        found = {"spec.model.source": self.model.source, "spec.data.train.source": self.data.train.source}
+        if self.data.eval is not None:
+            found["spec.data.eval.source"] = self.data.eval.source
+        return found | {f"{path}.source": model.source for path, model in self.served_models.items()}
+
+    @property
     def num_optimized_models(self) -> int:
         """Whole models with an optimizer state. The critic of ppo is as large as the model; adapters are small."""
         return (self.trainer.lora is None) + (self.algorithm.type == "ppo")

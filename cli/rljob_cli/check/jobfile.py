@@ -211,14 +211,10 @@ def resolve(job: RLJob, folder: Path) -> RLJob:
 def find_relative_paths(job: RLJob) -> dict[str, str]:
     """Return the paths that `resolve` makes absolute, by field."""
     spec = job.spec
-    sources = {"spec.model.source": spec.model.source, "spec.data.train.source": spec.data.train.source}
-    if spec.data.eval:
-        sources["spec.data.eval.source"] = spec.data.eval.source
-    sources |= {f"{path}.source": model.source for path, model in spec.served_models.items()}
     files = {f"{path}.file": function.file for path, function in spec.functions.items() if function.file is not None}
     if (runner := spec.agent.runner) and runner.working_dir is not None:
         files["spec.agent.runner.workingDir"] = runner.working_dir
-    return {path: source for path, source in sources.items() if _is_relative(source)} | {
+    return {path: source for path, source in spec.sources.items() if _is_relative(source)} | {
         path: file for path, file in files.items() if not Path(file).is_absolute()
     }
 

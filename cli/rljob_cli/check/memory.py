@@ -14,7 +14,6 @@ from rljob_cli.check.jobfile import Finding
 from rljob_inputs.memory.parts import Need
 from rljob_inputs.memory.plan import ModelFacts, Question, plan_memory
 from rljob_inputs.memory.remedies import find_remedies
-from rljob_operator.plan.validate import find_model_sources
 
 if TYPE_CHECKING:
     from rljob_inputs.check import InputsReport
@@ -24,12 +23,9 @@ _GIB = 2**30
 
 def build_question(job: RLJob, inputs: InputsReport, gpu_bytes: int | None = None) -> Question:
     """Return what the plan may know about the job. `gpu_bytes`: of every GPU; None: by the labels of node pools."""
-    sources = {"spec.model.source": job.spec.model.source}
-    for service in job.spec.services:
-        sources |= find_model_sources(service.path, service.reward)
     models = {
         source: ModelFacts(config, inputs.num_parameters.get(path, 0))
-        for path, source in sources.items()
+        for path, source in job.spec.sources.items()
         if (config := inputs.model_configs.get(path))
     }
     longest = [table.max for table in inputs.lengths if table.path == "spec.data.train" and table.is_whole]

@@ -98,17 +98,8 @@ def _check_relative_paths(file: JobFile) -> Iterator[Finding]:
         yield Finding(path, f"is a path on this machine, which no cluster has, got {written}; {remedy}", only="cluster")
 
 
-def _sources(job: RLJob) -> dict[str, str]:
-    """Return all models and datasets by the path of their source."""
-    data = job.spec.data
-    sources = {"spec.model.source": job.spec.model.source, "spec.data.train.source": data.train.source}
-    if data.eval:
-        sources["spec.data.eval.source"] = data.eval.source
-    return sources | {f"{path}.source": model.source for path, model in job.spec.served_models.items()}
-
-
 def _check_claims(job: RLJob, claims: Mapping[str, Path]) -> Iterator[Finding]:
-    for path, source in _sources(job).items():
+    for path, source in job.spec.sources.items():
         if not source.startswith("pvc://"):
             continue
         claim = source.removeprefix("pvc://").partition("/")[0]
@@ -123,7 +114,7 @@ def find_inputs(file: JobFile, claims: Mapping[str, Path], target: Target | None
     """Read a job's models and data. `skipped`: fields of sources that are left out."""
     from rljob_inputs.check import check_inputs  # imports the Hub's client
 
-    sources = _sources(file.job)
+    sources = file.job.spec.sources
     left_out = {
         source
         for path, source in sources.items()

@@ -50,7 +50,7 @@ def build_sidecar(reward: Reward, defaults: Defaults, hub: Hub) -> pods.Sidecar 
         "command": ["sh", "-c", _START, _SOCKET, *_build_command(reward, model)],
         "env": pods.override_env(environment, reward.env),
         "resources": pods.build_resources(model, reward.node_pool, model.gpus),
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": pods.UNPRIVILEGED,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [volume.build_mount() for volume in volumes],
     }

@@ -31,6 +31,7 @@ _RESOURCES: Manifest = {
     "requests": {"cpu": "250m", "memory": "512Mi", _DISK: "1Gi"},
     "limits": {"cpu": "1", "memory": "512Mi", _DISK: "1Gi"},
 }
+_SECURITY: Manifest = {**pods.UNPRIVILEGED, "readOnlyRootFilesystem": True}
 _SERVER_MODULE = "rljob_reward.worker.sandbox_server"
 _WORK, _SERVER_FOLDER = "/workspace", "/opt/rljob"
 _GRACE_SECONDS = 1
@@ -166,9 +167,6 @@ def _build_container(
         "securityContext": _SECURITY,
         "volumeMounts": [volume.build_mount() for volume in volumes],
     }
-
-
-_SECURITY: Manifest = {**pods.UNPRIVILEGED, "readOnlyRootFilesystem": True}
 
 
 def _build_copy(volumes: list[pods.Volume], resources: Manifest, defaults: Defaults) -> Manifest:

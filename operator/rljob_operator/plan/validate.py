@@ -78,23 +78,13 @@ def find_spec_problems(job: RLJob) -> list[str]:
     reconcile."""
     services = [(service.path, service.reward) for service in job.spec.services]
     return [
-        *_source_problems(job, services),
+        *find_source_problems(job.spec.sources),
         *_runner_problems(job),
         *chain.from_iterable(starmap(find_url_problems, services)),
         *_other_model_problems(job),
         *chain.from_iterable(starmap(find_template_problems, _roles(job, services))),
         *_scheduling_problems(job),
     ]
-
-
-def _source_problems(job: RLJob, services: list[tuple[str, Reward]]) -> Iterator[str]:
-    data = job.spec.data
-    sources = {"spec.model.source": job.spec.model.source, "spec.data.train.source": data.train.source}
-    if data.eval:
-        sources["spec.data.eval.source"] = data.eval.source
-    for path, reward in services:
-        sources |= find_model_sources(path, reward)
-    yield from find_source_problems(sources)
 
 
 def _runner_problems(job: RLJob) -> Iterator[str]:

@@ -83,7 +83,7 @@ def test_files_remain_from_call_to_call_and_processes_do_not(server):
     assert has_ended(pid)
 
 
-def test_what_the_code_left_behind_is_no_zombie(server):
+def test_what_the_code_left_behind_is_reaped(server):
     pids = run(server, "for i in 1 2 3; do sleep 1000 & echo $!; done").split()
     deadline = time.monotonic() + START_SECONDS
     while any(Path(f"/proc/{pid}").exists() for pid in pids):

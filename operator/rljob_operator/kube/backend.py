@@ -359,7 +359,8 @@ def _describe(resource: Resource, manifest: Manifest) -> str:
 
 
 def _translate_refusal(error: ApiError, resource: Resource, manifest: Manifest) -> Exception:
-    if resource.is_optional and error.code == HTTPStatus.NOT_FOUND and "namespaces" not in error.message:
+    # A kind of Kubernetes itself has no remedy: there, what the object refers to was not found.
+    if resource.remedy and error.code == HTTPStatus.NOT_FOUND and "namespaces" not in error.message:
         return UserError(resource.describe_missing_kind())
     return translate(error, "patch", resource.plural, _describe(resource, manifest))
 

@@ -1,8 +1,8 @@
 """Apply the children of one owner in an order that leaves nothing half done.
 
-First the accounts of Pods, then what Pods read or are protected by, and at the same time dry runs of the workloads that
-are new or whose Pods change. Then the workloads and the pools of sandboxes. Invariant: if anything is refused, none of
-these is created or changed.
+First the accounts of Pods, and their roles. Then what Pods read or are protected by, and at the same time dry runs of
+the workloads that are new or whose Pods change. Then the workloads and the pools of sandboxes. Invariant: if anything is
+refused, none of these is created or changed.
 """
 
 import asyncio
@@ -16,7 +16,8 @@ from rljob_operator.children.difference import contains
 from rljob_operator.plan.causes import Cause
 from rljob_operator.plan.rejections import describe_pod_rejection, describe_refusal
 
-_ACCOUNT = "ServiceAccount"
+_FIRST = ("ServiceAccount", "Role")
+"""In this order. Dry runs of Pods need their account. The API server refuses a RoleBinding whose Role is missing."""
 
 
 class ApplyFailure(NamedTuple):
@@ -37,14 +38,14 @@ async def apply_children(
 ) -> list[ApplyFailure]:
     """Apply the changed children and return what was refused. `replaced` workloads are checked only: they are applied
     after the deletion of the existing ones. Raises the first error that is worth a retry, if nothing was refused."""
-    accounts = [child for child in changed if child["kind"] == _ACCOUNT]
-    standing = [child for child in changed if child["kind"] not in (_ACCOUNT, SANDBOX_POOL, *WORKLOAD_KINDS)]
+    standing = [child for child in changed if child["kind"] not in (*_FIRST, SANDBOX_POOL, *WORKLOAD_KINDS)]
     workloads = [child for child in changed if child["kind"] in WORKLOAD_KINDS]
     pools = [child for child in changed if child["kind"] == SANDBOX_POOL]
     checked = [child for child in (*workloads, *replaced) if _needs_check(observed.get(key_of(child)), child)]
-    applied = await _call_all(owner, backend.apply, accounts)
-    if not applied.is_ok:  # dry runs of their Pods would fail, too
-        return _read_failures(applied)
+    for kind in _FIRST:
+        applied = await _call_all(owner, backend.apply, [child for child in changed if child["kind"] == kind])
+        if not applied.is_ok:  # what refers to it would be refused, too
+            return _read_failures(applied)
     applied, checks = await asyncio.gather(
         _call_all(owner, backend.apply, standing), _call_all(owner, backend.check, checked)
     )

@@ -4,7 +4,7 @@ import base64
 
 import pytest
 
-from rljob_api.errors import UserError
+from rljob_api.errors import TransientError, UserError
 from rljob_api.wire.protocol import DriverStatus, RewardDemand
 from rljob_operator.backend import (
     DEMAND_POLL_SECONDS,
@@ -121,3 +121,14 @@ async def test_cluster_without_the_kind_of_a_feature_is_a_user_error_with_what_t
     pool = {"apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxWarmPool"}
     with pytest.raises(UserError, match=r"has no SandboxWarmPool .* install kubernetes-sigs/agent-sandbox"):
         await backend.apply(pool | {"metadata": {"name": "gsm8k-agent-code", "namespace": "ns"}})
+
+
+async def test_binding_whose_role_does_not_exist_yet_is_tried_again():
+    async def refuse(*arguments, **options):
+        raise ApiError(404, "NotFound", 'roles.rbac.authorization.k8s.io "gsm8k-agent-code" not found')
+
+    backend = KubernetesBackend(None, Cache(), Drivers())
+    backend._apply = refuse
+    binding = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding"}
+    with pytest.raises(TransientError, match="not found"):
+        await backend.apply(binding | {"metadata": {"name": "gsm8k-agent-code", "namespace": "ns"}})

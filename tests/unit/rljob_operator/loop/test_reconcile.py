@@ -479,6 +479,14 @@ async def test_a_refused_account_means_that_nothing_else_is_applied():
     assert "features.agentSandbox" in conditions.find(backend.owner.status, "Running").message
 
 
+async def test_a_role_exists_before_its_binding():
+    backend = MemoryBackend(make_job(**SANDBOXES))
+    backend.errors = {"Role": TransientError("the API server is busy")}
+    with pytest.raises(TransientError):
+        await reconcile(backend, KEY, START)
+    assert {key.kind for key in backend.objects} == {"ServiceAccount"}, "the API server refuses a binding without it"
+
+
 async def test_a_cluster_without_sandboxes_fails_the_job_and_no_pod_starts():
     backend = MemoryBackend(make_job(**SANDBOXES))
     backend.errors = {"SandboxTemplate": UserError("this cluster has no SandboxTemplate")}

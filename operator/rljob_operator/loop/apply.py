@@ -1,8 +1,8 @@
 """Apply the children of one owner in an order that leaves nothing half done.
 
 First the accounts of Pods, and their roles. Then what Pods read or are protected by, and at the same time dry runs of
-the workloads that are new or whose Pods change. Then the workloads and the pools of sandboxes. Invariant: if anything is
-refused, none of these is created or changed.
+the workloads that are new or whose Pods change. Then the workloads and the pools of sandboxes. Invariant: if anything
+is refused, none of these is created or changed.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What the user, each tool and the runner of an agent have in common: a server in Pods of its own, as a reward has."""
+"""What the user, each tool and the runner of an agent have in common: a server in Pods, as a reward has."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ CLAIM = os.environ.get("E2E_CLAIM", "rljob-e2e")
 LOADER = "loader"
 TIMEOUT_SECONDS = 900
 _POLL_SECONDS = 1.0
-_VALUES = {"replicas": "2", "features.forceDeletion": "true"}
+_VALUES = {"replicas": "2", "features.forceDeletion": "true", "features.agentSandbox": "true"}
 """Of the chart, in all tests."""
 Manifest = dict[str, Any]
 

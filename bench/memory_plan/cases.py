@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rljob_api.manifest.job import RLJob
 from rljob_inputs.memory.limits import ShardingMode
@@ -80,6 +80,12 @@ class Case:
     attention: str = "sdpa"
     num_copies: int = 1
     """Of the state: several with trainer.sharding perReplica."""
+    group: int = 1
+    """Rows that share a prompt, with packed attention. The prompt is as long as each answer; together they are one of
+    the `lines`."""
+    has_reference: bool = False
+    has_critic: bool = False
+    offload: Literal["none", "reference", "all"] = "none"
 
     def build_work(self) -> Work:
         """Return what the plan counts."""
@@ -96,12 +102,21 @@ class Case:
             checkpoints_activations=self.checkpoints_activations,
             attention=self.attention,
             has_masks=self.has_masks,
+            key_copies=2 * self.group / (1 + self.group),
             adapter_parameters=shape.adapter_parameters(self.lora_rank, []) if self.lora_rank else 0,
+            has_reference=self.has_reference,
+            has_critic=self.has_critic,
+            offloads_state=self.offload == "all",
+            offloads_reference=self.offload != "none",
         )
 
     def build_job(self) -> RLJob:
         """Return a job with the same trainer."""
-        trainer = {"gradientCheckpointing": self.checkpoints_activations, "attention": self.attention}
+        trainer = {
+            "gradientCheckpointing": self.checkpoints_activations,
+            "attention": self.attention,
+            "offload": self.offload,
+        }
         if self.lora_rank:
             trainer["lora"] = {"rank": self.lora_rank}
         spec = {
@@ -109,6 +124,10 @@ class Case:
             "data": {"train": {"source": "/data"}},
             "rewards": [{"name": "r", "http": {"url": "http://r"}}],
             "trainer": trainer,
+            "algorithm": {
+                "type": "ppo" if self.has_critic else "grpo",
+                "kl": {"coefficient": 0.1 if self.has_reference else 0},
+            },
         }
         manifest = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "case"}, "spec": spec}
         return RLJob.model_validate(manifest)
@@ -132,4 +151,36 @@ MORE_CASES = (
     Case("0.135B on 1, 2k tokens, CPU", SMOLLM2_135M, 1, 4, 512, _WHOLE, on_gpu=False),
     Case("8 layers of 30B-A3B on 8, 8k tokens", QWEN3_30B_A3B | {"num_hidden_layers": 8}, 8, 4, 2048, _SHARDED),
     Case("0.135B on 4, 2k tokens, LoRA", SMOLLM2_135M, 4, 4, 512, _WHOLE, lora_rank=32),
+    Case("0.135B on 4, 2k tokens, KL", SMOLLM2_135M, 4, 4, 512, _WHOLE, has_reference=True),
+    Case("1.5B on 4, 16k tokens, KL", QWEN25_1B5, 4, 8, 2048, _SHARDED, has_reference=True),
+    Case("0.135B on 4, 2k tokens, ppo", SMOLLM2_135M, 4, 4, 512, _WHOLE, has_critic=True),
+    Case("1.5B on 4, 16k tokens, ppo", QWEN25_1B5, 4, 8, 2048, _SHARDED, has_critic=True),
 )
+ACCELERATOR_CASES = (
+    Case("1.5B on 4, 16k tokens, packed", QWEN25_1B5, 4, 8, 2048, _SHARDED, attention="packed"),
+    Case("1.5B on 4, 18k tokens, packed groups", QWEN25_1B5, 4, 2, 9216, _SHARDED, attention="packed", group=8),
+    Case(
+        "0.135B on 4, 2k tokens, KL, offload: reference",
+        SMOLLM2_135M,
+        4,
+        4,
+        512,
+        _WHOLE,
+        has_reference=True,
+        offload="reference",
+        attention="packed",
+    ),
+    Case(
+        "0.135B on 4, 2k tokens, KL, ppo, offload: all",
+        SMOLLM2_135M,
+        4,
+        4,
+        512,
+        _WHOLE,
+        has_reference=True,
+        has_critic=True,
+        offload="all",
+        attention="packed",
+    ),
+)
+"""On an accelerator of fake tensors, each in a process: packed attention as GPUs have it, and offload."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from memory_plan.cases import CASES, Case
+from memory_plan.cases import ACCELERATOR_CASES, CASES, MORE_CASES, Case
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 MAX_ERROR = 0.1
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+SMALL = [case for case in MORE_CASES + ACCELERATOR_CASES if "0.135B" in case.name]
+"""With LoRA, a reference model, a critic, and offload."""
+
+
+@pytest.mark.parametrize("case", [*CASES, *SMALL], ids=lambda case: case.name)
 def test_every_part_is_within_ten_percent_of_the_memory_tracker(case: Case) -> None:
     from plan import compare
 

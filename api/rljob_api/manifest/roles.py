@@ -228,6 +228,10 @@ class TrainerRole(Role):
     sharding: Literal["full", "perReplica"] = "full"
     """Over which ranks FSDP2 shards weights, gradients and optimizer state. full: over all. perReplica: over those of a
     Pod, so each Pod has a copy; between Pods, only gradients travel, but a GPU needs more memory."""
+    offload: Literal["none", "reference", "all"] = "none"
+    """What is kept in the Pod's host memory and copied to the GPU layer by layer (FSDP2's CPUOffloadPolicy). reference:
+    the weights of the reference model. all: also weights, gradients and optimizer state of the policy and of a critic;
+    AdamW then runs on the Pod's CPUs. Without GPUs it has no effect: all of it is in host memory."""
     attention: Literal["auto", "packed", "sdpa", "eager", "flash_attention_2"] = "auto"
     """Attention implementation. packed: rows one after the other without padding, by torch's varlen flash attention; it
     needs full attention in all layers, and on GPUs Ampere or newer and a dtype of 16 bits. auto: packed on GPUs that
@@ -247,6 +251,16 @@ class TrainerRole(Role):
     def recomputes_activations(self) -> bool:
         """gradientCheckpointing, and what null means."""
         return self.gpus_per_replica > 0 if self.gradient_checkpointing is None else self.gradient_checkpointing
+
+    @property
+    def offloads_state(self) -> bool:
+        """Whether what the optimizer updates is in host memory."""
+        return self.offload == "all"
+
+    @property
+    def offloads_reference(self) -> bool:
+        """Whether the frozen weights of the reference model are in host memory."""
+        return self.offload != "none"
 
     @property
     def num_copies(self) -> int:

@@ -7,7 +7,7 @@ makes it smaller, never wrong: a need without a shape has no model, and without 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rljob_api.manifest.job import RLJob, RLJobSpec, Service
 from rljob_api.manifest.roles import ALL_LINEAR, NodePool
@@ -17,7 +17,7 @@ from rljob_inputs.memory.gpus import read_gpu_labels
 from rljob_inputs.memory.limits import ShardingMode, choose_sharding
 from rljob_inputs.memory.parts import Moment, Need, Part, build_moment
 from rljob_inputs.memory.shapes import Shape, read_shape
-from rljob_inputs.memory.trainer import Work, count_for_sharding, plan_rank
+from rljob_inputs.memory.trainer import GRADIENTS, Work, count_for_sharding, plan_offloaded, plan_rank
 from rljob_inputs.models.config import Config, find_context_length
 
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -119,6 +119,8 @@ def build_work(question: Question, shape: Shape, gpu_bytes: int | None) -> Work:
         adapter_parameters=adapters,
         has_reference=has_reference,
         has_critic=has_critic,
+        offloads_state=on_gpu and spec.trainer.offloads_state,
+        offloads_reference=on_gpu and spec.trainer.offloads_reference,
     )
 
 
@@ -170,6 +172,7 @@ def _plan_trainer(question: Question) -> Iterator[Need]:
             gathers_first=work.has_adapters or shape.num_experts > 0,
             value_bytes=work.bytes_per_value,
         )
+        host = _with_offloaded(host, work, published, ranks_per_pod=trainer.gpus_per_replica)
         host = _with_checkpoint_copy(host, question, work, ranks_per_pod=trainer.gpus_per_replica)
         yield Need("trainer", "spec.trainer", "host", trainer.replicas, host, limit)
     else:
@@ -181,10 +184,23 @@ def _plan_cpu_rank(work: Work, published_bytes: int) -> tuple[Moment, ...]:
     """Return what the Pod of rank 0 holds: its rank, and the weight files in /dev/shm."""
     process = Part("process", roles.PROCESS_BYTES, is_certain=True, is_estimate=True)
     files = roles.publish_parts(published_bytes, published_bytes * work.has_adapters)
-    kept = Part("scratch", published_bytes * limits.NUM_KEPT_VERSIONS, is_certain=True)
+    kept = roles.scratch_part(published_bytes)
     update = [build_moment(each.name, [process, *each.parts, kept]) for each in plan_rank(work)]
-    held = [part for part in plan_rank(work)[0].parts if part.is_certain and part.name != "gradients"]
+    held = [part for part in plan_rank(work)[0].parts if part.is_certain and part.name != GRADIENTS]
     return (*update, build_moment("publish", [process, *held, *files]))
+
+
+def _with_offloaded(
+    moments: tuple[Moment, ...], work: Work, published_bytes: int, *, ranks_per_pod: int
+) -> tuple[Moment, ...]:
+    """Add what trainer.offload moves to the host, and the moment at which it holds gradients."""
+    parts = [replace(part, num_bytes=ranks_per_pod * part.num_bytes) for part in plan_offloaded(work)]
+    if not parts:
+        return moments
+    held = [part for part in parts if part.name != GRADIENTS]
+    load, *others = (build_moment(each.name, [*each.parts, *held]) for each in moments)
+    update = build_moment("update", [load.parts[0], *parts, roles.scratch_part(published_bytes)])
+    return (load, update, *others)
 
 
 def _with_checkpoint_copy(

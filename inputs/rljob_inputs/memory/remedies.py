@@ -50,7 +50,9 @@ def _trainer_remedies(question: Question, need: Need) -> list[Remedy]:
     checkpointing = {} if spec.trainer.recomputes_activations else {"trainer.gradientCheckpointing": True}
     sharding = {} if spec.trainer.num_copies == 1 else {"trainer.sharding": "full"}
     lora = {} if spec.trainer.lora else {"trainer.lora": {"rank": _LORA_RANK}}
-    singles = [fields for fields in (sharding, checkpointing, lora) if fields]
+    singles: list[dict[str, Any]] = [
+        fields for fields in (sharding, checkpointing, lora, *_offloads(question)) if fields
+    ]
     found = [remedy for fields in singles if (remedy := _try(question, need, fields))]
     found += [remedy for search in (_fewer_tokens, _more_ranks) if (remedy := search(question, need, {}))]
     if found:
@@ -61,6 +63,16 @@ def _trainer_remedies(question: Question, need: Need) -> list[Remedy]:
         if found:
             return found[:2]
     return []
+
+
+def _offloads(question: Question) -> list[dict[str, Any]]:
+    """Return the values of trainer.offload that move more to the host, the cheapest one first."""
+    spec = question.job.spec
+    if not spec.trainer.gpus_per_replica or spec.trainer.offloads_state:
+        return []
+    has_reference = spec.algorithm.kl.coefficient > 0 and spec.trainer.lora is None
+    reference = [] if spec.trainer.offloads_reference or not has_reference else ["reference"]
+    return [{"trainer.offload": value} for value in (*reference, "all")]
 
 
 def _fewer_tokens(question: Question, need: Need, base: dict[str, Any]) -> Remedy | None:

@@ -91,6 +91,11 @@ def plan_trainer_host(
     return (build_moment("load", load), build_moment("publish", [process, *publish_parts(published_bytes, on_host)]))
 
 
+def scratch_part(published_bytes: int) -> Part:
+    """Return the weight files between two updates of the rollouts."""
+    return Part("scratch", published_bytes * limits.NUM_KEPT_VERSIONS, is_certain=True)
+
+
 def publish_parts(published_bytes: int, on_host: int) -> list[Part]:
     """Return what publishing holds (weights.store): `on_host` bytes of tensors, and the files: the kept versions, and
     the one that is written before the oldest is deleted."""

@@ -13,6 +13,8 @@ from rljob_inputs.memory.limits import ShardingMode
 from rljob_inputs.memory.parts import Moment, Part, build_moment
 from rljob_inputs.memory.shapes import Shape
 
+GRADIENTS = "gradients"
+"""The part that is held in an update alone."""
 _FP32 = 4
 _ADAMW_BYTES = 8
 """Two fp32 moments per parameter."""
@@ -44,6 +46,9 @@ class Work:
     has_reference: bool = False
     """Whether there is a second, frozen model. With adapters there is none."""
     has_critic: bool = False
+    offloads_state: bool = False
+    """Whether state, gradients and critic are on the host (trainer.offload: all)."""
+    offloads_reference: bool = False
 
     @property
     def has_adapters(self) -> bool:
@@ -64,17 +69,17 @@ def count_for_sharding(
 
 
 def plan_rank(work: Work) -> tuple[Moment, ...]:
-    """Return what a rank holds in its update, and while it scores tokens with the reference model."""
+    """Return what a rank holds on its device in its update, and while it scores tokens with the reference model."""
     held = [
-        Part("state", state_bytes(work), is_certain=True),
-        Part("reference", _shard(work, work.shape.num_parameters * work.bytes_per_value) * work.has_reference, True),
+        Part("state", state_bytes(work) * (not work.offloads_state), is_certain=True),
+        Part("reference", reference_bytes(work) * (not work.offloads_reference), is_certain=True),
         Part("critic", critic_bytes(work), is_certain=True),
         Part("gathered weights", gathered_bytes(work), is_certain=True),
     ]
     logits, backward = logits_bytes(work), layer_backward_bytes(work)
     update = [
         *held,
-        Part("gradients", gradient_bytes(work), is_certain=True),
+        Part(GRADIENTS, gradient_bytes(work), is_certain=True),
         Part("activations", activation_bytes(work)),
         Part("logits", logits),
         # The head's backward pass and the layers' are one after the other.
@@ -86,6 +91,23 @@ def plan_rank(work: Work) -> tuple[Moment, ...]:
         scoring = [*held, Part("gathered reference", gathered, True), Part("logits", logits_forward_bytes(work))]
         moments.append(build_moment("reference", scoring))
     return tuple(moments)
+
+
+def plan_offloaded(work: Work) -> tuple[Part, ...]:
+    """Return what a rank with a GPU holds on the host because of trainer.offload (policy.sharding)."""
+    is_moved = work.offloads_state
+    parts = (
+        Part("state", state_bytes(work) * is_moved, is_certain=True),
+        Part("reference", reference_bytes(work) * work.offloads_reference, is_certain=True),
+        Part("critic", critic_shard_bytes(work) * is_moved, is_certain=True),
+        Part(GRADIENTS, gradient_shard_bytes(work) * is_moved, is_certain=True),
+    )
+    return tuple(part for part in parts if part.num_bytes)
+
+
+def reference_bytes(work: Work) -> int:
+    """The frozen weights of the reference model, in the compute dtype."""
+    return _shard(work, work.shape.num_parameters * work.bytes_per_value) * work.has_reference
 
 
 def state_bytes(work: Work) -> int:
@@ -103,9 +125,14 @@ def critic_bytes(work: Work) -> int:
     a decoder, and what is gathered. Its activations come after the policy's, and are at most as large."""
     if not work.has_critic:
         return 0
-    decoder = work.shape.decoder_parameters
-    gathered = decoder * work.bytes_per_value if work.mode.keep_gathered else 0
-    return _shard(work, decoder * (_FP32 + _ADAMW_BYTES + limits.GRADIENT_BYTES)) + gathered
+    gathered = work.shape.decoder_parameters * work.bytes_per_value if work.mode.keep_gathered else 0
+    return critic_shard_bytes(work) * (not work.offloads_state) + gathered
+
+
+def critic_shard_bytes(work: Work) -> int:
+    """The critic's weights, moments and gradients."""
+    bytes_per_parameter = _FP32 + _ADAMW_BYTES + limits.GRADIENT_BYTES
+    return _shard(work, work.shape.decoder_parameters * bytes_per_parameter) * work.has_critic
 
 
 def gathered_bytes(work: Work) -> int:
@@ -121,11 +148,15 @@ def gradient_bytes(work: Work) -> int:
     """fp32 gradients of what is trained. They are sharded between the calls of an update (policy.sharding). Within a
     call they are reduced after every micro-batch, or add up whole on each rank. FSDP2 keeps the buffer of the last
     reduction, which is that of the root unit, into the next micro-batch."""
-    sharded = _shard(work, work.num_trained * limits.GRADIENT_BYTES)
+    sharded = gradient_shard_bytes(work) * (not work.offloads_state)
     if work.mode.reduce_once:
         return sharded + work.num_trained * limits.GRADIENT_BYTES
     is_reduced = work.num_shards > 1 and not work.has_adapters
     return sharded + is_reduced * work.shape.root_parameters * limits.GRADIENT_BYTES
+
+
+def gradient_shard_bytes(work: Work) -> int:
+    return _shard(work, work.num_trained * limits.GRADIENT_BYTES)
 
 
 def activation_bytes(work: Work) -> int:

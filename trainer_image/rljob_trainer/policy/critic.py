@@ -21,7 +21,7 @@ from rljob_api.manifest.algorithm import Critic as CriticSettings
 from rljob_trainer.algorithms.ppo import value_loss
 from rljob_trainer.policy import optimizer, sharding
 from rljob_trainer.policy.micro_batches import MicroBatch
-from rljob_trainer.policy.model_loading import OpenedModel, shard_units, source_states
+from rljob_trainer.policy.model_loading import OpenedModel, fill, shard_units, source_states
 from rljob_trainer.policy.update_metrics import CriticMetrics, TokenMetrics
 
 log = logging.getLogger(__name__)
@@ -55,12 +55,15 @@ class Critic:
         mode: sharding.ShardingMode,
         dtype: torch.dtype,
         device: torch.device,
+        offload: bool = False,
     ) -> None:
-        """`opened`: the policy's initial causal language model, in fp32."""
+        """`opened`: the policy's initial causal language model, in fp32. `offload`: keep its state in host memory."""
         self._settings, self._mode, self._dtype, self._device = settings, mode, dtype, device
         self.model = ValueModel(opened.network, dtype)
-        shard_units(self.model, self.model.network, mesh=mesh, dtype=dtype, keep_gathered=mode.keep_gathered)
-        opened.fill(device)
+        shard_units(
+            self.model, self.model.network, mesh=mesh, dtype=dtype, keep_gathered=mode.keep_gathered, offload=offload
+        )
+        fill(opened, self.model, device, offload=offload)
         self.optimizer = optimizer.build_optimizer(self.model.parameters(), settings)
         self._metrics = TokenMetrics()
 

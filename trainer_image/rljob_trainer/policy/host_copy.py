@@ -1,4 +1,5 @@
-"""A rank's copy of its state in the host's memory, which is written while training changes the state.
+"""A rank's copy of its state in the host's memory, which is written while training changes the state. And how much host
+memory a pinned tensor takes.
 
 torch's own stagers copy device meshes too, or shards twice. Invariant: a copy has the bits of the state at `stage`,
 until the next `stage`.
@@ -6,6 +7,7 @@ until the next `stage`.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -13,6 +15,15 @@ from torch import Tensor
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
+
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def pin_exact_sizes() -> None:
+    """Have torch pin as much memory as a tensor needs, where it rounds to the next power of two by default. Call it
+    before torch uses a GPU. Has no effect if the user configures torch's allocator."""
+    if not any(name in os.environ for name in _ALLOCATOR_VARIABLES):
+        os.environ[_ALLOCATOR_VARIABLES[0]] = "pinned_max_round_threshold_mb:1"
 
 
 class HostCopy(AsyncStager):

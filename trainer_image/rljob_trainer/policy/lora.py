@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from rljob_api.errors import UserError
 from rljob_api.manifest.roles import ALL_LINEAR, Lora
 from rljob_inputs.hub.repository import repository_name
+from rljob_trainer.policy import sharding
 
 _NAME = "default"
 _PREFIX = "base_model.model."
@@ -64,7 +65,7 @@ class Adapters:
 
     def gather(self) -> dict[str, Tensor]:
         """Return the fp32 adapters by peft's names, on every rank's device. A collective."""
-        return {name: cast(DTensor, shard.detach()).full_tensor() for name, shard in self._shards.items()}
+        return {name: sharding.gather(shard) for name, shard in self._shards.items()}
 
     def scale(self, adapters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return adapters of scale 1: B has the factor alpha / rank."""

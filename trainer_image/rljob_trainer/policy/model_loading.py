@@ -28,6 +28,7 @@ from rljob_trainer.policy.attention import attention_inputs
 from rljob_trainer.policy.micro_batches import MicroBatch
 from rljob_trainer.policy.selected_logprobs import selected_logprobs
 from rljob_trainer.policy.sharded_weights import Skeleton, UnreadableError, build_network, find_files
+from rljob_trainer.policy.sharding import build_offload
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +113,16 @@ def _fill(skeleton: Skeleton, source: str, device: torch.device) -> None:
         skeleton.fill(device)
 
 
+def fill(opened: OpenedModel, model: nn.Module, device: torch.device, *, offload: bool) -> None:
+    """Read the weights of `model`, which has the opened network and is sharded. With `offload`, into host memory,
+    except for buffers, which every forward pass reads on `device`."""
+    opened.fill(torch.device("cpu") if offload else device)
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)
+
+
 @contextlib.contextmanager
 def _user_errors(source: str) -> Iterator[None]:
     try:
@@ -128,23 +139,34 @@ def _user_errors(source: str) -> Iterator[None]:
         ) from error
 
 
-def shard(network: Any, *, mesh: DeviceMesh, dtype: torch.dtype, keep_gathered: bool) -> ScoringModel:
+def shard(
+    network: Any, *, mesh: DeviceMesh, dtype: torch.dtype, keep_gathered: bool, offload: bool = False
+) -> ScoringModel:
     """Return the sharded model that scores tokens with `network`."""
     model = ScoringModel(network, dtype)
-    shard_units(model, network, mesh=mesh, dtype=dtype, keep_gathered=keep_gathered)
+    shard_units(model, network, mesh=mesh, dtype=dtype, keep_gathered=keep_gathered, offload=offload)
     return model
 
 
 def shard_units(
-    model: nn.Module, network: nn.Module, *, mesh: DeviceMesh, dtype: torch.dtype, keep_gathered: bool
+    model: nn.Module,
+    network: nn.Module,
+    *,
+    mesh: DeviceMesh,
+    dtype: torch.dtype,
+    keep_gathered: bool,
+    offload: bool = False,
 ) -> None:
     """Apply FSDP2 over `mesh` to `model`: one unit per decoder layer of its `network` and one for the rest, so tied
-    embeddings share a unit."""
+    embeddings share a unit. `offload`: keep the shards and their gradients in host memory."""
     network.train()
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    place = build_offload(mesh, is_offloaded=offload)
     for layer in decoder_layers(network):
-        fully_shard(layer, mesh=mesh, mp_policy=precision, reshard_after_forward=not keep_gathered)
-    fully_shard(model, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
+        fully_shard(
+            layer, mesh=mesh, mp_policy=precision, reshard_after_forward=not keep_gathered, offload_policy=place
+        )
+    fully_shard(model, mesh=mesh, mp_policy=precision, reshard_after_forward=False, offload_policy=place)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # The loss is a sum over tokens, so gradients of the ranks are summed, not averaged.

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from rljob_api.manifest.algorithm import Optimizer
-from rljob_trainer.policy.sharding import shard_group
+from rljob_trainer.policy.sharding import shard_device, shard_group
 
 _HALF_LOSS_SCALE = 2.0**4
 """Keeps float16 gradients out of the denormal range, and below its maximum where a micro-batch has thousands of tokens
@@ -51,7 +51,8 @@ def step(optimizer: torch.optim.AdamW, *, divisor: float, max_norm: float | None
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     shards = [p.grad.to_local() for p in parameters if isinstance(p.grad, DTensor)]
-    squares = torch.stack(torch._foreach_norm(shards)).double().square().sum()
+    # Of shards in host memory, too, NCCL sums a number on the device.
+    squares = torch.stack(torch._foreach_norm(shards)).double().square().sum().to(shard_device(parameters[0]))
     dist.all_reduce(squares, group=shard_group(parameters[0]))  # a copy on other ranks has the same gradient
     norm = math.sqrt(squares.item()) / divisor
     if math.isfinite(norm):

@@ -12,13 +12,12 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from rljob_api.manifest.job import RLJob
 from rljob_trainer.algorithms.base import LossInputs
@@ -32,7 +31,7 @@ from rljob_trainer.policy.critic import Critic
 from rljob_trainer.policy.lora import Adapters
 from rljob_trainer.policy.lr_schedule import learning_rate
 from rljob_trainer.policy.micro_batches import MicroBatch
-from rljob_trainer.policy.model_loading import OpenedModel, ScoringModel, decoder_layers, open_network, shard
+from rljob_trainer.policy.model_loading import OpenedModel, ScoringModel, decoder_layers, fill, open_network, shard
 from rljob_trainer.policy.published import CONVERTED, Published, has_plain_matrices
 from rljob_trainer.policy.update_metrics import RankMetrics, TokenMetrics
 
@@ -81,7 +80,7 @@ class Policy:
             device,
         )
         self._mesh = sharding.build_mesh(device, job.spec.trainer.num_copies)
-        self.model = self._shard(opened)
+        self.model = self._shard(opened, offload=job.spec.trainer.offloads_state)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         if self.adapters is not None:
             self.adapters.find_shards(self.model, _PREFIX)
@@ -96,11 +95,20 @@ class Policy:
         self.reference: ScoringModel | None = None
         """A frozen copy of the initial model. With LoRA there is none: `model` without its adapters is the same."""
         if has_reference and lora is None:
-            self.reference = self._shard(self._load(self.dtype)).requires_grad_(False).eval()
+            reference = self._shard(self._load(self.dtype), offload=job.spec.trainer.offloads_reference)
+            self.reference = reference.requires_grad_(False).eval()
         self.critic: Critic | None = None
         if has_critic:
             settings, source = self.algorithm.critic, self._load(torch.float32)
-            self.critic = Critic(source, settings, mesh=self._mesh, mode=self._mode, dtype=self.dtype, device=device)
+            self.critic = Critic(
+                source,
+                settings,
+                mesh=self._mesh,
+                mode=self._mode,
+                dtype=self.dtype,
+                device=device,
+                offload=job.spec.trainer.offloads_state,
+            )
 
     def inspect(self, batches: Sequence[MicroBatch]) -> list[BatchFacts]:
         """Return what the algorithm needs to know about each micro-batch before it computes advantages."""
@@ -188,8 +196,7 @@ class Policy:
             return
         self.reshard()
         for name, parameter in self.model.named_parameters():
-            shard = cast(DTensor, parameter.detach().to(self.dtype))
-            yield name.removeprefix(_PREFIX), shard.full_tensor()
+            yield name.removeprefix(_PREFIX), sharding.gather(parameter, self.dtype)
 
     def _loss(self, batch: MicroBatch, reference: Tensor | None) -> Tensor:
         logprobs, entropy = self.model(batch, self._temperature, bool(self.algorithm.entropy_coefficient))
@@ -256,9 +263,10 @@ class Policy:
         model = self._spec.model
         return {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
 
-    def _shard(self, opened: OpenedModel) -> ScoringModel:
-        model = shard(opened.network, mesh=self._mesh, dtype=self.dtype, keep_gathered=self._mode.keep_gathered)
-        opened.fill(self.device)
+    def _shard(self, opened: OpenedModel, *, offload: bool) -> ScoringModel:
+        gathered = self._mode.keep_gathered
+        model = shard(opened.network, mesh=self._mesh, dtype=self.dtype, keep_gathered=gathered, offload=offload)
+        fill(opened, model, self.device, offload=offload)
         return model
 
     def _tensor(self, values: Any) -> Tensor:

@@ -15,7 +15,9 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -51,9 +53,10 @@ class Skeleton:
         self._modules = list(zip(network.modules(), self._twin.modules(), strict=True))
 
     def fill(self, device: torch.device) -> None:
-        """Read this rank's slices onto `device`. FSDP2 has sharded every parameter that is used."""
+        """Read this rank's slices onto `device`. FSDP2 has sharded every parameter that is used, over a mesh of the
+        same or another type of device."""
         for module, twin in self._modules:
-            twin._parameters.update({leaf: module._parameters[leaf] for leaf in twin._parameters})
+            twin._parameters.update({leaf: _on_mesh_of(module._parameters[leaf], device) for leaf in twin._parameters})
         unused = {name for name, parameter in self._twin.named_parameters() if not isinstance(parameter, DTensor)}
         with self._slices() as slices:
             wanted = {name: each for name, each in slices.items() if name not in self._left_out | unused}
@@ -66,7 +69,7 @@ class Skeleton:
         for module, twin in self._modules:
             for leaf, parameter in twin._parameters.items():
                 if parameter is not None and (before := module._parameters[leaf]) is not parameter:
-                    read[id(before)] = parameter
+                    read[id(before)] = _with_mesh_of(before, parameter)
             module._buffers.update({leaf: buffer for leaf, buffer in twin._buffers.items() if _is_saved(twin, leaf)})
         for module, twin in self._modules:
             for leaf in twin._parameters:
@@ -81,6 +84,28 @@ class Skeleton:
         with contextlib.ExitStack() as stack:
             opened = [stack.enter_context(cast(Any, safe_open)(path, framework="pt")) for path in self._files]
             yield {name: file.get_slice(name) for file in opened for name in file.keys()}  # noqa: SIM118 - no mapping
+
+
+def _on_mesh_of(parameter: nn.Parameter | None, device: torch.device) -> nn.Parameter | None:
+    """Return a sharded parameter of the meta device as one of the same ranks' `device`: transformers moves what it
+    reads to the mesh's device."""
+    if not isinstance(parameter, DTensor) or (mesh := parameter.device_mesh).device_type == device.type:
+        return parameter
+    groups = mesh.get_all_groups()
+    same = DeviceMesh.from_group(
+        groups[0] if mesh.ndim == 1 else groups, device.type, mesh=mesh.mesh, mesh_dim_names=mesh.mesh_dim_names
+    )
+    spec = DTensorSpec(same, parameter.placements, tensor_meta=parameter._spec.tensor_meta)
+    local = parameter.to_local()
+    return nn.Parameter(DTensor(local, spec, requires_grad=False), requires_grad=parameter.requires_grad)
+
+
+def _with_mesh_of(before: nn.Parameter, read: nn.Parameter) -> nn.Parameter:
+    """Return what was read with the mesh on which FSDP2 has sharded the parameter."""
+    if not isinstance(read, DTensor) or not isinstance(before, DTensor) or read.device_mesh == before.device_mesh:
+        return read
+    # Not from_local(), which would move it to the mesh's device.
+    return nn.Parameter(DTensor(read.to_local(), before._spec, requires_grad=False), requires_grad=read.requires_grad)
 
 
 class _Shape:

@@ -1,4 +1,5 @@
-"""When FSDP2 gathers parameters and reduces gradients, for the policy, the reference model and a critic.
+"""When FSDP2 gathers parameters and reduces gradients, and which shards are in host memory, for the policy, the
+reference model and a critic.
 
 Invariant: between calls, gradients are sharded, and so is everything that the optimizer does not update.
 """
@@ -9,9 +10,9 @@ from typing import cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy
 from torch.distributed.tensor import DTensor
 
 from rljob_inputs.memory.limits import ShardingMode as ShardingMode  # its home for the trainer
@@ -31,6 +32,23 @@ def build_mesh(device: torch.device, num_copies: int) -> DeviceMesh:
 def shard_group(parameter: DTensor) -> dist.ProcessGroup:
     """Return the ranks that have the shards of the same copy of the parameter as this rank."""
     return parameter.device_mesh.get_group(parameter.device_mesh.ndim - 1)
+
+
+def shard_device(parameter: DTensor) -> str:
+    """Return the type of the device on which the ranks exchange the parameter, wherever its shard is."""
+    return parameter.device_mesh.device_type
+
+
+def build_offload(mesh: DeviceMesh, *, is_offloaded: bool) -> OffloadPolicy:
+    """Return where FSDP2 keeps the shards of a model. On CPUs there is no other memory, and nothing to pin."""
+    return CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if is_offloaded else OffloadPolicy()
+
+
+def gather(shard: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the whole parameter on the mesh's device. A collective, which needs NCCL alone: a shard in host memory is
+    copied to the device first."""
+    moved = cast(DTensor, shard.detach())
+    return cast(DTensor, moved.to(device=moved.device_mesh.device_type, dtype=dtype or moved.dtype)).full_tensor()
 
 
 def choose_mode(num_parameters: int, num_frozen: int, dtype: torch.dtype, device: torch.device) -> ShardingMode:

@@ -20,6 +20,7 @@ from rljob_api.wire.protocol import DigestUnit, WeightManifest
 from rljob_trainer.devices.choose import choose_device
 from rljob_trainer.policy import checkpoints
 from rljob_trainer.policy.checkpoint_saver import CheckpointSaver
+from rljob_trainer.policy.host_copy import pin_exact_sizes
 from rljob_trainer.policy.layout import Layout, RankRows
 from rljob_trainer.policy.micro_batches import build_micro_batches
 from rljob_trainer.policy.policy import Policy
@@ -68,9 +69,12 @@ class RankProcess:
         """Join the other ranks and load the model. Return how its rows may share micro-batches."""
         self.rank, self._run = rank, run
         self._num_shards = max(1, job.spec.rollout.gpus_per_replica)
+        if job.spec.trainer.gpus_per_replica:
+            pin_exact_sizes()
         self.device = choose_device(job.spec.trainer.gpus_per_replica, "spec.trainer.gpusPerReplica")
         if self.device.type == "cpu":
             keep_freed_memory()  # the activations of a GPU are not in the host's memory
+        if self.device.type == "cpu" or job.spec.trainer.offloads_state:  # AdamW runs on the host's CPUs
             cores = len(os.sched_getaffinity(0))
             torch.set_num_threads(choose_num_threads(cores, num_local_ranks, os.environ.get(ENV_NUM_THREADS)))
         join_process_group(rank, num_ranks, *rendezvous, self.device)

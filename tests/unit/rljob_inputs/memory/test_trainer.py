@@ -82,3 +82,20 @@ def test_eager_attention_keeps_the_weights_of_all_pairs():
 )
 def test_a_gpu_keeps_whole_what_is_small(billions, expected):
     assert choose_sharding(int(billions * 1e9), 0, 2, 80 * GIB) == expected
+
+
+def test_offload_moves_parts_from_the_device_to_the_host():
+    whole = replace(MEDIUM, has_reference=True, has_critic=True)
+    reference, everything = (replace(whole, offloads_reference=True, offloads_state=each) for each in (False, True))
+    assert trainer.plan_offloaded(whole) == ()
+    for work in (reference, everything):
+        for before, after in zip(trainer.plan_rank(whole), trainer.plan_rank(work), strict=True):
+            moved = sum(part.num_bytes for part in trainer.plan_offloaded(work) if is_in(part, before))
+            assert before.num_bytes - after.num_bytes == moved > 0
+    assert [part.name for part in trainer.plan_offloaded(reference)] == ["reference"]
+    names = {part.name for part in trainer.plan_offloaded(everything)}
+    assert names == {"state", "reference", "critic", "gradients"}
+
+
+def is_in(part, moment):
+    return part.name in {each.name for each in moment.parts}

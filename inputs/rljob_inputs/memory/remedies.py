@@ -50,9 +50,8 @@ def _trainer_remedies(question: Question, need: Need) -> list[Remedy]:
     checkpointing = {} if spec.trainer.recomputes_activations else {"trainer.gradientCheckpointing": True}
     sharding = {} if spec.trainer.num_copies == 1 else {"trainer.sharding": "full"}
     lora = {} if spec.trainer.lora else {"trainer.lora": {"rank": _LORA_RANK}}
-    singles: list[dict[str, Any]] = [
-        fields for fields in (sharding, checkpointing, lora, *_offloads(question)) if fields
-    ]
+    choices: list[dict[str, Any]] = [sharding, checkpointing, lora, *_offloads(question)]
+    singles = [fields for fields in choices if fields]
     found = [remedy for fields in singles if (remedy := _try(question, need, fields))]
     found += [remedy for search in (_fewer_tokens, _more_ranks) if (remedy := search(question, need, {}))]
     if found:

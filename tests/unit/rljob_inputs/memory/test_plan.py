@@ -208,6 +208,30 @@ def test_each_pod_has_a_copy_of_the_state_with_sharding_per_replica():
     assert {"trainer.sharding": "full"} in remedies, remedies
 
 
+@pytest.mark.parametrize(
+    ("offload", "moved"), [("reference", {"reference": 2}), ("all", {"state": 12, "reference": 2, "gradients": 4})]
+)
+def test_offload_moves_the_parts_of_all_gpus_to_their_pod(offload, moved):
+    """`moved`: bytes per parameter."""
+    trainer, kl = {"replicas": 2, "gpusPerReplica": 4, "offload": offload}, {"kl": {"coefficient": 0.1}}
+    question = ask(trainer=trainer, algorithm=kl)
+    need, parameters = find(question, "trainer"), build_work(question, question.models["/m"].shape, None).shape
+    update = next(moment for moment in need.moments if moment.name == "update")
+    found = {each.name: each.num_bytes for each in update.parts if each.name in ("state", "reference", "gradients")}
+    assert found == pytest.approx({name: size * parameters.num_parameters / 2 for name, size in moved.items()})
+    on_gpu = {each.name for each in find(question, "trainer", "gpu").peak.parts}
+    assert on_gpu.isdisjoint(set(moved) - {"gradients"}), "gradients pass through the GPU's buffers"
+
+
+def test_offload_changes_nothing_without_gpus_and_is_a_remedy_with_them():
+    plain, offloaded = (find(ask(SMOLLM2_135M, trainer={"offload": each}), "trainer") for each in ("none", "all"))
+    assert plain == offloaded
+    question = ask(gpu_gib=30, trainer={"gpusPerReplica": 4})
+    remedies = [remedy.fields for remedy in find_remedies(question, find(question, "trainer", "gpu"))]
+    assert {"trainer.offload": "all"} in remedies
+    assert {"trainer.offload": "reference"} not in remedies, "the job has no reference model"
+
+
 def test_the_pod_of_rank_0_holds_three_files_while_it_publishes():
     need = find(ask(trainer={"replicas": 8, "gpusPerReplica": 1}), "trainer")
     publish = next(moment for moment in need.moments if moment.name == "publish")

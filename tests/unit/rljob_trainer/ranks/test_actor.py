@@ -20,10 +20,10 @@ class _JoinedError(Exception):
     """Ends the start of a rank before it joins others."""
 
 
-def start_rank(monkeypatch, num_gpus, device=None):
+def start_rank(monkeypatch, num_gpus, device=None, offload="none"):
     """Start a rank up to the process group. Return the rank, and what it set up before."""
     calls = []
-    trainer = {"replicas": 1, "gpusPerReplica": num_gpus}
+    trainer = {"replicas": 1, "gpusPerReplica": num_gpus, "offload": offload}
     spec = {
         "model": {"source": "/m"},
         "data": {"train": {"source": "/t"}},
@@ -33,6 +33,7 @@ def start_rank(monkeypatch, num_gpus, device=None):
     job = RLJob.model_validate({"metadata": {"name": "t"}, "spec": spec})
     monkeypatch.setenv("RLJOB_POD_IP", "127.0.0.1")
     monkeypatch.setattr(actor, "keep_freed_memory", lambda: calls.append("mallopt"))
+    monkeypatch.setattr(actor, "pin_exact_sizes", lambda: None)
     monkeypatch.setattr(torch, "set_num_threads", lambda number: calls.append("threads"))
     if device is not None:
         monkeypatch.setattr(actor, "choose_device", lambda *_: device)
@@ -62,3 +63,9 @@ def test_rank_without_gpus_in_the_spec_uses_the_cpu_of_a_node_with_gpus(monkeypa
 
 def test_allocator_and_threads_are_set_for_cpu_ranks_alone(monkeypatch):
     assert start_rank(monkeypatch, num_gpus=1, device=torch.device("cuda", 0))[0] == ["cuda:0"]
+
+
+def test_optimizer_on_the_host_of_a_gpu_gets_the_threads_of_its_rank(monkeypatch):
+    gpu = torch.device("cuda", 0)
+    assert start_rank(monkeypatch, 2, gpu)[0] == ["cuda:0"]
+    assert start_rank(monkeypatch, 2, gpu, offload="all")[0] == ["threads", "cuda:0"]

@@ -32,7 +32,7 @@ from rljob_trainer.ranks.ray_node import ray_environment
 from rljob_trainer.run_folder import server as server_module
 from rljob_trainer.run_folder.location import RunFolder
 from rljob_trainer.run_folder.server import RunFileServer
-from rljob_trainer.weights.file_hash import hash_chunk, hash_file, split
+from rljob_trainer.weights.file_hash import hash_chunks, hash_file
 from tests.support.loopback import next_address
 
 pytestmark = [
@@ -215,7 +215,7 @@ async def test_trainer_group_resumes_identically_when_a_rank_dies(
             assert rejected.status == 401, "weights need the job's token"
         async with session.get(manifest.url, headers={"Authorization": f"Bearer {TOKEN}"}) as response:
             body = await response.read()
-    assert hash_file(map(hash_chunk, split(memoryview(body)))) == manifest.file_hash
+    assert hash_file(hash_chunks(memoryview(body))) == manifest.file_hash
     assert len(body) == manifest.num_bytes
 
     checkpoint = run.path / "checkpoints" / "step-000001"

@@ -285,6 +285,9 @@ class WeightManifest(WeightVersion):
     """What the digest of the parameters counts."""
     local: LocalFile | None = None
     """The file, for replicas that can see it."""
+    peers: list[str] = []
+    """Replicas (host:port) that may have parts of the file, at the same path. Empty for a replica that did not announce
+    an address with its poll (`peer`): it may be of an earlier version."""
 
 
 MAX_PULL_ERROR_LENGTH = 500

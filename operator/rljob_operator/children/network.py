@@ -1,10 +1,10 @@
 """NetworkPolicies, closed by default, and PodDisruptionBudgets.
 
 Open within a job: head <-> trainers and trainers among themselves (all ports: Ray and NCCL choose their own), head ->
-rollouts, head -> rewards, simulated user, tools and runner, rollouts -> head and trainers (weights), runner -> head
-(the gateway to the policy). Open beyond it: DNS, what the spec names (hf://, an http reward, URLs in a role's env), the
-operator's poll of the driver, and scrapes from labelled namespaces. Functions are user code: they reach nothing, unless
-function.network is set, or requirements need the package index.
+rollouts, head -> rewards, simulated user, tools and runner, rollouts -> head and trainers (weights), rollouts among
+themselves (weights), runner -> head (the gateway to the policy). Open beyond it: DNS, what the spec names (hf://, an
+http reward, URLs in a role's env), the operator's poll of the driver, and scrapes from labelled namespaces. Functions
+are user code: they reach nothing, unless function.network is set, or requirements need the package index.
 Invariant: except for DNS, no Pod reaches the metadata address of its node, where clouds serve the node's credentials.
 """
 
@@ -92,8 +92,12 @@ def build_network_policies(
         ),
         build(
             ROLLOUT,
-            [_open("from", [head], PORT_ROLLOUT), _open("from", [_MONITORING], PORT_ROLLOUT)],
-            [_open("to", [head], PORT_DRIVER), _open("to", [trainer], PORT_WEIGHTS)],
+            [
+                _open("from", [head], PORT_ROLLOUT),
+                _open("from", [_MONITORING], PORT_ROLLOUT),
+                _open("from", [rollout], PORT_WEIGHTS),
+            ],
+            [_open("to", [head], PORT_DRIVER), _open("to", [trainer, rollout], PORT_WEIGHTS)],
             [*_hub_urls(job), job.spec.model.source, *_env_urls(job.spec.rollout)],
         ),
         *(build_reward_policy(service, head) for service in services),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import logging
 import os
+import time
 from collections.abc import Callable
 
 from aiohttp import web
@@ -14,6 +15,7 @@ from rljob_api.errors import UserError
 from rljob_api.wire.contract import ENV_TOKEN, PORT_DRIVER, UrlPath
 from rljob_api.wire.protocol import PullReport
 from rljob_trainer.driver.status import StatusBoard
+from rljob_trainer.replicas.peers import Peers
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +33,7 @@ class StatusServer:
         self._board = board
         self._record_report = record_report
         self._render_metrics = render_metrics
+        self._peers = Peers()
         app = web.Application(middlewares=[require_token])
         app.router.add_get(UrlPath.READY.value, self._ready)
         app.router.add_get(UrlPath.METRICS.value, self._metrics)
@@ -67,11 +70,18 @@ class StatusServer:
                 self._record_report(PullReport.model_validate_json(report))
             except ValidationError as error:
                 log.warning("unreadable report of a rollout: %s", error)  # its version differs
+        peer = request.query.get("peer", "")
+        if peer:
+            self._peers.record(peer, time.monotonic())
         timeout = min(float(request.query.get("timeout", "0")), _MAX_POLL_SECONDS)
         manifest = await self._board.wait_for_manifest(request.query.get("after", ""), timeout)
         if manifest is None:
             return web.Response(status=204)
-        return web.Response(text=manifest.model_dump_json(), content_type="application/json")
+        peers = self._peers.choose(peer, time.monotonic()) if peer else []
+        found = manifest.model_copy(update={"peers": peers})
+        # A rollout of an earlier version sends no address, and does not know the field.
+        text = found.model_dump_json(exclude=None if peers else {"peers"})
+        return web.Response(text=text, content_type="application/json")
 
 
 @web.middleware

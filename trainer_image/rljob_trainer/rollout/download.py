@@ -1,70 +1,213 @@
-"""One download of a weight file, in a thread: from the socket into the mapped file, and hashed in the cache."""
+"""One download of a weight file, in threads: from sockets into the mapped file, and verified in the cache.
+
+    publisher --(hashes of all chunks)--> 2 threads: parts of the file
+    peers ----(hashes of what they have)--> 2 threads: parts that they have         chooses: sources.Sources
+
+The hashes of verified chunks are entered in what other replicas see, at once. Invariant: run()
+returns only if the file has the announced hash. An error of a peer costs the part that it sent, one of the publisher
+the download.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import logging
+import random
 import socket
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from rljob_api.errors import TransientError
-from rljob_trainer.weights.file_hash import hash_chunk, hash_file, split
+from rljob_api.wire.protocol import WeightManifest
+from rljob_trainer.rollout.sources import POLL_SECONDS, Sources
+from rljob_trainer.weights.file_hash import CHUNK_BYTES, HASH_BYTES, hash_chunk, hash_file
 
-_CONNECT_SECONDS = 10
-_READ_SECONDS = 60
-_REPORTED_CHUNKS = 4
+logger = logging.getLogger(__name__)
+
+_CHUNKS_PER_PART = 16
+_NUM_CONNECTIONS = 2
+"""To the publisher, and as many to peers."""
+_CONNECT_SECONDS, _READ_SECONDS = 10, 60
+_PEER_SECONDS = 3
+"""To connect to a peer, and between its packets."""
+_PEER_PART_SECONDS = 10
+"""For a whole part. The publisher sends it to a receiver whose peer is slower."""
 _REASON_BYTES = 500
+
+Work = TypeVar("Work")
 
 
 class Download:
-    def __init__(self, url: str, token: str, record_received: Callable[[int], None]) -> None:
-        """`record_received` gets the number of bytes so far."""
-        self._url, self._record_received = url, record_received
+    def __init__(
+        self, manifest: WeightManifest, token: str, verified: bytearray, record_received: Callable[[int], None]
+    ) -> None:
+        """`verified` gets the hashes of verified chunks. `record_received` gets the number of bytes so far."""
+        self._manifest, self._verified, self._record_received = manifest, verified, record_received
         self._headers = {"Authorization": f"Bearer {token}"}
-        address = urlsplit(url)
-        assert address.hostname is not None
-        self._path = address.path
-        self._connection = http.client.HTTPConnection(address.hostname, address.port, timeout=_CONNECT_SECONDS)
-        self._is_stopped = False
+        address = urlsplit(manifest.url)
+        self._publisher, self._path = address.netloc, address.path
+        num_chunks = -(-manifest.num_bytes // CHUNK_BYTES)
+        self._sources = Sources(-(-num_chunks // _CHUNKS_PER_PART), manifest.peers, random.Random())
+        self._hashes = b""
+        self._num_received = 0
+        self._changed = threading.Condition()
+        """Protects all that follows, the sources and the number of received bytes."""
+        self._error: BaseException | None = None
+        self._connections: set[http.client.HTTPConnection] = set()
 
-    def run(self, target: memoryview) -> str:
-        """Fill `target` and return the file's hash. TransientError if the server has no file of this size."""
-        try:
-            self._connection.connect()
-            self._connection.sock.settimeout(_READ_SECONDS)
-            if self._is_stopped:
-                raise ConnectionAbortedError("stopped")
-            self._connection.request("GET", self._path, headers=self._headers)
-            response = self._connection.getresponse()
-            if response.status != http.HTTPStatus.OK:
-                reason = response.read(_REASON_BYTES).decode(errors="replace")
-                raise TransientError(f"{self._url}: HTTP {response.status}: {reason}")
-            if response.length != len(target):
-                raise TransientError(f"{self._url}: expected {len(target)} bytes, got {response.length}")
-            return self._receive(response, target)
-        except (OSError, http.client.HTTPException) as error:
-            raise TransientError(f"{self._url}: {type(error).__name__}: {error}") from error
-        finally:
-            self._connection.close()
+    def run(self, target: memoryview) -> None:
+        """Fill `target`. Raise TransientError if the publisher does not have the announced file."""
+        workers = [self._follow_publisher] * _NUM_CONNECTIONS
+        workers += [self._follow_peers] * (_NUM_CONNECTIONS if self._manifest.peers else 0)
+        self._attempt(self._fetch_hashes)
+        if self._error is None:
+            with ThreadPoolExecutor(len(workers), thread_name_prefix="download") as threads:
+                for worker in workers:
+                    threads.submit(self._attempt, worker, target)
+        if self._error is not None:
+            raise TransientError(f"{self._manifest.url}: {type(self._error).__name__}: {self._error}") from self._error
 
     def stop(self) -> None:
         """Make run() end soon, in another thread."""
-        self._is_stopped = True
-        if (open_socket := self._connection.sock) is not None:
-            with contextlib.suppress(OSError):  # it is closed already
-                open_socket.shutdown(socket.SHUT_RDWR)
+        self._fail(ConnectionAbortedError("stopped"))
 
-    def _receive(self, response: http.client.HTTPResponse, target: memoryview) -> str:
-        hashes, received = [], 0
-        for chunk in split(target):
-            end = received + len(chunk)
-            while received < end:
-                num_bytes = response.readinto(target[received:end])
+    def _attempt(self, work: Callable[..., None], *arguments: object) -> None:
+        try:
+            work(*arguments)
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._error = self._error or error
+            for connection in self._connections:
+                if connection.sock is not None:
+                    with contextlib.suppress(OSError):  # it is closed already
+                        connection.sock.shutdown(socket.SHUT_RDWR)
+            self._changed.notify_all()
+
+    def _fetch_hashes(self) -> None:
+        with self._connect(self._publisher, _CONNECT_SECONDS, _READ_SECONDS) as connection:
+            self._hashes = self._get_hashes(connection)
+        if (found := hash_file(self._hashes)) != self._manifest.file_hash:
+            raise TransientError(f"expected a file with hash {self._manifest.file_hash}, got {found}")
+
+    def _follow_publisher(self, target: memoryview) -> None:
+        with self._connect(self._publisher, _CONNECT_SECONDS, _READ_SECONDS) as connection:
+            while (part := self._wait_for(self._sources.take)) is not None:
+                self._receive(connection, target, part)
+                self._record(self._sources.record_received)
+
+    def _follow_peers(self, target: memoryview) -> None:
+        with contextlib.ExitStack() as stack:
+            connections: dict[str, http.client.HTTPConnection] = {}
+            while (work := self._wait_for(self._take_from_peer)) is not None:
+                name, part = work
+                try:
+                    if name not in connections:
+                        connections[name] = stack.enter_context(self._connect(name, _PEER_SECONDS, _PEER_SECONDS))
+                    if part is None:
+                        self._record(self._sources.record_offers, name, self._find_offers(connections[name]))
+                    else:
+                        self._receive(connections[name], target, part, time.monotonic() + _PEER_PART_SECONDS)
+                        self._record(self._sources.record_received, name)
+                except (OSError, http.client.HTTPException, TransientError) as error:
+                    logger.info("no more weights from peer %s: %s: %s", name, type(error).__name__, error)
+                    self._record(self._sources.record_peer_failed, name, part)
+
+    def _take_from_peer(self) -> tuple[str, int | None] | None:
+        if (work := self._sources.take_from_peer()) is not None:
+            return work
+        name = self._sources.take_poll(time.monotonic())
+        return None if name is None else (name, None)
+
+    def _wait_for(self, take: Callable[[], Work | None]) -> Work | None:
+        """Return what is to be done next; None if the download has ended."""
+        with self._changed:
+            while self._error is None and not self._sources.is_complete:
+                if (work := take()) is not None:
+                    return work
+                self._changed.wait(POLL_SECONDS)
+        return None
+
+    def _record(self, record: Callable[..., None], *arguments: object) -> None:
+        with self._changed:
+            record(*arguments)
+            self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def _connect(
+        self, address: str, connect_seconds: float, read_seconds: float
+    ) -> Iterator[http.client.HTTPConnection]:
+        connection = http.client.HTTPConnection(address, timeout=connect_seconds)
+        with self._changed:
+            self._connections.add(connection)
+        try:
+            connection.connect()
+            connection.sock.settimeout(read_seconds)
+            if self._error is not None:
+                raise ConnectionAbortedError("stopped")
+            yield connection
+        finally:
+            with self._changed:
+                self._connections.discard(connection)
+            connection.close()
+
+    def _find_offers(self, connection: http.client.HTTPConnection) -> list[int]:
+        """Return the parts that a peer has."""
+        found, size = self._get_hashes(connection), _CHUNKS_PER_PART * HASH_BYTES
+        starts = range(0, len(self._hashes), size)
+        return [i for i, at in enumerate(starts) if found[at : at + size] == self._hashes[at : at + size]]
+
+    def _get_hashes(self, connection: http.client.HTTPConnection) -> bytes:
+        num_bytes = -(-self._manifest.num_bytes // CHUNK_BYTES) * HASH_BYTES
+        connection.request("GET", f"{self._path}/hashes", headers=self._headers)
+        return _check(connection.getresponse(), http.HTTPStatus.OK, num_bytes).read()
+
+    def _receive(
+        self, connection: http.client.HTTPConnection, target: memoryview, part: int, deadline: float | None = None
+    ) -> None:
+        """Receive and verify a part. Raise TransientError after an unexpected response, and at a wrong chunk."""
+        first, end = (
+            part * _CHUNKS_PER_PART * CHUNK_BYTES,
+            min((part + 1) * _CHUNKS_PER_PART * CHUNK_BYTES, len(target)),
+        )
+        headers = self._headers | {"Range": f"bytes={first}-{end - 1}"}
+        connection.request("GET", self._path, headers=headers)
+        response = _check(connection.getresponse(), http.HTTPStatus.PARTIAL_CONTENT, end - first)
+        for begin in range(first, end, CHUNK_BYTES):
+            chunk = target[begin : min(begin + CHUNK_BYTES, end)]
+            received = 0
+            while received < len(chunk):
+                # Not readinto, which would wait for the whole chunk.
+                num_bytes = response.fp.readinto1(chunk[received:])
                 if not num_bytes:
-                    raise TransientError(f"{self._url}: the response ended after {received} bytes")
+                    raise TransientError(f"the response ended after {begin - first + received} bytes")
+                if deadline is not None and time.monotonic() > deadline:
+                    raise TransientError("too slow")
                 received += num_bytes
-            hashes.append(hash_chunk(chunk))
-            if len(hashes) % _REPORTED_CHUNKS == 0 or received == len(target):
-                self._record_received(received)
-        return hash_file(hashes)
+            self._verify(chunk, begin // CHUNK_BYTES)
+        response.close()  # the connection can be used again
+
+    def _verify(self, chunk: memoryview, index: int) -> None:
+        place = slice(index * HASH_BYTES, (index + 1) * HASH_BYTES)
+        if (found := hash_chunk(chunk)) != self._hashes[place]:
+            raise TransientError(f"chunk {index} has hash {found.hex()}, expected {self._hashes[place].hex()}")
+        self._verified[place] = found
+        with self._changed:
+            self._num_received += len(chunk)
+            self._record_received(self._num_received)
+
+
+def _check(response: http.client.HTTPResponse, status: int, num_bytes: int) -> http.client.HTTPResponse:
+    if response.status != status:
+        reason = response.read(_REASON_BYTES).decode(errors="replace")
+        raise TransientError(f"HTTP {response.status}: {reason}")
+    if response.length != num_bytes:
+        raise TransientError(f"expected {num_bytes} bytes, got {response.length}")
+    return response

@@ -29,6 +29,7 @@ from rljob_trainer.rollout.middleware import RolloutMiddleware
 from rljob_trainer.rollout.platform import check_platform
 from rljob_trainer.rollout.plugin import BACKEND, WORKER_EXTENSION
 from rljob_trainer.rollout.puller import ReplicaState, WeightPuller
+from rljob_trainer.rollout.sharing import SharedDownload
 from rljob_trainer.rollout.startup import StartupFields, parse_arguments, startup_errors
 from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient
 from rljob_trainer.weights.scratch import open_scratch_folder
@@ -246,7 +247,8 @@ def _open_adapter(job: RLJob) -> AdapterFolder | None:
 
 async def _pull_weights(job: RLJob, engine: Any, state: ReplicaState, adapter: AdapterFolder | None) -> None:
     address = os.environ.get(contract.ENV_POD_IP, "")
-    client = WeightClient(os.environ[contract.ENV_HEAD], os.environ[contract.ENV_TOKEN])
+    token = os.environ[contract.ENV_TOKEN]
+    client = WeightClient(os.environ[contract.ENV_HEAD], token, shared=SharedDownload(address, token))
     try:
         loader = EngineLoader(engine, find_update_mode(job.spec), adapter)
         await WeightPuller(state, client, loader, address).run()

@@ -23,6 +23,7 @@ from rljob_api.wire.discovery import resolve
 from rljob_api.wire.protocol import DigestUnit, PullReport, RolloutWeights, WeightManifest
 from rljob_trainer.rollout.download import Download
 from rljob_trainer.rollout.lora import AdapterFolder
+from rljob_trainer.rollout.sharing import SharedDownload
 from rljob_trainer.weights.checksum import Digest
 from rljob_trainer.weights.mapped import MappedFile, MappedFiles, boot_id
 from rljob_trainer.weights.scratch import open_scratch_folder
@@ -47,20 +48,29 @@ with the new weights."""
 class WeightClient:
     """Gets manifests from the head and files from the trainer, with the job's token."""
 
-    def __init__(self, head: str, token: str, open_folder: Callable[[int], Path] = open_scratch_folder) -> None:
-        """`open_folder`: returns the folder for downloads of this many bytes. Called before the first one."""
+    def __init__(
+        self,
+        head: str,
+        token: str,
+        open_folder: Callable[[int], Path] = open_scratch_folder,
+        shared: SharedDownload | None = None,
+    ) -> None:
+        """`open_folder`: returns the folder for downloads of this many bytes. Called before the first one. `shared`:
+        serves downloads to other replicas."""
+        self._shared = shared or SharedDownload()
         self._head, self._token, self._open_folder = head, token, open_folder
         self._folder: Path | None = None
         headers = {"Authorization": f"Bearer {token}"}
         self._session = aiohttp.ClientSession(headers=headers, raise_for_status=True)
         self._local = MappedFiles()
         """The publisher's."""
-        self._own: tuple[Path, MappedFile] | None = None
+        self._own: MappedFile | None = None
         """The file for downloads. Its memory is used again, since the first touch of a page costs most."""
         self._locked: MappedFile | None = None
 
     async def close(self) -> None:
         await self._session.close()
+        await asyncio.to_thread(self._shared.close)
 
     async def fetch_manifest(self, after: str, report: PullReport | None) -> WeightManifest | None:
         """Return a manifest other than `after`; None after a timeout. TransientError if the head is unreachable."""
@@ -71,6 +81,8 @@ class WeightClient:
         params = {"after": after, "timeout": str(_REPORT_SECONDS if report else _POLL_SECONDS)}
         if report:
             params["report"] = report.model_dump_json()
+        if self._shared.address:
+            params["peer"] = self._shared.address
         try:
             async with self._session.get(url, params=params, timeout=_POLL_TIMEOUT) as response:
                 if response.status == 204:
@@ -112,38 +124,30 @@ class WeightClient:
         return None
 
     async def _download(self, manifest: WeightManifest, record_received: Callable[[int], None]) -> Path:
-        """Download into the file of the previous download, so that memory holds one. It gets its final name once its
-        size and hash match the manifest. `record_received` gets the number of bytes so far."""
+        """Download into the file of the previous download, so that memory holds one. `record_received` gets the number
+        of bytes so far."""
         if self._folder is None:
             self._folder = self._open_folder(manifest.num_bytes)
-        partial = self._folder / "download.partial"
-        if self._own is not None and len(self._own[1].data) == manifest.num_bytes:
-            path, file = self._own
-            path.replace(partial)
-        else:
+        path = self._folder / "download.safetensors"
+        if self._own is None or len(self._own.data) != manifest.num_bytes:
             if self._own is not None:
-                (old, mapped), self._own = self._own, None
-                old.unlink()
-                mapped.close()
-            file = MappedFile(partial, num_bytes=manifest.num_bytes)
-        self._own = partial, file
+                path.unlink()
+                self._own.close()
+                self._own = None
+            self._own = MappedFile(path, num_bytes=manifest.num_bytes)
         loop = asyncio.get_running_loop()
 
         def record(num_bytes: int) -> None:
             loop.call_soon_threadsafe(record_received, num_bytes)
 
-        download = Download(manifest.url, self._token, record)
-        thread = loop.run_in_executor(None, download.run, file.data)
+        download = Download(manifest, self._token, self._shared.begin(manifest, self._own.data), record)
+        thread = loop.run_in_executor(None, download.run, self._own.data)
         try:
-            file_hash = await asyncio.shield(thread)
+            await asyncio.shield(thread)
         except asyncio.CancelledError:
             download.stop()
             await asyncio.wait({thread})  # it writes to the file until it has ended
             raise
-        if file_hash != manifest.file_hash:
-            raise TransientError(f"{manifest.url}: expected hash {manifest.file_hash}, got {file_hash}")
-        path = partial.replace(self._folder / f"{manifest.generation}-{manifest.version}.safetensors")
-        self._own = path, file
         return path
 
 

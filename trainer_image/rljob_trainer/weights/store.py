@@ -14,21 +14,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from aiohttp import web
 from torch import Tensor
 
 from rljob_api.errors import TransientError
 from rljob_api.wire.contract import PORT_WEIGHTS
 from rljob_api.wire.protocol import DigestUnit, LocalFile, WeightManifest
 from rljob_inputs.memory.limits import NUM_KEPT_VERSIONS
-from rljob_trainer.server_thread import ServerThread, require_token
 from rljob_trainer.weights.checksum import memory_key
+from rljob_trainer.weights.file_hash import hash_file
+from rljob_trainer.weights.file_server import ServedFile, WeightServer
 from rljob_trainer.weights.mapped import Layout, MappedFile, TensorSpec, boot_id
 from rljob_trainer.weights.scratch import open_scratch_folder
 from rljob_trainer.weights.writer import WeightWriter
 
 _MAX_THREADS = 8
-_SEND_BYTES = 1 << 20
 
 
 class _Slot:
@@ -39,6 +38,8 @@ class _Slot:
         self.file = MappedFile(path, num_bytes=num_bytes)
         self.file.lock(exclusive=True)
         self.num_readers = 0
+        self.hashes = b""
+        """Of the chunks."""
 
     def rename(self, path: Path) -> None:
         self.path = self.path.replace(path)
@@ -63,10 +64,8 @@ class WeightStore:
         """Of what follows, and of the slots' readers."""
         self._published: list[_Slot] = []
         self._spare: _Slot | None = None
-        app = web.Application(middlewares=[require_token(token)])
-        app.router.add_get("/weights/{name}", self._get_file)
         try:
-            self._server = ServerThread(app, host, PORT_WEIGHTS)
+            self._server = WeightServer(host, token, self._reading)
         except OSError as error:
             raise TransientError(f"cannot serve weights on {self._address}: {error}") from error
 
@@ -99,7 +98,7 @@ class WeightStore:
         writer = WeightWriter(slot.file, layout, unit, self._threads)
         for name, tensor in tensors:
             writer.add(name, tensor)
-        file_hash, digest = writer.finish()
+        slot.hashes, digest = writer.finish()
         slot.rename(slot.path.with_name(f"{generation}-{version}.safetensors"))
         slot.file.unlock()
         with self._lock:
@@ -113,7 +112,7 @@ class WeightStore:
             version=version,
             url=f"http://{self._address}/weights/{slot.path.name}",
             num_bytes=layout.num_bytes,
-            file_hash=file_hash,
+            file_hash=hash_file(slot.hashes),
             checksum=str(digest),
             digest_unit=unit,
             local=LocalFile(boot_id=boot_id(), path=str(slot.path), device=device, inode=inode),
@@ -135,30 +134,21 @@ class WeightStore:
             old.delete()
         return _Slot(path, num_bytes)
 
-    async def _get_file(self, request: web.Request) -> web.StreamResponse:
-        with self._reading(request.match_info["name"]) as slot:
-            data = slot.file.data
-            response = web.StreamResponse()
-            response.content_length = len(data)
-            await response.prepare(request)
-            for start in range(0, len(data), _SEND_BYTES):
-                await response.write(data[start : start + _SEND_BYTES])
-            await response.write_eof()
-            return response
-
     @contextlib.contextmanager
-    def _reading(self, name: str) -> Iterator[_Slot]:
+    def _reading(self, name: str) -> Iterator[ServedFile | None]:
         # Serve published files only: never join the URL to a folder.
         with self._lock:
-            found = [slot for slot in self._published if slot.path.name == name]
-            if not found:
-                raise web.HTTPNotFound(text="version not found, or no longer kept; get the current one from the head")
-            found[0].num_readers += 1
+            found = next((slot for slot in self._published if slot.path.name == name), None)
+            if found is not None:
+                found.num_readers += 1
+        if found is None:
+            yield None
+            return
         try:
-            yield found[0]
+            yield ServedFile(found.file.data, found.hashes)
         finally:
             with self._lock:
-                found[0].num_readers -= 1
+                found.num_readers -= 1
 
 
 def _without_ties(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rljob_api.wire.protocol import DigestUnit
 from rljob_trainer.weights.checksum import Digest, digest_on_device, digest_tensor
-from rljob_trainer.weights.file_hash import CHUNK_BYTES, hash_chunk, hash_file
+from rljob_trainer.weights.file_hash import CHUNK_BYTES, hash_chunk
 from rljob_trainer.weights.mapped import Layout, MappedFile, TensorSpec
 
 _MAX_PENDING_CHUNKS = 256
@@ -73,13 +73,14 @@ class WeightWriter:
             tensor, copied = _copy_to_host(tensor)
         self._expect(self._layout.offsets[name], tensor.nbytes, tensor, is_digested=is_digested, copied=copied)
 
-    def finish(self) -> tuple[str, Digest]:
-        """Return the file's hash, and the digest of the parameters. Raise ValueError if a tensor is missing."""
+    def finish(self) -> tuple[bytes, Digest]:
+        """Return the hashes of the file's chunks, and the digest of the parameters. Raise ValueError if a tensor is
+        missing."""
         self._wait(0)
         if any(self._missing):
             raise ValueError("not all tensors of the layout were added")
         digest = sum(map(Digest.of_device, self._device_digests), start=self._digest)
-        return hash_file(future.result() for future in self._hashes), digest
+        return b"".join(future.result() for future in self._hashes), digest
 
     def _expect(
         self,

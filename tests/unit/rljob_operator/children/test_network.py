@@ -102,6 +102,20 @@ def test_only_the_head_reaches_an_agents_pods_and_they_reach_what_their_function
     assert not any(may_reach(policies["agent-calculator"], address, 80) for address in METADATA)
 
 
+def test_rollouts_reach_the_weights_of_trainers_and_of_each_other():
+    policies = build_policies()
+    weights = [{"protocol": "TCP", "port": 8200}]
+    rollout, trainer = (
+        {"podSelector": {"matchLabels": {"rljob.dev/job": "gsm8k", "rljob.dev/role": r}}}
+        for r in ("rollout", "trainer")
+    )
+    assert [rule["to"] for rule in policies["rollout"]["egress"] if rule.get("ports") == weights] == [
+        [trainer, rollout]
+    ]
+    for role in ("trainer", "rollout"):
+        assert [rule["from"] for rule in policies[role]["ingress"] if rule.get("ports") == weights] == [[rollout]]
+
+
 def test_runner_alone_reaches_the_gateway_of_the_head():
     policies = find_policies(build_children(make_program_job(), "token", DEFAULTS))
     runner = {"rljob.dev/job": "gsm8k", "rljob.dev/role": "agent", "rljob.dev/agent": "runner"}

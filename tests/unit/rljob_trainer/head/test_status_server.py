@@ -76,6 +76,15 @@ async def test_waiting_rollout_gets_the_next_weights_immediately(board):
     assert WeightManifest.model_validate_json((await asyncio.wait_for(waiting, 10))[1]).version == 2
 
 
+async def test_rollouts_that_share_their_downloads_are_named_to_each_other(board):
+    for peer in ("a:8200", "b:8200"):
+        assert (await get(f"/weights/current?peer={peer}"))[0] == 204
+    await board.announce(manifest(1))
+    found = WeightManifest.model_validate_json((await get("/weights/current?peer=a:8200"))[1])
+    assert found.peers == ["b:8200"]
+    assert "peers" not in (await get("/weights/current"))[1], "a rollout of an earlier version does not know the field"
+
+
 async def test_lower_version_of_a_new_generation_is_new(board):
     await board.announce(manifest(5))
     await board.announce(manifest(2, "h"))

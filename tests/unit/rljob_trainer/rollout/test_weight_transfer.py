@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from rljob_trainer.rollout import weight_transfer
 from rljob_trainer.rollout.lora import AdapterFolder
 from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient
 from rljob_trainer.weights.checksum import Digest
-from rljob_trainer.weights.file_hash import hash_chunk, hash_file, split
+from rljob_trainer.weights.file_hash import hash_chunks, hash_file
 from rljob_trainer.weights.mapped import MappedFile, boot_id
 from tests.support.loopback import next_address
 
@@ -36,7 +37,7 @@ def _manifest(path: str = "whole", body: bytes = BODY, version: int = 0) -> Weig
         version=version,
         url=f"http://{TRAINER}:{contract.PORT_WEIGHTS}/{path}",
         num_bytes=len(body),
-        file_hash=hash_file(map(hash_chunk, split(memoryview(body)))),
+        file_hash=hash_file(hash_chunks(memoryview(body))),
         checksum="c",
     )
 
@@ -58,41 +59,45 @@ class Servers:
         self.tokens.add(request.headers["Authorization"])
         return self.response
 
+    async def hashes(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        if name == "missing":
+            return web.Response(status=404, text="no longer kept")
+        other = {"small": SMALL, "other": BODY[:-1] + b"x", "many": BODY * 2}
+        return web.Response(body=hash_chunks(memoryview(other.get(name, BODY))))
+
     async def file(self, request: web.Request) -> web.StreamResponse:
         self.tokens.add(request.headers["Authorization"])
-        bodies = {
-            "whole": BODY,
-            "small": SMALL,
-            "short": BODY[:-1],
-            "long": BODY + b"x",
-            "changed": b"\x01" + BODY[1:],
-        }
+        other = {"small": SMALL, "short": BODY[:-1], "changed": b"\x01" + BODY[1:]}
         name = request.match_info["name"]
+        found = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers["Range"])
+        assert found is not None
+        body = other.get(name, BODY)[int(found[1]) : int(found[2]) + 1]
+        response = web.StreamResponse(status=206, headers={"Content-Length": str(len(body))})
+        await response.prepare(request)
         if name == "cut":
-            response = web.StreamResponse(headers={"Content-Length": str(len(BODY))})
-            await response.prepare(request)
-            await response.write(BODY[: len(BODY) // 2])
+            await response.write(body[: len(body) // 2])
             assert request.transport is not None
             request.transport.abort()
-            return response
-        if name == "stuck":
-            response = web.StreamResponse(headers={"Content-Length": str(len(BODY))})
-            await response.prepare(request)
-            await response.write(BODY[:1000])
+        elif name == "stuck":
+            await response.write(body[:1000])
             await asyncio.sleep(60)
-        return web.Response(body=bodies[name]) if name in bodies else web.Response(status=404)
+        else:
+            await response.write(body)
+        return response
 
 
 @pytest.fixture
 async def servers() -> AsyncIterator[Servers]:
     servers = Servers()
     runners = []
-    for host, port, path, handler in (
-        (HEAD, contract.PORT_DRIVER, str(contract.UrlPath.WEIGHTS_CURRENT), servers.current),
-        (TRAINER, contract.PORT_WEIGHTS, "/{name}", servers.file),
+    for host, port, routes in (
+        (HEAD, contract.PORT_DRIVER, {str(contract.UrlPath.WEIGHTS_CURRENT): servers.current}),
+        (TRAINER, contract.PORT_WEIGHTS, {"/{name}": servers.file, "/{name}/hashes": servers.hashes}),
     ):
         app = web.Application()
-        app.router.add_get(path, handler)
+        for path, handler in routes.items():
+            app.router.add_get(path, handler)
         runner = web.AppRunner(app, shutdown_timeout=0, handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, host, port).start()
@@ -152,7 +157,7 @@ async def test_new_file_replaces_the_previous_one(client: WeightClient, servers:
         inodes.add(path.stat().st_ino)
     await asyncio.sleep(0)  # what the thread has reported last
     assert received[-1] == len(BODY)
-    assert [path.name for path in (tmp_path / "scratch").iterdir()] == ["g-1.safetensors"]
+    assert list((tmp_path / "scratch").iterdir()) == [path]
     assert len(inodes) == 1, "the memory of the previous one is used again"
     assert servers.tokens == {"Bearer secret"}
 
@@ -221,17 +226,26 @@ async def test_file_that_is_not_the_announced_one_is_downloaded(
     assert found.read_bytes() == SMALL
 
 
-@pytest.mark.parametrize("path", ["short", "long", "changed", "cut", "missing"])
-async def test_partial_or_wrong_file_is_rejected(client: WeightClient, tmp_path: Path, path: str) -> None:
-    with pytest.raises(TransientError):
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("other", "expected a file with hash"),
+        ("many", "bytes, got"),
+        ("short", "bytes, got"),
+        ("changed", "chunk 0 has hash"),
+        ("cut", "the response ended after|IncompleteRead|ConnectionReset"),
+        ("missing", "HTTP 404: no longer kept"),
+    ],
+)
+async def test_partial_or_wrong_file_is_rejected(client: WeightClient, path: str, reason: str) -> None:
+    with pytest.raises(TransientError, match=reason):
         await client.fetch_file(_manifest(path), _ignore)
-    assert not list((tmp_path / "scratch").glob("*.safetensors")), "a wrong file must not get the final name"
 
 
 async def test_download_can_be_cancelled_and_another_started(client: WeightClient, tmp_path: Path) -> None:
     stuck = asyncio.create_task(client.fetch_file(_manifest("stuck"), _ignore))
     async with asyncio.timeout(5):
-        while not list((tmp_path / "scratch").glob("*.partial")):  # noqa: ASYNC110 - a file has no event
+        while not list((tmp_path / "scratch").iterdir()):  # noqa: ASYNC110 - a file has no event
             await asyncio.sleep(0.01)
     stuck.cancel()
     await asyncio.wait({stuck})

@@ -13,7 +13,7 @@ from safetensors.torch import load
 
 from rljob_api.errors import TransientError
 from rljob_trainer.weights.checksum import digest_tensors
-from rljob_trainer.weights.file_hash import hash_chunk, hash_file, split
+from rljob_trainer.weights.file_hash import hash_chunks, hash_file
 from rljob_trainer.weights.mapped import MappedFile, TensorSpec
 from rljob_trainer.weights.store import WeightStore
 from tests.support.loopback import next_address
@@ -47,7 +47,7 @@ async def test_published_file_matches_its_manifest(store: WeightStore) -> None:
     assert manifest.url == f"http://{HOST}:8200/weights/g1-3.safetensors"
     status, body = await _get(manifest.url)
     assert status == 200
-    file_hash = hash_file(map(hash_chunk, split(memoryview(body))))
+    file_hash = hash_file(hash_chunks(memoryview(body)))
     assert (len(body), file_hash) == (manifest.num_bytes, manifest.file_hash)
     assert manifest.checksum == str(digest_tensors(weights.values()))
     other = store.publish({"a": torch.arange(64.0)}, "g1", 4, "word")
@@ -55,6 +55,19 @@ async def test_published_file_matches_its_manifest(store: WeightStore) -> None:
     received = load(body)
     assert received.keys() == weights.keys()
     assert all(torch.equal(received[name], weights[name]) for name in weights)
+
+
+async def test_ranges_and_the_hashes_of_chunks_are_served(store: WeightStore) -> None:
+    manifest = store.publish({"a": torch.arange(1 << 20)}, "g1", 0)
+    _, body = await _get(manifest.url)
+    headers = {"Authorization": f"Bearer {TOKEN}", "Range": "bytes=1000-2999"}
+    async with aiohttp.ClientSession() as session, session.get(manifest.url, headers=headers) as response:
+        assert (response.status, await response.read()) == (206, body[1000:3000])
+    headers["Range"] = "bytes=9-1"
+    async with aiohttp.ClientSession() as session, session.get(manifest.url, headers=headers) as response:
+        assert response.status == 416
+    assert await _get(manifest.url + "/hashes") == (200, hash_chunks(memoryview(body)))
+    assert (await _get(manifest.url + "/hashes", "wrong"))[0] == 401
 
 
 @pytest.mark.parametrize("token", [None, "", "wrong", "secret2"])
@@ -98,7 +111,7 @@ async def test_download_of_an_old_version_continues(store: WeightStore) -> None:
         for version in range(2, 6):
             store.publish(large(version), "g1", version)
         body = start + await response.content.read()
-    assert hash_file(map(hash_chunk, split(memoryview(body)))) == manifest.file_hash
+    assert hash_file(hash_chunks(memoryview(body))) == manifest.file_hash
 
 
 def test_failed_version_is_published_again(store: WeightStore, tmp_path: Path) -> None:
@@ -133,7 +146,7 @@ def test_file_of_many_chunks_and_dtypes_is_what_safetensors_reads(
         assert torch.equal(found[name], tensor), name
         assert torch.equal(mapped[name], tensor), name
     assert manifest.checksum == str(digest_tensors(weights.values()))
-    assert manifest.file_hash == hash_file(map(hash_chunk, split(memoryview(body))))
+    assert manifest.file_hash == hash_file(hash_chunks(memoryview(body)))
 
 
 async def test_only_published_names_are_served(store: WeightStore, tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ bench-weights: $(SYNCED) ## Weights from a publisher to 1 to 8 receivers, 0.1 to
 	$(BIN)/python bench/weights.py
 
 .PHONY: bench-plan
-bench-plan: $(SYNCED) ## The memory that rljob plan prints against torch's memory tracker, 0.135B to 32B, and a real rank (5 minutes)
+bench-plan: $(SYNCED) ## The memory that rljob plan prints against torch's memory tracker, 0.135B to 32B, and a real rank (over 20 minutes on 2 busy cores)
 	$(BIN)/python bench/plan.py --resident
 
 .PHONY: bench-policy

@@ -6,9 +6,11 @@ the same scripted model.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,7 +23,7 @@ from rljob_api.manifest.runner import Environment, Runner
 from rljob_reward.worker_pool import requirements
 from tests.support.reward_process import Server
 from tests.support.scripted_model import ScriptedModel
-from tests.support.waiting import DEADLINE_SECONDS
+from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -319,6 +321,12 @@ def play(answers, **_):
 """
 
 
+def accepts_connections(host: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
+        return True
+    return False
+
+
 @pytest.mark.parametrize("form", ["class", "client"])
 def test_openenv_environment_scores_as_in_its_own_loop(
     form: str, echo_package: Path, start_server: Callable[..., Server], scripted_model: ScriptedModel
@@ -332,6 +340,7 @@ def test_openenv_environment_scores_as_in_its_own_loop(
         environment = {"id": "echo_env.server.echo_env_environment:EchoEnvironment"}
     else:
         process = subprocess.Popen([python, "-m", "echo_env.server.app", "--port", "8765"], stderr=sys.stderr)
+        wait_for(lambda: accepts_connections("127.0.0.1", 8765), "the environment's server")
         environment = {"id": "echo_env.client:EchoEnv", "args": {"base_url": "http://127.0.0.1:8765"}}
     try:
         server = start_runner(start_server, {**case.environment, **environment}, None)

@@ -1,7 +1,7 @@
 """Which attention a model uses on a device, the layout of rows that it allows, and what a forward pass gives it.
 
     packed   one line of trees without padding. Each run of tokens is a sequence of queries with a sequence of keys, by
-             cumulative lengths: torch's varlen attention on GPUs, padded_attention.py on CPUs
+             cumulative lengths: torch's varlen attention on GPUs, one call per sequence on CPUs
     others   transformers' implementations: dense masks for trees (sdpa, eager), lengths of rows (flash_attention_2)
 
 Packed attention needs no mask of [tokens, tokens]. A prompt and its first completion are one causal sequence. A further
@@ -22,7 +22,6 @@ from torch import Tensor
 from rljob_api.errors import UserError
 from rljob_trainer.policy.layout import MASKED_TREES, PACKED_ROWS, PACKED_TREES, PLAIN, Layout
 from rljob_trainer.policy.micro_batches import MicroBatch
-from rljob_trainer.policy.padded_attention import Blocks, PaddedAttention, find_blocks
 
 PACKED = "rljob_packed"
 """Name of our implementation in transformers."""
@@ -43,8 +42,6 @@ class Segments(NamedTuple):
     """[keys] Column of each key. None: those of the line, in order."""
     max_queries: int
     max_keys: int
-    blocks: Blocks | None = None
-    """What CPUs compute (padded_attention.py); None on GPUs."""
 
 
 def install(network: Any, wanted: str, *, dtype: torch.dtype, device: torch.device) -> None:
@@ -130,14 +127,12 @@ def find_segments(
                 )
             ]
         )
-    query_ends, key_ends = (np.concatenate([[0], np.cumsum(lengths)]) for lengths in (num_queries, num_keys))
     return Segments(
-        query_ends=torch.tensor(query_ends, dtype=torch.int32, device=device),
-        key_ends=torch.tensor(key_ends, dtype=torch.int32, device=device),
+        query_ends=_cumulative(num_queries, device),
+        key_ends=_cumulative(num_keys, device),
         keys=None if keys is None else _integers(keys, device),
         max_queries=int(num_queries.max()),
         max_keys=int(num_keys.max()),
-        blocks=find_blocks(query_ends, key_ends, keys) if device.type == "cpu" else None,
     )
 
 
@@ -156,12 +151,10 @@ def packed_attention(
 ) -> tuple[Tensor, None]:  # [1, tokens, heads, dim]
     """transformers' interface of an attention function."""
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))  # [tokens, heads, dim]
-    if packed.blocks is not None:
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        return PaddedAttention.apply(query, key, value, packed.blocks, scale)[None], None
     if packed.keys is not None:
         key, value = _Copies.apply(key, packed.keys), _Copies.apply(value, packed.keys)
-    return _attend_on_gpu(query, key, value, packed, scaling)[None], None
+    attend = _attend_on_gpu if query.is_cuda else _attend_by_sequence
+    return attend(query, key, value, packed, scaling)[None], None
 
 
 def _attend_on_gpu(query: Tensor, key: Tensor, value: Tensor, packed: Segments, scaling: float | None) -> Tensor:
@@ -181,6 +174,25 @@ def _attend_on_gpu(query: Tensor, key: Tensor, value: Tensor, packed: Segments, 
     )
     assert isinstance(found, Tensor)
     return found
+
+
+def _attend_by_sequence(query: Tensor, key: Tensor, value: Tensor, packed: Segments, scaling: float | None) -> Tensor:
+    found = []
+    query_ends, key_ends = packed.query_ends.tolist(), packed.key_ends.tolist()
+    for i in range(len(query_ends) - 1):
+        queries, keys = slice(query_ends[i], query_ends[i + 1]), slice(key_ends[i], key_ends[i + 1])
+        parts = (query[queries], key[keys], value[keys])
+        q, k, v = (part.transpose(0, 1)[None] for part in parts)  # [1, heads, sequence, dim]
+        num_queries, num_keys = queries.stop - queries.start, keys.stop - keys.start
+        mask = None
+        if num_queries < num_keys:
+            visible = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device)
+            mask = visible.tril(num_keys - num_queries)
+        result = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=True
+        )
+        found.append(result[0].transpose(0, 1))
+    return torch.cat(found)
 
 
 class _Copies(torch.autograd.Function):
@@ -243,6 +255,10 @@ def _dense_mask(batch: MicroBatch, dtype: torch.dtype, device: torch.device) -> 
     visible &= torch.ones(length, length, dtype=torch.bool, device=device).tril()
     mask = torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, -math.inf)
     return mask[:, None]
+
+
+def _cumulative(lengths: NDArray[np.int64], device: torch.device) -> Tensor:
+    return torch.tensor(np.concatenate([[0], np.cumsum(lengths)]), dtype=torch.int32, device=device)
 
 
 def _integers(values: NDArray[Any], device: torch.device) -> Tensor:

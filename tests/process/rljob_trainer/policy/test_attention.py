@@ -8,7 +8,6 @@ from rljob_trainer.episodes.types import NOT_SAMPLED, TrainRow
 from rljob_trainer.policy import attention
 from rljob_trainer.policy.micro_batches import plan_micro_batches
 from rljob_trainer.policy.model_loading import ScoringModel
-from rljob_trainer.policy.padded_attention import find_blocks
 
 CONFIGS = {
     "llama": {},
@@ -74,7 +73,7 @@ def test_packed_rows_have_the_logprobs_and_gradients_of_rows_alone(model_type):
 
 
 def test_flash_attention_of_transformers_gets_the_lengths_of_packed_rows(monkeypatch):
-    """flash-attn needs a GPU: its function is replaced by that of packed rows on CPUs."""
+    """flash-attn needs a GPU: its function is replaced by one call of SDPA per row."""
     from transformers import AttentionInterface
 
     network, rows = build_network("qwen2"), build_rows()
@@ -86,8 +85,7 @@ def test_flash_attention_of_transformers_gets_the_lengths_of_packed_rows(monkeyp
         lengths.append(given["cu_seq_lens_q"].tolist())
         names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
         query_ends, key_ends, max_queries, max_keys = (given[name] for name in names)
-        blocks = find_blocks(query_ends.numpy(), key_ends.numpy(), None)
-        segments = attention.Segments(query_ends, key_ends, None, max_queries, max_keys, blocks)
+        segments = attention.Segments(query_ends, key_ends, None, max_queries, max_keys)
         scaling = given["scaling"]
         return attention.packed_attention(module, query, key, value, None, packed=segments, scaling=scaling)
 

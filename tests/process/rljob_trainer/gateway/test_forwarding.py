@@ -47,7 +47,7 @@ class Endpoint:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        self.requests.append((request.path, {k.lower(): v for k, v in request.headers.items()}, body))
+        self.requests.append((request.path_qs, {k.lower(): v for k, v in request.headers.items()}, body))
         if self.refusals:
             return self.refusals.pop(0)
         if request.path.endswith("/messages"):
@@ -126,14 +126,16 @@ async def test_streams_pass_through(episode: Episode) -> None:
     assert [chunk.choices[0].delta.content async for chunk in stream] == ["ye", "s"]
 
 
-async def test_anthropics_api(episode: Episode) -> None:
+@pytest.mark.parametrize("api", ["messages", "beta messages"])
+async def test_anthropics_api(api: str, episode: Episode) -> None:
     client = anthropic.AsyncAnthropic(base_url=episode.access.url, api_key=episode.access.api_key)
+    messages: Any = client.messages if api == "messages" else client.beta.messages
 
-    reply = await client.messages.create(model="gpt-5-mini", max_tokens=8, messages=[USER])
+    reply = await messages.create(model="gpt-5-mini", max_tokens=8, messages=[USER])
 
     [(path, headers, _)] = episode.endpoint.requests
     assert reply.content[0].type == "text"
-    assert path == "/base/v1/messages"
+    assert path == "/base/v1/messages" + ("" if api == "messages" else "?beta=true")
     assert KEY in (headers.get("x-api-key"), headers.get("authorization", "").removeprefix("Bearer "))
     assert "anthropic-version" in headers
 

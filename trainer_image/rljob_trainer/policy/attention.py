@@ -153,7 +153,7 @@ def packed_attention(
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))  # [tokens, heads, dim]
     if packed.keys is not None:
         key, value = _Copies.apply(key, packed.keys), _Copies.apply(value, packed.keys)
-    attend = _attend_on_gpu if query.is_cuda else _attend_by_sequence
+    attend = _attend_by_sequence if query.device.type == "cpu" else _attend_on_gpu
     return attend(query, key, value, packed, scaling)[None], None
 
 

@@ -68,7 +68,7 @@ class OtherModels:
         `body["model"]` must be one of `names`. Raise RequestError if the endpoint cannot be reached.
         """
         model = self._models[body["model"]]
-        url = model.url.rstrip("/") + request.path_qs.removeprefix("/v1")  # Anthropic's SDK sends ?beta=true
+        url = model.url.rstrip("/") + request.path_qs.removeprefix("/v1")  # clients send ?beta=true
         headers = {name: request.headers[name] for name in _SENT if name in request.headers}
         if key := self._api_keys.get(model.name):
             headers |= {"x-api-key": key} if "x-api-key" in request.headers else {"Authorization": f"Bearer {key}"}

@@ -41,7 +41,7 @@ def test_digest_of_the_engine_is_that_of_the_publisher(folder: Path, case: str, 
 
 def test_digest_of_dense_models_is_of_words(folder: Path) -> None:
     units = {case: each["unit"] for case, each in json.loads((folder / "expected.json").read_text()).items()}
-    assert {case for case, unit in units.items() if unit == "element"} == {"experts", "experts-renamed"}
+    assert {case for case, unit in units.items() if unit == "element"} == {c for c in units if c.startswith("experts")}
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

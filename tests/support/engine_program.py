@@ -37,10 +37,19 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": 0,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+GLM = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+    "head_dim": 16,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     # The first creates the group of expert parallelism, too.
     "experts": ("Qwen3Moe", {**EXPERTS, "head_dim": 16, "tie_word_embeddings": False}),
     "experts-renamed": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "experts-with-a-bias-in-a-buffer": ("Glm4Moe", GLM),
+    "experts-with-a-router-in-fp32": ("Glm4Moe", {**GLM, "dtype": "bfloat16"}),
     "tied": ("Llama", {"tie_word_embeddings": True}),
     "untied": ("Llama", {"tie_word_embeddings": False}),
     "replicated-kv-heads": ("Llama", {"num_key_value_heads": 1}),
@@ -56,7 +65,7 @@ CHECKPOINT = "checkpoint"
 
 def build_models(_: int, folder: Path) -> None:
     """Write each case's checkpoint, and two versions as the trainer publishes them."""
-    from rljob_trainer.policy.checkpoint_names import to_checkpoint
+    from rljob_trainer.policy.checkpoint_names import persistent_buffers, to_checkpoint
     from rljob_trainer.policy.published import has_plain_matrices
     from rljob_trainer.weights.checksum import choose_unit, digest_tensors
 
@@ -64,12 +73,16 @@ def build_models(_: int, folder: Path) -> None:
     for case, (kind, settings) in CASES.items():
         torch.manual_seed(0)
         config = getattr(transformers, f"{kind}Config")(**SHAPE | settings)
-        model = getattr(transformers, f"{kind}ForCausalLM")(config).float()
+        model = getattr(transformers, f"{kind}ForCausalLM")(config)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(config.dtype or torch.float32)
         model.save_pretrained(folder / case)
         for version in (1, 2):
-            for parameter in model.parameters():
-                parameter.data.uniform_(-1, 1)
-            weights = to_checkpoint(model, {name: parameter.detach() for name, parameter in model.named_parameters()})
+            tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
+            tensors |= persistent_buffers(model)
+            for tensor in tensors.values():
+                tensor.uniform_(-1, 1)
+            weights = to_checkpoint(model, tensors)
             save_file(weights, folder / f"{case}-{version}.safetensors")
             if case == "tied":
                 weights = dict(weights)
@@ -77,7 +90,7 @@ def build_models(_: int, folder: Path) -> None:
                 save_file(weights, folder / f"{MISSING}-{version}.safetensors")
                 expected[MISSING] = {"unit": "word", "digest": str(digest_tensors(weights.values(), "word"))}
         unit = choose_unit(weights.values(), 2) if has_plain_matrices(model) else "element"
-        digest = digest_tensors((parameter.detach() for parameter in model.parameters()), unit)
+        digest = digest_tensors(tensors.values(), unit)
         expected[case] = {"unit": unit, "digest": str(digest)}
     (folder / "expected.json").write_text(json.dumps(expected))
 
@@ -91,7 +104,8 @@ def run_worker(rank: int, num_workers: int, folder: Path) -> None:
     expected, digests = json.loads((folder / "expected.json").read_text()), {}
     for case in (*CASES, MISSING, CHECKPOINT):
         model = case if case in CASES else "tied"
-        config = _build_config(folder / model, num_workers, "auto" if case == CHECKPOINT else "dummy")
+        dtype = CASES[model][1].get("dtype", "float32")
+        config = _build_config(folder / model, num_workers, "auto" if case == CHECKPOINT else "dummy", dtype)
         with set_current_vllm_config(config):
             if not torch.distributed.is_initialized():
                 meeting = f"file://{folder}/meet-{num_workers}"
@@ -102,7 +116,7 @@ def run_worker(rank: int, num_workers: int, folder: Path) -> None:
     (folder / f"digests-{num_workers}-{rank}.json").write_text(json.dumps(digests))
 
 
-def _build_config(model: Path, num_workers: int, load_format: str) -> Any:
+def _build_config(model: Path, num_workers: int, load_format: str, dtype: str) -> Any:
     from vllm.engine.arg_utils import EngineArgs
 
     return EngineArgs(
@@ -110,7 +124,7 @@ def _build_config(model: Path, num_workers: int, load_format: str) -> Any:
         tensor_parallel_size=num_workers,
         distributed_executor_backend="mp" if num_workers > 1 else None,
         load_format=load_format,
-        dtype="float32",
+        dtype=dtype,
         max_model_len=64,
         enforce_eager=True,
         skip_tokenizer_init=True,

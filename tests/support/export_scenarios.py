@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import distribute_tensor
-from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from rljob_trainer.policy import checkpoints
 from rljob_trainer.policy.policy import Policy
@@ -28,13 +28,17 @@ from tests.support.rank_programs import run_on_ranks
 
 
 def build_experts(folder: Path) -> None:
+    """Write a model whose routers have a bias that is a buffer."""
     torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, moe_intermediate_size=48, num_experts=4,
+    config = Glm4MoeConfig(
+        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, moe_intermediate_size=48, n_routed_experts=4,
         num_experts_per_tok=2, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
-        max_position_embeddings=64, tie_word_embeddings=False, initializer_range=0.1,
+        max_position_embeddings=64, tie_word_embeddings=False, initializer_range=0.1, first_k_dense_replace=0,
     )  # fmt: skip
-    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    model = Glm4MoeForCausalLM(config)
+    for layer in model.model.layers:
+        layer.mlp.gate.e_score_correction_bias.uniform_(-0.1, 0.1)
+    model.save_pretrained(folder)
 
 
 def build_dense(folder: Path) -> None:

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from rljob_api.errors import UserError
 from rljob_inputs.hub.repository import repository_name
-from rljob_trainer.policy.checkpoint_names import persistent_buffers, to_checkpoint
+from rljob_trainer.policy.checkpoint_names import to_checkpoint
 from rljob_trainer.policy.checkpoint_storage import build_reader, build_writer, first_failure
 from rljob_trainer.policy.policy import Policy
 from rljob_trainer.run_folder.client import RemoteFolder
@@ -81,11 +81,11 @@ def load_checkpoint(policy: Policy, folder: Path | RemoteFolder) -> None:
 
 def export_model(policy: Policy, folder: Path | RemoteFolder, tokenizer_source: str) -> None:
     """Write a Hugging Face folder in the compute dtype; with LoRA, also FOLDER/adapter, in fp32, for peft and vLLM."""
-    parameters = policy.gather_weights()
+    weights = policy.gather_weights()
     adapters = {} if policy.adapters is None else policy.adapters.gather()
     if dist.get_rank() == 0:
         with _local_folder(folder) as local:
-            _write_model(policy, parameters, local, tokenizer_source)
+            _write_model(policy, weights, local, tokenizer_source)
             if policy.adapters is not None:
                 policy.adapters.save(adapters, local / ADAPTER_FOLDER)
             # Some libraries write files with mode 0600, which the user of another Pod cannot read.
@@ -106,7 +106,7 @@ def _local_folder(folder: Path | RemoteFolder) -> Iterator[Path]:
         folder.upload(Path(name))
 
 
-def _write_model(policy: Policy, parameters: dict[str, torch.Tensor], folder: Path, tokenizer_source: str) -> None:
+def _write_model(policy: Policy, weights: dict[str, torch.Tensor], folder: Path, tokenizer_source: str) -> None:
     from huggingface_hub import save_torch_state_dict
     from transformers import AutoTokenizer
 
@@ -117,9 +117,7 @@ def _write_model(policy: Policy, parameters: dict[str, torch.Tensor], folder: Pa
         policy.generation_config.save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(repository_name(tokenizer_source), **policy.source_options)
     tokenizer.save_pretrained(folder)
-    network = policy.model.network
-    buffers = {name: buffer.cpu() for name, buffer in persistent_buffers(network).items()}
-    save_torch_state_dict(to_checkpoint(network, parameters | buffers), folder, max_shard_size=_SHARD_BYTES)
+    save_torch_state_dict(to_checkpoint(policy.model.network, weights), folder, max_shard_size=_SHARD_BYTES)
 
 
 def _state(policy: Policy) -> dict[str, Any]:

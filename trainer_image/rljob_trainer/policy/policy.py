@@ -25,7 +25,7 @@ from rljob_trainer.algorithms.corrections import loglinear_proximal
 from rljob_trainer.algorithms.losses import update_loss
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.policy import attention, optimizer, sharding
-from rljob_trainer.policy.checkpoint_names import to_checkpoint
+from rljob_trainer.policy.checkpoint_names import persistent_buffers, to_checkpoint
 from rljob_trainer.policy.compilation import compile_layers
 from rljob_trainer.policy.critic import Critic
 from rljob_trainer.policy.lora import Adapters
@@ -89,7 +89,7 @@ class Policy:
         # FSDP creates its streams in the first forward. Before that, parameters can only be gathered one by one.
         self._has_run_forward = False
         self._published: dict[str, Tensor] | None = None
-        """All parameters on the meta device, once they were published (see _describe_published)."""
+        """All weights on the meta device, once they were published (see _describe_published)."""
         self._metrics = TokenMetrics()
         self._has_reference = has_reference
         self.reference: ScoringModel | None = None
@@ -143,14 +143,15 @@ class Policy:
         return RankMetrics(sums, maxima, norm, rate, is_skipped=not math.isfinite(norm), critic=critic)
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """Return all parameters in the compute dtype on rank 0's CPU, valid until the next update; {} on other ranks.
+        """Return all weights on rank 0's CPU, valid until the next update; {} on other ranks.
 
-        The parameters stay gathered for the next forward, so publishing costs no extra transfer.
+        Parameters are in the compute dtype, persistent buffers in their own. The parameters stay gathered for the next
+        forward, so publishing costs no extra transfer.
         """
-        return {name: parameter.cpu() for name, parameter in self._stream_weights() if dist.get_rank() == 0}
+        return {name: tensor.cpu() for name, tensor in self._stream_weights() if dist.get_rank() == 0}
 
     def stream_published(self) -> Published:
-        """Return what rollouts load: all parameters as in a checkpoint, or the adapters."""
+        """Return what rollouts load: all weights as in a checkpoint, or the adapters."""
         lora = self._spec.trainer.lora
         if self.adapters is not None and lora is not None and lora.publish == "adapter":
             adapters = self.adapters.scale(self.adapters.gather())
@@ -166,7 +167,7 @@ class Policy:
         sharding.reshard(self.model)
 
     def _describe_published(self) -> dict[str, Tensor]:
-        """Return all parameters on the meta device; CONVERTED if a checkpoint holds them otherwise."""
+        """Return all weights on the meta device; CONVERTED if a checkpoint holds them otherwise."""
         parameters: Iterator[tuple[str, Tensor]] = (
             (name.removeprefix(_PREFIX), torch.empty(parameter.shape, dtype=self.dtype, device="meta"))
             for name, parameter in self.model.named_parameters()
@@ -174,18 +175,21 @@ class Policy:
         if self.adapters is not None:
             adapters = {name: tensor.to("meta") for name, tensor in self.adapters.gather().items()}
             parameters = self.adapters.merge(parameters, adapters)
-        described = dict(parameters)
+        buffers = persistent_buffers(self.model.network)
+        described = dict(parameters) | {name: buffer.to("meta") for name, buffer in buffers.items()}
         converted = to_checkpoint(self.model.network, described)
         is_same = converted.keys() == described.keys() and all(converted[name] is described[name] for name in described)
         return described if is_same else CONVERTED
 
     def _stream_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield all parameters in the compute dtype on this device, on rank 0 with the adapters added. A collective."""
+        """Yield all weights on this device, on rank 0 with the adapters added: parameters in the compute dtype, then
+        persistent buffers in their own. A collective."""
         adapters = {} if self.adapters is None else self.adapters.gather()
         gathered = self._gather_parameters()
         if self.adapters is not None and dist.get_rank() == 0:
             gathered = self.adapters.merge(gathered, adapters)
         yield from gathered
+        yield from persistent_buffers(self.model.network).items()
 
     def _gather_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield all parameters in the compute dtype on this device. A collective: all ranks take every one."""

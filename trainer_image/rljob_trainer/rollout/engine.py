@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from vllm.config.weight_transfer import WeightTransferConfig
 
 _SHARDED_LAYERS = (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, RoutedExperts)
+_COPIED = ((RowParallelLinear, "bias"), (RoutedExperts, "e_score_correction_bias"))
+"""Parameters of sharded layers that are not sharded."""
 _NUM_PROBED_COLUMNS = 4
 
 
@@ -217,8 +219,10 @@ def _owned_parameters(layer: nn.Module) -> dict[str, Tensor]:
     is_sharded = isinstance(layer, _SHARDED_LAYERS) and getattr(layer, "tp_size", None) != 1
     if not is_sharded:
         return parameters if rank == 0 else {}
-    if isinstance(layer, RowParallelLinear) and rank > 0:
-        parameters.pop("bias", None)  # each rank holds a complete copy
+    if rank > 0:  # each rank holds a complete copy
+        for kind, name in _COPIED:
+            if isinstance(layer, kind):
+                parameters.pop(name, None)
     if isinstance(layer, QKVParallelLinear) and rank % layer.num_kv_head_replicas:
         # Another rank digests the same key and value heads.
         num_query_rows = layer.num_heads * layer.head_size

@@ -2,13 +2,14 @@
 
 It combines functions of the bit patterns of all units that do not depend on their order. So neither order, shape and
 names count, nor zero bits, such as padding. A permutation of the units is not detected: the file's hash covers the
-transfer. Both sides must hold the wire dtype and use the same unit, and a tied parameter counts once.
+transfer. Both sides must use the same unit, and a tied parameter counts once.
 
 element   the sum, and the sum of a non-linear mix of each pattern, modulo 2**64. Every other change of values is
-          detected, except for collisions (about 2**-64)
+          detected, except for collisions (about 2**-64). A bf16 value counts as the same value in fp32, which engines
+          hold for the routers of some models; otherwise both sides must hold the wire dtype
 word      8 bytes along the innermost dimension: the sum modulo 2**64, and the exclusive or. Both read memory at its
           speed, without a conversion. A different version, slice or dtype is detected like above; of flipped bits,
-          a single one always, and most of several. Matrices may not be transposed, nor cut within a word
+          a single one always, and most of several. Matrices may not be transposed, converted, nor cut within a word
 
 See `choose_unit`.
 """
@@ -32,6 +33,8 @@ from rljob_api.wire.protocol import DigestUnit
 _MODULUS = 1 << 64
 _MIX_FACTOR = 0x9E3779B97F4A7C15 - _MODULUS  # 2**64 / golden ratio, odd, as a signed 64-bit number
 _MIX_SHIFT = 29
+_BF16_SHIFT = 16
+"""Turns the bits of a bf16 value into those of the same value in fp32."""
 _WORD_BYTES = 8
 # Too small for torch to use threads: one core computes each block in its cache. On a busy machine, the barriers of
 # thousands of tiny parallel regions took 20 s instead of 0.25 s. A GPU needs larger blocks.
@@ -159,6 +162,8 @@ def _sum_on_device(bits: Tensor, unit: DigestUnit) -> Tensor:
     plain, mixed = [zero], [zero]
     for piece in bits.split(block):
         value = values[: piece.numel()].copy_(piece)
+        if piece.element_size() == 2:
+            value.bitwise_left_shift_(_BF16_SHIFT)
         plain.append(value.sum())
         mix = torch.bitwise_right_shift(value.mul_(_MIX_FACTOR), _MIX_SHIFT, out=mixes[: piece.numel()])
         mixed.append(mix.bitwise_xor_(value).sum())

@@ -16,7 +16,9 @@ _MASK = (1 << 64) - 1
 def _expected(tensor: torch.Tensor) -> Digest:
     """Compute the definition with Python integers, element by element."""
     plain = mixed = 0
-    for bits in tensor.flatten().view(torch.int16 if tensor.element_size() == 2 else torch.int32).tolist():
+    is_half = tensor.element_size() == 2
+    for bits in tensor.flatten().view(torch.int16 if is_half else torch.int32).tolist():
+        bits <<= 16 * is_half
         value = (bits * 0x9E3779B97F4A7C15) & _MASK
         signed = value - (1 << 64) if value >> 63 else value
         plain += bits
@@ -30,6 +32,12 @@ def _expected_of_word_units(tensor: torch.Tensor) -> Digest:
         plain += bits
         parity ^= bits & _MASK
     return Digest(plain & _MASK, parity=parity)
+
+
+def test_bf16_values_digest_as_the_same_values_in_fp32() -> None:
+    tensor = torch.randn(321).bfloat16()
+    assert digest_tensor(tensor) == digest_tensor(tensor.float())
+    assert digest_tensor(tensor) != digest_tensor(tensor.float() * (1 + 2**-20))
 
 
 UNITS: list[DigestUnit] = ["element", "word"]

@@ -244,7 +244,11 @@ class ModelGateway:
 
     async def _count_tokens(self, dialect: Dialect, request: web.Request, attempt: Attempt) -> web.StreamResponse:
         body, _ = await _read_body(request)
-        return _respond({"input_tokens": await attempt.count_tokens(dialect.read(body, request.headers))})
+        if body.get("model") in self._others.names:
+            return await self._forward(request, body, attempt)
+        asked = dialect.read(body, request.headers)
+        self._check_model(asked.model)
+        return _respond({"input_tokens": await attempt.count_tokens(asked)})
 
     async def _list_models(self, dialect: Dialect, request: web.Request, attempt: Attempt) -> web.StreamResponse:
         names = (POLICY, *self._others.names)

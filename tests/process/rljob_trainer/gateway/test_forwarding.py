@@ -40,16 +40,16 @@ class Endpoint:
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, dict[str, str], dict[str, Any]]] = []
-        self.refusals: list[web.Response] = []
-        """Sent before answers."""
+        self.answers: list[web.Response] = []
+        """Sent first, instead of the usual ones."""
         self.server = TestServer(web.Application())
         self.server.app.router.add_post("/base/{path:.*}", self.handle)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.requests.append((request.path_qs, {k.lower(): v for k, v in request.headers.items()}, body))
-        if self.refusals:
-            return self.refusals.pop(0)
+        if self.answers:
+            return self.answers.pop(0)
         if request.path.endswith("/messages"):
             message = {"id": "m1", "type": "message", "role": "assistant", "model": "judge-large", "stop_reason": None}
             usage = {"input_tokens": 1, "output_tokens": 1}
@@ -140,8 +140,18 @@ async def test_anthropics_api(episode: Episode) -> None:
     assert "anthropic-version" in headers
 
 
+async def test_the_endpoint_counts_tokens_of_its_model(episode: Episode) -> None:
+    client = anthropic.AsyncAnthropic(base_url=episode.access.url, api_key=episode.access.api_key)
+    episode.endpoint.answers.append(web.json_response({"input_tokens": 12345}))
+
+    reply = await client.messages.count_tokens(model="gpt-5-mini", messages=[USER])
+
+    [(path, _, _)] = episode.endpoint.requests
+    assert (path, reply.input_tokens) == ("/base/v1/messages/count_tokens", 12345)
+
+
 async def test_the_sdk_retries_what_the_endpoint_says_may_be_retried(episode: Episode) -> None:
-    episode.endpoint.refusals = [web.json_response({}, status=429, headers={"retry-after-ms": "1"}) for _ in range(2)]
+    episode.endpoint.answers = [web.json_response({}, status=429, headers={"retry-after-ms": "1"}) for _ in range(2)]
 
     await episode.openai(max_retries=2).chat.completions.create(model="gpt-5-mini", messages=[USER])
 
@@ -149,7 +159,7 @@ async def test_the_sdk_retries_what_the_endpoint_says_may_be_retried(episode: Ep
 
 
 async def test_a_refusal_is_the_episodes_reason(episode: Episode) -> None:
-    episode.endpoint.refusals = [web.json_response({"error": {"message": "no such key"}}, status=401)]
+    episode.endpoint.answers = [web.json_response({"error": {"message": "no such key"}}, status=401)]
 
     with pytest.raises(openai.AuthenticationError, match="no such key"):
         await episode.openai().chat.completions.create(model="gpt-5-mini", messages=[USER])

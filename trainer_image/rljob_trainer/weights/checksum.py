@@ -156,18 +156,19 @@ def _sum_on_device(bits: Tensor, unit: DigestUnit) -> Tensor:
     zero = torch.zeros((), dtype=torch.int64, device=bits.device)
     if unit == "word":
         return torch.stack([bits.sum(), zero, _fold(bits)])
+    shift = _BF16_SHIFT if bits.element_size() == 2 else 0
+    factor = (_MIX_FACTOR << shift) % _MODULUS
+    factor -= _MODULUS * (factor >= _MODULUS // 2)  # a signed 64-bit number
     block = _CPU_BLOCK_ELEMENTS if bits.device.type == "cpu" else _DEVICE_BLOCK_ELEMENTS
     values = torch.empty(min(block, bits.numel()), dtype=torch.int64, device=bits.device)
     mixes = torch.empty_like(values)
     plain, mixed = [zero], [zero]
     for piece in bits.split(block):
         value = values[: piece.numel()].copy_(piece)
-        if piece.element_size() == 2:
-            value.bitwise_left_shift_(_BF16_SHIFT)
         plain.append(value.sum())
-        mix = torch.bitwise_right_shift(value.mul_(_MIX_FACTOR), _MIX_SHIFT, out=mixes[: piece.numel()])
+        mix = torch.bitwise_right_shift(value.mul_(factor), _MIX_SHIFT, out=mixes[: piece.numel()])
         mixed.append(mix.bitwise_xor_(value).sum())
-    return torch.stack([torch.stack(plain).sum(), torch.stack(mixed).sum(), zero])
+    return torch.stack([torch.stack(plain).sum() << shift, torch.stack(mixed).sum(), zero])
 
 
 def _fold(units: Tensor) -> Tensor:

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rljob_api.wire import contract
 from rljob_api.wire.protocol import WeightManifest
-from rljob_trainer.policy.checkpoint_names import to_checkpoint
+from rljob_trainer.policy.checkpoint_names import persistent_buffers, to_checkpoint
 from tests.integration import test_lora_real as lora
 from tests.integration import test_rollout_real as real
 from tests.support.tiny_qwen3 import TINY_QWEN3
@@ -83,6 +83,23 @@ def build_experts(seed: int) -> Qwen3MoeForCausalLM:
     return Qwen3MoeForCausalLM(config).float().eval()
 
 
+def build_biased_routers(seed: int) -> Glm4MoeForCausalLM:
+    """Build a model whose choice of experts depends on a buffer."""
+    torch.manual_seed(seed)
+    config = Glm4MoeConfig(
+        **TINY_QWEN3,
+        moe_intermediate_size=48,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
+        tie_word_embeddings=False,
+    )
+    model = Glm4MoeForCausalLM(config).float().eval()
+    for buffer in persistent_buffers(model).values():
+        buffer.uniform_(-0.3, 0.3)
+    return model
+
+
 class ExpertsReplica(real.Replica):
     @staticmethod
     def build(seed: int) -> Qwen3ForCausalLM:
@@ -91,7 +108,8 @@ class ExpertsReplica(real.Replica):
     def publish(self, generation: str, version: int, reference: int) -> WeightManifest:
         """As the trainer does: from transformers' parameters, in which the experts of a layer are one."""
         model = self.references[reference]
-        weights = to_checkpoint(model, {name: parameter.detach() for name, parameter in model.named_parameters()})
+        parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        weights = to_checkpoint(model, parameters | persistent_buffers(model))
         manifest = self.store.publish(weights, generation, version)
         self.head.announce(manifest)
         return manifest
@@ -100,4 +118,15 @@ class ExpertsReplica(real.Replica):
 @pytest.mark.parametrize("rollout", [{}, PARALLEL])
 async def test_experts_compute_with_the_weights_that_were_published(tmp_path: Path, rollout: dict[str, Any]) -> None:
     with run(ExpertsReplica(tmp_path, rollout=rollout)) as replica:
+        await check_versions(replica)
+
+
+class BiasedRoutersReplica(ExpertsReplica):
+    @staticmethod
+    def build(seed: int) -> Qwen3ForCausalLM:
+        return build_biased_routers(seed)  # type: ignore[return-value]
+
+
+async def test_routers_choose_experts_with_the_bias_that_was_published(tmp_path: Path) -> None:
+    with run(BiasedRoutersReplica(tmp_path)) as replica:
         await check_versions(replica)

@@ -195,16 +195,19 @@ def _pack_experts(layer: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Probe:
-    """A few columns of a matrix, to verify the copy in an opaque kernel."""
+    """A few columns of a matrix, to verify the copy in an opaque kernel. Adjacent ones, which share cache lines."""
 
     one_hot: Tensor  # [columns, in]
     expected: Tensor  # [columns, out]
 
     @classmethod
     def of(cls, weight: Tensor) -> Probe:
-        columns = torch.randint(weight.shape[1], (_NUM_PROBED_COLUMNS,), device="cpu")
-        one_hot = nn.functional.one_hot(columns, weight.shape[1]).to(weight.dtype)
-        return cls(one_hot, weight[:, columns].T.clone())
+        num_columns = min(_NUM_PROBED_COLUMNS, weight.shape[1])
+        first = int(torch.randint(weight.shape[1] - num_columns + 1, (), device="cpu"))
+        columns = slice(first, first + num_columns)
+        one_hot = torch.zeros(num_columns, weight.shape[1], dtype=weight.dtype, device="cpu")
+        one_hot[:, columns].fill_diagonal_(1)
+        return cls(one_hot, weight[:, columns].T.clone(memory_format=torch.contiguous_format))
 
     def matches(self, layer: nn.Module) -> bool:
         """Whether the kernel returns the columns for one-hot inputs, which is exact in every float type."""

@@ -31,3 +31,10 @@ def persistent_buffers(network: nn.Module) -> dict[str, Tensor]:
         for name, buffer in module.named_buffers(recurse=False)
         if name not in module._non_persistent_buffers_set
     }
+
+
+def engine_parameters(network: nn.Module) -> dict[str, Tensor]:
+    """Return the persistent buffers that vLLM holds as parameters. Its own buffers, such as Gemma 4's layer_scalar,
+    keep the values of the checkpoint, and no digest counts them."""
+    buffers = persistent_buffers(network)
+    return {name: buffer for name, buffer in buffers.items() if name.endswith(".e_score_correction_bias")}

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from rljob_api.errors import UserError
 from rljob_inputs.hub.repository import repository_name
-from rljob_trainer.policy.checkpoint_names import to_checkpoint
+from rljob_trainer.policy.checkpoint_names import persistent_buffers, to_checkpoint
 from rljob_trainer.policy.checkpoint_storage import build_reader, build_writer, first_failure
 from rljob_trainer.policy.policy import Policy
 from rljob_trainer.run_folder.client import RemoteFolder
@@ -117,7 +117,9 @@ def _write_model(policy: Policy, weights: dict[str, torch.Tensor], folder: Path,
         policy.generation_config.save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(repository_name(tokenizer_source), **policy.source_options)
     tokenizer.save_pretrained(folder)
-    save_torch_state_dict(to_checkpoint(policy.model.network, weights), folder, max_shard_size=_SHARD_BYTES)
+    network = policy.model.network
+    weights |= {name: buffer.cpu() for name, buffer in persistent_buffers(network).items()}
+    save_torch_state_dict(to_checkpoint(network, weights), folder, max_shard_size=_SHARD_BYTES)
 
 
 def _state(policy: Policy) -> dict[str, Any]:

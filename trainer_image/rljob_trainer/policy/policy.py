@@ -25,7 +25,7 @@ from rljob_trainer.algorithms.corrections import loglinear_proximal
 from rljob_trainer.algorithms.losses import update_loss
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.policy import attention, optimizer, sharding
-from rljob_trainer.policy.checkpoint_names import persistent_buffers, to_checkpoint
+from rljob_trainer.policy.checkpoint_names import engine_parameters, to_checkpoint
 from rljob_trainer.policy.compilation import compile_layers
 from rljob_trainer.policy.critic import Critic
 from rljob_trainer.policy.lora import Adapters
@@ -143,10 +143,9 @@ class Policy:
         return RankMetrics(sums, maxima, norm, rate, is_skipped=not math.isfinite(norm), critic=critic)
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """Return all weights on rank 0's CPU, valid until the next update; {} on other ranks.
+        """Return what _stream_weights yields on rank 0's CPU, valid until the next update; {} on other ranks.
 
-        Parameters are in the compute dtype, persistent buffers in their own. The parameters stay gathered for the next
-        forward, so publishing costs no extra transfer.
+        The parameters stay gathered for the next forward, so publishing costs no extra transfer.
         """
         return {name: tensor.cpu() for name, tensor in self._stream_weights() if dist.get_rank() == 0}
 
@@ -175,7 +174,7 @@ class Policy:
         if self.adapters is not None:
             adapters = {name: tensor.to("meta") for name, tensor in self.adapters.gather().items()}
             parameters = self.adapters.merge(parameters, adapters)
-        buffers = persistent_buffers(self.model.network)
+        buffers = engine_parameters(self.model.network)
         described = dict(parameters) | {name: buffer.to("meta") for name, buffer in buffers.items()}
         converted = to_checkpoint(self.model.network, described)
         is_same = converted.keys() == described.keys() and all(converted[name] is described[name] for name in described)
@@ -183,13 +182,13 @@ class Policy:
 
     def _stream_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield all weights on this device, on rank 0 with the adapters added: parameters in the compute dtype, then
-        persistent buffers in their own. A collective."""
+        those that are buffers here in their own. A collective."""
         adapters = {} if self.adapters is None else self.adapters.gather()
         gathered = self._gather_parameters()
         if self.adapters is not None and dist.get_rank() == 0:
             gathered = self.adapters.merge(gathered, adapters)
         yield from gathered
-        yield from persistent_buffers(self.model.network).items()
+        yield from engine_parameters(self.model.network).items()
 
     def _gather_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield all parameters in the compute dtype on this device. A collective: all ranks take every one."""

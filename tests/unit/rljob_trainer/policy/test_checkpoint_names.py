@@ -16,7 +16,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from rljob_trainer.policy.checkpoint_names import persistent_buffers, to_checkpoint
+from rljob_trainer.policy.checkpoint_names import engine_parameters, persistent_buffers, to_checkpoint
 
 SHAPE = {
     "vocab_size": 32,
@@ -53,3 +53,9 @@ def test_checkpoint_is_what_save_pretrained_writes(kind, tmp_path):
     assert found.keys() == saved.keys()
     assert all(torch.equal(found[name], saved[name]) for name in saved)
     assert len({tensor.untyped_storage().data_ptr() for tensor in found.values()}) == len(found), "memory is shared"
+
+
+def test_buffers_that_vllm_holds_as_buffers_are_not_published():
+    model = _build("glm4_moe")
+    model.model.layers[0].register_buffer("layer_scalar", torch.ones(1))  # as Gemma 4
+    assert list(engine_parameters(model)) == ["model.layers.1.mlp.gate.e_score_correction_bias"]

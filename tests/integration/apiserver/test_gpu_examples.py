@@ -172,7 +172,10 @@ def test_three_sizes_fill_their_pools_and_a_fourth_job_waits_and_says_why(cluste
     cluster.until("an explanation", lambda: "Insufficient nvidia.com/gpu" in cluster.explain(fourth))
     cluster.until("released nodes", lambda: cluster.condition(fourth, "Queued").get("reason") == "TimedOut")
     cluster.until("no Pod", lambda: not cluster.pods(fourth))
-    assert all(cluster.phase(name) == "Running" for name in sizes.values())
+    for name in sizes.values():
+        cluster.until(f"{name} Running", lambda name=name: cluster.phase(name) == "Running")
+    kept = {size: {pod["metadata"]["uid"] for pod in cluster.pods(name)} for size, name in sizes.items()}
+    assert kept == {size: {pod["metadata"]["uid"] for pod in found} for size, found in pods.items()}
     cluster.plane.kubectl("delete", "rljob", sizes["7b"])
     # Without its backoff, so that the test need not wait for it.
     cluster.plane.kubectl("delete", "rljob", fourth)

@@ -31,8 +31,8 @@ test: $(SYNCED) ## Lint, type and drift checks, and all tests but the slow ones 
 .PHONY: test-all
 test-all: test test-slow ## make test, and what is slow and rarely fails: dashboards, judges on vLLM, rewards of other projects
 
-.PHONY: example-chat example-gsm8k example-feedback example-calculator example-code-sandbox example-program example-environment
-example-chat example-gsm8k example-feedback example-calculator example-code-sandbox example-program example-environment: example-%: $(SYNCED) ## Run an example: chat, gsm8k, feedback, calculator, code-sandbox, program, environment
+.PHONY: example-chat example-gsm8k example-feedback example-guess example-calculator example-code-sandbox example-program example-environment
+example-chat example-gsm8k example-feedback example-guess example-calculator example-code-sandbox example-program example-environment: example-%: $(SYNCED) ## Run an example: chat, gsm8k, feedback, guess, calculator, code-sandbox, program, environment
 	$(BIN)/python examples/prepare.py $*
 	$(BIN)/rljob run examples/$*/rljob.yaml --fresh
 
@@ -194,6 +194,11 @@ bench-schedules: $(SYNCED) ## The demo with each schedule on three seeds: held-o
 bench-algorithms: $(SYNCED) ## The demo with each algorithm: held-out accuracy before and after (40 minutes)
 	$(BIN)/python examples/prepare.py quickstart
 	$(BIN)/python bench/learning.py algorithms
+
+.PHONY: bench-agent-learning
+bench-agent-learning: $(SYNCED) ## Examples with tools and a user on three seeds, with feedback and without: accuracy before and after (an hour)
+	$(BIN)/python examples/prepare.py guess
+	$(BIN)/python bench/learning.py agents
 
 .PHONY: bench-overlap
 bench-overlap: $(SYNCED) ## What slow rewards cost a step with each schedule, autoscaled or with fixed slots (40 minutes)

@@ -1,9 +1,12 @@
-"""The demo with each schedule, or with each algorithm: does it learn, and do stale tokens change that?
+"""Jobs on two CPU cores: do they learn, and what changes it? Three sets of variants.
 
-`schedules`: synchronous, onPolicy, bounded with maxStaleness 1, 2 and 4, and bounded 4 without importance weights, with
-three seeds. `algorithms`: each `algorithm.type` with the settings of the demo and one seed. Prints the held-out
-accuracy before and after, writes docs/images/NAME-learning.png, and as the last line one JSON object. A run takes two
-to five minutes on 2 cores: --seeds, --steps and --only shorten the whole, and --resume keeps the runs that have ended.
+`schedules`: the demo with synchronous, onPolicy, bounded with maxStaleness 1, 2 and 4, and bounded 4 without importance
+weights. `algorithms`: the demo with each `algorithm.type`. `agents`: the examples with tools, and the one with a
+simulated user: with the rewards of its turns, with the same total at the end, and with one answer.
+
+Prints the held-out accuracy before and after, writes docs/images/NAME-learning.png, and as the last line one JSON
+object. A run takes two to five minutes on 2 cores: --seeds, --steps and --only shorten the whole, and --resume keeps
+the runs that have ended.
 """
 
 from __future__ import annotations
@@ -14,11 +17,11 @@ import statistics
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from rich.console import Console
 from rich.table import Table
-from run_job import read_records, run_quickstart
+from run_job import QUICKSTART, measure_job, read_records
 
 from rljob_api.manifest.algorithm import AlgorithmType
 
@@ -26,39 +29,59 @@ ROOT = Path(__file__).parents[1]
 _ROW_FILE = "row.json"
 
 
+class Variant(NamedTuple):
+    overrides: Mapping[str, object] = {}
+    """Fields of the spec."""
+    job: Path = QUICKSTART
+    accuracy: str = "exact"
+    """The held-out metric that is compared."""
+
+
 def bounded(max_staleness: int) -> dict[str, object]:
     return {"schedule.type": "bounded", "schedule.maxStaleness": max_staleness}
 
 
-SCHEDULES: dict[str, dict[str, object]] = {
-    "synchronous": {"schedule.type": "synchronous"},
-    "onPolicy": {"schedule.type": "onPolicy"},
-    "bounded 1": bounded(1),
-    "bounded 2": bounded(2),
-    "bounded 4": bounded(4),
-    "bounded 4, no correction": bounded(4) | {"algorithm.correction.type": "none"},
+EXAMPLES = ROOT / "examples"
+SCHEDULES = {
+    "synchronous": Variant({"schedule.type": "synchronous"}),
+    "onPolicy": Variant({"schedule.type": "onPolicy"}),
+    "bounded 1": Variant(bounded(1)),
+    "bounded 2": Variant(bounded(2)),
+    "bounded 4": Variant(bounded(4)),
+    "bounded 4, no correction": Variant(bounded(4) | {"algorithm.correction.type": "none"}),
 }
-ALGORITHMS: dict[str, dict[str, object]] = {name: {"algorithm.type": name} for name in get_args(AlgorithmType)}
-VARIANTS = {"schedules": SCHEDULES, "algorithms": ALGORITHMS}
-SEEDS = {"schedules": [0, 1, 2], "algorithms": [0]}
-STEPS = {"schedules": None, "algorithms": 30}
-"""None: those of the demo, after which some algorithms still learn fast."""
+ALGORITHMS = {name: Variant({"algorithm.type": name}) for name in get_args(AlgorithmType)}
+_COST_AT_END = {"agent.user.function.kwargs.cost": 0, "rewards[0].function.kwargs.cost": 0.1}
+AGENTS = {
+    "feedback, rewards of turns": Variant({}, EXAMPLES / "guess/rljob.yaml", "found"),
+    "feedback, total at the end": Variant(_COST_AT_END, EXAMPLES / "guess/rljob.yaml", "found"),
+    "one answer": Variant({}, EXAMPLES / "guess/single-turn.yaml", "found"),
+    "calculator": Variant({}, EXAMPLES / "calculator/rljob.yaml", "right"),
+    "code sandbox": Variant({}, EXAMPLES / "code-sandbox/rljob.yaml", "right"),
+}
+VARIANTS: dict[str, dict[str, Variant]] = {"schedules": SCHEDULES, "algorithms": ALGORITHMS, "agents": AGENTS}
+SEEDS = {"schedules": [0, 1, 2], "algorithms": [0], "agents": [0, 1, 2]}
+STEPS = {"schedules": None, "algorithms": 30, "agents": None}
+"""None: those of the job. After those of the demo some algorithms still learn fast."""
 _NUMBERS = ("staleness_mean", "mismatch_kl", "effective_sample_share", "corrected_share")
 """Means over all steps of a variant, to see how far off-policy it was."""
 
 
 def run_variant(name: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run the demo once. Raise CalledProcessError if it fails."""
+    """Run a job once. Raise CalledProcessError if it fails."""
+    variant = VARIANTS[arguments.what][name]
     length = f"-{arguments.steps}-steps" if arguments.steps else ""  # --resume must not mix runs of other lengths
     folder = arguments.dir / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}{length}"
     kept = folder / _ROW_FILE
     if arguments.resume and kept.exists():
         row: dict[str, Any] = json.loads(kept.read_text())
         return row
-    overrides = VARIANTS[arguments.what][name] | {"schedule.seed": seed}
+    overrides = {**variant.overrides, "schedule.seed": seed}
     if arguments.steps:
         overrides["schedule.steps"] = arguments.steps
-    row = run_quickstart(folder, overrides)
+    row = measure_job(variant.job, folder, overrides)
+    before, after = (row[when][variant.accuracy] for when in ("before", "after"))
+    row |= {"accuracy_before": before, "accuracy_after": after, "gain": after - before}
     steps = read_records(Path(row.pop("summary")), "step")
     numbers = {key: [step[key] for step in steps if step.get(key) is not None] for key in _NUMBERS}
     means = {key: statistics.mean(values) if values else None for key, values in numbers.items()}
@@ -79,16 +102,16 @@ def run_all(names: list[str], arguments: argparse.Namespace) -> dict[str, list[d
             results[name].append(row)
             num_done = sum(map(len, results.values()))
             left = (time.monotonic() - started_at) / num_done * (num_runs - num_done) / 60
-            accuracy = f"{row['exact_before']:.3f} -> {row['exact_after']:.3f}"
+            accuracy = f"{row['accuracy_before']:.3f} -> {row['accuracy_after']:.3f}"
             console.print(f"{num_done}/{num_runs} {name}, seed {seed}: {accuracy}; about {left:.0f} min left")
     return results
 
 
 def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    after = [row["exact_after"] for row in rows]
+    after = [row["accuracy_after"] for row in rows]
     return {
-        "exact_after_mean": statistics.mean(after),
-        "exact_after_std": statistics.stdev(after) if len(after) > 1 else None,
+        "accuracy_after_mean": statistics.mean(after),
+        "accuracy_after_std": statistics.stdev(after) if len(after) > 1 else None,
         "min_gain": min(row["gain"] for row in rows),
         "runs": rows,
     }
@@ -96,12 +119,12 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def print_table(results: Mapping[str, list[dict[str, Any]]]) -> None:
     header = ("variant", "before", "after, by seed", "mean", "staleness mean, max", "mismatch KL", "effective sample")
-    table = Table(*header, title="Held-out accuracy of the quickstart, greedy, exact")
+    table = Table(*header, title="Held-out accuracy")
     for name, rows in results.items():
-        after = [row["exact_after"] for row in rows]
+        after = [row["accuracy_after"] for row in rows]
         table.add_row(
             name,
-            f"{statistics.mean(row['exact_before'] for row in rows):.3f}",
+            f"{statistics.mean(row['accuracy_before'] for row in rows):.3f}",
             ", ".join(f"{value:.3f}" for value in after),
             f"{statistics.mean(after):.3f}",
             f"{_mean(rows, 'staleness_mean')}, {max(row['staleness_max'] for row in rows)}",
@@ -125,17 +148,17 @@ def draw(results: Mapping[str, list[dict[str, Any]]], path: Path) -> None:
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 4.2), width_ratios=[2, 3])
     for place, (name, rows) in enumerate(results.items()):
-        after = [row["exact_after"] for row in rows]
+        after = [row["accuracy_after"] for row in rows]
         [line] = left.plot([place] * len(after), after, "o", ms=5)
         left.plot([place - 0.25, place + 0.25], [statistics.mean(after)] * 2, color=line.get_color(), lw=2)
         curves = zip(*(row["rewards"] for row in rows), strict=False)
         known = [[value for value in values if value is not None] for values in curves]
         means = [statistics.mean(values) if values else float("nan") for values in known]
         right.plot(range(1, len(means) + 1), means, ".-", lw=1.2, label=name, color=line.get_color())
-    before = statistics.mean(row["exact_before"] for rows in results.values() for row in rows)
+    before = statistics.mean(row["accuracy_before"] for rows in results.values() for row in rows)
     left.axhline(before, color="#969696", lw=1, ls="--", label="before")
     left.set_xticks(range(len(results)), [name.replace(", ", ",\n") for name in results], fontsize=7)
-    left.set_ylabel("held-out accuracy (exact), by seed and mean")
+    left.set_ylabel("held-out accuracy, by seed and mean")
     left.set_ylim(0, 1)
     left.legend(fontsize=7)
     right.set_xlabel("step")
@@ -152,8 +175,8 @@ def draw(results: Mapping[str, list[dict[str, Any]]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=list(VARIANTS))
-    parser.add_argument("--seeds", type=int, nargs="+", help="default: 0 1 2 for schedules, 0 for algorithms")
-    parser.add_argument("--steps", type=int, help="steps per run; default: the demo's for schedules, 30 for algorithms")
+    parser.add_argument("--seeds", type=int, nargs="+", help="default: 0 for algorithms, else 0 1 2")
+    parser.add_argument("--steps", type=int, help="steps per run; default: 30 for algorithms, else the job's")
     parser.add_argument("--only", nargs="+", help="variants to run")
     parser.add_argument("--resume", action="store_true", help="keep the runs that have ended")
     parser.add_argument("--plot", type=Path, help="default: docs/images/NAME-learning.png")

@@ -37,18 +37,17 @@ def read_steps(summary: Path) -> list[dict[str, Any]]:
     return read_records(summary, "step")[1:]
 
 
-def run_quickstart(folder: Path, overrides: Mapping[str, object]) -> dict[str, Any]:
-    """Run the demo; return its held-out accuracy before and after. Raise CalledProcessError if it fails."""
+def measure_job(job: Path, folder: Path, overrides: Mapping[str, object]) -> dict[str, Any]:
+    """Run a job; return its metrics of held-out prompts before and after, its seconds and the path of its summary.
+
+    Raise CalledProcessError if it fails.
+    """
     started_at = time.monotonic()
-    path = run_job(QUICKSTART, folder, overrides)
+    path = run_job(job, folder, overrides)
     summary = json.loads(path.read_text())
-    before, after = summary["metrics_before"], summary["metrics_after"]
     return {
         "seconds": round(time.monotonic() - started_at, 1),
-        "exact_before": before["exact"],
-        "exact_after": after["exact"],
-        "last_before": before["last"],
-        "last_after": after["last"],
-        "gain": after["exact"] - before["exact"],
+        "before": summary["metrics_before"],
+        "after": summary["metrics_after"],
         "summary": str(path),
     }

@@ -12,16 +12,17 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from run_job import run_quickstart
+from run_job import QUICKSTART, measure_job
 
 ROOT = Path(__file__).parents[1]
 
 
 def run_seed(seed: int, folder: Path) -> dict[str, Any]:
     """Run the demo with `seed`. Raise CalledProcessError if it fails."""
-    row = run_quickstart(folder / f"seed-{seed}", {"schedule.seed": seed})
-    del row["summary"]
-    return {"seed": seed, **row}
+    row = measure_job(QUICKSTART, folder / f"seed-{seed}", {"schedule.seed": seed})
+    accuracies = {f"{name}_{when}": row[when][name] for name in ("exact", "last") for when in ("before", "after")}
+    gain = accuracies["exact_after"] - accuracies["exact_before"]
+    return {"seed": seed, "seconds": row["seconds"], **accuracies, "gain": gain}
 
 
 def main() -> None:

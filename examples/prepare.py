@@ -132,6 +132,7 @@ MODEL_OF_EXAMPLE = {
     "judge": SMOLLM2,
     "length": SMOLLM2,
     "feedback": SMOLLM2,
+    "guess": SMOLLM2,
     "calculator": SMOLLM2,
     "code-sandbox": SMOLLM2,
     "program": SMOLLM2,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,7 @@ def test_all_examples_exist() -> None:
         "environment",
         "feedback",
         "gsm8k",
+        "guess",
         "judge",
         "length",
         "program",
@@ -165,9 +167,10 @@ def test_products_in_git_equal_the_output_of_their_script_and_do_not_overlap() -
     assert not train & held_out
 
 
-def test_single_turn_variant_differs_from_the_feedback_example_by_its_agent_alone() -> None:
+@pytest.mark.parametrize("example", ["feedback", "guess"])
+def test_single_turn_variant_differs_from_its_example_by_its_agent_alone(example: str) -> None:
     loop, single = (
-        load_job(EXAMPLES / "feedback" / name).spec.model_dump() for name in ("rljob.yaml", "single-turn.yaml")
+        load_job(EXAMPLES / example / name).spec.model_dump() for name in ("rljob.yaml", "single-turn.yaml")
     )
     assert {name for name in loop if loop[name] != single[name]} == {"agent"}
     assert (loop["agent"]["type"], single["agent"]["type"]) == ("loop", "singleTurn")
@@ -201,6 +204,55 @@ def test_feedback_reward_scores_the_last_answer_and_shows_the_first() -> None:
         "first": False,
         "turns": 1,
     }
+
+
+def test_numbers_in_git_equal_the_output_of_their_script_and_ranges_do_not_overlap() -> None:
+    make_numbers = load_module(EXAMPLES / "make_numbers.py")
+    splits = make_numbers.make_questions()
+    for name, questions in zip(("train", "eval"), splits, strict=True):
+        text = (EXAMPLES / "guess" / "data" / f"{name}.jsonl").read_text()
+        assert text == "".join(map(make_numbers.build_row, questions))
+        assert len(set(questions)) == len(questions)
+        assert all(0 <= hidden - low < make_numbers.WIDTH for low, hidden in questions)
+    train, held_out = ({low for low, _ in questions} for questions in splits)
+    assert not train & held_out
+    places = Counter(hidden - low for low, hidden in splits[1])
+    assert set(places.values()) == {len(held_out)}, "one fixed answer to each question is right in 1 of 7"
+
+
+def play_guess(answers: list[str], cost: float, cost_at_end: float) -> tuple[list[str], list[float], dict[str, Any]]:
+    """Return the user's messages, the rewards of the turns and the scored end of a conversation about the number 24."""
+    respond = load_module(EXAMPLES / "guess" / "user.py").respond
+    state: dict[str, Any] = {}
+    messages = [{"role": "user", "content": "I think of a number from 21 to 27. Which one is it?"}]
+    replies, rewards = [], []
+    for answer in answers:
+        messages.append({"role": "assistant", "content": answer})
+        text, reward, _ = respond(messages, state, answer="24", cost=cost)
+        rewards.append(reward)
+        if text is None:
+            break
+        replies.append(text)
+        messages.append({"role": "user", "content": text})
+    compute_score = load_module(EXAMPLES / "guess" / "reward.py").compute_score
+    extra_info = {"state": state, "turns": [{"text": answer} for answer in answers], "truncated": False}
+    return replies, rewards, compute_score("", answers[-1], "24", extra_info, cost=cost_at_end)
+
+
+def test_user_of_the_guess_example_says_where_the_number_is() -> None:
+    replies, rewards, scored = play_guess(["It is 21.", "no idea", "27"], 0.1, 0.0)
+    assert replies == ["No, it is higher than 21.", "Reply with a number only.", "No, it is lower than 27."]
+    assert rewards == [-0.1] * 3
+    assert scored == {"score": 0.5, "found": False, "turns": 3}
+
+
+def test_total_at_the_end_of_the_guess_example_is_that_of_its_turns() -> None:
+    totals = []
+    for cost, cost_at_end in ((0.1, 0.0), (0.0, 0.1)):
+        _, rewards, scored = play_guess(["27", "22", "24"], cost, cost_at_end)
+        assert scored["found"]
+        totals.append(sum(rewards) + scored["score"])
+    assert totals == pytest.approx([1.3, 1.3])
 
 
 @pytest.mark.parametrize(("error", "text", "expected"), [("", "3053", 1.6), ("", "12", 0.6), ("no", "3053", 1.1)])

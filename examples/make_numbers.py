@@ -1,0 +1,51 @@
+"""Writes the hidden numbers that the guess example trains on: `python examples/make_numbers.py`.
+
+The result is in git (guess/data). A question names a range of 7 numbers; which one is meant says only the user, after a
+wrong answer. Invariant: no held-out range is trained on; of each held-out range, each number is meant once.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import NamedTuple
+
+WIDTH = 7
+"""Three guesses suffice if each one halves what is left."""
+FIRST = range(10, 90)
+"""Of the first numbers of the ranges."""
+NUM_HELD_OUT_RANGES = 10
+NUM_TRAIN = 256
+SEED = 0
+
+
+class Question(NamedTuple):
+    low: int
+    hidden: int
+
+
+def make_questions() -> tuple[list[Question], list[Question]]:
+    """Return the questions to train on and the held-out ones. All differ."""
+    numbers = random.Random(SEED)
+    first = numbers.sample(FIRST, len(FIRST))
+    held_out, trained = first[:NUM_HELD_OUT_RANGES], first[NUM_HELD_OUT_RANGES:]
+    all_of_train = [Question(low, low + place) for low in trained for place in range(WIDTH)]
+    all_of_eval = [Question(low, low + place) for low in sorted(held_out) for place in range(WIDTH)]
+    return numbers.sample(all_of_train, NUM_TRAIN), all_of_eval
+
+
+def build_row(question: Question) -> str:
+    text = f"I think of a number from {question.low} to {question.low + WIDTH - 1}. Which one is it?"
+    return json.dumps({"question": text, "answer": str(question.hidden), "low": question.low}) + "\n"
+
+
+def main() -> None:
+    folder = Path(__file__).resolve().parent / "guess" / "data"
+    folder.mkdir(exist_ok=True)
+    for name, questions in zip(("train", "eval"), make_questions(), strict=True):
+        (folder / f"{name}.jsonl").write_text("".join(map(build_row, questions)))
+
+
+if __name__ == "__main__":
+    main()

@@ -19,4 +19,4 @@ def open_api(plane: ControlPlane, namespace: str, account: str, folder: Path) ->
     (folder / "token").write_text(plane.kubectl("create", "token", account, "-n", namespace))
     (folder / "ca.crt").write_bytes(plane.pki.ca.read_bytes())
     (folder / "namespace").write_text(namespace)
-    return InClusterApi(30, folder, plane.server.removeprefix("https://"))
+    return InClusterApi(account=folder, server=plane.server.removeprefix("https://"))

@@ -47,7 +47,7 @@ class AgentSandbox:
         """Return what the model sees. Raise ClaimError, OSError and http.client.HTTPException."""
         deadline = time.monotonic() + self._timeout_seconds
         settings = read_settings()
-        claims = self._open_claims(settings)
+        claims = open_claims(settings, deadline)
         own = episode or uuid.uuid4().hex  # a call outside of an episode shares its sandbox with no other
         try:
             address = claims.get_address(own, max(_MIN_SECONDS, deadline - time.monotonic() - _MIN_SECONDS))
@@ -61,11 +61,13 @@ class AgentSandbox:
 
     def end(self, episode: str) -> None:
         """Give the episode's sandbox back. Raise ClaimError."""
-        self._open_claims(read_settings()).delete(episode)
+        open_claims(read_settings(), time.monotonic() + self._timeout_seconds).delete(episode)
 
-    def _open_claims(self, settings: SandboxSettings) -> Claims:
-        api = InClusterApi(self._timeout_seconds)
-        return Claims(api, api.namespace, settings.pool, settings.seconds)
+
+def open_claims(settings: SandboxSettings, deadline: float) -> Claims:
+    """`deadline`: of the requests, by time.monotonic()."""
+    api = InClusterApi(deadline)
+    return Claims(api, api.namespace, settings.pool, settings.seconds)
 
 
 def read_settings(folder: str = PATH_SANDBOX) -> SandboxSettings:

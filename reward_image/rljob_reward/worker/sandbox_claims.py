@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import ssl
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ _GROUP: Final = "extensions.agents.x-k8s.io/v1beta1"
 _ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _SERVER: Final = "kubernetes.default.svc"
 _FIRST_WAIT_SECONDS, _MAX_WAIT_SECONDS, _GROWTH = 0.05, 1.0, 1.5
+_MIN_REQUEST_SECONDS, _MAX_REQUEST_SECONDS = 1.0, 30.0
 _MAX_SHOWN_CHARACTERS: Final = 300
 
 
@@ -36,8 +38,9 @@ class KubernetesApi(Protocol):
 class InClusterApi:
     """The API server of the cluster in which this Pod runs."""
 
-    def __init__(self, timeout_seconds: float, account: Path = _ACCOUNT, server: str = _SERVER) -> None:
-        self._timeout_seconds, self._account, self._server = timeout_seconds, account, server
+    def __init__(self, deadline: float = math.inf, account: Path = _ACCOUNT, server: str = _SERVER) -> None:
+        """`deadline`: of all requests, by time.monotonic()."""
+        self._deadline, self._account, self._server = deadline, account, server
 
     @property
     def namespace(self) -> str:
@@ -47,7 +50,9 @@ class InClusterApi:
     def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
         """Make one request, with the current token: the kubelet replaces it every hour."""
         context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
-        connection = http.client.HTTPSConnection(self._server, timeout=self._timeout_seconds, context=context)
+        # After the deadline, too: the claim of a call that took all its time is still deleted.
+        seconds = max(_MIN_REQUEST_SECONDS, min(_MAX_REQUEST_SECONDS, self._deadline - time.monotonic()))
+        connection = http.client.HTTPSConnection(self._server, timeout=seconds, context=context)
         headers = {"Authorization": f"Bearer {(self._account / 'token').read_text().strip()}"}
         try:
             content = None if body is None else json.dumps(body)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+import socket
+import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import certifi
 import pytest
 
-from rljob_reward.worker.sandbox_claims import ClaimError, Claims, build_name
+from rljob_reward.worker import sandbox_claims
+from rljob_reward.worker.sandbox_claims import ClaimError, Claims, InClusterApi, build_name
 
 POOL = "job-agent-code"
 BASE = "/apis/extensions.agents.x-k8s.io/v1beta1/namespaces/team"
@@ -151,3 +157,15 @@ def test_the_end_of_an_episode_deletes_its_claim_and_ignores_a_missing_one():
     claims.delete("episode-1")
     assert CLAIM not in api.objects
     claims.delete("episode-1")
+
+
+def test_a_request_to_an_api_server_that_hangs_ends_with_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox_claims, "_MIN_REQUEST_SECONDS", 0.01)
+    shutil.copy(certifi.where(), tmp_path / "ca.crt")
+    (tmp_path / "token").write_text("token")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # connects, and never answers
+        api = InClusterApi(time.monotonic() + 0.05, tmp_path, f"127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(ClaimError, match="the Kubernetes API does not answer: TimeoutError"):
+            Claims(api, "team", POOL, 90).delete("episode-1")

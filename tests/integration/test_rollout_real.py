@@ -36,6 +36,7 @@ from rljob_trainer.replicas.generate import PATH, ResponseReader, build_payload
 from rljob_trainer.weights.store import WeightStore
 from tests.support.loopback import next_address
 from tests.support.tiny_qwen3 import TINY_QWEN3
+from tests.support.waiting import DEADLINE_SECONDS
 
 pytestmark = pytest.mark.real
 
@@ -142,7 +143,7 @@ class Replica:
     def close(self) -> None:
         self.process.terminate()
         try:
-            assert self.process.wait(30) == contract.ExitCode.SUCCEEDED, "SIGTERM must end it with success"
+            assert self.process.wait(DEADLINE_SECONDS) == contract.ExitCode.SUCCEEDED, "SIGTERM ends it"
         finally:
             self.process.kill()
             self.store.close()

@@ -34,6 +34,7 @@ from rljob_trainer.run_folder.location import RunFolder
 from rljob_trainer.run_folder.server import RunFileServer
 from rljob_trainer.weights.file_hash import hash_chunks, hash_file
 from tests.support.loopback import next_address
+from tests.support.waiting import DEADLINE_SECONDS
 
 pytestmark = [
     pytest.mark.real,
@@ -44,8 +45,6 @@ pytestmark = [
 HEAD, PODS = next_address(), (next_address(), next_address())
 TOKEN = os.environ["RAY_AUTH_TOKEN"]  # conftest.py
 PROMPT = [5, 6, 7]
-DEADLINE_SECONDS = 120
-DEATH_SECONDS = 30
 
 
 def build_job(model: Path) -> RLJob:
@@ -231,7 +230,7 @@ async def test_trainer_group_resumes_identically_when_a_rank_dies(
     updating = asyncio.create_task(update(group, build_rows(2)))
     os.kill(group.process_ids[1], signal.SIGKILL)
     with pytest.raises(TrainerGroupDiedError) as died:
-        await asyncio.wait_for(updating, DEATH_SECONDS)
+        await asyncio.wait_for(updating, DEADLINE_SECONDS)
     assert not died.value.lost_node, "its Pod still runs, so the rank has failed"
     with pytest.raises(TrainerGroupDiedError):
         await update(group, build_rows(2))
@@ -248,7 +247,7 @@ async def test_trainer_group_resumes_identically_when_a_rank_dies(
     assert not watching.done(), "an update is not a failure"
     os.kill(resumed.process_ids[0], signal.SIGKILL)
     with pytest.raises(TrainerGroupDiedError):
-        await asyncio.wait_for(watching, DEATH_SECONDS)
+        await asyncio.wait_for(watching, DEADLINE_SECONDS)
     await resumed.close()
     await wait_for_end(resumed.process_ids)
 
@@ -277,7 +276,7 @@ async def test_trainer_group_that_lost_a_pod_says_so(
     watching = asyncio.create_task(group.watch())
     updating = asyncio.create_task(update(group, build_rows(0)))
     end(pods.workers[1])
-    ended, _ = await asyncio.wait((watching, updating), timeout=DEATH_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
+    ended, _ = await asyncio.wait((watching, updating), timeout=DEADLINE_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
     failures = [task.exception() for task in ended if task.exception()]
     for task in (watching, updating):
         task.cancel()
@@ -301,7 +300,7 @@ async def test_cancelled_call_lets_the_ranks_finish_their_checkpoint(
     await asyncio.sleep(0)
     publishing.cancel()
     gate.set()
-    await asyncio.wait_for(saving, DEATH_SECONDS)
+    await asyncio.wait_for(saving, DEADLINE_SECONDS)
     assert (tmp_path / "checkpoints" / "step-000001" / "trainer" / ".metadata").exists()
     with pytest.raises(asyncio.CancelledError):
         await publishing

@@ -37,9 +37,8 @@ from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.clients import RewardClients
 from tests.support.algorithms import algorithm_spec
 from tests.support.episodes import episode
+from tests.support.waiting import DEADLINE_SECONDS
 
-_DEADLINE_SECONDS = 120
-"""Reached only by a failing test."""
 _GROUP_SIZE = 4
 _PLAN = CollectionPlan("train", 1, _GROUP_SIZE, Sampling(), 0, "g")
 _numbers = itertools.count(1)
@@ -126,17 +125,17 @@ class Servers:
 
     def kill(self, address: str) -> None:
         self._processes[address].send_signal(signal.SIGKILL)
-        self._processes[address].wait(_DEADLINE_SECONDS)
+        self._processes[address].wait(DEADLINE_SECONDS)
 
     def stop(self) -> None:
         for process in self._processes.values():
             process.terminate()
         for process in self._processes.values():
-            process.wait(_DEADLINE_SECONDS)
+            process.wait(DEADLINE_SECONDS)
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(_DEADLINE_SECONDS):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         while True:
             found = condition()
             if await found if asyncio.iscoroutine(found) else found:
@@ -166,7 +165,7 @@ def make_prompts(num: int, slow: int | None = None) -> list[Prompt]:
 @asynccontextmanager
 async def collecting(spec: Reward, prompts: list[Prompt]) -> AsyncIterator[tuple[Collection, RewardClients, Any]]:
     """Yield a running collection and its task."""
-    async with open_session() as session, asyncio.timeout(_DEADLINE_SECONDS):
+    async with open_session() as session, asyncio.timeout(DEADLINE_SECONDS):
         rewards = RewardClients([spec], session)
         await rewards.start()
         collector = Collector(Agent(), None, rewards, [spec])  # type: ignore[arg-type]

@@ -30,8 +30,8 @@ from rljob_trainer.run_folder.client import RemoteFolder
 from tests.support.critic_scenarios import PPO, build_rows
 from tests.support.policy_scenarios import EVERYTHING, HEAD_TOKEN, Scenarios, build_inputs, clone
 from tests.support.rank_programs import fork_ranks
+from tests.support.waiting import DEADLINE_SECONDS
 
-DEADLINE_SECONDS = 60
 PER_REPLICA = {"replicas": 2, "gpusPerReplica": 2, "sharding": "perReplica"}
 MESHES: tuple[tuple[int, dict[str, Any]], ...] = ((1, {}), (2, {}), (4, {}), (4, PER_REPLICA), (1, {}))
 """Numbers of ranks, with further fields of spec.trainer."""

@@ -39,6 +39,7 @@ from rljob_trainer.replicas.http import open_session
 from rljob_trainer.replicas.rollout_client import RolloutClient
 from rljob_trainer.rewards.clients import RewardClients
 from tests.support.driver_fakes import FakeReward, FakeRollout, FakeService, FakeTrainer
+from tests.support.waiting import DEADLINE_SECONDS
 
 NETWORK = f"127.{130 + os.getpid() % 100}"
 """Loopback addresses of this process: tests run in parallel."""
@@ -200,7 +201,7 @@ class DriverHarness:
 
     async def run(self):
         async with self.driver() as driver:
-            await asyncio.wait_for(driver.run(), 60)
+            await asyncio.wait_for(driver.run(), DEADLINE_SECONDS)
         return self.summary()
 
     def summary(self):
@@ -283,7 +284,7 @@ async def run_undisturbed(make_harness, **settings) -> Run:
 
 async def stop_when(harness, condition, head_job_uid=""):
     """Run a driver until `condition` holds, and cancel it as SIGTERM does."""
-    async with harness.driver(head_job_uid) as driver, asyncio.timeout(30):
+    async with harness.driver(head_job_uid) as driver, asyncio.timeout(DEADLINE_SECONDS):
         task = asyncio.create_task(driver.run())
         await wait_until(lambda: task.done() or condition())
         task.cancel()

@@ -10,6 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.support.waiting import DEADLINE_SECONDS
+
 Answer = Callable[[dict[str, Any], int], Awaitable[web.Response] | web.Response]
 """(body of the request, its index from 0) -> response."""
 
@@ -42,7 +44,7 @@ class Endpoint:
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
-        assert self._started.wait(30)
+        assert self._started.wait(DEADLINE_SECONDS)
 
     def reset(self, answer: Answer) -> None:
         self.answer = answer
@@ -51,7 +53,7 @@ class Endpoint:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(30)
+        self._thread.join(DEADLINE_SECONDS)
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from tests.support.fake_endpoint import completion
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 class FakeVllm:
@@ -23,12 +24,12 @@ class FakeVllm:
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
-        assert self._started.wait(30)
+        assert self._started.wait(DEADLINE_SECONDS)
 
     def close(self) -> None:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(30)
+            self._thread.join(DEADLINE_SECONDS)
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -11,8 +11,8 @@ from rljob_api.manifest.job import RLJob
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.local.network import claim_block
 from rljob_cli.local.node import container, kubelet
+from tests.support.waiting import DEADLINE_SECONDS
 
-_DEADLINE_SECONDS = 20.0
 _LABELS = {"rljob.dev/job": "t"}
 _RETRY_SECONDS = 0.05
 
@@ -32,7 +32,7 @@ def build_job():
 
 async def until(condition, what):
     """Wait for a condition, with a deadline."""
-    deadline = time.monotonic() + _DEADLINE_SECONDS
+    deadline = time.monotonic() + DEADLINE_SECONDS
     while not (found := condition()):
         assert time.monotonic() < deadline, f"did not happen: {what}"
         await asyncio.sleep(0.01)

@@ -19,9 +19,8 @@ from rljob_api.wire.protocol import GroupRequest, GroupResult, ScoreRequest, Sco
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.clients import RewardClients
 from tests.support.stub_server import StubServer
+from tests.support.waiting import DEADLINE_SECONDS
 
-DEADLINE_SECONDS = 60.0
-"""Reached only by a failing test."""
 _numbers = itertools.count(1)
 
 

@@ -15,8 +15,7 @@ from rljob_cluster.control_plane.control_plane import ControlPlane
 from tests.integration.apiserver.admin_client import AdminClient
 from tests.integration.apiserver.operator_harness import harness  # noqa: F401 - a fixture
 from tests.paths import ROOT
-
-ESTABLISHED_SECONDS = 30
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 @pytest.fixture(scope="session")
@@ -51,13 +50,13 @@ def crds(api_client):
         names.add(manifest["metadata"]["name"])
         extensions.create_custom_resource_definition(manifest)
     stream = watch.Watch()
-    for event in stream.stream(extensions.list_custom_resource_definition, timeout_seconds=ESTABLISHED_SECONDS):
+    for event in stream.stream(extensions.list_custom_resource_definition, timeout_seconds=DEADLINE_SECONDS):
         conditions = event["object"].status.conditions or []
         if any(c.type == "Established" and c.status == "True" for c in conditions):
             names.discard(event["object"].metadata.name)
         if not names:
             break
-    assert not names, f"{sorted(names)} were not served within {ESTABLISHED_SECONDS} s"
+    assert not names, f"{sorted(names)} were not served within {DEADLINE_SECONDS} s"
 
 
 @pytest.fixture

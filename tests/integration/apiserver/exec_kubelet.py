@@ -16,9 +16,9 @@ from types import TracebackType
 from aiohttp import WSMsgType, web
 
 from rljob_cluster.control_plane.pki import Pki
+from tests.support.waiting import DEADLINE_SECONDS
 
 _PROTOCOL = "v4.channel.k8s.io"
-_START_SECONDS = 30
 
 
 class ExecKubelet:
@@ -38,7 +38,7 @@ class ExecKubelet:
 
     def __enter__(self) -> ExecKubelet:
         self._thread.start()
-        assert self._started.wait(_START_SECONDS), "the kubelet did not start"
+        assert self._started.wait(DEADLINE_SECONDS), "the kubelet did not start"
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, t: TracebackType | None) -> None:

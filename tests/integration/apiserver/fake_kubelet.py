@@ -14,9 +14,9 @@ from types import TracebackType
 from urllib.parse import parse_qs, urlsplit
 
 from rljob_cluster.control_plane.pki import Pki
+from tests.support.waiting import DEADLINE_SECONDS
 
 STAMP = "2026-01-01T00:00:{:02d}.{:09d}Z"
-DEADLINE_SECONDS = 30
 
 
 class Log:

@@ -20,8 +20,8 @@ from rljob_operator.kube.resources import REWARD_MODEL, RLJOB, resources_of_kind
 from rljob_operator.operator import run_operator
 from rljob_operator.settings import Settings
 from rljob_operator.watch import informer
+from tests.support.waiting import DEADLINE_SECONDS
 
-DEADLINE_SECONDS = 60.0
 POLL_SECONDS = 0.05
 NAME = "smallest"
 NODE = "n1"

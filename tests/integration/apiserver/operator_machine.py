@@ -27,9 +27,9 @@ from tests.integration.apiserver.cluster_simulator import ClusterSimulator
 from tests.integration.apiserver.fault_proxy import LIST_FAULTS, WRITE_FAULTS
 from tests.integration.apiserver.job_oracle import Key
 from tests.integration.apiserver.operator_thread import OperatorThread
+from tests.support.waiting import DEADLINE_SECONDS
 
 JOB_NAME = "lifted"
-DEADLINE_SECONDS = 90.0
 POLL_SECONDS = 0.05
 MAX_SETTLE_ROUNDS = 3
 """How often something may still be written when everything is as it must be, such as the last message of a status."""

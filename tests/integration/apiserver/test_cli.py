@@ -23,8 +23,8 @@ from rljob_cli.main import app
 from rljob_operator.plan import lost_nodes
 from tests.integration.apiserver.fake_kubelet import FakeKubelet
 from tests.integration.apiserver.manifests import put_all, smallest
+from tests.support.waiting import DEADLINE_SECONDS
 
-DEADLINE_SECONDS = 30.0
 NOW = "2026-01-01T00:00:00Z"
 NODE = "logs-only"
 GROUP = ("rljob.dev", "v1alpha1")

@@ -22,9 +22,9 @@ from rljob_cluster.control_plane.kwok import build_node, run_kwok
 from rljob_cluster.host import go_programs
 from rljob_cluster.host.processes import ProcessGroup
 from tests.paths import EXAMPLES, ROOT
+from tests.support.waiting import DEADLINE_SECONDS
 
 pytestmark = pytest.mark.slow
-DEADLINE_SECONDS = 30
 GPU = "nvidia.com/gpu"
 RACK = "example.com/rack"
 NODES = {

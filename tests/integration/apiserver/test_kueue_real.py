@@ -25,6 +25,7 @@ from rljob_cluster.host.commands import ClusterError
 from rljob_cluster.host.processes import ProcessGroup
 from tests.integration.apiserver.manifests import put_all, smallest
 from tests.paths import ROOT
+from tests.support.waiting import DEADLINE_SECONDS
 
 SOURCE = Path(os.environ.get("RLJOB_KUEUE", "/nonexistent"))
 pytestmark = [
@@ -35,7 +36,6 @@ ADDRESS = "127.0.0.1"
 METRICS_CERTIFICATES = Path("/etc/kueue/metrics/certs")
 """A fixed path: these tests need root."""
 WEBHOOKS = ("pod.kb.io", "clusterqueue.kb.io", "resourceflavor.kb.io", "workload.kb.io", "cohort.kb.io")
-DEADLINE_SECONDS = 60
 QUEUES = """
 apiVersion: kueue.x-k8s.io/v1beta2
 kind: ResourceFlavor

@@ -12,7 +12,8 @@ import pytest
 
 from rljob_operator.operator import LeaseLostError
 from tests.integration.apiserver.manifests import smallest
-from tests.integration.apiserver.operator_harness import DEADLINE_SECONDS, NAME, OperatorHarness
+from tests.integration.apiserver.operator_harness import NAME, OperatorHarness
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 def lease_path(harness: OperatorHarness) -> str:

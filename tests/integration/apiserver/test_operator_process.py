@@ -25,8 +25,8 @@ from tests.integration.apiserver.admin_client import MERGE_PATCH, AdminClient
 from tests.integration.apiserver.cluster_simulator import ClusterSimulator
 from tests.integration.apiserver.manifests import smallest
 from tests.paths import ROOT
+from tests.support.waiting import DEADLINE_SECONDS
 
-DEADLINE_SECONDS = 120.0
 POLL_SECONDS = 0.1
 NAME = "smallest"
 WORKLOADS = (("Job", "head"), ("StatefulSet", "trainer"), ("Deployment", "rollout"), ("Deployment", "reward-correct"))

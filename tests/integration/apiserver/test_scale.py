@@ -16,7 +16,6 @@ from tests.support.waiting import wait_for
 
 JOB = ("rljob.dev", "v1alpha1", "default", "rljobs", "smallest")
 SELECTOR = "rljob.dev/job=smallest,rljob.dev/role=rollout"
-DEADLINE_SECONDS = 60
 
 
 @pytest.fixture(scope="module")

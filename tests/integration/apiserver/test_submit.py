@@ -15,11 +15,11 @@ from typer.testing import CliRunner, Result
 
 from rljob_cli.main import app
 from tests.integration.apiserver.exec_kubelet import ExecKubelet
+from tests.support.waiting import DEADLINE_SECONDS
 
 GROUP = ("rljob.dev", "v1alpha1")
 MERGE = "application/merge-patch+json"
 NODE = "exec-only"
-DEADLINE_SECONDS = 60
 POLL_SECONDS = 0.05
 REWARD_MODEL = """\
 ---

@@ -22,7 +22,6 @@ from tests.paths import ROOT
 from tests.support.waiting import wait_for
 
 CHART = ROOT / "charts" / "rljob"
-DEADLINE_SECONDS = 60.0
 PODS_AUTHOR, JOBS_AUTHOR = "creates-pods", "creates-jobs"
 ALLOW = {
     "privileged": True,

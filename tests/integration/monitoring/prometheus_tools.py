@@ -22,9 +22,9 @@ import yaml
 
 from rljob_cluster.host.debian import lock_apt
 from rljob_cluster.host.paths import cache_root
+from tests.support.waiting import DEADLINE_SECONDS
 
 _CACHE = cache_root().parent / "prometheus"
-_DEADLINE_SECONDS = 120.0
 
 
 def find(name: str) -> str:
@@ -74,7 +74,7 @@ class Prometheus:
 
     def stop(self) -> None:
         self._process.terminate()
-        self._process.wait(_DEADLINE_SECONDS)
+        self._process.wait(DEADLINE_SECONDS)
         self._log.close()
 
     def query_api(self, path: str, **parameters: Any) -> Any:
@@ -90,7 +90,7 @@ class Prometheus:
 
     def wait_until_up(self, num_targets: int) -> None:
         """Wait until that many targets were scraped."""
-        deadline = time.monotonic() + _DEADLINE_SECONDS
+        deadline = time.monotonic() + DEADLINE_SECONDS
         targets: list[Any] = []
         while sum(target["health"] == "up" for target in targets) < num_targets:
             assert time.monotonic() < deadline, f"not scraped: {targets}"

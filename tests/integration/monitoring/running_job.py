@@ -34,9 +34,9 @@ from rljob_operator.loop.workqueue import WorkQueue
 from rljob_trainer.episodes.types import ContextBreak, Episode, EpisodeEnd, EpisodeFailure, ToolCall, Turn
 from rljob_trainer.head.status_server import StatusServer
 from tests.support import driver_harness, fake_endpoint
+from tests.support.waiting import DEADLINE_SECONDS
 
 _TOKEN = "token"
-_DEADLINE_SECONDS = 120.0
 NETWORK = os.environ.get("RLJOB_TEST_MONITORING", "127.37.1")
 """First three numbers of all addresses."""
 OPERATOR, PROMETHEUS, HEAD = f"{NETWORK}.1", f"{NETWORK}.2", f"{NETWORK}.3"
@@ -203,7 +203,7 @@ class RunningJob:
             for server in servers:
                 server.terminate()
             for server in servers:
-                server.wait(_DEADLINE_SECONDS)
+                server.wait(DEADLINE_SECONDS)
             endpoint.close()
 
     def _start_reward(self, name: str, address: str) -> subprocess.Popen[bytes]:
@@ -218,7 +218,7 @@ class RunningJob:
             return subprocess.Popen(command, env=environment, stdout=file, stderr=file)
 
     async def _until_ready(self, servers: list[subprocess.Popen[bytes]]) -> None:
-        deadline = time.monotonic() + _DEADLINE_SECONDS
+        deadline = time.monotonic() + DEADLINE_SECONDS
         for server, (name, address) in zip(servers, _list_replicas(), strict=True):
             while True:
                 log = (self._folder / address / "log").read_text()

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from tests.integration.monitoring import dashboard, prometheus_tools, running_job
+from tests.support.waiting import DEADLINE_SECONDS
 
-_DEADLINE_SECONDS = 300.0
 EVENTS = (
     *(f'rljob_reward_calls_total{{reward="helpful",outcome="{status}"}} > 0' for status in (200, 429, 503)),
     'rljob_reward_limit_wait_seconds_total{limit="concurrency"} > 0',
@@ -33,7 +33,7 @@ def has_data(result):
 async def query_until_all_have_data(prometheus, queries):
     """Repeat queries until each has data. Return those without data at the deadline."""
     missing = list(queries)
-    deadline = time.monotonic() + _DEADLINE_SECONDS
+    deadline = time.monotonic() + DEADLINE_SECONDS
     while missing and time.monotonic() < deadline:
         await asyncio.sleep(1)
         answers = [await asyncio.to_thread(prometheus.query_api, "query", query=query.expression) for query in missing]

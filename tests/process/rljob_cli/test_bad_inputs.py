@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from rljob_cli.main import app
 from tests.support.bad_inputs import BAD_INPUTS
+from tests.support.waiting import DEADLINE_SECONDS
 
-_DEADLINE_SECONDS = 60
 _FIRST, *_OTHERS = [bad for bad in BAD_INPUTS if bad.calls]
 
 
@@ -23,7 +23,7 @@ def assert_answered(bad, code, stdout, stderr):
 def test_command_answers_a_reward_that_cannot_score_with_its_place(tmp_path):
     _FIRST.write(tmp_path)
     command = [sys.executable, "-m", "rljob_cli.main", *_FIRST.command]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=_DEADLINE_SECONDS, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
     assert_answered(_FIRST, done.returncode, done.stdout, done.stderr)
 
 

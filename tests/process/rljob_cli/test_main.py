@@ -14,8 +14,8 @@ import pytest
 from rljob_cli import main
 from rljob_cli.local.node.podshim import descendants
 from tests.support.model_folder import write_model
+from tests.support.waiting import DEADLINE_SECONDS
 
-_DEADLINE_SECONDS = 30.0
 # The head starts a grandchild in a new session; the other roles only sleep. Templates replace the real programs.
 _SLEEP = "import time; time.sleep(300)"
 _FORKS = (
@@ -31,12 +31,12 @@ def rljob(*arguments, **options):
 
 
 def finish(process):
-    output, _ = process.communicate(timeout=_DEADLINE_SECONDS)
+    output, _ = process.communicate(timeout=DEADLINE_SECONDS)
     return process.returncode, output
 
 
 def until(condition, what):
-    deadline = time.monotonic() + _DEADLINE_SECONDS
+    deadline = time.monotonic() + DEADLINE_SECONDS
     while not (found := condition()):
         assert time.monotonic() < deadline, f"did not happen: {what}"
         time.sleep(0.05)

@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from tests.support.model_folder import write_model
+from tests.support.waiting import DEADLINE_SECONDS
 
-_DEADLINE_SECONDS = 60.0
 _SLEEP = "import time; time.sleep(300)"
 # In place of the driver: resumes from its checkpoint, adds a step with a checkpoint, and waits.
 _DRIVER = """\
@@ -74,7 +74,7 @@ def run_until(job, text, number=signal.SIGINT):
             lines.append(line)
             if text in line:
                 os.kill(process.pid, number)
-        code = process.wait(_DEADLINE_SECONDS)
+        code = process.wait(DEADLINE_SECONDS)
     assert code == (130 if number == signal.SIGINT else -number), "".join(lines)
     return "".join(lines)
 
@@ -115,7 +115,7 @@ def test_report_of_a_failed_run_has_the_reason_and_the_containers_that_ended(job
     manifest["spec"]["head"]["template"] = _container("head", failing)
     job.write_text(json.dumps(manifest))
     command = [sys.executable, "-m", "rljob_cli.main", "run", str(job), "--no-call", "--dir", str(job.parent)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE_SECONDS)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
     assert done.returncode == 1, done.stdout + done.stderr
     [session] = json.loads((job.parent / "again" / "sessions.json").read_text())
     assert session["phase"] == "Failed"

@@ -7,8 +7,8 @@ import sys
 import time
 
 from rljob_cli.local.node.podshim import descendants, scan_processes
+from tests.support.waiting import DEADLINE_SECONDS
 
-DEADLINE_SECONDS = 20
 # The first thread ends with the exit system call (60 on x86-64, 93 on arm64); another thread and a child live on.
 HEADLESS = """
 import ctypes, os, platform, threading, time

@@ -10,8 +10,7 @@ import pytest
 
 from rljob_cluster.host import processes
 from rljob_cluster.host.processes import ProcessGroup
-
-WAIT_SECONDS = 10
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 @pytest.fixture
@@ -22,7 +21,7 @@ def group(tmp_path: Path) -> Iterator[ProcessGroup]:
 
 
 def wait_for_log(group: ProcessGroup, name: str, text: str) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
+    deadline = time.monotonic() + DEADLINE_SECONDS
     while text not in group.last_lines(name):
         assert time.monotonic() < deadline, group.last_lines(name)
         time.sleep(0.01)
@@ -35,7 +34,7 @@ def test_dead_process_is_restarted_with_its_command(group: ProcessGroup, capsys:
     group.restart_dead()
     assert group.pids == [first], "it runs"
     psutil.Process(first).kill()
-    deadline = time.monotonic() + WAIT_SECONDS
+    deadline = time.monotonic() + DEADLINE_SECONDS
     while group.is_running("part"):
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -17,7 +17,7 @@ from tests.support.fake_endpoint import completion
 from tests.support.fake_vllm import FakeVllm
 from tests.support.judge_servers import new_address
 from tests.support.reward_process import Server, build_group
-from tests.support.waiting import wait_for
+from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 KEY = "sk-very-secret-key"
 
@@ -45,7 +45,7 @@ def test_judge_compares_groups(start_judge, endpoint):
 
 def test_invalid_judge_exits_with_the_user_error_code(start_judge):
     server = start_judge({"template": "{{ completon }}"}, wait=False)
-    assert server.process.wait(60) == ExitCode.USER
+    assert server.process.wait(DEADLINE_SECONDS) == ExitCode.USER
     assert "judge.template:1: unknown variable completon" in server.log.read_text()
 
 

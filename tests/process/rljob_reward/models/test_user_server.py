@@ -12,6 +12,7 @@ from aiohttp import web
 
 from rljob_api.wire.contract import ExitCode
 from tests.support.fake_endpoint import completion, nothing
+from tests.support.waiting import DEADLINE_SECONDS
 
 KEY = "sk-very-secret-key"
 MESSAGES = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "3"}]
@@ -86,5 +87,5 @@ def test_refusal_of_the_first_request_ends_the_server_as_a_user_error(start_user
     server = start_user()
     result = call(server, "3")
     assert (result["valid"], "answered 401 bad key" in result["message"]) == (False, True)
-    assert server.process.wait(60) == ExitCode.USER
+    assert server.process.wait(DEADLINE_SECONDS) == ExitCode.USER
     assert "model.endpoint: the user's endpoint answered 401 bad key; correct its url, model" in server.log.read_text()

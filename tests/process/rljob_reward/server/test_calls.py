@@ -17,7 +17,7 @@ from rljob_api.wire.contract import MAX_TOOL_RESULT_CHARACTERS, ExitCode
 from rljob_api.wire.protocol import ToolSchema
 from tests.paths import ROOT
 from tests.support.reward_process import Server
-from tests.support.waiting import wait_for
+from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 StartServer = Callable[..., Server]
 MESSAGES = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "3"}]
@@ -277,7 +277,7 @@ def test_draining_server_finishes_its_calls(start_server: StartServer, shared_fo
         server.process.send_signal(signal.SIGTERM)
         threading.Timer(0.2, (shared_folder / "go-a").touch).start()
         assert call.result()["value"] == "a"
-    assert server.process.wait(30) == ExitCode.SUCCEEDED
+    assert server.process.wait(DEADLINE_SECONDS) == ExitCode.SUCCEEDED
 
 
 USER = """
@@ -371,11 +371,11 @@ def test_source_that_cannot_be_served_ends_the_program(
     start_server: StartServer, source: str, serves: str, message: str
 ) -> None:
     server = start_server(source, ["--serves", serves, "--check"], wait=False)
-    assert server.process.wait(30) == ExitCode.USER
+    assert server.process.wait(DEADLINE_SECONDS) == ExitCode.USER
     assert message in server.log.read_text()
 
 
 def test_check_shows_what_is_served(start_server: StartServer) -> None:
     server = start_server(TOOLS, ["--serves", "tools", "--check"], wait=False)
-    assert server.process.wait(30) == ExitCode.SUCCEEDED
+    assert server.process.wait(DEADLINE_SECONDS) == ExitCode.SUCCEEDED
     assert "test: add, later, hang" in server.log.read_text()

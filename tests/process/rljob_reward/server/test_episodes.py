@@ -23,7 +23,7 @@ from rljob_api.manifest.runner import COMMAND_MODULE
 from rljob_api.wire.contract import ExitCode
 from tests.support.reward_process import TOKEN, Server
 from tests.support.scripted_model import ScriptedModel
-from tests.support.waiting import wait_for
+from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 StartServer = Callable[..., Server]
 EPISODES = ["--serves", "episodes"]
@@ -274,7 +274,7 @@ def test_full_runner_refuses_and_drains_on_sigterm(start_server: StartServer, sh
         for call in calls:
             (shared_folder / f"go-{call['episode']}").touch()
         assert [each.result()[1]["value"]["reward"] for each in (running, waiting)] == [1.0, 1.0]
-    assert server.process.wait(30) == ExitCode.SUCCEEDED
+    assert server.process.wait(DEADLINE_SECONDS) == ExitCode.SUCCEEDED
 
 
 def test_episodes_that_outlast_the_grace_are_torn_down(start_server: StartServer, shared_folder: Path) -> None:
@@ -287,7 +287,7 @@ def test_episodes_that_outlast_the_grace_are_torn_down(start_server: StartServer
         server.process.send_signal(signal.SIGTERM)
         assert running.result()[1]["reason"] == "cancelled"
     assert (shared_folder / f"closed-{call['episode']}").exists()
-    assert server.process.wait(30) == ExitCode.SUCCEEDED
+    assert server.process.wait(DEADLINE_SECONDS) == ExitCode.SUCCEEDED
 
 
 SCRIPT = r"""
@@ -413,7 +413,7 @@ def test_program_that_must_end_gets_sigterm_and_its_children_end(command: Server
 def test_command_that_cannot_start_ends_the_server(start_server: StartServer) -> None:
     function = {"module": COMMAND_MODULE, "entrypoint": "Command", "factoryArgs": {"command": ["no-such-agent"]}}
     server = start_server(None, EPISODES, wait=False, function=function)
-    assert server.process.wait(60) == ExitCode.USER
+    assert server.process.wait(DEADLINE_SECONDS) == ExitCode.USER
     assert "agent.runner.command: no-such-agent was not found" in server.log.read_text()
 
 

@@ -17,7 +17,7 @@ from rljob_api.wire.contract import ExitCode
 from rljob_api.wire.protocol import GroupResult, ScoreResult
 from tests.paths import ROOT
 from tests.support.reward_process import TOKEN, Server, build_group
-from tests.support.waiting import wait_for
+from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 StartServer = Callable[..., Server]
 
@@ -148,7 +148,7 @@ def test_accepted_group_is_answered_before_the_server_exits(start_server: StartS
         assert server.request("POST", "/v1/score-group", build_group("c"))[0] == 503
         (folder / "go").touch()
         assert reasons(accepted.result()) == [None, None]
-    assert server.process.wait(60) == ExitCode.SUCCEEDED
+    assert server.process.wait(DEADLINE_SECONDS) == ExitCode.SUCCEEDED
 
 
 @pytest.mark.parametrize(

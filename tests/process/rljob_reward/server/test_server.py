@@ -23,7 +23,7 @@ import pytest
 from rljob_api.wire.contract import ExitCode
 from rljob_api.wire.protocol import ScoreResult
 from tests.support.reward_process import TOKEN, Server, build_group
-from tests.support.waiting import wait_for
+from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 StartServer = Callable[..., Server]
 
@@ -407,7 +407,7 @@ def test_slow_clients_delay_neither_others_nor_the_end(start_server: StartServer
             connection.sendall(b"POST /v1/score HTTP/1.1\r\nX: ")
         assert server.score("x")["valid"]
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(30) == ExitCode.SUCCEEDED
+        assert server.process.wait(DEADLINE_SECONDS) == ExitCode.SUCCEEDED
 
 
 def test_connections_without_the_token_do_not_use_up_all_open_files(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -438,7 +438,7 @@ def test_sigterm_finishes_accepted_requests_and_leaves_no_process(start_server: 
     assert gate.send("d").result()[0] == 503
     gate.open("a", "b", "c")
     assert [future.result()[1]["valid"] for future in accepted] == [True] * 3
-    assert gate.server.process.wait(30) == ExitCode.SUCCEEDED
+    assert gate.server.process.wait(DEADLINE_SECONDS) == ExitCode.SUCCEEDED
     assert not [worker for worker in workers if worker.is_running()]
 
 
@@ -455,7 +455,7 @@ def test_request_whose_body_ends_after_sigterm_is_refused(start_server: StartSer
         wait_for(lambda: not server.children(), "the workers to exit")
         connection.send(body[10:])
         assert connection.getresponse().status == 503
-    assert server.process.wait(30) == ExitCode.SUCCEEDED
+    assert server.process.wait(DEADLINE_SECONDS) == ExitCode.SUCCEEDED
 
 
 def test_requests_that_outlast_the_grace_period_are_cancelled(start_server: StartServer, tmp_path: Path) -> None:
@@ -466,7 +466,7 @@ def test_requests_that_outlast_the_grace_period_are_cancelled(start_server: Star
     gate.wait_queued(1)
     gate.server.process.send_signal(signal.SIGTERM)
     assert [f.result()[1]["reason"] for f in (running, queued)] == ["cancelled"] * 2
-    assert gate.server.process.wait(30) == ExitCode.SUCCEEDED
+    assert gate.server.process.wait(DEADLINE_SECONDS) == ExitCode.SUCCEEDED
 
 
 LEAVING = r"""
@@ -511,7 +511,7 @@ def test_sigterm_during_a_long_import_ends_the_server(start_server: StartServer)
     server = start_server("import time\ntime.sleep(600)\ndef compute_score(): ...", wait=False)
     [worker] = wait_for(server.children, "the worker to start")
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(30) == ExitCode.SUCCEEDED
+    assert server.process.wait(DEADLINE_SECONDS) == ExitCode.SUCCEEDED
     assert not worker.is_running()
 
 
@@ -551,7 +551,7 @@ def test_unservable_function_ends_the_server_before_it_listens(
     start_server: StartServer, source: str, expected: str
 ) -> None:
     server = start_server(source, wait=False)
-    assert server.process.wait(60) == ExitCode.USER
+    assert server.process.wait(DEADLINE_SECONDS) == ExitCode.USER
     log = server.log.read_text()
     assert re.search(expected, log), log
     assert "Traceback" not in log
@@ -559,11 +559,11 @@ def test_unservable_function_ends_the_server_before_it_listens(
 
 def test_port_in_use_is_an_error_with_a_remedy(start_server: StartServer, failing: Server) -> None:
     server = start_server(FAILING, wait=False, arguments=["--host", failing.host])
-    assert server.process.wait(60) == ExitCode.INFRASTRUCTURE
+    assert server.process.wait(DEADLINE_SECONDS) == ExitCode.INFRASTRUCTURE
     assert f"cannot listen on {failing.host}:8080: Address already in use" in server.log.read_text()
 
 
 def test_check_prints_the_function_without_serving_it(start_server: StartServer) -> None:
     server = start_server(FAILING, wait=False, arguments=["--check"])
-    assert server.process.wait(60) == ExitCode.SUCCEEDED
+    assert server.process.wait(DEADLINE_SECONDS) == ExitCode.SUCCEEDED
     assert "test: compute_score, verl signature, version" in server.log.read_text()

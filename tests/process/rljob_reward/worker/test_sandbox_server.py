@@ -20,9 +20,9 @@ import pytest
 
 from rljob_reward.worker import agent_sandbox, sandbox_server
 from rljob_reward.worker.agent_sandbox import SandboxSettings
+from tests.support.waiting import DEADLINE_SECONDS
 
 TOKEN = "secret-of-the-pool"
-START_SECONDS = 30
 USER = 65534 if os.geteuid() == 0 else None
 """Nor is the server in a sandbox root, who may read the memory of every process."""
 PYTHON = "/usr/bin/python3" if USER and Path("/usr/bin/python3").exists() else sys.executable
@@ -60,7 +60,7 @@ def server(folder: Path) -> Iterator[tuple[SandboxSettings, Path]]:
 
 
 def wait_until_ready(port: int) -> None:
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + DEADLINE_SECONDS
     while True:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=1):
@@ -85,7 +85,7 @@ def test_files_remain_from_call_to_call_and_processes_do_not(server):
 
 def test_what_the_code_left_behind_is_reaped(server):
     pids = run(server, "for i in 1 2 3; do sleep 1000 & echo $!; done").split()
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + DEADLINE_SECONDS
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < deadline, "the zombies remain"
         run(server, "true")
@@ -154,7 +154,7 @@ def test_only_requests_with_the_token_run(server):
 
 @pytest.mark.parametrize(("size", "status"), [("-1", 413), ("many", 400), (str(1 << 40), 413)])
 def test_a_size_that_cannot_be_is_refused(server, size, status):
-    connection = http.client.HTTPConnection("127.0.0.1", server[0].port, timeout=START_SECONDS)
+    connection = http.client.HTTPConnection("127.0.0.1", server[0].port, timeout=DEADLINE_SECONDS)
     with contextlib.closing(connection):
         connection.request("POST", "/v1/run", headers={"Authorization": f"Bearer {TOKEN}", "Content-Length": size})
         assert connection.getresponse().status == status

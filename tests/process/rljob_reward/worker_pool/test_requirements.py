@@ -10,6 +10,7 @@ import pytest
 
 from rljob_api.wire.contract import ExitCode
 from tests.support.reward_process import Server
+from tests.support.waiting import DEADLINE_SECONDS
 
 StartServer = Callable[..., Server]
 
@@ -56,7 +57,7 @@ def test_uninstallable_requirement_is_a_user_error(start_server: StartServer, tm
     line = f"nowhere @ {(tmp_path / 'nowhere-1.0-py3-none-any.whl').as_uri()}"
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
     server = start_server(SOURCE, environment=environment, wait=False, function={"requirements": [line]})
-    assert server.process.wait(60) == ExitCode.USER
+    assert server.process.wait(DEADLINE_SECONDS) == ExitCode.USER
     log = server.log.read_text()
     assert "function.requirements (nowhere @ " in log
     assert "correct the lines, or build an image" in log

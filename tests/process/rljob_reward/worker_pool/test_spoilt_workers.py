@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.support.reward_process import Server
-from tests.support.waiting import wait_for
+from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 StartServer = Callable[..., Server]
 RETRIES = 2
@@ -249,6 +249,6 @@ def test_import_that_hangs_is_reported_and_then_fails(start_server: StartServer)
     server = start_server(source, wait=False, function={"importTimeoutSeconds": 4})
     report = re.compile(r"reward test: the import of function\.inline has taken \d+ s so far, now at \S+:4")
     wait_for(lambda: report.search(server.log.read_text()), "a report")
-    assert server.process.wait(60) == 78
+    assert server.process.wait(DEADLINE_SECONDS) == 78
     expected = "it took more than 4 s (function.importTimeoutSeconds) and is still at function.inline:4"
     assert expected in server.log.read_text()

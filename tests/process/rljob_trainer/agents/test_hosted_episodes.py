@@ -26,6 +26,7 @@ from tests.support.chat_templates import build_template
 from tests.support.gateways import SpelledPolicy
 from tests.support.reward_process import TOKEN, Server
 from tests.support.reward_servers import start_server
+from tests.support.waiting import DEADLINE_SECONDS
 
 __all__ = ["start_server"]  # a fixture
 
@@ -190,6 +191,6 @@ def list_server(server: Server) -> None:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         while not condition():  # noqa: ASYNC110 - any condition, not one that sets an event
             await asyncio.sleep(0.02)

@@ -16,9 +16,9 @@ from memory_plan import accelerator
 from tests.paths import ROOT
 from tests.support import accelerator_offload, offload_scenarios
 from tests.support.rank_programs import run_program
+from tests.support.waiting import DEADLINE_SECONDS
 
 Outcome = Callable[[str, str], dict[str, Any]]
-_DEADLINE_SECONDS = 300
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def devices() -> dict[str, dict[str, list[str]]]:
     """What is on which device after an update on an accelerator of fake tensors, by the value of trainer.offload."""
     done = subprocess.run(
         [sys.executable, "-m", accelerator_offload.__name__],
-        cwd=ROOT, capture_output=True, text=True, timeout=_DEADLINE_SECONDS, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, dict[str, list[str]]] = json.loads(done.stdout.splitlines()[-1])

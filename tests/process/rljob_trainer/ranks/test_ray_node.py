@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from rljob_trainer.ranks.ray_node import Raylet
+from tests.support.waiting import DEADLINE_SECONDS
 
-DEADLINE_SECONDS = 20
 # A node: starts a process named raylet, prints its process id, reaps it, and keeps running.
 NODE_PROGRAM = """
 import ctypes, os, sys, time

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from tests.support.loopback import next_address
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.unit.rljob_trainer.worker.test_main import JOB
 
-DEADLINE_SECONDS = 20
 PORT = "23791"
 
 # Starts an orphan that ignores SIGTERM, and prints its process id before and the number of descendants after.

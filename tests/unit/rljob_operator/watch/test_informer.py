@@ -16,8 +16,8 @@ from rljob_operator.kube.cache import Cache
 from rljob_operator.kube.client import ApiError, KubeApi, ListPage
 from rljob_operator.kube.resources import POD, REWARD_MODEL, RLJOB, WATCHED
 from rljob_operator.watch.informer import SLICE_OBJECTS, Informer
+from tests.support.waiting import DEADLINE_SECONDS
 
-DEADLINE_SECONDS = 60.0
 JOB = {"metadata": {"name": "lifted", "namespace": "ns", "resourceVersion": "7", "uid": "a"}, "spec": {}}
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from rljob_operator.watch import tasks
 from rljob_operator.watch.tasks import TaskTree, run_uncancelled, wait_for_all
-
-DEADLINE_SECONDS = 60
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ import pytest
 
 from rljob_reward.server import http
 from rljob_reward.server.http import MAX_HEAD_BYTES, HttpServer, Request
+from tests.support.waiting import DEADLINE_SECONDS
 
 GET = b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n"
-DEADLINE_SECONDS = 20
 
 
 class Handler:

@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from rljob_cli.local.node.cpus import has_bfloat16
 from rljob_cli.run.runfolder import last_checkpoint, read_rows
 from rljob_cli.run.sessions import Session
 from rljob_cli.run.summary import build_summary, print_summary
@@ -54,6 +55,18 @@ def fill_claim(folder: Path) -> None:
     shutil.rmtree(folder / NAME, ignore_errors=True)
     shutil.copytree(MODEL, folder / MODEL.name, dirs_exist_ok=True)
     shutil.copytree(EXAMPLES / NAME / "data", folder / "data", dirs_exist_ok=True)
+
+
+def render() -> str:
+    """Return the manifests of `kubectl apply -k`; with the type that `rljob run` would choose for these CPUs."""
+    text = kubectl("kustomize", str(EXAMPLES / NAME))
+    if has_bfloat16():
+        return text
+    manifests = list(yaml.safe_load_all(text))
+    for manifest in manifests:
+        if manifest["kind"] == "RLJob":
+            manifest["spec"]["trainer"]["dtype"] = "float32"
+    return yaml.safe_dump_all(manifests)
 
 
 def follow() -> dict[str, Any]:
@@ -106,7 +119,7 @@ def main() -> int:
     fill_claim(claim)
     cluster("volume", NAME, str(claim), "--namespace", NAMESPACE)
     print(f"kubectl apply -n {NAMESPACE} -k examples/{NAME}", flush=True)
-    print(kubectl("apply", "-n", NAMESPACE, "-k", str(EXAMPLES / NAME)), end="", flush=True)
+    print(kubectl("apply", "-n", NAMESPACE, "-f", "-", input=render()), end="", flush=True)
     applied = time.monotonic()
     job = follow()
     if failed := find_true(job, "Failed"):

@@ -15,6 +15,7 @@ from rljob_cli.check.preflight import check_objects
 from rljob_cli.check.verdict import describe_unused, judge, print_verdict, to_json
 from rljob_cli.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, guard
 from rljob_cli.local.network import claim_block
+from rljob_cli.local.node.cpus import has_bfloat16, use_float32
 from rljob_cli.output import print_error, print_json
 from rljob_cli.run import runfolder
 from rljob_cli.tables import make_console
@@ -46,6 +47,8 @@ def run_command(
 ) -> int:
     claims = parse_claims(volumes)
     file = load_partial(path, overrides)
+    if not has_bfloat16() and (changed := use_float32(file.job)):
+        print(f"{', '.join(changed)}: float32, since these CPUs have no instructions for bfloat16", file=sys.stderr)
     folder = (directory / file.job.metadata.name).resolve()
     with runfolder.lock(folder):
         return _run_locked(file, folder, claims, fresh, output, block, should_call)

@@ -220,7 +220,8 @@ class TrainerRole(Role):
     """GPUs per Pod (nodePool.gpuResource), with one rank per GPU. 0 means one CPU rank per Pod. Immutable unless the
     job is suspended."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    """Data type of the forward and backward pass. Master weights and optimizer state are always fp32."""
+    """Data type of the forward and backward pass, and of the rollouts. Master weights and optimizer state are always
+    fp32. Unset, `rljob run` chooses float32 for CPUs without instructions for bfloat16, which compute that slowly."""
     micro_batch_tokens: int = Field(default=16384, ge=16)
     """Maximum tokens of one micro-batch on a rank, including padding. A longer trajectory gets its own micro-batch."""
     gradient_checkpointing: bool | None = None

@@ -26,6 +26,7 @@ from rljob_cli.check.preflight import locate
 from rljob_cli.check.rewards import check_service
 from rljob_cli.commands import parse_claims
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
+from rljob_cli.local.node.cpus import has_bfloat16, use_float32
 from rljob_cli.output import print_json
 from rljob_cli.tables import show
 from rljob_cli.trajectories.conversation import LEGEND, build_conversation
@@ -88,6 +89,8 @@ def _play(job: RLJob, answers: Sequence[str], folder: Path, claims: Mapping[str,
     else:
         from rljob_cli.agents.base_model import play_model  # imports matplotlib
 
+        if not has_bfloat16():
+            use_float32(job)
         if play_model(job, folder, claims, block, Console(stderr=True)) == "Interrupted":
             raise KeyboardInterrupt
     return list(read_rows(folder / "trajectories", Filter(lane="eval")))

@@ -14,7 +14,7 @@ _BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def has_bfloat16(cpuinfo: Path = _CPUINFO) -> bool:
-    """Whether the CPUs have instructions for bfloat16. True where Linux does not tell."""
+    """Whether the CPUs have instructions for bfloat16. True where /proc/cpuinfo does not list them."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:

@@ -21,7 +21,7 @@ from tests.paths import EXAMPLES
         ("processor\t: 0", True),
     ],
 )
-def test_flags_tell_whether_cpus_have_bfloat16(line: str, expected: bool, tmp_path: Path) -> None:
+def test_flags_show_whether_cpus_have_bfloat16(line: str, expected: bool, tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"model name\t: some CPU\n{line}\n")
     assert has_bfloat16(cpuinfo) is expected

@@ -36,8 +36,11 @@ def make_questions() -> tuple[list[Question], list[Question]]:
 
 
 def build_row(question: Question) -> str:
-    text = f"I think of a number from {question.low} to {question.low + WIDTH - 1}. Which one is it?"
-    return json.dumps({"question": text, "answer": str(question.hidden), "low": question.low}) + "\n"
+    messages = [
+        {"role": "system", "content": "Reply with a number."},  # the model's own system message is longer
+        {"role": "user", "content": f"A number from {question.low} to {question.low + WIDTH - 1}?"},
+    ]
+    return json.dumps({"messages": messages, "answer": str(question.hidden), "low": question.low}) + "\n"
 
 
 def main() -> None:

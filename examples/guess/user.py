@@ -17,6 +17,6 @@ def respond(messages, state, answer, cost=0.1):
         return None, 0.0, {"feedback": "right"}
     state["wrong"] = state.get("wrong", 0) + 1
     if not numbers:
-        return "Reply with a number only.", -cost, {"feedback": "no number"}
+        return "A number!", -cost, {"feedback": "no number"}
     feedback = "higher" if int(numbers[-1]) < int(answer) else "lower"
-    return f"No, it is {feedback} than {numbers[-1]}.", -cost, {"feedback": feedback}
+    return f"{feedback.capitalize()}.", -cost, {"feedback": feedback}

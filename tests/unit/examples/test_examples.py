@@ -224,7 +224,7 @@ def play_guess(answers: list[str], cost: float, cost_at_end: float) -> tuple[lis
     """Return the user's messages, the rewards of the turns and the scored end of a conversation about the number 24."""
     respond = load_module(EXAMPLES / "guess" / "user.py").respond
     state: dict[str, Any] = {}
-    messages = [{"role": "user", "content": "I think of a number from 21 to 27. Which one is it?"}]
+    messages = [{"role": "user", "content": "A number from 21 to 27?"}]
     replies, rewards = [], []
     for answer in answers:
         messages.append({"role": "assistant", "content": answer})
@@ -241,7 +241,7 @@ def play_guess(answers: list[str], cost: float, cost_at_end: float) -> tuple[lis
 
 def test_user_of_the_guess_example_says_where_the_number_is() -> None:
     replies, rewards, scored = play_guess(["It is 21.", "no idea", "27"], 0.1, 0.0)
-    assert replies == ["No, it is higher than 21.", "Reply with a number only.", "No, it is lower than 27."]
+    assert replies == ["Higher.", "A number!", "Lower."]
     assert rewards == [-0.1] * 3
     assert scored == {"score": 0.5, "found": False, "turns": 3}
 

@@ -47,8 +47,6 @@ def run_command(
 ) -> int:
     claims = parse_claims(volumes)
     file = load_partial(path, overrides)
-    if not has_bfloat16() and (changed := use_float32(file.job)):
-        print(f"{', '.join(changed)}: float32, since these CPUs have no instructions for bfloat16", file=sys.stderr)
     folder = (directory / file.job.metadata.name).resolve()
     with runfolder.lock(folder):
         return _run_locked(file, folder, claims, fresh, output, block, should_call)
@@ -64,6 +62,7 @@ def _run_locked(
     should_call: bool,
 ) -> int:
     problems: list[Problem] = []
+    changed = [] if has_bfloat16() else use_float32(file.job)
     if not fresh:
         message = f"differs from the run in {folder}; restore the value, or start over with --fresh"
         problems += [file.problem(changed, message) for changed in runfolder.changed_fields(folder, file.job)]
@@ -92,6 +91,8 @@ def _run_locked(
         say(f"the earlier run is now {old}")
     elif step := runfolder.last_checkpoint(folder):
         say(f"resumes after step {step}, the last checkpoint in {folder}")
+    if changed:
+        say(f"{', '.join(changed)}: float32, since these CPUs have no instructions for bfloat16")
     for line in (*map(describe_lengths, verdict.lengths), *(trial.describe() for trial in verdict.trials)):
         say(line)
     runfolder.prepare(folder, file.job)

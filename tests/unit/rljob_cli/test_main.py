@@ -243,6 +243,20 @@ def test_command_without_a_file_names_all_ways_to_pass_one(command):
     assert "pass a job's file: JOB.yaml, -f JOB.yaml, or - for stdin" in output
 
 
+def test_run_computes_in_float32_on_cpus_without_bfloat16(job, monkeypatch):
+    dtypes = []
+
+    def run_job(job, *_):
+        dtypes.append(job.spec.trainer.dtype)
+        return "Failed"
+
+    monkeypatch.setattr("rljob_cli.commands.has_bfloat16", lambda: len(dtypes) > 0)
+    monkeypatch.setattr("rljob_cli.run.command.run_job", run_job)
+    outputs = [rljob("run", job, "--dir", job.parent / "runs", "--fresh")[1] for _ in range(2)]
+    assert dtypes == ["float32", "bfloat16"]
+    assert ["spec.trainer.dtype: float32, since these CPUs" in output for output in outputs] == [True, False]
+
+
 def test_run_takes_one_file(job):
     code, output = rljob("run", job, job)
     assert code == 2

@@ -1,6 +1,6 @@
 """Writes the hidden numbers that the guess example trains on: `python examples/make_numbers.py`.
 
-The result is in git (guess/data). A question names a range of 9 numbers; which one is meant says only the user, after a
+The result is in git (guess/data). A question names a range of 7 numbers; which one is meant says only the user, after a
 wrong answer. Invariant: no held-out range is trained on; of each held-out range, each number is meant once.
 """
 
@@ -11,10 +11,11 @@ import random
 from pathlib import Path
 from typing import NamedTuple
 
-WIDTH = 9
+WIDTH = 7
+"""Three guesses suffice if each one halves what is left."""
 FIRST = range(10, 90)
 """Of the first numbers of the ranges."""
-NUM_HELD_OUT_RANGES = 8
+NUM_HELD_OUT_RANGES = 10
 NUM_TRAIN = 256
 SEED = 0
 

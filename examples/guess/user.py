@@ -1,4 +1,4 @@
-"""The simulated user of the guess example: it knows the number, and says how far off an answer is.
+"""The simulated user of the guess example: it knows the number, and says whether it is higher or lower.
 
 Each call may run in another process, so what the user remembers is in `state`, which travels with the episode.
 """
@@ -18,6 +18,5 @@ def respond(messages, state, answer, cost=0.1):
     state["wrong"] = state.get("wrong", 0) + 1
     if not numbers:
         return "A number!", -cost, {"feedback": "no number"}
-    difference = int(answer) - int(numbers[-1])
-    feedback = f"{difference} higher" if difference > 0 else f"{-difference} lower"
-    return f"It is {feedback}.", -cost, {"feedback": feedback}
+    feedback = "higher" if int(numbers[-1]) < int(answer) else "lower"
+    return f"{feedback.capitalize()}.", -cost, {"feedback": feedback}

@@ -4,9 +4,11 @@ import re
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    """0.5 when the last number is right, 0.5 when the completion is only the right answer, 0.2 for any bare number.
+    """0.3 for any bare number, 0.2 when the last number is right, 0.7 when the completion is only the right answer.
 
-    A completion that hit the token limit is never 'bare'; otherwise the model would write until the limit.
+    A bare number is worth more than a right one in a sentence: the other way round, some runs learn the sentences and
+    never leave them. A completion that hit the token limit is never 'bare'; otherwise the model would write until the
+    limit.
     `exact` and `last` have their own curves; evaluation.accuracy names the one to report.
     """
     ended = not (extra_info or {}).get("truncated", False)
@@ -15,4 +17,4 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     last = bool(numbers) and numbers[-1] == ground_truth
     exact = bare == ground_truth
     is_number = re.fullmatch(r"-?\d+", bare) is not None
-    return {"score": 0.5 * last + 0.5 * exact + 0.2 * is_number, "exact": exact, "last": last}
+    return {"score": 0.3 * is_number + 0.2 * last + 0.7 * exact, "exact": exact, "last": last}

@@ -157,7 +157,7 @@ def _update(policy: Policy, rows: list[TrainRow], limit: int, device: torch.devi
             micro_batch_tokens=limit,
             layout=policy.layout,
             without_advantage=False,
-            versions=UpdateVersions(0, 0),
+            versions=UpdateVersions(0, 0, 1),
         )[dist.get_rank()]
 
     batches = timed("plan", plan)

@@ -87,7 +87,7 @@ def build_row(completion: list[int], advantage: float) -> TrainRow:
 async def update(group: Any, rows: list[TrainRow]) -> UpdateMetrics:
     """Train on the rows in two calls: of 7, and of 1, with which one of the ranks has nothing to do."""
     for part in (rows[:7], rows[7:]):
-        await group.accumulate(part, UpdateVersions(0, 0))
+        await group.accumulate(part, UpdateVersions(0, 0, 1))
     return await group.apply(sum(int(row.loss_mask.sum()) for row in rows))
 
 

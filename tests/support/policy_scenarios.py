@@ -51,9 +51,9 @@ EVERYTHING = Algorithm.model_validate(
 
 TYPES = ("drGrpo", "dapo", "rloo", "reinforcePlusPlus", "gspo", "cispo")
 """Algorithms besides grpo, and ppo, whose policy loss is grpo's."""
-FIRST = UpdateVersions(proximal=3, current=3)
+FIRST = UpdateVersions(proximal=3, current=3, end=4)
 """Of the first mini-batch of a step: the proximal policy is the current one."""
-LATER = UpdateVersions(proximal=3, current=3.5)
+LATER = UpdateVersions(proximal=3, current=3.5, end=4)
 """Of the second of two mini-batches: the proximal policy is between the rollout's and the current one."""
 
 

@@ -78,4 +78,5 @@ def proximal_share(version: int, versions: UpdateVersions) -> float:
     """AReaL's loglinear rule, written again."""
     if version in (-1, versions.current):
         return 1.0
-    return min(1.0, max(0.0, (versions.proximal - version) / (versions.current - version)))
+    end = versions.end if version < versions.proximal else versions.current
+    return min(1.0, max(0.0, (versions.proximal - version) / (end - version)))

@@ -19,7 +19,7 @@ from rljob_trainer.algorithms.settings import Defaults
 
 
 class Gspo(Grpo):
-    DEFAULTS: ClassVar[Defaults] = Defaults(clip_low=3e-4, clip_high=4e-4, level="sequence")
+    DEFAULTS: ClassVar[Defaults] = Defaults(clip_low=3e-4, clip_high=4e-4, level="sequence", clips_stale_tokens=False)
 
     def loss(self, inputs: LossInputs) -> PolicyLoss:
         fixed = inputs.logprobs.detach()

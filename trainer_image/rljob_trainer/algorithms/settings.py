@@ -26,6 +26,9 @@ class Defaults:
     truncated: TruncatedAnswers = "train"
     replaces_groups: bool = False
     """Dynamic sampling."""
+    clips_stale_tokens: bool = True
+    """Whether the ratio of tokens that older weights sampled has the way since then. False: the range is too narrow for
+    more than the updates of one step."""
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,9 @@ class StepUpdates:
         size = schedule.prompts_per_step // schedule.mini_batches
         whole = await self._prepare_step(lane) if self._algorithm.needs.whole_step else None
         for number in range(schedule.mini_batches):
-            versions = UpdateVersions(version, version + number / schedule.mini_batches)
+            current = version + number / schedule.mini_batches
+            end = version + 1 if self._algorithm.DEFAULTS.clips_stale_tokens else current
+            versions = UpdateVersions(version, current, end)
             if whole is None:
                 groups = await self._stream(lane, size, versions)
             else:

@@ -323,6 +323,9 @@ class UpdateVersions:
     """At the start of the step."""
     current: float
     """Of the parameters now: `proximal`, plus the share of the step's updates that were applied."""
+    end: float
+    """Of the policy that prox is behind, for tokens of older weights: `proximal` + 1, the end of the step; `current` if
+    clipping must not see them."""
 
 
 @dataclass(frozen=True)

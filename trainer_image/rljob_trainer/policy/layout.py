@@ -109,7 +109,7 @@ def divide_rows(
     for plan in plans:
         plan.extend([] for _ in range(count - len(plan)))
     optional = [name for name in _OPTIONAL if chosen and getattr(next(iter(chosen.values())), name) is not None]
-    return [_pack(plan, chosen, spans, optional, versions or UpdateVersions(0, 0)) for plan in plans]
+    return [_pack(plan, chosen, spans, optional, versions or UpdateVersions(0, 0, 1)) for plan in plans]
 
 
 def _sampled_span(row: TrainRow) -> tuple[int, int]:

@@ -106,7 +106,8 @@ class _Writer:
     def __init__(self, part: RankRows) -> None:
         self._part = part
         self._targets = part.token_ids[part.loss_mask]
-        self._shares = proximal_shares(part.token_versions, part.versions.proximal, part.versions.current)
+        versions = part.versions
+        self._shares = proximal_shares(part.token_versions, versions.proximal, versions.current, versions.end)
         self._row = self._prompt = self._completion = self._sampled = 0
         """How much is written so far."""
 

@@ -37,7 +37,7 @@ def update(model, **trainer):
     compiled = 0
     for limit in (128, 100):  # micro-batches of different shapes
         options = {"num_ranks": 1, "micro_batch_tokens": limit, "layout": policy.layout}
-        (batches,) = plan_micro_batches(rows, versions=UpdateVersions(0, 0), **options)
+        (batches,) = plan_micro_batches(rows, versions=UpdateVersions(0, 0, 1), **options)
         assert len({batch.token_ids.shape for batch in batches}) > 1
         policy.accumulate(batches)
         policy.apply(float(sum(row.loss_mask.sum() for row in rows)))

@@ -21,7 +21,7 @@ from rljob_trainer.episodes.types import Episode, Group, Segment, Turn
 from tests.support.algorithms import algorithm_spec, rewards_of
 
 VOCABULARY, MAX_TOKENS = 5, 12
-PROXIMAL, CURRENT = 3.0, 3.5
+PROXIMAL, CURRENT, END = 3.0, 3.5, 4.0
 """Versions of the weights: the second of two mini-batches in step 3."""
 GROUP_BASED = [name for name in ALGORITHMS if name != "ppo"]
 
@@ -97,7 +97,7 @@ def project(toy, spec, num_parts=1):
 
         counts = torch.tensor([int(row.loss_mask.sum()) for _, row in pairs])
         rollout = tokens("rollout_logprobs")
-        shares = torch.from_numpy(proximal_shares(tokens("versions").numpy(), PROXIMAL, CURRENT))
+        shares = torch.from_numpy(proximal_shares(tokens("versions").numpy(), PROXIMAL, CURRENT, END))
         inputs = LossInputs(
             logprobs, loglinear_proximal(logprobs, rollout, shares), rollout, tokens("advantages"),
             torch.arange(len(pairs)).repeat_interleave(counts), len(pairs),
@@ -125,7 +125,8 @@ def plain(toy, type_, clip, kl=0.0, cap=2.0):
             key = episode.group, episode.sample
             pi, mu, ref = toy.logprobs(episode), toy.rollout[key], toy.reference[key]
             versions = torch.tensor(episode.segments[0].versions[1:])
-            share = ((PROXIMAL - versions) / (CURRENT - versions)).clip(0, 1)
+            end = torch.where(versions < PROXIMAL, END, CURRENT)
+            share = ((PROXIMAL - versions) / (end - versions)).clip(0, 1)
             prox = mu + share * (pi.detach() - mu)
             r = torch.exp(pi - prox)
             others = torch.cat([scores[:i], scores[i + 1 :]])

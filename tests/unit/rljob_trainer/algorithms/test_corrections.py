@@ -16,22 +16,31 @@ def algorithm(**fields):
     return algorithm_spec(**fields).algorithm
 
 
-def test_shares_follow_the_ages_of_the_weights():
-    versions = np.array([0, 2, 4, 5], np.int32)
-    assert proximal_shares(versions, 4, 5).tolist() == pytest.approx([4 / 5, 2 / 3, 0, 1])
+def shares(versions, proximal, current, end):
+    return proximal_shares(np.array(versions, np.int32), proximal, current, end).tolist()
+
+
+def test_proximal_policy_of_older_weights_is_one_step_behind_the_end_of_the_step():
+    assert shares([0, 2, 4, 5], 4, 5, 5) == pytest.approx([4 / 5, 2 / 3, 0, 1])
+    assert shares([5, 6], 7, 7, 8) == pytest.approx([2 / 3, 1 / 2]), "in the first update, too"
+
+
+def test_clipping_does_not_see_older_weights_if_the_current_policy_is_the_end():
+    assert shares([5, 6], 7, 7, 7) == [1, 1]
 
 
 def test_first_mini_batch_of_a_step_has_the_current_policy_as_the_proximal_one():
-    assert proximal_shares(np.array([7, 7, 5], np.int32), 7, 7).tolist() == [1, 1, 1]
+    assert shares([7, 7], 7, 7, 8) == [1, 1]
 
 
 def test_later_mini_batches_have_the_rollouts_policy_as_the_proximal_one():
-    assert proximal_shares(np.array([7, 7], np.int32), 7, 7.25).tolist() == [0, 0]
+    assert shares([7, 7], 7, 7.25, 8) == [0, 0]
 
 
-@given(st.integers(0, 9), st.integers(0, 9), st.floats(0, 0.99))
-def test_share_is_between_the_rollout_and_the_current_policy(version, proximal, progress):
-    [share] = proximal_shares(np.array([version], np.int32), proximal, proximal + progress)
+@given(st.integers(0, 9), st.integers(0, 9), st.floats(0, 0.99), st.booleans())
+def test_share_is_between_the_rollout_and_the_current_policy(version, proximal, progress, is_clipped):
+    current = proximal + progress
+    [share] = shares([version], proximal, current, proximal + 1 if is_clipped else current)
     assert 0 <= share <= 1
 
 

@@ -75,7 +75,7 @@ def test_every_sampled_token_is_computed_once_and_sees_its_row(rows, num_ranks, 
         micro_batch_tokens=limit,
         layout=layout,
         without_advantage=needs_all,
-        versions=UpdateVersions(4, 4),
+        versions=UpdateVersions(4, 4, 5),
     )
     assert len({len(plan) for plan in plans}) == 1, "collectives must match"
     seen: set[tuple[int, int]] = set()
@@ -164,9 +164,9 @@ def test_rows_without_advantage_are_left_out_unless_another_term_needs_them():
 
 def test_proximal_share_follows_from_each_tokens_version():
     rows = [row([1], [2], version=version) for version in (2, 3)]
-    ((batch,),) = plan_micro_batches(rows, num_ranks=1, micro_batch_tokens=64, versions=UpdateVersions(3, 3.5))
+    ((batch,),) = plan_micro_batches(rows, num_ranks=1, micro_batch_tokens=64, versions=UpdateVersions(3, 3.5, 4))
     shares = dict(zip(owners(batch), batch.proximal_shares.tolist(), strict=True))
-    assert shares == pytest.approx({0: 2 / 3, 1: 0})
+    assert shares == pytest.approx({0: 1 / 2, 1: 0})
 
 
 def test_two_segments_of_an_episode_are_separate_rows():

@@ -43,5 +43,5 @@ async def test_rows_without_advantage_train_a_critic(monkeypatch, algorithm, tra
     monkeypatch.setattr(TrainerGroup, "_send", send)
     mask, zeros = np.array([False, True]), np.zeros(2, np.float32)
     row = TrainRow(np.array([1, 2]), mask, zeros, zeros, np.array([NOT_SAMPLED, 0], np.int32))
-    await TrainerGroup(job_of(type=algorithm), "g", []).accumulate([row], UpdateVersions(0, 0))
+    await TrainerGroup(job_of(type=algorithm), "g", []).accumulate([row], UpdateVersions(0, 0, 1))
     assert [method for method, _ in sent] == ["accumulate"] * trains

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from rljob_api.manifest.job import RLJob
 from rljob_api.wire.protocol import ScoreResult
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.algorithms.registry import build_algorithm
-from rljob_trainer.driver.updates import StepUpdates
-from rljob_trainer.episodes.types import Group
+from rljob_trainer.driver.updates import StepOutcome, StepUpdates
+from rljob_trainer.episodes.types import Group, UpdateVersions
 from tests.support.driver_harness import make_job
 from tests.support.episodes import episode
 
@@ -52,9 +53,11 @@ class Trainer:
     def __init__(self) -> None:
         self.calls: list[int] = []
         """Groups of each `accumulate`."""
+        self.versions: list[UpdateVersions] = []
 
-    async def accumulate(self, rows: Sequence[Any], versions: Any) -> None:
+    async def accumulate(self, rows: Sequence[Any], versions: UpdateVersions) -> None:
         self.calls.append(len(rows) // 2)
+        self.versions.append(versions)
 
     async def apply(self, denominator: float) -> Any:
         return type("Metrics", (), {"seconds": 0.0})()
@@ -77,11 +80,28 @@ async def test_groups_train_in_few_calls(lane: Any, calls: list[int]) -> None:
         rewards=[{"name": "correct", "function": {"inline": "x"}}],
     )
     trainer: Any = Trainer()
-    updates = StepUpdates(
-        job.spec, build_algorithm(job.spec), trainer, contextlib.nullcontext, before_apply=lambda: None
-    )
 
-    outcome = await updates.run(lane)
+    outcome = await run_updates(job, trainer, lane)
 
     assert trainer.calls == calls
     assert [group.index for group in outcome.groups] == list(range(8))
+
+
+async def run_updates(job: RLJob, trainer: Any, lane: Any) -> StepOutcome:
+    updates = StepUpdates(
+        job.spec, build_algorithm(job.spec), trainer, contextlib.nullcontext, before_apply=lambda: None
+    )
+    return await updates.run(lane)
+
+
+@pytest.mark.parametrize(("type_", "ends"), [("grpo", [1, 1]), ("gspo", [0, 0.5])])
+async def test_stale_tokens_are_clipped_unless_the_range_is_for_one_step(type_: str, ends: list[float]) -> None:
+    job = make_job(
+        algorithm={"groupSize": 2, "type": type_},
+        schedule={"promptsPerStep": 8, "miniBatches": 2},
+        rewards=[{"name": "correct", "function": {"inline": "x"}}],
+    )
+    trainer: Any = Trainer()
+    lane: Any = Lane(4, 4)
+    await run_updates(job, trainer, lane)
+    assert [each.end for each in trainer.versions] == ends

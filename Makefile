@@ -19,7 +19,7 @@ SYNCED := .venv/.synced-$(DEVICE)
 
 ##@ Start here
 .PHONY: demo
-demo: $(SYNCED) ## Train SmolLM2-135M to add, end to end on this machine (about 3 minutes after installation)
+demo: $(SYNCED) ## Train SmolLM2-135M to add, end to end on this machine (3 to 6 minutes after installation)
 	$(BIN)/python examples/prepare.py quickstart
 	$(BIN)/rljob run examples/quickstart/rljob.yaml --fresh
 

@@ -196,7 +196,7 @@ bench-algorithms: $(SYNCED) ## The demo with each algorithm: held-out accuracy b
 	$(BIN)/python bench/learning.py algorithms
 
 .PHONY: bench-agent-learning
-bench-agent-learning: $(SYNCED) ## Examples with tools and a user on three seeds, with feedback and without: accuracy before and after (an hour)
+bench-agent-learning: $(SYNCED) ## Examples with tools and a user on three seeds, with feedback and without: accuracy before and after (15 runs of some minutes)
 	$(BIN)/python examples/prepare.py guess
 	$(BIN)/python bench/learning.py agents
 

@@ -5,7 +5,7 @@ weights. `algorithms`: the demo with each `algorithm.type`. `agents`: the exampl
 simulated user: with the rewards of its turns, with the same total at the end, and with one answer.
 
 Prints the held-out accuracy before and after, writes docs/images/NAME-learning.png, and as the last line one JSON
-object. A run takes two to five minutes on 2 cores: --seeds, --steps and --only shorten the whole, and --resume keeps
+object. A run takes 2 to 12 minutes on 2 cores: --seeds, --steps and --only shorten the whole, and --resume keeps
 the runs that have ended.
 """
 

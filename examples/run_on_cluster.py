@@ -118,7 +118,8 @@ def main() -> int:
     kubectl("delete", "rljob", NAME, "-n", NAMESPACE, "--ignore-not-found", "--cascade=foreground")
     fill_claim(claim)
     cluster("volume", NAME, str(claim), "--namespace", NAMESPACE)
-    print(f"kubectl apply -n {NAMESPACE} -k examples/{NAME}", flush=True)
+    changed = "" if has_bfloat16() else " (with spec.trainer.dtype: float32, for CPUs without bfloat16)"
+    print(f"kubectl apply -n {NAMESPACE} -k examples/{NAME}{changed}", flush=True)
     print(kubectl("apply", "-n", NAMESPACE, "-f", "-", input=render()), end="", flush=True)
     applied = time.monotonic()
     job = follow()

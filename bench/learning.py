@@ -86,8 +86,8 @@ def run_variant(name: str, seed: int, arguments: argparse.Namespace) -> dict[str
     numbers = {key: [step[key] for step in steps if step.get(key) is not None] for key in _NUMBERS}
     means = {key: statistics.mean(values) if values else None for key, values in numbers.items()}
     staleness = [step.get("staleness_max") or 0 for step in steps]
-    rewards = [step["reward"] for step in steps]
-    row = {"seed": seed, **row, **means, "staleness_max": max(staleness), "rewards": rewards}
+    trained = [step["components"].get(variant.accuracy) for step in steps]
+    row = {"seed": seed, **row, **means, "staleness_max": max(staleness), "accuracy_by_step": trained}
     kept.write_text(json.dumps(row))
     return row
 
@@ -140,7 +140,8 @@ def _mean(rows: list[dict[str, Any]], key: str) -> str:
 
 
 def draw(results: Mapping[str, list[dict[str, Any]]], path: Path) -> None:
-    """Draw each variant's accuracy by seed, and the mean reward over seeds by step."""
+    """Draw each variant's held-out accuracy by seed, and that of its training samples by step. Not the rewards: they
+    have another scale where turns have rewards, too."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -151,7 +152,7 @@ def draw(results: Mapping[str, list[dict[str, Any]]], path: Path) -> None:
         after = [row["accuracy_after"] for row in rows]
         [line] = left.plot([place] * len(after), after, "o", ms=5)
         left.plot([place - 0.25, place + 0.25], [statistics.mean(after)] * 2, color=line.get_color(), lw=2)
-        curves = zip(*(row["rewards"] for row in rows), strict=False)
+        curves = zip(*(row["accuracy_by_step"] for row in rows), strict=False)
         known = [[value for value in values if value is not None] for values in curves]
         means = [statistics.mean(values) if values else float("nan") for values in known]
         right.plot(range(1, len(means) + 1), means, ".-", lw=1.2, label=name, color=line.get_color())
@@ -162,7 +163,7 @@ def draw(results: Mapping[str, list[dict[str, Any]]], path: Path) -> None:
     left.set_ylim(0, 1)
     left.legend(fontsize=7)
     right.set_xlabel("step")
-    right.set_ylabel("training reward, mean over seeds")
+    right.set_ylabel("accuracy of training samples, mean over seeds")
     right.legend(fontsize=7)
     for axis in (left, right):
         axis.grid(alpha=0.3)

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from rljob_api.wire.termination import ERROR_PREFIX, GPU_FAULT_PREFIX
 from rljob_cli.main import app
 from rljob_cluster.control_plane.control_plane import COMPONENTS, ControlPlane
 from rljob_cluster.control_plane.kwok import build_node, run_kwok
@@ -141,6 +142,36 @@ def test_trainers_of_32b_are_in_one_rack(cluster: Cluster) -> None:
     nodes = nodes_of(cluster.pods(name), "trainer")
     assert set(nodes.values()) == {8}
     assert len({NODES[node][1] for node in nodes}) == 1
+
+
+def report_broken_gpu(cluster: Cluster, pod: Pod) -> None:
+    """What a kubelet reports once the container that says so has restarted."""
+    statuses = pod["status"]["containerStatuses"]
+    fault = {"exitCode": 75, "message": f"{ERROR_PREFIX}{GPU_FAULT_PREFIX}uncorrectable ECC error encountered"}
+    statuses[0] |= {"lastState": {"terminated": fault}, "restartCount": 1}
+    change = json.dumps({"status": {"containerStatuses": statuses}})
+    name = pod["metadata"]["name"]
+    cluster.plane.kubectl("patch", "pod", name, "--subresource=status", "--type=merge", "-p", change)
+
+
+def test_rollouts_leave_a_node_with_a_broken_gpu_and_other_roles_stay(cluster: Cluster) -> None:
+    name = cluster.create_job("7b")
+    cluster.until("Running", lambda: cluster.phase(name) == "Running")
+    before = cluster.pods(name)
+    reporter = next(pod for pod in before if role_of(pod) == "rollout")
+    broken = reporter["spec"]["nodeName"]
+    report_broken_gpu(cluster, reporter)
+
+    def has_moved() -> bool:
+        held = nodes_of(cluster.pods(name), "rollout")
+        return broken not in held and sum(held.values()) == 8
+
+    cluster.until(f"all rollouts on nodes other than {broken}", has_moved)
+    cluster.until("Running", lambda: cluster.phase(name) == "Running")
+    [avoided] = cluster.get("rljob", name)["status"]["avoidedNodes"]
+    assert (avoided["role"], avoided["node"], avoided["pod"]) == ("rollout", broken, reporter["metadata"]["name"])
+    others = {pod["metadata"]["uid"] for pod in before if role_of(pod) != "rollout"}
+    assert others <= {pod["metadata"]["uid"] for pod in cluster.pods(name)}
 
 
 def test_three_sizes_fill_their_pools_and_a_fourth_job_waits_and_says_why(cluster: Cluster) -> None:

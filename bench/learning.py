@@ -163,6 +163,7 @@ def draw(results: Mapping[str, list[dict[str, Any]]], path: Path) -> None:
     left.set_ylim(0, 1)
     left.legend(fontsize=7)
     right.set_xlabel("step")
+    right.xaxis.get_major_locator().set_params(integer=True)
     right.set_ylabel("accuracy of training samples, mean over seeds")
     right.legend(fontsize=7)
     for axis in (left, right):

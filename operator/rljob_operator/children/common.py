@@ -37,6 +37,8 @@ SERVING = (REWARD, AGENT)
 """The roles with a name: one per service of the job. They run a reward server, and user code in it."""
 _NAME_LABELS = {REWARD: contract.LABEL_REWARD, AGENT: contract.LABEL_AGENT}
 
+LABEL_AVOIDS = "rljob.dev/avoids"
+"""On Pods of a role with a topology: digest of the nodes that they avoid."""
 ANNOTATION_CONFIG_HASH = "rljob.dev/config-hash"
 """On Pod templates: digest of what the role reads at its start. Pods are replaced only when that changes."""
 ANNOTATION_RESTARTED = "rljob.dev/restarted"

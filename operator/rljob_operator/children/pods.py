@@ -156,8 +156,17 @@ def _build_metadata(owner: Owner, parts: PodParts) -> Manifest:
     if request := read_restart_request(owner, parts.role, parts.labels):
         annotations[common.ANNOTATION_RESTARTED] = request
     labels, more = build_gang_metadata(owner, parts.spec) if isinstance(owner, RLJob) else ({}, {})
-    labels = parts.labels | {contract.LABEL_MANAGED_BY: contract.MANAGED_BY} | labels
+    labels = _label_domain(owner, parts) | {contract.LABEL_MANAGED_BY: contract.MANAGED_BY} | labels
     return {"labels": labels, "annotations": annotations | more | build_topology_annotations(owner, parts.spec)}
+
+
+def _label_domain(owner: Owner, parts: PodParts) -> dict[str, str]:
+    """The labels of the role's Pods that share one domain: all, or those that avoid the same nodes. A Deployment
+    replaces its Pods one by one: new ones that had to join the old ones on a node that they avoid would never start."""
+    nodes = find_avoided_nodes(owner, parts.role, parts.labels)
+    if not nodes or parts.spec.node_pool.topology is None:
+        return parts.labels
+    return parts.labels | {common.LABEL_AVOIDS: common.digest(sorted(nodes))}
 
 
 def _build_spec(owner: Owner, parts: PodParts) -> Manifest:
@@ -176,7 +185,7 @@ def _build_spec(owner: Owner, parts: PodParts) -> Manifest:
         "volumes": list({volume.name: {"name": volume.name} | volume.source for volume in volumes}.values()),
     }
     spec |= build_placement(parts.spec.node_pool, parts.defaults)
-    affinity = build_topology_affinity(owner, parts.spec, parts.labels)
+    affinity = build_topology_affinity(owner, parts.spec, _label_domain(owner, parts))
     if parts.spec.node_pool.exclusive:
         affinity |= {"podAntiAffinity": _build_exclusive(parts.role)}
     spec |= {"affinity": affinity} if affinity else {}

@@ -128,10 +128,10 @@ def role_of(pod: Pod) -> str:
 
 
 def nodes_of(pods: list[Pod], role: str) -> Counter[str]:
-    """Return the GPUs that a role holds on each node."""
+    """Return the GPUs that a role holds on each node. A Pod that is not scheduled holds none."""
     held: Counter[str] = Counter()
     for pod in pods:
-        if role_of(pod) == role:
+        if role_of(pod) == role and "nodeName" in pod["spec"]:
             held[pod["spec"]["nodeName"]] += count_gpus(pod)
     return held
 

@@ -122,6 +122,29 @@ def test_rollouts_avoid_the_node_that_a_container_of_theirs_reported(simulation)
     assert simulation.job.status.avoided_nodes[0].message == f"vLLM: {ECC}"
 
 
+def test_pods_that_avoid_a_node_need_not_join_those_that_are_on_it():
+    """On a topology of single nodes they never could, and the Deployment would wait for the first one for ever."""
+    pool = {"topology": {"key": "kubernetes.io/hostname"}}
+    simulation = JobSimulation(make_job(rollout={"replicas": 2, "gpusPerReplica": 1, "nodePool": pool}))
+    simulation.reconcile(**make_pods())
+    old = simulation.children[ROLLOUT]["spec"]["template"]
+    pod = make_pod("rollout", "gsm8k-rollout-a", node="n3", message=f"error: GPU fault: vLLM: {ECC}")
+    for _ in range(2):
+        simulation.reconcile(**make_pods() | {"rollout": pod})
+    new = simulation.children[ROLLOUT]["spec"]["template"]
+    selector = peer_selector(new)
+    assert selector.items() <= new["metadata"]["labels"].items(), "a Pod satisfies its own term"
+    assert not selector.items() <= old["metadata"]["labels"].items()
+    assert peer_selector(old).items() <= old["metadata"]["labels"].items()
+    deployment = simulation.children[ROLLOUT]["spec"]["selector"]["matchLabels"]
+    assert deployment.items() <= old["metadata"]["labels"].items() & new["metadata"]["labels"].items()
+
+
+def peer_selector(template):
+    [term] = template["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    return term["labelSelector"]["matchLabels"]
+
+
 def test_other_ends_of_a_container_avoid_nothing(simulation):
     message = "error: the rollout replica failed: CUDA error: an illegal memory access was encountered"
     simulation.reconcile(rollout=make_pod("rollout", "gsm8k-rollout-a", node="n3", message=message))

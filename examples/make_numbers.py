@@ -1,7 +1,9 @@
 """Writes the hidden numbers that the guess example trains on: `python examples/make_numbers.py`.
 
 The result is in git (guess/data). A question names a range of 7 numbers; which one is meant says only the user, after a
-wrong answer. Invariant: no held-out range is trained on; of each held-out range, each number is meant once.
+wrong answer. Each prompt begins with a conversation: without it, this model writes sentences that the limit cuts
+off, and has no second turn to learn from. Invariant: no held-out range is trained on, and no range overlaps the shown
+one; of each held-out range, each number is meant once.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ from typing import NamedTuple
 
 WIDTH = 7
 """Three guesses suffice if each one halves what is left."""
-FIRST = range(10, 90)
+FIRST = range(20, 90)
 """Of the first numbers of the ranges."""
 NUM_HELD_OUT_RANGES = 10
 NUM_TRAIN = 256
 SEED = 0
+SHOWN_LOW, SHOWN_TURNS = 11, ("14", "Higher.", "16", "Lower.", "15")
+"""Of the conversation that each prompt shows: the first number of its range, the answers and the user's replies."""
 
 
 class Question(NamedTuple):
@@ -36,11 +40,16 @@ def make_questions() -> tuple[list[Question], list[Question]]:
 
 
 def build_row(question: Question) -> str:
-    messages = [
-        {"role": "system", "content": "Reply with a number."},  # the model's own system message is longer
-        {"role": "user", "content": f"A number from {question.low} to {question.low + WIDTH - 1}?"},
-    ]
+    messages = [{"role": "system", "content": "Reply with a number."}]  # the model's own system message is longer
+    messages.append(ask(SHOWN_LOW))
+    for index, text in enumerate(SHOWN_TURNS):
+        messages.append({"role": "user" if index % 2 else "assistant", "content": text})
+    messages.append(ask(question.low))
     return json.dumps({"messages": messages, "answer": str(question.hidden), "low": question.low}) + "\n"
+
+
+def ask(low: int) -> dict[str, str]:
+    return {"role": "user", "content": f"A number from {low} to {low + WIDTH - 1}?"}
 
 
 def main() -> None:

@@ -5,18 +5,22 @@ Each call may run in another process, so what the user remembers is in `state`, 
 
 import re
 
+WIDTH = 7
 
-def respond(messages, state, answer, cost=0.1):
+
+def respond(messages, state, answer, low, cost=0.1):
     """Return the user's message (None ends the conversation), the reward of the policy's turn, and info for the log.
 
-    `answer` is the column of the row. A right answer gets no reward here: the reward function scores the last answer.
-    `cost` is what each wrong answer costs at its own turn.
+    `answer` and `low` are columns of the row. A right answer gets no reward here: the reward function scores the last
+    answer. `cost` is what a wrong answer costs at its own turn; one outside the range in question costs three times it.
     """
-    numbers = re.findall(r"\d+", messages[-1]["content"])
-    if numbers and int(numbers[-1]) == int(answer):
+    numbers = [int(number) for number in re.findall(r"\d+", messages[-1]["content"])]
+    if numbers and numbers[-1] == int(answer):
         return None, 0.0, {"feedback": "right"}
-    state["wrong"] = state.get("wrong", 0) + 1
+    is_in_range = bool(numbers) and 0 <= numbers[-1] - low < WIDTH
+    penalty = 1 if is_in_range else 3
+    state["penalty"] = state.get("penalty", 0) + penalty
     if not numbers:
-        return "A number!", -cost, {"feedback": "no number"}
-    feedback = "higher" if int(numbers[-1]) < int(answer) else "lower"
-    return f"{feedback.capitalize()}.", -cost, {"feedback": feedback}
+        return "A number!", -penalty * cost, {"feedback": "no number"}
+    feedback = "higher" if numbers[-1] < int(answer) else "lower"
+    return f"{feedback.capitalize()}.", -penalty * cost, {"feedback": feedback, "in_range": is_in_range}

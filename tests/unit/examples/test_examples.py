@@ -216,6 +216,8 @@ def test_numbers_in_git_equal_the_output_of_their_script_and_ranges_do_not_overl
         assert all(0 <= hidden - low < make_numbers.WIDTH for low, hidden in questions)
     train, held_out = ({low for low, _ in questions} for questions in splits)
     assert not train & held_out
+    asked = {number for low in train | held_out for number in range(low, low + make_numbers.WIDTH)}
+    assert not asked & set(range(make_numbers.SHOWN_LOW, make_numbers.SHOWN_LOW + make_numbers.WIDTH))
     places = Counter(hidden - low for low, hidden in splits[1])
     assert set(places.values()) == {len(held_out)}, "one fixed answer to each question is right in 1 of 7"
 
@@ -228,7 +230,7 @@ def play_guess(answers: list[str], cost: float, cost_at_end: float) -> tuple[lis
     replies, rewards = [], []
     for answer in answers:
         messages.append({"role": "assistant", "content": answer})
-        text, reward, _ = respond(messages, state, answer="24", cost=cost)
+        text, reward, _ = respond(messages, state, answer="24", low=21, cost=cost)
         rewards.append(reward)
         if text is None:
             break
@@ -240,10 +242,10 @@ def play_guess(answers: list[str], cost: float, cost_at_end: float) -> tuple[lis
 
 
 def test_user_of_the_guess_example_says_where_the_number_is() -> None:
-    replies, rewards, scored = play_guess(["It is 21.", "no idea", "27"], 0.1, 0.0)
+    replies, rewards, scored = play_guess(["It is 21.", "no idea", "28"], 0.1, 0.0)
     assert replies == ["Higher.", "A number!", "Lower."]
-    assert rewards == [-0.1] * 3
-    assert scored == {"score": 0.5, "found": False, "turns": 3}
+    assert rewards == pytest.approx([-0.1, -0.3, -0.3]), "28 is outside the range"
+    assert scored == {"score": 1.0, "found": False, "turns": 3}
 
 
 def test_total_at_the_end_of_the_guess_example_is_that_of_its_turns() -> None:
@@ -252,7 +254,7 @@ def test_total_at_the_end_of_the_guess_example_is_that_of_its_turns() -> None:
         _, rewards, scored = play_guess(["27", "22", "24"], cost, cost_at_end)
         assert scored["found"]
         totals.append(sum(rewards) + scored["score"])
-    assert totals == pytest.approx([1.3, 1.3])
+    assert totals == pytest.approx([1.8, 1.8])
 
 
 @pytest.mark.parametrize(("error", "text", "expected"), [("", "3053", 1.6), ("", "12", 0.6), ("no", "3053", 1.1)])

@@ -123,7 +123,7 @@ def test_rollouts_avoid_the_node_that_a_container_of_theirs_reported(simulation)
 
 
 def test_pods_that_avoid_a_node_need_not_join_those_that_are_on_it():
-    """On a topology of single nodes they never could, and the Deployment would wait for the first one for ever."""
+    """On a topology of single nodes they never could, and the Deployment would wait for the first one."""
     pool = {"topology": {"key": "kubernetes.io/hostname"}}
     simulation = JobSimulation(make_job(rollout={"replicas": 2, "gpusPerReplica": 1, "nodePool": pool}))
     simulation.reconcile(**make_pods())

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -259,7 +260,8 @@ def evict(worker: subprocess.Popen) -> None:
 def kill_container(worker: subprocess.Popen) -> None:
     """As the kernel does when the container is out of memory."""
     for process in [*psutil.Process(worker.pid).children(recursive=True), worker]:
-        process.kill()
+        with suppress(psutil.NoSuchProcess):  # a child of one that was killed before may have ended on its own
+            process.kill()
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from rljob_trainer.driver.checkpointer import CheckpointSeconds
 from rljob_trainer.driver.evaluation import EvaluationResult
 from rljob_trainer.driver.learning import StepsWithoutSignal, classify_step, count_last_skipped
 from rljob_trainer.driver.mismatch import NUM_STEPS, judge_mismatch
+from rljob_trainer.driver.overlong import judge_overlong
 from rljob_trainer.driver.role_clock import Phase, PhaseClock, RoleClock
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.train_lane import TrainLane
@@ -78,7 +79,7 @@ class Ledger:
         self._roles, self._phases = roles, phases
         self._step_started_at = time.monotonic()
         self._recent: deque[Record] = deque(maxlen=NUM_STEPS)
-        self._mismatch = ""
+        self._warnings = ("", "")
         self._served: dict[str, RolloutWeights] = {}
         self.trajectories = TrajectoryLog(run_dir, spec.tracking.trajectories_mib, reports.decode)
         """The driver flushes it before a checkpoint, which counts its samples."""
@@ -147,14 +148,17 @@ class Ledger:
         counts = self.steps_without_signal.after(classify_step(record))
         history.steps_without_valid, history.steps_without_advantage = counts
         history.skipped_updates = count_last_skipped(outcome.updates, history.skipped_updates)
-        self._warn_of_mismatch(record)
+        self._warn(record)
         self._show_step(record)
 
-    def _warn_of_mismatch(self, record: Record) -> None:
+    def _warn(self, record: Record) -> None:
+        """Log what has begun to go wrong in this step."""
         self._recent.append(record)
-        before, self._mismatch = self._mismatch, judge_mismatch(list(self._recent))
-        if self._mismatch and not before:
-            log.warning("%s", self._mismatch)
+        before = self._warnings
+        self._warnings = judge_mismatch(list(self._recent)), judge_overlong(record, self._spec)
+        for text, text_before in zip(self._warnings, before, strict=True):
+            if text and not text_before:
+                log.warning("%s", text)
 
     @property
     def steps_without_signal(self) -> StepsWithoutSignal:

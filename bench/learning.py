@@ -50,7 +50,9 @@ SCHEDULES = {
     "bounded 4": Variant(bounded(4)),
     "bounded 4, no correction": Variant(bounded(4) | {"algorithm.correction.type": "none"}),
 }
-ALGORITHMS = {name: Variant({"algorithm.type": name}) for name in get_args(AlgorithmType)}
+ALGORITHMS = {name: Variant({"algorithm.type": name}) for name in get_args(AlgorithmType)} | {
+    "dapo, no punishment": Variant({"algorithm.type": "dapo", "algorithm.truncated.answers": "train"})
+}
 _COST_AT_END = {"agent.user.function.kwargs.cost": 0, "rewards[0].function.kwargs.cost": 0.1}
 AGENTS = {
     "feedback, rewards of turns": Variant({}, EXAMPLES / "guess/rljob.yaml", "found"),

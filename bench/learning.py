@@ -158,8 +158,9 @@ def draw(results: Mapping[str, list[dict[str, Any]]], path: Path) -> None:
         known = [[value for value in values if value is not None] for values in curves]
         means = [statistics.mean(values) if values else float("nan") for values in known]
         right.plot(range(1, len(means) + 1), means, ".-", lw=1.2, label=name, color=line.get_color())
-    before = statistics.mean(row["accuracy_before"] for rows in results.values() for row in rows)
-    left.axhline(before, color="#969696", lw=1, ls="--", label="before")
+    before = [statistics.mean(row["accuracy_before"] for row in rows) for rows in results.values()]
+    places = range(len(results))
+    left.hlines(before, [x - 0.3 for x in places], [x + 0.3 for x in places], "#969696", "--", lw=1.5, label="before")
     left.set_xticks(range(len(results)), [name.replace(", ", ",\n") for name in results], fontsize=7)
     left.set_ylabel("held-out accuracy, by seed and mean")
     left.set_ylim(0, 1)

@@ -204,3 +204,49 @@ def check_samples(job: Job) -> None:
                 num_seen[code] += 1
     log_step(f"{job.name}: episodes by their first call: {dict(num_seen)}")
     assert set(num_seen) == set(tool_model.RESULTS)
+
+
+@pytest.mark.each
+def test_lost_sandboxes_and_a_suspension_cost_no_prompt(
+    submit: Callable[..., Job], agent_sandbox: None, policy: str, user: str
+) -> None:
+    changes = build_changes(policy, user)
+    num_steps = 6
+    changes["schedule"] |= {"steps": num_steps}
+    changes["agent"]["tools"][0] |= {"onError": "message"}
+    job = submit("lost-sandboxes", **changes)
+    sandboxes = Sandboxes(job)
+    job.wait_for("a Pod of the tool", sandboxes.tool_pods)
+    assert sandboxes.probe("echo kept > file; cat file") == "kept"
+    lose_sandboxes(sandboxes)
+    job.wait_for("a sandbox without the files", lambda: read_probe(sandboxes, "cat file || echo lost").endswith("lost"))
+    job.wait_for_step(job.step() + 1)
+    suspend_and_resume(sandboxes)
+    summary = job.wait_for_success()
+    assert len(summary["prompts_trained"]) == num_steps
+    assert len(job.read_samples()) >= num_steps * NUM_EPISODES, "those of a step that was repeated, too"
+    wait_for("no sandbox", sandboxes.are_deleted, 60)
+
+
+def lose_sandboxes(sandboxes: Sandboxes) -> None:
+    """SIGKILL all Pods of sandboxes, those with an episode and those of the warm pool."""
+    names = [pod["metadata"]["name"] for pod in sandboxes.pods()]
+    assert names
+    log_step(f"{sandboxes.job.name}: killing {', '.join(names)}")
+    sandboxes.job.cluster.kubectl("delete", "pod", "-n", NAMESPACE, *names, "--grace-period=0", "--force")
+
+
+def read_probe(sandboxes: Sandboxes, command: str) -> str:
+    """Return what the command writes; the error while the sandbox is lost."""
+    try:
+        return sandboxes.probe(command)
+    except CommandError as error:
+        return str(error)
+
+
+def suspend_and_resume(sandboxes: Sandboxes) -> None:
+    job = sandboxes.job
+    job.cluster.rljob("suspend", job.name)
+    job.wait_for("no sandbox and no Pod", lambda: sandboxes.are_deleted() and not sandboxes.list("pods"))
+    assert job.status["phase"] == "Suspended"
+    job.cluster.rljob("resume", job.name)

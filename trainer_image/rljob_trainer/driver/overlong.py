@@ -7,8 +7,8 @@ from rljob_trainer.algorithms.registry import resolve_settings
 from rljob_trainer.history.metrics import Record
 
 MAX_SHAPED_SHARE = 0.5
-"""DAPO measured its punishment where few answers are cut off. The quickstart with dapo begins at 0.67, and learned
-within 6 steps to answer with nothing: an answer that is too long costs 1 there, and a wrong one 0."""
+"""The quickstart with dapo begins at 0.67, and learned within 6 steps to answer with nothing: an answer that is too
+long costs 1 there, and a wrong one 0."""
 
 
 def judge_overlong(record: Record, spec: RLJobSpec) -> str:

@@ -29,6 +29,7 @@ from rljob_trainer.policy.micro_batches import MicroBatch
 from rljob_trainer.policy.selected_logprobs import selected_logprobs
 from rljob_trainer.policy.sharded_weights import Skeleton, UnreadableError, build_network, find_files
 from rljob_trainer.policy.sharding import build_offload
+from rljob_trainer.policy.shared_memory import use_shared_memory
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +159,7 @@ def shard_units(
     offload: bool = False,
 ) -> None:
     """Apply FSDP2 over `mesh` to `model`: one unit per decoder layer of its `network` and one for the rest, so tied
-    embeddings share a unit. `offload`: keep the shards and their gradients in host memory."""
+    embeddings share a unit. `offload`: keep the shards and their gradients in host memory. A collective."""
     network.train()
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     place = build_offload(mesh, is_offloaded=offload)
@@ -173,6 +174,7 @@ def shard_units(
             module.set_force_sum_reduction_for_comms(True)
             if mesh.size() > 1:  # with one rank, FSDP2 would copy each gradient once more to divide it
                 module.set_gradient_divide_factor(1.0)
+    use_shared_memory(model, mesh)
 
 
 def decoder_layers(network: nn.Module) -> list[nn.Module]:

@@ -19,8 +19,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
-from rljob_trainer.weights.mapped import boot_id
-
 _FOLDER = Path("/dev/shm")
 _SLOT_BYTES = 4 << 20
 """Small enough for the caches, and large enough that barriers do not count."""
@@ -55,11 +53,10 @@ class Slots:
         """Return slots of so many bytes; None if the ranks do not share memory, or there is no room. A collective."""
         shape = (2, group.size(), num_bytes)
         path = _create(2 * group.size() * num_bytes) if group.rank() == 0 else None
-        announced: list[Any] = [boot_id(), path]
+        announced = [path]
         dist.broadcast_object_list(announced, group=group, group_src=0)
-        machine, path = announced
-        # Pods of one node have the same kernel, but not the same /dev/shm.
-        is_visible = torch.tensor(int(path is not None and machine == boot_id() and path.exists()))
+        path = announced[0]
+        is_visible = torch.tensor(int(path is not None and _sees(path)))
         dist.all_reduce(is_visible, dist.ReduceOp.MIN, group=group)
         memory = None
         if is_visible:
@@ -136,6 +133,11 @@ class SharedReduceScatter(_Collective):
 
 def _others(slots: Slots) -> list[int]:
     return [rank for rank in range(slots.num_ranks) if rank != slots.rank]
+
+
+def _sees(path: Path) -> bool:
+    """Whether this rank shares the file's memory: its random name is of no other machine or Pod."""
+    return path.exists()
 
 
 def _create(num_bytes: int) -> Path | None:

@@ -23,7 +23,7 @@ from tests.support.rank_programs import fork_ranks
 SLOT_BYTES = 48
 """A multiple of 4 bytes for each of 2 or 3 ranks."""
 SIZES = (1, 6, 24, 25, 100)
-"""Of a rank's values: less than a slot, all of it, and several."""
+"""Of a rank's values: less than a slot, a whole one, and several."""
 ROUNDS = 20
 
 
@@ -70,7 +70,7 @@ class SharedMemoryScenarios:
         return left
 
     def open_unseen(self) -> bool:
-        """Return whether slots are opened by ranks of which the last one sees another /dev/shm."""
+        """Return whether slots are opened although the last rank does not see the file."""
         sees = shared_memory._sees
         if self.rank == self.num_ranks - 1:
             shared_memory._sees = lambda path: False

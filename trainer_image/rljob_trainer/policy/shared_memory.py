@@ -2,8 +2,8 @@
 
     copy a piece into this rank's slot --> barrier --> read the pieces of the others
 
-Each rank has two slots and alternates. Invariant: a rank that has left the barrier of a piece does not read the piece
-before it any more, so that one barrier per piece is enough. All ranks call the same collectives in the same order.
+Each rank has two slots and alternates. Invariant: a rank that enters the barrier of a piece has read the piece before
+it, so one barrier per piece is enough. All ranks call the same collectives in the same order.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The publisher has random bf16 parameters in the shapes of a Qwen2 model of the wanted size. Each receiver is a process
 with the puller of a rollout, and without vLLM: it loads into parameters in its memory, and digests them as an engine
-does. The first versions are left out: they allocate. A figure is the median over the other versions; the memory copy,
-with all threads, is the fastest of the run.
+does. The first versions are left out: they allocate. A figure is the median over the other versions. Each is compared
+with the copies of the same bytes, with all threads, that follow it: a machine's speed changes within a run.
 
     publish   gather, write, digest and hash, until the head could announce the version
     sync      from the announcement until the last receiver serves the version
@@ -196,6 +196,7 @@ def measure(gigabytes: float, num_receivers: int, num_versions: int, *, is_local
     num_threads = max(1, len(os.sched_getaffinity(0)) // num_receivers)
     rounds: list[dict[str, float]] = []
     copy_seconds: list[float] = []
+    """After each version, the median."""
     with ExitStack() as stack:
         store = WeightStore(TRAINER, TOKEN)
         stack.callback(store.close)
@@ -219,18 +220,21 @@ def measure(gigabytes: float, num_receivers: int, num_versions: int, *, is_local
             begin = time.perf_counter()
             digest_tensors(parameters.values(), unit)
             rounds.append(figures | {"digest": time.perf_counter() - begin})
-            copy_seconds += [measure_copy(parameters, copies) for _ in range(NUM_COPIES)]
-    first, measured = rounds[0], rounds[NUM_FIRST:]
+            copy_seconds.append(statistics.median(measure_copy(parameters, copies) for _ in range(NUM_COPIES)))
+    first, measured, copied = rounds[0], rounds[NUM_FIRST:], copy_seconds[NUM_FIRST:]
     seconds = {part: statistics.median(figures[part] for figures in measured) for part in measured[0]}
-    copy = min(copy_seconds)
+    over_copy = {
+        part: statistics.median(figures[part] / copy for figures, copy in zip(measured, copied, strict=True))
+        for part in PARTS
+    }
     num_bytes = sum(tensor.nbytes for tensor in parameters.values())
     return {
         "gigabytes": round(num_bytes / GIGABYTE, 3),
         "receivers": num_receivers,
         "transfer": "local" if is_local else "http",
-        "copy_seconds": round(copy, 4),
+        "copy_seconds": round(statistics.median(copied), 4),
         "seconds": {part: round(seconds[part], 4) for part in PARTS},
-        "over_copy": {part: round(seconds[part] / copy, 2) for part in PARTS},
+        "over_copy": {part: round(ratio, 2) for part, ratio in over_copy.items()},
         "first_version_seconds": {part: round(first[part], 4) for part in ("publish", "sync")},
     }
 

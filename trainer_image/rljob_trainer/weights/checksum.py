@@ -40,8 +40,8 @@ _WORD_BYTES = 8
 # thousands of tiny parallel regions took 20 s instead of 0.25 s. A GPU needs larger blocks.
 _CPU_BLOCK_ELEMENTS = 32_000
 _DEVICE_BLOCK_ELEMENTS = 1 << 24
-_BLOCK_WORDS = 1 << 16
-"""Half of a CPU's cache."""
+_BLOCK_WORDS = 1 << 17
+"""A chunk of a weight file, which a core has in its cache when it digests it."""
 _PIECE_UNITS = 1 << 19
 """Of a tensor, for one thread."""
 _BITS_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -53,7 +53,7 @@ class WeightWriter:
         num_chunks = -(-layout.num_bytes // CHUNK_BYTES)
         self._missing = [min(CHUNK_BYTES, layout.num_bytes - i * CHUNK_BYTES) for i in range(num_chunks)]
         """Bytes, by index of the chunk."""
-        self._hashes: list[Future[bytes]] = [Future() for _ in range(num_chunks)]
+        self._hashes = [b""] * num_chunks
         self._pending: deque[Future[Digest]] = deque()
         self._digest = Digest()
         self._device_digests: list[Tensor] = []
@@ -80,7 +80,7 @@ class WeightWriter:
         if any(self._missing):
             raise ValueError("not all tensors of the layout were added")
         digest = sum(map(Digest.of_device, self._device_digests), start=self._digest)
-        return b"".join(future.result() for future in self._hashes), digest
+        return b"".join(self._hashes), digest
 
     def _expect(
         self,
@@ -123,7 +123,7 @@ class WeightWriter:
             if not part.is_digested:
                 digest += digest_tensor(target.view(_UNIT_DTYPES[part.item_bytes]), self._unit)
         chunk = self._file.data[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
-        self._hashes[index].set_result(hash_chunk(chunk))
+        self._hashes[index] = hash_chunk(chunk)
         return digest
 
 

@@ -8,6 +8,7 @@ it, so one barrier per piece is enough. All ranks call the same collectives in t
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from pathlib import Path
@@ -18,6 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
+
+log = logging.getLogger(__name__)
 
 _FOLDER = Path("/dev/shm")
 _SLOT_BYTES = 4 << 20
@@ -32,6 +35,7 @@ def use_shared_memory(model: nn.Module, mesh: DeviceMesh) -> bool:
         return False
     slots = Slots.open(group)
     if slots is None:
+        log.info("ranks exchange parameters and gradients by gloo: not all see one %s, or it lacks room", _FOLDER)
         return False
     for module in model.modules():
         if isinstance(module, FSDPModule):

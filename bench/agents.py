@@ -61,7 +61,7 @@ MODEL = ROOT / ".models/tiny-qwen3"
 HEAD, TRAINER, ROLLOUT, GATEWAY = (f"127.10.254.{i}" for i in range(1, 5))
 TOKEN = "bench"
 ENGINE_SECONDS = 0.3
-"""Of an answer of the engine that costs nothing."""
+"""Duration of an answer of the engine that costs nothing."""
 NUM_BELOW = 8
 """Episodes at a time, far fewer than the batch."""
 LOADS = (0.25, 0.5, 0.75)
@@ -81,9 +81,9 @@ class Measured:
     running: list[float] = field(default_factory=list)
     """Requests that the engine runs, at each poll."""
     rss_mib: float = 0.0
-    """Of this process, at most."""
+    """Resident memory of this process, at most."""
     cpu_seconds: float = 0.0
-    """Of this process."""
+    """CPU time of this process."""
 
     def start(self) -> None:
         self.started_at, self.started_cpu = time.monotonic(), time.process_time()
@@ -183,7 +183,7 @@ def _rollout(arguments: argparse.Namespace, folder: Path) -> Iterator[WeightMani
             "data": {"train": {"source": "/not/read"}},
             "rewards": [{"name": "none", "function": {"inline": "def compute_score(*_): return 0.0"}}],
             "trainer": {"dtype": "float32"},
-            "rollout": {"kvCacheGiB": 1, "extraArgs": ["--max-num-seqs", str(arguments.batch)]},
+            "rollout": {"kvCacheMemory": "1Gi", "extraArgs": ["--max-num-seqs", str(arguments.batch)]},
         },
     }
     (folder / "job.yaml").write_text(json.dumps(job))
@@ -302,8 +302,7 @@ async def _play_phase(
     """Let the programs play. `bind`: the engine of an episode. `session`: to poll a real engine."""
     measured = Measured()
     agent = Agent.model_validate({"type": "program", "runner": {"command": ["true"]}})
-    gateway = ModelGateway(agent, _load_template(arguments.model), None)
-    gateway.on_turn = measured.record_turn
+    gateway = ModelGateway(agent, _load_template(arguments.model), None, on_turn=measured.record_turn)
     await gateway.start(GATEWAY, 0)
     episodes: list[OpenEpisode] = []
     try:
@@ -323,7 +322,7 @@ async def _play_phase(
         for episode in episodes:
             recording = episode.read()
             assert (len(recording.turns), len(recording.segments)) == (NUM_TURNS, 1), recording.breaks
-            measured.num_tokens += sum(sum(segment.loss_mask) for segment in recording.segments)
+            measured.num_tokens += sum(int(segment.loss_mask.sum()) for segment in recording.segments)
     finally:
         for episode in episodes:
             episode.close()

@@ -15,13 +15,13 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from rich.console import Console
 from rich.table import Table
-from run_job import QUICKSTART, measure_job, read_records
+from run_job import QUICKSTART, measure_job
 
 from rljob_api.manifest.algorithm import AlgorithmType
 
@@ -65,8 +65,6 @@ VARIANTS: dict[str, dict[str, Variant]] = {"schedules": SCHEDULES, "algorithms":
 SEEDS = {"schedules": [0, 1, 2], "algorithms": [0], "agents": [0, 1, 2]}
 STEPS = {"schedules": None, "algorithms": 30, "agents": None}
 """None: those of the job. After those of the demo some algorithms still learn fast."""
-_NUMBERS = ("staleness_mean", "mismatch_kl", "effective_sample_share", "corrected_share")
-"""Means over all steps of a variant, to see how far off-policy it was."""
 
 
 def run_variant(name: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -81,17 +79,31 @@ def run_variant(name: str, seed: int, arguments: argparse.Namespace) -> dict[str
     overrides = {**variant.overrides, "schedule.seed": seed}
     if arguments.steps:
         overrides["schedule.steps"] = arguments.steps
-    row = measure_job(variant.job, folder, overrides)
-    before, after = (row[when][variant.accuracy] for when in ("before", "after"))
-    row |= {"accuracy_before": before, "accuracy_after": after, "gain": after - before}
-    steps = read_records(Path(row.pop("summary")), "step")
-    numbers = {key: [step[key] for step in steps if step.get(key) is not None] for key in _NUMBERS}
-    means = {key: statistics.mean(values) if values else None for key, values in numbers.items()}
-    staleness = [step.get("staleness_max") or 0 for step in steps]
-    trained = [step["components"].get(variant.accuracy) for step in steps]
-    row = {"seed": seed, **row, **means, "staleness_max": max(staleness), "accuracy_by_step": trained}
+    found = measure_job(variant.job, folder, overrides)
+    before, after, steps = found.before[variant.accuracy], found.after[variant.accuracy], found.steps
+    row = {
+        "seed": seed,
+        "seconds": found.seconds,
+        "before": found.before,
+        "after": found.after,
+        "accuracy_before": before,
+        "accuracy_after": after,
+        "gain": after - before,
+        # Means over all steps, to see how far off-policy the variant was.
+        "staleness_mean": _mean_known(step.staleness_mean for step in steps),
+        "mismatch_kl": _mean_known(step.mismatch_kl for step in steps),
+        "effective_sample_share": _mean_known(step.effective_sample_share for step in steps),
+        "corrected_share": _mean_known(step.corrected_share for step in steps),
+        "staleness_max": max(step.staleness_max or 0 for step in steps),
+        "accuracy_by_step": [step.components.get(variant.accuracy) for step in steps],
+    }
     kept.write_text(json.dumps(row))
     return row
+
+
+def _mean_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.mean(known) if known else None
 
 
 def run_all(names: list[str], arguments: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:

@@ -27,7 +27,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 from rich.table import Table
-from run_job import read_records, run_job
+from run_job import read_steps, run_job
 from timeline import Timeline, busy_shares, draw
 
 ROOT = Path(__file__).parents[1]
@@ -127,23 +127,23 @@ def run_variant(variant: Variant, arguments: argparse.Namespace) -> dict[str, An
     path = folder / "rljob.yaml"
     path.write_text(yaml.safe_dump(build_job(variant, arguments), sort_keys=False))
     summary = run_job(path, folder / "run", {})
-    steps = read_records(summary, "step")
+    steps = read_steps(summary)
     before, measured = steps[NUM_WARM_UP - 1], steps[NUM_WARM_UP : NUM_WARM_UP + arguments.steps]
-    begin, end, timeline = before["time"], measured[-1]["time"], summary.with_name("timeline.jsonl")
+    ends, timeline = [step.time or 0.0 for step in (before, *measured)], summary.with_name("timeline.jsonl")
     phases = {
-        name: statistics.mean(step["phase_seconds"].get(name, 0.0) for step in measured)
+        name: statistics.mean(step.phase_seconds.get(name, 0.0) for step in measured)
         for name in ("generate", "score", "update", "publish", "sync")
     }
     return {
-        "step_seconds": (end - begin) / len(measured),
-        "step_seconds_median": statistics.median(step["step_seconds"] for step in measured),
+        "step_seconds": (ends[-1] - ends[0]) / len(measured),
+        "step_seconds_median": statistics.median(step.step_seconds or 0.0 for step in measured),
         "num_steps": len(measured),
-        "num_invalid": sum(step["num_invalid"] for step in steps),
-        "staleness_max": max((step.get("staleness_max") or 0 for step in measured), default=0),
-        "busy_shares": {role: round(share, 3) for role, share in busy_shares(timeline, begin, end).items()},
+        "num_invalid": sum(step.num_invalid for step in steps),
+        "staleness_max": max((step.staleness_max or 0 for step in measured), default=0),
+        "busy_shares": {role: round(share, 3) for role, share in busy_shares(timeline, ends[0], ends[-1]).items()},
         "phase_seconds": {name: round(seconds, 2) for name, seconds in phases.items()},
         "timeline": str(timeline),
-        "step_ends": [before["time"], *(step["time"] for step in measured)],
+        "step_ends": ends,
     }
 
 

@@ -51,10 +51,12 @@ def main() -> None:
         "dtype": options.dtype,
         "microBatchTokens": options.micro_batch_tokens or limit,
     }
-    if options.gradient_checkpointing is not None:
+    if device == "cuda":
+        trainer["gpusPerReplica"] = 1  # with the defaults for GPUs
+    if options.gradient_checkpointing:
         trainer["gradientCheckpointing"] = options.gradient_checkpointing
     if options.compile:
-        trainer["compile"] = True
+        trainer["compile"] = options.compile
     if options.attention:
         trainer["attention"] = options.attention
     peak = options.peak_tflops and options.peak_tflops * 1e12
@@ -89,10 +91,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--group-size", type=int, default=8, help="rows that share a prompt, with --rows groups")
     parser.add_argument("--micro-batch-tokens", type=int)
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    parser.add_argument(
-        "--gradient-checkpointing", action=argparse.BooleanOptionalAction, help="default: the manifest's"
-    )
-    parser.add_argument("--compile", action="store_true", help="compile decoder layers")
+    parser.add_argument("--gradient-checkpointing", choices=("none", "selective", "full"), help="default: by the plan")
+    parser.add_argument("--compile", choices=("always", "never"), help="default: with a GPU")
     parser.add_argument("--attention", help="spec.trainer.attention; default: the manifest's")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if there is one")
     parser.add_argument("--threads", type=int, help="of a CPU rank; default: torch's")

@@ -1,7 +1,9 @@
-"""`make bench-reward`: overhead of the reward server, compared with a bare aiohttp echo server in the same run.
+"""`make bench-reward`: overhead of the reward server, compared with two other servers in the same run.
 
-Three processes: this one, the server under test, and the client (aiohttp, no connection limit). The reward takes 0 ms,
-so only the server is measured. Two kinds of load:
+The echo is a bare aiohttp server: the limit. The pool is what one writes by hand, aiohttp and a ProcessPoolExecutor
+with as many processes as the reward has slots, as in verl's `prime` reward manager: no isolation, timeouts, limits or
+metrics. Each server has its process, and so has the client (aiohttp, no connection limit). The reward takes 0 ms, so
+only the servers are measured. Two kinds of load:
 - closed: a level keeps that many requests in flight, so both servers are saturated; this shows throughput.
 - open: requests arrive at random times (Poisson) at a fraction of the reward server's best rate, whether or not earlier
   ones have ended; this shows latency, counted from the time at which a request was due.
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -35,13 +38,14 @@ LEVELS = (1, 8, 64, 512, 1024, 4096, 16000)
 LOADS = (0.25, 0.5, 0.75)
 """Fractions of the best closed rate of the reward server."""
 NUM_ROUNDS = 3
-"""Of each level and load; one of the levels that take long."""
+"""Rounds of each level and load; one of the levels that take long."""
 SECONDS_PER_ROUND = 2.0
 MAX_LEVEL_WITH_ROUNDS = 1024
 WARM_UP_LEVEL = 64
 MIN_REQUESTS_PER_SECOND = 800
 """Rate on a busy machine: a level lasts long enough for one response per in-flight request."""
-ECHO_HOST, REWARD_HOST, PORT = "127.10.255.1", "127.10.255.2", 18080
+HOSTS = {"echo": "127.10.255.1", "reward": "127.10.255.2", "pool": "127.10.255.3"}
+PORT = 18080
 TOKEN = "bench"
 SLOTS = 16
 REWARD = f"""\
@@ -60,14 +64,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", nargs="*", help=argparse.SUPPRESS)  # of the processes that this one starts
     if program := parser.parse_args().program:
-        {"echo": _echo, "client": _client}[program[0]](*program[1:])
+        {"echo": _echo, "pool": _pool, "client": _client}[program[0]](*program[1:])
         return
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as servers:
-        config = Path(folder, "reward.yaml")
+        config = Path(folder, "service.yaml")
         config.write_text(REWARD)
-        reward = ["-m", "rljob_reward", "--config", str(config), "--host", REWARD_HOST, "--port", str(PORT)]
-        servers.enter_context(_server([__file__, "echo"], ECHO_HOST))
-        server = servers.enter_context(_server(reward, REWARD_HOST))
+        reward = ["-m", "rljob_service", "--config", str(config), "--host", HOSTS["reward"], "--port", str(PORT)]
+        for name in ("echo", "pool"):
+            servers.enter_context(_server([__file__, name], HOSTS[name]))
+        server = servers.enter_context(_server(reward, HOSTS["reward"]))
         rows = [
             _compare(str(level), server, ["closed", str(level)], NUM_ROUNDS if level <= MAX_LEVEL_WITH_ROUNDS else 1)
             for level in LEVELS
@@ -78,7 +83,7 @@ def main() -> None:
         again = _compare(str(LEVELS[0]), server, ["closed", str(LEVELS[0])], 1)
     _show(
         rows,
-        f"closed loop: reward server (0 ms function, {SLOTS} slots) against a bare aiohttp echo server",
+        f"closed loop: a 0 ms function in {SLOTS} slots, a bare aiohttp echo, a process pool",
         "in flight",
     )
     _show(loads, f"open loop: the same, at fractions of {best:,.0f} requests/s", "load")
@@ -108,18 +113,24 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str) -> None:
 
 
 def _compare(name: str, server_pid: int, load: list[str], num_rounds: int) -> dict[str, Any]:
-    """Return the medians over the rounds. The ratio is that of servers in the same round."""
-    rounds = [(_measure(ECHO_HOST, load), _measure(REWARD_HOST, load)) for _ in range(num_rounds)]
-    ratio = statistics.median(reward["requests_per_second"] / echo["requests_per_second"] for echo, reward in rounds)
-    row = {"name": name, "echo": _median([each[0] for each in rounds]), "reward": _median([each[1] for each in rounds])}
-    added = {
-        name: statistics.median(reward[name] - echo[name] for echo, reward in rounds) for name in ("p50_ms", "p99_ms")
-    }
-    num_false = sum(reward["num_false"] for _, reward in rounds)
-    return row | {"ratio": ratio, "added": added, "num_false": num_false, "rss_mib": _rss_mib(server_pid)}
+    """Return the medians over the rounds. `ratio` and `added` compare servers of the same round with the echo."""
+    rounds = [{server: _measure(host, load) for server, host in HOSTS.items()} for _ in range(num_rounds)]
+    row: dict[str, Any] = {"name": name, "num_false": sum(each["reward"]["num_false"] for each in rounds)}
+    for server in HOSTS:
+        row[server] = _median([each[server] for each in rounds])
+        row[server]["ratio"] = statistics.median(_rate(each[server]) / _rate(each["echo"]) for each in rounds)
+        row[server]["added"] = {
+            name: statistics.median(each[server][name] - each["echo"][name] for each in rounds)
+            for name in ("p50_ms", "p99_ms")
+        }
+    return row | {"rss_mib": _rss_mib(server_pid)}
 
 
-def _median(rounds: list[dict[str, float]]) -> dict[str, float]:
+def _rate(measured: dict[str, float]) -> float:
+    return measured["requests_per_second"]
+
+
+def _median(rounds: list[dict[str, float]]) -> dict[str, Any]:
     return {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
 
 
@@ -134,17 +145,40 @@ def _measure(host: str, load: list[str]) -> dict[str, float]:
 
 
 def _echo() -> None:
+    async def echo(body: bytes) -> bytes:
+        return body
+
+    _serve("echo", echo)
+
+
+def _pool() -> None:
+    with concurrent.futures.ProcessPoolExecutor(SLOTS) as pool:
+
+        async def score(body: bytes) -> bytes:
+            request = json.loads(body)
+            arguments = (request[name] for name in ("data_source", "completion", "ground_truth", "extra_info"))
+            score = await asyncio.get_running_loop().run_in_executor(pool, compute_score, *arguments)
+            return json.dumps({"id": request["id"], "score": score}).encode()
+
+        _serve("pool", score)
+
+
+def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any]) -> float:
+    return 1.0
+
+
+def _serve(name: str, answer: Callable[[bytes], Awaitable[bytes]]) -> None:
     from aiohttp import web
 
-    async def echo(request: web.Request) -> web.Response:
-        return web.Response(body=await request.read(), content_type="application/json")
+    async def score(request: web.Request) -> web.Response:
+        return web.Response(body=await answer(await request.read()), content_type="application/json")
 
     async def ready(request: web.Request) -> web.Response:
         return web.Response()
 
     app = web.Application()
-    app.add_routes([web.post("/v1/score", echo), web.get("/rljob/ready", ready)])
-    web.run_app(app, host=ECHO_HOST, port=PORT, access_log=None, print=None, backlog=8192)
+    app.add_routes([web.post("/v1/score", score), web.get("/rljob/ready", ready)])
+    web.run_app(app, host=HOSTS[name], port=PORT, access_log=None, print=None, backlog=8192)
 
 
 def _client(host: str, kind: str, number: str) -> None:
@@ -169,7 +203,7 @@ async def _load(host: str, kind: str, number: float) -> dict[str, float]:
                 if response.status != 200:
                     raise SystemExit(f"{url}: HTTP {response.status}")
             # A timeout or a zero would be false: the function returns 1 at once.
-            if host == REWARD_HOST and b'"valid":true,"score":1.0' not in answer:
+            if host == HOSTS["reward"] and b'"valid":true,"score":1.0' not in answer:
                 nonlocal num_false
                 num_false += 1
             return time.perf_counter() - start
@@ -232,33 +266,33 @@ def _show(rows: list[dict[str, Any]], title: str, what: str) -> None:
     from rich.table import Table
 
     table = Table(title=title)
-    for name in (what, "echo req/s", "reward req/s", "ratio"):
-        table.add_column(name, justify="right")
-    for name in ("echo p50/p99 ms", "reward p50/p99 ms", "added p50/p99 ms", "MiB"):
+    names = [what, *(f"{server} req/s" for server in HOSTS), *(f"{server} / echo" for server in ("reward", "pool"))]
+    names += [*(f"{server} adds p50, p99 ms" for server in ("reward", "pool")), "MiB"]
+    for name in names:
         table.add_column(name, justify="right")
     for row in rows:
-        echo, reward = row["echo"], row["reward"]
-        added = row["added"]
         table.add_row(
             row["name"],
-            f"{echo['requests_per_second']:,.0f}",
-            f"{reward['requests_per_second']:,.0f}",
-            f"{row['ratio']:.2f}",
-            f"{echo['p50_ms']:.1f} / {echo['p99_ms']:.1f}",
-            f"{reward['p50_ms']:.1f} / {reward['p99_ms']:.1f}",
-            f"{added['p50_ms']:.1f} / {added['p99_ms']:.1f}",
+            *(f"{_rate(row[server]):,.0f}" for server in HOSTS),
+            *(f"{row[server]['ratio']:.2f}" for server in ("reward", "pool")),
+            *(f"{row[s]['added']['p50_ms']:.1f}, {row[s]['added']['p99_ms']:.1f}" for s in ("reward", "pool")),
             f"{row['rss_mib']:.0f}",
         )
     Console(width=120).print(table)
 
 
 def _summarize(rows: list[dict[str, Any]], loads: list[dict[str, Any]], again: dict[str, Any]) -> dict[str, Any]:
+    def added(rows: list[dict[str, Any]], quantile: str, server: str = "reward") -> dict[str, float]:
+        return {row["name"]: round(row[server]["added"][quantile], 2) for row in rows}
+
     return {
-        "throughput_ratio": {row["name"]: round(row["ratio"], 3) for row in rows},
-        "overhead_p50_ms": {row["name"]: round(row["added"]["p50_ms"], 2) for row in rows},
-        "overhead_p99_ms": {row["name"]: round(row["added"]["p99_ms"], 2) for row in rows},
-        "open_overhead_p50_ms": {row["name"]: round(row["added"]["p50_ms"], 2) for row in loads},
-        "open_overhead_p99_ms": {row["name"]: round(row["added"]["p99_ms"], 2) for row in loads},
+        "throughput_ratio": {row["name"]: round(row["reward"]["ratio"], 3) for row in rows},
+        "pool_throughput_ratio": {row["name"]: round(row["pool"]["ratio"], 3) for row in rows},
+        "overhead_p50_ms": added(rows, "p50_ms"),
+        "overhead_p99_ms": added(rows, "p99_ms"),
+        "open_overhead_p50_ms": added(loads, "p50_ms"),
+        "open_overhead_p99_ms": added(loads, "p99_ms"),
+        "pool_open_overhead_p99_ms": added(loads, "p99_ms", "pool"),
         "requests_per_second": {row["name"]: round(row["reward"]["requests_per_second"]) for row in rows},
         "server_mib": {row["name"]: round(row["rss_mib"]) for row in rows},
         "server_mib_at_the_end": round(again["rss_mib"]),

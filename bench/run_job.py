@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
+
+from rljob_api.run.folder import FILE_METRICS
+from rljob_api.run.metrics import StepRecord, read_metrics
+from rljob_api.run.summaries import read_run_summary
 
 QUICKSTART = Path(__file__).parents[1] / "examples/quickstart/rljob.yaml"
 
@@ -26,28 +29,28 @@ def run_job(job: Path, folder: Path, overrides: Mapping[str, object]) -> Path:
     return summary
 
 
-def read_records(summary: Path, kind: str) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl of one type: step or eval."""
-    records = [json.loads(line) for line in summary.with_name("metrics.jsonl").read_text().splitlines()]
-    return [record for record in records if record["type"] == kind]
+def read_steps(summary: Path) -> tuple[StepRecord, ...]:
+    """Return the metrics of all steps."""
+    return read_metrics(summary.with_name(FILE_METRICS)).steps
 
 
-def read_steps(summary: Path) -> list[dict[str, Any]]:
-    """Return the metrics of all steps except the first one, which warms up."""
-    return read_records(summary, "step")[1:]
+class Measured(NamedTuple):
+    """A run, and its means of held-out prompts."""
+
+    seconds: float
+    before: dict[str, float]
+    after: dict[str, float]
+    steps: tuple[StepRecord, ...]
 
 
-def measure_job(job: Path, folder: Path, overrides: Mapping[str, object]) -> dict[str, Any]:
-    """Run a job; return its metrics of held-out prompts before and after, its seconds and the path of its summary.
-
-    Raise CalledProcessError if it fails.
-    """
+def measure_job(job: Path, folder: Path, overrides: Mapping[str, object]) -> Measured:
+    """Run a job. Raise CalledProcessError if it fails."""
     started_at = time.monotonic()
     path = run_job(job, folder, overrides)
-    summary = json.loads(path.read_text())
-    return {
-        "seconds": round(time.monotonic() - started_at, 1),
-        "before": summary["metrics_before"],
-        "after": summary["metrics_after"],
-        "summary": str(path),
-    }
+    seconds, summary = round(time.monotonic() - started_at, 1), read_run_summary(path.parent)
+    assert summary is not None, path
+    before, after = (
+        {name: value for name, value in means.items() if value is not None}
+        for means in (summary.metrics_before, summary.metrics_after)
+    )
+    return Measured(seconds, before, after, read_steps(path))

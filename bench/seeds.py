@@ -19,10 +19,11 @@ ROOT = Path(__file__).parents[1]
 
 def run_seed(seed: int, folder: Path) -> dict[str, Any]:
     """Run the demo with `seed`. Raise CalledProcessError if it fails."""
-    row = measure_job(QUICKSTART, folder / f"seed-{seed}", {"schedule.seed": seed})
-    accuracies = {f"{name}_{when}": row[when][name] for name in ("exact", "last") for when in ("before", "after")}
-    gain = accuracies["exact_after"] - accuracies["exact_before"]
-    return {"seed": seed, "seconds": row["seconds"], **accuracies, "gain": gain}
+    found = measure_job(QUICKSTART, folder / f"seed-{seed}", {"schedule.seed": seed})
+    means = (("before", found.before), ("after", found.after))
+    accuracies = {f"{name}_{when}": by_name[name] for name in ("exact", "last") for when, by_name in means}
+    gain = found.after["exact"] - found.before["exact"]
+    return {"seed": seed, "seconds": found.seconds, **accuracies, "gain": gain}
 
 
 def main() -> None:

@@ -26,8 +26,8 @@ from schedule_simulation.tail_rounds import TailRounds
 from rljob_api.manifest.scaling import Autoscaling
 from rljob_api.manifest.schedule import Schedule
 from rljob_api.wire.protocol import RewardDemand
-from rljob_operator.backend import Demand
-from rljob_operator.plan.autoscale import ScalingPolicy, decide_replicas
+from rljob_core.backend import Demand
+from rljob_core.plan.autoscale import ScalingPolicy, decide_replicas
 from rljob_trainer.driver.schedules import Streaming, build_schedule
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ AHEAD = {"bounded 2": 1, "bounded 4": 2, "bounded 6": 3}
 """Schedules that are also simulated with groups for fewer steps ahead than the bound. The driver does not do this."""
 SLOTS_PER_POD = 16
 NUM_STEPS, SKIPPED_STEPS = 24, 8
-"""Of a simulation; the first steps fill the pipeline."""
+"""Steps of a simulation; the first steps fill the pipeline."""
 SHORT_STEPS, SHORT_SKIPPED = 12, 4
-"""Of one with 5,120 samples per step, whose steps are alike."""
+"""Steps of one with 5,120 samples per step, whose steps are alike."""
 ROUNDS, SKIPPED_ROUNDS, OVERCOMMITS = 60, 10, (1.1, 1.25, 1.5)
 ROLLOUT_GPUS, TRAINER_GPUS = 2, 6
 
@@ -125,8 +125,8 @@ def autoscaled_slots(due_seconds: float) -> int:
 
 
 def due_seconds(free: Simulation) -> float:
-    """Return how long a step's rewards may take, as DemandForecaster learns it from the last step (docs/scaling.md).
-    `free`: the schedule with a slot for each sample."""
+    """Return how long a step's rewards may take, as the driver's forecaster learns it from the last step
+    (docs/scaling.md). `free`: the schedule with a slot for each sample."""
     begin, end = free.steps[-2].ended_at, free.steps[-1].ended_at
     trains = [(at, until) for at, until in free.timeline.trains if begin <= at < end]
     train = sum(until - at for at, until in trains)

@@ -16,7 +16,7 @@ _MIN_GAP_SECONDS = 0.05
 class Timeline(NamedTuple):
     label: str
     path: Path
-    """Of timeline.jsonl."""
+    """Path of timeline.jsonl."""
     step_ends: Sequence[float]
     """When each step to draw ended, in seconds since the epoch; the first one is the start of the picture."""
 

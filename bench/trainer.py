@@ -1,9 +1,9 @@
 """Samples per second of the quickstart's model: `rljob run`, then TRL's GRPOTrainer.
 
-Both use the same model, prompts, reward, group size, prompts per step, token limit, dtype (bf16 compute, fp32 master
-weights) and cores. The learning rate is almost 0, so that the length of completions does not change. The first step is
-excluded (warm-up). A step lasts from its first prompt until the new weights are served. Last line: one JSON object with
-`ratio`, RLJob's rate over TRL's.
+Both use the same model, prompts, reward, group size, prompts per step, token limit, cores and dtype: fp32 master
+weights, and bf16 compute if the CPUs have its instructions, which `rljob run` decides, else fp32. The learning rate is
+almost 0, so that the length of completions does not change. The first step is excluded (warm-up). A step lasts from its
+first prompt until the new weights are served. Last line: one JSON object with `ratio`, RLJob's rate over TRL's.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from rich.console import Console
 from rich.table import Table
 from run_job import read_steps, run_job
 
+from rljob_cli.local.node.cpus import has_bfloat16
+
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples/quickstart"
 LEARNING_RATE = 1e-9
@@ -41,13 +43,13 @@ def run_ours(steps: int, folder: Path) -> dict[str, Any]:
         "checkpoint.export": "false",
         "rollout.sampling.maxTokens": MAX_TOKENS,
     }
-    measured = read_steps(run_job(EXAMPLE / "rljob.yaml", folder, overrides))
-    phases = sorted({name for record in measured for name in record["phase_seconds"]})
+    measured = read_steps(run_job(EXAMPLE / "rljob.yaml", folder, overrides))[1:]  # the first one warms up
+    phases = sorted({name for record in measured for name in record.phase_seconds})
     return {
-        "step_seconds": [record["step_seconds"] for record in measured],
-        "tokens": [record["num_tokens"] for record in measured],
+        "step_seconds": [record.step_seconds for record in measured],
+        "tokens": [record.num_tokens for record in measured],
         "phase_seconds": {
-            name: statistics.mean(record["phase_seconds"].get(name, 0.0) for record in measured) for name in phases
+            name: statistics.mean(record.phase_seconds.get(name, 0.0) for record in measured) for name in phases
         },
     }
 
@@ -101,7 +103,7 @@ def train_with_trl(steps: int, result: Path) -> None:
         args=GRPOConfig(
             output_dir=str(result.parent / "trl"), max_steps=steps, per_device_train_batch_size=num_samples,
             num_generations=group_size, max_completion_length=MAX_TOKENS, learning_rate=LEARNING_RATE, beta=0.0,
-            temperature=1.0, bf16=True, use_cpu=True, model_init_kwargs={"dtype": "float32"},
+            temperature=1.0, bf16=has_bfloat16(), use_cpu=True, model_init_kwargs={"dtype": "float32"},
             gradient_checkpointing=False, save_strategy="no", report_to="none", logging_steps=steps, disable_tqdm=True,
         ),
     )  # fmt: skip

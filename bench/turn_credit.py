@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rljob_api.manifest.job import RLJobSpec
+from rljob_inputs.models.defaults import resolve
 from rljob_trainer.algorithms.base import AlgorithmCode, EpisodeRewards, LossInputs
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.algorithms.turn_credit import returns_to_go, to_tokens
@@ -139,7 +140,7 @@ def build_rloo() -> AlgorithmCode:
         "rewards": [{"name": "r", "function": {"file": "x"}}],
         "algorithm": {"type": "rloo", "groupSize": GROUP_SIZE},
     }
-    return build_algorithm(RLJobSpec.model_validate(spec))
+    return build_algorithm(resolve(RLJobSpec.model_validate(spec), None).spec)
 
 
 def train(estimator: Estimator, rate: float, seed: int, num_steps: int) -> list[float]:

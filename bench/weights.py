@@ -135,6 +135,7 @@ class Parameters:
 
     def __init__(self, num_bytes: float) -> None:
         shapes = build_shapes(num_bytes)
+        self.exclusive = asyncio.Lock()
         self._files = MappedFiles()
         self._parameters = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
 

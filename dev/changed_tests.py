@@ -17,9 +17,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (
     "rljob_api",
     "rljob_inputs",
+    "rljob_core",
     "rljob_operator",
     "rljob_trainer",
-    "rljob_reward",
+    "rljob_service",
+    "rljob_plugins",
     "rljob_cli",
     "rljob_cluster",
 )

@@ -21,6 +21,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import yaml
 
+from rljob_api.run.metrics import Metrics, parse_metrics
+from rljob_api.run.summaries import DriverSummary
+
 ROOT = Path(__file__).parents[1]
 NAMESPACE = "rljob-e2e"
 OPERATOR_NAMESPACE = "rljob-system"
@@ -29,7 +32,7 @@ LOADER = "loader"
 TIMEOUT_SECONDS = 900
 _POLL_SECONDS = 1.0
 _VALUES = {"replicas": "2", "features.forceDeletion": "true", "features.agentSandbox": "true"}
-"""Of the chart, in all tests."""
+"""Values of the chart, in all tests."""
 Manifest = dict[str, Any]
 
 
@@ -176,17 +179,18 @@ class Job:
 
     def step(self) -> int:
         """Return the newest step of the run's metrics; the job's status may lag behind."""
-        lines = (self.cluster.read_file(f"{self.name}/metrics.jsonl") or "").splitlines()
-        return max((json.loads(line)["step"] for line in lines if '"type": "step"' in line), default=0)
+        return self.metrics().last_step
 
-    def wait_for_success(self) -> Manifest:
+    def metrics(self) -> Metrics:
+        return parse_metrics((self.cluster.read_file(f"{self.name}/metrics.jsonl") or "").split("\n"))
+
+    def wait_for_success(self) -> DriverSummary:
         """Return the driver's summary."""
         self.wait_for("Succeeded", lambda: self.condition("Succeeded").get("status") == "True")
         log_step(f"{self.name}: {self.condition('Succeeded')['message']}")
         text = self.cluster.read_file(f"{self.name}/driver-summary.json")
         assert text, "the driver wrote no summary to the claim"
-        summary: Manifest = json.loads(text)
-        return summary
+        return DriverSummary.model_validate_json(text)
 
     def read_samples(self) -> list[Manifest]:
         """Return all samples of training from the trajectory log, with the results of their rewards by name."""

@@ -66,7 +66,7 @@ def build_job(name: str, hub: Manifest) -> Manifest:
     spec["hub"] = hub
     spec["head"] = {"nodePool": pools["trainer"]}
     spec["trainer"] |= {"gpusPerReplica": 0, "nodePool": pools["trainer"]}
-    small = {"maxModelLen": 512, "kvCacheGiB": 1, "sampling": {"maxTokens": 16}}
+    small = {"maxModelLen": 512, "kvCacheMemory": "1Gi", "sampling": {"maxTokens": 16}}
     spec["rollout"] |= {"replicas": 1, "gpusPerReplica": 0, "nodePool": pools["rollout"], **small}
     for reward in spec["rewards"]:
         reward["nodePool"] = pools["reward"]
@@ -80,8 +80,8 @@ def build_job(name: str, hub: Manifest) -> Manifest:
 def test_smallest_job_of_the_readme_trains_with_a_gated_model(cluster: Cluster, hub: Manifest) -> None:
     job = Job(cluster, build_job("smallest", hub))
     summary = job.wait_for_success()
-    assert summary["samples_trained"] == 4
-    assert len(set(summary["weight_digests"].values())) == 1
+    assert summary.samples_trained == 4
+    assert len(set(summary.weight_digests.values())) == 1
 
 
 def test_gated_model_without_a_token_fails_the_job_with_the_fix(cluster: Cluster, hub: Manifest) -> None:

@@ -10,13 +10,15 @@ import json
 from collections.abc import Callable
 
 import pytest
-from harness import NAMESPACE, OPERATOR_NAMESPACE, Cluster, Job, Manifest, log_step, wait_for
+from harness import NAMESPACE, OPERATOR_NAMESPACE, Cluster, Job, log_step, wait_for
+
+from rljob_api.run.summaries import DriverSummary
 
 NUM_STEPS = 12
 
 
 @pytest.fixture(scope="session")
-def plain(submit: Callable[..., Job]) -> tuple[Job, Manifest]:
+def plain(submit: Callable[..., Job]) -> tuple[Job, DriverSummary]:
     """The undisturbed run; the reference for runs with faults."""
     job = submit("plain")
     job.wait_for_step(1)
@@ -25,20 +27,46 @@ def plain(submit: Callable[..., Job]) -> tuple[Job, Manifest]:
 
 
 def test_applied_job_trains_and_writes_checkpoint_metrics_and_events(
-    cluster: Cluster, plain: tuple[Job, Manifest]
+    cluster: Cluster, plain: tuple[Job, DriverSummary]
 ) -> None:
     job, summary = plain
     status = job.status
     assert status["phase"] == "Succeeded"
     assert status["progress"]["step"] == NUM_STEPS
-    assert len(summary["prompts_trained"]) == NUM_STEPS
-    assert len(set(summary["weight_digests"].values())) == 1, "every rollout serves the published weights"
-    metrics = (cluster.read_file(f"{job.name}/metrics.jsonl") or "").splitlines()
-    assert sum('"type": "step"' in line for line in metrics) == NUM_STEPS
+    assert len(job.metrics().prompts_trained) == NUM_STEPS
+    assert len(set(summary.weight_digests.values())) == 1, "every rollout serves the published weights"
+    assert len(job.metrics().steps) == NUM_STEPS
     assert cluster.read_file(f"{job.name}/checkpoints/step-{NUM_STEPS:06d}/COMPLETE") is not None
     assert "model_type" in json.loads(cluster.read_file(f"{job.name}/export/config.json") or "{}")
     assert {"Running", "JobSucceeded"} <= job.event_reasons()
     cluster.kubectl("wait", "-n", NAMESPACE, f"rljob/{job.name}", "--for=condition=Succeeded", "--timeout=5s")
+
+
+def test_rollouts_in_the_pods_of_trainers_train_on_the_same_prompts(
+    submit: Callable[..., Job], plain: tuple[Job, DriverSummary]
+) -> None:
+    """Trainer and rollouts take turns; an engine that is killed costs no Pod and no prompt."""
+    job = submit("shared", rollout={"placement": "trainer", "replicas": None, "nodePool": None})
+    job.wait_for_step(2)
+    assert not job.cluster.pods(job.name, "rollout")
+    inject_fault(kill_engine, job)
+    summary = job.wait_for_success()
+    assert len(set(summary.weight_digests.values())) == 1
+    metrics = job.metrics()
+    assert metrics.prompts_trained == plain[0].metrics().prompts_trained
+    assert all(step.turn_seconds.keys() >= {"sleep", "wake"} for step in metrics.steps)
+    assert metrics.steps[-1].num_engine_restarts >= 1
+
+
+def kill_engine(job: Job) -> None:
+    """SIGKILL the engine core of the first trainer Pod."""
+    pod = job.wait_for("a trainer Pod", lambda: job.cluster.pods(job.name, "trainer"))[0]["metadata"]["name"]
+    kill = (
+        "import os, pathlib\n"
+        "for path in pathlib.Path('/proc').glob('[0-9]*/comm'):\n"
+        "    path.read_text().startswith('VLLM::EngineCor') and os.kill(int(path.parent.name), 9)"
+    )
+    job.cluster.kubectl("exec", "-n", NAMESPACE, pod, "--", "python3", "-c", kill)
 
 
 def delete_rollout(job: Job) -> None:
@@ -100,7 +128,7 @@ def inject_fault(fault: Callable[[Job], None], job: Job) -> None:
     fault(job)
 
 
-def test_job_survives_several_faults_in_one_run(submit: Callable[..., Job], plain: tuple[Job, Manifest]) -> None:
+def test_job_survives_several_faults_in_one_run(submit: Callable[..., Job], plain: tuple[Job, DriverSummary]) -> None:
     job = submit("faults")
     job.wait_for_step(1)
     inject_fault(kill_reward, job)
@@ -110,13 +138,17 @@ def test_job_survives_several_faults_in_one_run(submit: Callable[..., Job], plai
     inject_fault(kill_operator, job)
     job.wait_for_step(7)
     inject_fault(suspend_and_resume, job)
-    assert job.wait_for_success()["prompts_trained"] == plain[1]["prompts_trained"]
+    job.wait_for_success()
+    assert job.metrics().prompts_trained == plain[0].metrics().prompts_trained
 
 
 @pytest.mark.each
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_job_survives(fault: Callable[[Job], None], submit: Callable[..., Job], plain: tuple[Job, Manifest]) -> None:
+def test_job_survives(
+    fault: Callable[[Job], None], submit: Callable[..., Job], plain: tuple[Job, DriverSummary]
+) -> None:
     job = submit(fault.__name__.replace("_", "-"))
     job.wait_for_step(2)
     inject_fault(fault, job)
-    assert job.wait_for_success()["prompts_trained"] == plain[1]["prompts_trained"]
+    job.wait_for_success()
+    assert job.metrics().prompts_trained == plain[0].metrics().prompts_trained

@@ -11,6 +11,8 @@ from collections.abc import Callable
 import pytest
 from harness import NAMESPACE, Cluster, CommandError, Job, Manifest
 
+from rljob_api.run.metrics import parse_metrics
+
 NUM_STEPS = 12
 
 
@@ -35,8 +37,7 @@ class JobWithoutClaim:
         return ""
 
     def step(self) -> int:
-        lines = self.read("metrics.jsonl").splitlines()
-        return max((json.loads(line)["step"] for line in lines if '"type": "step"' in line), default=0)
+        return parse_metrics(self.read("metrics.jsonl").split("\n")).last_step
 
     def wait_for_step(self, step: int) -> None:
         self.job.wait_for(f"step {step}", lambda: self.step() >= step)
@@ -59,7 +60,7 @@ def test_deleted_trainer_costs_no_prompt(submit: Callable[..., Job], replicas: i
     head = run.cluster.pods(run.job.name, "head")[0]["metadata"]["uid"]
     delete_trainer_by_force(run)
     run.wait_for_step(6)
-    prompts = json.loads(run.read("driver-summary.json"))["prompts_trained"]
+    prompts = parse_metrics(run.read("metrics.jsonl").split("\n")).prompts_trained
     trained = [prompt for step in prompts for prompt in step]
     assert len(trained) == len(set(trained)), "a prompt was trained on twice"
     assert run.cluster.pods(run.job.name, "head")[0]["metadata"]["uid"] == head

@@ -33,7 +33,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 """
 PROBE = """
 import sys
-from rljob_reward.worker.agent_sandbox import AgentSandbox
+from rljob_service.worker.code.agent_sandbox import AgentSandbox
 sys.stdout.write(AgentSandbox(60, 8192).run("shell", sys.argv[1], "probe"))
 """
 """Runs a command in a separate sandbox, from a Pod of the tool as its workers do."""
@@ -222,7 +222,8 @@ def test_lost_sandboxes_and_a_suspension_cost_no_prompt(
     job.wait_for("a sandbox without the files", lambda: read_probe(sandboxes, "cat file || echo lost").endswith("lost"))
     job.wait_for_step(job.step() + 1)
     suspend_and_resume(sandboxes)
-    trained = [prompt for step in job.wait_for_success()["prompts_trained"] for prompt in step]
+    job.wait_for_success()
+    trained = [prompt for step in job.metrics().prompts_trained for prompt in step]
     assert len(trained) == len(set(trained)) == num_steps * changes["schedule"]["promptsPerStep"]
     wait_for("no sandbox", sandboxes.are_deleted, 60)
 

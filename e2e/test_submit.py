@@ -21,7 +21,7 @@ _FIELDS = {
     "schedule.promptsPerStep": "4",
     "trainer.dtype": "float32",
     "rollout.maxModelLen": "256",
-    "rollout.kvCacheGiB": "1",
+    "rollout.kvCacheMemory": "1Gi",
     "rollout.sampling.maxTokens": "16",
     "head.nodePool": _POOL.format("trainer"),
     "trainer.nodePool": _POOL.format("trainer"),
@@ -42,7 +42,7 @@ def test_submitted_scaffold_trains_and_its_files_are_deleted_with_it(cluster: Cl
     log_step(f"{NAME}: submitting a scaffold with the tiny model")
     cluster.kubectl("delete", "rljob", "-n", NAMESPACE, NAME, "--ignore-not-found", "--wait")
     folder = tmp_path / NAME
-    rljob("init", folder, "--model", ROOT / ".models/tiny-qwen3")
+    rljob("init", folder, "--gpus", "0", "--model", ROOT / ".models/tiny-qwen3")
     job = folder / "rljob.yaml"
     (folder / "limits.py").write_text("MAX_SCORE = 1.0\n")
     reward = folder / "reward.py"

@@ -67,7 +67,7 @@ def train(folder: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from rljob_api.wire.protocol import ToolSchema
-    from rljob_reward.worker.code_sandbox import SCHEMAS
+    from rljob_service.worker.code.code_sandbox import SCHEMAS
     from rljob_trainer.conversation.template import ChatTemplate
 
     torch.set_num_threads(1)  # the matrices are small

@@ -16,12 +16,13 @@ from typing import NamedTuple
 WIDTH = 7
 """Three guesses suffice if each one halves what is left."""
 FIRST = range(20, 90)
-"""Of the first numbers of the ranges."""
+"""Values of the first numbers of the ranges."""
 NUM_HELD_OUT_RANGES = 10
 NUM_TRAIN = 256
 SEED = 0
 SHOWN_LOW, SHOWN_TURNS = 11, ("14", "Higher.", "16", "Lower.", "15")
-"""Of the conversation that each prompt shows: the first number of its range, the answers and the user's replies."""
+"""Numbers of the conversation that each prompt shows: the first number of its range, the answers and the user's
+replies."""
 
 
 class Question(NamedTuple):

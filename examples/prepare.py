@@ -15,7 +15,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 EXAMPLES = Path(__file__).resolve().parent
 MODELS = EXAMPLES.parent / ".models"
@@ -52,9 +54,23 @@ def build_smollm2(folder: Path) -> None:
 
 def build_tiny(folder: Path) -> None:
     """Create a random 2-layer Qwen3 with a tokenizer trained on GSM8K, for tests: it can learn little."""
+    from transformers import Qwen3ForCausalLM
+
+    _build_tiny(folder, Qwen3ForCausalLM)
+
+
+def build_tiny_reward(folder: Path) -> None:
+    """Create a random reward model with the shape and the tokenizer of `build_tiny`, for tests: its scores mean
+    nothing."""
+    from transformers import Qwen3ForSequenceClassification
+
+    _build_tiny(folder, Qwen3ForSequenceClassification, num_labels=1)
+
+
+def _build_tiny(folder: Path, model_class: Any, **settings: Any) -> None:
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import PreTrainedTokenizerFast, Qwen3Config
 
     rows = [json.loads(line) for line in GSM8K_TRAIN.read_text(encoding="utf-8").splitlines()[:2000]]
     tokenizer = Tokenizer(models.BPE())
@@ -86,8 +102,9 @@ def build_tiny(folder: Path) -> None:
         eos_token_id=fast.eos_token_id,
         pad_token_id=fast.pad_token_id,
         dtype="float32",
+        **settings,
     )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    model_class(config).save_pretrained(folder)
     fast.save_pretrained(folder)
 
 
@@ -125,31 +142,34 @@ def _publish(scratch: Path, target: Path) -> None:
 
 SMOLLM2 = ("smollm2-135m-instruct", build_smollm2)
 TINY = ("tiny-qwen3", build_tiny)
-MODEL_OF_EXAMPLE = {
-    "quickstart": SMOLLM2,
-    "chat": SMOLLM2,
-    "gsm8k": SMOLLM2,
-    "judge": SMOLLM2,
-    "length": SMOLLM2,
-    "feedback": SMOLLM2,
-    "guess": SMOLLM2,
-    "calculator": SMOLLM2,
-    "code-sandbox": SMOLLM2,
-    "program": SMOLLM2,
-    "environment": SMOLLM2,
-    "retrieval": SMOLLM2,
-    "tiny": TINY,
+TINY_REWARD = ("tiny-qwen3-reward", build_tiny_reward)
+MODELS_OF_EXAMPLE = {
+    "quickstart": [SMOLLM2],
+    "chat": [SMOLLM2],
+    "gsm8k": [SMOLLM2],
+    "judge": [SMOLLM2],
+    "length": [SMOLLM2],
+    "feedback": [SMOLLM2],
+    "guess": [SMOLLM2],
+    "calculator": [SMOLLM2],
+    "code-sandbox": [SMOLLM2],
+    "program": [SMOLLM2],
+    "environment": [SMOLLM2],
+    "retrieval": [SMOLLM2],
+    "shared": [TINY],
+    "shared-reward": [TINY, TINY_REWARD],
+    "tiny": [TINY],
 }
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Prepare the model of one or more examples.")
-    parser.add_argument("examples", nargs="+", choices=MODEL_OF_EXAMPLE, metavar="|".join(MODEL_OF_EXAMPLE))
+    parser.add_argument("examples", nargs="+", choices=MODELS_OF_EXAMPLE, metavar="|".join(MODELS_OF_EXAMPLE))
     arguments = parser.parse_args(argv)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TQDM_DISABLE", "1")
-    for name, build in dict.fromkeys(MODEL_OF_EXAMPLE[example] for example in arguments.examples):
+    for name, build in dict.fromkeys(chain.from_iterable(MODELS_OF_EXAMPLE[each] for each in arguments.examples)):
         prepare_model(name, build)
     return 0
 

@@ -19,9 +19,11 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from rljob_api.run.folder import FILE_METRICS, last_checkpoint
+from rljob_api.run.metrics import read_metrics
+from rljob_api.run.sessions import Session
+from rljob_api.run.summaries import read_driver_summary
 from rljob_cli.local.node.cpus import has_bfloat16
-from rljob_cli.run.runfolder import last_checkpoint, read_rows
-from rljob_cli.run.sessions import Session
 from rljob_cli.run.summary import build_summary, print_summary
 from rljob_cluster.host.go_programs import find_or_build
 from rljob_cluster.host.paths import state_folder
@@ -128,17 +130,19 @@ def main() -> int:
         return 1
     run = claim / NAME
     restarts = {role["name"]: role["restarts"] for role in job["status"]["roles"]}
-    session = Session(job["metadata"]["creationTimestamp"], seconds=time.monotonic() - applied, restarts=restarts)
+    session = Session(
+        started=job["metadata"]["creationTimestamp"], seconds=time.monotonic() - applied, restarts=restarts
+    )
     summary = build_summary(
         name=NAME,
         phase=job["status"]["phase"],
         total_steps=job["spec"]["schedule"]["steps"],
-        driver=json.loads((run / "driver-summary.json").read_text()),
-        rows=read_rows(run / "metrics.jsonl"),
+        driver=read_driver_summary(run),
+        metrics=read_metrics(run / FILE_METRICS),
         sessions=[session],
         checkpoint=last_checkpoint(run),
     )
-    print_summary(Console(), summary | {"export": str(run / "export")})
+    print_summary(Console(), summary.model_copy(update={"export": str(run / "export")}))
     print(f"{time.monotonic() - start:.0f} s with the chart and the files")
     return 0
 

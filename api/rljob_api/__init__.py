@@ -13,7 +13,7 @@ from rljob_api.wire.contract import API_GROUP, API_VERSION
 
 if TYPE_CHECKING:
     from rljob_api.manifest.job import RLJob, RLJobSpec
-    from rljob_api.manifest.reward import Reward, RewardModel, RewardModelSpec, RewardModelStatus
+    from rljob_api.manifest.services.reward import Reward, RewardModel, RewardModelSpec, RewardModelStatus
     from rljob_api.manifest.status import Condition, RLJobStatus
     from rljob_api.read.documents import Problem
     from rljob_api.read.load import InvalidManifestError, load_job, load_manifests
@@ -55,7 +55,14 @@ __all__ = [
     "load_manifests",
 ]
 
-_LAZY_MODULES = ("wire.protocol", "manifest.status", "manifest.reward", "manifest.job", "read.documents", "read.load")
+_LAZY_MODULES = (
+    "wire.protocol",
+    "manifest.status",
+    "manifest.services.reward",
+    "manifest.job",
+    "read.documents",
+    "read.load",
+)
 
 
 def __getattr__(name: str) -> Any:

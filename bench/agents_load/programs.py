@@ -15,7 +15,7 @@ import aiohttp
 
 NUM_TURNS = 4
 LOW_SECONDS, HIGH_SECONDS = 0.1 / 10, 4 / 10
-"""Of the tools between two turns."""
+"""Durations of the tools between two turns."""
 RESULT = "The tool returned 42, and then some more text that the policy reads before it answers."
 
 

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from rljob_api.manifest.scaling import Autoscaling, RewardScaling
-from rljob_operator.backend import DEMAND_POLL_SECONDS
-from rljob_operator.plan.autoscale import LEAD_SECONDS, ScalingPolicy, decide_replicas
+from rljob_core.backend import DEMAND_POLL_SECONDS
+from rljob_core.plan.autoscale import LEAD_SECONDS, ScalingPolicy, decide_replicas
 
 if TYPE_CHECKING:
     from autoscale.simulation import Simulation

@@ -1,6 +1,6 @@
 """Discrete-event simulation of the jobs, Pods and requests of a day. Owns time and cost; a scaler chooses the replicas.
 
-The demand comes from rljob_trainer.rewards.forecast. A step has the published seconds on RLJob's roles, with
+The demand comes from rljob_trainer.services.demand. A step has the published seconds on RLJob's roles, with
 `schedule.type: onPolicy`: samples end during a generation of 40.6 s, and on its own GPUs the trainer takes each group
 once it is scored, 210.1 s in all. Invariant: every sample is scored exactly once, whatever dies.
 """
@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rljob_operator.backend import Demand
+from rljob_core.backend import Demand
 from rljob_trainer.episodes.progress import CollectionProgress
 from rljob_trainer.episodes.types import Episode
-from rljob_trainer.rewards.forecast import DemandForecaster
+from rljob_trainer.services.demand import Forecaster
 
 GENERATE_SECONDS, TRAIN_SECONDS = 40.6, 83.5 + 126.6
 """Generation of a step; its log-probs and updates."""
@@ -107,11 +107,11 @@ class Job:
 
     def __init__(self, spec: JobSpec, draw: random.Random) -> None:
         self.spec, self.draw = spec, draw
-        self.forecaster = DemandForecaster(spec.samples, GROUP_SIZE, streams=True)
+        self.forecaster = Forecaster(spec.samples, GROUP_SIZE, streams=True)
         self.progress = CollectionProgress()
         self.latencies: deque[float] = deque(maxlen=_NUM_LATENCIES)
         self.due_seconds = self.floor_seconds = 0.0
-        """Of this step: until when the trainer has other groups, and the time without waits for rewards."""
+        """Until when the trainer has other groups, and the time without waits for rewards."""
         self.missing: list[int] = []
         """[groups] Samples without a score."""
         self.first_by_group: dict[int, float] = {}
@@ -123,7 +123,7 @@ class Job:
         self.met_at: float | None = None
 
     def demand(self, now: float, num_executing: int, oldest: float) -> Demand:
-        forecast = self.forecaster.predict(self.progress, now, is_open=self.is_open, is_last=self.is_last)
+        forecast = self.forecaster.predict_scores(self.progress, now, is_open=self.is_open, is_last=self.is_last)
         ordered = sorted(self.latencies)
         mean = sum(ordered) / len(ordered) if ordered else None
         in_flight = self.progress.num_generated - self.progress.num_scored

@@ -39,12 +39,14 @@ class _Stream:
 
 
 class _Module(_DummyBackendModule):
-    """What FSDP2 calls of torch.cuda."""
+    """What FSDP2 and the policy call of torch.cuda."""
 
     Stream, Event = _Stream, _Event
 
     def current_stream(self, *args: Any) -> _Stream:
         return _Stream()
+
+    def synchronize(self, *args: Any) -> None: ...
 
     @contextlib.contextmanager
     def stream(self, stream: _Stream) -> Iterator[None]:

@@ -8,7 +8,8 @@ from typing import Any, Literal
 from rljob_api.manifest.job import RLJob
 from rljob_inputs.memory.limits import ShardingMode
 from rljob_inputs.memory.shapes import read_shape
-from rljob_inputs.memory.trainer import Work
+from rljob_inputs.memory.trainer import Recomputation, Work
+from rljob_inputs.models.defaults import resolve_job
 
 _LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 _QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "max_position_embeddings": 32768}
@@ -73,19 +74,20 @@ class Case:
     lines: int
     length: int
     mode: ShardingMode
-    checkpoints_activations: bool = False
+    recomputation: Recomputation = "none"
     has_masks: bool = False
     lora_rank: int = 0
     on_gpu: bool = True
     attention: str = "sdpa"
     num_copies: int = 1
-    """Of the state: several with trainer.sharding perReplica."""
+    """Copies of the state: several with trainer.sharding perReplica."""
     group: int = 1
     """Rows that share a prompt, with packed attention. The prompt is as long as each answer; together they are one of
     the `lines`."""
     has_reference: bool = False
     has_critic: bool = False
     offload: Literal["none", "reference", "all"] = "none"
+    head_dtype: Literal["model", "float32"] = "model"
 
     def build_work(self) -> Work:
         """Return what the plan counts."""
@@ -95,11 +97,13 @@ class Case:
             shape=shape,
             num_shards=self.num_ranks // self.num_copies,
             bytes_per_value=2,
+            bytes_per_logit=2 if self.head_dtype == "model" else 4,
+            limits_logits="final_logit_softcapping" in self.config,
             tokens=self.lines * self.length,
             line_tokens=self.length,
             on_gpu=self.on_gpu,
             mode=self.mode,
-            checkpoints_activations=self.checkpoints_activations,
+            recomputation=self.recomputation,
             attention=self.attention,
             has_masks=self.has_masks,
             key_copies=2 * self.group / (1 + self.group),
@@ -113,9 +117,10 @@ class Case:
     def build_job(self) -> RLJob:
         """Return a job with the same trainer."""
         trainer = {
-            "gradientCheckpointing": self.checkpoints_activations,
+            "gradientCheckpointing": self.recomputation,
             "attention": self.attention,
             "offload": self.offload,
+            "headDtype": self.head_dtype,
         }
         if self.lora_rank:
             trainer["lora"] = {"rank": self.lora_rank}
@@ -130,27 +135,32 @@ class Case:
             },
         }
         manifest = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "case"}, "spec": spec}
-        return RLJob.model_validate(manifest)
+        return resolve_job(RLJob.model_validate(manifest), None)
 
 
 _WHOLE = ShardingMode(keep_gathered=True, reduce_once=True)
 _GATHERED = ShardingMode(keep_gathered=True, reduce_once=False)
 _SHARDED = ShardingMode(keep_gathered=False, reduce_once=False)
+_LIMITED = SMOLLM2_135M | {"final_logit_softcapping": 30.0}
 CASES = (
     Case("0.135B on 4, 2k tokens", SMOLLM2_135M, 4, 4, 512, _WHOLE),
     Case("1.5B on 4, 16k tokens", QWEN25_1B5, 4, 8, 2048, _SHARDED),
     Case("1.5B on 4, 16k tokens, shared prompts", QWEN25_1B5, 4, 16, 1024, _SHARDED, has_masks=True),
-    Case("7B on 4, 16k tokens, checkpointing", QWEN25_7B, 4, 8, 2048, _SHARDED, checkpoints_activations=True),
+    Case("7B on 4, 16k tokens, checkpointing", QWEN25_7B, 4, 8, 2048, _SHARDED, recomputation="full"),
     Case("7B on 4, 16k tokens", QWEN25_7B, 4, 8, 2048, _SHARDED),
-    Case("32B on 16, 16k tokens, checkpointing", QWEN25_32B, 16, 8, 2048, _SHARDED, checkpoints_activations=True),
+    Case("1.5B on 4, 16k tokens, selective", QWEN25_1B5, 4, 8, 2048, _SHARDED, recomputation="selective"),
+    Case("32B on 16, 16k tokens, checkpointing", QWEN25_32B, 16, 8, 2048, _SHARDED, recomputation="full"),
 )
 MORE_CASES = (
-    Case("7B on 4 x 4, 16k tokens, checkpointing, per replica", QWEN25_7B, 16, 8, 2048, _SHARDED, True, num_copies=4),
-    Case("30B-A3B on 16, 16k tokens, checkpointing", QWEN3_30B_A3B, 16, 8, 2048, _SHARDED, True),
-    Case("1.5B on 4, 16k tokens, gathered", QWEN25_1B5, 4, 8, 2048, _GATHERED, checkpoints_activations=True),
+    Case("7B on 4 x 4, 16k tokens, checkpointing, per replica", QWEN25_7B, 16, 8, 2048, _SHARDED, "full", num_copies=4),
+    Case("30B-A3B on 16, 16k tokens, checkpointing", QWEN3_30B_A3B, 16, 8, 2048, _SHARDED, "full"),
+    Case("1.5B on 4, 16k tokens, gathered", QWEN25_1B5, 4, 8, 2048, _GATHERED, recomputation="full"),
     Case("0.135B on 1, 2k tokens, CPU", SMOLLM2_135M, 1, 4, 512, _WHOLE, on_gpu=False),
     Case("8 layers of 30B-A3B on 8, 8k tokens", QWEN3_30B_A3B | {"num_hidden_layers": 8}, 8, 4, 2048, _SHARDED),
     Case("0.135B on 4, 2k tokens, LoRA", SMOLLM2_135M, 4, 4, 512, _WHOLE, lora_rank=32),
+    Case("0.135B on 4, 4k tokens, fp32 head", SMOLLM2_135M, 4, 8, 512, _WHOLE, head_dtype="float32"),
+    Case("0.135B on 4, 1k tokens, fp32 head", SMOLLM2_135M, 4, 2, 512, _WHOLE, head_dtype="float32"),
+    Case("0.135B on 4, 8k tokens, limited logits", _LIMITED, 4, 16, 512, _WHOLE),
     Case("0.135B on 4, 2k tokens, KL", SMOLLM2_135M, 4, 4, 512, _WHOLE, has_reference=True),
     Case("1.5B on 4, 16k tokens, KL", QWEN25_1B5, 4, 8, 2048, _SHARDED, has_reference=True),
     Case("0.135B on 4, 2k tokens, ppo", SMOLLM2_135M, 4, 4, 512, _WHOLE, has_critic=True),

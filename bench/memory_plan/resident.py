@@ -24,7 +24,7 @@ _WHOLE = ShardingMode(keep_gathered=True, reduce_once=True)
 RESIDENT_CASES = (
     Case("0.135B, 256 tokens", SMOLLM2_135M, 1, 1, 256, _WHOLE, on_gpu=False),
     Case("0.135B, 1k tokens, LoRA", SMOLLM2_135M, 1, 4, 256, _WHOLE, lora_rank=32, on_gpu=False),
-    Case("0.135B, 4k tokens, LoRA, checkpointing", SMOLLM2_135M, 1, 8, 512, _WHOLE, True, lora_rank=32, on_gpu=False),
+    Case("0.135B, 4k tokens, LoRA, checkpointing", SMOLLM2_135M, 1, 8, 512, _WHOLE, "full", lora_rank=32, on_gpu=False),
 )
 
 

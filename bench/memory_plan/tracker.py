@@ -35,15 +35,26 @@ from rljob_inputs.memory import limits
 from rljob_inputs.memory.trainer import (
     activation_bytes,
     critic_bytes,
+    digest_bytes,
     gathered_bytes,
     gradient_bytes,
     layer_backward_bytes,
     logits_bytes,
+    plan_publish,
     plan_rank,
     reference_bytes,
     state_bytes,
 )
-from rljob_trainer.policy import attention, critic, model_loading, policy, selected_logprobs, sharding
+from rljob_trainer.policy import (
+    attention,
+    critic,
+    model_loading,
+    policy,
+    selected_logprobs,
+    sharding,
+    update_metrics,
+)
+from rljob_trainer.policy.attention import initial_attention
 from rljob_trainer.policy.micro_batches import MicroBatch
 
 _CPU = torch.device("cpu")
@@ -64,6 +75,8 @@ class Parts:
     logits: int
     """The highest point of the backward pass above what was held before it."""
     total: int
+    published: int
+    """The highest point of a publication after an update, with the state and without digests."""
 
 
 def planned(case: Case) -> Parts:
@@ -77,6 +90,7 @@ def planned(case: Case) -> Parts:
         activations=activation_bytes(work),
         logits=max(logits_bytes(work), layer_backward_bytes(work)),
         total=max(moment.num_bytes for moment in plan_rank(work)),
+        published=plan_publish(work, is_adapter=False).num_bytes - digest_bytes(work),
     )
 
 
@@ -131,7 +145,8 @@ def _track(case: Case, rank: policy.Policy) -> Parts:
         # In the second call, earlier gradients are sharded, and the critic has its own.
         for _ in range(2 if case.mode.reduce_once or case.has_critic else 1):
             rank.accumulate(batches)
-    peak = _read(tracker, "peak", device)
+        peak = _read(tracker, "peak", device)
+        published = _publish(rank, tracker)
     gathered = sum(before_head.get(kind, 0) for kind in ("Unsharded Param", "All Gather"))
     # Whole gradients that add up are temporary for the tracker.
     gradients = sum(before_head.get(kind, 0) for kind in ("Sharded Grad", "Unsharded Grad", "Reduce Scatter", "Temp"))
@@ -143,7 +158,21 @@ def _track(case: Case, rank: policy.Policy) -> Parts:
         activations=before_head["Activation"],
         logits=peak["Total"] - before_head["Total"],
         total=peak["Total"],
+        published=published,
     )
+
+
+def _publish(rank: policy.Policy, tracker: FSDPMemTracker) -> int:
+    """Gather all weights after an update, as all ranks do. Return the most that the device holds."""
+    with (  # what reads values
+        mock.patch.object(policy.optimizer, "step", return_value=1.0),
+        mock.patch.object(update_metrics, "_reduce", lambda values, op: dict.fromkeys(values, 0.0)),
+    ):
+        rank.apply(1.0)
+    highest = 0
+    for _ in rank._stream_weights():
+        highest = max(highest, _read(tracker, "current", rank.device)["Total"])
+    return highest
 
 
 def _mark_others(tracker: FSDPMemTracker, rank: policy.Policy) -> None:
@@ -221,9 +250,10 @@ def replacements(case: Case, device: torch.device) -> Iterator[None]:
     config = AutoConfig.for_model(**case.config)
 
     def load(source: str, *, dtype: torch.dtype, attention: str, options: dict[str, Any]) -> model_loading.OpenedModel:
+        initial = initial_attention(AutoModelForCausalLM, attention)
         if device.type != "cpu":
-            return _open_on_accelerator(config, device, dtype=dtype, attention=attention)
-        network = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+            return _open_on_accelerator(config, device, dtype=dtype, attention=initial)
+        network = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=initial)
         return model_loading.OpenedModel(network, lambda device: None)
 
     block_rows = limits.DEVICE_BLOCK_ROWS if case.on_gpu else limits.BLOCK_ROWS

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from operator_load.plane import NAMESPACE
-from rljob_operator.kube.client import KubeApi
+from rljob_core.kube.client import KubeApi
 
 _SUBMITTERS = 20
 _CHUNK_BYTES = 2**24

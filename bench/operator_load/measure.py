@@ -15,7 +15,7 @@ from operator_load.arrivals import Arrivals, watch_phases, watch_pods
 from operator_load.operator_process import Command, OperatorProcess, Prober, Sample, count, quantile
 from operator_load.plane import CONSOLE, NAMESPACE, open_api
 from rljob_cluster.control_plane.control_plane import ControlPlane
-from rljob_operator.kube.client import KubeApi
+from rljob_core.kube.client import KubeApi
 
 _SECONDS_PER_OBJECT = 2.1
 _MIN_LIMIT_SECONDS = 420.0
@@ -31,10 +31,10 @@ class Subject:
 
     command: Command
     path: str
-    """Of its objects."""
+    """Path of its objects."""
     body: Any
     label: str
-    """Of Pods: the name of their object."""
+    """The label that names the object of a Pod."""
     pods_per_object: int
     column: str
     """A printed column, and its value (in lower case) when an object runs."""

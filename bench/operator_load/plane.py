@@ -13,8 +13,8 @@ import yaml
 from rich.console import Console
 
 from rljob_cluster.control_plane.control_plane import COMPONENTS, ControlPlane
-from rljob_cluster.control_plane.kwok import run_kwok
-from rljob_operator.kube.client import MERGE_PATCH, KubeApi, connect
+from rljob_cluster.control_plane.kwok import CONTROLLER_ARGUMENTS, run_kwok
+from rljob_core.kube.client import MERGE_PATCH, KubeApi, connect
 
 CONSOLE = Console(stderr=True, log_path=False, width=140)
 NAMESPACE = "bench"
@@ -29,8 +29,7 @@ _ARGUMENTS = {
     "kube-controller-manager": (
         *_CLIENT_RATE,
         "--controllers=*,-endpoints-controller,-endpointslice-controller,-endpointslice-mirroring-controller",
-        # KWOK renews no Lease: during the measurement its nodes would become lost, and their Pods unready.
-        "--node-monitor-grace-period=12h",
+        *CONTROLLER_ARGUMENTS,
     ),
 }
 

@@ -19,7 +19,7 @@ from operator_load.operator_process import Command
 from operator_load.plane import NAMESPACE
 from rljob_api.wire.contract import LABEL_JOB, PORT_DRIVER
 from rljob_cluster.control_plane.control_plane import ControlPlane, free_port
-from rljob_operator.kube.resources import RLJOB
+from rljob_core.kube.resources import RLJOB
 
 ROOT = Path(__file__).resolve().parents[2]
 CRDS = ROOT / "crds"

@@ -11,8 +11,10 @@ import json
 import os
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
+from rljob_api.manifest.job import ServiceKind
 from rljob_api.wire.contract import ENV_RUN_DIR
 from rljob_trainer.driver import role_clock
 
@@ -20,8 +22,8 @@ from rljob_trainer.driver import role_clock
 class RecordingClock(role_clock.RoleClock):
     """A RoleClock that also writes its events, some at a time."""
 
-    def __init__(self, now: float) -> None:
-        super().__init__(now)
+    def __init__(self, now: float, kinds: Collection[ServiceKind] = ()) -> None:
+        super().__init__(now, kinds)
         self._offset = time.time() - time.monotonic()
         self._lines: list[str] = []
         self._path = Path(os.environ[ENV_RUN_DIR]) / "timeline.jsonl"

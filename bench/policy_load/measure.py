@@ -22,6 +22,7 @@ from policy_load.rows import Load, build_rows
 from policy_load.shapes import MODELS, write_model
 from rljob_api.manifest.job import RLJob
 from rljob_inputs.memory.shapes import read_shape
+from rljob_inputs.models.defaults import resolve_job
 from rljob_trainer.episodes.types import TrainRow, UpdateVersions
 from rljob_trainer.policy.micro_batches import plan_micro_batches
 from rljob_trainer.policy.policy import Policy
@@ -67,9 +68,9 @@ class Result:
     tokens_per_second: float
     """A prompt counts once per group."""
     operations_per_second: float
-    """Of one rank: see operations.py."""
+    """Operations of one rank: see operations.py."""
     peak_operations_per_second: float
-    """Of one rank."""
+    """Peak of one rank."""
     is_peak_measured: bool
     share_of_peak: float
     share_of_forward_and_backward: float
@@ -77,11 +78,11 @@ class Result:
     padding: float
     """Share of the computed positions without a token."""
     num_micro_batches: int
-    """Of one rank in one update."""
+    """Micro-batches of one rank in one update."""
     peak_memory_bytes: int
-    """Of rank 0: torch.cuda.max_memory_allocated, or the largest resident memory of the process."""
+    """Peak memory of rank 0: torch.cuda.max_memory_allocated, or the largest resident memory of the process."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Of an update, by part; the medians."""
+    """Seconds of an update, by part; the medians."""
 
 
 def measure(settings: Settings) -> Result | None:
@@ -186,9 +187,8 @@ def build_job(trainer: dict[str, Any]) -> RLJob:
         "rewards": [{"name": "r", "http": {"url": "http://r"}}],
         "trainer": trainer,
     }
-    return RLJob.model_validate(
-        {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "policy"}, "spec": spec}
-    )
+    job = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "policy"}, "spec": spec}
+    return resolve_job(RLJob.model_validate(job), None)
 
 
 def _join(device_type: str) -> torch.device:

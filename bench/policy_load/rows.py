@@ -12,7 +12,7 @@ from rljob_trainer.episodes.types import NOT_SAMPLED, TrainRow
 
 Lengths = Literal["fixed", "mixed", "groups"]
 _LOG_DEVIATION = 0.8
-"""Of the log of an answer's length. The 99th percentile is 6 times the median."""
+"""Deviation of the log of an answer's length. The 99th percentile is 6 times the median."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,12 @@ from rich.console import Console
 
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.read.documents import Problem
+from rljob_api.run.folder import FILE_SUMMARY, last_checkpoint
+from rljob_cli.check.from_model import describe_from_model
+from rljob_cli.check.gpu_sharing import describe_sharing, share_machine
 from rljob_cli.check.jobfile import JobFile, Target, check_file, load, load_partial
-from rljob_cli.check.preflight import check_objects
+from rljob_cli.check.machine import Machine
+from rljob_cli.check.preflight import check_objects, locate, read_trained_config
 from rljob_cli.check.verdict import describe_unused, judge, print_verdict, to_json
 from rljob_cli.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, guard
 from rljob_cli.local.network import claim_block
@@ -62,7 +66,10 @@ def _run_locked(
     should_call: bool,
 ) -> int:
     problems: list[Problem] = []
-    changed = [] if has_bfloat16() else use_float32(file.job)
+    machine = Machine()
+    sharing = share_machine(file.job, functools.partial(locate, claims=claims), machine)
+    file = replace(file, job=sharing.apply(file.job))
+    changed = [] if has_bfloat16() else use_float32(file.job, read_trained_config(file.job, claims))
     if not fresh:
         message = f"differs from the run in {folder}; restore the value, or start over with --fresh"
         problems += [file.problem(changed, message) for changed in runfolder.changed_fields(folder, file.job)]
@@ -89,11 +96,14 @@ def _run_locked(
     say = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
     if fresh and (old := runfolder.set_aside(folder)):
         say(f"the earlier run is now {old}")
-    elif step := runfolder.last_checkpoint(folder):
+    elif step := last_checkpoint(folder):
         say(f"resumes after step {step}, the last checkpoint in {folder}")
+    if sharing.fields:
+        say(describe_sharing(sharing, machine.num_gpus))
     if changed:
         say(f"{', '.join(changed)}: float32, since these CPUs have no instructions for bfloat16")
-    for line in (*map(describe_lengths, verdict.lengths), *(trial.describe() for trial in verdict.trials)):
+    lines = [*describe_from_model(verdict.from_model), *map(describe_lengths, verdict.lengths)]
+    for line in (*lines, *(trial.describe() for trial in verdict.trials)):
         say(line)
     runfolder.prepare(folder, file.job)
     phase = run_job(file.job, folder, network, claims, make_output(output, console), console)
@@ -109,7 +119,7 @@ def _run_locked(
 
 
 def _print_result(folder: Path, phase: str, output: str) -> None:
-    summary = folder / runfolder.FILE_SUMMARY
+    summary = folder / FILE_SUMMARY
     if output == "json":
         paths = {"folder": str(folder), "summary_file": str(summary)}
         print_json({"type": "result", "phase": phase, **paths, "summary": json.loads(summary.read_text())})
@@ -145,16 +155,18 @@ def validate_command(
 
 
 @guard
-def plan_command(paths: list[Path], overrides: list[str], volumes: list[str], gpu: str | None, output: str) -> int:
+def plan_command(
+    paths: list[Path], overrides: list[str], volumes: list[str], gpu: str | None, num_gpus: int | None, output: str
+) -> int:
     from rljob_cli.check.memory_command import show_plans
 
-    return 0 if show_plans(paths, overrides, parse_claims(volumes), gpu, output) else EXIT_BAD_INPUT
+    return 0 if show_plans(paths, overrides, parse_claims(volumes), gpu, num_gpus, output) else EXIT_BAD_INPUT
 
 
 @guard
 def render_command(paths: list[Path], overrides: list[str], output: str) -> int:
-    from rljob_operator.children.common import to_yaml
-    from rljob_operator.plan.job import render_children
+    from rljob_core.children.common import to_yaml
+    from rljob_core.plan.job import render_children
 
     files = [load(path, overrides, keep_references=True) for path in paths]
     for file in files:

@@ -145,12 +145,15 @@ def plan(
         str | None,
         typer.Option(metavar="NAME|SIZE", help="Memory of each GPU: h100-80gb, 80GiB. Default: labels of nodePool."),
     ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=0, metavar="COUNT", help="GPUs that there are in all. Default: enough.")
+    ] = None,
     output: OutputOption = "text",
 ) -> None:
     """Print the memory that each role needs, by part, and what would make it fit."""
     from rljob_cli.commands import plan_command
 
-    raise typer.Exit(plan_command(files_of(jobs, filenames), overrides or [], volumes or [], gpu, output))
+    raise typer.Exit(plan_command(files_of(jobs, filenames), overrides or [], volumes or [], gpu, gpus, output))
 
 
 @app.command()
@@ -182,8 +185,14 @@ def init(
             "(agent.py). environment: a class that replies to the model (environment.py)."
         ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="hf://org/name or a folder. Default: a small chat model.")] = None,
-    data: Annotated[str | None, typer.Option(help="Your rows: a .jsonl or .parquet file, or hf://org/name.")] = None,
+    model: Annotated[str | None, typer.Option(help="hf://org/name or a folder. Default: a small one.")] = None,
+    num_gpus: Annotated[
+        int | None,
+        typer.Option(
+            "--gpus", min=0, max=16, help="Write the job for N GPUs; 0: CPUs. Default: what this machine has."
+        ),
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Your rows: a file, folder or glob, or hf://org/name.")] = None,
     prompt: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the prompt in --data.")] = None,
     answer: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the answer in --data.")] = None,
     list_tasks: Annotated[bool, typer.Option("--list-tasks", help="Print the tasks, and write nothing.")] = False,
@@ -191,6 +200,7 @@ def init(
 ) -> None:
     """Write a job to start from, with a reward function and data."""
     from rljob_cli.check import scaffold
+    from rljob_cli.check.own_data import OwnData
 
     if list_tasks:
         raise typer.Exit(scaffold.list_tasks(output))
@@ -198,8 +208,9 @@ def init(
         raise typer.BadParameter("pass the folder to write: rljob init DIR")
     if data is None and (prompt or answer):
         raise typer.BadParameter("--prompt and --answer name columns of --data")
-    rows = scaffold.OwnData(data, prompt, answer) if data else None
-    raise typer.Exit(scaffold.write_scaffold(directory, task, agent, model, rows, output))
+    rows = OwnData(data, prompt, answer) if data else None
+    options = scaffold.Options(task, agent, model, rows, num_gpus)
+    raise typer.Exit(scaffold.write_scaffold(directory, options, output))
 
 
 @app.command("test-reward")

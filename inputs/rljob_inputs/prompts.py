@@ -18,4 +18,7 @@ class Prompt:
     ground_truth: Any = None
     data_source: str = ""
     extra_info: dict[str, Any] = field(default_factory=dict)
-    """Other columns, index and split."""
+    """Other columns, index and split. They include the prompt's own column unless its name is prompt: a template and
+    chat messages change its text."""
+    answer_column: str = ""
+    """Name of the column with the ground truth; empty without one, or if it is a part of a column."""

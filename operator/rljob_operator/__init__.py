@@ -1,1 +1,1 @@
-"""RLJob's operator: observe -> plan (pure) -> apply, over a cluster or over this machine."""
+"""The operator: a watch, a cache, a Lease and metrics around the reconcile core (rljob_core)."""

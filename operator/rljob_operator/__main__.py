@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.wire.contract import ExitCode
-from rljob_operator.defaults import load_defaults
+from rljob_core.defaults import load_defaults
 from rljob_operator.operator import run_operator
 from rljob_operator.settings import Settings
 

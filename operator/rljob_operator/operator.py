@@ -15,21 +15,21 @@ from datetime import datetime
 from pathlib import Path
 
 from rljob_api.errors import RLJobError
-from rljob_operator.backend import Key, RewardModelKey, utc_now
-from rljob_operator.defaults import Defaults
+from rljob_core.backend import Key, RewardModelKey, utc_now
+from rljob_core.defaults import Defaults
+from rljob_core.kube.client import KubeApi, connect
+from rljob_core.kube.resources import WATCHED
+from rljob_core.loop.failures import FailureTracker
+from rljob_core.loop.reconcile import reconcile
+from rljob_core.loop.workqueue import ReconcileKey, WorkQueue, run
+from rljob_operator.health import Health
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache
-from rljob_operator.kube.client import KubeApi, connect
 from rljob_operator.kube.crds import find_crd_problem
 from rljob_operator.kube.driver import DriverClient
 from rljob_operator.kube.idle import IdleTracker
 from rljob_operator.kube.lease import Lease
-from rljob_operator.kube.resources import WATCHED
-from rljob_operator.loop.failures import FailureTracker
-from rljob_operator.loop.health import Health
-from rljob_operator.loop.metrics import OperatorMetrics
-from rljob_operator.loop.reconcile import reconcile
-from rljob_operator.loop.workqueue import ReconcileKey, WorkQueue, run
+from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.settings import Settings
 from rljob_operator.watch.informer import Informer
 from rljob_operator.watch.tasks import run_uncancelled, wait_for_all

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rljob_operator.defaults import DEFAULTS, Defaults
+from rljob_core.defaults import DEFAULTS, Defaults
 
 
 @dataclass(frozen=True)
@@ -24,5 +24,5 @@ class Settings:
     """0: none."""
     health_port: int = 8081
     defaults: Defaults = DEFAULTS
-    """Of the file of --defaults, with the images of --trainer-image and --reward-image."""
+    """Contents of the file of --defaults, with the images of --trainer-image and --reward-image."""
     log_level: str = "info"

@@ -12,25 +12,21 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
+from rljob_api.manifest.schedule import ScheduleType
 from tests.support.local_run import SLOW_REWARD, Run
 
 NUM_STEPS = 24
 NUM_PLANS = int(os.environ.get("RLJOB_CHAOS_PLANS", "4"))
-SCHEDULES = {
-    "synchronous": ("synchronous", 0),
-    "onPolicy": ("onPolicy", 0),
-    "oneStepOff": ("oneStepOff", 1),
-    "bounded": ("bounded", 2),
-}
+SCHEDULES = get_args(ScheduleType)
 PROCESSES = {
-    "reward worker": "rljob_reward.worker",
-    "reward server": "-m rljob_reward ",
+    "reward worker": "rljob_service.worker",
+    "reward server": "-m rljob_service ",
     "trainer rank": "ray::RankProcess",
     "rollout": "-m rljob_trainer.rollout",
     "head": "-m rljob_trainer.head",
@@ -42,13 +38,11 @@ plans = st.permutations(2 * sorted(PROCESSES)).flatmap(
 
 
 def run_job(schedule: str, plan: Sequence[tuple[str, float]]) -> dict[str, Any]:
-    kind, staleness = SCHEDULES[schedule]
     with tempfile.TemporaryDirectory() as folder:
         run = Run(
             Path(folder),
             SLOW_REWARD,
-            f"spec.schedule.type={kind}",
-            f"spec.schedule.maxStaleness={staleness}",
+            f"spec.schedule.type={schedule}",
             f"spec.schedule.steps={NUM_STEPS}",
             "spec.checkpoint.everySteps=2",
             "spec.checkpoint.export=false",
@@ -84,8 +78,8 @@ def test_kill_plan_trains_each_prompt_once(schedule: str) -> None:
         note(f"{schedule}: {plan}")
         started_at = time.monotonic()
         summary = run_job(schedule, plan)
-        assert sorted(itertools.chain(*summary["prompts_trained"])) == expected, "a prompt was skipped or repeated"
-        assert len(summary["prompts_trained"]) == NUM_STEPS
-        print(f"{schedule}: {len(plan)} kills, {time.monotonic() - started_at:.0f} s, {summary['restarts']}")
+        assert sorted(itertools.chain(*summary.prompts_trained)) == expected, "a prompt was skipped or repeated"
+        assert len(summary.prompts_trained) == NUM_STEPS
+        print(f"{schedule}: {len(plan)} kills, {time.monotonic() - started_at:.0f} s, {summary.restarts}")
 
     check()

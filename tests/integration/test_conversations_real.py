@@ -10,8 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from rljob_api.run.folder import FILE_METRICS
+from rljob_api.run.metrics import read_metrics
 from tests.paths import ROOT
-from tests.support.local_run import run_to_end
+from tests.support.local_run import find_tracebacks, run_to_end
 
 pytestmark = pytest.mark.real
 
@@ -56,6 +58,7 @@ def write_job(folder: Path) -> Path:
         "format": "chat",
     }
     spec["agent"] = {
+        "completion": "last",
         "type": "loop",
         "maxAssistantTurns": 3,
         "user": {"function": {"file": "user.py"}, "slots": 2},
@@ -74,18 +77,18 @@ def write_job(folder: Path) -> Path:
 def test_conversations_with_user_and_tool_train_on_exactly_the_sampled_tokens(tmp_path: Path) -> None:
     done = run_to_end(write_job(tmp_path), tmp_path, RUN_SECONDS)
     assert done.returncode == 0, done.stdout
-    lines = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if line["type"] == "step"]
+    assert not find_tracebacks(tmp_path / "tiny"), "a healthy run"
+    steps = read_metrics(tmp_path / "tiny" / FILE_METRICS).steps
     assert len(steps) == 2
     for step in steps:
-        agent = step["agent"]
-        assert (step["num_invalid"], agent["failures"]) == (0, {})
-        assert agent["turns_mean"] > 1
-        assert agent["turn_reward_mean"] > 0
-        assert agent["user_seconds_mean"] > 0
-        assert sum(agent["episodes_by_end"].values()) == 16
-        assert step["components"]["turns"] == agent["turns_mean"], "the reward sees the turns"
-        assert step["logprob_difference"] < 1e-4, "the trainer computes the log-probs of the same tokens"
+        agent = step.agent
+        assert (step.num_invalid, agent.failures) == (0, {})
+        assert agent.turns_mean > 1
+        assert agent.turn_reward_mean > 0
+        assert agent.user_seconds_mean > 0
+        assert sum(agent.episodes_by_end.values()) == 16
+        assert step.components["turns"] == agent.turns_mean, "the reward sees the turns"
+        assert step.logprob_difference < 1e-4, "the trainer computes the log-probs of the same tokens"
     check_trajectories(tmp_path / "tiny" / "trajectories" / "step-000001.train.parquet")
 
 

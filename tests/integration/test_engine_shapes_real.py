@@ -1,4 +1,5 @@
-"""vLLM's models with one tensor-parallel worker and two: the digest after two updates is the publisher's.
+"""vLLM's models with one tensor-parallel worker and two: the digest after two updates is the publisher's, and again
+after a sleep.
 
 The updates are those of rollouts, on models that start with placeholders. One program loads all shapes
 (tests/support/engine_program.py), since importing vLLM takes most of the time.
@@ -24,9 +25,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def digest(folder: Path, case: str, num_workers: int) -> str:
+    """Return the digest after two updates, which must be the one after a sleep."""
     files = [folder / f"digests-{num_workers}-{rank}.json" for rank in range(num_workers)]
-    parts = (Digest.parse(json.loads(file.read_text())[case]) for file in files)
-    return str(sum(parts, start=Digest()))
+    parts = [json.loads(file.read_text())[case].split() for file in files]
+    updated, woken = (str(sum(map(Digest.parse, digests), start=Digest())) for digests in zip(*parts, strict=True))
+    assert woken == updated, "the load after a sleep gives other weights"
+    return updated
 
 
 def expected(folder: Path, case: str) -> str:
@@ -41,7 +45,8 @@ def test_digest_of_the_engine_is_that_of_the_publisher(folder: Path, case: str, 
 
 def test_digest_of_dense_models_is_of_words(folder: Path) -> None:
     units = {case: each["unit"] for case, each in json.loads((folder / "expected.json").read_text()).items()}
-    assert {case for case, unit in units.items() if unit == "element"} == {c for c in units if c.startswith("experts")}
+    others = {case for case in units if case.startswith(("experts", "states"))}
+    assert {case for case, unit in units.items() if unit == "element"} == others
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

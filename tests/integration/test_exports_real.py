@@ -17,14 +17,14 @@ from transformers import AutoModelForCausalLM
 
 from tests.paths import ROOT
 from tests.support import export_scenarios, serve_export
-from tests.support.rank_programs import run_program
+from tests.support.rank_programs import run_forked
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_program(export_scenarios.__name__, tmp_path_factory.mktemp("exports"))
+    return run_forked(export_scenarios.__name__, tmp_path_factory.mktemp("exports"))
 
 
 def serve(model: Path, adapter: Path | None = None) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Only --set changes them: no GPUs, and small steps.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from examples import prepare
+from rljob_api.run.summaries import read_driver_summary
 from tests.paths import EXAMPLES
 from tests.support.hub import LocalHub, run_hub
 from tests.support.readme import read_smallest_job
@@ -27,7 +27,7 @@ SMALL = {
     "rollout.replicas": 1,
     "rollout.maxModelLen": 256,
     "rollout.sampling.maxTokens": 16,
-    "rollout.kvCacheGiB": 0.5,
+    "rollout.kvCacheMemory": "512Mi",
     "algorithm.groupSize": 2,
     "schedule.steps": 1,
     "schedule.promptsPerStep": 2,
@@ -79,13 +79,12 @@ def run(job: Path, settings: dict[str, object], **environment: str) -> Path:
 
 
 def test_smallest_job_of_the_readme_runs_against_a_hub(hub, tmp_path):
-    hub.add("models/Qwen/Qwen2.5-1.5B-Instruct", prepare.MODELS / "tiny-qwen3")
+    hub.add("models/Qwen/Qwen2.5-0.5B-Instruct", prepare.MODELS / "tiny-qwen3")
     add_gsm8k(hub)
     job = tmp_path / "gsm8k.yaml"
     job.write_text(read_smallest_job(), encoding="utf-8")
     folder = run(job, SMALL, HF_ENDPOINT=hub.url)
-    summary = json.loads((folder / "driver-summary.json").read_text())
-    assert summary["samples_trained"] == 4
+    assert read_driver_summary(folder).samples_trained == 4
     assert (folder / "export" / "config.json").exists()
     assert any(request.endswith("main/train.jsonl") for request in hub.requests)
     assert not any("socratic/train.jsonl" in request for request in hub.requests), "only the subset is read"
@@ -96,7 +95,7 @@ def test_scaffold_runs_against_a_private_repository_with_revision_and_token(hub,
     name = "models/HuggingFaceTB/SmolLM2-135M-Instruct"
     hub.add(name, token="hf_right", gated=True)
     hub.add(f"{name}@v1", prepare.MODELS / "tiny-qwen3")
-    subprocess.run([RLJOB, "init", "myjob"], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run([RLJOB, "init", "myjob", "--gpus", "0"], cwd=tmp_path, check=True, capture_output=True)
     settings = SMALL | {
         "model.revision": "v1",
         "hub.endpoint": hub.url,
@@ -105,4 +104,4 @@ def test_scaffold_runs_against_a_private_repository_with_revision_and_token(hub,
         "data.eval.limit": 4,
     }
     folder = run(tmp_path / "myjob" / "rljob.yaml", settings, MY_HUB_TOKEN="hf_right")
-    assert json.loads((folder / "driver-summary.json").read_text())["samples_trained"] == 4
+    assert read_driver_summary(folder).samples_trained == 4

@@ -31,13 +31,13 @@ from transformers import (
 )
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.contract import ENV_VLLM_SOCKET, PORT_REWARD
+from rljob_api.wire.contract import ENV_VLLM_SOCKET, PORT_SERVICE
 from rljob_api.wire.protocol import ScoreRequest, ScoreResult
 from rljob_cli.check.try_reward import reward_children
 from rljob_cli.local import network
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.manifests import is_ready
-from rljob_reward.worker.settings import USER
+from rljob_service.worker.settings import USER
 from tests.support.judge_servers import run_reward
 from tests.support.reward_process import build_group
 
@@ -85,7 +85,7 @@ class Pod:
     """A ready Pod of a reward."""
 
     def __init__(self, address: str, cluster: LocalCluster) -> None:
-        self._url = f"http://{address}:{PORT_REWARD}"
+        self._url = f"http://{address}:{cluster.network.port(PORT_SERVICE)}"
         self.cluster = cluster
 
     async def score(self, *completions: str, prompt: Any = "2+2?") -> list[ScoreResult]:
@@ -113,7 +113,7 @@ async def run_pod(folder: Path, **reward: Any) -> AsyncIterator[Pod]:
         "rewards": [{"name": "good", "timeoutSeconds": 120, **reward}],
     }
     job = RLJob.model_validate({"metadata": {"name": "real"}, "spec": spec})
-    claimed = network.claim_block(str(folder), ports=[PORT_REWARD])
+    claimed = network.claim_block(str(folder))
     async with LocalCluster(job, claimed, folder / "run") as cluster:
         for child in reward_children(job, job.spec.rewards[0]):
             await cluster.store.apply(child)
@@ -134,7 +134,11 @@ def tail(cluster: LocalCluster) -> str:
 async def judge_pod(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pod]:
     folder = tmp_path_factory.mktemp("judge")
     judge = {
-        "model": {"source": str(save_model(folder / "model", Qwen3ForCausalLM)), "dtype": "float32", "kvCacheGiB": 0.1},
+        "model": {
+            "source": str(save_model(folder / "model", Qwen3ForCausalLM)),
+            "dtype": "float32",
+            "kvCacheMemory": "102Mi",
+        },
         "template": "Rate: {{ completion }}",
         "systemPrompt": "Be fair.",
         "parser": {"jsonSchema": VERDICT},
@@ -207,7 +211,7 @@ async def test_judge_compares_each_pair_of_a_group(socket, tmp_path):
 async def test_classifier_scores_like_its_own_forward_pass(tmp_path):
     folder = save_model(tmp_path / "model", Qwen3ForSequenceClassification, num_labels=3)
     expected = reference(folder)
-    model = {"source": str(folder), "dtype": "float32", "kvCacheGiB": 0.1, "label": 1, "tooLong": "truncateLeft"}
+    model = {"source": str(folder), "dtype": "float32", "kvCacheMemory": "102Mi", "label": 1, "tooLong": "truncateLeft"}
     texts = ["four", "five, I think", "x" * 500]
     async with run_pod(tmp_path, model=model | {"activation": "softmax"}) as pod:
         results = await pod.score(*texts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from memory_plan.cases import ACCELERATOR_CASES, CASES, MORE_CASES, Case
 
@@ -9,11 +11,21 @@ pytestmark = [pytest.mark.real, pytest.mark.slow]
 MAX_ERROR = 0.1
 
 
-SMALL = [case for case in MORE_CASES + ACCELERATOR_CASES if "0.135B" in case.name]
-"""With LoRA, a reference model, a critic, and offload."""
+EACH_PART = (
+    "0.135B on 4, 2k tokens",
+    "0.135B on 4, 2k tokens, LoRA",
+    "0.135B on 4, 4k tokens, fp32 head",
+    "0.135B on 4, 8k tokens, limited logits",
+    "0.135B on 4, 2k tokens, KL, ppo, offload: all",
+)
+"""Cheap cases that together have every part. `make bench-plan` has all."""
 
 
-@pytest.mark.parametrize("case", [*CASES, *SMALL], ids=lambda case: case.name)
+def _mark(case: Case) -> Any:
+    return pytest.param(case, id=case.name, marks=[] if case.name in EACH_PART else [pytest.mark.nightly])
+
+
+@pytest.mark.parametrize("case", [_mark(case) for case in CASES + MORE_CASES + ACCELERATOR_CASES])
 def test_every_part_is_within_ten_percent_of_the_memory_tracker(case: Case) -> None:
     from plan import compare
 

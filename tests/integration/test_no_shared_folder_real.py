@@ -46,10 +46,10 @@ def test_killed_trainer_pod_costs_no_prompt_and_the_model_is_exported(tmp_path: 
     finally:
         run.close()
     assert marker.exists(), "the ranks saw the folder"
-    assert summary["phase"] == "Succeeded"
-    assert len(summary["prompts_trained"]) == NUM_STEPS
-    trained = list(itertools.chain(*summary["prompts_trained"]))
+    assert summary.phase == "Succeeded"
+    assert len(summary.prompts_trained) == NUM_STEPS
+    trained = list(itertools.chain(*summary.prompts_trained))
     assert len(trained) == len(set(trained)), "a prompt was trained on twice"
-    assert summary["restarts"]["trainer"] >= 2
+    assert summary.restarts["trainer"] >= 2
     assert (run.folder / f"checkpoints/step-{NUM_STEPS:06d}/trainer/.metadata").is_file()
     assert "model_type" in json.loads((run.folder / "export/config.json").read_text())

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rljob_api.run.folder import FILE_METRICS
+from rljob_api.run.metrics import read_metrics
 from rljob_api.wire.contract import ExitCode
 from tests.paths import ROOT
 from tests.support.local_run import run_to_end
@@ -72,8 +74,8 @@ def test_job_that_learns_nothing_warns_and_fails_with_the_line_of_the_exception(
         output.splitlines().index(next(line for line in output.splitlines() if failed in line)) + 1
     ]
     assert Path(log.strip().removeprefix("log: ")).is_file()
-    steps = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["num_invalid"] for row in steps if row["type"] == "step"] == [0, 0, 0, 16, 16, 16]
+    steps = read_metrics(tmp_path / "tiny" / FILE_METRICS).steps
+    assert [step.num_invalid for step in steps] == [0, 0, 0, 16, 16, 16]
 
 
 def truncate_weights(model: Path) -> None:
@@ -93,10 +95,11 @@ READS_CHECKPOINT = {"extraArgs": ["--load-format", "auto"]}
 @pytest.mark.parametrize(
     ("damage", "rollout", "message"),
     [
-        (
+        pytest.param(
             truncate_weights,
             READS_CHECKPOINT,
             "error: spec.model.source: vLLM does not start: SafetensorError: Error while deserializing",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             widen,
@@ -112,15 +115,15 @@ READS_CHECKPOINT = {"extraArgs": ["--load-format", "auto"]}
         ),
         pytest.param(
             None,
-            {"kvCacheGiB": 0.0001},
-            "error: spec.rollout.kvCacheGiB: vLLM does not start: No available memory for the cache",
+            {"kvCacheMemory": "100Ki"},
+            "error: spec.rollout.kvCacheMemory: vLLM does not start: No available memory for the cache",
             marks=pytest.mark.slow,
         ),
-        pytest.param(
+        # make test has the one that ends before vLLM's engine starts.
+        (
             None,
             {"extraArgs": ["--no-such-option"]},
             "error: spec.rollout.extraArgs: vLLM does not accept them: unrecognized arguments: --no-such-option",
-            marks=pytest.mark.slow,
         ),
     ],
     ids=["truncated weights", "wrong shape", "context", "KV cache", "unknown argument"],

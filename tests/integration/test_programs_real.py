@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from rljob_api.run.folder import FILE_METRICS
+from rljob_api.run.metrics import read_metrics
 from tests.paths import ROOT
 from tests.support.local_run import Run
 
@@ -52,7 +54,7 @@ def run(messages, episode, attempt):
 
 
 def find_kind(episode):
-    """Of each group of training, one episode is special."""
+    """In each group of training, one episode is special."""
     _, lane, _, group, sample = episode.split("/")
     return ("raises", "raises once", "silent", "")[int(group) % 4] if (lane, sample) == ("train", "3") else ""
 
@@ -113,19 +115,17 @@ def read_train_rows(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_every_prompt_trains_once_though_the_runner_is_killed(folder: Path) -> None:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if line["type"] == "step"]
-    assert [step["step"] for step in steps] == [1, 2]
-    for step in steps:
-        assert step["invalid_by_reason"] == {"exception": 1, "no_turns": 1}
-        assert step["agent"]["episodes_by_end"] == {"returned": 14, "failed": 2}
-        assert step["agent"]["failures"] == {"runner": 2}
-        assert step["num_masked"] == 2
-        assert step["reward"] == pytest.approx(step["rewards"]["runner"] - 0.01), "less what the first answers cost"
-        assert step["logprob_difference"] < 1e-4, "the trainer computes the log-probs of the same tokens"
-    assert [line["num_invalid"] for line in lines if line["type"] == "eval"] == [0, 0]
-    summary = json.loads((folder / "driver-summary.json").read_text())
-    assert len({index for step in summary["prompts_trained"] for index in step}) == 8
+    metrics = read_metrics(folder / FILE_METRICS)
+    assert [step.step for step in metrics.steps] == [1, 2]
+    for step in metrics.steps:
+        assert step.invalid_by_reason == {"exception": 1, "no_turns": 1}
+        assert step.agent.episodes_by_end == {"returned": 14, "failed": 2}
+        assert step.agent.failures == {"runner": 2}
+        assert step.num_masked == 2
+        assert step.reward == pytest.approx(step.rewards["runner"] - 0.01), "less what the first answers cost"
+        assert step.logprob_difference < 1e-4, "the trainer computes the log-probs of the same tokens"
+    assert [found.num_invalid for found in metrics.evaluations] == [0, 0]
+    assert len({index for step in read_metrics(folder / FILE_METRICS).prompts_trained for index in step}) == 8
 
 
 @pytest.mark.slow

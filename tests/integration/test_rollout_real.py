@@ -34,6 +34,7 @@ from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.episodes.types import Completion
 from rljob_trainer.replicas.generate import PATH, ResponseReader, build_payload
 from rljob_trainer.weights.store import WeightStore
+from tests.support.episodes import listed
 from tests.support.loopback import next_address
 from tests.support.tiny_qwen3 import TINY_QWEN3
 from tests.support.waiting import DEADLINE_SECONDS
@@ -55,7 +56,7 @@ JOB: dict[str, Any] = {
         "data": {"train": {"source": "/not/read"}},
         "rewards": [{"name": "none", "function": {"inline": "def compute_score(*_): return 0.0"}}],
         "trainer": {"dtype": "float32"},
-        "rollout": {"maxModelLen": 512, "kvCacheGiB": 0.25, "sampling": {"maxTokens": 480}},
+        "rollout": {"maxModelLen": 512, "kvCacheMemory": "256Mi", "sampling": {"maxTokens": 480}},
     },
 }
 
@@ -100,12 +101,16 @@ class Replica:
     """The server's process, its publisher and head, and a reference model per version."""
 
     def __init__(
-        self, folder: Path, trainer: dict[str, Any] | None = None, rollout: dict[str, Any] | None = None
+        self,
+        folder: Path,
+        trainer: dict[str, Any] | None = None,
+        rollout: dict[str, Any] | None = None,
+        **sections: dict[str, Any],
     ) -> None:
-        """`trainer`, `rollout`: more settings of these roles."""
+        """`trainer`, `rollout`, `sections`: more settings of these roles and sections."""
         self.folder = folder
-        more = {"trainer": trainer or {}, "rollout": rollout or {}}
-        spec = JOB["spec"] | {role: JOB["spec"][role] | settings for role, settings in more.items()}
+        more = {"trainer": trainer or {}, "rollout": rollout or {}, **sections}
+        spec = JOB["spec"] | {name: JOB["spec"][name] | settings for name, settings in more.items()}
         self.job = {**JOB, "spec": spec}
         self.head = Head()
         self.store = WeightStore(TRAINER_IP, TOKEN)
@@ -238,12 +243,12 @@ async def _request(method: str, path: str, headers: dict[str, str] | None = None
 
 async def _generate(key: str, prompt: list[int] = PROMPT, seed: int = 0, **sampling: Any) -> Completion:
     """Generate as the driver does, past the end-of-sequence token unless `sampling` says otherwise."""
-    payload = build_payload(prompt, Sampling(), seed, key)
+    payload = build_payload(prompt, Sampling(max_tokens=512), seed, key)
     payload["sampling_params"] |= {"ignore_eos": True} | sampling
     status, text = await _request("POST", PATH, AUTHORIZED, json=payload)
     assert status == 200, text
     reader = ResponseReader()
-    for line in text.splitlines():
+    for line in text.encode().splitlines():
         reader.add_line(line)
     return reader.finish()
 
@@ -343,7 +348,7 @@ async def test_a_conversation_trains_on_what_the_engine_saw(replica: Replica) ->
         num_stopped += not completion.truncated
         conversation.add_answer(completion, {"role": "assistant", "content": completion.text})
         conversation.add([{"role": "user", "content": f"three {turn}"}])
-    [segment] = conversation.segments
+    [segment] = listed(conversation.segments)
     assert num_stopped > 0, "one of the answers must end before the limit"
     # This tokenizer writes a space at the start of each text.
     assert tokenizer.decode(segment.token_ids).count("<end> \nuser: three") == 4, "the template ends each answer"

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import aiohttp
 import numpy as np
@@ -26,11 +27,15 @@ import pytest_asyncio
 import yaml
 
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job_sections import HangDetection
+from rljob_inputs.models.defaults import resolve_job
 from rljob_trainer.driver.ports import TrainerGroupDiedError
 from rljob_trainer.episodes.types import NOT_SAMPLED, TrainRow, UpdateMetrics, UpdateVersions
+from rljob_trainer.progress.pace import Pace
 from rljob_trainer.ranks.ray_head import RayHead
 from rljob_trainer.ranks.ray_node import ray_environment
 from rljob_trainer.run_folder import server as server_module
+from rljob_trainer.run_folder.file_facts import Checkpoint, DamagedCheckpointError
 from rljob_trainer.run_folder.location import RunFolder
 from rljob_trainer.run_folder.server import RunFileServer
 from rljob_trainer.weights.file_hash import hash_chunks, hash_file
@@ -49,7 +54,7 @@ PROMPT = [5, 6, 7]
 
 
 def build_job(model: Path) -> RLJob:
-    return RLJob.model_validate(
+    job = RLJob.model_validate(
         {
             "metadata": {"name": "group"},
             "spec": {
@@ -63,10 +68,11 @@ def build_job(model: Path) -> RLJob:
                 },
                 "schedule": {"promptsPerStep": 2, "steps": 4},
                 "trainer": {"replicas": 2, "dtype": "float32"},
-                "checkpoint": {"asynchronous": True},
+                "checkpoint": {"asynchronous": "always"},
             },
         }
     )
+    return resolve_job(job, None)
 
 
 def build_rows(seed: int) -> list[TrainRow]:
@@ -134,6 +140,7 @@ async def pods(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIt
             "RLJOB_HEAD": "head",
             "RLJOB_HOSTS_FILE": str(folder / "hosts"),
             "RLJOB_JOB_FILE": str(folder / "job.yaml"),
+            "RLJOB_MODEL": str(model),
         }
         started = Pods(RayHead(HEAD), {**os.environ, **shared}, [])
         for index in range(len(PODS)):
@@ -224,9 +231,11 @@ async def test_trainer_group_resumes_identically_when_a_rank_dies(
     undisturbed = await group.publish(2)
     assert not (tmp_path / "checkpoints" / "step-000001" / "trainer" / ".metadata").exists()
     gate.set()
-    await group.saved()
+    files = await group.saved()
     saved = {path.name for path in (tmp_path / "checkpoints" / "step-000001" / "trainer").iterdir()}
     assert saved == {".metadata", "__0_0.distcp", "__1_0.distcp"}, "each Pod has sent its part to the head"
+    assert files.keys() == {f"trainer/{name}" for name in saved}
+    complete = Checkpoint(checkpoint, files)
 
     updating = asyncio.create_task(update(group, build_rows(2)))
     os.kill(group.process_ids[1], signal.SIGKILL)
@@ -236,10 +245,16 @@ async def test_trainer_group_resumes_identically_when_a_rank_dies(
     with pytest.raises(TrainerGroupDiedError):
         await update(group, build_rows(2))
 
+    reserve = mock.AsyncMock()
     resumed = await TrainerGroup.start(
-        job, model=str(model), run=run, generation="g2", checkpoint=checkpoint, report=reported.append
+        job, model=str(model), run=run, generation="g2", checkpoint=complete, report=reported.append, reserve=reserve
     )
+    reserve.assert_awaited_once()
+    assert min(await resumed.free()) > 0
+    await resumed.restore()
     await update(resumed, build_rows(1))
+    assert min(await resumed.free()) > 0, "as for rollouts on the same devices, which change nothing"
+    await resumed.restore()
     again = await resumed.publish(2)
     assert (again.file_hash, again.checksum) == (undisturbed.file_hash, undisturbed.checksum), "resume must be exact"
 
@@ -250,6 +265,14 @@ async def test_trainer_group_resumes_identically_when_a_rank_dies(
     with pytest.raises(TrainerGroupDiedError):
         await asyncio.wait_for(watching, DEADLINE_SECONDS)
     await resumed.close()
+
+    with (tmp_path / "checkpoints" / "step-000001" / "trainer" / "__1_0.distcp").open("r+b") as file:
+        file.seek(-100, os.SEEK_END)
+        file.write(b"\xff\xfe")
+    with pytest.raises(DamagedCheckpointError, match=r"step-000001/trainer/__1_0\.distcp on the head has the hash"):
+        await TrainerGroup.start(
+            job, model=str(model), run=run, generation="g3", checkpoint=complete, report=reported.append
+        )
     await wait_for_end(resumed.process_ids)
 
 
@@ -288,27 +311,35 @@ async def test_trainer_group_that_lost_a_pod_says_so(
 
 
 @pytest.mark.slow
-async def test_cancelled_call_lets_the_ranks_finish_their_checkpoint(
-    pods: Pods, model: Path, run: RunFolder, tmp_path: Path, gate: threading.Event
+async def test_ranks_end_a_cancelled_call_and_can_be_saved(
+    pods: Pods, model: Path, run: RunFolder, gate: threading.Event
 ) -> None:
-    """As when the head is drained in the middle of a step."""
+    """As when the head is drained while gradients are computed, and a checkpoint is written."""
     from rljob_trainer.ranks.group import TrainerGroup
 
-    group = await TrainerGroup.start(
-        build_job(model), model=str(model), run=run, generation="g1", checkpoint=None, report=print
-    )
-    await group.save(run.path / "checkpoints" / "step-000001")
-    saving, publishing = asyncio.create_task(group.saved()), asyncio.create_task(group.publish(1))
-    await asyncio.sleep(0)
-    publishing.cancel()
+    job, folders = build_job(model), [run.path / "checkpoints" / f"step-00000{step}" for step in (1, 2)]
+    group = await TrainerGroup.start(job, model=str(model), run=run, generation="g1", checkpoint=None, report=print)
+    await update(group, build_rows(0))
+    served = await group.publish(1)
+    await group.save(folders[0])
+    saving = asyncio.create_task(group.saved())
+    accumulating = asyncio.create_task(group.accumulate(build_rows(1), UpdateVersions(1, 1, 1)))
+    await asyncio.sleep(0.1)
+    accumulating.cancel()
     gate.set()
-    await asyncio.wait_for(saving, DEADLINE_SECONDS)
-    assert (tmp_path / "checkpoints" / "step-000001" / "trainer" / ".metadata").exists()
+    assert len(await asyncio.wait_for(saving, DEADLINE_SECONDS)) == 3
     with pytest.raises(asyncio.CancelledError):
-        await publishing
+        await accumulating
+    await group.save(folders[1])
+    files = await group.saved()
+    await group.close()
     await wait_for_end(group.process_ids)
-    with pytest.raises(TrainerGroupDiedError):
-        await group.saved()
+
+    resumed = await TrainerGroup.start(
+        job, model=str(model), run=run, generation="g2", checkpoint=Checkpoint(folders[1], files), report=print
+    )
+    assert (await resumed.publish(1)).file_hash == served.file_hash, "the gradients are not in it"
+    await resumed.close()
 
 
 @pytest.mark.slow
@@ -326,4 +357,34 @@ async def test_trainer_pods_join_a_restarted_head(pods: Pods, model: Path, run: 
     restarted = await TrainerGroup.start(job, model=str(model), run=run, generation="g2", checkpoint=None, report=print)
     assert (await update(restarted, build_rows(0))).num_tokens > 0
     await wait_for_end(group.process_ids)
+    await restarted.close()
+
+
+async def test_a_stopped_rank_is_named_killed_and_replaced(run: RunFolder, model: Path, pods: Pods) -> None:
+    """Its peers wait for it in a collective. The kernel delivers nothing but SIGKILL to it."""
+    from rljob_trainer.ranks.group import TrainerGroup
+
+    job, pace = build_job(model), Pace(HangDetection(min_seconds=10, max_seconds=600))
+
+    async def start(generation: str) -> Any:
+        return await TrainerGroup.start(
+            job, model=str(model), run=run, generation=generation, checkpoint=None, report=print, pace=pace
+        )
+
+    group = await start("g1")
+    process_ids = group.process_ids
+    watching = asyncio.create_task(group.watch())
+    await update(group, build_rows(0))
+    os.kill(process_ids[1], signal.SIGSTOP)
+    updating = asyncio.create_task(update(group, build_rows(1)))
+    with pytest.raises(TrainerGroupDiedError, match=r"rank 1 hangs in \w+") as died:
+        await asyncio.wait_for(watching, DEADLINE_SECONDS)
+    assert [part.name for part in died.value.hung] == ["rank 1"]
+    assert not died.value.lost_node, "its Pod still runs"
+    with suppress(TrainerGroupDiedError):
+        await updating
+    await group.close()
+    restarted = await start("g2")
+    assert (await update(restarted, build_rows(0))).num_tokens > 0
+    await wait_for_end(process_ids)
     await restarted.close()

@@ -23,18 +23,19 @@ import aiohttp
 import pytest
 import yaml
 
-from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.roles import Sampling
-from rljob_api.wire.contract import PORT_REWARD
-from rljob_api.wire.protocol import InvalidReason
+from rljob_api.manifest.services.reward import Reward
+from rljob_api.wire.contract import PORT_SERVICE
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import EpisodeTask
 from rljob_trainer.algorithms.registry import build_algorithm
+from rljob_trainer.algorithms.rows import build_rows, episode_rewards
 from rljob_trainer.driver.collection import Collection, CollectionPlan, Collector
-from rljob_trainer.episodes.batches import build_rows, episode_rewards
 from rljob_trainer.episodes.types import Episode, Group, ScoredResult
+from rljob_trainer.outages.registry import OutageError, Outages
 from rljob_trainer.replicas.http import open_session
-from rljob_trainer.rewards.clients import RewardClients
+from rljob_trainer.rewards.groups import RewardClients
+from rljob_trainer.rewards.requests import RequestBuilder
 from tests.support.algorithms import algorithm_spec
 from tests.support.episodes import episode
 from tests.support.waiting import DEADLINE_SECONDS
@@ -89,8 +90,8 @@ class Servers:
     def _launch(self, address: str, reward: dict[str, Any]) -> None:
         folder = self._folder / address
         folder.mkdir()
-        (folder / "reward.yaml").write_text(yaml.safe_dump(reward))
-        command = [sys.executable, "-m", "rljob_reward", "--config", str(folder / "reward.yaml"), "--grace", "1"]
+        (folder / "service.yaml").write_text(yaml.safe_dump(reward))
+        command = [sys.executable, "-m", "rljob_service", "--config", str(folder / "service.yaml"), "--grace", "1"]
         environment = {**os.environ, "RLJOB_TOKEN": "secret", "RLJOB_POD_IP": address}
         with (folder / "log").open("wb") as log:
             self._processes[address] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
@@ -100,7 +101,7 @@ class Servers:
             log = (self._folder / address / "log").read_text()
             assert self._processes[address].poll() is None, f"{address} has exited: {log}"
             try:
-                async with session.get(f"http://{address}:{PORT_REWARD}/rljob/ready") as response:
+                async with session.get(f"http://{address}:{PORT_SERVICE}/rljob/ready") as response:
                     if response.status != 200:
                         return False
             except aiohttp.ClientError:
@@ -163,14 +164,16 @@ def make_prompts(num: int, slow: int | None = None) -> list[Prompt]:
 
 
 @asynccontextmanager
-async def collecting(spec: Reward, prompts: list[Prompt]) -> AsyncIterator[tuple[Collection, RewardClients, Any]]:
+async def collecting(
+    spec: Reward, prompts: list[Prompt], outages: Outages | None = None
+) -> AsyncIterator[tuple[Collection, RewardClients, Any]]:
     """Yield a running collection and its task."""
     async with open_session() as session, asyncio.timeout(DEADLINE_SECONDS):
-        rewards = RewardClients([spec], session)
+        rewards = RewardClients([spec], session, outages=outages)
         await rewards.start()
-        collector = Collector(Agent(), None, rewards, [spec])  # type: ignore[arg-type]
+        collector = Collector(Agent(), None, rewards, [spec], RequestBuilder(None))  # type: ignore[arg-type]
 
-        collection = collector.collect(prompts, _PLAN)
+        collection = Collection(collector, prompts, _PLAN)
 
         async def collect() -> list[Group]:
             async with collection:
@@ -196,8 +199,9 @@ def check(groups: list[Group], spec: Reward, num_groups: int) -> list[Episode]:
         assert result.valid == (t.score is not None)
         assert result.valid or (result.reason and result.message), "invalid, with a reason and a message"
     job = algorithm_spec(groupSize=_GROUP_SIZE).model_copy(update={"rewards": [spec]})
-    advantages = build_algorithm(job).advantages(episode_rewards(groups, job))
-    rows = iter(row for of_group in build_rows(groups, advantages, job) for row in of_group)
+    algorithm = build_algorithm(job)
+    advantages = algorithm.advantages(episode_rewards(groups, algorithm.settings))
+    rows = iter(row for of_group in build_rows(groups, advantages, algorithm.settings) for row in of_group)
     for group in groups:
         valid = [t.score for t in group.episodes if t.score is not None]
         mean = sum(valid) / len(valid) if valid else 0.0
@@ -225,10 +229,10 @@ async def test_killed_replica_costs_no_sample_with_a_thousand_in_flight(servers:
         await until(
             lambda: collection.progress.num_scored >= 60 and client.replicas.fleet.replicas[addresses[0]].in_flight
         )
-        assert len(client.in_flight) >= 1000
+        assert len(client.requests.in_flight) >= 1000
         servers.kill(addresses[0])
         trajectories = check(await task, spec, 275)
-        assert not client.in_flight
+        assert not client.requests.in_flight
     assert all(t.score == float(t.text) for t in trajectories)
     assert any(num_attempts(t) > 1 for t in trajectories), "this test must hit requests"
 
@@ -252,13 +256,12 @@ async def test_temporary_dns_failure_costs_no_sample(servers: Servers) -> None:
     assert all(t.score == float(t.text) for t in trajectories)
 
 
-async def test_permanent_dns_failure_ends_every_sample_at_its_deadline(servers: Servers) -> None:
+async def test_permanent_dns_failure_ends_the_job_and_no_sample(servers: Servers) -> None:
     servers.break_dns()
-    spec = make_reward(deadlineSeconds=1)
-    async with collecting(spec, make_prompts(50)) as (_, _, task):
-        trajectories = check(await task, spec, 50)
-    assert {t.results["r"].reason for t in trajectories} == {InvalidReason.DEADLINE}
-    assert "waited for a replica" in trajectories[0].results["r"].message
+    async with collecting(make_reward(deadlineSeconds=1), make_prompts(50), Outages(2)) as (collection, _, task):
+        with pytest.raises(OutageError, match="last error: no replica exists"):
+            await task
+        assert collection.progress.num_scored == 0
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rljob_reward.worker.adapters.outcome import CallOutcome
-from rljob_reward.worker.entrypoints import BoundFunction
-from rljob_reward.worker.loading import load
-from rljob_reward.worker.main import Executor
-from rljob_reward.worker.settings import EPISODES, TOOLS, USER, FunctionSettings
+from rljob_service.worker.forms.outcome import CallOutcome
+from rljob_service.worker.load.entrypoints import BoundFunction
+from rljob_service.worker.load.loading import load
+from rljob_service.worker.main import Executor
+from rljob_service.worker.settings import EPISODES, TOOLS, USER, FunctionSettings
+from tests.support.plugins import REFERENCES
 
 ANSWERS = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
 
 
 def build_settings(source: str, serves: str, **fields: Any) -> FunctionSettings:
-    settings = FunctionSettings(source, "function.py", None, "auto", {}, 2048, serves=serves)
+    settings = FunctionSettings(source, "function.py", None, "auto", {}, 2048, serves=serves, signatures=REFERENCES)
     return settings._replace(**fields)
 
 

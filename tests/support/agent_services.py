@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rljob_api.manifest.agent import Agent
-from rljob_api.manifest.simulated_user import USER_SERVICE
+from rljob_api.manifest.services.user import USER_SERVICE
 from rljob_api.wire.protocol import CallRequest, CallResult, InvalidReason, Lane, ToolSchema
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import EpisodeTask, ToolSet
 from rljob_trainer.agents.loop import ConversationLoop
 from rljob_trainer.episodes.types import Completion, Episode
+from tests.support import seconds
 from tests.support.chat_templates import ENDS, build_template
 
 MESSAGES = [{"role": "user", "content": "2 + 2?"}]
@@ -25,7 +26,7 @@ def make_agent(
     source = {"function": {"inline": "x"}}
     listed = [{"name": name, **source, **(tool or {})} for name in tools]
     users = {"user": source} if user else {}
-    return Agent.model_validate({"type": "loop", "tools": listed, **users, **fields})
+    return seconds.validate(Agent, {"type": "loop", "tools": listed, **users, **fields})
 
 
 def call_text(name: str, arguments: str = "{}") -> str:

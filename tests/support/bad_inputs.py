@@ -14,6 +14,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.support.model_folder import write_model, write_weights
 
@@ -33,6 +34,11 @@ spec:
 """
 REWARD = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n"
 ROW = '{"question": "1 + 1 =", "answer": "2"}\n'
+SAID, REPLIED = {"role": "user", "content": "1 + 1 ="}, {"role": "assistant", "content": "2"}
+
+
+def row_of_messages(*messages: dict[str, Any]) -> str:
+    return json.dumps({"question": messages, "answer": "2"}) + "\n"
 
 
 @dataclass(frozen=True)
@@ -171,8 +177,12 @@ BAD_INPUTS: list[BadInput] = [
     edit("missing model", "  model: {source: ./model}\n", "", "spec.model is required"),
     edit("missing data", "source: train.jsonl, ", "", "spec.data.train.source is required"),
     edit("infinite number", "{steps: 2}", "{steps: .inf}", "must be a whole number"),
-    add("unknown choice", "algorithm: {lossLevel: tokens}", "did you mean token?"),
+    add("unknown choice", "algorithm: {loss: {level: tokens}}", "did you mean token?"),
     add("unknown field of a section", "algorithm: {clip: 0.2}", "spec.algorithm.clip is unknown"),
+    add("field above its section", "algorithm: {clipHigh: 0.3}", "clipHigh belongs in spec.algorithm.loss"),
+    add("unit in a name", "tracking: {trajectoriesMiB: 4096}", "is unknown; did you mean trajectoriesSize?"),
+    add("number without a unit", "tracking: {trajectoriesSize: 4096}", "must be 0 or at least 1Mi, got 4096; write a"),
+    add("boolean with three values", "trainer: {compile: true}", "must be one of auto, always, never"),
     edit(
         "unknown dtype", "schedule:", "trainer: {dtype: bf16}\n  schedule:", "must be one of bfloat16, float16, float32"
     ),
@@ -201,6 +211,12 @@ BAD_INPUTS: list[BadInput] = [
         "{file: reward.py}",
         "{configMapKeyRef: {name: f, key: k}}",
         "names the ConfigMap f, which is not in this file",
+    ),
+    edit(
+        "signature with a typo",
+        "reward.py}",
+        "reward.py, signature: verll}",
+        "spec.rewards[0].function.signature verll is not installed; known are auto, areal",
     ),
     edit("function that is missing", "reward.py}", "reward.py, entrypoint: score}", "score"),
     reward("syntax error", "def compute_score(:\n", "reward.py:1: the reward function has a syntax error"),
@@ -274,17 +290,27 @@ BAD_INPUTS: list[BadInput] = [
     edit("unknown scheme", "train.jsonl", "s3://bucket/train", "must be hf://org/name, pvc://claim/path or a path"),
     edit("claim without a folder", "train.jsonl", "pvc://data/train.jsonl", "add --volume data=DIR"),
     edit(
-        "CSV", "train.jsonl", "train.csv", "must be .jsonl or .parquet, got .csv", **{"train.csv": "question,answer\n"}
+        "text",
+        "train.jsonl",
+        "train.txt",
+        "or .tsv file, also compressed as .gz, got .txt",
+        **{"train.txt": "question\n"},
     ),
-    edit("empty folder", "train.jsonl", "empty", "neither .jsonl nor .parquet", **{"empty/x.txt": ""}),
+    edit("empty folder", "train.jsonl", "empty", "empty has no data: a .jsonl", **{"empty/x.txt": ""}),
     edit("Parquet with other columns", "train.jsonl", "t.parquet", "prompt, label", **{"t.parquet": _parquet()}),
     edit("Parquet that is none", "train.jsonl", "t.parquet", "is not a readable Parquet file", **{"t.parquet": "PAR1"}),
     data("empty data", "", "has no rows"),
-    data("JSON array", "[\n" + ROW + "]\n", "train.jsonl:1: "),
+    data("JSON array", "[\n" + ROW + "]\n", "train.jsonl:1: is a JSON array; name it .json"),
     data("rows of text", '"a"\n', "must be a JSON object"),
     data("broken row", ROW + "{oops\n", "train.jsonl:2: not JSON"),
     data("single quotes", "{'question': 'a', 'answer': 'b'}\n", "train.jsonl:1: not JSON"),
     data("row without the column", ROW + '{"answer": "2"}\n', "train.jsonl:2"),
+    data(
+        "chat with the answer",
+        row_of_messages(SAID, REPLIED),
+        "the last message is the assistant's, so the prompt would",
+    ),
+    data("image", row_of_messages({"role": "user", "content": [{"type": "image"}]}), "a part of type image; only text"),
     data("null prompt", ROW + '{"question": null, "answer": "2"}\n', "train.jsonl:2"),
     data("number as a prompt", '{"question": 7, "answer": "2"}\n', "train.jsonl:1"),
     data("binary rows", bytes(range(256)), "train.jsonl:1"),
@@ -352,7 +378,7 @@ BAD_INPUTS: list[BadInput] = [
     agent(
         "framework with a typo",
         "type: environment, environment: {framework: gymnasim, id: 'a:B'}",
-        "spec.agent.environment.framework must be one of",
+        "spec.agent.environment.framework gymnasim is not installed; known are gymnasium, openenv, openrlhf, skyrlGym",
     ),
     agent("environment without a name", "type: environment, environment: {framework: trl}", "needs environment.id or"),
     agent("type without its section", "type: environment", "spec.agent.environment must be set with type environment"),

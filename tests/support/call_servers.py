@@ -16,6 +16,7 @@ from rljob_api.wire.protocol import CallResult, ToolSchema
 from rljob_trainer.calls.services import AgentServices
 from rljob_trainer.replicas.http import open_session
 from tests.support.hosted_episodes import make_program
+from tests.support.seconds import restore, round_up
 from tests.support.stub_server import StubServer
 
 _numbers = itertools.count(1)
@@ -100,20 +101,23 @@ class CallHarness:
         new.replace(self._hosts)
 
     @asynccontextmanager
-    async def services(self, *, user=None, tools=None, runner=None):
+    async def services(self, *, user=None, tools=None, runner=None, **callbacks):
         """Yield the services of an agent. `user`: fields of agent.user, None without one; `tools`: fields by name;
-        `runner`: fields of agent.runner of a program."""
-        agent = _build_agent(user, tools or {}) if runner is None else make_program(runner=runner)
+        `runner`: fields of agent.runner of a program. `callbacks`: see AgentServices."""
+        whole = round_up({"user": user, "tools": tools or {}, "runner": runner})
+        agent = _build_agent(whole["user"], whole["tools"]) if runner is None else make_program(runner=whole["runner"])
         given = {"user": user, "runner": runner}
         names = [*(name for name, fields in given.items() if fields is not None), *(tools or {})]
         self._monkeypatch.setenv("RLJOB_REWARD_SERVICES", json.dumps({name: name for name in names}))
-        listed = [Service("user", "spec.agent.user", agent.user.as_reward("user"))] if agent.user else []
+        listed = [Service("user", "spec.agent.user", agent.user.build_service())] if agent.user else []
         for index, tool in enumerate(agent.tools):
-            listed.append(Service("tool", f"spec.agent.tools[{index}]", tool.as_reward(tool.name)))
+            listed.append(Service("tool", f"spec.agent.tools[{index}]", tool.build_service()))
         if agent.runner_settings:
             listed.append(Service("runner", "spec.agent.runner", agent.runner_settings))
+        for service in listed:
+            restore(service.settings, {"user": user, "runner": runner, **(tools or {})}[service.settings.name])
         async with open_session() as session:
-            services = AgentServices(listed, session)
+            services = AgentServices(listed, session, **callbacks)
             await services.start()
             try:
                 yield services

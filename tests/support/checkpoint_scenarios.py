@@ -1,4 +1,4 @@
-"""Program of test_checkpoints: `python -m tests.support.checkpoint_scenarios FOLDER` saves checkpoints on FSDP2 ranks.
+"""Program of test_checkpoints: `main(FOLDER)` saves checkpoints on FSDP2 ranks.
 
 Each of MESHES resumes from the checkpoint of the one before. Writes FOLDER/NAME.pt for
 the test.
@@ -7,9 +7,9 @@ the test.
 from __future__ import annotations
 
 import errno
-import sys
 import threading
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,7 +17,6 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401 - before the fork
@@ -25,11 +24,13 @@ from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401 - 
 from rljob_api.manifest.algorithm import Algorithm
 from rljob_trainer.policy import checkpoint_saver, checkpoints
 from rljob_trainer.policy.checkpoint_saver import CheckpointSaver
+from rljob_trainer.policy.checkpoint_storage import CheckpointWriter
 from rljob_trainer.policy.policy import Policy
 from rljob_trainer.run_folder.client import RemoteFolder
+from rljob_trainer.run_folder.file_facts import Checkpoint, DamagedCheckpointError, FileFacts
 from tests.support.critic_scenarios import PPO, build_rows
 from tests.support.policy_scenarios import EVERYTHING, HEAD_TOKEN, Scenarios, build_inputs, clone
-from tests.support.rank_programs import fork_ranks
+from tests.support.rank_programs import fork, fork_ranks
 from tests.support.waiting import DEADLINE_SECONDS
 
 PER_REPLICA = {"replicas": 2, "gpusPerReplica": 2, "sharding": "perReplica"}
@@ -41,7 +42,7 @@ KINDS: dict[str, tuple[Algorithm, dict[str, Any]]] = {
 }
 
 
-class GatedWriter(FileSystemWriter):
+class GatedWriter(CheckpointWriter):
     """Writes once the gate is open, and then fails if it should."""
 
     gate: threading.Event
@@ -56,19 +57,27 @@ class GatedWriter(FileSystemWriter):
 
 
 class CheckpointScenarios(Scenarios):
-    """The scenarios of one mesh."""
+    """The scenarios of meshes of as many ranks."""
 
-    def __init__(self, rank: int, num_ranks: int, folder: Path, number: int) -> None:
+    def __init__(self, rank: int, num_ranks: int, folder: Path, *numbers: int) -> None:
         super().__init__(rank, num_ranks, folder)
-        self.number, self.trainer = number, MESHES[number][1]
+        self.numbers = numbers
 
     def run(self) -> None:
+        for number in self.numbers:
+            self.run_mesh(number)
+
+    def run_mesh(self, number: int) -> None:
+        self.number, self.trainer = number, MESHES[number][1]
         for kind in KINDS:
             self.hop(kind)
         if self.number == 1:
             for kind in KINDS:
                 self.save_while_training(kind)
             self.fail()
+            self.damage("here", self.folder / "damaged", self.folder / "damaged")
+            on_head = RemoteFolder((self.folder / "url").read_text(), "checkpoints/step-000099", HEAD_TOKEN)
+            self.damage("on-the-head", on_head, self.folder / "head" / "checkpoints" / "step-000099")
         if self.trainer == PER_REPLICA:
             self.save_while_training("policy", suffix="-per-replica")
 
@@ -106,7 +115,7 @@ class CheckpointScenarios(Scenarios):
         self.train(policy, 1)
         for step in (2, 3):
             name, gate = f"{kind}-held-{step}{suffix}", threading.Event()
-            with mock.patch.object(checkpoint_saver, "build_writer", build_gated(gate)):
+            with mock.patch.object(checkpoint_saver, "CheckpointWriter", build_gated(gate)):
                 saver.begin(self.folder / f"checkpoint-{name}")
             self.train(policy, step)
             policy.gather_weights()
@@ -127,7 +136,7 @@ class CheckpointScenarios(Scenarios):
         """The disk of the last rank is full while the others write."""
         saver, gate, raised = CheckpointSaver(self.new("policy"), asynchronous=True), threading.Event(), []
         failure = OSError(errno.ENOSPC, "No space left on device") if self.rank == self.num_ranks - 1 else None
-        with mock.patch.object(checkpoint_saver, "build_writer", build_gated(gate, failure)):
+        with mock.patch.object(checkpoint_saver, "CheckpointWriter", build_gated(gate, failure)):
             saver.begin(self.folder / "failed")
         gate.set()
         for _ in range(2):
@@ -135,9 +144,44 @@ class CheckpointScenarios(Scenarios):
                 saver.wait()
             except OSError as error:
                 raised.append(error.errno)
+        self.write(
+            "failed",
+            raised=self.gather(raised),
+            is_complete=(self.folder / "failed" / "trainer" / ".metadata").exists(),
+        )
+
+    def damage(self, name: str, folder: Path | RemoteFolder, stored: Path) -> None:
+        """Flip a bit of the file of rank 1, in a tensor: torch alone would load it. `stored`: the files of `folder`."""
+        saver = CheckpointSaver(self.new("policy"), asynchronous=name == "here")
+        saver.begin(folder)
+        written: dict[str, FileFacts] = {}
+        for files in self.gather(saver.wait()):
+            written |= {f"trainer/{each}": facts for each, facts in files.items()}
+        checkpoint = Checkpoint(stored, written)
+        intact = self.gather(self.find_damage(checkpoint, folder))
+        if self.rank == 0:
+            path = stored / "trainer" / "__1_0.distcp"
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 1
+            path.write_bytes(content)
+        dist.barrier()
+        checkpoints.load_checkpoint(self.new("policy"), folder)
+        self.write(
+            f"damage-{name}", written=written, intact=intact, found=self.gather(self.find_damage(checkpoint, folder))
+        )
+
+    def find_damage(self, checkpoint: Checkpoint, folder: Path | RemoteFolder) -> str:
+        try:
+            checkpoints.verify_checkpoint(checkpoint, folder, self.rank, self.num_ranks)
+        except DamagedCheckpointError as error:
+            return str(error)
+        return ""
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks."""
         found: list[Any] = [None] * self.num_ranks
-        dist.all_gather_object(found, raised)
-        self.write("failed", raised=found, is_complete=(self.folder / "failed" / "trainer" / ".metadata").exists())
+        dist.all_gather_object(found, value)
+        return found
 
     def write(self, name: str, **contents: Any) -> None:
         if self.rank == 0:
@@ -176,14 +220,7 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
-    torch.multiprocessing.start_processes(build_inputs, (folder,), 1, start_method="fork")
-    for number, (num_ranks, _) in enumerate(MESHES):
-        fork_ranks(folder, num_ranks, CheckpointScenarios, number)
-
-
-if __name__ == "__main__":
-    import peft  # noqa: F401 - before the fork
-
-    main()
+def main(folder: Path) -> None:
+    fork(build_inputs, folder)
+    for num_ranks, numbers in groupby(range(len(MESHES)), lambda number: MESHES[number][0]):
+        fork_ranks(folder, num_ranks, CheckpointScenarios, *numbers)

@@ -1,4 +1,4 @@
-"""Program of test_critic: `python critic_scenarios.py FOLDER` runs each scenario with one FSDP2 rank and with two.
+"""Program of test_critic: `main(FOLDER)` runs each scenario with one FSDP2 rank and with two.
 
 Writes FOLDER/NAME-RANKS.pt (values, gradients, parameters, metrics) for the test.
 """
@@ -21,8 +21,8 @@ from rljob_api.manifest.algorithm import Algorithm, Optimizer
 from rljob_api.manifest.algorithm import Critic as CriticSettings
 from rljob_api.wire.protocol import ScoreResult
 from rljob_inputs.prompts import Prompt
+from rljob_trainer.algorithms import rows as of_groups
 from rljob_trainer.algorithms.registry import build_algorithm
-from rljob_trainer.episodes import batches
 from rljob_trainer.episodes.types import Group, TokenFacts, TrainRow, UpdateMetrics
 from rljob_trainer.policy import checkpoints, sharding
 from rljob_trainer.policy.critic import Critic
@@ -164,10 +164,10 @@ class Scenarios:
             dist.broadcast_object_list(weights)
             sampler.load_state_dict(weights[0], strict=False)
             group = sample_group(sampler, seed=step)
-            facts = self.inspect(policy, batches.inspection_rows([group], spec))
-            found = code.advantages(batches.episode_rewards([group], spec, facts))
-            (rows,) = batches.build_rows([group], found, spec, facts)
-            metrics = self.update(policy, rows, batches.denominator([group], spec))
+            facts = self.inspect(policy, of_groups.inspection_rows([group], code.settings))
+            found = code.advantages(of_groups.episode_rewards([group], code.settings, facts))
+            (rows,) = of_groups.build_rows([group], found, code.settings, facts)
+            metrics = self.update(policy, rows, of_groups.denominator([group], code.settings))
             rewards.append(sum(episode.score or 0.0 for episode in group.episodes) / len(group.episodes))
             losses.append(metrics.critic_loss)
         self.write("practised", rewards=rewards, losses=losses)
@@ -235,5 +235,5 @@ def build_inputs(_: int, folder: Path) -> None:
     policy_scenarios.build_model(folder / "model")
 
 
-if __name__ == "__main__":
-    run_on_ranks(build_inputs, Scenarios)
+def main(folder: Path) -> None:
+    run_on_ranks(folder, build_inputs, Scenarios)

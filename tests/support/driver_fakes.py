@@ -14,9 +14,10 @@ import random
 import numpy as np
 from aiohttp import web
 
-from rljob_api.wire.protocol import CallResult, RolloutWeights, ScoreResult, WeightManifest
-from rljob_trainer.driver.ports import TrainerGroupDiedError
+from rljob_api.wire.protocol import CallResult, EnginesReport, RolloutWeights, ScoreResult, WeightManifest
+from rljob_trainer.driver.ports import FreedMemory, TrainerGroupDiedError
 from rljob_trainer.episodes.types import TokenFacts, UpdateMetrics
+from rljob_trainer.run_folder.file_facts import describe_file
 
 EOS = 0
 
@@ -31,6 +32,7 @@ class FakeTrainer:
     def __init__(self, harness, generation, weight):
         self.harness, self.generation, self.weight = harness, generation, weight
         self.alive = True
+        self.is_free = False
         self._pending = []
 
     def _live(self, what):
@@ -40,20 +42,25 @@ class FakeTrainer:
             self.alive = False
             raise self.harness.group_death(f"a rank died during {what}")
 
+    def _works(self, what):
+        if self.is_free or any(not rollout.is_asleep for rollout in self.harness.sharing):
+            self.harness.violations.append(f"the trainer runs {what} in the rollouts' turn")
+        self._live(what)
+
     async def inspect(self, rows):
-        self._live("inspect")
+        self._works("inspect")
         return [TokenFacts(-0.5 * row.loss_mask, np.zeros(len(row.token_ids))) for row in rows]
 
     async def accumulate(self, rows, versions):
         await asyncio.sleep(0)
-        self._live("accumulate")
+        self._works("accumulate")
         self._pending += rows
         self.harness.versions.append(versions)
         self._live("after accumulate")
 
     async def apply(self, denominator):
         await self.harness.before_apply()
-        self._live("update")
+        self._works("update")
         rows, self._pending = self._pending, []
         # In any order, as gradients add up.
         texts = sorted(json.dumps([r.token_ids.tolist(), r.loss_mask.tolist(), _rounded(r.advantages)]) for r in rows)
@@ -71,7 +78,7 @@ class FakeTrainer:
         self.harness.trainer_steps.append(steps)
 
     async def publish(self, version):
-        self._live("publish")
+        self._works("publish")
         checksum = checksum_of(self.weight)
         manifest = WeightManifest(
             generation=self.generation, version=version, url="http://x", num_bytes=1,
@@ -92,9 +99,21 @@ class FakeTrainer:
         folder.mkdir()
         (folder / "weight").write_text(str(weight))
         self._live("after write")
+        return {"trainer/weight": describe_file(folder, "weight")}
 
     async def export(self, folder, tokenizer_source):
         (folder / "weight").write_text(str(self.weight))
+
+    async def free(self):
+        self._live("free")
+        self.is_free = True
+        self._live("after free")
+        return FreedMemory(200, 50)
+
+    async def restore(self):
+        self._live("restore")
+        self.is_free = False
+        self._live("after restore")
 
     async def watch(self):
         await self.harness.trainer_died.wait()
@@ -110,6 +129,31 @@ def _rounded(values):
     return [round(float(value), 6) for value in values]
 
 
+class FakeEngines:
+    """The supervisors of the trainer's Pods, without HTTP: the harness' rollouts share its trainer's devices."""
+
+    def __init__(self, harness):
+        self.harness = harness
+
+    async def sleep(self):
+        await self.harness.before_turn("trainer")
+        for rollout in self.harness.sharing:
+            rollout.is_asleep, rollout.loaded = True, None
+            await asyncio.sleep(0)  # a cancellation may leave others awake
+        return EnginesReport(num_running=len(self.harness.sharing), num_restarts=1, num_bytes=10, seconds=0.0)
+
+    async def wake(self, manifest):
+        await self.harness.before_turn("rollouts")
+        if not self.harness.trainers[-1].is_free:
+            self.harness.violations.append("rollouts wake while the trainer has the devices")
+        if self.harness.board.manifest != manifest:
+            self.harness.violations.append("rollouts wake for weights that are not announced")
+        for rollout in self.harness.sharing:
+            rollout.is_asleep, rollout.loaded = False, manifest
+            await asyncio.sleep(0)
+        return EnginesReport(num_running=len(self.harness.sharing), num_restarts=1, num_bytes=100, seconds=0.0)
+
+
 class FakeRollout:
     """vLLM behind the middleware: tokens are a function of weights, prompt and seed, as in an exact engine."""
 
@@ -118,10 +162,12 @@ class FakeRollout:
         self.num_served = 0
         self.down = False
         self.wrong_digest = False
+        self.is_asleep, self.loaded = False, None
+        """Whether it sleeps, and the weights that it has loaded, if it shares the trainer's devices."""
         self.max_at_once = self.at_once = 0
 
     def _served(self):
-        manifest = self.harness.published
+        manifest = self.loaded if self.harness.sharing else self.harness.published
         if manifest is None:
             return RolloutWeights()
         checksum = "wrong" if self.wrong_digest else manifest.checksum
@@ -146,6 +192,8 @@ class FakeRollout:
 
     async def complete(self, request):
         body = await request.json()
+        if self.is_asleep:
+            self.harness.violations.append("a completion is requested in the trainer's turn")
         if self.harness.rejects(body["token_ids"]):
             return web.json_response({"error": {"message": "the prompt is too long", "code": 400}}, status=400)
         if self.down or self.harness.break_completion(self):

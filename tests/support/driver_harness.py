@@ -10,8 +10,9 @@ import asyncio
 import json
 import os
 import random
+import time
 from collections import Counter
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,26 +20,34 @@ import pyarrow.parquet as pq
 from aiohttp import web
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.contract import PORT_REWARD, PORT_ROLLOUT
+from rljob_api.run.folder import FILE_METRICS, TRAJECTORIES, list_trajectory_files
+from rljob_api.run.metrics import Metrics, read_metrics
+from rljob_api.run.summaries import RunSummary, read_driver_summary
+from rljob_api.run.trajectories import SampleRow
+from rljob_api.wire.contract import PORT_ROLLOUT, PORT_SERVICE
+from rljob_cli.run.summary import build_summary
 from rljob_inputs.data.prompts import PromptSet
+from rljob_inputs.models.defaults import resolve_job
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents import build_agent
 from rljob_trainer.calls.services import AgentServices
 from rljob_trainer.driver.collection import Collector
-from rljob_trainer.driver.ledger import Reports
-from rljob_trainer.driver.loop import Datasets, Driver, DriverParts
 from rljob_trainer.driver.ports import TrainerGroupDiedError
+from rljob_trainer.driver.reports import Reports
+from rljob_trainer.driver.role_clock import ROLE_OF_SERVICE, RoleClock
+from rljob_trainer.driver.run import Datasets, Driver, DriverParts
 from rljob_trainer.driver.schedules import build_schedule
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.gateway.server import ModelGateway
-from rljob_trainer.head.agent import export_metrics
 from rljob_trainer.history.prometheus import PrometheusMetrics
-from rljob_trainer.history.run_state import list_trajectory_files
 from rljob_trainer.history.tracking import build_trackers
+from rljob_trainer.outages.registry import Outages
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.replicas.rollout_client import RolloutClient
-from rljob_trainer.rewards.clients import RewardClients
-from tests.support.driver_fakes import FakeReward, FakeRollout, FakeService, FakeTrainer
+from rljob_trainer.rewards.groups import RewardClients
+from rljob_trainer.rewards.requests import RequestBuilder
+from rljob_trainer.run_folder.file_facts import verify_files
+from tests.support.driver_fakes import FakeEngines, FakeReward, FakeRollout, FakeService, FakeTrainer
 from tests.support.waiting import DEADLINE_SECONDS
 
 NETWORK = f"127.{130 + os.getpid() % 100}"
@@ -57,9 +66,13 @@ class DriverHarness:
         self.read_steps = lambda: None
         self.calls = Counter()
         self.kill_trainer = lambda what: False
+        self.before_start = lambda: asyncio.sleep(0)
         self.before_apply = lambda: asyncio.sleep(0)
+        self.before_turn = lambda turn: asyncio.sleep(0)
+        self.violations, self.trainers = [], []
+        """What happened outside of its turn on shared devices; all trainer groups."""
         self.before_write = lambda: asyncio.sleep(0)
-        """Of a checkpoint, whose trainer state is copied before."""
+        """Called before a checkpoint is written; the trainer's state is copied before."""
         self.trainer_died = asyncio.Event()
         self.loses_node = False
         self.withhold = lambda manifest: False
@@ -71,9 +84,12 @@ class DriverHarness:
         self.write_answer = None
         self.answer_call = lambda service, body: None
         self.rollouts = [FakeRollout(self, f"{network}.{10 + i}") for i in range(num_rollouts)]
+        self.sharing = self.rollouts if job.spec.shares_trainer else []
+        """Rollouts that share the trainer's devices."""
+        self.engines = FakeEngines(self) if self.sharing else None
         self.rewards = [FakeReward(self, f"{network}.{100 + i}") for i in range(num_rewards)]
         self.gateway_address = f"{network}.9"
-        names = [service.reward.name for service in job.spec.services if service.kind != "reward"]
+        names = [service.settings.name for service in job.spec.services if service.kind != "reward"]
         self.services = {
             name: FakeService(self, f"{network}.{150 + i}", "" if name in ("user", "runner") else f"{name}_function")
             for i, name in enumerate(names)
@@ -88,7 +104,10 @@ class DriverHarness:
             "RLJOB_REWARD_SERVICES",
             json.dumps({r.name: "rewards" for r in job.spec.rewards} | dict(zip(names, names, strict=True))),
         )
-        self.board = StatusBoard()
+        self.outages = Outages(job.spec.outage_seconds)
+        self.board = StatusBoard(self.outages)
+        self._views = ExitStack()
+        """Views of all drivers: tests read the board after the last one has ended."""
         self.runners = {}
 
     def group_death(self, message):
@@ -123,10 +142,10 @@ class DriverHarness:
         await self.serve(rollout, PORT_ROLLOUT, routes)
 
     async def serve_reward(self, reward):
-        await self.serve(reward, PORT_REWARD, [web.get("/v1/info", reward.info), web.post("/v1/score", reward.score)])
+        await self.serve(reward, PORT_SERVICE, [web.get("/v1/info", reward.info), web.post("/v1/score", reward.score)])
 
     async def serve_service(self, service):
-        await self.serve(service, PORT_REWARD, [web.get("/v1/info", service.info), web.post("/v1/call", service.call)])
+        await self.serve(service, PORT_SERVICE, [web.get("/v1/info", service.info), web.post("/v1/call", service.call)])
 
     async def stop(self, server):
         await self.runners.pop(server.address).cleanup()
@@ -149,52 +168,108 @@ class DriverHarness:
         return None if steps is None else self.job.spec.schedule.model_copy(update={"steps": steps})
 
     async def start_trainer(self, generation, checkpoint, report):
+        await self.before_start()
         self.generations.append(generation)
-        weight = int((checkpoint / "trainer" / "weight").read_text()) if checkpoint else 0
+        if self.engines is not None:
+            await self.engines.sleep()
+        weight = 0
+        if checkpoint:  # the files that are read are verified before
+            verify_files(checkpoint.folder, checkpoint.files, ["trainer/weight"])
+            weight = int((checkpoint.folder / "trainer" / "weight").read_text())
         trainer = FakeTrainer(self, generation, weight)
+        self.trainers.append(trainer)
         trainer._live("start")
         return trainer
 
     @asynccontextmanager
-    async def driver(self, head_job_uid=""):
+    async def driver(self, head_job_uid="", **settings):
         """Yield a driver in a new environment, as after a restart of its process."""
         async with AsyncExitStack() as stack:
             session = await stack.enter_async_context(open_session())
             spans_updates = build_schedule(self.job.spec.schedule).spans_updates
-            rollouts = RolloutClient(self.job.spec.rollout, session, spans_updates=spans_updates)
-            rewards = RewardClients(self.job.spec.rewards, session)
+            prometheus = self.prometheus = PrometheusMetrics()
+            outages = self.outages = self.board.outages = Outages(self.job.spec.outage_seconds)
+            rollouts = RolloutClient(
+                self.job.spec.rollout,
+                session,
+                spans_updates=spans_updates,
+                outages=outages,
+                on_mismatch=prometheus.mismatches.inc,
+            )
+            tokenizer = self.template._tokenizer if self.template else None
+            rewards = RewardClients(self.job.spec.rewards, session, tokenizer, outages)
             for client in (rollouts, rewards):
                 await client.start()
                 stack.push_async_callback(client.close)
-            prometheus = self.prometheus = PrometheusMetrics()
-            trackers = build_trackers(self.job, self.run_dir, prometheus)
-            stack.callback(trackers.close)
-            services = AgentServices(self.job.spec.services, session)
+            trackers = build_trackers(self.job, self.run_dir)
+            stack.push_async_callback(trackers.close)
+            roles = RoleClock(time.monotonic(), {service.kind for service in self.job.spec.services})
+            services = AgentServices(
+                self.job.spec.services,
+                session,
+                outages=outages,
+                runner_calls=[rollouts.replicas.fleet.health],
+                on_call=prometheus.record_call,
+                working=lambda kind: roles.working(ROLE_OF_SERVICE[kind], time.monotonic),
+            )
             await services.start()
             stack.push_async_callback(services.close)
             spec, gateway = self.job.spec, None
             if spec.agent.is_hosted:
-                gateway = ModelGateway(spec.agent, self.template, self.context_length)
+                gateway = ModelGateway(
+                    spec.agent,
+                    self.template,
+                    self.context_length,
+                    on_response=prometheus.record_response,
+                    on_turn=lambda times: prometheus.record_overhead(times.to_engine, times.to_client),
+                )
+                prometheus.register_gateway(gateway.statistics)
                 await gateway.start(self.gateway_address)
                 stack.push_async_callback(gateway.close)
-                export_metrics(gateway, prometheus)
             needs_reward, weight = not spec.rewards, spec.agent.reward_weight
             agent = build_agent(
-                spec.agent, services, self.template, self.context_length, gateway, needs_reward=needs_reward
+                spec.agent,
+                services,
+                self.template,
+                self.context_length,
+                gateway,
+                outages.seconds,
+                needs_reward=needs_reward,
             )
-            collector = Collector(agent, rollouts, rewards, spec.rewards, services, own_weight=weight)
+            requests = RequestBuilder(tokenizer, spec.agent.completion)
+            reports = Reports(self.board, trackers, prometheus, self.template.decode if self.template else None)
+            collector = Collector(
+                agent,
+                rollouts,
+                rewards,
+                spec.rewards,
+                requests,
+                services,
+                own_weight=weight,
+                roles=roles,
+                on_scored=reports.record_scored,
+            )
             text = self._write_prompt
             train = {i: Prompt(i, text(f"p{i}"), [1, 2, 3 + i], ground_truth=str(i)) for i in range(10)}
             held_out = [Prompt(i, text(f"e{i}"), [9, 9, i], ground_truth=str(i)) for i in range(4)]
             parts = DriverParts(
                 self.start_trainer,
                 collector,
-                Reports(self.board, trackers, prometheus, self.template.decode if self.template else None),
+                reports,
                 Datasets(PromptSet(len(train), train), held_out),
                 "/m",
                 self.read_schedule,
+                self.engines,
+                outages,
             )
-            yield Driver(self.job, self.run_dir, parts, head_job_uid)
+            driver = Driver(self.job, self.run_dir, parts, head_job_uid, **settings)
+            self._views.enter_context(self.board.live(driver.describe_live))
+            yield driver
+
+    def disk_waits(self):
+        """Return what the driver waits for, if that is the disk."""
+        waits = self.board.snapshot().waits_for
+        return waits if "spec.checkpoint" in waits else ""
 
     def _write_prompt(self, text):
         return text if self.template is None else [{"role": "user", "content": text}]
@@ -205,16 +280,22 @@ class DriverHarness:
         return self.summary()
 
     def summary(self):
-        return json.loads((self.run_dir / "driver-summary.json").read_text())
+        """Return what `rljob run` shows of the run; None if the driver wrote no summary."""
+        driver = read_driver_summary(self.run_dir)
+        steps, metrics = self.job.spec.schedule.steps, self.metrics()
+        return driver and build_summary(
+            name="t", phase="", total_steps=steps, driver=driver, metrics=metrics, sessions=[], checkpoint=None
+        )
 
     def metrics(self):
-        return [json.loads(line) for line in (self.run_dir / "metrics.jsonl").read_text().splitlines()]
+        return read_metrics(self.run_dir / FILE_METRICS)
 
     def trajectories(self):
         """Return (step, lane, group, sample) -> row of the trajectory log."""
-        files = list_trajectory_files(self.run_dir)
-        rows = [row for file in files for row in pq.read_table(file.path).to_pylist()]
-        by_key = {(row["step"], row["lane"], row["group"], row["sample"]): row for row in rows}
+        files = list_trajectory_files(self.run_dir / TRAJECTORIES)
+        found = (row for file in files for row in pq.read_table(file.path).to_pylist())
+        rows = [SampleRow.model_validate(row) for row in found]
+        by_key = {(row.step, row.lane, row.group, row.sample): row for row in rows}
         assert len(by_key) == len(rows), "a sample is duplicated"
         return by_key
 
@@ -254,17 +335,16 @@ def make_job(**spec):
     }
     for name, value in spec.items():
         base[name] = {**base[name], **value} if isinstance(value, dict) and isinstance(base.get(name), dict) else value
-    return RLJob.model_validate(
-        {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "t"}, "spec": base}
-    )
+    job = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "t"}, "spec": base}
+    return resolve_job(RLJob.model_validate(job), None)
 
 
 @dataclass(frozen=True)
 class Run:
     """What a finished run left."""
 
-    summary: dict
-    metrics: list
+    summary: RunSummary
+    metrics: Metrics
     trajectories: dict
     final_weight: int
 

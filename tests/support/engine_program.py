@@ -44,6 +44,23 @@ GLM = {
     "first_k_dense_replace": 1,
     "head_dim": 16,
 }
+DELTA_NET = {
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "shared_expert_intermediate_size": 48,
+}
+MAMBA = {
+    "num_hidden_layers": 4,
+    "hybrid_override_pattern": "M-*M",
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "chunk_size": 16,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     # The first creates the group of expert parallelism, too.
     "experts": ("Qwen3Moe", {**EXPERTS, "head_dim": 16, "tie_word_embeddings": False}),
@@ -56,6 +73,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "qkv-biases": ("Qwen2", {"tie_word_embeddings": True}),
     "qkv-biases-replicated": ("Qwen2", {"num_key_value_heads": 1}),
+    "experts-that-are-copied-into": ("GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}),
+    "states-of-the-delta-rule": ("Qwen3Next", {**EXPERTS, **DELTA_NET, "head_dim": 16}),
+    "states-of-mamba": ("NemotronH", {**MAMBA, "head_dim": 16}),
 }
 MISSING = "missing"
 """The case `tied` without one of its parameters."""
@@ -132,18 +152,25 @@ def _build_config(model: Path, num_workers: int, load_format: str, dtype: str) -
 
 
 def _load(config: Any, published: Path, unit: str) -> str:
-    """Return the digest of this worker's part after the second version."""
+    """Return the digests of this worker's part after the second version, and after a sleep and the same again."""
     from vllm.model_executor.model_loader import get_model
 
     from rljob_trainer.rollout.engine import FileWeightTransferEngine
+    from rljob_trainer.rollout.initial_weights import fill
+    from rljob_trainer.rollout.sleeping_cpu import drop_weights
 
     model = get_model(vllm_config=config)
     engine = FileWeightTransferEngine(None, config, torch.device("cpu"), model)  # type: ignore[arg-type]
-    for version in (1, 2):
+    digests = []
+    for version in (1, 2, 2):
+        if len(digests) == 2:
+            drop_weights(model)
+            fill(model)
         engine.start_weight_update()
         engine.update_weights({"path": f"{published}-{version}.safetensors", "digest_unit": unit})
         engine.finish_weight_update()
-    return str(engine.readback.digest())
+        digests.append(str(engine.readback.digest()))
+    return " ".join(digests[1:])
 
 
 def main() -> None:

@@ -8,9 +8,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rljob_reward.worker import environments
-from rljob_reward.worker.environments.base import Answer, RefusedError
-from rljob_reward.worker.episodes.types import Access, Episode, Message, Reply
+from rljob_service.worker import environments
+from rljob_service.worker.environments.base import Adapter, Answer, RefusedError
+from rljob_service.worker.episodes.types import Access, Episode, Message, Reply
+from tests.support.plugins import ADAPTERS
 
 PROMPT: list[Message] = [{"role": "user", "content": "Play."}]
 
@@ -56,6 +57,10 @@ def build_episode(ground_truth: Any = None, max_turns: int = 8, **columns: Any) 
     return Episode("e-1", 2, access, PROMPT, ground_truth, "games", row, 7, max_turns, 60.0)
 
 
+def load_adapter(framework: str) -> Adapter:
+    return environments.load_adapter(ADAPTERS[framework])
+
+
 def play(
     framework: str,
     value: Any,
@@ -64,7 +69,8 @@ def play(
     args: dict[str, Any] | None = None,
 ) -> Reply:
     """Play an episode of the user's class, as the runner does."""
-    reply = environments.adopt(framework, value, args or {}).play(episode or build_episode(), model)
+    loaded = environments.adopt(load_adapter(framework), value, args or {})
+    reply = loaded.play(episode or build_episode(), model)
     return asyncio.run(_wait(reply)) if inspect.isawaitable(reply) else reply
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 from rljob_trainer.episodes.types import NOT_SAMPLED, Episode, Segment, Turn
@@ -29,3 +31,8 @@ def episode(
         [0 if mask else NOT_SAMPLED for mask in loss_mask],
     )
     return Episode(*index, [segment], [Turn(text, truncated)], "g", **fields)
+
+
+def listed(segments: Iterable[Segment]) -> list[SimpleNamespace]:
+    """Return segments whose arrays are lists, to compare."""
+    return [SimpleNamespace(**{name: values.tolist() for name, values in vars(each).items()}) for each in segments]

@@ -1,4 +1,4 @@
-"""Program of test_exports and test_exports_real: `python -m tests.support.export_scenarios FOLDER`.
+"""Program of test_exports and test_exports_real: `main(FOLDER)`.
 
 Trains one step of a model with experts, and of adapters, with one FSDP2 rank and two, and exports them: to
 FOLDER/experts-export-RANKS and FOLDER/adapters-export-RANKS. Writes FOLDER/NAME-RANKS.pt for the test.
@@ -86,8 +86,5 @@ def _randomize(policy: Policy) -> None:
         shard.data.copy_(distribute_tensor(value, shard.device_mesh, shard.placements))
 
 
-if __name__ == "__main__":
-    import peft  # noqa: F401 - before the fork
-    from transformers import AutoModelForCausalLM  # noqa: F401
-
-    run_on_ranks(build_inputs, ExportScenarios)
+def main(folder: Path) -> None:
+    run_on_ranks(folder, build_inputs, ExportScenarios)

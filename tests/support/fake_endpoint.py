@@ -38,6 +38,7 @@ class Endpoint:
         self.answer: Answer = lambda body, number: completion("Score: 1")
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
+        self.headers: list[dict[str, str]] = []
         self.at: list[float] = []
         self.in_flight = self.max_in_flight = 0
         self._loop = asyncio.new_event_loop()
@@ -48,7 +49,7 @@ class Endpoint:
 
     def reset(self, answer: Answer) -> None:
         self.answer = answer
-        self.requests, self.keys, self.at = [], [], []
+        self.requests, self.keys, self.headers, self.at = [], [], [], []
         self.max_in_flight = self.in_flight
 
     def close(self) -> None:
@@ -70,6 +71,7 @@ class Endpoint:
         number = len(self.requests)
         self.requests.append(json.loads(await request.read()))
         self.keys.append(request.headers.get("Authorization"))
+        self.headers.append(dict(request.headers))
         self.at.append(self._loop.time())
         self.in_flight += 1
         self.max_in_flight = max(self.max_in_flight, self.in_flight)

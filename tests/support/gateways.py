@@ -15,6 +15,7 @@ from rljob_trainer.agents.base import EpisodeTask, Recording
 from rljob_trainer.episodes.types import Completion
 from rljob_trainer.gateway.server import ModelGateway
 from tests.support.chat_templates import ENDS, build_template
+from tests.support.episodes import listed
 
 
 class SpelledPolicy:
@@ -90,9 +91,9 @@ def build_environment(access: ModelAccess) -> dict[str, str]:
 def check_exact(recording: Recording, policy: SpelledPolicy) -> None:
     """Assert that the turns are the completions of the policy, token by token, each after the prompt that it had."""
     assert len(recording.turns) == len(recording.completion_ids) == len(policy.completions)
-    sampled = [turn for segment in recording.segments for turn in segment.turns if turn >= 0]
+    sampled = [turn for segment in listed(recording.segments) for turn in segment.turns if turn >= 0]
     assert sampled == [turn for turn, done in enumerate(policy.completions) for _ in done.token_ids], "order of turns"
-    for segment in recording.segments:
+    for segment in listed(recording.segments):
         for turn in sorted(set(segment.turns) - {-1}):
             places = [index for index, owner in enumerate(segment.turns) if owner == turn]
             completion, start, stop = policy.completions[turn], places[0], places[-1] + 1

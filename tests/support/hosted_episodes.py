@@ -13,13 +13,14 @@ from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import EpisodeTask, Recording
 from rljob_trainer.agents.hosted import HostedLoop
 from rljob_trainer.episodes.types import Episode, Turn, empty_segment
+from tests.support import seconds
 
 MESSAGES = [{"role": "user", "content": "2 + 2?"}]
 
 
 def make_program(**fields: Any) -> Agent:
     runner = {"function": {"inline": "x"}, **fields.pop("runner", {})}
-    return Agent.model_validate({"type": "program", "runner": runner, **fields})
+    return seconds.validate(Agent, {"type": "program", "runner": runner, **fields})
 
 
 @dataclass

@@ -3,11 +3,11 @@
 from datetime import UTC, datetime, timedelta
 
 from rljob_api.manifest.job import RLJob
-from rljob_operator.backend import ObservedState, key_of
-from rljob_operator.children import WORKLOAD_KINDS
-from rljob_operator.children.difference import contains, stamp
-from rljob_operator.defaults import DEFAULTS
-from rljob_operator.plan.job import plan_job
+from rljob_core.backend import ObservedState, key_of
+from rljob_core.children import WORKLOAD_KINDS
+from rljob_core.children.difference import contains, stamp
+from rljob_core.defaults import DEFAULTS
+from rljob_core.plan.job import plan_job
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 FUNCTION = {"inline": "def reward(): ..."}

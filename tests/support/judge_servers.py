@@ -15,12 +15,13 @@ import pytest
 import yaml
 
 from rljob_api.wire.protocol import CallRequest, CallResult, GroupRequest, GroupResult, ScoreRequest, ScoreResult
-from rljob_reward.server.metrics import ServerMetrics
-from rljob_reward.server.scoring import Scorer
-from rljob_reward.server.served_reward import load_reward
-from rljob_reward.worker.settings import SCORE, USER
+from rljob_service.server.executor import Executor
+from rljob_service.server.metrics import ServerMetrics
+from rljob_service.server.served_service import load_service
+from rljob_service.worker.settings import SCORE, USER
 from tests.support.fake_endpoint import Endpoint
 from tests.support.reward_process import Server
+from tests.support.seconds import restore, round_up
 from tests.support.waiting import wait_for
 
 _numbers = itertools.count(1)
@@ -56,11 +57,11 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 class InProcessReward:
-    """A Scorer with a judge, a classifier or a model user, without HTTP."""
+    """An Executor with a judge, a classifier or a model user, without HTTP."""
 
     def __init__(self, reward: Any) -> None:
         self.metrics = ServerMetrics(reward.config.name, reward.config.slots)
-        self.scorer = Scorer(reward, self.metrics)
+        self.executor = Executor(reward, self.metrics)
 
     async def score(self, completion: str, **fields: Any) -> ScoreResult:
         request = ScoreRequest(id=f"r{next(_numbers)}", prompt="2+2?", completion=completion, **fields)
@@ -79,7 +80,7 @@ class InProcessReward:
 
     async def _submit(self, request: ScoreRequest | GroupRequest | CallRequest) -> bytes:
         waiter = _Waiter()
-        self.scorer.submit(request, request.model_dump_json().encode(), waiter)
+        self.executor.submit(request, request.model_dump_json().encode(), waiter)
         return await waiter.result
 
     def metric(self, line: str) -> float:
@@ -104,13 +105,15 @@ class _Waiter:
 async def run_reward(folder: Path, reward: dict[str, Any], serves: str = SCORE) -> AsyncIterator[InProcessReward]:
     """Start an InProcessReward. Raises UserError if it cannot be served."""
     path = folder / f"reward-{next(_numbers)}.yaml"
-    path.write_text(yaml.safe_dump(reward))
-    running = InProcessReward(load_reward(path, serves=serves))
+    path.write_text(yaml.safe_dump(round_up(reward)))
+    served = load_service(path, serves=serves)
+    restore(served.config, reward)
+    running = InProcessReward(served)
     try:
-        await running.scorer.pool.start_first()
+        await running.executor.pool.start_first()
         yield running
     finally:
-        await running.scorer.close()
+        await running.executor.close()
 
 
 @pytest.fixture
@@ -157,7 +160,7 @@ def _start_servers(
         **fields: Any,
     ) -> Server:
         folder = tmp_path_factory.mktemp(serves)
-        (folder / "reward.yaml").write_text(yaml.safe_dump(build(endpoint.url, changes or {}, **fields)))
+        (folder / "service.yaml").write_text(yaml.safe_dump(build(endpoint.url, changes or {}, **fields)))
         arguments = ["--grace", "2", "--serves", serves]
         server = Server(folder, host or new_address(), arguments, environment or {})
         servers.append(server)

@@ -1,4 +1,4 @@
-"""Program of test_sharded_weights: `python -m tests.support.loading_scenarios FOLDER` opens models with one FSDP2 rank
+"""Program of test_sharded_weights: `main(FOLDER)` opens models with one FSDP2 rank
 and with two, and compares them with what transformers' from_pretrained loads.
 
 Writes FOLDER/NAME-RANKS.pt for the test.
@@ -236,7 +236,5 @@ class _Slice:
         return found
 
 
-if __name__ == "__main__":
-    import peft  # noqa: F401 - before the fork
-
-    run_on_ranks(build_inputs, Scenarios)
+def main(folder: Path) -> None:
+    run_on_ranks(folder, build_inputs, Scenarios)

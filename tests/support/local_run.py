@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,6 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
+from rljob_api.run.folder import FILE_METRICS
+from rljob_api.run.metrics import read_metrics
+from rljob_api.run.summaries import RunSummary, read_run_summary
 from tests.paths import ROOT
 
 RLJOB = Path(sys.executable).with_name("rljob")
@@ -28,6 +30,14 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     time.sleep(0.3)  # a step has a middle in which to die
     return solution_str.count("e") / 10
 """
+
+
+def find_tracebacks(run: Path) -> list[str]:
+    """Return where the logs of a run have tracebacks, or errors of an engine."""
+    logs = sorted((run / "logs").glob("*.log"))
+    assert logs, "the run has logs"
+    lines = [(log, line) for log in logs for line in log.read_text(errors="replace").splitlines()]
+    return [f"{log.name}: {line}" for log, line in lines if "Traceback (most recent" in line or "EngineDead" in line]
 
 
 def run_to_end(job: Path, folder: Path, timeout_seconds: float) -> subprocess.CompletedProcess[str]:
@@ -75,9 +85,7 @@ class Run:
         self.wait_for(f"step {step}", lambda: self.num_steps() >= step)
 
     def num_steps(self) -> int:
-        metrics = self.folder / "metrics.jsonl"
-        lines = metrics.read_text().splitlines() if metrics.exists() else []
-        return max((json.loads(line)["step"] for line in lines if '"type": "step"' in line), default=0)
+        return read_metrics(self.folder / FILE_METRICS).last_step
 
     def kill(self, what: str) -> None:
         """Send SIGKILL to the run's first process whose command line contains `what`, except its Pod's supervisor."""
@@ -89,14 +97,15 @@ class Run:
         lines = {process.pid: command_line(process) for process in processes}
         return sorted(pid for pid, line in lines.items() if what in line and "podshim" not in line)
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> RunSummary:
         """Return the summary of the run, which must succeed and leave no process behind."""
         processes = psutil.Process(self.process.pid).children(recursive=True)
         assert self.process.wait(DEADLINE_SECONDS) == 0, self.tail()
         left = [line for process in processes if process.is_running() and (line := command_line(process))]
         assert not left, f"left behind: {left}"
         last_line = (self.folder.parent / "output.txt").read_text().splitlines()[-1]
-        summary: dict[str, Any] = json.loads(Path(last_line).read_text())
+        summary = read_run_summary(Path(last_line).parent)
+        assert summary is not None, last_line
         return summary
 
     def tail(self) -> str:

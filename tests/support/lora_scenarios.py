@@ -1,10 +1,11 @@
-"""Program of test_lora: `python -m tests.support.lora_scenarios FOLDER` trains adapters with one FSDP2 rank and two.
+"""Program of test_lora: `main(FOLDER)` trains adapters with one FSDP2 rank and two.
 
 Writes FOLDER/NAME-RANKS.pt for the test. B begins at random values, since the gradient of A is 0 where B is 0.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -46,7 +47,7 @@ class LoraScenarios(Scenarios):
         self.start()
         self.train_adapters("plain", PLAIN)
         self.train_adapters("accumulated", PLAIN, limit=16)
-        self.train_adapters("recomputed", PLAIN, gradient_checkpointing=True)
+        self.train_adapters("recomputed", PLAIN, gradient_checkpointing="full")
         self.train_adapters("one-module", PLAIN, lora={**LORA, "targetModules": ["q_proj"]})
         self.train_adapters("everything", EVERYTHING, temperature=0.7, versions=LATER)
         with mock.patch.object(sharding, "choose_mode", return_value=SMALLEST):
@@ -115,7 +116,5 @@ class LoraScenarios(Scenarios):
         checkpoints.export_model(policy, self.folder / f"export-{self.num_ranks}", str(self.folder / "model"))
 
 
-if __name__ == "__main__":
-    import peft  # noqa: F401 - before the fork
-
-    run_on_ranks(build_inputs, LoraScenarios)
+def main(folder: Path) -> None:
+    run_on_ranks(folder, build_inputs, LoraScenarios)

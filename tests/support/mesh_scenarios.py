@@ -1,4 +1,4 @@
-"""Program of test_meshes: `python -m tests.support.mesh_scenarios FOLDER` runs updates with one rank, with four that
+"""Program of test_meshes: `main(FOLDER)` runs updates with one rank, with four that
 share one copy of the model, and with two times two (trainer.sharding: perReplica).
 
 Writes FOLDER/NAME-LAYOUT.pt for the test.
@@ -6,7 +6,6 @@ Writes FOLDER/NAME-LAYOUT.pt for the test.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,24 @@ from rljob_trainer.policy.policy import Policy
 from rljob_trainer.policy.sharding import ShardingMode
 from tests.support import critic_scenarios, lora_scenarios, policy_scenarios
 from tests.support.policy_scenarios import EVERYTHING, LATER, PLAIN, build_inputs, build_rows
-from tests.support.rank_programs import fork_ranks
+from tests.support.rank_programs import fork, fork_ranks
 
-NUM_RANKS = {"one": 1, "full": 4, "perReplica": 4}
-"""Of each layout."""
+LAYOUTS = {1: ("one",), 4: ("full", "perReplica")}
+"""Layouts by the number of their ranks."""
 REDUCE_OFTEN = ShardingMode(keep_gathered=False, reduce_once=False)
 
 
 class MeshScenarios(lora_scenarios.LoraScenarios):
-    def __init__(self, rank: int, num_ranks: int, folder: Path, layout: str) -> None:
+    def __init__(self, rank: int, num_ranks: int, folder: Path, *layouts: str) -> None:
         super().__init__(rank, num_ranks, folder)
-        self.layout = layout
+        self.layouts = layouts
 
     def run(self) -> None:
+        for layout in self.layouts:
+            self.run_layout(layout)
+
+    def run_layout(self, layout: str) -> None:
+        self.layout = layout
         self.train("plain", PLAIN)
         self.find_shards()
         if self.layout == "full":  # the rest is as with two ranks, which other programs test
@@ -88,10 +92,7 @@ class MeshScenarios(lora_scenarios.LoraScenarios):
             torch.save(contents, self.folder / f"{name}-{self.layout}.pt")
 
 
-if __name__ == "__main__":
-    import peft  # noqa: F401 - before the fork
-
-    target = Path(sys.argv[1])
-    torch.multiprocessing.start_processes(build_inputs, (target,), 1, start_method="fork")
-    for layout, count in NUM_RANKS.items():
-        fork_ranks(target, count, MeshScenarios, layout)
+def main(folder: Path) -> None:
+    fork(build_inputs, folder)
+    for count, layouts in LAYOUTS.items():
+        fork_ranks(folder, count, MeshScenarios, *layouts)

@@ -1,4 +1,4 @@
-"""Program of test_offload: `python -m tests.support.offload_scenarios FOLDER` runs updates with and without
+"""Program of test_offload: `main(FOLDER)` runs updates with and without
 trainer.offload on two FSDP2 ranks. On CPUs, FSDP2 takes the same path, with copies from host memory to itself.
 
 Writes FOLDER/NAME-OFFLOAD.pt for the test.
@@ -6,7 +6,6 @@ Writes FOLDER/NAME-OFFLOAD.pt for the test.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,7 +21,7 @@ from rljob_trainer.policy.policy import Policy
 from tests.support.checkpoint_scenarios import KINDS, full_state
 from tests.support.critic_scenarios import build_rows
 from tests.support.policy_scenarios import Scenarios, build_inputs, clone
-from tests.support.rank_programs import fork_ranks
+from tests.support.rank_programs import fork, fork_ranks
 
 VALUES = ("none", "reference", "all")
 OTHER = {"none": "all", "reference": "none", "all": "none"}
@@ -31,15 +30,12 @@ REDUCE_OFTEN = sharding.ShardingMode(keep_gathered=False, reduce_once=False)
 
 
 class OffloadScenarios(Scenarios):
-    def __init__(self, rank: int, num_ranks: int, folder: Path, offload: str) -> None:
-        super().__init__(rank, num_ranks, folder)
-        self.offload = offload
-
     def run(self) -> None:
-        for kind in KINDS:
-            self.train(kind)
-        with mock.patch.object(sharding, "choose_mode", return_value=REDUCE_OFTEN):
-            self.train("policy", suffix="-reduced")
+        for self.offload in VALUES:
+            for kind in KINDS:
+                self.train(kind)
+            with mock.patch.object(sharding, "choose_mode", return_value=REDUCE_OFTEN):
+                self.train("policy", suffix="-reduced")
 
     def new(self, kind: str, offload: str) -> Policy:
         algorithm, settings = KINDS[kind]
@@ -47,6 +43,7 @@ class OffloadScenarios(Scenarios):
 
     def train(self, kind: str, suffix: str = "") -> None:
         """Train, save next to training, publish, and resume with and without offload."""
+        torch.manual_seed(0)  # with dropout, all values draw the same
         folder = self.folder / f"checkpoint-{kind}-{self.offload}{suffix}"
         policy = self.new(kind, self.offload)
         saver = CheckpointSaver(policy, asynchronous=True)
@@ -83,10 +80,6 @@ def find_offloaded(policy: Policy) -> set[str]:
     return found
 
 
-if __name__ == "__main__":
-    import peft  # noqa: F401 - before the fork
-
-    target = Path(sys.argv[1])
-    torch.multiprocessing.start_processes(build_inputs, (target,), 1, start_method="fork")
-    for value in VALUES:
-        fork_ranks(target, 2, OffloadScenarios, value)
+def main(folder: Path) -> None:
+    fork(build_inputs, folder)
+    fork_ranks(folder, 2, OffloadScenarios)

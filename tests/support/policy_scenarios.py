@@ -1,4 +1,4 @@
-"""Program of test_policy: `python policy_scenarios.py FOLDER` runs each scenario with one FSDP2 rank and with two.
+"""Program of test_policy: `main(FOLDER)` runs each scenario with one FSDP2 rank and with two.
 
 Writes FOLDER/NAME-RANKS.pt (parameters, gradients, metrics) for the test. All scenarios share one
 start of the processes, since importing torch takes most of the time.
@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401 - 
 
 from rljob_api.manifest.algorithm import Algorithm, Optimizer
 from rljob_api.manifest.job import RLJob
+from rljob_inputs.models.defaults import resolve_job
 from rljob_trainer.episodes.types import NOT_SAMPLED, TrainRow, UpdateMetrics, UpdateVersions
 from rljob_trainer.policy import checkpoints, layout, sharding
 from rljob_trainer.policy.micro_batches import plan_micro_batches
@@ -40,21 +41,24 @@ OPTIMIZER = Optimizer(learning_rate=1e-3, max_grad_norm=1.0)
 PLAIN = Algorithm(optimizer=OPTIMIZER)
 EVERYTHING = Algorithm.model_validate(
     {
-        "clip_high": 0.28,
+        "loss": {"clip_high": 0.28},
         "kl": {"coefficient": 0.1},
         "entropy_coefficient": 0.01,
-        "importance_cap": 1.5,
+        "correction": {"cap": 1.5},
         "optimizer": OPTIMIZER,
     }
 )
 
 
-TYPES = ("drGrpo", "dapo", "rloo", "reinforcePlusPlus", "gspo", "cispo")
+TYPES = ("drGrpo", "dapo", "rloo", "reinforcePlusPlus", "reinforcePlusPlusBaseline", "gspo", "cispo")
 """Algorithms besides grpo, and ppo, whose policy loss is grpo's."""
+CORRECTED = {"correction": {"level": "sequence", "cap": 1.5, "rejection": {"cap": 1.2}}}
+OTHERS = {kind: {"type": kind} for kind in TYPES} | {"corrected": CORRECTED}
+"""Settings of the algorithm by the name of the scenario."""
 FIRST = UpdateVersions(proximal=3, current=3, end=4)
-"""Of the first mini-batch of a step: the proximal policy is the current one."""
+"""Versions of the first mini-batch of a step: the proximal policy is the current one."""
 LATER = UpdateVersions(proximal=3, current=3.5, end=4)
-"""Of the second of two mini-batches: the proximal policy is between the rollout's and the current one."""
+"""Versions of the second of two mini-batches: the proximal policy is between the rollout's and the current one."""
 
 
 NO_SIGNAL = (0, 4, 5, 11)
@@ -172,8 +176,9 @@ class Scenarios:
         self.train("reduced", PLAIN, micro_batch_tokens=16, mode=ShardingMode(keep_gathered=False, reduce_once=False))
         self.train("unshared", PLAIN, share_prompts=False)
         self.train("masked", PLAIN, rows=with_invalid(build_rows()))
-        self.train("recomputed", PLAIN, gradient_checkpointing=True)
+        self.train("recomputed", PLAIN, gradient_checkpointing="full")
         self.train("half", PLAIN, dtype="float16")
+        self.train("half-fp32-head", PLAIN, dtype="float16", head_dtype="float32")
         self.train("split", PLAIN, calls=12)
         self.train("split-again", PLAIN, calls=12)
         self.train("without-signal", PLAIN, rows=without_advantages(build_rows(), NO_SIGNAL))
@@ -181,9 +186,9 @@ class Scenarios:
         self.train("everything-accumulated", EVERYTHING, micro_batch_tokens=24, **everything)
         self.train("everything-split", EVERYTHING, calls=5, **everything)
         self.train("given-reference", EVERYTHING, rows=with_reference(build_rows()), temperature=0.7, versions=LATER)
-        for kind in TYPES:
-            algorithm = Algorithm.model_validate({"type": kind, "optimizer": OPTIMIZER})
-            self.train(kind, algorithm, versions=LATER, level="sequence", calls=3, micro_batch_tokens=24, updates=1)
+        for name, settings in OTHERS.items():
+            algorithm = Algorithm.model_validate({**settings, "optimizer": OPTIMIZER})
+            self.train(name, algorithm, versions=LATER, level="sequence", calls=3, micro_batch_tokens=24, updates=1)
         self.train("nothing", PLAIN, rows=all_invalid(build_rows()))
         self.skip()
         self.rest()
@@ -201,7 +206,7 @@ class Scenarios:
             "rollout": {"sampling": {"temperature": temperature}},
             "trainer": {"dtype": "float32", **trainer},
         }
-        job = RLJob.model_validate({"metadata": {"name": "t"}, "spec": spec})
+        job = resolve_job(RLJob.model_validate({"metadata": {"name": "t"}, "spec": spec}), None)
         return Policy(job, str(self.folder / "model"), torch.device("cpu"))
 
     def accumulate(
@@ -350,8 +355,8 @@ def capture_gradients(policy: Policy) -> list[dict[str, torch.Tensor]]:
     step = policy.optimizer.step
 
     def capture() -> None:
-        named = policy.model.named_parameters()
-        gradients.append({name.removeprefix("network."): p.grad.full_tensor().clone() for name, p in named})
+        named = [(name, p.grad) for name, p in policy.model.named_parameters() if p.grad is not None]
+        gradients.append({name.removeprefix("network."): gradient.full_tensor().clone() for name, gradient in named})
         step()
 
     policy.optimizer.step = capture  # type: ignore[method-assign]
@@ -385,5 +390,5 @@ def build_inputs(_: int, folder: Path) -> None:
     build_tokenizer(folder / "model")
 
 
-if __name__ == "__main__":
-    run_on_ranks(build_inputs, Scenarios)
+def main(folder: Path) -> None:
+    run_on_ranks(folder, build_inputs, Scenarios)

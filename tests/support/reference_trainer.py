@@ -37,7 +37,7 @@ class ReferenceTrainer:
             share = [proximal_share(version, versions) for version in row.versions[1:]]
             proximal = rollout + torch.tensor(share) * (new.detach() - rollout)
             gain = policy_gain(a, new, proximal, advantages, mask)
-            gain = gain * torch.exp(proximal - rollout).clip(max=a.importance_cap or a.correction.cap)
+            gain = gain * importance(a, new.detach(), proximal, rollout, mask)
             if row.reference_logprobs is None:
                 reference = self.logprobs(self.reference, tokens)[0]
             else:
@@ -67,11 +67,27 @@ def policy_gain(
         return ratio * advantages
     if kind == "cispo":
         return ratio.detach().clip(max=5.0) * advantages * new
-    low, high = {"grpo": (algorithm.clip_low, algorithm.clip_high), "dapo": (0.2, 0.28)}.get(kind, (0.2, 0.2))
+    low, high = 0.2, algorithm.loss.clip_high or (0.28 if kind == "dapo" else 0.2)
     if kind == "gspo":  # GSPO-token: the sequence's ratio, with each token's own gradient
         low, high = 3e-4, 4e-4
         ratio = torch.exp((new - proximal)[mask].mean()).detach() * (new.exp() / new.detach().exp())
-    return torch.minimum(ratio * advantages, ratio.clip(1 - low, 1 + high) * advantages)
+    gain = torch.minimum(ratio * advantages, ratio.clip(1 - low, 1 + high) * advantages)
+    dual = {"dapo": 10.0, "gspo": torch.inf}.get(kind, 3.0)
+    return torch.where(advantages < 0, gain.maximum(dual * advantages), gain)
+
+
+def importance(
+    algorithm: Algorithm, new: torch.Tensor, proximal: torch.Tensor, rollout: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:  # all [tokens]
+    """The truncated weight of each token, or that of the row, and 0 for all of a row whose mean ratio is rejected."""
+    correction, log_weights = algorithm.correction, proximal - rollout
+    if correction.level == "sequence":
+        log_weights = log_weights[mask].sum().expand(len(mask))
+    weights = torch.exp(log_weights).clip(max=correction.cap)
+    if correction.rejection is None:
+        return weights
+    cap, mean = correction.rejection.cap, torch.exp((new - rollout)[mask].mean())
+    return weights * (1 / cap <= mean <= cap)
 
 
 def proximal_share(version: int, versions: UpdateVersions) -> float:

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from aiohttp import web
 
-from rljob_api.manifest.reward import Reward
+from rljob_api.manifest.services.reward import Reward
 from rljob_api.wire.protocol import GroupRequest, GroupResult, ScoreRequest, ScoreResult
 from rljob_trainer.replicas.http import open_session
-from rljob_trainer.rewards.clients import RewardClients
+from rljob_trainer.rewards.groups import RewardClients
+from tests.support import seconds
 from tests.support.stub_server import StubServer
 from tests.support.waiting import DEADLINE_SECONDS
 
@@ -31,7 +32,7 @@ async def until(condition):
 
 
 def make_reward(**fields):
-    return Reward.model_validate({"name": "r", "function": {"inline": "x"}, **fields})
+    return seconds.validate(Reward, {"name": "r", "function": {"inline": "x"}, **fields})
 
 
 def make_request(i, completion=None, **fields):
@@ -43,12 +44,19 @@ async def score_alone(rewards, request):
     return await rewards.open_group(request.id, request.lane, 1).score(0, request)
 
 
+class Decoder:
+    """A tokenizer whose tokens are numbers."""
+
+    def decode(self, token_ids, *, skip_special_tokens):
+        return " ".join(map(str, token_ids))
+
+
 class RewardServer(StubServer):
     """A reward whose score is the completion, a number, unless `fault` returns something else."""
 
     def __init__(self, address, version="v1"):
         super().__init__(address)
-        self.version, self.reads_tokens = version, False
+        self.version, self.reads = version, []
         self.asked, self.groups, self.num_left = [], [], 0
         self.connections, self.most_connected = set(), 0
         self.open = asyncio.Event()
@@ -65,7 +73,7 @@ class RewardServer(StubServer):
         ]
 
     async def _info(self, request):
-        return web.json_response({"name": "r", "version": self.version, "reads_tokens": self.reads_tokens})
+        return web.json_response({"name": "r", "version": self.version, "reads": self.reads})
 
     async def _pass(self, request):
         self.connections.add(request.transport)
@@ -137,7 +145,7 @@ class RewardHarness:
     @asynccontextmanager
     async def rewards(self, *specs):
         async with open_session() as session:
-            rewards = RewardClients(specs, session)
+            rewards = RewardClients(specs, session, Decoder())
             await rewards.start()
             try:
                 async with asyncio.timeout(DEADLINE_SECONDS):

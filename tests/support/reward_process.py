@@ -32,7 +32,7 @@ def build_group(*completions: str, name: str | None = None, **fields: Any) -> di
 
 
 class Server:
-    """One running `python -m rljob_reward`."""
+    """One running `python -m rljob_service`."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Server:
         """`group` is the user's by default."""
         self.host = host
         self.log = folder / "log"
-        command = [python, "-m", "rljob_reward", "--config", str(folder / "reward.yaml"), *arguments]
+        command = [python, "-m", "rljob_service", "--config", str(folder / "service.yaml"), *arguments]
         environment = {**os.environ, "RLJOB_TOKEN": TOKEN, "RLJOB_POD_IP": host, **environment}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(

@@ -33,7 +33,7 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
     ) -> Server:
         folder = tmp_path_factory.mktemp("reward")
         function = ({"inline": source} if source is not None else {}) | fields.pop("function", {})
-        (folder / "reward.yaml").write_text(yaml.safe_dump({"name": "test", "function": function, **fields}))
+        (folder / "service.yaml").write_text(yaml.safe_dump({"name": "test", "function": function, **fields}))
         host = f"127.10.{1 + os.getpid() % 200}.{next(_numbers) % 250 + 1}"
         server = Server(folder, host, ["--grace", "10", *(arguments or [])], environment or {})
         servers.append(server)

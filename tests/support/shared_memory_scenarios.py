@@ -1,4 +1,4 @@
-"""Program of test_shared_memory: `python -m tests.support.shared_memory_scenarios FOLDER` compares the collectives
+"""Program of test_shared_memory: `main(FOLDER)` compares the collectives
 through shared memory with gloo's, on two ranks and on three.
 
 Writes FOLDER/RANK-of-RANKS.pt for the test.
@@ -6,7 +6,6 @@ Writes FOLDER/RANK-of-RANKS.pt for the test.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from tests.support.rank_programs import fork_ranks
 SLOT_BYTES = 48
 """A multiple of 4 bytes for each of 2 or 3 ranks."""
 SIZES = (1, 6, 24, 25, 100)
-"""Of a rank's values: less than a slot, a whole one, and several."""
+"""Sizes of a rank's values: less than a slot, a whole one, and several."""
 ROUNDS = 20
 
 
@@ -110,10 +109,6 @@ class InOwnFolder(SharedMemoryScenarios):
         super().run()
 
 
-def main() -> None:
+def main(folder: Path) -> None:
     for num_ranks in (2, 3):
-        fork_ranks(Path(sys.argv[1]), num_ranks, InOwnFolder)
-
-
-if __name__ == "__main__":
-    main()
+        fork_ranks(folder, num_ranks, InOwnFolder)

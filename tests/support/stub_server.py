@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from rljob_api.wire.contract import PORT_REWARD
+from rljob_api.wire.contract import PORT_SERVICE
 
 
 class StubServer:
@@ -20,7 +20,7 @@ class StubServer:
         app.add_routes(self.routes())
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
-        await web.TCPSite(self._runner, self.address, PORT_REWARD, reuse_address=True).start()
+        await web.TCPSite(self._runner, self.address, PORT_SERVICE, reuse_address=True).start()
 
     async def stop(self):
         if self._runner:

@@ -1,19 +1,20 @@
 """The documents name links, make targets, fields and files that exist; their jobs, whole or in part, are valid."""
 
+import ast
 import re
 
 import pytest
 import yaml
 
-from rljob_api.functions.conventions import CONVENTIONS
 from rljob_api.functions.static_check import check_function
 from rljob_api.manifest.job import RLJob
 from rljob_api.read.load import load_manifests
-from rljob_operator.children import build_children
-from rljob_operator.defaults import DEFAULTS
-from rljob_operator.plan.validate import find_problems
+from rljob_core.children import build_children
+from rljob_core.defaults import DEFAULTS
+from rljob_core.plan.validate import find_problems
 from tests.paths import ROOT
 from tests.support.job_simulation import make_job
+from tests.support.plugins import KNOWN
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -61,7 +62,7 @@ def test_each_part_of_a_job_that_newcomers_are_shown_is_valid(part):
     job = RLJob.model_validate({**manifest, "spec": {**smallest, **part}})
     for reward in job.spec.rewards:
         if reward.function and reward.function.inline:
-            assert not check_function(reward.function.inline, "inline", reward.function, reward.scope)
+            assert not check_function(reward.function.inline, "inline", reward.function, KNOWN, reward.scope)
 
 
 GPU_YAML = [
@@ -134,8 +135,33 @@ def test_walk_of_contributing_leads_to_a_file(task, package, folder, file):
     assert len(list((ROOT / package).glob(f"rljob_*/{folder}/{file}"))) == 1, task
 
 
+RECIPES = (ROOT / "CONTRIBUTING.md").read_text().partition("## How to add")[2].partition("\n## ")[0]
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", RECIPES))))
+def test_file_of_a_recipe_exists(path):
+    assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize(("symbol", "path"), re.findall(r"`([A-Za-z_][\w.]*)` (?:in|of)\s+`([\w/]+\.py)`", RECIPES))
+def test_symbol_of_a_recipe_is_defined_in_its_file(symbol, path):
+    scope = ast.parse((ROOT / path).read_text())
+    for name in symbol.split("."):
+        found = [node for node in scope.body if name in names_of(node)]
+        assert found, f"{path} has no {name}"
+        scope = found[0]
+
+
+def names_of(node):
+    """Return what a statement defines."""
+    targets = getattr(node, "targets", [getattr(node, "target", None)])
+    return {getattr(node, "name", None), *(target.id for target in targets if isinstance(target, ast.Name))}
+
+
 def test_the_guide_to_rewards_lists_every_form_of_the_table():
     text = (ROOT / "docs" / "rewards.md").read_text()
     rows = [row for row in text.splitlines() if row.startswith("| `")]
-    missing = [c.form for c in CONVENTIONS if not any(f"`{c.form}`" in r and f"| `{c.name}` |" in r for r in rows)]
+    missing = [
+        c.form for c in KNOWN.conventions if not any(f"`{c.form}`" in r and f"| `{c.name}` |" in r for r in rows)
+    ]
     assert sorted(set(missing)) == []

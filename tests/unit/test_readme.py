@@ -3,15 +3,20 @@
 import re
 
 import pytest
-import yaml
 
 from rljob_api.read.load import load_manifests
+from rljob_api.run.summaries import RunSummary
 from rljob_cli.main import app
 from rljob_cli.run.summary import summary_lines
-from rljob_operator.children import build_children
-from rljob_operator.defaults import DEFAULTS
-from rljob_operator.plan.validate import find_problems
+from rljob_core.children import build_children
+from rljob_core.defaults import DEFAULTS
+from rljob_core.plan.validate import find_problems
+from rljob_inputs.memory.known_models import CONFIGS
+from rljob_inputs.memory.plan import ModelFacts, Question
+from rljob_inputs.memory.sharing import share_gpus
+from rljob_inputs.models.defaults import resolve_job
 from tests.paths import CHART, ROOT
+from tests.support import fast_yaml
 from tests.support.readme import read_blocks, read_commands, read_smallest_job
 
 LANGUAGES = ["bash", "text", "bash", "bash", "yaml", "bash", "", ""]
@@ -44,7 +49,7 @@ def check_kubectl(verb, *arguments):
     if verb == "rljob":
         assert arguments[0] in [command.name or command.callback.__name__ for command in app.registered_commands]
     elif verb == "get":
-        crd = yaml.safe_load((ROOT / "crds" / "rljobs.rljob.dev.yaml").read_text())
+        crd = fast_yaml.load((ROOT / "crds" / "rljobs.rljob.dev.yaml").read_text())
         assert arguments[0] == crd["spec"]["names"]["singular"]
     elif verb in ("create", "config"):  # of kubectl alone
         known = (("create", "namespace"), ("config", "set-context", "--current", "--namespace"))
@@ -79,6 +84,15 @@ def test_smallest_job_is_valid_for_a_cluster_and_renders():
     assert {"Job", "StatefulSet", "Deployment", "Service", "NetworkPolicy", "Secret", "ConfigMap"} <= set(kinds)
 
 
+def test_smallest_job_runs_on_one_gpu_as_the_readme_says():
+    (job,) = load_manifests(read_smallest_job(), "README.md")
+    source = job.spec.model.source
+    models = {source: ModelFacts(CONFIGS[source.rpartition("/")[2].removesuffix("-Instruct")])}
+    sharing = share_gpus(Question(resolve_job(job, None), models, 16_000 * 2**20, num_gpus=1))
+    assert sharing.fields == {"rollout.placement": "trainer"}, sharing
+    assert "here from 16 GB on" in (ROOT / "README.md").read_text()
+
+
 def test_output_of_the_demo_has_the_lines_of_the_program():
     (text,) = (block.text for block in read_blocks() if block.language == "text")
     shown = [tuple(cell.rstrip() for cell in row) for row in re.findall(r"^│ (.*?)│ (.*?)│$", text, re.M)]
@@ -98,4 +112,5 @@ def test_output_of_the_demo_has_the_lines_of_the_program():
         "weight_digests": {"trainer": "a", "rollout": "a"},
     }
     assert shown
-    assert [line for line in summary_lines(summary) if line in shown] == shown
+    lines = summary_lines(RunSummary.model_validate(summary))
+    assert [line for line in lines if line in shown] == shown

@@ -1,11 +1,12 @@
-"""Coroutines that run together and fail together."""
+"""Coroutines that run together and fail together, and work that must end before anything else happens."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, ParamSpec, TypeVar
 
+_Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
 
@@ -17,3 +18,15 @@ async def run_all(work: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from errors
     return [task.result() for task in tasks]
+
+
+async def run_in_thread(
+    work: Callable[_Parameters, _Result], /, *arguments: _Parameters.args, **named: _Parameters.kwargs
+) -> _Result:
+    """Run `work` in a thread. A cancellation is raised once it has ended: nothing writes the same files meanwhile."""
+    running = asyncio.ensure_future(asyncio.to_thread(work, *arguments, **named))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        raise

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from rljob_api.functions import episode_forms, forms, tool_forms, user_forms
+from rljob_api.functions.conventions import Signatures
 from rljob_api.functions.descriptions import Class, Description, Function, Several
 from rljob_api.functions.forms import FormError
 from rljob_api.functions.source import FunctionNode, SourceNames, parse
@@ -27,10 +28,13 @@ class AgentFunctionSpec(Protocol):
     def factory_args(self) -> Mapping[str, Any] | None: ...
 
 
-def check_user(source: str, filename: str, spec: AgentFunctionSpec) -> list[str]:
-    """Return the problems of a simulated user's source, each beginning with `filename:line:`."""
+def check_user(source: str, filename: str, spec: AgentFunctionSpec, known: Signatures) -> list[str]:
+    """Return the problems of a simulated user's source, each beginning with `filename:line:`. `known`: the forms that
+    are installed."""
     names = _parse(source, filename, "the simulated user")
-    return names if isinstance(names, list) else [f"{filename}:{line}: {text}" for line, text in _user(names, spec)]
+    if isinstance(names, list):
+        return names
+    return [f"{filename}:{line}: {text}" for line, text in _user(names, spec, known)]
 
 
 def check_tools(source: str, filename: str, spec: AgentFunctionSpec) -> list[str]:
@@ -71,14 +75,17 @@ def _parse(source: str, filename: str, what: str) -> SourceNames | list[str]:
         return [f"{filename}:1: {what} cannot be parsed: {error}"]
 
 
-def _user(names: SourceNames, spec: AgentFunctionSpec) -> Iterator[tuple[int, str]]:
-    name = _find_class_or_function(names, spec.entrypoint, user_forms.RESPOND, user_forms.is_user_class)
+def _user(names: SourceNames, spec: AgentFunctionSpec, known: Signatures) -> Iterator[tuple[int, str]]:
+    def fits(methods: Mapping[str, object]) -> bool:
+        return user_forms.is_user_class(methods, known)
+
+    name = _find_class_or_function(names, spec.entrypoint, user_forms.RESPOND, fits)
     if name is None:
         if "*" not in names.statements:
-            yield 1, user_forms.describe_missing_user(spec.entrypoint, _definitions(names))
+            yield 1, user_forms.describe_missing_user(spec.entrypoint, _definitions(names), known)
         return
     try:
-        user_forms.plan_user(_describe_made(names, name, spec), spec.kwargs, spec.factory_args)
+        user_forms.plan_user(_describe_made(names, name, spec), spec.kwargs, spec.factory_args, known)
     except FormError as error:
         yield names.statements[name].lineno, str(error)
 

@@ -1,327 +1,180 @@
-"""How projects call their reward functions: one table, read by the static check and by the reward server.
+"""How functions and classes are called: the types of a form, RLJob's own forms, and those of plugins in one table.
 
-An entry has the parameters that identify a form, what each parameter gets, whether arguments are lists with one element
-per sample, and how the return value is read. `forms` matches a function with the table; workers implement VALUES and
-RETURNS. A new form is one entry here and one test. Standard library only: workers import this file.
+An entry has what identifies a form, what each parameter gets, whether arguments are lists with one element per sample,
+and how the return value is read. `forms` matches a function with the table. What only a worker does (binding an object,
+reading an unusual return value) is a reference, MODULE:NAME, so that the static check does not import it. Standard
+library only: workers import this file.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
-Signature = Literal[
-    "auto", "verl", "trl", "openrlhf", "verifiers", "ms-swift", "slime", "areal", "open-instruct", "rllm",
-    "reasoning-gym", "easyr1", "trinity-rft", "openai", "plain",
-]  # fmt: skip
-"""Values of function.signature: auto, and the names of CONVENTIONS."""
+from rljob_api.functions import values
+from rljob_api.functions.descriptions import Class, Function
+from rljob_api.functions.plugins import load_reference
+from rljob_api.functions.values import Value
 
-Value = Literal[
-    "prompt",  # as in the data: a string, or chat messages
-    "prompt_text",  # contents of the messages as lines
-    "openrlhf_prompt",  # the same, each line with its end
-    "completion",  # a string
-    "completion_messages",  # a string for a string prompt, else one assistant message in a list
-    "query",  # OpenRLHF: prompt and completion as one text
-    "ground_truth",
-    "data_source",
-    "extra_info",
-    "info",  # verifiers: the column info, else extra_info
-    "task",  # verifiers: the column task, else data_source
-    "state",  # verifiers: a dict with all of these
-    "row",  # extra_info, with question and answer
-    "entry",  # reasoning_gym: question, answer, metadata, and the other columns
-    "task_info",  # rLLM: the row, with ground_truth and data_source
-    "reward_input",  # EasyR1: response, response_length, ground_truth, and the other columns
-    "sample",  # slime: an object with prompt, response, label, tokens, metadata
-    "output_text",  # OpenAI: a dict with output_text
-    "prompt_ids",
-    "completion_ids",
-]  # fmt: skip
-
-Returns = Literal[
-    "score",  # a number, a tuple that begins with it, or a dict or record with `score`
-    "reward",  # the same with `reward` (or score)
-    "overall",  # the same with `overall` (or score)
-    "sum",  # a number, or a dict whose numbers are summed
-    "numbers",  # for lists: a number or None per sample
-    "rewards",  # OpenRLHF: a dict with `rewards`, `scores` and `extra_logs`, or only the rewards
-]  # fmt: skip
-
-TOKEN_VALUES: Final = frozenset({"prompt_ids", "completion_ids", "sample"})
-"""Values that need token ids. The driver sends ids only to rewards that read them."""
-
-STANDARD_NAMES: Final = (
-    "prompt", "completion", "ground_truth", "data_source", "extra_info", "prompt_ids", "completion_ids",
-)  # fmt: skip
-"""What function.columns may name, besides extra_info.KEY."""
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class Convention(NamedTuple):
-    """One form of a project's reward functions."""
+    """One form of functions: their parameters, their arguments, their result."""
 
     name: str
-    """Value of function.signature."""
+    """Value of function.signature: the name of the plugin's entry point."""
     form: str
     """How it is written, for messages and docs."""
     markers: tuple[str, ...]
     """Parameters that the form has. `NAME: str` is a parameter with that annotation."""
-    arguments: MappingProxyType[str, Value]
+    arguments: Mapping[str, Value]
     """What each parameter gets. A function takes those that it names, or all with **kwargs (token ids only if it reads
     them)."""
+    rank: int = 100
+    """Forms that fit a function are tried in the order of their ranks. 100: markers that only this project has. Above
+    it: markers that other forms have, too. RLJob's own have 500."""
     lists: bool = False
     """Whether each argument is a list with one element per sample."""
-    returns: Returns = "score"
-    """How a sample's part of the return value is read."""
+    returns: Literal["score", "numbers", "sum"] = "score"
+    """How a sample's part of the return value is read. score: a number, a tuple that begins with it, or a dict or
+    record with one of score_keys. numbers: a number or None. sum: a number, or a dict whose numbers are summed."""
+    score_keys: tuple[str, ...] = ("score",)
+    read_returned: str = ""
+    """MODULE:NAME of a function that reads the whole return value instead: (value, num_samples) -> list[Outcome]."""
+    whole: bool = False
+    """Whether the completion of an agent's episode is all that followed the prompt, results of tools included. Else it
+    is the last answer."""
     has_columns: bool = False
-    """Whether any other parameter is a column of the data."""
+    """Whether the project passes all columns of the data: those that no parameter names go to **kwargs."""
+    callbacks: Mapping[str, Literal["component", "ignored"]] = _NOTHING
+    """Parameters that get a function of the project's trainer, and what becomes of the name and the number that the
+    user's function passes to it."""
     kwargs_parameter: str = ""
     """The parameter that gets function.kwargs as an object with attributes; empty: they are keyword arguments."""
+    kwargs_defaults: Mapping[str, Any] = _NOTHING
+    """Attributes that this object always has."""
+    key_option: str = ""
+    """The entry of function.kwargs that replaces score_keys."""
     bases: tuple[str, ...] = ()
     """Base classes whose subclasses have this form, whatever their parameters."""
+    method: str = ""
+    """The method that is called of an object of this form, unless it has __call__."""
     constructor_parameter: str = ""
     """For classes: the constructor's parameter that gets function.factoryArgs as an object with attributes; empty: they
     are keyword arguments."""
+    options_class: str = ""
+    """The class method that returns the class of this object."""
 
 
-def _entry(
-    name: str, form: str, markers: str, arguments: dict[str, Value], **fields: object
-) -> Convention:  # the table below stays readable
-    return Convention(name, form, tuple(markers.split("|")), MappingProxyType(arguments), **fields)  # type: ignore[arg-type]
+class ObjectForm(NamedTuple):
+    """A class or an object that scores in a way which no Convention describes."""
+
+    name: str
+    """What /v1/info reports as its signature."""
+    matches: Callable[[Class], bool]
+    check: Callable[[Class, str], None]
+    """Takes the class and the scope. Raises FormError, with the fix, if it cannot be used."""
+    bind: str
+    """MODULE:NAME of a worker's function: (value, name, options, scope) -> Binding. `value`: the class or the object,
+    `options`: function.factoryArgs."""
 
 
-_TRL: Final[dict[str, Value]] = {
-    "prompts": "prompt",
-    "completions": "completion_messages",
-    "answer": "ground_truth",
-    "ground_truth": "ground_truth",
-    "solution": "ground_truth",
-    "data_source": "data_source",
-    "prompt_ids": "prompt_ids",
-    "completion_ids": "completion_ids",
+class UserForm(NamedTuple):
+    """A class that is a simulated user in another form than RLJob's own."""
+
+    name: str
+    """What /v1/info reports as its signature."""
+    method: str
+    """The method that identifies it."""
+    check: Callable[[Function], None]
+    """Takes this method. Raises FormError, with the fix, if it cannot be called."""
+    bind: str
+    """MODULE:NAME of a worker's function: (made, name) -> CallBinding. `made`: the instance. A worker imports the
+    module before the user's source, so that it may provide modules which that source imports."""
+    config_parameter: str = ""
+    """The constructor's parameter that gets all settings as one dict; empty: they are keyword arguments."""
+
+
+class SignaturePlugin(NamedTuple):
+    """What an entry point of the group `rljob.signatures` names: the forms of one project.
+
+    Its module imports the standard library and rljob_api.functions alone: the CLI reads it, too."""
+
+    conventions: tuple[Convention, ...] = ()
+    objects: tuple[ObjectForm, ...] = ()
+    users: tuple[UserForm, ...] = ()
+    not_sent: Mapping[str, str] = _NOTHING
+    """Parameters of the project's functions that no value exists for, and what to do."""
+
+
+class Signatures(NamedTuple):
+    """The forms that are known here: RLJob's own and those of plugins."""
+
+    conventions: tuple[Convention, ...]
+    """By their ranks, and where these are equal by the names of the plugins."""
+    objects: tuple[ObjectForm, ...] = ()
+    users: tuple[UserForm, ...] = ()
+    not_sent: Mapping[str, str] = _NOTHING
+    broken: Mapping[str, str] = _NOTHING
+    """Plugins that cannot be imported, and why. They cost only their own forms."""
+
+    @property
+    def names(self) -> list[str]:
+        """The values of function.signature."""
+        return ["auto", *sorted({convention.name for convention in self.conventions})]
+
+
+_PLAIN: Final[Mapping[str, Value]] = {
+    "prompt": values.PROMPT_TEXT,
+    "question": values.PROMPT_TEXT,
+    "query": values.PROMPT_TEXT,
+    "completion": values.COMPLETION,
+    "response": values.COMPLETION,
+    "answer": values.GROUND_TRUTH,
+    "ground_truth": values.GROUND_TRUTH,
+    "label": values.GROUND_TRUTH,
+    "reference": values.GROUND_TRUTH,
+    "target": values.GROUND_TRUTH,
+    "data_source": values.DATA_SOURCE,
+    "extra_info": values.EXTRA_INFO,
+    "prompt_ids": values.PROMPT_IDS,
+    "completion_ids": values.COMPLETION_IDS,
 }
-_SWIFT: Final[dict[str, Value]] = _TRL | {
-    "completions": "completion",
-    "infer_requests": "completion",
-    "ground_truths": "ground_truth",
-    "response_token_ids": "completion_ids",
-}
-_PLAIN: Final[dict[str, Value]] = {
-    "prompt": "prompt_text",
-    "question": "prompt_text",
-    "query": "prompt_text",
-    "completion": "completion",
-    "response": "completion",
-    "answer": "ground_truth",
-    "ground_truth": "ground_truth",
-    "label": "ground_truth",
-    "reference": "ground_truth",
-    "target": "ground_truth",
-    "data_source": "data_source",
-    "extra_info": "extra_info",
-    "prompt_ids": "prompt_ids",
-    "completion_ids": "completion_ids",
-}
-_TRINITY: Final[dict[str, Value]] = {"response": "completion", "prompt": "prompt_text", "truth": "ground_truth"}
-_OPEN_INSTRUCT: Final[dict[str, Value]] = {
-    "tokenized_prediction": "completion_ids",
-    "prediction": "completion",
-    "label": "ground_truth",
-    "query": "prompt_text",
-}
+_OWN: Final = tuple(
+    Convention("plain", f"reward(prompt, {markers[0]}, ground_truth)", markers, _PLAIN, rank=500)
+    for markers in (
+        ("completion", "completion: str"), ("completion", "ground_truth"), ("completion", "label"), ("response",),
+    )
+)  # fmt: skip
 
-CONVENTIONS: Final[tuple[Convention, ...]] = (
-    _entry(
-        "verl",
-        "compute_score(data_source, solution_str, ground_truth, extra_info=None)",
-        "solution_str",
-        {
-            "data_source": "data_source",
-            "solution_str": "completion",
-            "ground_truth": "ground_truth",
-            "extra_info": "extra_info",
-        },
-    ),
-    _entry(
-        "verl",
-        "compute_score(data_sources, solution_strs, ground_truths, extra_infos)",
-        "solution_strs",
-        {
-            "data_sources": "data_source",
-            "solution_strs": "completion",
-            "ground_truths": "ground_truth",
-            "extra_infos": "extra_info",
-        },
-        lists=True,
-    ),
-    _entry(
-        "openrlhf",
-        "reward_func(queries, prompts, labels, **kwargs)",
-        "queries",
-        {"queries": "query", "prompts": "openrlhf_prompt", "labels": "ground_truth"},
-        lists=True,
-        returns="rewards",
-    ),
-    _entry(
-        "slime",
-        "reward_func(args, samples, **kwargs)",
-        "args|samples",
-        {"samples": "sample"},
-        lists=True,
-        kwargs_parameter="args",
-    ),
-    _entry(
-        "slime",
-        "reward_func(args, sample, **kwargs)",
-        "args|sample",
-        {"sample": "sample"},
-        kwargs_parameter="args",
-    ),
-    _entry(
-        "easyr1",
-        "compute_score(reward_inputs)",
-        "reward_inputs",
-        {"reward_inputs": "reward_input"},
-        lists=True,
-        returns="overall",
-    ),
-    _entry(
-        "easyr1", "compute_score(reward_input)", "reward_input", {"reward_input": "reward_input"}, returns="overall"
-    ),
-    _entry(
-        "easyr1",
-        "compute_score(predicts, ground_truths)",
-        "predicts",
-        {"predicts": "completion", "ground_truths": "ground_truth"},
-        lists=True,
-        returns="overall",
-    ),
-    _entry(
-        "easyr1",
-        "compute_score(predict_str, ground_truth)",
-        "predict_str",
-        {"predict_str": "completion", "ground_truth": "ground_truth"},
-        returns="overall",
-    ),
-    _entry(
-        "open-instruct",
-        "verifier(tokenized_prediction, prediction, label, query)",
-        "prediction|label",
-        _OPEN_INSTRUCT,
-        bases=("VerifierFunction",),
-        constructor_parameter="verifier_config",
-    ),
-    _entry(
-        "rllm",
-        "reward_fn(task_info, action)",
-        "task_info|action",
-        {"task_info": "task_info", "action": "completion"},
-        returns="reward",
-    ),
-    _entry("reasoning-gym", "score_answer(answer, entry)", "answer|entry", {"answer": "completion", "entry": "entry"}),
-    _entry("openai", "grade(sample, item)", "sample|item", {"sample": "output_text", "item": "row"}),
-    _entry(
-        "ms-swift",
-        "ORM.__call__(completions, **columns)",
-        "response_token_ids",
-        _SWIFT,
-        lists=True,
-        returns="numbers",
-        has_columns=True,
-        bases=("ORM", "AsyncORM"),
-        constructor_parameter="args",
-    ),
-    _entry(
-        "areal",
-        "reward_fn(prompt, completions, prompt_ids, completion_ids, answer, **columns)",
-        "prompt|completions",
-        {
-            "prompt": "prompt_text",
-            "completions": "completion",
-            "prompt_ids": "prompt_ids",
-            "completion_ids": "completion_ids",
-            "answer": "ground_truth",
-        },
-        has_columns=True,
-    ),
-    *(
-        _entry(
-            "verifiers",
-            "reward(prompts, completions, answers, states, infos)",
-            f"completions|{marker}",
-            {
-                "prompts": "prompt",
-                "completions": "completion_messages",
-                "answers": "ground_truth",
-                "states": "state",
-                "infos": "info",
-                "tasks": "task",
-            },
-            lists=True,
-            has_columns=True,
-        )
-        for marker in ("answers", "states", "infos", "tasks")
-    ),
-    _entry(
-        "trl",
-        "reward(prompts, completions, **columns)",
-        "completions",
-        _TRL,
-        lists=True,
-        returns="numbers",
-        has_columns=True,
-    ),
-    _entry(
-        "trinity-rft",
-        "RewardFn.__call__(response, prompt, truth)",
-        "response|truth",
-        _TRINITY,
-        returns="sum",
-        bases=("RewardFn",),
-    ),
-    *(
-        _entry("plain", f"reward(prompt, {marker.partition('|')[0]}, ground_truth)", marker, _PLAIN)
-        for marker in ("completion|completion: str", "completion|ground_truth", "completion|label", "response")
-    ),
-    _entry(
-        "verifiers",
-        "reward(prompt, completion, answer, state, info)",
-        "completion",
-        {
-            "prompt": "prompt",
-            "completion": "completion_messages",
-            "answer": "ground_truth",
-            "state": "state",
-            "info": "info",
-            "task": "task",
-        },
-        has_columns=True,
-    ),
-    _entry(
-        "trl",
-        "reward(completion_ids, **columns)",
-        "completion_ids",
-        _TRL,
-        lists=True,
-        returns="numbers",
-        has_columns=True,
-    ),
-)
-"""In the order in which they are tried: a form with more markers precedes one with fewer."""
-
-BY_COLUMNS: Final = Convention("columns", "any parameters, named in function.columns", (), MappingProxyType({}))
+BY_COLUMNS: Final = Convention("columns", "any parameters, named in function.columns", (), _NOTHING)
 """A function whose parameters are all named by function.columns and function.kwargs. With scope group: of lists."""
 
-NOT_SENT: Final[MappingProxyType[str, str]] = MappingProxyType(
-    {
-        "reward_router_address": "verl passes the address of a reward model that it serves; set function.kwargs: "
-        "{reward_router_address: 'HOST:PORT', reward_model_tokenizer: ''} and function.network: true, or use a judge",
-        "reward_model_tokenizer": "verl passes the tokenizer of a reward model that it serves; set function.kwargs: "
-        "{reward_model_tokenizer: ''} if the function does not use it, or use a judge",
-        "environments": "it exists only in TRL's trainer; give it a default",
-        "trainer_state": "it exists only in the project's trainer; give it a default",
-        "parser": "in verifiers a Rubric passes it; set function.entrypoint to the Rubric",
-        "runtime": "in verifiers it is the sandbox of the rollout; give it a default",
-    }
-)
-"""Parameters of known forms that no value exists for, and what to do."""
+
+def collect(plugins: Iterable[SignaturePlugin], broken: Mapping[str, str] = _NOTHING) -> Signatures:
+    """Return RLJob's own forms with those of the plugins."""
+    given = list(plugins)
+    conventions = [*_OWN, *(convention for plugin in given for convention in plugin.conventions)]
+    return Signatures(
+        tuple(sorted(conventions, key=lambda convention: convention.rank)),
+        tuple(form for plugin in given for form in plugin.objects),
+        tuple(form for plugin in given for form in plugin.users),
+        {name: remedy for plugin in given for name, remedy in plugin.not_sent.items()},
+        broken,
+    )
+
+
+def load_signatures(references: Mapping[str, str]) -> Signatures:
+    """Return the forms of the plugins that find_plugins found."""
+    loaded, broken = list[SignaturePlugin](), dict[str, str]()
+    for name, reference in sorted(references.items()):
+        try:
+            plugin = load_reference(reference)
+            if not isinstance(plugin, SignaturePlugin):
+                raise TypeError(f"{reference} is not a SignaturePlugin")
+            loaded.append(plugin)
+        except Exception as error:  # of the plugin
+            broken[name] = f"{type(error).__name__}: {error}"
+    return collect(loaded, broken)

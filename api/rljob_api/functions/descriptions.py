@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 DEFAULT_ENTRYPOINTS: Final = (
     "compute_score", "reward_func", "reward", "reward_fn", "score_answer", "rubric", "reward_funcs",
 )  # fmt: skip
-"""If function.entrypoint is null, the first of these that the source defines."""
+"""If function.entrypoint is null, the first of these that the source defines, else its only public function."""
 
 SCORER_METHODS: Final = ("compute_score", "post_process_scores")
 """Methods of a class for scope: sampleThenGroup."""
+
+
+def find_only_function(names: Iterable[str]) -> str | None:
+    """Return the only public name of `names`, which are the functions of a source; None if there are several."""
+    public = [name for name in names if not name.startswith("_")]
+    return public[0] if len(public) == 1 else None
 
 
 class Function(NamedTuple):
@@ -53,7 +59,7 @@ class Class(NamedTuple):
     """Whether it may inherit methods that are unknown here."""
     is_instance: bool
     rewards: frozenset[str] = frozenset()
-    """Methods marked with @reward, as of a Task of verifiers."""
+    """Methods marked with @reward."""
     constructor: Function | None = None
     """None: unknown, or an instance."""
 

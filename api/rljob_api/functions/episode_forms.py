@@ -22,7 +22,7 @@ CLOSE: Final = "close"
 CLIENT: Final = "client"
 """The parameter that gets an OpenAI client."""
 HTTP_CLIENT: Final = "http_client"
-"""What AReaL passes besides: its agents do without it."""
+"""What some projects pass besides: their programs do without it."""
 
 VALUES: Final = (
     "prompt", "messages", "question", "answer", "ground_truth", "data_source", "extra_info", "task", "data", "example",
@@ -39,9 +39,9 @@ class ProgramPlan(NamedTuple):
     kind: Literal["function", "class", "unknown"]
     """function: call it. class: call its method. unknown: only running the source shows it."""
     method: str = ""
-    """Of kind class."""
+    """Name of the method to call, for kind class."""
     arguments: Mapping[str, Any] = {}
-    """Of the constructor, for a class."""
+    """Arguments of the constructor, for a class."""
 
 
 def is_program_class(methods: Mapping[str, object] | Sequence[str]) -> bool:

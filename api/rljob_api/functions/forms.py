@@ -7,18 +7,13 @@ use the same messages. Pure, standard library only.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rljob_api.functions import remedies
-from rljob_api.functions.conventions import BY_COLUMNS, CONVENTIONS, NOT_SENT, TOKEN_VALUES, Convention, Value
+from rljob_api.functions.conventions import BY_COLUMNS, Convention, ObjectForm, Signatures
 from rljob_api.functions.descriptions import SCORER_METHODS, Class, Description, Function, Other, Several, Unknown
-
-RUBRIC_METHODS: Final = frozenset({"_get_reward_funcs", "get_reward_funcs"})
-"""A Rubric of verifiers has one, depending on its version."""
-
-_RUBRIC: Final = "Rubric"
-_TASK: Final = "Task"
-_MANAGER_METHOD: Final = "run_single"
+from rljob_api.functions.plugins import describe_unknown
+from rljob_api.functions.values import Value, find_column
 
 
 class FunctionSpec(Protocol):
@@ -61,18 +56,34 @@ class CallPlan(NamedTuple):
     optional: tuple[str, ...]
     """Parameters of the form that only **kwargs takes: passed, except token ids that the function does not read."""
     kwargs: Mapping[str, Any]
+    required_columns: tuple[str, ...] = ()
+    """Parameters that only a column of the data can give."""
 
-    def reads_tokens(self, extra: Iterable[str] = ()) -> bool:
-        return any(self.values[name] in TOKEN_VALUES for name in (*self.passed, *extra))
+    def reads(self, extra: Iterable[str] = ()) -> frozenset[str]:
+        """Return the parts of a request that it needs (rljob_api.wire.protocol.Part). `extra`: optional parameters that
+        the function reads."""
+        parts = {self.values[name].part for name in (*self.passed, *extra)}
+        return frozenset(parts - {""} | ({"whole"} if self.convention.whole else set()))
+
+
+class ScorerPlan(NamedTuple):
+    """How to use a class for scope: sampleThenGroup."""
+
+    call: CallPlan | None
+    """None: its method is inherited, and unknown here."""
+
+
+class MethodPlan(NamedTuple):
+    """How to use a class or an object with one method."""
+
+    method: str
+    call: CallPlan
 
 
 class ObjectPlan(NamedTuple):
-    """How to use a class or an object: `kind` is scorer, rubric, task, manager, call or score_answer."""
+    """How to use a class or an object of another project."""
 
-    kind: str
-    call: CallPlan | None = None
-    """For kinds with one method."""
-    constructor_parameter: str = ""
+    form: ObjectForm
 
 
 class SeveralPlan(NamedTuple):
@@ -83,7 +94,7 @@ class UnknownPlan(NamedTuple):
     """Whether it can be called is decided when the source runs."""
 
 
-Plan = CallPlan | ObjectPlan | SeveralPlan | UnknownPlan
+Plan = CallPlan | ScorerPlan | MethodPlan | ObjectPlan | SeveralPlan | UnknownPlan
 
 
 def check_factory(factory: Description, given: Mapping[str, Any]) -> None:
@@ -95,24 +106,24 @@ def check_factory(factory: Description, given: Mapping[str, Any]) -> None:
         check_call(factory, given, "function.factoryArgs")
 
 
-def plan_entrypoint(found: Description, spec: FunctionSpec, scope: str) -> Plan:
+def plan_entrypoint(found: Description, spec: FunctionSpec, scope: str, known: Signatures) -> Plan:
     """Return how to score with it. Raise FormError, with the fix, if its form is unknown or does not fit the scope."""
     if isinstance(found, Unknown):
         return UnknownPlan()
     if isinstance(found, Other):
         raise FormError(f"{found.name} is a {found.what}, not a function; set function.entrypoint to a function")
     if scope == "sampleThenGroup":
-        return _plan_scorer(found, spec)
+        return _plan_scorer(found, spec, known)
     if isinstance(found, Several):
         if not found.elements:
             raise FormError(f"{found.name} is an empty list; add functions to it")
-        return SeveralPlan(tuple(plan_entrypoint(element, spec, scope) for element in found.elements))
+        return SeveralPlan(tuple(plan_entrypoint(element, spec, scope, known) for element in found.elements))
     if isinstance(found, Class):
-        return _plan_object(found, spec, scope)
-    return plan_call(found, spec, scope)
+        return _plan_object(found, spec, scope, known)
+    return plan_call(found, spec, scope, known)
 
 
-def _plan_scorer(found: Function | Class | Several, spec: FunctionSpec) -> Plan:
+def _plan_scorer(found: Function | Class | Several, spec: FunctionSpec, known: Signatures) -> Plan:
     required = f"a class with {' and '.join(SCORER_METHODS)}"
     if not isinstance(found, Class) or found.is_instance:
         what = "a function" if isinstance(found, Function) else "an object" if isinstance(found, Class) else "a list"
@@ -128,13 +139,13 @@ def _plan_scorer(found: Function | Class | Several, spec: FunctionSpec) -> Plan:
     call = None
     if compute := found.methods.get(SCORER_METHODS[0]):
         own = FunctionSettings(signature=spec.signature, columns=spec.columns)  # the constructor got function.kwargs
-        call = plan_call(compute._replace(name=f"{found.name}.{compute.name}"), own, "sample")
+        call = plan_call(compute._replace(name=f"{found.name}.{compute.name}"), own, "sample", known)
     post_process = found.methods.get(SCORER_METHODS[1])
     if post_process and not _takes_one(post_process):
         raise FormError(
             f"{found.name}.{post_process.show()} does not take only the group; write {SCORER_METHODS[1]}(self, group)"
         )
-    return ObjectPlan("scorer", call)
+    return ScorerPlan(call)
 
 
 def _takes_one(function: Function) -> bool:
@@ -142,76 +153,44 @@ def _takes_one(function: Function) -> bool:
     return len(function.required) <= 1 and (num_positional > 0 or bool(function.var_positional))
 
 
-def _plan_object(found: Class, spec: FunctionSpec, scope: str) -> Plan:
+def _plan_object(found: Class, spec: FunctionSpec, scope: str, known: Signatures) -> Plan:
     methods, name = found.methods, found.name
-    if RUBRIC_METHODS.intersection(methods) or (_RUBRIC in found.bases and "__call__" not in methods):
-        return ObjectPlan("rubric")
-    if _TASK in found.bases and "__call__" not in methods:
-        return _plan_task(found)
+    for form in known.objects:
+        if form.matches(found):
+            form.check(found, scope)
+            return ObjectPlan(form)
     if set(SCORER_METHODS) <= set(methods) and not found.is_instance and "__call__" not in methods:
         raise FormError(f"{name} is a class that scores samples and groups; set scope: sampleThenGroup")
-    if _MANAGER_METHOD in methods:
-        return _plan_manager(found, scope)
-    inherited = _find_base_form(found.bases, spec)
-    if "__call__" in methods:
-        call = plan_call(methods["__call__"]._replace(name=name), spec, scope, inherited)
-        kind = "call"
-    elif "score_answer" in methods:
-        call, kind = (
-            plan_call(methods["score_answer"]._replace(name=f"{name}.score_answer"), spec, scope),
-            "score_answer",
-        )
-    elif found.is_open:
-        return UnknownPlan()
-    else:
+    method = next((each for each in ("__call__", *(c.method for c in known.conventions)) if each in methods), None)
+    if method is None:
+        if found.is_open:
+            return UnknownPlan()
         what = "an object" if found.is_instance else "a class"
         made = name if found.is_instance else f"{name}()"
-        method = next((method for method in methods if not method.startswith("_")), "METHOD")
+        first = next((each for each in methods if not each.startswith("_")), "METHOD")
         raise FormError(
             f"{name} is {what} without __call__; write\n"
             f"    scorer = {made}\n"
-            "    def compute_score(solution_str, ground_truth, **_):\n"
-            f"        return scorer.{method}(solution_str, ground_truth)"
+            "    def compute_score(response, ground_truth, **_):\n"
+            f"        return scorer.{first}(response, ground_truth)"
         )
-    constructor = "" if found.is_instance else call.convention.constructor_parameter
-    if found.constructor is not None and not constructor:
+    if method == "__call__":
+        call = plan_call(methods[method]._replace(name=name), spec, scope, known, _find_base_form(found, spec, known))
+    else:
+        call = plan_call(methods[method]._replace(name=f"{name}.{method}"), spec, scope, known)
+    if found.constructor is not None and not call.convention.constructor_parameter:
         check_call(found.constructor._replace(name=name), spec.factory_args or {}, "function.factoryArgs")
-    return ObjectPlan(kind, call, constructor)
+    return MethodPlan(method, call)
 
 
-def _plan_task(found: Class) -> ObjectPlan:
-    """Plan a Task of verifiers. A reward that does not run would be missing in the sum, so it is refused."""
-    for name in sorted(found.rewards):
-        if "runtime" in found.methods[name].required:
-            shown = f"{found.name}.{found.methods[name].show()}"
-            raise FormError(
-                f"{shown} requires runtime, which exists only in a rollout of verifiers; write runtime=None, and score "
-                "from the trace without it"
-            )
-    if not found.rewards and not found.is_open:
-        raise FormError(f"{found.name} has no method marked with @reward; add one")
-    return ObjectPlan("task")
+def _find_base_form(found: Class, spec: FunctionSpec, known: Signatures) -> Convention | None:
+    allowed = (c for c in known.conventions if spec.signature in ("auto", c.name))
+    return next((c for c in allowed if found.bases.intersection(c.bases)), None)
 
 
-def _plan_manager(found: Class, scope: str) -> ObjectPlan:
-    """Plan a reward manager of verl, which decodes tokens and calls a function."""
-    if found.is_instance or scope == "group":
-        what = "is an object; name the class" if found.is_instance else "scores one sample; remove scope"
-        raise FormError(
-            f"{found.name} is a reward manager of verl and {what}, or write\n"
-            "    from verl.utils.reward_score import default_compute_score\n"
-            "    def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-            "        return default_compute_score(data_source, solution_str, ground_truth, extra_info)"
-        )
-    return ObjectPlan("manager")
-
-
-def _find_base_form(bases: frozenset[str], spec: FunctionSpec) -> Convention | None:
-    fitting = (c for c in CONVENTIONS if spec.signature in ("auto", c.name) and bases.intersection(c.bases))
-    return next(fitting, None)
-
-
-def plan_call(function: Function, spec: FunctionSpec, scope: str, inherited: Convention | None = None) -> CallPlan:
+def plan_call(
+    function: Function, spec: FunctionSpec, scope: str, known: Signatures, inherited: Convention | None = None
+) -> CallPlan:
     """Return how to call a function. `inherited`: the form of the class whose method it is. Raise FormError."""
     shown, for_groups = function.show(), scope == "group"
     if function.positional_only:
@@ -219,9 +198,9 @@ def plan_call(function: Function, spec: FunctionSpec, scope: str, inherited: Con
     unknown = [name for name in spec.columns if not function.accepts(name)]
     if unknown:
         raise FormError(f"{shown} does not accept {', '.join(unknown)}; remove it from function.columns")
-    convention = inherited or _find_convention(function, spec, for_groups)
+    convention = inherited or _find_convention(function, spec, for_groups, known)
     if convention is None:
-        raise FormError(remedies.describe_unknown_form(function, for_groups))
+        raise FormError(remedies.describe_unknown_form(function, for_groups) + remedies.describe_broken(known.broken))
     if for_groups and not convention.lists:
         adapter = remedies.write_adapter(function, for_groups=True)
         raise FormError(f"{shown} takes one sample, but scope: group passes lists; remove scope, or {adapter}")
@@ -233,40 +212,59 @@ def plan_call(function: Function, spec: FunctionSpec, scope: str, inherited: Con
             f"{shown} does not accept {', '.join(unknown)}; remove it from function.kwargs, or add the parameter "
             f"(it takes {taken})"
         )
-    if missing := _missing(function, convention, spec):
+    missing = _missing(function, convention, spec)
+    if remedy := next((known.not_sent[name] for name in missing if name in known.not_sent), None):
+        raise FormError(f"{remedies.describe_missing(shown, missing, convention)}; {remedy}")
+    if _find_completions(known).intersection(missing):
         raise FormError(remedies.describe_missing_values(shown, missing, convention))
-    values: dict[str, Any] = {**convention.arguments, **spec.columns}
+    values = {**convention.arguments, **{name: find_column(column) for name, column in spec.columns.items()}}
     values = {name: value for name, value in values.items() if not uses_kwargs or name not in spec.kwargs}
     passed = tuple(name for name in values if name in function.named or name in spec.columns)
     optional = tuple(name for name in values if name not in passed and function.var_keyword)
-    return CallPlan(convention, values, passed, optional, spec.kwargs)
+    return CallPlan(convention, values, passed, optional, spec.kwargs, tuple(missing))
 
 
-def find_named_convention(function: Function, signature: str, for_groups: bool) -> Convention | None:
+def _find_completions(known: Signatures) -> frozenset[str]:
+    """Return names that mean a completion in every form: a parameter of this name that gets nothing is not a column."""
+    arguments = [item for convention in known.conventions for item in convention.arguments.items()]
+    others = {name for name, value in arguments if not value.is_completion}
+    return frozenset(name for name, value in arguments if value.is_completion) - others
+
+
+def _find_named(function: Function, named: list[Convention], for_groups: bool) -> Convention | None:
     """Return the form of an explicit signature: by its markers, else its default for samples or groups."""
-    named = [convention for convention in CONVENTIONS if convention.name == signature]
     marked = [convention for convention in named if _has_markers(function, convention)]
     if marked or not function.var_keyword:
         return next(iter(marked), None)
-    return next((c for c in named if c.lists == for_groups), named[0] if named else None)
+    return next((c for c in named if c.lists == for_groups), named[0])
 
 
-def _find_convention(function: Function, spec: FunctionSpec, for_groups: bool) -> Convention | None:
+def _find_convention(function: Function, spec: FunctionSpec, for_groups: bool, known: Signatures) -> Convention | None:
     if spec.signature != "auto":
-        found = find_named_convention(function, spec.signature, for_groups)
+        named = [convention for convention in known.conventions if convention.name == spec.signature]
+        if not named:
+            raise FormError(f"signature: {describe_signature(spec.signature, known)}")
+        found = _find_named(function, named, for_groups)
         if found is None:
-            form = next(c.form for c in CONVENTIONS if c.name == spec.signature)
-            raise FormError(f"{function.show()} does not match signature: {spec.signature}, which calls {form}")
+            what = f"{function.show()} does not match signature: {spec.signature}"
+            raise FormError(f"{what}, which calls {named[0].form}")
         return found
     # Parameters that are mapped by hand may have any name: they identify nothing.
     unmapped = function._replace(named=tuple(name for name in function.named if name not in spec.columns))
-    marked = [convention for convention in CONVENTIONS if _has_markers(unmapped, convention)]
-    # A form with columns accepts any parameter: it fits only if no form that names all of them precedes it.
+    marked = [convention for convention in known.conventions if _has_markers(unmapped, convention)]
+    # A column may give any parameter: a form that names all of them precedes one that does not.
     complete = [c for c in marked if not c.has_columns and not _missing(function, c, spec)]
     if complete or marked:
         return (complete or marked)[0]
     given = {*spec.columns, *spec.kwargs}
     return BY_COLUMNS._replace(lists=for_groups) if spec.columns and given.issuperset(function.required) else None
+
+
+def describe_signature(name: str, known: Signatures) -> str:
+    """Return why a value of function.signature is not one of `known.names`."""
+    if name in known.broken:
+        return f"the plugin of {name} cannot be imported: {known.broken[name]}"
+    return describe_unknown(name, known.names)
 
 
 def _has_markers(function: Function, convention: Convention) -> bool:
@@ -275,10 +273,9 @@ def _has_markers(function: Function, convention: Convention) -> bool:
 
 
 def _missing(function: Function, convention: Convention, spec: FunctionSpec) -> list[str]:
-    """Return required parameters without a value. Other parameters may be columns, which only a request names."""
-    given = {*convention.arguments, *spec.kwargs, *spec.columns, convention.kwargs_parameter}
-    missing = [name for name in function.required if name not in given]
-    return [name for name in missing if name in NOT_SENT] if convention.has_columns else missing
+    """Return required parameters to which the form gives no value. They may be columns, which only a request names."""
+    given = {*convention.arguments, *spec.kwargs, *spec.columns, *convention.callbacks, convention.kwargs_parameter}
+    return [name for name in function.required if name not in given]
 
 
 def check_call(function: Function, given: Mapping[str, Any], field: str) -> None:

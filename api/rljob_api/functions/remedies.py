@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
-from rljob_api.functions.conventions import NOT_SENT, Convention
+from rljob_api.functions.conventions import Convention
 from rljob_api.functions.descriptions import DEFAULT_ENTRYPOINTS, SCORER_METHODS, Function
 
-_COMPLETION_NAMES: Final = frozenset(
-    [
-        "text",
-        "output",
-        "outputs",
-        "generated",
-        "generation",
-        "prediction",
-        "pred",
-        "response",
-        "completion",
-        "answer",
-        "model_output",
-        "predicted",
-        "content",
-        "candidate",
-        "solution_str",
-    ]
+_COMPLETION, _TRUTH, _PROMPT = "completion", "ground_truth", "prompt"
+_NAMES: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {
+        _COMPLETION: frozenset(
+            (
+                *("text", "output", "generated", "generation", "prediction", "pred", "predicted", "response"),
+                *("completion", "model_output", "content", "candidate", "solution_str", "reply"),
+            )
+        ),
+        _TRUTH: frozenset(
+            ("ground_truth", "truth", "gt", "gold", "label", "target", "reference", "expected", "ref", "correct_answer")
+        ),
+        _PROMPT: frozenset(("prompt", "question", "query", "problem", "instruction", "input")),
+    }
 )
+"""What a parameter is by its name, without a plural's s."""
+_AMBIGUOUS: Final = frozenset(("answer", "solution"))
+"""The completion, or if there is one the ground truth."""
 
 
 def describe_missing_entrypoint(
@@ -55,11 +55,26 @@ def describe_wrong_entrypoint(entrypoint: str, defined: Sequence[str], found: st
     return f"the entry point {entrypoint} was not found ({found}); {remedy}"
 
 
-def describe_missing_values(shown: str, missing: Sequence[str], convention: Convention) -> str:
-    what = f"{shown} requires {', '.join(missing)}, which the {convention.name} convention does not pass; "
-    known = next((NOT_SENT[name] for name in missing if name in NOT_SENT), None)
-    mapped = ", ".join(f"{name}: extra_info.{name}" for name in missing)
-    return what + (known or f"add a default, a value in function.kwargs, or function.columns: {{{mapped}}}")
+def describe_missing(shown: str, missing: Sequence[str], convention: Convention) -> str:
+    return f"{shown} requires {', '.join(missing)}, which the {convention.name} convention does not pass"
+
+
+def describe_broken(broken: Mapping[str, str]) -> str:
+    """Return the plugins of signatures that cannot be imported; empty if there are none."""
+    return "".join(f"; the plugin of {name} cannot be imported: {problem}" for name, problem in broken.items())
+
+
+def describe_missing_values(
+    shown: str, missing: Sequence[str], convention: Convention, columns: Collection[str] | None = None
+) -> str:
+    """`columns`: of the data; None if unknown."""
+    what = describe_missing(shown, missing, convention)
+    sources = {name: name for name in missing}
+    if columns is not None:
+        what += f", and which is not a column of the data; the columns are {', '.join(columns) or 'none'}"
+        sources = {name: next(iter(difflib.get_close_matches(name, columns, n=1)), "COLUMN") for name in missing}
+    mapped = ", ".join(f"{name}: extra_info.{source}" for name, source in sources.items())
+    return f"{what}; add a default, a value in function.kwargs, or function.columns: {{{mapped}}}"
 
 
 def describe_unknown_form(function: Function, for_groups: bool) -> str:
@@ -69,35 +84,54 @@ def describe_unknown_form(function: Function, for_groups: bool) -> str:
             f"{shown} has no named parameters, so its convention is unknown; set function.signature, or add "
             "@functools.wraps to its decorator"
         )
-    mapped = ", ".join(f"{name}: {value}" for name, value in _guess(function, "completion", "ground_truth").items())
-    return (
-        f"{shown} does not match a convention of reward functions; map its parameters, such as "
-        f"function.columns: {{{mapped}}}, or {write_adapter(function, for_groups)}"
-    )
+    problem, adapter = f"{shown} does not match a convention of reward functions", write_adapter(function, for_groups)
+    roles = _guess_roles(function)
+    if _takes_lists(roles) and not for_groups:
+        return f"{problem}; {adapter}"
+    mapped = ", ".join(f"{name}: {role or f'extra_info.{name}'}" for name, role in roles.items())
+    return f"{problem}; map its parameters, such as function.columns: {{{mapped}}}, or {adapter}"
 
 
 def write_adapter(function: Function, for_groups: bool) -> str:
-    """Return the three lines that adapt a function to verl's form."""
+    """Return the lines that adapt a function to the plain form; for groups, to lists by function.columns."""
+    roles, name = _guess_roles(function), function.name
     if for_groups:
-        call = ", ".join(f"{name}={value}" for name, value in _guess(function, "text", "truth").items())
+        values = {_COMPLETION: "text", _TRUTH: "truth"}
+        call = ", ".join(f"{each}={values.get(role, '...')}" for each, role in roles.items())
         return (
-            "write\n"
-            "    def compute_score(data_sources, solution_strs, ground_truths, extra_infos):\n"
-            "        pairs = zip(solution_strs, ground_truths)\n"
-            f"        return [{function.name}({call}) for text, truth in pairs]"
+            "set function.columns: {texts: completion, truths: ground_truth} and write\n"
+            "    def compute_score(texts, truths):\n"
+            f"        return [{name}({call}) for text, truth in zip(texts, truths)]"
         )
-    call = ", ".join(f"{name}={value}" for name, value in _guess(function, "solution_str", "ground_truth").items())
-    return (
-        "write\n"
-        "    def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-        f"        # extra_info has the other columns\n"
-        f"        return {function.name}({call})"
-    )
+    values = {_COMPLETION: "response", _TRUTH: "ground_truth", _PROMPT: "prompt"}
+    given = {each: values.get(role) or f'extra_info["{each}"]' for each, role in roles.items()}
+    shape, first = ("[{}]", "[0]") if _takes_lists(roles) else ("{}", "")
+    call = ", ".join(f"{each}={shape.format(value)}" for each, value in given.items())
+    header = "compute_score(prompt, response, ground_truth, extra_info)"
+    return f"write\n    def {header}:\n        return {name}({call}){first}"
 
 
-def _guess(function: Function, completion: str, truth: str) -> dict[str, str]:
-    """Return a value for each required parameter, for an example: the completion, then the answer, then columns."""
+def _guess_roles(function: Function) -> dict[str, str]:
+    """Return what each required parameter is by its name, in order: completion, ground_truth or prompt, each at most
+    once; empty for a column. Where no name is known, the first two others are completion and ground truth."""
     names = list(function.required or function.named)
-    first = next((name for name in names if name.lower() in _COMPLETION_NAMES), names[0] if names else "")
-    others = [name for name in names if name != first]
-    return {name: completion if name == first else truth if name == others[0] else "..." for name in names}
+    roles: dict[str, str] = {}
+    for role, known in _NAMES.items():
+        if (found := next((name for name in names if _singular(name) in known), None)) is not None:
+            roles[found] = role
+    ambiguous = [name for name in names if name not in roles and _singular(name) in _AMBIGUOUS]
+    others = [name for name in names if name not in roles and name not in ambiguous]
+    free = [role for role in (_COMPLETION, _TRUTH) if role not in roles.values()]
+    roles |= dict(zip([*ambiguous, *others], free, strict=False))
+    return {name: roles.get(name, "") for name in names}
+
+
+def _takes_lists(roles: Mapping[str, str]) -> bool:
+    """Whether all names that say what they are are plurals."""
+    known = [name for name in roles if _singular(name) in _AMBIGUOUS.union(*_NAMES.values())]
+    return bool(known) and all(_singular(name) != name.lower() for name in known)
+
+
+def _singular(name: str) -> str:
+    lowered = name.lower()
+    return lowered.removesuffix("s") if lowered.removesuffix("s") in _AMBIGUOUS.union(*_NAMES.values()) else lowered

@@ -1,4 +1,4 @@
-"""Decides how a simulated user is called: `respond`, or the methods of a former interaction class of verl.
+"""Decides how a simulated user is called: `respond`, or a class in the form of a plugin.
 
 The static check describes source text, a worker the loaded object; both decide here. Pure, standard library only.
 """
@@ -9,16 +9,13 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
+from rljob_api.functions.conventions import Signatures, UserForm
 from rljob_api.functions.descriptions import Class, Description, Function, Several, Unknown
 from rljob_api.functions.forms import FormError, check_call
 from rljob_api.functions.remedies import describe_wrong_entrypoint
 
 RESPOND: Final = "respond"
 """The default entry point; and the method of a class."""
-GENERATE_RESPONSE: Final = "generate_response"
-"""The method of verl's interaction classes."""
-START_INTERACTION: Final = "start_interaction"
-FINALIZE_INTERACTION: Final = "finalize_interaction"
 
 VALUES: Final = (
     "messages", "state", "turn", "episode", "prompt", "ground_truth", "answer", "data_source", "extra_info",
@@ -40,20 +37,28 @@ class UserSpec(NamedTuple):
 class UserPlan(NamedTuple):
     """How to use an entry point."""
 
-    kind: Literal["function", "class", "interaction", "unknown"]
-    """function: call it. class: call its method. interaction: verl's. unknown: only running the source shows it."""
+    kind: Literal["function", "class", "plugin", "unknown"]
+    """function: call it. class: call its method. plugin: `form` says how. unknown: only running the source shows it."""
     method: str = ""
-    """Of kind class."""
+    """Name of the method to call, for kind class."""
     arguments: Mapping[str, Any] = {}
-    """Of the constructor, for a class. One of verl takes all settings as `config`."""
+    """Arguments of the constructor, for a class."""
+    form: UserForm | None = None
+    """Form of kind plugin."""
 
 
-def is_user_class(methods: Mapping[str, object] | Sequence[str]) -> bool:
+def is_user_class(methods: Mapping[str, object] | Sequence[str], known: Signatures) -> bool:
     """Return whether a class with these methods is a simulated user."""
-    return RESPOND in methods or GENERATE_RESPONSE in methods
+    return any(method in methods for method in _methods(known))
 
 
-def plan_user(found: Description, kwargs: Mapping[str, Any], factory_args: Mapping[str, Any] | None) -> UserPlan:
+def _methods(known: Signatures) -> list[str]:
+    return [RESPOND, *(form.method for form in known.users)]
+
+
+def plan_user(
+    found: Description, kwargs: Mapping[str, Any], factory_args: Mapping[str, Any] | None, known: Signatures
+) -> UserPlan:
     """Return how to call it. Raise FormError, with the fix, if it is not a simulated user."""
     if isinstance(found, Unknown):
         return UserPlan("unknown")
@@ -63,11 +68,11 @@ def plan_user(found: Description, kwargs: Mapping[str, Any], factory_args: Mappi
     if not isinstance(found, Class):
         what = "a list" if isinstance(found, Several) else f"a {found.what}"
         raise FormError(f"{found.name} is {what}; set function.entrypoint to a function or a class, such as {_FORM}")
-    return _plan_class(found, {**kwargs, **(factory_args or {})})
+    return _plan_class(found, {**kwargs, **(factory_args or {})}, known)
 
 
-def _plan_class(found: Class, given: Mapping[str, Any]) -> UserPlan:
-    method = next((name for name in (RESPOND, GENERATE_RESPONSE, "__call__") if name in found.methods), None)
+def _plan_class(found: Class, given: Mapping[str, Any], known: Signatures) -> UserPlan:
+    method = next((name for name in (*_methods(known), "__call__") if name in found.methods), None)
     if method is None:
         if found.is_open:
             return UserPlan("unknown")
@@ -75,22 +80,17 @@ def _plan_class(found: Class, given: Mapping[str, Any]) -> UserPlan:
         raise FormError(
             f"{found.name} is {what} without respond; add respond(self, messages, state), which returns {_REPLY}"
         )
-    is_interaction = method == GENERATE_RESPONSE
+    form = next((form for form in known.users if form.method == method), None)
     if found.constructor is not None:
-        if is_interaction and "config" in found.constructor.named and "config" not in given:
-            given = {"config": given}
+        if form and form.config_parameter in found.constructor.named and form.config_parameter not in given:
+            given = {form.config_parameter: given}
         check_call(found.constructor._replace(name=found.name), given, "function.kwargs")
     function = found.methods[method]._replace(name=f"{found.name}.{method}")
-    if not is_interaction:
-        _check_respond(function, {})
-        return UserPlan("class", method, given)
-    missing = [name for name in ("instance_id", "messages") if not function.accepts(name)]
-    if missing:
-        raise FormError(
-            f"{function.show()} does not take {' and '.join(missing)}; write generate_response(self, instance_id, "
-            "messages, **kwargs), or respond(self, messages, state)"
-        )
-    return UserPlan("interaction", "", given)
+    if form is not None:
+        form.check(function)
+        return UserPlan("plugin", "", given, form)
+    _check_respond(function, {})
+    return UserPlan("class", method, given)
 
 
 def _check_respond(function: Function, kwargs: Mapping[str, Any]) -> None:
@@ -112,7 +112,7 @@ def _check_respond(function: Function, kwargs: Mapping[str, Any]) -> None:
         )
 
 
-def describe_missing_user(entrypoint: str | None, defined: Sequence[str]) -> str:
+def describe_missing_user(entrypoint: str | None, defined: Sequence[str], known: Signatures) -> str:
     """Return why a source has no simulated user. `defined`: the names of its functions and classes."""
     found = f"it defines {', '.join(defined)}" if defined else "it defines no function"
     if entrypoint is not None:
@@ -120,7 +120,7 @@ def describe_missing_user(entrypoint: str | None, defined: Sequence[str]) -> str
     near = difflib.get_close_matches(RESPOND, defined, n=1)
     named = f"set function.entrypoint: {near[0] if near else defined[0]}, or " if defined else ""
     return (
-        f"neither respond nor a class with respond or generate_response was found ({found}); {named}write\n"
+        f"neither respond nor a class with {' or '.join(_methods(known))} was found ({found}); {named}write\n"
         f"    def respond(messages, state):\n"
         f"        return {_REPLY.strip('()').replace(' or None', '')}"
     )

@@ -9,7 +9,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from rljob_api.manifest.base import Spec
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.reward import RewardModel
+from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.wire.contract import API_GROUP, API_VERSION
 
 Schema = dict[str, Any]
@@ -21,6 +21,7 @@ _COPIED = (
     *("maxProperties", "default", _LIST_TYPE, "x-kubernetes-list-map-keys", _PRESERVE),
 )
 _RULES = "x-kubernetes-validations"
+_INT_OR_STRING = "x-kubernetes-int-or-string"
 _MAX_INT32 = 2**31 - 1
 
 
@@ -51,11 +52,13 @@ def _convert(node: Schema, defs: dict[str, Schema]) -> Schema:
     """Convert one node. A field's description and default override those of its type."""
     if "$ref" in node:
         node = {**defs[node["$ref"].rpartition("/")[2]], **node}
-    if node.get("x-kubernetes-int-or-string"):
-        return node
     result: Schema = {}
     if "description" in node:
         result["description"] = " ".join(node["description"].split())
+    if node.get(_INT_OR_STRING):
+        return result | {
+            key: node[key] for key in ("anyOf", "maxLength", "pattern", "default", _INT_OR_STRING) if key in node
+        }
     if "const" in node:
         node = {**node, "enum": [node["const"]]}
     result |= {key: node[key] for key in _COPIED if key in node and not (key == "default" and node[key] is None)}
@@ -120,15 +123,18 @@ def _column(name: str, kind: str, path: str, description: str = "", *, is_wide: 
 _AGE = _column("Age", "date", ".metadata.creationTimestamp")
 _STALENESS_MEANING = "Of the oldest token that is not trained yet, in steps"
 _BUSY_MEANING = "Share of the last step in which each role worked"
+_PROGRESS_REASON = '.status.conditions[?(@.type=="Progressing")].reason'
 _JOB_COLUMNS = [
     _column("Phase", "string", ".status.phase"),
     _column("Step", "integer", ".status.progress.step", "Completed optimizer steps"),
+    _column("Last Step", "date", ".status.progress.lastStepTime", "Age of the last step"),
     _column("Reward", "number", ".status.progress.reward", "Mean score of the last step"),
     _column("Rollouts", "string", ".status.rollouts", "Rollout replicas, ready/desired"),
     _column("Rewards", "string", ".status.rewards", "Reward Pods, ready/desired"),
     _column("Schedule", "string", ".status.progress.schedule.type", is_wide=True),
     _column("Staleness", "integer", ".status.progress.schedule.staleness", _STALENESS_MEANING, is_wide=True),
     _column("Busy", "string", ".status.progress.schedule.busy", _BUSY_MEANING, is_wide=True),
+    _column("Progress", "string", _PROGRESS_REASON, "Why steps finish, or do not", is_wide=True),
     _column("Waits For", "string", ".status.progress.waitsFor", is_wide=True),
     _AGE,
 ]

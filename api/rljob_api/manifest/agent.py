@@ -13,13 +13,14 @@ from pydantic import Field
 
 from rljob_api.manifest import base
 from rljob_api.manifest.base import Rule, ShortText, Spec
-from rljob_api.manifest.reward import Reward
-from rljob_api.manifest.runner import RUNNER_SERVICE, Environment, Runner
-from rljob_api.manifest.simulated_user import USER_SERVICE, SimulatedUser
+from rljob_api.manifest.services.calls import CallService
+from rljob_api.manifest.services.runner import Environment, Runner
+from rljob_api.manifest.services.tool import Tool
+from rljob_api.manifest.services.user import USER_SERVICE, SimulatedUser
 from rljob_api.manifest.sources import SecretKeyRef
-from rljob_api.manifest.tool import Tool
 
 ToolFormat = Literal["auto", "hermes", "llama3"]
+CompletionChoice = Literal["auto", "last", "all"]
 
 
 class OtherModel(Spec):
@@ -153,7 +154,7 @@ class Agent(Spec):
     """loop: who replies to an answer without tool calls. Null: such an answer ends the episode."""
     tools: list[Tool] = Field(default=[], max_length=16, json_schema_extra=base.list_map("name"))
     """loop: functions that the policy may call."""
-    episode_seconds: float = Field(default=3600, gt=0, le=1_000_000)
+    episode_seconds: int = Field(default=3600, ge=1, le=1_000_000)
     """Maximum seconds of an episode, without its rewards. Then it is invalid."""
     environment: Environment | None = None
     """environment: which one."""
@@ -162,6 +163,13 @@ class Agent(Spec):
     models: list[OtherModel] = Field(default=[], max_length=16, json_schema_extra=base.list_map("name"))
     """environment, program: models besides the policy that the program may call by name. A name that is not listed is
     an error."""
+    completion: CompletionChoice = "auto"
+    """Completion that rewards get of an episode with several answers. last: the last answer. all: all that followed the
+    prompt, results of tools and replies of the user included. auto: as the project of the function's signature passes
+    it; all for judges and reward models."""
+    constraints: Literal["refuse", "ignore"] = "refuse"
+    """environment, program: what happens to requests that force a tool call or a form of the answer (tool_choice,
+    response_format). refuse: error 400. ignore: the policy answers freely; the header x-rljob-ignored names them."""
     reward_weight: float = Field(default=1.0, allow_inf_nan=False)
     """environment, program: factor of the reward that the environment or the program gives an episode. It is added to
     the weighted sum of spec.rewards, which may then be empty."""
@@ -177,9 +185,9 @@ class Agent(Spec):
         return self.max_assistant_turns or (_HOSTED_TURNS if self.is_hosted else _LOOP_TURNS)
 
     @property
-    def runner_settings(self) -> Reward | None:
+    def runner_settings(self) -> CallService | None:
         """Settings of the runner's server; None for types without one."""
-        return (self.runner or Runner()).as_reward(RUNNER_SERVICE, self.environment) if self.is_hosted else None
+        return (self.runner or Runner()).build_service(self.environment) if self.is_hosted else None
 
 
 def _has_program(agent: Agent) -> bool:

@@ -1,8 +1,6 @@
 """spec.algorithm: what the trainer computes from scored episodes.
 
 What a type's paper prescribes are its defaults, and the fields for them are null unless the user decides otherwise.
-Invariant: grpo keeps the meaning of the fields that stored objects have with their defaults filled in: clipLow,
-clipHigh, normalization and lossLevel. Other types read `loss` and `advantages` alone.
 """
 
 from __future__ import annotations
@@ -11,15 +9,20 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import Field
 
-from rljob_api.manifest.base import Rule, Spec, yaml_fields
+from rljob_api.manifest.base import Choice, Rule, Spec, yaml_fields
 
-AlgorithmType = Literal["grpo", "drGrpo", "dapo", "rloo", "reinforcePlusPlus", "gspo", "cispo", "ppo"]
+AlgorithmType = Literal[
+    "grpo", "drGrpo", "dapo", "rloo", "reinforcePlusPlus", "reinforcePlusPlusBaseline", "gspo", "cispo", "ppo"
+]
 Normalization = Literal["group", "batch", "none"]
 LossLevel = Literal["token", "sequence", "constant"]
 TruncatedAnswers = Literal["train", "mask", "shape"]
+RatioLevel = Literal["token", "sequence", "geometric"]
 
 _GROUP_BASELINE: Final = ("grpo", "dapo", "gspo", "cispo")
 """Types that divide by a deviation of the group."""
+_BATCH_WHITENED: Final = ("reinforcePlusPlus", "reinforcePlusPlusBaseline")
+"""Types that whiten over the batch."""
 
 
 class Kl(Spec):
@@ -60,13 +63,17 @@ class Loss(Spec):
     """The policy loss, where it must differ from the type's. See docs/algorithms.md for the defaults of each type."""
 
     clip_low: float | None = Field(default=None, gt=0, lt=1)
-    """Lower clip bound of the ratio: 1 - clipLow. Null: the type's; with grpo, algorithm.clipLow."""
+    """Lower clip bound of the ratio: 1 - clipLow. Null: the type's."""
     clip_high: float | None = Field(default=None, gt=0)
-    """Upper clip bound of the ratio: 1 + clipHigh. Null: the type's; with grpo, algorithm.clipHigh."""
+    """Upper clip bound of the ratio: 1 + clipHigh. Null: the type's."""
+    dual_clip: float | None = Field(default=None, gt=1)
+    """Largest ratio of a token with a negative advantage, whose loss clipHigh does not bound: beyond it the token has
+    no gradient (dual-clip PPO, arXiv:1912.09729). 1e9 is beyond every ratio. Null: 3; 10 with dapo; none with rloo,
+    gspo and cispo."""
     level: LossLevel | None = None
     """token: the mean over all tokens of the update. sequence: the mean over episodes of the mean over their tokens.
     constant: the sum over tokens, divided by episodes x rollout.sampling.maxTokens, so that a token's weight depends on
-    no length. Null: the type's; with grpo, algorithm.lossLevel."""
+    no length. Null: the type's."""
 
 
 class Advantages(Spec):
@@ -74,11 +81,28 @@ class Advantages(Spec):
 
     normalization: Normalization | None = None
     """Divisor of the centered rewards: the standard deviation of the group or of the step's batch, or none. batch waits
-    for all groups of a step before it trains on the first. Null: the type's; with grpo, algorithm.normalization."""
+    for all groups of a step before it trains on the first. Null: the type's."""
     per_reward: bool = False
     """Normalize each reward alone, before the weighted sum (GDPO, arXiv:2601.05242), so that a reward with a small
     spread has the influence of its weight. The sum is divided by its standard deviation in the step's batch, so
     training waits for all groups of a step."""
+
+
+class Rejection(Spec):
+    """Tokens or sequences that are left out, whatever their weight: those whose probability under the policy now,
+    divided by the rollout's, is above the cap or below the floor. They stay in the loss's denominator."""
+
+    level: RatioLevel = "geometric"
+    """As correction.level. geometric compares sequences of any length."""
+    cap: float = Field(gt=1)
+    """Largest ratio."""
+    floor: float | None = Field(default=None, ge=0, le=1)
+    """Smallest ratio. Null: 1 / cap."""
+
+    @property
+    def smallest(self) -> float:
+        """The floor, and what null means."""
+        return 1 / self.cap if self.floor is None else self.floor
 
 
 class Correction(Spec):
@@ -87,12 +111,17 @@ class Correction(Spec):
     refers, divided by the rollout's."""
 
     type: Literal["truncate", "mask", "none"] = "truncate"
-    """truncate: a weight above the cap is the cap. mask: a token whose weight is above the cap or below the floor is
-    left out (IcePop). none: every weight is 1."""
+    """truncate: a weight above the cap is the cap. mask: what has a weight above the cap or below the floor is left out
+    (IcePop). none: every weight is 1."""
+    level: RatioLevel = "token"
+    """What has a weight. token: each token. sequence: each segment of an episode, whose tokens share the product of
+    their weights. geometric: the same with their geometric mean."""
     cap: float = Field(default=2.0, ge=1)
     """Largest weight."""
     floor: float = Field(default=0.5, ge=0, le=1)
     """Smallest weight, for mask."""
+    rejection: Rejection | None = None
+    """Null: nothing is rejected."""
 
 
 class Truncated(Spec):
@@ -111,9 +140,9 @@ class Truncated(Spec):
 class DynamicSampling(Spec):
     """Replacement of groups whose scores are equal, since they teach nothing, by groups of further prompts (DAPO)."""
 
-    enabled: bool | None = None
-    """Null: true with dapo, otherwise false."""
-    max_replacements: float = Field(default=3.0, ge=0, le=1000)
+    enabled: Choice = "auto"
+    """auto: always with dapo, otherwise never."""
+    max_replacement_factor: float = Field(default=3.0, ge=0, le=1000)
     """At most this x schedule.promptsPerStep groups are replaced in a step. After that, groups without signal stay:
     they count in the update, and add no gradient."""
 
@@ -151,18 +180,6 @@ class Critic(Optimizer):
     than 1 need a larger one."""
 
 
-def _keeps_default(python_name: str, field: str, replacement: str, cel_value: str) -> Rule:
-    """Return the rule that only grpo reads a field, whose default is in every stored object."""
-    default = {"clip_low": 0.2, "clip_high": 0.2, "loss_level": "token", "normalization": "group"}[python_name]
-    return Rule(
-        (field, "type"),
-        "is for type grpo alone",
-        f"set {replacement} instead",
-        lambda algorithm: algorithm.type == "grpo" or getattr(algorithm, python_name) == default,
-        f"!has(self.type) || self.type == 'grpo' || !has(self.{field}) || self.{field} == {cel_value}",
-    )
-
-
 def _is_of_ppo(field: str, defaults: Spec) -> Rule:
     """Return the rule that only ppo reads a part of the algorithm. Stored objects have its defaults."""
     names = {name: python for name, (python, _) in yaml_fields(type(defaults)).items()}
@@ -189,28 +206,23 @@ class Algorithm(Spec):
     """GRPO and its relatives: see docs/algorithms.md. Immutable."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
-        _keeps_default("clip_low", "clipLow", "loss.clipLow", "0.2"),
-        _keeps_default("clip_high", "clipHigh", "loss.clipHigh", "0.2"),
-        _keeps_default("loss_level", "lossLevel", "loss.level", "'token'"),
-        _keeps_default("normalization", "normalization", "advantages.normalization", "'group'"),
         _is_of_ppo("gae", Gae()),
         _is_of_ppo("critic", Critic()),
         Rule(
-            ("importanceCap", "correction.type"),
-            "is the cap of correction.type truncate",
-            "remove it and set correction.cap",
-            lambda algorithm: algorithm.importance_cap is None or algorithm.correction.type == "truncate",
-            "!has(self.importanceCap) || !has(self.correction) || !has(self.correction.type) || "
-            "self.correction.type == 'truncate'",
+            ("loss.dualClip", "type"),
+            "has no effect with cispo, which clips the ratio of every token at loss.clipHigh",
+            "remove it, or change the type",
+            lambda algorithm: algorithm.type != "cispo" or algorithm.loss.dual_clip is None,
+            "!has(self.type) || self.type != 'cispo' || !has(self.loss) || !has(self.loss.dualClip)",
         ),
         Rule(
             ("advantages.normalization", "type"),
-            "must be batch or null with reinforcePlusPlus, which normalizes over the batch",
+            "must be batch or null with reinforcePlusPlus(Baseline), which normalizes over the batch",
             "remove it, or set type: grpo",
             lambda algorithm: (
-                algorithm.type != "reinforcePlusPlus" or algorithm.advantages.normalization in (None, "batch")
+                algorithm.type not in _BATCH_WHITENED or algorithm.advantages.normalization in (None, "batch")
             ),
-            "!has(self.type) || self.type != 'reinforcePlusPlus' || !has(self.advantages) || "
+            f"!has(self.type) || !(self.type in {list(_BATCH_WHITENED)}) || !has(self.advantages) || "
             "!has(self.advantages.normalization) || self.advantages.normalization == 'batch'",
         ),
         Rule(
@@ -234,28 +246,16 @@ class Algorithm(Spec):
     type: AlgorithmType = "grpo"
     """The algorithm, with the defaults of its paper. grpo: Shao et al. 2024, and any variant by its fields. drGrpo: no
     deviation, no lengths. dapo: clip-higher, dynamic sampling, overlong shaping. rloo: leave-one-out baseline, no clip.
-    reinforcePlusPlus: batch baseline. gspo: one ratio for each sequence. cispo: clipped weights, no token loses its
-    gradient. ppo: a critic."""
+    reinforcePlusPlus: batch baseline. reinforcePlusPlusBaseline: group baseline, then whitened over the batch. gspo:
+    one ratio for each sequence. cispo: clipped weights, no token loses its gradient. ppo: a critic."""
     group_size: int = Field(default=8, ge=2, le=1024)
     """Trajectories per prompt."""
-    normalization: Normalization = "group"
-    """For grpo; other types have advantages.normalization. Divisor of the centered rewards: the standard deviation of
-    the group or of the batch, or none (Dr. GRPO)."""
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """For grpo; other types have loss.clipLow. Lower clip bound of the ratio: 1 - clipLow."""
-    clip_high: float = Field(default=0.2, gt=0)
-    """For grpo; other types have loss.clipHigh. Upper clip bound of the ratio: 1 + clipHigh."""
-    loss_level: Literal["token", "sequence"] = "token"
-    """For grpo; other types have loss.level. token: every token of the update has the same weight. sequence: every
-    trajectory has the same weight."""
     loss: Loss = Loss()
     advantages: Advantages = Advantages()
     kl: Kl = Kl()
     entropy_coefficient: float = 0.0
     """Coefficient of the entropy bonus."""
     correction: Correction = Correction()
-    importance_cap: float | None = Field(default=None, gt=0)
-    """Earlier name of correction.cap: if set, it is the cap. Null: correction.cap."""
     truncated: Truncated = Truncated()
     dynamic_sampling: DynamicSampling = DynamicSampling()
     zero_std_threshold: float = Field(default=1e-2, ge=0)

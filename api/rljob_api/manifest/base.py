@@ -1,5 +1,11 @@
 """The base of all manifest types: camelCase names, no unknown fields, docstrings as field descriptions.
 
+Values of enumerations are lowerCamel, too. Names that belong to another project and that its users write, such as
+flash_attention_2, are spelled as there.
+
+Forms of a choice: kinds that share fields have a field `type` (agent, algorithm, schedule). Where each kind has its own
+fields, it is a section, and a rule requires `exactly_one` of these sections (rewards, tools, user).
+
 A `Rule` defines a constraint across fields once, for Python and for the API server (CEL). Invariant: Python rejects
 what the generated schema rejects, with the same remedy.
 """
@@ -8,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
@@ -28,6 +34,7 @@ QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]+)?$
 URL_PATTERN = r"^https?://"
 MODULE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*$"
 REQUIREMENT_PATTERN = r"^[A-Za-z0-9][^\r\n]*$"
+PLUGIN_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 _DOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 _QUALIFIED = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 DEVICE_PATTERN = rf"^{_DOMAIN}/{_QUALIFIED}$"
@@ -39,13 +46,22 @@ PATTERN_MESSAGES = {
     URL_PATTERN: "must begin with http:// or https://",
     MODULE_PATTERN: "must be a module's dotted name, such as package.module",
     REQUIREMENT_PATTERN: "must be one requirement, such as math-verify==0.8.0",
+    PLUGIN_PATTERN: "must be the name of an installed plugin: letters, digits, dots, hyphens and underscores",
     LABEL_KEY_PATTERN: "must be the key of a label such as topology.kubernetes.io/zone",
     DEVICE_PATTERN: "must be the name of a device such as nvidia.com/gpu: DOMAIN/NAME",
 }
 
 Url = Annotated[str, Field(pattern=URL_PATTERN, max_length=2048)]
+Choice = Literal["auto", "always", "never"]
+"""Values of a setting that RLJob decides unless the user does. The field says what auto means."""
+PluginName = Annotated[str, Field(min_length=1, max_length=64, pattern=PLUGIN_PATTERN)]
 FreeForm = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
 """A mapping with any fields."""
+
+
+def decide(choice: Choice, *, automatic: bool) -> bool:
+    """Return what a choice means. `automatic`: of auto."""
+    return automatic if choice == "auto" else choice == "always"
 
 
 def list_map(key: str) -> dict[str, pydantic.JsonValue]:
@@ -135,6 +151,7 @@ class Spec(BaseModel):
         use_attribute_docstrings=True,
         validate_default=True,
         allow_inf_nan=False,
+        defer_build=True,  # each program uses some of the types, and builds these alone: starts take half as long
     )
 
     RULES: ClassVar[tuple[Rule, ...]] = ()

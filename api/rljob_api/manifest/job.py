@@ -6,7 +6,7 @@ because spec itself has none and the API server fills in the defaults of its fie
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final, Literal, TypeVar
 
@@ -15,18 +15,22 @@ from pydantic import Field
 from rljob_api.manifest import job_sections as sections
 from rljob_api.manifest.agent import Agent
 from rljob_api.manifest.algorithm import Algorithm
-from rljob_api.manifest.base import ClusterRule, ObjectMeta, Rule, Spec, different_names, list_map
+from rljob_api.manifest.base import ClusterRule, ObjectMeta, Rule, Spec, decide, different_names, list_map
 from rljob_api.manifest.pod_settings import PodSettings
-from rljob_api.manifest.reward import PythonFunction, Reward
-from rljob_api.manifest.roles import HeadRole, Role, RolloutRole, TrainerRole
-from rljob_api.manifest.runner import COMMAND_MODULE, ENVIRONMENTS_MODULE, RUNNER_SERVICE
-from rljob_api.manifest.sandbox import SANDBOX_MODULE
-from rljob_api.manifest.schedule import Schedule
-from rljob_api.manifest.scorers import ServedModel
-from rljob_api.manifest.simulated_user import USER_SERVICE
-from rljob_api.manifest.sources import Hub
+from rljob_api.manifest.roles import OWN_GPU, HeadRole, NodePool, Resources, Role, RolloutRole, TrainerRole
+from rljob_api.manifest.roles import SHARED_GPU as ROLLOUT_GPU
+from rljob_api.manifest.schedule import ALTERNATING, Schedule
+from rljob_api.manifest.services.base import ServiceSettings
+from rljob_api.manifest.services.calls import CallService
+from rljob_api.manifest.services.function import PythonFunction
+from rljob_api.manifest.services.models import SHARED_GPU, ServedModel
+from rljob_api.manifest.services.reward import Reward
+from rljob_api.manifest.services.runner import COMMAND_MODULE, ENVIRONMENTS_MODULE, RUNNER_SERVICE
+from rljob_api.manifest.services.sandbox import SANDBOX_MODULE
+from rljob_api.manifest.services.tool import MCP_MODULE
+from rljob_api.manifest.services.user import USER_SERVICE
+from rljob_api.manifest.sources import Hub, parse_source
 from rljob_api.manifest.status import RLJobStatus
-from rljob_api.manifest.tool import MCP_MODULE
 from rljob_api.wire.contract import API_VERSION
 
 
@@ -38,14 +42,62 @@ def _divides_over_ranks(spec: RLJobSpec) -> bool:
 
 def _prompt_and_completion_fit(spec: RLJobSpec) -> bool:
     limit, prompt = spec.rollout.max_model_len, spec.data.max_prompt_tokens
-    return limit is None or (prompt or 1) + spec.rollout.sampling.max_tokens <= limit
+    return limit is None or (prompt or 1) + (spec.rollout.sampling.max_tokens or 1) <= limit
 
 
 def _evaluation_fits(spec: RLJobSpec) -> bool:
     limit, sampling = spec.rollout.max_model_len, spec.evaluation.sampling
-    return limit is None or sampling is None or sampling.max_tokens < limit
+    return limit is None or sampling is None or (sampling.max_tokens or 1) < limit
 
 
+def _divides_trainer(spec: RLJobSpec) -> bool:
+    return _divides(spec.trainer.gpus_per_replica, spec.rollout.gpus_per_replica)
+
+
+def _divides(trainer: int, engine: int) -> bool:
+    return trainer > 0 and trainer % engine == 0 if engine else trainer == 0
+
+
+def _leave_out(field: str, is_left_out: Callable[[RolloutRole], bool], cel: str) -> Rule:
+    """The rule that a field of the rollouts' Pods is left out if they have no Pods. `cel` is over the rollouts."""
+    return Rule(
+        (f"rollout.{field}", "rollout.placement"),
+        "must be left out with rollout.placement trainer: the rollouts run in the trainer's Pods",
+        f"set trainer.{field}, or remove rollout.placement",
+        lambda spec: not spec.shares_trainer or is_left_out(spec.rollout),
+        f"{_SEPARATE} || ({cel})",
+    )
+
+
+def _find_misplaced(spec: RLJobSpec) -> str:
+    return ", ".join(f"{path}.placement" for path in spec.models_in_trainer)
+
+
+def _models_divide_trainer(spec: RLJobSpec) -> bool:
+    gpus = {model.gpus_per_replica for model in spec.models_in_trainer.values()}
+    return all(_divides(spec.trainer.gpus_per_replica, each) for each in gpus)
+
+
+def _shares_fit(spec: RLJobSpec) -> bool:
+    share = spec.rollout.gpu_memory_utilization or _MIN_SHARE
+    return not (spec.trainer.gpus_per_replica and spec.shares_trainer) or share + spec.models_gpu_share <= 1
+
+
+def _map_shared(value: str) -> str:
+    """CEL: `value` of each served model m with placement trainer, as one list."""
+    judge, user = "r.judge.model", "self.agent.user.model.model"
+    has_judge, has_user = "has(r.judge) && has(r.judge.model)", "has(self.agent.user) && has(self.agent.user.model)"
+    return (
+        f"self.rewards.map(r, has(r.model) && r.model.placement == 'trainer', {value.replace('m.', 'r.model.')}) + "
+        f"self.rewards.map(r, {has_judge} && {judge}.placement == 'trainer', {value.replace('m.', f'{judge}.')}) + "
+        f"({has_user} && has({user}) && {user}.placement == 'trainer' ? [{value.replace('m.', f'{user}.')}] : [])"
+    )
+
+
+_SEPARATE: Final = "self.rollout.placement == 'separate'"
+_MIN_SHARE: Final = round(1 - ROLLOUT_GPU + 0.01, 2)
+"""Null of the rollouts, with the remainder of the ranks."""
+_MODEL_SHARE: Final = f"has(m.gpuMemoryUtilization) ? m.gpuMemoryUtilization : {SHARED_GPU}"
 _HOSTED: Final = "self.agent.type == 'environment' || self.agent.type == 'program'"
 
 _RULES: Final = (
@@ -138,11 +190,73 @@ _RULES: Final = (
         lambda spec: "0 for " + ", ".join(r.name for r in spec.rewards if not (r.http or r.autoscaling or r.replicas)),
     ),
     Rule(
+        ("schedule.type", "rollout.placement"),
+        f"must be {' or '.join(ALTERNATING)} with rollout.placement trainer: rollouts and trainer alternate",
+        "set schedule.type, or remove rollout.placement",
+        lambda spec: not spec.shares_trainer or spec.schedule.type in ALTERNATING,
+        f"{_SEPARATE} || self.schedule.type in {list(ALTERNATING)}",
+    ),
+    Rule(
+        ("rollout.replicas", "rollout.placement"),
+        "must be 1 (its default) with rollout.placement trainer: their number follows from the trainer's Pods and GPUs",
+        "remove it, and set trainer.replicas, or remove rollout.placement",
+        lambda spec: not spec.shares_trainer or spec.rollout.replicas == 1,
+        f"{_SEPARATE} || self.rollout.replicas == 1",
+    ),
+    Rule(
+        ("rollout.gpusPerReplica", "trainer.gpusPerReplica", "rollout.placement"),
+        "must be a divisor of trainer.gpusPerReplica with rollout.placement trainer, or 0 if that is 0",
+        "change either, or remove rollout.placement",
+        lambda spec: not spec.shares_trainer or _divides_trainer(spec),
+        f"{_SEPARATE} || (self.rollout.gpusPerReplica == 0 ? self.trainer.gpusPerReplica == 0 : "
+        "self.trainer.gpusPerReplica > 0 && self.trainer.gpusPerReplica % self.rollout.gpusPerReplica == 0)",
+    ),
+    Rule(
+        ("rewards", "agent.user", "rollout.placement"),
+        "must have no model with placement trainer unless rollout.placement is trainer, too",
+        "set rollout.placement: trainer, or remove the model's placement",
+        lambda spec: spec.shares_trainer or not spec.models_in_trainer,
+        f"!({_SEPARATE}) || ({_map_shared('true')}).size() == 0",
+        _find_misplaced,
+    ),
+    Rule(
+        ("rewards", "agent.user", "trainer.gpusPerReplica"),
+        "must have a divisor of trainer.gpusPerReplica as gpusPerReplica of each model with placement trainer, or 0 if "
+        "that is 0",
+        "change either, or remove the model's placement",
+        _models_divide_trainer,
+        f"({_map_shared('m.gpusPerReplica')}).all(gpus, gpus == 0 ? self.trainer.gpusPerReplica == 0 : "
+        "self.trainer.gpusPerReplica > 0 && self.trainer.gpusPerReplica % gpus == 0)",
+    ),
+    Rule(
+        ("rollout.gpuMemoryUtilization", "rewards", "agent.user"),
+        "plus that of all models with placement trainer must be at most 1: they are awake at the same time",
+        "lower either; null is 0.8 less that of the models",
+        _shares_fit,
+        f"self.trainer.gpusPerReplica == 0 || {_SEPARATE} || ([has(self.rollout.gpuMemoryUtilization) ? "
+        f"self.rollout.gpuMemoryUtilization : {_MIN_SHARE}] + {_map_shared(_MODEL_SHARE)}).sum() <= 1.0",
+    ),
+    _leave_out("image", lambda rollout: rollout.image is None, "!has(self.rollout.image)"),
+    _leave_out(
+        "resources",
+        lambda rollout: rollout.resources == Resources(),
+        "self.rollout.resources.requests.size() == 0 && self.rollout.resources.limits.size() == 0",
+    ),
+    _leave_out(
+        "nodePool",
+        lambda rollout: rollout.node_pool == NodePool(),
+        "self.rollout.nodePool.nodeSelector.size() == 0 && self.rollout.nodePool.tolerations.size() == 0 && "
+        f"!self.rollout.nodePool.exclusive && self.rollout.nodePool.gpuResource == '{NodePool().gpu_resource}' && "
+        "!has(self.rollout.nodePool.topology)",
+    ),
+    _leave_out("env", lambda rollout: not rollout.env, "self.rollout.env.size() == 0"),
+    Rule(
         ("rollout.sampling.maxTokens", "rollout.maxModelLen", "data.maxPromptTokens"),
         "must leave room for the prompt in rollout.maxModelLen",
         "raise rollout.maxModelLen, or lower maxTokens or data.maxPromptTokens",
         _prompt_and_completion_fit,
-        "!has(self.rollout.maxModelLen) || self.rollout.sampling.maxTokens + "
+        "!has(self.rollout.maxModelLen) || "
+        "(has(self.rollout.sampling.maxTokens) ? self.rollout.sampling.maxTokens : 1) + "
         "(has(self.data.maxPromptTokens) ? self.data.maxPromptTokens : 1) <= self.rollout.maxModelLen",
     ),
     Rule(
@@ -151,14 +265,27 @@ _RULES: Final = (
         "raise rollout.maxModelLen, or lower maxTokens",
         _evaluation_fits,
         "!has(self.rollout.maxModelLen) || !has(self.evaluation.sampling) || "
+        "!has(self.evaluation.sampling.maxTokens) || "
         "self.evaluation.sampling.maxTokens < self.rollout.maxModelLen",
     ),
     Rule(
         ("rollout.sampling.temperature",),
         "must be more than 0 for training: greedy trajectories of a prompt are identical",
-        "set it to 1; evaluation is greedy by default",
+        "set it to 1; evaluation.sampling may be greedy",
         lambda spec: spec.rollout.sampling.temperature > 0,
         "self.rollout.sampling.temperature > 0.0",
+    ),
+    Rule(
+        ("rollout.extraArgs", "trainer.headDtype"),
+        "must have head_dtype in --hf-overrides with headDtype float32, since it replaces RLJob's own argument",
+        'add "head_dtype": "float32" to it',
+        lambda spec: (
+            spec.trainer.head_dtype == "model"
+            or not any(each.startswith(("--hf-overrides", "--hf_overrides")) for each in spec.rollout.extra_args)
+            or any("head_dtype" in each for each in spec.rollout.extra_args)
+        ),
+        "self.trainer.headDtype == 'model' || !self.rollout.extraArgs.exists(a, a.startsWith('--hf-overrides') || "
+        "a.startsWith('--hf_overrides')) || self.rollout.extraArgs.exists(a, a.contains('head_dtype'))",
     ),
     Rule(
         ("evaluation.everySteps", "data.eval"),
@@ -208,11 +335,23 @@ def _agent_sizes(spec: str) -> str:
     )
 
 
+def _keeps(model: str, has_model: str) -> str:
+    """CEL: whether this model of each reward stays as it is, if it runs in the trainer's Pods."""
+    placed = f"self.rewards.map(r, {has_model} && {model}.placement == 'trainer', {model})"
+    return f"{placed} == {placed.replace('self.', 'oldSelf.')}"
+
+
 _IMMUTABLE: Final = (
     *map(_unchanged, ("model", "data.train", "algorithm", "agent.type")),
-    *(_unchanged(f"schedule.{field}") for field in ("type", "promptsPerStep", "miniBatches", "maxStaleness", "seed")),
-    *map(_unchanged_optional, ("managedBy", "trainer.lora")),
-    *map(_unchanged_unless_suspended, ("trainer.replicas", "trainer.gpusPerReplica")),
+    *(_unchanged(f"schedule.{field}") for field in ("type", "promptsPerStep", "miniBatches", "seed")),
+    *map(_unchanged_optional, ("managedBy", "schedule.maxStaleness", "trainer.lora")),
+    *map(_unchanged_unless_suspended, ("trainer.replicas", "trainer.gpusPerReplica", "rollout.placement")),
+    ClusterRule(
+        "rewards",
+        "is immutable in its models with placement trainer while the job runs; set suspend: true first",
+        f"oldSelf.suspend || ({_keeps('r.model', 'has(r.model)')} && "
+        f"{_keeps('r.judge.model', 'has(r.judge) && has(r.judge.model)')})",
+    ),
     ClusterRule(
         "rollout.replicas", _KUEUE_MESSAGE, f"{_FREE_UNDER_KUEUE} || self.rollout.replicas == oldSelf.rollout.replicas"
     ),
@@ -231,12 +370,16 @@ _IMMUTABLE: Final = (
 )
 
 
+_STARTUP_SECONDS: Final = 600
+"""vLLM loads and compiles before it listens."""
+_HUB_STARTUP_SECONDS: Final = 4200
+"""A restarted replica would begin its download again."""
 _SOURCES: Final = {ENVIRONMENTS_MODULE: "spec.agent.environment", COMMAND_MODULE: "spec.agent.runner.command"}
 """By module of the reward image."""
 _TOOL_SOURCES: Final = {MCP_MODULE: "mcp", SANDBOX_MODULE: "sandbox"}
 """Field of a tool, by the same."""
 ServiceKind = Literal["reward", "user", "tool", "runner"]
-_Service = TypeVar("_Service", bound=Role)
+_Service = TypeVar("_Service", bound=ServiceSettings)
 
 
 @dataclass(frozen=True)
@@ -246,18 +389,18 @@ class Service:
     kind: ServiceKind
     path: str
     """In the job: spec.rewards[0], spec.agent.user."""
-    reward: Reward
-    """Its settings; for what is not a reward, in the form of a reward."""
+    settings: Reward | CallService
+    """What its server reads."""
     framework: str = ""
-    """Of a runner: agent.environment.framework. Empty: it runs a program."""
+    """A runner's agent.environment.framework. Empty: it runs a program."""
 
     @property
     def source(self) -> str:
         """Field of what it runs: spec.rewards[0].judge, spec.agent.user.function, spec.agent.runner.command."""
-        module = self.reward.function.module if self.reward.function else None
+        module = self.settings.function.module if self.settings.function else None
         if module in _TOOL_SOURCES:
             return f"{self.path}.{_TOOL_SOURCES[module]}"
-        return _SOURCES.get(module or "", f"{self.path}.{self.reward.kind}")
+        return _SOURCES.get(module or "", f"{self.path}.{self.settings.kind}")
 
 
 class RLJobSpec(PodSettings):
@@ -290,6 +433,13 @@ class RLJobSpec(PodSettings):
     active_deadline_seconds: int | None = Field(default=None, ge=1, le=sections.MAX_SECONDS)
     """Seconds of running after which the job fails. Time in a queue, or before all needed Pods are ready, does not
     count; a restart does. The count starts again after a suspension or a retry. Null: no deadline."""
+    progress_deadline_seconds: int | None = Field(default=None, ge=1, le=sections.MAX_SECONDS)
+    """Seconds without a finished step after which the condition Progressing is False; the job goes on. Time in a queue,
+    suspended, or waiting for an outage to end does not count. Null: as long as the job's own steps allow."""
+    outage_seconds: int = Field(default=21600, ge=0, le=sections.MAX_SECONDS)
+    """Seconds for which the job waits for a service that fails all requests: a reward, a judge, a runner, the hub, the
+    checkpoint's volume. Then it fails."""
+    hang_detection: sections.HangDetection = sections.HangDetection()
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=sections.MAX_SECONDS)
     """Seconds after the end when the RLJob is deleted. Null: never."""
 
@@ -300,13 +450,62 @@ class RLJobSpec(PodSettings):
         framework = self.agent.environment.framework if self.agent.environment else ""
         return [
             *(Service("reward", f"spec.rewards[{index}]", reward) for index, reward in enumerate(self.rewards)),
-            *([Service("user", "spec.agent.user", user.as_reward(USER_SERVICE))] if user else []),
-            *(
-                Service("tool", f"spec.agent.tools[{index}]", tool.as_reward(tool.name))
-                for index, tool in enumerate(tools)
-            ),
+            *([Service("user", "spec.agent.user", user.build_service())] if user else []),
+            *(Service("tool", f"spec.agent.tools[{index}]", tool.build_service()) for index, tool in enumerate(tools)),
             *([Service("runner", "spec.agent.runner", runner, framework)] if runner else []),
         ]
+
+    @property
+    def own_roles(self) -> dict[str, Role]:
+        """The roles with Pods, besides services, by name: head, trainer, and rollouts with Pods of their own."""
+        roles: dict[str, Role] = {"head": self.head, "trainer": self.trainer}
+        return roles if self.shares_trainer else roles | {"rollout": self.rollout}
+
+    @property
+    def shares_trainer(self) -> bool:
+        """Whether the rollouts run in the trainer's Pods, in turns with it."""
+        return self.rollout.placement == "trainer"
+
+    @property
+    def engines_per_pod(self) -> int:
+        """Rollout replicas in each trainer Pod; 0 if they have Pods of their own."""
+        return self.count_per_pod(self.rollout.gpus_per_replica) if self.shares_trainer else 0
+
+    def count_per_pod(self, num_gpus: int) -> int:
+        """Return how many engines with `num_gpus` each a trainer Pod has: they use all of its GPUs."""
+        return max(1, self.trainer.gpus_per_replica) // max(1, num_gpus)
+
+    @property
+    def models_in_trainer(self) -> dict[str, ServedModel]:
+        """Those of served_models that run in the trainer's Pods, in turns with it, in the same order."""
+        return {path: model for path, model in self.served_models.items() if model.placement == "trainer"}
+
+    @property
+    def models_gpu_share(self) -> float:
+        """The part of a trainer's GPU that these use while the rollouts work."""
+        return sum(model.gpu_share for model in self.models_in_trainer.values())
+
+    @property
+    def rollout_gpu_share(self) -> float:
+        """rollout.gpuMemoryUtilization, and what null means."""
+        rest = round(ROLLOUT_GPU - self.models_gpu_share, 4)
+        return self.rollout.gpu_memory_utilization or (rest if self.shares_trainer else OWN_GPU)
+
+    @property
+    def num_rollout_replicas(self) -> int:
+        """Rollout replicas of the job, wherever they run."""
+        return self.trainer.replicas * self.engines_per_pod if self.shares_trainer else self.rollout.replicas
+
+    @property
+    def num_rollout_pods(self) -> int:
+        """Pods of rollouts alone."""
+        return 0 if self.shares_trainer else self.rollout.replicas
+
+    @property
+    def rollout_startup_seconds(self) -> int:
+        """rollout.startupTimeoutSeconds, and what null means."""
+        is_of_hub = parse_source(self.model.source).kind == "hf"
+        return self.rollout.startup_timeout_seconds or (_HUB_STARTUP_SECONDS if is_of_hub else _STARTUP_SECONDS)
 
     def with_replicas(self, replicas: Mapping[str, int]) -> RLJobSpec:
         """Return the spec with other numbers of Pods, by name of the service."""
@@ -339,14 +538,17 @@ class RLJobSpec(PodSettings):
 
     @property
     def served_models(self) -> dict[str, ServedModel]:
-        """The checkpoints that vLLM serves as sidecars, by path, such as spec.rewards[0].judge.model.
+        """The checkpoints that vLLM serves besides the policy, by path, such as spec.rewards[0].judge.model.
 
         Changes to one change the job.
         """
-        rewards = ((service.path, service.reward) for service in self.services)
-        return {
-            f"{path}.{reward.served_model_field}": model for path, reward in rewards if (model := reward.served_model)
+        found = {
+            f"spec.rewards[{index}].{reward.served_model_field}": reward.served_model
+            for index, reward in enumerate(self.rewards)
         }
+        if self.agent.user and self.agent.user.model:
+            found["spec.agent.user.model.model"] = self.agent.user.model.model
+        return {path: model for path, model in found.items() if model is not None}
 
     @property
     def sources(self) -> dict[str, str]:
@@ -364,8 +566,7 @@ class RLJobSpec(PodSettings):
     @property
     def saves_asynchronously(self) -> bool:
         """Whether training continues while a checkpoint is written."""
-        chosen = self.checkpoint.asynchronous
-        return self.trainer.gpus_per_replica > 0 if chosen is None else chosen
+        return decide(self.checkpoint.asynchronous, automatic=self.trainer.gpus_per_replica > 0)
 
 
 class RLJob(Spec):

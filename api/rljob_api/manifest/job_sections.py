@@ -3,43 +3,57 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rljob_api.manifest.base import LongText, ObjectName, PathText, Rule, ShortText, Spec
+from rljob_api.manifest.base import Choice, LongText, ObjectName, PathText, Rule, ShortText, Spec
+from rljob_api.manifest.quantity import Size, size_within
 from rljob_api.manifest.roles import Sampling
-from rljob_api.manifest.sources import HasSource, ModelSource
+from rljob_api.manifest.sources import (
+    ChatTemplate,
+    ChatTemplateArguments,
+    HasSource,
+    ModelSource,
+)
 
 MAX_SECONDS = 1_000_000_000
 """31 years. Adding it to the current time still gives a valid date."""
+WandbTag = Annotated[str, Field(min_length=1, max_length=64)]
 _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
 
 
 class Model(ModelSource):
     """The model to train. Immutable."""
 
+    chat_template: ChatTemplate | None = None
+    """Chat template for prompts, agents and the exported model. Null: the model's."""
+
 
 class DataSource(HasSource):
     """Prompts, and the data needed to score them."""
 
     source: PathText
-    """`hf://org/name`, or a .jsonl or .parquet file or a folder of such files as `pvc://claim/path`, `/path`, or a path
-    relative to the job file (`rljob run` only)."""
+    """`hf://org/name`; or a .jsonl, .parquet, .json, .csv or .tsv file, a folder or glob of such files, or a folder of
+    `save_to_disk` as `pvc://claim/path`, `/path`, or a path relative to the job file (`rljob run` only)."""
     subset: ShortText | None = None
     """Configuration of an hf:// dataset."""
     revision: ShortText | None = None
     """Branch, tag or commit of an hf:// dataset."""
     split: ShortText | None = None
-    """Split of an hf:// dataset. Null: train for data.train and test for data.eval."""
+    """Split of an hf:// dataset or of a folder of `save_to_disk`. Null: train for data.train and test for data.eval."""
     prompt: ShortText = "prompt"
-    """Column of the prompt: a string, or a list of chat messages."""
+    """Column of the prompt: a string, or a list of chat messages that does not end with the assistant's."""
     answer: ShortText | None = "answer"
-    """Column passed to the reward as ground_truth (TRL: answer, OpenRLHF: label). Null: none."""
+    """Column passed to the reward as ground_truth (TRL: answer, OpenRLHF: label). Null: none. The column of
+    prompt: the last message, which is then not part of the prompt."""
     data_source: ShortText | None = None
-    """Value passed to verl functions as data_source. Null: the source without its scheme."""
+    """Value passed to functions as data_source. Null: the row's column data_source, else the repository's id or the
+    file's name."""
     limit: int | None = Field(default=None, ge=1)
-    """Number of rows to use, from the first. Null: all."""
+    """Number of rows to use, after offset. Null: all."""
+    offset: int = Field(default=0, ge=0)
+    """Number of rows to leave out at the start, such as those that data.eval uses by its limit."""
 
 
 class Data(Spec):
@@ -61,6 +75,9 @@ class Data(Spec):
     """Held-out prompts. Null: no evaluation."""
     format: Literal["chat", "text"] = "chat"
     """chat: the model's chat template with a generation prompt. text: the prompt without a template."""
+    chat_template_arguments: ChatTemplateArguments = {}
+    """Variables of the chat template in all prompts and turns of the policy, such as `{enable_thinking: false}` or
+    `{reasoning_effort: low}`."""
     system_prompt: LongText | None = None
     """System message for chat. Null: the template's default. Empty: none."""
     template: LongText = "{prompt}"
@@ -80,9 +97,21 @@ class Evaluation(Spec):
     at_start: bool = True
     """Whether to evaluate before the first step."""
     sampling: Sampling | None = None
-    """How evaluation trajectories are sampled. Null: rollout.sampling at temperature 0."""
+    """How evaluation trajectories are sampled. Null: as generation_config.json of the model says, if it has do_sample
+    (temperature, top_p, top_k); else greedy. stop and maxTokens are then those of rollout.sampling."""
     accuracy: ShortText | None = None
-    """Component of the reward's result that is reported as accuracy. Null: acc if it exists, else score."""
+    """Component of the reward's result that is reported as accuracy. Null: acc if it exists, else score. Episodes that
+    the agent failed count as 0."""
+
+
+class HangDetection(Spec):
+    """When a part of the job that finishes nothing is replaced. The limit follows the durations of its own work,
+    between these bounds."""
+
+    min_seconds: int = Field(default=60, ge=1, le=MAX_SECONDS)
+    """The lowest limit."""
+    max_seconds: int = Field(default=7200, ge=1, le=MAX_SECONDS)
+    """The highest limit, and the one of work that was never seen to end, such as the first step."""
 
 
 class PersistentVolumeClaimRef(Spec):
@@ -105,25 +134,50 @@ class Checkpoint(Spec):
     """Steps between checkpoints. Another one is written after the last step."""
     keep: int = Field(default=2, ge=1)
     """Number of checkpoints to keep."""
-    asynchronous: bool | None = None
+    asynchronous: Choice = "auto"
     """Whether training continues while a checkpoint is written, from a copy in the host's memory: 12 bytes per trained
-    parameter over all ranks. Null: with GPUs. false: training waits."""
+    parameter over all ranks. auto: with GPUs. never: training waits."""
     export: bool = True
     """Whether to also write the last checkpoint in Hugging Face format."""
+
+
+def _has_project(tracking: Any) -> bool:
+    needs = tracking.wandb_entity is not None or tracking.wandb_group is not None or tracking.wandb_tags
+    return tracking.wandb_project is not None or not needs
 
 
 class Tracking(Spec):
     """Destinations of metrics, in addition to metrics.jsonl."""
 
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            ("wandbProject",),
+            "must be set, since wandbEntity, wandbGroup or wandbTags is",
+            "name the project, or remove them",
+            _has_project,
+            "!has(self.wandbEntity) && !has(self.wandbGroup) && (!has(self.wandbTags) || size(self.wandbTags) == 0) "
+            "|| has(self.wandbProject)",
+        ),
+        size_within("trajectoriesSize", "1Mi", may_be_zero=True),
+    )
+
     tensorboard: bool = True
     """Whether to write TensorBoard event files to the run's folder."""
     wandb_project: ShortText | None = None
     """Weights & Biases project. Null: off. Set WANDB_API_KEY in head.env or in the head's template."""
+    wandb_entity: ShortText | None = None
+    """User or team that owns the project. Null: the default of the API key."""
+    wandb_group: ShortText | None = None
+    """Group of the run. Null: none."""
+    wandb_tags: list[WandbTag] = Field(default=[], max_length=32)
+    """Tags of the run."""
+    wandb_samples: int = Field(default=8, ge=0, le=256)
+    """Samples of each step and evaluation in a table of W&B. 0: no table."""
     mlflow_experiment: ShortText | None = None
-    """MLflow experiment. Null: off. Set MLFLOW_TRACKING_URI in head.env or in the head's template."""
-    trajectories_mib: int = Field(default=4096, ge=0, alias="trajectoriesMiB")
-    """Maximum disk space of the trajectory log (`rljob trajectories`) in the run's folder, in MiB. Files of the oldest
-    steps are deleted first. 0 is off."""
+    """MLflow experiment. Null: off. Needs MLFLOW_TRACKING_URI in head.env or in the head's template."""
+    trajectories_size: Size = Size("4Gi")
+    """Maximum disk space of the trajectory log (`rljob trajectories`) in the run's folder. Files of the oldest steps
+    are deleted first. 0 is off."""
 
 
 class Scheduling(Spec):

@@ -3,46 +3,29 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import Field
 
 from rljob_api.manifest.base import (
     DEVICE_PATTERN,
     LABEL_KEY_PATTERN,
-    QUANTITY_PATTERN,
+    Choice,
     FreeForm,
     PathText,
     Rule,
     ShortText,
     Spec,
 )
+from rljob_api.manifest.quantity import Quantity, Size, size_within
 
-MAX_RESTART_DELAY_SECONDS = 600
+_MAX_RESTART_DELAY_SECONDS: Final = 600
 """Between a failure and the restart: a Job waits up to 10 minutes, a kubelet up to 5."""
+_WINDOW_SECONDS: Final = 21600
 ALL_LINEAR = "all-linear"
 """peft's name for all linear modules but the head."""
 
 
-def _integer_to_text(value: Any) -> Any:
-    return str(value) if type(value) is int else value
-
-
-Quantity = Annotated[
-    str,
-    BeforeValidator(_integer_to_text),
-    Field(pattern=QUANTITY_PATTERN, max_length=64),
-    WithJsonSchema(
-        {
-            "anyOf": [{"type": "integer"}, {"type": "string"}],
-            "description": "A Kubernetes quantity: 500m, 2, 16Gi.",
-            "maxLength": 64,
-            "pattern": QUANTITY_PATTERN,
-            "x-kubernetes-int-or-string": True,
-        }
-    ),
-]
-"""An integer or a string in YAML; a string in Python."""
 LabelValue = Annotated[str, Field(max_length=63)]
 LabelKey = Annotated[str, Field(pattern=LABEL_KEY_PATTERN, max_length=316)]
 DeviceName = Annotated[str, Field(pattern=DEVICE_PATTERN, max_length=200)]
@@ -128,19 +111,41 @@ class NodePool(Spec):
     between the Pods. Null: any nodes of the pool."""
 
 
+def reserve_names(*allowed: str) -> Rule:
+    """Return the rule that `env` sets no names of RLJob but these."""
+    unless = "".join(f" || name == '{name}'" for name in allowed)
+    return Rule(
+        ("env",),
+        f"must not set names that begin with RLJOB_{', except ' if allowed else ''}{', '.join(allowed)}: "
+        "they are reserved",
+        "choose another name",
+        lambda role: not any(name.startswith("RLJOB_") and name not in allowed for name in role.env),
+        # has(): the API server evaluates rules before it fills in the fields of a defaulted role.
+        f"!has(self.env) || self.env.all(name, !name.startsWith('RLJOB_'){unless})",
+    )
+
+
+def _shortest_window(backoff_limit: int) -> int:
+    """In a shorter one, a container that always fails might never exceed the limit."""
+    return _MAX_RESTART_DELAY_SECONDS * (backoff_limit + 1)
+
+
+WINDOW_FITS: Final = Rule(
+    ("backoffWindowSeconds", "backoffLimit"),
+    f"must be at least {_MAX_RESTART_DELAY_SECONDS} x (backoffLimit + 1): a restart may be delayed by 10 minutes",
+    "raise it, or remove it, or lower backoffLimit",
+    lambda role: (
+        role.backoff_window_seconds is None or role.backoff_window_seconds >= _shortest_window(role.backoff_limit)
+    ),
+    "!has(self.backoffWindowSeconds) || self.backoffWindowSeconds >= "
+    f"{_MAX_RESTART_DELAY_SECONDS} * ((has(self.backoffLimit) ? self.backoffLimit : 6) + 1)",
+)
+
+
 class Role(Spec):
     """Fields that every role has."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            ("env",),
-            "must not set names that begin with RLJOB_: they are reserved",
-            "choose another name",
-            lambda role: not any(name.startswith("RLJOB_") for name in role.env),
-            # has(): the API server evaluates rules before it fills in the fields of a defaulted role.
-            "!has(self.env) || self.env.all(name, !name.startsWith('RLJOB_'))",
-        ),
-    )
+    RULES: ClassVar[tuple[Rule, ...]] = (reserve_names(), WINDOW_FITS)
 
     image: PathText | None = None
     """Container image. Null: the operator's default for the role. Ignored by `rljob run`."""
@@ -149,20 +154,26 @@ class Role(Spec):
     node_pool: NodePool = NodePool()
     """Nodes on which the role's Pods may run."""
     env: dict[str, EnvValue] = Field(default={}, max_length=128)
-    """Additional environment of the main container. Names that begin with RLJOB_ are reserved."""
+    """Additional environment of the main container. Names that begin with RLJOB_ are reserved, except, for rewards and
+    what an agent calls, RLJOB_REWARD_DISABLE_ISOLATION (docs/isolation.md)."""
     template: FreeForm = {}
     """A partial PodTemplateSpec, merged over the generated one (maps by key, containers and volumes by name)."""
     backoff_limit: int = Field(default=6, ge=0, le=1000)
     """Maximum failures within backoffWindowSeconds; one more fails the job. Rollouts and rewards count per Pod, the
     trainers as one group. Failures of RLJob's containers count; evictions, lost nodes and other containers do not."""
-    backoff_window_seconds: int = Field(default=21600, ge=60, le=31_536_000)
-    """Time after which a failure no longer counts. The default detects a container that loads for half an hour and then
-    fails. At least 600 * (backoffLimit + 1) are used, because Kubernetes delays a restart by up to 10 minutes."""
+    backoff_window_seconds: int | None = Field(default=None, ge=_MAX_RESTART_DELAY_SECONDS, le=31_536_000)
+    """Seconds after which a failure no longer counts. Null: 21600, which detects a container that loads for half an
+    hour and then fails, or 600 x (backoffLimit + 1) if that is longer."""
 
     @property
     def backoff_window(self) -> timedelta:
-        """The window that counts. In a shorter one a container that always fails might never exceed the limit."""
-        return timedelta(seconds=max(self.backoff_window_seconds, MAX_RESTART_DELAY_SECONDS * (self.backoff_limit + 1)))
+        """backoffWindowSeconds, and what null means."""
+        longest = max(_WINDOW_SECONDS, _shortest_window(self.backoff_limit))
+        return timedelta(seconds=self.backoff_window_seconds or longest)
+
+
+KV_CACHE_FITS: Final = size_within("kvCacheMemory", "64Ki")
+"""Rule of what vLLM serves."""
 
 
 class HeadRole(Role):
@@ -192,12 +203,12 @@ class Lora(Spec):
     """Probability of dropping an input of an adapter in training. Rollouts sample without dropout, so a value above 0
     makes the trainer's probabilities differ from theirs."""
     target_modules: list[ShortText] = Field(default=[ALL_LINEAR], min_length=1, max_length=64)
-    """Last part of the names of the linear modules that get an adapter, such as q_proj. all-linear: every linear module
-    but the head."""
-    publish: Literal["merged", "adapter"] = "merged"
-    """What rollouts get at a weight update. merged: whole weights, with the adapters added, in the compute dtype.
-    adapter: the adapters alone, which vLLM computes in addition: a small transfer and no rounding of the sum, but more
-    work per token."""
+    """Last part of the names of the linear modules that get an adapter, such as q_proj. all-linear, peft's name:
+    every linear module but the head."""
+    publish: Literal["auto", "adapter", "merged"] = "auto"
+    """What rollouts get at a weight update. adapter: the adapters alone, which vLLM computes in addition. merged: whole
+    weights, with the adapters added, in the compute dtype, which loses most of a small update. auto: adapter where vLLM
+    supports adapters of the model, otherwise merged."""
 
 
 class TrainerRole(Role):
@@ -222,10 +233,14 @@ class TrainerRole(Role):
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Data type of the forward and backward pass, and of the rollouts. Master weights and optimizer state are always
     fp32. Unset, `rljob run` chooses float32 for CPUs without instructions for bfloat16, which compute that slowly."""
+    head_dtype: Literal["model", "float32"] = "model"
+    """Data type of the logits, in the trainer and in the rollouts. model: dtype. float32: the product of hidden states
+    and head is not rounded to 16 bits, so that both agree better about the probabilities of tokens."""
     micro_batch_tokens: int = Field(default=16384, ge=16)
     """Maximum tokens of one micro-batch on a rank, including padding. A longer trajectory gets its own micro-batch."""
-    gradient_checkpointing: bool | None = None
-    """Recompute activations in the backward pass: far less memory, about a third more compute. Null: with GPUs."""
+    gradient_checkpointing: Literal["auto", "none", "selective", "full"] = "auto"
+    """What the backward pass computes again instead of keeping it. full: each layer, for about a third more compute.
+    selective: all but matrix products and attention. auto: on GPUs the least that fits by `rljob plan`, else none."""
     sharding: Literal["full", "perReplica"] = "full"
     """Over which ranks FSDP2 shards weights, gradients and optimizer state. full: over all. perReplica: over those of a
     Pod, so each Pod has a copy; between Pods, only gradients travel, but a GPU needs more memory."""
@@ -237,9 +252,9 @@ class TrainerRole(Role):
     """Attention implementation. packed: rows one after the other without padding, by torch's varlen flash attention; it
     needs full attention in all layers, and on GPUs Ampere or newer and a dtype of 16 bits. auto: packed on GPUs that
     support it, otherwise sdpa. The others have their names from transformers; flash_attention_2 needs flash-attn."""
-    compile: bool = False
+    compile: Choice = "auto"
     """Compile each decoder layer with torch.compile: fewer and larger kernels, but a first update that takes minutes.
-    Needs a C++ compiler in the image on CPUs, and a C compiler with GPUs."""
+    Needs a C++ compiler in the image on CPUs, a C compiler with GPUs. auto: with GPUs, where the model allows it."""
     lora: Lora | None = None
     """LoRA adapters instead of all weights. Null: full fine-tuning. Immutable."""
 
@@ -247,11 +262,6 @@ class TrainerRole(Role):
     def num_ranks(self) -> int:
         """World size of the trainer: one rank per GPU, or per Pod without GPUs."""
         return self.replicas * max(1, self.gpus_per_replica)
-
-    @property
-    def recomputes_activations(self) -> bool:
-        """gradientCheckpointing, and what null means."""
-        return self.gpus_per_replica > 0 if self.gradient_checkpointing is None else self.gradient_checkpointing
 
     @property
     def offloads_state(self) -> bool:
@@ -281,10 +291,20 @@ class Sampling(Spec):
     """Nucleus probability mass; 1 is off. Training needs 1."""
     top_k: int = Field(default=0, ge=0)
     """Number of candidate tokens; 0 is off. Training needs 0."""
-    max_tokens: int = Field(default=512, ge=1)
-    """Maximum new tokens of a trajectory."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Maximum new tokens of one answer. An episode with turns has several, each with this limit. Null: by the model's
+    files; `rljob validate` shows it. max_new_tokens of generation_config.json; else 16384 if the chat template lets the
+    model think, otherwise 512; at most half of maxModelLen or the context. evaluation.sampling: as
+    rollout.sampling."""
     stop: list[ShortText] = Field(default=[], max_length=16)
-    """Strings that end a trajectory, in addition to the end-of-sequence token."""
+    """Texts that end an answer, in addition to the model's end-of-sequence tokens. The text of a special token stands
+    for the token."""
+
+    @property
+    def answer_tokens(self) -> int:
+        """max_tokens of a resolved job, in which it is never null (rljob_inputs.models.defaults)."""
+        assert self.max_tokens is not None, "the job's open settings are not resolved"
+        return self.max_tokens
 
 
 _FULL_DISTRIBUTION = "for training: otherwise vLLM's log-probs cover fewer tokens than the trainer's"
@@ -314,20 +334,37 @@ class TrainingSampling(Sampling):
     )
 
 
+OWN_GPU: Final = 0.9
+SHARED_GPU: Final = 0.8
+"""vLLM's fraction of a GPU: its own, and one that it shares with a rank."""
+Placement = Literal["separate", "trainer"]
+
+
 class RolloutRole(Role):
     """The vLLM servers."""
 
+    RULES: ClassVar[tuple[Rule, ...]] = (*Role.RULES, KV_CACHE_FITS)
+
+    placement: Placement = "separate"
+    """Where the replicas run. separate: in Pods of their own, next to the trainer. trainer: in the trainer's Pods, on
+    its GPUs, in turns: they sleep while the trainer updates. A job then takes the GPUs of its trainer alone. It needs
+    schedule.type onPolicy or synchronous. A replica that ends is restarted within its Pod: backoffLimit does not apply.
+    See docs/one-gpu.md. Immutable unless the job is suspended."""
     replicas: int = Field(default=1, ge=0, le=4096)
-    """Number of vLLM replicas. May change while the job runs."""
+    """Number of vLLM replicas. May change while the job runs. With placement trainer, leave it out: there is one per
+    gpusPerReplica GPUs of the trainer, or one per trainer Pod without GPUs."""
     gpus_per_replica: int = Field(default=0, ge=0, le=16)
-    """GPUs per replica (nodePool.gpuResource), used for tensor parallelism. 0 means vLLM's CPU backend."""
+    """GPUs per replica (nodePool.gpuResource), used for tensor parallelism. 0 means vLLM's CPU backend. With placement
+    trainer, a divisor of trainer.gpusPerReplica."""
     sampling: TrainingSampling = TrainingSampling()
     max_model_len: int | None = Field(default=None, ge=16)
     """Maximum length of prompt plus completion, in tokens. Null: the model's limit."""
-    kv_cache_gib: float | None = Field(default=None, gt=0, alias="kvCacheGiB")
-    """KV-cache memory of a CPU replica, in GiB. Null means 1."""
-    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
-    """Fraction of the GPU's memory that vLLM uses."""
+    kv_cache_memory: Size = Size("1Gi")
+    """Memory for the KV cache of a CPU replica, such as 512Mi."""
+    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
+    """Fraction of the GPU's memory that vLLM uses. Null: 0.9; with placement trainer 0.8, because the ranks keep a CUDA
+    context there, and what their allocator cannot free, while the replicas work; less what served models with placement
+    trainer use."""
     max_in_flight: int = Field(default=256, ge=1)
     """Maximum requests in flight on one replica."""
     update_mode: UpdateMode = "keep"
@@ -335,9 +372,9 @@ class RolloutRole(Role):
     keys and values that the old ones computed. recompute: the same, but compute these again with the new weights, which
     costs a prefill of each request. finish: wait until they end with the old weights. schedule.type oneStepOff always
     uses finish."""
-    request_timeout_seconds: float = Field(default=600, gt=0)
-    """Seconds without a new token after which a generation request is retried on another replica. The length of a
-    completion does not matter. While it produces tokens for other requests, the replica stays in use."""
+    stall_timeout_seconds: int = Field(default=600, ge=1)
+    """Seconds without a new token after which a generation request is retried on another replica. It does not limit the
+    whole request. While it produces tokens for other requests, the replica stays in use."""
     startup_timeout_seconds: int | None = Field(default=None, ge=10, le=86400)
     """Seconds from the start of a replica's container until vLLM listens; then the container restarts. Null: 600, and
     4200 for a model of the Hub. A change restarts the rollouts."""

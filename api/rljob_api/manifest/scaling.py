@@ -34,11 +34,11 @@ class Autoscaling(Spec):
     Pod."""
     max_replicas: int = Field(ge=1, le=4096)
     """Maximum number of Pods."""
-    target_seconds: float | None = Field(default=None, gt=0)
+    target_seconds: int | None = Field(default=None, ge=1)
     """Target time to score all samples of a step, in seconds from its start. Null: measured by the driver as the time
     until the GPUs need the last scores; for a user or tool, until the last episode ends. For a runner, the time in
     which it may play all episodes of a step; null: all of them at once."""
-    scale_down_after_seconds: float = Field(default=300, ge=0)
+    scale_down_after_seconds: int = Field(default=300, ge=0)
     """Stabilization window in seconds: demand must stay lower for this long before Pods are removed. Pods are never
     removed during a step. To keep Pods between steps, set it longer than the pause between their scores."""
     spare_replicas: int = Field(default=0, ge=0, le=4096)

@@ -9,12 +9,10 @@ from pydantic import Field
 from rljob_api.manifest.base import Rule, Spec
 
 ScheduleType = Literal["onPolicy", "bounded", "synchronous", "oneStepOff"]
-_DEFAULT_STALENESS: Final = {"onPolicy": 0, "bounded": 2, "synchronous": 0, "oneStepOff": 1}
-
-
-def _staleness_fits(schedule: Schedule) -> bool:
-    given = schedule.max_staleness
-    return schedule.type == "bounded" or given in (0, _DEFAULT_STALENESS[schedule.type])
+ALTERNATING: Final = ("onPolicy", "synchronous")
+"""Types under which no episode is sampled while the trainer updates."""
+_STALENESS: Final = {"onPolicy": 0, "bounded": 2, "synchronous": 0, "oneStepOff": 1}
+"""Unless maxStaleness is set."""
 
 
 class Schedule(Spec):
@@ -22,12 +20,11 @@ class Schedule(Spec):
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            ("maxStaleness",),
-            "must be 0 unless type is bounded",
+            ("maxStaleness", "type"),
+            "is for type bounded alone",
             "remove it, or set type: bounded",
-            _staleness_fits,
-            "!has(self.maxStaleness) || self.maxStaleness == 0 || (has(self.type) && "
-            "(self.type == 'bounded' || (self.type == 'oneStepOff' && self.maxStaleness == 1)))",
+            lambda schedule: schedule.max_staleness is None or schedule.type == "bounded",
+            "!has(self.maxStaleness) || (has(self.type) && self.type == 'bounded')",
         ),
     )
 
@@ -44,9 +41,9 @@ class Schedule(Spec):
     """Prompts (groups) per step. A step has promptsPerStep x groupSize samples."""
     mini_batches: int = Field(default=1, ge=1)
     """Optimizer updates per step. Must divide promptsPerStep."""
-    max_staleness: int = Field(default=0, ge=0, le=8)
-    """Steps by which an episode's start may precede the step that trains on it. No episode is discarded for its age:
-    this bounds how many are started. 0: what the type implies, which is 2 with bounded and 1 with oneStepOff."""
+    max_staleness: int | None = Field(default=None, ge=1, le=8)
+    """bounded: steps by which an episode's start may precede the step that trains on it. No episode is discarded for
+    its age: this bounds how many are started. Null: 2."""
     max_steps_without_signal: int = Field(default=3, ge=0, le=1_000_000)
     """Consecutive steps from which the model learns nothing before the job reacts. If all samples of these steps are
     invalid, the job fails as UserError with the reasons. If only the advantages are all zero, because the samples of
@@ -58,7 +55,7 @@ class Schedule(Spec):
     @property
     def staleness(self) -> int:
         """The bound in steps; 0 is on-policy."""
-        return self.max_staleness or _DEFAULT_STALENESS[self.type]
+        return _STALENESS[self.type] if self.max_staleness is None else self.max_staleness
 
 
 MUTABLE_SCHEDULE_FIELDS: Final = ("steps", "maxStepsWithoutSignal")

@@ -4,11 +4,14 @@ the Hub that hf:// sources come from."""
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import Field
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.base import ClusterRule, ObjectName, PathText, Rule, ShortText, Spec, Url
+from rljob_api.manifest.base import ClusterRule, FreeForm, ObjectName, PathText, Rule, ShortText, Spec, Url, exactly_one
 from rljob_api.wire.contract import PATH_CLAIMS
 
 _REPOSITORY = re.compile(r"[^/]+(/[^/]+)?/?")
@@ -22,6 +25,11 @@ class Source:
     """For hf the repository's id."""
     claim: str = ""
     """Set for pvc only."""
+
+    @property
+    def name(self) -> str:
+        """The repository's id, or the name of the file or folder, which is the same wherever it is."""
+        return self.path if self.kind == "hf" else self.path.rstrip("/").rpartition("/")[2] or self.claim
 
     @property
     def container_path(self) -> str:
@@ -86,6 +94,42 @@ class ModelSource(HasSource):
     """Branch, tag or commit of an hf:// source."""
     trust_remote_code: bool = False
     """Whether to run code that comes with the model."""
+
+
+RESERVED_TEMPLATE_ARGUMENTS: Final = (
+    "messages", "tools", "documents", "add_generation_prompt", "conversation", "conversations", "chat_template",
+    "continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+    "return_assistant_tokens_mask", "tokenizer_kwargs", "bos_token", "eos_token", "unk_token", "pad_token",
+)  # fmt: skip
+"""Variables that RLJob or the tokenizer sets, and parameters of transformers' apply_chat_template, which would take
+them in place of the template."""
+MAX_TEMPLATE_CHARACTERS: Final = 65536
+ChatTemplateArguments = Annotated[FreeForm, Field(max_length=64)]
+"""Variables of a chat template, by name."""
+
+
+def find_argument_problem(arguments: Mapping[str, Any]) -> str:
+    """Return why a job cannot use these variables of a chat template; empty if it can. CEL cannot see them."""
+    reserved = ", ".join(name for name in arguments if name in RESERVED_TEMPLATE_ARGUMENTS)
+    return f"must not have {reserved}, which RLJob or the tokenizer sets; remove them" if reserved else ""
+
+
+class ChatTemplate(Spec):
+    """A chat template in place of the model's: exactly one of inline and file."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (exactly_one("inline", "file", remedy="set one and remove the other"),)
+    CLUSTER_RULES: ClassVar[tuple[ClusterRule, ...]] = (
+        ClusterRule(
+            "file",
+            "works only with `rljob run` and `rljob submit`, which read the file; set inline",
+            "!has(self.file)",
+        ),
+    )
+
+    inline: Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE_CHARACTERS)] | None = None
+    """Jinja source, as chat_template.jinja has it; at most 64 KiB."""
+    file: PathText | None = None
+    """Path of such a file, relative to the job file. `rljob run` and `rljob submit` read it; a cluster has no file."""
 
 
 class SecretKeyRef(Spec):

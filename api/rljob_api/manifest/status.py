@@ -13,7 +13,7 @@ from pydantic import Field
 
 from rljob_api.manifest.base import Spec, list_map
 from rljob_api.manifest.scaling import RewardScaling
-from rljob_api.wire.protocol import MAX_PROBLEMS, DriverProblem
+from rljob_api.wire.protocol import FIELD_CHECKPOINT, MAX_PROBLEMS, DriverProblem
 from rljob_api.wire.text import Count, Line, Name, Paragraph, Word
 
 
@@ -122,8 +122,15 @@ class RewardProblem(Spec):
         """Return what the status keeps of a problem that the driver reports: all but the count, which grows."""
         return cls(reward=problem.reward, reason=problem.reason, message=problem.message, step=problem.step)
 
+    @property
+    def is_checkpoint(self) -> bool:
+        """Whether it is a damaged checkpoint, and no reward."""
+        return self.reward == FIELD_CHECKPOINT
+
     def describe(self) -> str:
         """Return `reward correct: no valid score (timeout): ...`, or the same with the field of what failed."""
+        if self.is_checkpoint:
+            return f"{self.reward}: {self.reason}: {self.message}"
         what = self.reward if self.reward.startswith("spec.") else f"reward {self.reward}"
         effect = "a call failed" if self.reward.startswith("spec.agent.tools") else "no valid score"
         return f"{what}: {effect} ({self.reason}): {self.message}"
@@ -135,8 +142,8 @@ class ScheduleProgress(Spec):
     type: Word = ""
     """spec.schedule.type."""
     staleness: int | None = None
-    """Of the oldest token that is not trained yet, in steps: the finished ones minus its weight version. Never above
-    spec.schedule.maxStaleness."""
+    """Age of the oldest token that is not trained yet, in steps: the finished ones minus its weight version. Never
+    above spec.schedule.maxStaleness."""
     groups_in_flight: int | None = None
     """Groups that have started and have no score yet."""
     groups_scored: int | None = None
@@ -148,11 +155,41 @@ class ScheduleProgress(Spec):
     They overlap."""
 
 
+class HungPartStatus(Spec):
+    """A part of the job that finishes nothing, although it has work."""
+
+    role: Word
+    """Name of the role."""
+    name: Line
+    """A Pod, a rank, a worker of a service."""
+    since: datetime
+    """When it finished something last, or got its work."""
+    limit_seconds: int = 0
+    """What its own history allows."""
+    doing: Line = ""
+    """What it works on."""
+    action: Line = ""
+    """What is done about it."""
+
+
+class OutageStatus(Spec):
+    """A service that answered before and that the job waits for, since all requests to it fail."""
+
+    what: Line
+    """The field's path, and the address."""
+    since: datetime
+    """First failure after the last success."""
+    limit_seconds: int = 0
+    """spec.outageSeconds. Then the job fails."""
+    message: Line = ""
+    """The first error that was reported."""
+
+
 class JobProgress(Spec):
     """The driver's last report. Advisory: it may be 10 s old, with more than 100 training jobs up to a minute."""
 
     run_id: Word = ""
-    """Of the folder with the run's files. It changes when they were lost."""
+    """Id of the folder with the run's files. It changes when they were lost."""
     step: int = 0
     """Completed optimizer steps."""
     total_steps: int = 0
@@ -161,6 +198,14 @@ class JobProgress(Spec):
     """Mean score of the last step's valid samples."""
     weight_version: int = 0
     """Version of the newest published weights."""
+    last_step_time: datetime | None = None
+    """When the last step was counted. Null: none yet."""
+    hung: list[HungPartStatus] = Field(default=[], max_length=MAX_PROBLEMS)
+    """The parts that hang now."""
+    outages: list[OutageStatus] = Field(default=[], max_length=MAX_PROBLEMS)
+    """The services that the job waits for."""
+    training_share: float | None = None
+    """Share of the wall time since the run began that trained."""
     phase: Word = ""
     """Current phase: starting, evaluate, generate, score, update, publish, checkpoint, done."""
     waits_for: Line = ""
@@ -175,8 +220,8 @@ class RLJobStatus(Spec):
     """Observed state of an RLJob."""
 
     conditions: list[Condition] = Field(default=[], json_schema_extra=list_map("type"))
-    """Queued, Suspended, Running, Restarting, Succeeded, Failed, PoolsIsolated, NameConflict, RewardVersionsMixed,
-    Learning, ProgressLost."""
+    """Queued, Suspended, Running, Restarting, Succeeded, Failed, Progressing, PoolsIsolated, NameConflict,
+    RewardVersionsMixed, Learning, ProgressLost."""
     observed_generation: int = 0
     """Generation of spec that this status refers to."""
     phase: Literal["", "Pending", "Queued", "Suspended", "Running", "Restarting", "Succeeded", "Failed"] = ""

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from rljob_api.errors import UserError
 from rljob_api.manifest.base import DEFER_RULES, Spec, describe_violation, yaml_fields
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.reward import RewardModel
+from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.read.documents import Document, Location, Problem, format_path, read_documents
 from rljob_api.read.field_types import placeholder, type_at
 from rljob_api.read.validation_messages import describe_choice, describe_error, find_intended_field, format_value

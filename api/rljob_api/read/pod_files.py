@@ -7,17 +7,15 @@ earlier version accepted runs on with a warning, too (`Rule.is_ratcheted`).
 
 from __future__ import annotations
 
-import copy
 import logging
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
-from rljob_api.manifest.base import Spec
 from rljob_api.manifest.job import RLJob
-from rljob_api.read.documents import format_path, read_documents
+from rljob_api.read.documents import read_documents
 from rljob_api.read.load import InvalidManifestError, load_job
+from rljob_api.read.unknown_fields import drop_unknown_fields
 
 log = logging.getLogger(__name__)
 
@@ -36,22 +34,3 @@ def load_job_file(path: str | Path) -> RLJob:
             raise error from None
         log.warning("the job is used as it is stored, although a new one would be refused:\n%s", error)
         return job
-
-
-def drop_unknown_fields(model: type[Spec], data: Any, source: str) -> Any:
-    """Return the data without the fields that `model` does not have. `source` names it in the warning."""
-    try:
-        model.model_validate(data)
-    except ValidationError as error:
-        unknown = [detail["loc"] for detail in error.errors(include_url=False) if detail["type"] == "extra_forbidden"]
-        known = copy.deepcopy(data)
-        for *parents, name in unknown:
-            holder = known
-            for part in parents:
-                holder = holder[part]
-            del holder[name]
-        if unknown:
-            fields = ", ".join(map(format_path, unknown))
-            log.warning("%s: left out %s, which only newer versions know", source, fields)
-        return known
-    return data

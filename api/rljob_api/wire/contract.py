@@ -48,8 +48,11 @@ ENV_REWARD_SERVICES = "RLJOB_REWARD_SERVICES"
 """JSON object: name -> host name of its headless Service, for rewards with Pods, the simulated user and tools."""
 ENV_REWARD_TOKENS = "RLJOB_REWARD_TOKENS"
 """Optional JSON object: reward name -> environment variable with the token of its RewardModel."""
-ENV_RAY_PORT = "RLJOB_RAY_PORT"
-"""Optional port of the Ray head. `rljob run` sets it: Ray listens on all addresses, so each run needs its own port."""
+ENV_GRACE_SECONDS = "RLJOB_GRACE_SECONDS"
+"""Head and trainers, optional: seconds from SIGTERM to SIGKILL, if not GRACE_SECONDS. `rljob run` has less patience."""
+GRACE_SECONDS: Final = 60
+ENV_PORT_OFFSET = "RLJOB_PORT_OFFSET"
+"""Optional number that is added to the ports below (ports.py). `rljob run` sets it: its machine has other programs."""
 ENV_MODEL = "RLJOB_MODEL"
 """Source of the model in this container: the path of a folder, or hf://org/name as in the manifest."""
 ENV_TRAIN_DATA = "RLJOB_TRAIN_DATA"
@@ -60,6 +63,11 @@ ENV_HEAD_JOB_UID = "RLJOB_HEAD_JOB_UID"
 """Head, optional: uid of the head's Kubernetes Job. With a new Job, the driver counts restarts from zero."""
 ENV_VLLM_SOCKET = "RLJOB_VLLM_SOCKET"
 """Reward server: Unix socket of its vLLM sidecar. Unset for rewards without a served model."""
+ENV_VLLM_ENGINES = "RLJOB_VLLM_ENGINES"
+"""The same, if its model has placement trainer: HOST:PORT of the engines in the Pods of this Service, separated by
+spaces."""
+ENV_SERVED_MODELS = "RLJOB_SERVED_MODELS"
+"""Trainer: JSON object: path of a served model with placement trainer -> arguments of its vLLM. Unset without one."""
 ENV_REWARD_IMAGES = "RLJOB_REWARD_IMAGES"
 """Reward server, optional: images of its Pod, separated by spaces. Part of the reward's version: they affect scores."""
 ENV_CONTAINER_ENV = "RLJOB_CONTAINER_ENV"
@@ -69,12 +77,19 @@ ENV_JUDGE_API_KEY = "RLJOB_JUDGE_API_KEY"
 """Reward server: bearer token for a judge's endpoint."""
 ENV_MODEL_API_KEY = "RLJOB_MODEL_API_KEY_"
 """Head: followed by an index, the key of this entry of agent.models."""
+ENV_DISABLE_ISOLATION = "RLJOB_REWARD_DISABLE_ISOLATION"
+"""Isolation mechanisms to disable, separated by commas, for a function that one of them prevents from working. The only
+name of RLJob that a manifest may set."""
 ENV_TERMINATION_LOG = "RLJOB_TERMINATION_LOG"
 """Optional: where a program writes why it ends. `rljob run` sets it; unset: /dev/termination-log, as on a cluster."""
 ENV_EPISODE = "RLJOB_EPISODE"
 """Set for a program that a runner starts: path of a file with its EpisodeCall as JSON."""
 ENV_SANDBOX_TOKEN = "RLJOB_SANDBOX_TOKEN"
 """Sandbox of agent-sandbox: the token of requests to it."""
+ENV_ENGINE = "RLJOB_ENGINE"
+"""vLLM engine in a trainer Pod: its number there. It listens at PORT_ROLLOUT + number."""
+ENV_ENGINE_MODEL = "RLJOB_ENGINE_MODEL"
+"""Engine of a served model: its path, a key of ENV_SERVED_MODELS. Unset for rollouts."""
 ENV_PEERS = "RLJOB_PEERS"
 """Reward server: headless Service of the reward's ready replicas, which share rate limits. Unset: a single replica."""
 
@@ -87,13 +102,20 @@ PORT_WEIGHTS = 8200
 PORT_RUN_FILES = 8400
 """Head: checkpoints and the export of ranks that do not see the run's folder."""
 PORT_ROLLOUT = 8000
-"""Rollout: vLLM's OpenAI server with RLJob's middleware."""
+"""Rollout: vLLM's OpenAI server with RLJob's middleware. In a trainer Pod, the first of several."""
+PORT_ENGINES = 8600
+"""Trainer, with rollout.placement trainer: the supervisor of the Pod's rollout replicas."""
 PORT_GATEWAY = 8300
 """Head: the APIs through which environments and programs call the policy."""
-PORT_REWARD = 8080
-"""Reward: the reward protocol."""
+PORT_SERVICE = 8080
+"""Reward, user, tool and runner: the reward protocol and calls."""
 PORT_SANDBOX = 8500
-"""Sandbox of agent-sandbox: runs code for the tool to which it belongs."""
+"""Sandbox of agent-sandbox: runs code for the tool to which it belongs. Only on a cluster."""
+PORTS = (
+    *(PORT_RAY, PORT_DRIVER, PORT_WEIGHTS, PORT_RUN_FILES, PORT_ROLLOUT, PORT_GATEWAY, PORT_SERVICE),
+    PORT_ENGINES,
+)
+"""Ports of programs that also run without a cluster."""
 
 # Mount paths in containers. The local backend maps each to a folder of the run.
 PATH_CONFIG = "/etc/rljob"
@@ -108,10 +130,11 @@ KEY_SANDBOX_TOKEN = "sandbox-token"
 FILE_SANDBOX = "sandbox.json"
 """{pool, port, token, seconds}: the warm pool, the sandboxes' port and token, and how long a claim may live."""
 PATH_VLLM = "/var/run/vllm"
-"""Folder that a reward server shares with its vLLM sidecar."""
+"""Folder that a service's server shares with its vLLM sidecar."""
 FILE_VLLM_SOCKET = "socket"
 FILE_JOB = "job.yaml"
-FILE_REWARD = "reward.yaml"
+FILE_SERVICE = "service.yaml"
+"""Settings of one service: a Reward or a CallService."""
 FILE_FUNCTION = "function.py"
 
 RAY_RESOURCE_TRAINER = "rljob-trainer"
@@ -127,15 +150,15 @@ END_EPISODE = "rljob.endEpisode"
 MAX_COMPONENTS = 1000
 """Each is a curve."""
 MAX_RESULT_BYTES = 64 << 10
-"""Of one sample's result as JSON. Longer ones are invalid, and never parsed."""
+"""Limit of one sample's result as JSON. Longer ones are invalid, and never parsed."""
 
 # Bounds of a call's value.
 MAX_TOOL_RESULT_CHARACTERS = 1_000_000
-"""Of what a tool returned. The rest is cut off."""
+"""Limit of what a tool returned. The rest is cut off."""
 MAX_USER_REPLY_BYTES = 1 << 20
-"""Of a UserReply as JSON: its state travels with every later call of the episode. Longer ones are invalid."""
+"""Limit of a UserReply as JSON: its state travels with every later call of the episode. Longer ones are invalid."""
 MAX_EPISODE_REPLY_BYTES = 4 << 20
-"""Of an EpisodeReply as JSON. Longer ones are invalid."""
+"""Limit of an EpisodeReply as JSON. Longer ones are invalid."""
 
 
 class UrlPath(enum.StrEnum):
@@ -144,14 +167,28 @@ class UrlPath(enum.StrEnum):
     READY = "/rljob/ready"
     """Any server: 200 if it is ready, else 503 with the reason."""
     LIVE = "/rljob/live"
-    """Reward: 200 whenever its event loop runs."""
+    """Head, rollout, reward: 200 whenever its event loop runs. A rollout whose engine hangs ends itself."""
     METRICS = "/metrics"
     STATUS = "/status"
     """Head: DriverStatus."""
+    LEAVE = "/rljob/leave"
+    """Head, POST by a trainer whose Pod is terminated: what became of the last steps, once they are saved or lost."""
+    HUNG = "/hung"
+    """Head, POST HungPart: a part of the job that is about to end itself says why."""
     WEIGHTS_CURRENT = "/weights/current"
     """Head: WeightManifest. `?after=GENERATION:VERSION&timeout=SECONDS` waits for a different one (204 on timeout)."""
     ROLLOUT_WEIGHTS = "/rljob/weights"
     """Rollout: RolloutWeights. `?want=GENERATION:VERSION&timeout=SECONDS` waits until it serves that version."""
+    ROLLOUT_SLEEP = "/rljob/sleep"
+    """Engine in a trainer Pod, POST: free the memory of weights and cache -> EngineMemory. A rollout aborts its
+    requests, the engine of a served model first answers them."""
+    ROLLOUT_WAKE = "/rljob/wake"
+    """Rollout in a trainer Pod, POST `?want=GENERATION:VERSION`: allocate the memory of the weights again, and load
+    that version once it is announced -> EngineMemory. Once it is loaded, the cache is allocated, too. The engine of
+    a served model has its weights, and needs no query."""
+    ENGINES = "/rljob/engines"
+    """Trainer, POST `?turn=trainer`: put the Pod's replicas to sleep. `?turn=rollouts&want=GENERATION:VERSION`: wake
+    them, and start those that have died. -> EnginesReport, once that is done."""
     SCORE = "/v1/score"
     """Reward: ScoreRequest -> ScoreResult."""
     SCORE_GROUP = "/v1/score-group"

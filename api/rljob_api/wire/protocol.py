@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, SkipValidation, model_validator
 
@@ -21,7 +21,8 @@ Message = dict[str, Any]
 
 
 class Wire(BaseModel):
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    # Built at the first use: each program has messages of its own.
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, defer_build=True)
 
 
 class InvalidReason(enum.StrEnum):
@@ -43,12 +44,47 @@ class InvalidReason(enum.StrEnum):
     written for the policy."""
     ABSTAINED = "abstained"
     """The function returned None: it does not score this sample."""
+    REFUSED = "refused"
+    """The model that judges or plays the user refused to answer."""
+    CONTENT_FILTER = "content_filter"
+    """A filter of the model's endpoint withheld the answer."""
+    EMPTY = "empty"
+    """The model's answer has no text, or its reasoning alone."""
     UNREACHABLE = "unreachable"
-    """Client side: no replica answered within the sample's deadline."""
+    """Client side: no replica answered within the sample's deadline. Server side: the endpoint of the model that judges
+    or plays the user is away; the driver waits for it."""
     DEADLINE = "deadline"
     """Client side: no result within deadlineSeconds."""
     CANCELLED = "cancelled"
     """The server shut down, or the client disconnected, before execution ended."""
+
+
+Part = Literal["whole", "rendered", "tokens"]
+"""What a request has only for a server whose /v1/info names it in `reads`: texts and token ids of a long conversation
+are several times as long as the rest."""
+PARTS: Final[tuple[Part, ...]] = get_args(Part)
+
+
+class WholeCompletion(Wire):
+    """All that followed the prompt in the episode of an agent, in the forms in which projects pass it to rewards."""
+
+    text: str
+    """From the first sampled token to the end, with all that is between the answers, without special tokens."""
+    messages: list[Message]
+    """The answers, the results of tools and the replies of the user, as OpenAI's API has them. With tools, an answer's
+    reasoning is `reasoning_content`, and no part of its content."""
+    prompt_ids: SkipValidation[list[int] | None] = None
+    """Token ids up to the first sampled one. Part tokens."""
+    completion_ids: SkipValidation[list[int] | None] = None
+    """Those from there to the end, as one sequence, also where the chat template rewrites the history. Part tokens."""
+
+
+class Rendered(Wire):
+    """Texts with all special tokens, as the engine got and sampled them."""
+
+    prompt: str
+    query: str
+    """Begins with the prompt."""
 
 
 class ScoreRequest(Wire):
@@ -61,17 +97,23 @@ class ScoreRequest(Wire):
     prompt: str | list[Message]
     """Input of the model, before tokenization."""
     completion: str
-    """Output of the model, without special tokens."""
+    """Output of the model, without special tokens; of an agent the last answer, unless agent.completion is all."""
     ground_truth: Any = None
     """Value of the answer column."""
+    answer_column: str = ""
+    """Name of that column: a parameter with this name gets ground_truth. Empty: none."""
     data_source: str = ""
     """Argument data_source of verl functions."""
     extra_info: dict[str, Any] = {}
     """Other columns of the row, and `index`, `split`, `truncated` (the token limit was reached), `num_tokens`."""
+    whole: WholeCompletion | None = None
+    """The whole completion of an agent's episode. Part whole. Null: `completion` is all, as agent.completion says."""
+    rendered: Rendered | None = None
+    """Part rendered: of the whole completion, if there is one."""
     prompt_ids: SkipValidation[list[int] | None] = None
-    """Token ids of the prompt, only for a server whose /v1/info has `reads_tokens`."""
+    """Token ids of the prompt. Part tokens."""
     completion_ids: SkipValidation[list[int] | None] = None
-    """Token ids of the completion, with the end-of-sequence token; only for such a server."""
+    """Token ids of the completion, with the end-of-sequence token. Part tokens."""
 
 
 class ScoreResult(Wire):
@@ -183,7 +225,7 @@ class UserReply(Wire):
     text: str | None = None
     """Its message. Null: it ends the conversation."""
     reward: FiniteFloat | None = None
-    """Of the policy's last answer. Null: none, which is not 0."""
+    """Reward of the policy's last answer. Null: none, which is not 0."""
     state: dict[str, Any] = {}
     """For its next turn."""
     info: dict[str, Any] = {}
@@ -194,7 +236,8 @@ class ModelAccess(Wire):
     """How a program calls the policy during one attempt of an episode."""
 
     url: str
-    """Of the gateway, without a path: `http://10.0.0.7:8300`. OpenAI's clients get `URL/v1`, Anthropic's the URL."""
+    """Address of the gateway, without a path: `http://10.0.0.7:8300`. OpenAI's clients get `URL/v1`, Anthropic's the
+    URL."""
     api_key: str
     """Valid for this attempt alone: a later attempt, and the end of the episode, make it 410."""
     name: str = "policy"
@@ -226,11 +269,11 @@ class EpisodeReply(Wire):
     """How an episode ended: the `value` of its CallResult."""
 
     reward: FiniteFloat | None = None
-    """Of the whole episode. Null: none, which is not 0."""
+    """Reward of the whole episode. Null: none, which is not 0."""
     rewards: dict[str, FiniteFloat | None] = {}
-    """Of single answers, by the id of the completion, or by the number of the turn ("0" is the first)."""
+    """Rewards of single answers, by the id of the completion, or by the number of the turn ("0" is the first)."""
     state: dict[str, Any] = {}
-    """Of the environment at the end, for rewards and the trajectory log."""
+    """State of the environment at the end, for rewards and the trajectory log."""
     info: dict[str, Any] = {}
     """For the trajectory log."""
 
@@ -264,7 +307,7 @@ class LocalFile(Wire):
     """Identifies a file for other processes of the same machine, in any mount namespace."""
 
     boot_id: str
-    """Of the kernel that runs."""
+    """Boot id of the kernel that runs."""
     path: str
     device: int
     inode: int
@@ -285,10 +328,14 @@ class WeightManifest(WeightVersion):
     """What the digest of the parameters counts."""
     local: LocalFile | None = None
     """The file, for replicas that can see it."""
+    merged_share: float | None = None
+    """How much of the adapters' update the merged weights have. Null: nothing was merged, or there is no update yet."""
     peers: list[str] = []
     """Replicas (host:port) that may have parts of the file, at the same path. Empty for a replica that did not announce
     an address with its poll (`peer`): it may be of an earlier version."""
 
+
+Bytes = Annotated[int, Field(ge=0)]
 
 MAX_PULL_ERROR_LENGTH = 500
 
@@ -320,12 +367,41 @@ class PullReport(Wire):
     """Its address."""
     key: str = Field(min_length=1, max_length=256)
     """GENERATION:VERSION of the announced weights."""
-    progress: Count = 0
+    progress: Bytes = 0
     """Received bytes of the file, and one more once it is loaded into the engine."""
     is_draining: bool = False
     """Whether the update waits for requests in flight (updateMode finish)."""
     error: str = Field(default="", max_length=MAX_PULL_ERROR_LENGTH)
     """Last error; empty without one."""
+
+
+Turn = Literal["trainer", "rollouts"]
+"""Who works on devices that trainer and rollouts share."""
+
+
+class EngineMemory(Wire):
+    """What a rollout replica in a trainer Pod holds after it fell asleep or woke up."""
+
+    num_bytes: Bytes
+    """In use on its GPUs, by all processes: ask while the trainer holds nothing. Without GPUs, the private memory in
+    RAM of the processes with its weights and cache."""
+    seconds: Seconds
+    """Which the change took."""
+
+
+class EnginesReport(Wire):
+    """The vLLM engines of one trainer Pod after a change of turns."""
+
+    num_running: Count
+    """Those that are awake, or asleep: those that have died count again once they were restarted and are warm."""
+    num_restarts: Count
+    """Their restarts since the Pod's begin."""
+    num_bytes: Bytes
+    """Sum of EngineMemory over the rollouts."""
+    model_bytes: Bytes | None = None
+    """The same over the engines of served models; null without such models."""
+    seconds: Seconds
+    """Which the change took."""
 
 
 MAX_PROBLEMS = 8
@@ -372,15 +448,20 @@ class RewardDemand(Wire):
     """95th percentile of the same."""
 
 
+FIELD_CHECKPOINT = "spec.checkpoint"
+"""`reward` of a problem that is a damaged checkpoint."""
+
+
 class DriverProblem(Wire):
-    """Why samples have no valid score: the first of its kind since the driver started, and how many followed."""
+    """Why samples have no valid score: the first of its kind since the driver started, and how many followed. Or which
+    checkpoint is damaged."""
 
     reward: Name
     """Name of the reward. For an episode that failed: the field of what failed, such as spec.agent.user."""
     reason: Word
-    """An InvalidReason, context (the prompt leaves no room for an answer), or one of a newer driver."""
+    """An InvalidReason, context (the prompt leaves no room for an answer), damaged, or one of a newer driver."""
     message: Line = ""
-    """Of the first sample: for an exception its file, line, type and text."""
+    """Message of the first sample: for an exception its file, line, type and text."""
     step: Count = 0
     """Step of the first sample. 0: an evaluation before the first step."""
     count: Count = 1
@@ -414,7 +495,7 @@ class GpuFault(Wire):
     """A GPU of a trainer that does not work."""
 
     address: Word
-    """Of its Pod."""
+    """Address of its Pod."""
     at: AwareDatetime
     """By the driver's clock. A Pod that was created later only has the same address."""
     message: Line
@@ -467,8 +548,8 @@ class ScheduleStatus(Wire):
     max_staleness: Count | None = None
     """The bound, in steps. 0 is on-policy."""
     staleness: Count | None = None
-    """Of the oldest token that is sampled or scored and not trained yet, if it trained in the current step. Null: no
-    such token."""
+    """Age of the oldest token that is sampled or scored and not trained yet, if it trained in the current step. Null:
+    no such token."""
     trained_staleness_mean: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
     """Mean over the tokens of the last step."""
     trained_staleness_max: Count | None = None
@@ -502,6 +583,36 @@ class AgentStatus(Wire):
     """Episodes without a score, by what failed: the name of a service, or agent."""
 
 
+class HungPart(Wire):
+    """A part of the job that finishes nothing, although it has work."""
+
+    role: Word
+    """Name of the role, as in status.roles: trainer, rollout, reward-NAME, agent-NAME."""
+    name: Line
+    """What hangs: a Pod, `rank 3`, a worker of a service."""
+    seconds: Seconds
+    """Since it finished something, or got its work."""
+    limit_seconds: Seconds
+    """What its own history allows."""
+    doing: Line = ""
+    """What it works on, and what it finished last."""
+    action: Line = ""
+    """What is done about it: `its process is replaced`."""
+
+
+class Outage(Wire):
+    """A service that answered before, and now fails all requests."""
+
+    what: Line
+    """The field's path, and the address: `spec.rewards[0].http (http://judge:8000)`."""
+    seconds: Seconds
+    """Since the first failure after the last success."""
+    limit_seconds: Seconds
+    """spec.outageSeconds."""
+    message: Line = ""
+    """The last error."""
+
+
 class DriverStatus(Wire):
     """The driver's status, served at /status.
 
@@ -510,7 +621,7 @@ class DriverStatus(Wire):
     """
 
     run_id: Word = ""
-    """Of the run's folder. A new one has another, and no checkpoint. Empty: not known yet."""
+    """Id of the run's folder. A new one has another, and no checkpoint. Empty: not known yet."""
     step: Count = 0
     total_steps: Count = 0
     phase: Word = "starting"
@@ -530,6 +641,19 @@ class DriverStatus(Wire):
     """Invalid results so far."""
     step_seconds: Seconds | None = None
     """Wall time of the last step."""
+    since_step_seconds: Seconds | None = None
+    """Since the last step counted, or since the driver began to train. Outages are not in it."""
+    step_limit_seconds: Seconds | None = None
+    """The longest time without a step that the job's own steps allow."""
+    hung: Annotated[list[HungPart], first(MAX_PROBLEMS)] = []
+    """The parts that hang now."""
+    outages: Annotated[list[Outage], first(MAX_PROBLEMS)] = []
+    """The services that the job waits for."""
+    training_share: Share | None = None
+    """Share of the run's time, without the queue, that trained: generation, rewards and updates of steps that count."""
+    lost_seconds: Annotated[dict[Word, Seconds], first(MAX_NAMES)] = {}
+    """Wall time since the run began that did not train, by cause: start, checkpoint, evaluation, restart, hung, outage,
+    queue."""
     demand: Annotated[dict[Name, RewardDemand], first(MAX_NAMES)] = {}
     """By reward name."""
     gpu_seconds_per_step: Seconds | None = None

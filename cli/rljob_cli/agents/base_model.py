@@ -11,11 +11,11 @@ from rich.console import Console
 
 from rljob_api.errors import TransientError
 from rljob_api.manifest.job import RLJob
+from rljob_api.run.folder import TRAJECTORIES, list_trajectory_files
 from rljob_cli.local.network import claim_block
 from rljob_cli.run import runfolder
 from rljob_cli.run.command import STOPPED, Run
 from rljob_cli.run.live import PlainOutput
-from rljob_cli.trajectories.log import list_files
 
 
 def play_model(job: RLJob, folder: Path, claims: Mapping[str, Path], block: str | None, console: Console) -> str:
@@ -25,9 +25,11 @@ def play_model(job: RLJob, folder: Path, claims: Mapping[str, Path], block: str 
     """
     network = claim_block(str(folder), block)
     runfolder.prepare(folder, job)
-    run = Run(
-        job, folder, network, claims, PlainOutput(console), until=lambda: bool(list_files(folder / "trajectories"))
-    )
+
+    def has_played() -> bool:
+        return bool(list_trajectory_files(folder / TRAJECTORIES))
+
+    run = Run(job, folder, network, claims, PlainOutput(console), until=has_played)
     phase = asyncio.run(run.execute())
     if phase not in (STOPPED, "Interrupted"):
         raise TransientError(

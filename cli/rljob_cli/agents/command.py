@@ -19,10 +19,12 @@ from rich.console import Console
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_sections import Checkpoint, Tracking
-from rljob_api.manifest.runner import Runner
+from rljob_api.manifest.services.runner import Runner
+from rljob_api.run.folder import TRAJECTORIES
+from rljob_api.run.trajectories import SampleRow
 from rljob_cli.agents.given_answers import find_playable, play_answers
 from rljob_cli.check.jobfile import check_file, load
-from rljob_cli.check.preflight import locate
+from rljob_cli.check.preflight import locate, read_trained_config
 from rljob_cli.check.rewards import check_service
 from rljob_cli.commands import parse_claims
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
@@ -30,8 +32,9 @@ from rljob_cli.local.node.cpus import has_bfloat16, use_float32
 from rljob_cli.output import print_json
 from rljob_cli.tables import show
 from rljob_cli.trajectories.conversation import LEGEND, build_conversation
-from rljob_cli.trajectories.log import Filter, Row, read_rows
+from rljob_cli.trajectories.log import Filter, read_rows
 from rljob_inputs.data import rows as data_rows
+from rljob_inputs.data.prompts import find_data_source
 
 
 @guard
@@ -63,7 +66,7 @@ def try_agent_command(
     except (KeyboardInterrupt, asyncio.CancelledError):
         return EXIT_INTERRUPTED
     if output == "json":
-        print_json({"episodes": found})
+        print_json({"episodes": [row.model_dump() for row in found]})
     else:
         _print(found, file.job, answers, full)
     return EXIT_FAILED if any(map(is_invalid, found)) else 0
@@ -83,17 +86,19 @@ def _scratch_folder() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _play(job: RLJob, answers: Sequence[str], folder: Path, claims: Mapping[str, Path], block: str | None) -> list[Row]:
+def _play(
+    job: RLJob, answers: Sequence[str], folder: Path, claims: Mapping[str, Path], block: str | None
+) -> list[SampleRow]:
     if answers:
         play_answers(job, answers, folder, claims, block, _say)
     else:
         from rljob_cli.agents.base_model import play_model  # imports matplotlib
 
         if not has_bfloat16():
-            use_float32(job)
+            use_float32(job, read_trained_config(job, claims))
         if play_model(job, folder, claims, block, Console(stderr=True)) == "Interrupted":
             raise KeyboardInterrupt
-    return list(read_rows(folder / "trajectories", Filter(lane="eval")))
+    return list(read_rows(folder / TRAJECTORIES, Filter(lane="eval")))
 
 
 def _say(line: str) -> None:
@@ -123,6 +128,8 @@ def place_row(job: RLJob, values: Mapping[str, Any], episodes: int, folder: Path
     num_prompts = spec.trainer.num_ranks
     line = json.dumps(values, default=str) + "\n"
     agent, sources = spec.agent, {}
+    # By default the name of the source, which the copies replace.
+    data_source = find_data_source(spec.data.train, values)
     if agent.is_hosted:  # a second attempt would start again with the first answer
         runner = (agent.runner or Runner()).model_copy(update={"retries": 0, "replicas": 1})
         agent = agent.model_copy(update={"runner": runner})
@@ -130,6 +137,7 @@ def place_row(job: RLJob, values: Mapping[str, Any], episodes: int, folder: Path
         file = folder / f"{name}.jsonl"
         file.write_text(line * count)
         changes = {"source": str(file), "subset": None, "revision": None, "split": None, "limit": None}
+        changes |= {"data_source": data_source}
         sources[name] = spec.data.train.model_copy(update=changes)
     evaluation = {"sampling": spec.rollout.sampling, "at_start": True, "every_steps": 0}
     changed = {
@@ -137,7 +145,7 @@ def place_row(job: RLJob, values: Mapping[str, Any], episodes: int, folder: Path
         "data": spec.data.model_copy(update=sources),
         "evaluation": spec.evaluation.model_copy(update=evaluation),
         "schedule": spec.schedule.model_copy(
-            update={"type": "synchronous", "max_staleness": 0, "prompts_per_step": num_prompts, "mini_batches": 1}
+            update={"type": "synchronous", "max_staleness": None, "prompts_per_step": num_prompts, "mini_batches": 1}
         ),
         "algorithm": spec.algorithm.model_copy(update={"group_size": 2}),
         "checkpoint": Checkpoint(export=False),
@@ -147,11 +155,11 @@ def place_row(job: RLJob, values: Mapping[str, Any], episodes: int, folder: Path
     return job.model_copy(update={"spec": spec.model_copy(update=changed)})
 
 
-def is_invalid(row: Row) -> bool:
-    return row["failure"] is not None or any(not reward["valid"] for reward in row["rewards"])
+def is_invalid(row: SampleRow) -> bool:
+    return row.failure is not None or any(not result.valid for result in row.rewards)
 
 
-def _print(rows: Sequence[Row], job: RLJob, answers: Sequence[str], full: bool) -> None:
+def _print(rows: Sequence[SampleRow], job: RLJob, answers: Sequence[str], full: bool) -> None:
     for row in rows:
         show(build_conversation(row, full=full, tokens=True))
     show(LEGEND)
@@ -159,16 +167,16 @@ def _print(rows: Sequence[Row], job: RLJob, answers: Sequence[str], full: bool) 
         show(line)
 
 
-def describe_rest(rows: Sequence[Row], job: RLJob, answers: Sequence[str]) -> list[str]:
+def describe_rest(rows: Sequence[SampleRow], job: RLJob, answers: Sequence[str]) -> list[str]:
     """Return what the rows do not show: rewards that were left out, and answers that were too many or too few."""
     if not answers:
         return []
     left_out = [reward.name for reward in job.spec.rewards if reward.name not in find_playable(job)]
     lines = [f"not scored by {', '.join(left_out)}, which needs a model"] if left_out else []
     for row in rows:
-        used, limit = len(row["turns"]), job.spec.agent.turn_limit
+        used, limit = len(row.turns or []), job.spec.agent.turn_limit
         if used < len(answers):
             lines.append(f"{len(answers) - used} of {len(answers)} answers were not used: the episode had ended")
-        elif row["end"] == "max_turns" and used < limit:
+        elif row.end == "max_turns" and used < limit:
             lines.append(f"the policy would answer next, up to {limit} times; add --answer")
     return lines

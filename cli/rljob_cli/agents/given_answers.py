@@ -13,15 +13,15 @@ from pathlib import Path
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.contract import LABEL_ROLE, PATH_RUN, PORT_DRIVER, PORT_GATEWAY, PORT_REWARD
+from rljob_api.wire.contract import LABEL_ROLE, PATH_RUN
 from rljob_cli.check.try_reward import TOKEN, find_ended_container
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.local.network import claim_block
 from rljob_cli.manifests import is_ready, labels_of, phase_of, role_of
-from rljob_operator.backend import Manifest
-from rljob_operator.children.common import AGENT, HEAD, REWARD, read_role_name
-from rljob_operator.plan.job import render_children
-from rljob_operator.plan.observed_job import name_of
+from rljob_core.backend import Manifest
+from rljob_core.children.common import AGENT, HEAD, REWARD, read_role_name
+from rljob_core.plan.job import render_children
+from rljob_core.plan.observed_job import name_of
 
 Say = Callable[[str], None]
 _SETTINGS = "rehearsal.json"
@@ -42,7 +42,7 @@ def play_answers(
     """Play one episode on the first row of data.train. It is then in the trajectory log of `folder`."""
     rewards = find_playable(job)
     (folder / _SETTINGS).write_text(json.dumps({"answers": list(answers), "rewards": rewards}))
-    network = claim_block(str(folder), block, ports=[PORT_REWARD, PORT_DRIVER, PORT_GATEWAY])
+    network = claim_block(str(folder), block)
     asyncio.run(_play(LocalCluster(job, network, folder, claims), build_rehearsal(job, rewards), say))
 
 

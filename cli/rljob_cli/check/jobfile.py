@@ -14,12 +14,14 @@ from typing import Any, Literal
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.reward import RewardModel
+from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.manifest.sources import parse_source
 from rljob_api.read.documents import Document, Problem, format_path, parse_path, read_documents
 from rljob_api.read.load import InvalidManifestError, is_other_object, read_manifest
+from rljob_cli.check import template_file
 from rljob_cli.check.other_objects import find_object_problems, inline_config_maps
 from rljob_cli.check.reward_models import inline_reward_models, locate, read_reward_models
+from rljob_cli.check.template_file import inline_template
 
 _BLOCK = re.compile(r":\s*[|][-+0-9]*\s*(#.*)?$")
 STDIN = Path("-")
@@ -121,6 +123,9 @@ def load_partial(path: Path, overrides: Iterable[str] = (), *, keep_references: 
         if not invalid:
             job, objects, found = inline_config_maps(job, document, objects)
             problems += found
+    relative = find_relative_paths(job)
+    job, found = inline_template(job, document, path.parent)
+    problems += found
     own = {name: model for (namespace, name), (model, _) in models.items() if namespace == job.metadata.namespace}
     return JobFile(
         path=path,
@@ -133,7 +138,7 @@ def load_partial(path: Path, overrides: Iterable[str] = (), *, keep_references: 
         reward_models=own,
         others=tuple(others),
         unused=tuple(objects),
-        relative=find_relative_paths(job),
+        relative=relative,
     )
 
 
@@ -194,9 +199,6 @@ def resolve(job: RLJob, folder: Path) -> RLJob:
     job = job.model_copy(deep=True)
     spec = job.spec
     for data in filter(None, (spec.data.train, spec.data.eval)):
-        # verl's functions get the dataset's name, which must not depend on the folder.
-        if data.data_source is None:
-            data.data_source = data.source.partition("://")[2] or data.source
         data.source = _resolve_source(data.source, folder)
     for model in (spec.model, *spec.served_models.values()):
         model.source = _resolve_source(model.source, folder)
@@ -214,6 +216,8 @@ def find_relative_paths(job: RLJob) -> dict[str, str]:
     files = {f"{path}.file": function.file for path, function in spec.functions.items() if function.file is not None}
     if (runner := spec.agent.runner) and runner.working_dir is not None:
         files["spec.agent.runner.workingDir"] = runner.working_dir
+    if (template := spec.model.chat_template) and template.file is not None:
+        files[template_file.FIELD] = template.file
     return {path: source for path, source in spec.sources.items() if _is_relative(source)} | {
         path: file for path, file in files.items() if not Path(file).is_absolute()
     }

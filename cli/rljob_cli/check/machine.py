@@ -11,7 +11,9 @@ import psutil
 
 from rljob_api.manifest.job import RLJob
 from rljob_cli.check.jobfile import Finding
-from rljob_cli.local.node.gpus import find_gpus
+from rljob_cli.local.node.gpus import find_gpu_bytes, find_gpus
+from rljob_inputs.machine.vllm_builds import describe_builds, describe_installation, find_builds, run_on_cpus
+from rljob_inputs.memory.gpu_counts import count_gpus
 from rljob_inputs.memory.parts import Need
 
 _GIB = 2**30
@@ -30,18 +32,31 @@ class Machine:
     free_disk_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
     available_memory_bytes: int = field(default_factory=lambda: psutil.virtual_memory().available)
     has_package: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    has_netrc: Callable[[], bool] = lambda: any((Path.home() / name).exists() for name in (".netrc", "_netrc"))
+    """`wandb login` writes the API key there."""
+    vllm_builds: Mapping[str, str] = field(default_factory=find_builds)
+    """The installed packages of vLLM, with their versions."""
+    gpu_bytes: Callable[[], int | None] = find_gpu_bytes
+    """Memory of each GPU. None: unknown."""
 
 
 def check_machine(
-    job: RLJob, run_dir: Path, machine: Machine, num_parameters: Mapping[str, int], needs: Iterable[Need]
+    job: RLJob,
+    run_dir: Path,
+    machine: Machine,
+    num_parameters: Mapping[str, int],
+    needs: Iterable[Need],
+    not_shared: str = "",
 ) -> Iterator[Finding]:
     """Yield what this machine lacks. `num_parameters` has the known sizes of models by the path of their source,
-    `needs` the memory of each role."""
+    `needs` the memory of each role. `not_shared`: why trainer and rollouts cannot share its GPUs."""
     if job.spec.suspend:
         yield Finding("spec.suspend", "is true, so nothing would run; set it to false")
     yield from _check_sandboxes(job)
-    yield from _check_gpus(job, machine)
+    yield from _check_gpus(job, machine, not_shared)
     yield from _check_packages(job, machine)
+    yield from _check_trackers(job, machine)
     yield from _check_disk(job, run_dir, machine, num_parameters)
     yield from _check_memory(machine, needs)
 
@@ -55,27 +70,75 @@ def _check_sandboxes(job: RLJob) -> Iterator[Finding]:
             )
 
 
-def _check_gpus(job: RLJob, machine: Machine) -> Iterator[Finding]:
+def _check_gpus(job: RLJob, machine: Machine, not_shared: str) -> Iterator[Finding]:
     """Report too many GPUs at the first field that requests some, served models first."""
-    spec = job.spec
-    wanted = {
-        f"{service.path}.{service.reward.served_model_field}.gpus": service.reward.replicas * model.gpus
-        for service in spec.services
-        if (model := service.reward.served_model)
-    }
-    for name, role in (("trainer", spec.trainer), ("rollout", spec.rollout)):
-        wanted[f"spec.{name}.gpusPerReplica"] = role.replicas * role.gpus_per_replica
+    wanted = count_gpus(job.spec)
     if (total := sum(wanted.values())) > machine.num_gpus:
-        path = next(path for path, gpus in wanted.items() if gpus)
+        path = next(iter(wanted))
+        reason = f"; they cannot be shared: {not_shared}" if not_shared and machine.num_gpus else ""
         remedy = f"set {path.rpartition('.')[2]}: 0 to run on CPUs, or run it on a cluster"
-        yield Finding(path, f"the job requests {total} GPUs, this machine has {machine.num_gpus}; {remedy}")
+        yield Finding(path, f"the job requests {total} GPUs, this machine has {machine.num_gpus}{reason}; {remedy}")
 
 
 def _check_packages(job: RLJob, machine: Machine) -> Iterator[Finding]:
+    served = _served_gpus(job)
     missing = [name for name in _PACKAGES if not machine.has_package(name)]
     if missing:
-        extra = "gpu" if job.spec.trainer.gpus_per_replica or job.spec.rollout.gpus_per_replica else "cpu"
-        yield Finding("", f"{', '.join(missing)} not installed; run `uv sync --extra {extra}`")
+        device = "gpu" if any(served.values()) or job.spec.trainer.gpus_per_replica else "cpu"
+        yield Finding("", f"{', '.join(missing)} not installed; {describe_installation(device, {})}")
+    elif machine.vllm_builds:
+        yield from _check_build(served, machine)
+
+
+def _served_gpus(job: RLJob) -> dict[str, int]:
+    """Return the GPUs of each replica of what vLLM serves, by the path of the field that requests them."""
+    found = {
+        f"{service.path}.{service.settings.served_model_field}.gpusPerReplica": model.gpus_per_replica
+        for service in job.spec.services
+        if (model := service.settings.served_model)
+    }
+    return found | {"spec.rollout.gpusPerReplica": job.spec.rollout.gpus_per_replica}
+
+
+def _check_build(gpus: Mapping[str, int], machine: Machine) -> Iterator[Finding]:
+    """Compare the build of vLLM with the GPUs of what it serves, by the paths of their fields."""
+    builds = machine.vllm_builds
+    installed = describe_builds(builds)
+    if len(builds) > 1:
+        device = "gpu" if any(gpus.values()) else "cpu"
+        yield Finding("", f"{installed} overwrite each other's files; {describe_installation(device, builds)}")
+        return
+    is_for_cpus = run_on_cpus(builds)
+    path = next((path for path, number in gpus.items() if bool(number) is is_for_cpus), None)
+    if path is None or (is_for_cpus and not machine.num_gpus):  # too few GPUs are a separate finding
+        return
+    device, other = ("gpu", "set it to 0") if is_for_cpus else ("cpu", "set it to 1 or more")
+    problem = f"is {gpus[path]}, and {installed} is installed, which runs on {'CPUs' if is_for_cpus else 'GPUs'} alone"
+    yield Finding(path, f"{problem}; {describe_installation(device, builds)}; or {other}")
+
+
+def _check_trackers(job: RLJob, machine: Machine) -> Iterator[Finding]:
+    tracking = job.spec.tracking
+    used = {
+        "wandbProject": (tracking.wandb_project, "wandb"),
+        "mlflowExperiment": (tracking.mlflow_experiment, "mlflow"),
+    }
+    for field_name, (value, package) in used.items():
+        if value is not None and not machine.has_package(package):
+            path = f"spec.tracking.{field_name}"
+            yield Finding(path, f"the package {package} is not installed; install it, or remove the field")
+    if tracking.mlflow_experiment and not _has_variable(job, machine, "MLFLOW_TRACKING_URI"):
+        message = "MLFLOW_TRACKING_URI is not set; set it in spec.head.env to the address of the MLflow server"
+        yield Finding("spec.tracking.mlflowExperiment", message)
+    has_key = any(_has_variable(job, machine, name) for name in ("WANDB_API_KEY", "WANDB_MODE")) or machine.has_netrc()
+    if tracking.wandb_project and not has_key:
+        message = "WANDB_API_KEY is not set; set it, or set WANDB_MODE: offline in spec.head.env"
+        yield Finding("spec.tracking.wandbProject", message, is_warning=True)
+
+
+def _has_variable(job: RLJob, machine: Machine, name: str) -> bool:
+    """Return whether the head has an environment variable. One in its template counts, wherever it is."""
+    return bool(job.spec.head.env.get(name) or machine.environment.get(name)) or name in str(job.spec.head.template)
 
 
 def _check_disk(job: RLJob, run_dir: Path, machine: Machine, parameters: Mapping[str, int]) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rljob_api.manifest.job import RLJob
+from rljob_api.quantity import show_bytes
 from rljob_cli.check.jobfile import Finding
 from rljob_inputs.memory.parts import Need
 from rljob_inputs.memory.plan import ModelFacts, Question, plan_memory
@@ -21,15 +22,18 @@ if TYPE_CHECKING:
 _GIB = 2**30
 
 
-def build_question(job: RLJob, inputs: InputsReport, gpu_bytes: int | None = None) -> Question:
-    """Return what the plan may know about the job. `gpu_bytes`: of every GPU; None: by the labels of node pools."""
+def build_question(
+    job: RLJob, inputs: InputsReport, gpu_bytes: int | None = None, num_gpus: int | None = None
+) -> Question:
+    """Return what the plan may know about the job. `gpu_bytes`: of every GPU; None: by the labels of node pools.
+    `num_gpus`: in all; None: enough."""
     models = {
         source: ModelFacts(config, inputs.num_parameters.get(path, 0))
         for path, source in job.spec.sources.items()
         if (config := inputs.model_configs.get(path))
     }
     longest = [table.max for table in inputs.lengths if table.path == "spec.data.train" and table.is_whole]
-    return Question(job, models, _parse_quantity, gpu_bytes, next(iter(longest), None))
+    return Question(inputs.resolve(job), models, gpu_bytes, next(iter(longest), None), num_gpus)
 
 
 def check_memory(question: Question) -> Iterator[Finding]:
@@ -67,20 +71,8 @@ def describe_remedy(question: Question, need: Need) -> str:
     return f"what fits: {'; or '.join(remedies)}"
 
 
-def show_bytes(num_bytes: int) -> str:
-    """Return GiB; MiB below a tenth of a GiB."""
-    return f"{num_bytes / _GIB:.1f} GiB" if num_bytes >= 0.1 * _GIB else f"{num_bytes / 2**20:.0f} MiB"
-
-
 def _limit_path(need: Need) -> str:
     """Return the field to which a finding belongs."""
     if need.resource == "gpu":
         return need.path
     return f"{need.path}.resources.limits.memory" if need.role in ("head", "trainer", "rollout") else need.path
-
-
-def _parse_quantity(text: str) -> float | None:
-    from rljob_operator.pod_checks.formats import parse_quantity
-
-    number = parse_quantity(text)
-    return None if number is None else float(number)

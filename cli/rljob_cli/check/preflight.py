@@ -6,23 +6,30 @@ as well. Invariant: a check reads; it starts nothing, and writes nothing but the
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rljob_api.errors import UserError
+from rljob_api.errors import RLJobError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.sources import parse_source
+from rljob_cli.check import template_file
+from rljob_cli.check.gpu_sharing import describe_obstacle, describe_sharing, share_machine
 from rljob_cli.check.head_disk import check_head_disk
 from rljob_cli.check.jobfile import Finding, JobFile, Target
 from rljob_cli.check.machine import Machine, check_machine
 from rljob_cli.check.memory import build_question, check_memory
 from rljob_cli.check.rewards import check_service
+from rljob_core.plan.validate import find_model_problems, find_problems
 from rljob_inputs.findings import LengthTable
 from rljob_inputs.memory.plan import plan_memory
+from rljob_inputs.memory.sharing import Sharing
+from rljob_inputs.models.defaults import FromModel
 from rljob_inputs.prompts import Prompt
-from rljob_operator.plan.validate import find_model_problems, find_problems
 
 if TYPE_CHECKING:
     from rljob_inputs.check import InputsReport
@@ -34,6 +41,10 @@ class Preflight:
     lengths: list[LengthTable]
     first_prompt: Prompt | None
     """The first training prompt. None if the data cannot be read here."""
+    from_model: list[FromModel] = field(default_factory=list)
+    """What the job leaves to its model."""
+    sharing: str = ""
+    """How `rljob run` has trainer and rollouts share this machine's GPUs; empty if it does not."""
 
 
 def run_checks(
@@ -55,11 +66,17 @@ def run_checks(
     question = build_question(job, inputs)
     findings += check_memory(question)
     findings += check_head_disk(job, inputs.num_parameters)
+    sharing = Sharing()
     if target != "cluster":
-        lacking = check_machine(job, run_dir, machine, inputs.num_parameters, plan_memory(question))
+        sharing = share_machine(job, partial(locate, claims=claims), machine)
+        local = replace(question, job=sharing.apply(question.job))
+        not_shared = describe_obstacle(sharing)
+        needs = plan_memory(local)
+        lacking = check_machine(local.job, run_dir, machine, inputs.num_parameters, needs, not_shared)
         findings += [replace(finding, only="local") for finding in lacking]
     wanted = [finding for finding in findings if target is None or finding.only in (None, target)]
-    return Preflight(wanted, inputs.lengths, inputs.first_prompt)
+    line = describe_sharing(sharing, machine.num_gpus) if sharing.fields else ""
+    return Preflight(wanted, inputs.lengths, inputs.first_prompt, inputs.from_model, line)
 
 
 def _check_weights(job: RLJob) -> Iterator[Finding]:
@@ -93,6 +110,7 @@ def _read_problem(problem: str) -> Finding:
 def _check_relative_paths(file: JobFile) -> Iterator[Finding]:
     for path, written in file.relative.items():
         others = {"file": "function.inline or configMapKeyRef", "workingDir": "a folder of the runner's image"}
+        others |= {"file": "chatTemplate.inline"} if path == template_file.FIELD else {}
         other = others.get(path.rpartition(".")[2], "hf://org/name or pvc://claim/path")
         remedy = f"`rljob submit` takes it along, or use {other}"
         yield Finding(path, f"is a path on this machine, which no cluster has, got {written}; {remedy}", only="cluster")
@@ -126,6 +144,19 @@ def find_inputs(file: JobFile, claims: Mapping[str, Path], target: Target | None
         lambda source: None if source in left_out else locate(source, claims),
         runs_here=target != "cluster",
     )
+
+
+def read_trained_config(job: RLJob, claims: Mapping[str, Path]) -> dict[str, Any]:
+    """Return config.json of the model to train; empty if this machine cannot read it, which other checks report."""
+    from rljob_inputs.check import find_access
+    from rljob_inputs.models.files import read_config
+
+    location = locate(job.spec.model.source, claims)
+    if location is None:
+        return {}
+    with contextlib.suppress(RLJobError):
+        return read_config(location, job.spec.model.revision, find_access(job, os.environ))
+    return {}
 
 
 def locate(source: str, claims: Mapping[str, Path]) -> str | None:

@@ -7,7 +7,7 @@ Invariant: the fields of _REWARD_FIELDS stay the reward's own; the RewardModel p
 from collections.abc import Iterable
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.reward import RewardBase, RewardModel
+from rljob_api.manifest.services.reward import RewardBase, RewardModel
 from rljob_api.read.documents import Document, Location, Problem
 from rljob_api.read.load import read_manifest
 

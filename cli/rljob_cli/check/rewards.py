@@ -9,13 +9,17 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from rljob_api.functions.agent_check import check_environment, check_program, check_tools, check_user
+from rljob_api.functions.conventions import Signatures, load_signatures
+from rljob_api.functions.forms import describe_signature
+from rljob_api.functions.plugins import ENVIRONMENTS, SIGNATURES, describe_unknown, find_plugins
 from rljob_api.functions.static_check import check_function
 from rljob_api.manifest.job import Service
-from rljob_api.manifest.reward import FunctionReward, Reward
-from rljob_api.manifest.runner import COMMAND_MODULE
-from rljob_api.manifest.scorers import JudgeReward, find_judge_problems
-from rljob_api.manifest.simulated_user import UserModel, UserModelService
-from rljob_cli.check.jobfile import Finding
+from rljob_api.manifest.services.calls import CallService
+from rljob_api.manifest.services.function import PythonFunction
+from rljob_api.manifest.services.models import JudgeReward, UserModel, find_judge_problems
+from rljob_api.manifest.services.reward import FunctionReward, Reward
+from rljob_api.manifest.services.runner import COMMAND_MODULE
+from rljob_cli.check.jobfile import Finding, Target
 from rljob_cli.local.secrets import find_reference
 
 Check = Callable[[str, str], list[str]]
@@ -25,26 +29,45 @@ Check = Callable[[str, str], list[str]]
 def check_service(service: Service, columns: Collection[str] | None = None) -> Iterator[Finding]:
     """Check a function's source, a judge's parser, a user's persona or a runner's command, without executing it.
     `columns`: of the data, besides the prompt and the answer; None if unknown."""
-    reward = service.reward
-    if reward.judge is not None:
-        yield from _check_judge(reward.judge, f"{service.path}.judge")
-    if isinstance(reward, UserModelService):
-        yield from _check_user_model(reward.user_model, f"{service.path}.model")
-    yield from _check_key(reward, f"{service.path}.{reward.kind}")
-    if (function := reward.function) is not None:
-        checks: dict[str, Check] = {
-            "reward": lambda source, name: check_function(source, name, function, reward.scope),
-            "user": lambda source, name: check_user(source, name, function),
-            "tool": lambda source, name: check_tools(source, name, function),
-            "runner": lambda source, name: (
-                check_environment(source, name, function, service.framework)
-                if service.framework
-                else check_program(source, name, function, columns)
-            ),
-        }
+    settings = service.settings
+    if isinstance(settings, CallService):
+        if settings.user_model is not None:
+            yield from _check_user_model(settings.user_model, f"{service.path}.model")
+    elif settings.judge is not None:
+        yield from _check_judge(settings.judge, f"{service.path}.judge")
+    yield from _check_key(settings, f"{service.path}.{settings.kind}")
+    where_missing: Target | None = "local" if settings.image else None  # an image may have other plugins
+    if service.framework and service.framework not in (adapters := find_plugins(ENVIRONMENTS)):
+        problem = describe_unknown(service.framework, adapters)
+        yield Finding("spec.agent.environment.framework", problem, only=where_missing)
+    if (function := settings.function) is not None:
+        known = load_signatures(find_plugins(SIGNATURES))
+        if isinstance(function, FunctionReward) and function.signature not in known.names:
+            problem = describe_signature(function.signature, known)
+            yield Finding(f"{service.path}.function.signature", problem, only=where_missing)
+            return
         if function.module == COMMAND_MODULE:
-            yield from _check_command(**function.factory_args or {}, path=service.path, in_image=bool(reward.image))
-        yield from _check_function(function, f"{service.path}.function", checks[service.kind])
+            yield from _check_command(**function.factory_args or {}, path=service.path, in_image=bool(settings.image))
+        yield from _check_function(
+            function, f"{service.path}.function", _build_check(service, function, known, columns)
+        )
+
+
+def _build_check(
+    service: Service, function: PythonFunction, known: Signatures, columns: Collection[str] | None
+) -> Check:
+    """Return the check of a source. `function`: of the service."""
+    if isinstance(service.settings, Reward):
+        assert isinstance(function, FunctionReward)
+        scope = service.settings.scope
+        return lambda source, name: check_function(source, name, function, known, scope)
+    if service.kind == "user":
+        return lambda source, name: check_user(source, name, function, known)
+    if service.kind == "tool":
+        return lambda source, name: check_tools(source, name, function)
+    if service.framework:
+        return lambda source, name: check_environment(source, name, function, service.framework)
+    return lambda source, name: check_program(source, name, function, columns)
 
 
 def _check_judge(judge: JudgeReward, path: str) -> Iterator[Finding]:
@@ -59,14 +82,14 @@ def _check_user_model(model: UserModel, path: str) -> Iterator[Finding]:
         yield Finding(f"{path}.persona", problem, is_warning=True)
 
 
-def _check_key(reward: Reward, path: str) -> Iterator[Finding]:
-    reference = find_reference(reward)
+def _check_key(settings: Reward | CallService, path: str) -> Iterator[Finding]:
+    reference = find_reference(settings)
     if reference and not os.environ.get(reference.key):
         problem = f"refers to a cluster's Secret, which ${reference.key} replaces on this machine; set that variable"
         yield Finding(f"{path}.endpoint.apiKeySecretRef.key", problem, only="local")
 
 
-def _check_function(function: FunctionReward, path: str, check: Check) -> Iterator[Finding]:
+def _check_function(function: PythonFunction, path: str, check: Check) -> Iterator[Finding]:
     if function.inline is not None:
         name = f"{path}.inline"
         for problem in check(function.inline, name):

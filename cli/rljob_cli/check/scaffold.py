@@ -4,26 +4,29 @@ Invariant: every relative path in a job starts at the job's folder.
 """
 
 import json
-import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from string import Template
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.job_sections import DataSource
 from rljob_api.manifest.sources import parse_source
+from rljob_cli.check.device_fields import (
+    DEFAULT_MODEL,
+    Devices,
+    build_device_fields,
+    choose_model,
+    describe_job,
+    divide,
+)
+from rljob_cli.check.own_data import OwnData, describe_own, quote, relative_to
 from rljob_cli.exits import guard
+from rljob_cli.local.node.gpus import describe_gpus, find_gpus, find_least_bytes
 from rljob_cli.output import print_json
-from rljob_inputs.data.rows import read_rows
-from rljob_inputs.errors import InputError
 
-DEFAULT_MODEL = "hf://HuggingFaceTB/SmolLM2-135M-Instruct"
 _TEMPLATES = resources.files("rljob_cli.check") / "task-templates"
 _MAX_NAME_CHARACTERS = 40
-_PROMPT_COLUMNS = ("prompt", "question", "problem", "messages", "instruction", "input", "query")
-_ANSWER_COLUMNS = ("answer", "ground_truth", "solution", "label", "output", "response", "target")
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Task:
     """The template that has the reward, and the data. None: the agent brings the reward; the data are sums."""
     agent: str | None = None
     """agent.type, if it has more than one turn."""
+    is_hard: bool = False
+    """Whether a larger model has something to learn from it, too. It answers the others from the start."""
 
 
 TASKS = {
@@ -41,9 +46,9 @@ TASKS = {
     "products": Task("Conversations with a simulated user and a tool: products of two numbers.", "products", "loop"),
     "tries": Task("A program that calls the model: sums, and another try after a wrong answer.", None, "program"),
     "quiz": Task("An environment asks for sums, and replies to wrong answers.", None, "environment"),
-    "gsm8k": Task("Word problems of GSM8K, from the hub, with the usual reward.", "gsm8k"),
+    "gsm8k": Task("Word problems of GSM8K, from the hub, with the usual reward.", "gsm8k", is_hard=True),
     "judge": Task("Sums scored by a function, and by a model that judges how polite the reply is.", "sums"),
-    "own": Task("Your own rows: pass --data.", "own"),
+    "own": Task("Your own rows: pass --data.", "own", is_hard=True),
 }
 """The data of `judge` is that of its reward's task."""
 TASK_OF_AGENT = {task.agent: name for name, task in TASKS.items() if task.agent}
@@ -55,7 +60,7 @@ class AgentParts:
     files: dict[str, str]
     """Name and contents of each file of the agent."""
     answers: tuple[str, ...]
-    """Of an episode on the first row: a wrong one, then the right one."""
+    """Answers of an episode on the first row: a wrong one, then the right one."""
 
 
 AGENTS = {
@@ -80,15 +85,6 @@ _REWARD_FILES = {
 }
 
 
-@dataclass(frozen=True)
-class OwnData:
-    """The user's rows. None: chosen by common names."""
-
-    source: str
-    prompt: str | None = None
-    answer: str | None = None
-
-
 @guard
 def list_tasks(output: str) -> int:
     if output == "json":
@@ -99,19 +95,34 @@ def list_tasks(output: str) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class Options:
+    """What the user asks for. None: not said."""
+
+    task: str | None = None
+    agent: str | None = None
+    model: str | None = None
+    data: OwnData | None = None
+    num_gpus: int | None = None
+
+
 @guard
-def write_scaffold(
-    directory: Path, task: str | None, agent: str | None, model: str | None, data: OwnData | None, output: str
-) -> int:
-    task = task or ("own" if data else TASK_OF_AGENT.get(agent or "", "sums"))
-    if task not in TASKS:
-        raise UserError(f"--task must be one of {', '.join(TASKS)}, got {task}")
-    if agent is not None and task != TASK_OF_AGENT[agent]:
-        raise UserError(f"--agent {agent} is for the task {TASK_OF_AGENT[agent]}, got {task}; {_ADD_AGENT}")
-    if (task == "own") is not (data is not None):
-        raise UserError(f"--data is for the task own, and this one is {task}; leave out one" if data else _NEEDS_DATA)
-    values = {"name": name_job(directory), "about": TASKS[task].about, "model": _place_model(model, directory)}
-    files = build_files(task, values | (_describe_data(data, directory) if data else {}))
+def write_scaffold(directory: Path, options: Options, output: str) -> int:
+    task, data = _choose_task(options), options.data
+    found = find_devices()
+    devices = found if options.num_gpus is None else replace(found, num_gpus=options.num_gpus)
+    values = {"name": name_job(directory), "about": TASKS[task].about}
+    values |= build_device_fields(devices, has_judge=task == "judge")
+    own = describe_own(data, directory) if data else None
+    values |= own.values if own else {}
+    values["model"] = _place_model(options.model, directory) or (
+        choose_model(devices, lambda model: build_job(task, values | {"model": model}, devices))
+        if TASKS[task].is_hard
+        else DEFAULT_MODEL
+    )
+    files = build_files(task, values, devices)
+    if own and own.completions:
+        files["data/completions.jsonl"] = own.completions
     if taken := [file for file in files if (directory / file).exists()]:
         raise UserError(f"{directory} already has {', '.join(taken)}; choose another folder")
     for file, text in files.items():
@@ -121,11 +132,25 @@ def write_scaffold(
     if parts := _find_parts(task):
         following = f"rljob test-agent {directory}/rljob.yaml {_show_answers(parts)}"
     if output == "json":
-        print_json({"directory": str(directory), "task": task, "files": list(files), "next": following})
+        result = {"directory": str(directory), "task": task, "files": list(files), "next": following}
+        print_json(result | {"gpus_found": found.num_gpus, "gpus": devices.num_gpus, "model": values["model"]})
     else:
         print(f"wrote {', '.join(files)} in {directory}")
+        print(describe_job(devices, found, task == "judge", values["model"]))
         print(f"next: {following}")
     return 0
+
+
+def _choose_task(options: Options) -> str:
+    data, agent = options.data, options.agent
+    task = options.task or ("own" if data else TASK_OF_AGENT.get(agent or "", "sums"))
+    if task not in TASKS:
+        raise UserError(f"--task must be one of {', '.join(TASKS)}, got {task}")
+    if agent is not None and task != TASK_OF_AGENT[agent]:
+        raise UserError(f"--agent {agent} is for the task {TASK_OF_AGENT[agent]}, got {task}; {_ADD_AGENT}")
+    if (task == "own") is not (data is not None):
+        raise UserError(f"--data is for the task own, and this one is {task}; leave out one" if data else _NEEDS_DATA)
+    return task
 
 
 _ADD_AGENT = "for other data, write a job without it and add spec.agent, as docs/agents.md shows"
@@ -139,12 +164,30 @@ def name_job(directory: Path) -> str:
     return name[:_MAX_NAME_CHARACTERS].rstrip("-")
 
 
-def build_files(task: str, values: dict[str, str]) -> dict[str, str]:
+def build_job(task: str, values: dict[str, str], devices: Devices) -> str:
+    """Return the text of rljob.yaml."""
+    if task == "judge":
+        values = values | {"judge": _build_judge(values, devices)}
+    return Template(_read(task, "rljob.yaml")).substitute(values)
+
+
+def _build_judge(values: dict[str, str], devices: Devices) -> str:
+    """Return the judge's model and endpoint, one of them as a comment: without a GPU of its own it has an endpoint."""
+    has_gpu = divide(devices.num_gpus, has_judge=True).judge > 0
+    memory = {"judge_memory": "gpusPerReplica: 1" if devices.num_gpus else "kvCacheMemory: 512Mi"}
+    texts = [Template(_read("judge", f"{name}.yaml")).substitute(values | memory) for name in ("model", "endpoint")]
+    used, other = texts if has_gpu or not devices.num_gpus else reversed(texts)
+    why = "" if used == texts[0] else ", with a GPU for the judge"
+    comment = [f"# Or{why}:", *(f"# {line}" for line in other.splitlines())]
+    return "\n      ".join([*used.splitlines(), *comment])
+
+
+def build_files(task: str, values: dict[str, str], devices: Devices) -> dict[str, str]:
     """Return the text of each file. `values` are the placeholders of the templates."""
     reward, parts = TASKS[task].reward, _find_parts(task)
     values = values | _describe_files(reward is not None, parts)
-    texts = {"rljob.yaml": _read(task, "rljob.yaml"), "README.md": (_TEMPLATES / "README.md").read_text()}
-    files = {name: Template(text).substitute(values) for name, text in texts.items()}
+    readme = (_TEMPLATES / "README.md").read_text()
+    files = {"rljob.yaml": build_job(task, values, devices), "README.md": Template(readme).substitute(values)}
     files |= {name: _read(task, name) for name in (parts.files if parts else ())}
     if reward:
         files |= {name: _read(reward, Path(name).name) for name in _REWARD_FILES}
@@ -185,6 +228,17 @@ def _describe_files(has_reward: bool, parts: AgentParts | None) -> dict[str, str
 _COMMENT_COLUMN = 58
 
 
+def find_devices() -> Devices:
+    """Return the GPUs that this user may use, with the least memory and the lowest capability among them."""
+    num_gpus, gpus = len(find_gpus()), describe_gpus()
+    if not gpus:
+        return Devices(num_gpus)
+    known = [gpu.capability for gpu in gpus if gpu.capability is not None]
+    least = find_least_bytes(gpus) or 0
+    name = next(gpu.name for gpu in gpus if gpu.memory_bytes == least or not least)
+    return Devices(num_gpus, name, least, min(known, default=None))
+
+
 def _read(task: str, name: str) -> str:
     return (_TEMPLATES / task / name).read_text()
 
@@ -209,61 +263,15 @@ def _split(questions: dict[tuple[int, int], tuple[str, int]]) -> dict[str, str]:
     }
 
 
-def _place_model(model: str | None, directory: Path) -> str:
-    """Return the model's source as the job must name it. Raise UserError if it is neither a folder nor on the hub."""
+def _place_model(model: str | None, directory: Path) -> str | None:
+    """Return the model's source as the job must name it; None if none is given. Raise UserError if it is neither a
+    folder nor on the hub."""
     if model is None:
-        return DEFAULT_MODEL
+        return None
     if "://" in model:
         parse_source(model)
         return model
     if not Path(model).is_dir():
         on_hub = f"; for a model on the hub write hf://{model}" if re.fullmatch(r"[\w.-]+/[\w.-]+", model) else ""
         raise UserError(f"--model {model}: folder not found{on_hub or '; correct the path'}")
-    return _quote(_relative(model, directory))
-
-
-def _relative(path: str, directory: Path) -> str:
-    """Return a path that starts at the job's folder."""
-    if os.path.isabs(path):
-        return path
-    relative = os.path.relpath(path, directory)
-    return relative if relative.startswith("..") else f"./{relative}"
-
-
-def _describe_data(data: OwnData, directory: Path) -> dict[str, str]:
-    """Return the placeholders of the user's rows; check that the columns exist."""
-    if "://" in data.source:
-        parse_source(data.source)
-        prompt, answer = data.prompt or "prompt", data.answer or "answer"
-        return {"data": data.source, "prompt": _quote(prompt), "answer": _quote(answer)}
-    path = Path(data.source)
-    if not path.exists():
-        raise UserError(f"--data {path}: not found; correct the path")
-    try:
-        row = next(read_rows(DataSource(source=data.source), data.source, split="train"), None)
-    except InputError as error:
-        raise UserError(f"--data {error.message}") from None
-    if row is None:
-        raise UserError(f"--data {path}: has no rows")
-    columns = list(row.values)
-    prompt = _choose(data.prompt, _PROMPT_COLUMNS, columns, "--prompt")
-    answer = _choose(data.answer, _ANSWER_COLUMNS, columns, "--answer")
-    return {"data": _quote(_relative(data.source, directory)), "prompt": _quote(prompt), "answer": _quote(answer)}
-
-
-def _choose(given: str | None, common: tuple[str, ...], columns: list[str], option: str) -> str:
-    """Return the column of an option, or the first common name among the columns."""
-    found = given or next((name for name in common if name in columns), None)
-    # reward_model.ground_truth is a key in the column reward_model.
-    if found is None or (found not in columns and found.partition(".")[0] not in columns):
-        got = f", got {given}" if given else ""
-        raise UserError(f"{option} must be a column of the rows{got}; they have {', '.join(columns)}")
-    return found
-
-
-def _quote(text: str) -> str:
-    """Return text as a YAML scalar: plain if it can be."""
-    return text if re.fullmatch(r"[A-Za-z_./][\w./-]*", text) and text.lower() not in _YAML_WORDS else json.dumps(text)
-
-
-_YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+    return quote(relative_to(model, directory))

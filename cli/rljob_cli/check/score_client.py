@@ -1,18 +1,21 @@
 """A client of one reward server: sends samples or groups as the driver does. Results are in the samples' order."""
 
 import asyncio
+import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.reward import Reward
+from rljob_api.manifest.services.reward import Reward
 from rljob_api.wire.contract import UrlPath
-from rljob_api.wire.protocol import GroupRequest, GroupResult, ScoreRequest, ScoreResult
+from rljob_api.wire.protocol import GroupRequest, GroupResult, InvalidReason, ScoreRequest, ScoreResult
 from rljob_cli.check import token_ids
 
 _CONNECT_SECONDS = 30.0
+_RETRY_SECONDS = 1.0
 
 
 async def read_info(url: str, token: str) -> dict[str, Any]:
@@ -27,20 +30,26 @@ async def read_info(url: str, token: str) -> dict[str, Any]:
 
 
 async def score_all(
-    url: str, token: str, job: RLJob, reward: Reward, groups: list[list[ScoreRequest]]
+    url: str,
+    token: str,
+    job: RLJob,
+    reward: Reward,
+    groups: list[list[ScoreRequest]],
+    say: Callable[[str], None] = lambda line: None,
 ) -> list[list[ScoreResult]]:
     """Return the results of all groups. The requests of a comparing judge have no timeout.
 
+    While a judge's endpoint that has answered before is away, wait up to spec.outageSeconds, and `say` so.
     A reward that reads token ids gets those of the job's model for samples that have none.
     """
     compares = reward.judge is not None and reward.judge.compare is not None
     timeout = aiohttp.ClientTimeout(total=None if compares else reward.timeout_seconds + _CONNECT_SECONDS)
     headers = {"Authorization": f"Bearer {token}"}
-    slots = asyncio.Semaphore(reward.slots)
+    slots, has_answered = asyncio.Semaphore(reward.slots), False
     async with aiohttp.ClientSession(url, timeout=timeout, headers=headers) as session:
         async with session.get(UrlPath.INFO) as response:
-            reads_tokens = response.status == 200 and (await response.json()).get("reads_tokens", False)
-        if reads_tokens and token_ids.are_missing(groups):
+            reads = (await response.json()).get("reads", ()) if response.status == 200 else ()
+        if {"rendered", "tokens"}.intersection(reads) and token_ids.are_missing(groups):
             groups = await asyncio.to_thread(token_ids.add_token_ids, job, groups)
 
         async def post(path: UrlPath, request: ScoreRequest | GroupRequest) -> bytes:
@@ -51,12 +60,32 @@ async def score_all(
                 return body
 
         async def score(sample: ScoreRequest) -> ScoreResult:
-            return ScoreResult.model_validate_json(await post(UrlPath.SCORE, sample))
+            return (await wait_out(lambda: score_once(sample)))[0]
+
+        async def score_once(sample: ScoreRequest) -> list[ScoreResult]:
+            return [ScoreResult.model_validate_json(await post(UrlPath.SCORE, sample))]
+
+        async def wait_out(send: Callable[[], Awaitable[list[ScoreResult]]]) -> list[ScoreResult]:
+            """Send again what found the endpoint away, unless that has never answered: it may be a wrong one."""
+            nonlocal has_answered
+            ends_at = time.monotonic() + job.spec.outage_seconds
+            while True:
+                results = await send()
+                away = next((each for each in results if each.reason is InvalidReason.UNREACHABLE), None)
+                has_answered |= away is None
+                if away is None or not has_answered or time.monotonic() >= ends_at:
+                    return results
+                say(f"reward {reward.name} waits: {away.message}")
+                await asyncio.sleep(_RETRY_SECONDS)
 
         async def score_together(samples: list[ScoreRequest], results: list[ScoreResult] | None) -> list[ScoreResult]:
             first = samples[0]
             request = GroupRequest(id=f"group-of-{first.id}", lane=first.lane, samples=samples, results=results)
-            return GroupResult.model_validate_json(await post(UrlPath.SCORE_GROUP, request)).results
+
+            async def send() -> list[ScoreResult]:
+                return GroupResult.model_validate_json(await post(UrlPath.SCORE_GROUP, request)).results
+
+            return await wait_out(send)
 
         async def score_group(samples: list[ScoreRequest]) -> list[ScoreResult]:
             if reward.scope == "group":

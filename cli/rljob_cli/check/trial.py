@@ -7,39 +7,42 @@ installed are left out. Invariant: when it returns, no process that it started i
 """
 
 import asyncio
+import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.agent import Agent
 from rljob_api.manifest.job import RLJob, Service, ServiceKind
-from rljob_api.manifest.reward import Reward
-from rljob_api.manifest.runner import Runner
-from rljob_api.manifest.scorers import JudgeEndpoint, JudgeReward
-from rljob_api.manifest.simulated_user import UserModel, UserModelService
-from rljob_api.wire.contract import PORT_REWARD
+from rljob_api.manifest.services.calls import CallService
+from rljob_api.manifest.services.models import JudgeEndpoint, JudgeReward, UserModel
+from rljob_api.manifest.services.reward import Reward
+from rljob_api.manifest.services.runner import Runner
+from rljob_api.manifest.services.tool import Tool
+from rljob_api.manifest.services.user import SimulatedUser
+from rljob_api.wire.contract import PORT_SERVICE
 from rljob_api.wire.protocol import InvalidReason, ScoreRequest, ScoreResult
 from rljob_cli.check.jobfile import Finding, Target
-from rljob_cli.check.one_turn import describe_one_turn
+from rljob_cli.check.samples import SampleBuilder, load_job_tokenizer
 from rljob_cli.check.score_client import read_info, score_all
 from rljob_cli.check.try_reward import TOKEN, find_ended_container, service_children
-from rljob_cli.check.waits import find_import_place, pods_of, report_waits
+from rljob_cli.check.waits import LIMIT_SECONDS, find_import_place, pods_of, report_waits
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.local.network import claim_block
 from rljob_cli.manifests import is_ready
 from rljob_inputs.prompts import Prompt
 
-LIMIT_SECONDS = 60.0
-"""For the import and the call of each reward."""
 _POLL_SECONDS = 0.02
 _STOP_SECONDS = 1.0
+_MAX_SHOWN_CHARACTERS = 60
 _SKIP = "skip this call with --no-call"
 
 Chat = TypeVar("Chat", JudgeReward, UserModel)
+Served = TypeVar("Served", Reward, Runner, SimulatedUser, Tool)
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,10 @@ class Trial:
     start_seconds: float
     """Until the server was ready: the program's start and the function's import."""
     result: ScoreResult | None = None
+    longer: ScoreResult | None = None
+    """The result of a longer answer to the same prompt, scored alone. Only of functions that also score groups."""
+    together: tuple[ScoreResult, ...] = ()
+    """The results of both answers, scored as one group."""
     error: str = ""
     """Why there is no result."""
     kind: ServiceKind = "reward"
@@ -76,7 +83,20 @@ class Trial:
 def find_callable(job: RLJob) -> list[int]:
     """Return the services whose servers start in a second: functions without packages to install, and judges and model
     users, whose model is not asked."""
-    return [index for index, service in enumerate(job.spec.services) if _starts_quickly(service.reward)]
+    return [index for index, service in enumerate(job.spec.services) if _starts_quickly(service.settings)]
+
+
+def describe_skipped(job: RLJob) -> list[str]:
+    """Return a line for each function that is not called, with the reason."""
+    lines = []
+    for service in job.spec.services:
+        function, name = service.settings.function, describe_service(service.kind, service.settings.name)
+        if function is None or _starts_quickly(service.settings):
+            continue
+        why = "requirements are not installed" if function.requirements else "its ConfigMap is not read"
+        command = "test-reward" if service.kind == "reward" else "test-agent"
+        lines.append(f"{name}: not called, {why} by this check; `rljob {command}` calls it")
+    return lines
 
 
 def describe_service(kind: ServiceKind, name: str) -> str:
@@ -84,10 +104,11 @@ def describe_service(kind: ServiceKind, name: str) -> str:
     return {"user": "simulated user", "runner": "runner"}.get(kind, f"{kind} {name}")
 
 
-def _starts_quickly(reward: Reward) -> bool:
-    if reward.judge is not None or isinstance(reward, UserModelService):
+def _starts_quickly(settings: Reward | CallService) -> bool:
+    chat = settings.judge if isinstance(settings, Reward) else settings.user_model
+    if chat is not None:
         return True
-    function = reward.function
+    function = settings.function
     return function is not None and not function.requirements and not function.config_map_key_ref
 
 
@@ -99,9 +120,21 @@ def call_rewards(
     if not chosen:
         return []
     job = _without_served_models(job)
+    trials = _call_chosen(job, chosen, prompt, say, limit_seconds)
+    grouped = [trial.index for trial in trials if trial.longer is not None]
+    if not grouped:
+        return trials
+    found = _call_chosen(_with_groups(job), grouped, prompt, say, limit_seconds)
+    together = {trial.index: trial.together for trial in found}
+    return [replace(trial, together=together.get(trial.index, ())) for trial in trials]
+
+
+def _call_chosen(
+    job: RLJob, chosen: list[int], prompt: Prompt, say: Callable[[str], None], limit: float
+) -> list[Trial]:
     with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
-        network = claim_block(folder, None, ports=[PORT_REWARD])
-        return asyncio.run(_call_all(job, chosen, prompt, LocalCluster(job, network, Path(folder)), say, limit_seconds))
+        cluster = LocalCluster(job, claim_block(folder), Path(folder))
+        return asyncio.run(_call_all(job, chosen, prompt, cluster, say, limit))
 
 
 async def _call_all(
@@ -110,14 +143,15 @@ async def _call_all(
     async with cluster:
         try:
             services = {index: job.spec.services[index] for index in chosen}
-            names = {each.reward.name: describe_service(each.kind, each.reward.name) for each in services.values()}
+            names = {each.settings.name: describe_service(each.kind, each.settings.name) for each in services.values()}
             for child in service_children(_with_one_worker(job), names):
                 await cluster.store.apply(child)
+            samples = SampleBuilder(job, await asyncio.to_thread(load_job_tokenizer, job))
             started = time.monotonic()
             progress = asyncio.create_task(report_waits(cluster, names, say, limit))
             try:
-                calls = (_try(job, index, each, prompt, cluster, started, limit) for index, each in services.items())
-                return list(await asyncio.gather(*calls))
+                call = partial(_try, prompt=prompt, samples=samples, cluster=cluster, started=started, limit=limit)
+                return list(await asyncio.gather(*(call(job, index, each) for index, each in services.items())))
             finally:
                 progress.cancel()
         finally:
@@ -126,14 +160,27 @@ async def _call_all(
 
 def _with_one_worker(job: RLJob) -> RLJob:
     """Return the job with one Pod and one worker per service: a call needs no more."""
-    single = {"slots": 1, "replicas": 1, "autoscaling": None}
     spec, agent = job.spec, job.spec.agent
-    tools = [tool.model_copy(update=single) for tool in agent.tools]
-    user = agent.user.model_copy(update=single) if agent.user else None
-    runner = (agent.runner or Runner()).model_copy(update=single) if agent.is_hosted else None
-    rewards = [reward.model_copy(update=single) for reward in spec.rewards]
+    tools = [_single(tool) for tool in agent.tools]
+    user = _single(agent.user) if agent.user else None
+    runner = _single(agent.runner or Runner()) if agent.is_hosted else None
+    rewards = [_single(reward) for reward in spec.rewards]
     changes = {"rewards": rewards, "agent": agent.model_copy(update={"user": user, "tools": tools, "runner": runner})}
     return job.model_copy(update={"spec": spec.model_copy(update=changes)})
+
+
+def _single(service: Served) -> Served:
+    """A spare worker would import the function a second time, which may take as long as torch."""
+    changes: dict[str, Any] = {"slots": 1, "replicas": 1, "autoscaling": None}
+    if service.function is not None:
+        changes["function"] = service.function.model_copy(update={"spare_workers": 0})
+    return service.model_copy(update=changes)
+
+
+def _with_groups(job: RLJob) -> RLJob:
+    """Return the job with rewards that get all samples of a prompt in one call."""
+    rewards = [reward.model_copy(update={"scope": "group"}) for reward in job.spec.rewards]
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"rewards": rewards})})
 
 
 def _without_served_models(job: RLJob) -> RLJob:
@@ -159,33 +206,45 @@ def _with_endpoint(chat: Chat) -> Chat:
 
 
 async def _try(
-    job: RLJob, index: int, service: Service, prompt: Prompt, cluster: LocalCluster, started: float, limit: float
+    job: RLJob,
+    index: int,
+    service: Service,
+    prompt: Prompt,
+    samples: SampleBuilder,
+    cluster: LocalCluster,
+    started: float,
+    limit: float,
 ) -> Trial:
-    reward, trial = service.reward, Trial(index, service.reward.name, 0.0, kind=service.kind)
+    settings, trial = service.settings, Trial(index, service.settings.name, 0.0, kind=service.kind)
     try:
         async with asyncio.timeout(limit):
-            pod = await _wait_until_ready(cluster, reward.name)
+            pod = await _wait_until_ready(cluster, settings.name)
             trial = replace(trial, start_seconds=time.monotonic() - started)
-            if reward.judge is not None:
+            if isinstance(settings, Reward) and settings.judge is not None:
                 return trial
-            url = f"http://{pod['status']['podIP']}:{PORT_REWARD}"
-            if service.kind != "reward":
-                return replace(trial, serves=await _read_forms(url))
-            (results,) = await score_all(url, TOKEN, job, reward, [build_samples(reward, prompt, job.spec.agent)])
-        return replace(trial, result=results[0])
+            url = f"http://{pod['status']['podIP']}:{cluster.network.port(PORT_SERVICE)}"
+            info = await read_info(url, TOKEN)
+            if not isinstance(settings, Reward):
+                return replace(trial, serves=_describe_forms(info))
+            answers = build_samples(prompt, samples)
+            if settings.scope == "sample" and not info["takes_groups"]:
+                answers = answers[:1]
+            (results,) = await score_all(url, TOKEN, job, settings, [answers])
+        if settings.scope == "sample":
+            return replace(trial, result=results[0], longer=results[1] if len(results) > 1 else None)
+        return replace(trial, result=results[0], together=tuple(results))
     except TimeoutError:
-        if reward.endpoint is not None:  # nothing is known to be wrong
+        if settings.endpoint is not None:  # nothing is known to be wrong
             return trial
         what = "its call did not return" if trial.start_seconds else "its import did not end"
-        where = find_import_place(cluster, reward.name)
+        where = find_import_place(cluster, settings.name)
         return replace(trial, error=f"{what} within {limit:g} s{where}; {_SKIP}")
     except UserError as error:
         return replace(trial, error=str(error))
 
 
-async def _read_forms(url: str) -> str:
+def _describe_forms(info: Mapping[str, Any]) -> str:
     """Return the names of a server's tools, or the form of its user or program."""
-    info = await read_info(url, TOKEN)
     return ", ".join(tool["name"] for tool in info.get("tools", ())) or str(info["entrypoint"])
 
 
@@ -200,25 +259,11 @@ async def _wait_until_ready(cluster: LocalCluster, name: str) -> dict[str, Any]:
         await asyncio.sleep(_POLL_SECONDS)
 
 
-def build_samples(reward: Reward, prompt: Prompt, agent: Agent) -> list[ScoreRequest]:
-    """Return what the driver would send if the model's answer were the data's: one sample, or a group of two."""
-    completion = prompt.ground_truth if isinstance(prompt.ground_truth, str) else ""
-    count = 1 if reward.scope == "sample" else 2
-    extra = {"index": prompt.index, "split": "train", **prompt.extra_info, "truncated": False, "num_tokens": 1}
-    extra |= describe_one_turn(agent, prompt.prompt, completion)
-    return [
-        ScoreRequest(
-            id=f"call-{number}",
-            prompt=prompt.prompt,
-            completion=completion,
-            ground_truth=prompt.ground_truth,
-            data_source=prompt.data_source,
-            extra_info=extra,
-            prompt_ids=[0],
-            completion_ids=[0],
-        )
-        for number in range(count)
-    ]
+def build_samples(prompt: Prompt, samples: SampleBuilder) -> list[ScoreRequest]:
+    """Return what the driver would send if the model's answers were the data's, and a longer text with it."""
+    answer = prompt.ground_truth if isinstance(prompt.ground_truth, str) else ""
+    completions = (answer, f"The answer is not hard to find.\n{answer}")
+    return [samples.build(f"call-{number}", prompt, completion) for number, completion in enumerate(completions)]
 
 
 def find_problems(job: RLJob, trials: list[Trial]) -> Iterator[Finding]:
@@ -227,7 +272,7 @@ def find_problems(job: RLJob, trials: list[Trial]) -> Iterator[Finding]:
         service = job.spec.services[trial.index]
         path, result = service.source, trial.result
         # Its packages may be in its own image, which this machine does not run.
-        only: Target | None = "local" if service.reward.image else None
+        only: Target | None = "local" if service.settings.image else None
         if trial.error:
             yield Finding(path, f"cannot be used: {trial.error}", only=only)
         elif result is not None and result.reason not in (None, InvalidReason.ABSTAINED):
@@ -244,6 +289,51 @@ def find_problems(job: RLJob, trials: list[Trial]) -> Iterator[Finding]:
     if wanted and are_all_known and wanted.rpartition("/")[2] not in names:
         message = f"must be a component that a reward returns, got {wanted}; returned: {', '.join(names)}"
         yield Finding("spec.evaluation.accuracy", message)
+
+
+def find_unrewarded_answer(job: RLJob, trials: list[Trial], prompt: Prompt) -> Iterator[Finding]:
+    """Warn if the answer of the first row gets nothing. A reward that reads another column, or expects another form
+    than the data have, would score every right answer so, without an error."""
+    rewards, answer = job.spec.rewards, prompt.ground_truth
+    if job.spec.agent.is_hosted or any(reward.scope != "sample" for reward in rewards):
+        return  # the episode has a reward, too; or the scores of two equal answers are relative to each other
+    scores = [trial.result.score for trial in trials if trial.kind == "reward" and trial.result is not None]
+    known = [score for score in scores if score is not None]
+    if not isinstance(answer, str) or not answer or not rewards or len(known) != len(rewards):
+        return
+    if sum(reward.weight * score for reward, score in zip(rewards, known, strict=True)) <= 0:
+        shown = answer if len(answer) <= _MAX_SHOWN_CHARACTERS else f"{answer[:_MAX_SHOWN_CHARACTERS]}..."
+        message = (
+            f"gives nothing to the answer of the first row, {shown!r}: right answers may score 0. Check "
+            "data.train.answer, the arguments of the function, and the form that it expects, with `rljob test-reward`"
+        )
+        yield Finding("spec.rewards[0]" if len(rewards) == 1 else "spec.rewards", message, is_warning=True)
+
+
+def find_missed_groups(job: RLJob, trials: list[Trial]) -> Iterator[Finding]:
+    """Warn of functions that compare the samples of a group, as lengths and ranks do, and get one sample a call."""
+    for trial in trials:
+        apart = _scores(filter(None, (trial.result, trial.longer)))
+        together = _scores(trial.together)
+        if len(apart) < 2 or len(together) < 2 or _are_close(apart, together):
+            continue
+        message = (
+            f"scores the answer of the first row, and a longer text with it, {_show(apart)} one at a time and "
+            f"{_show(together)} together: if it compares the samples of a prompt, set scope: group"
+        )
+        yield Finding(f"{job.spec.services[trial.index].path}.scope", message, is_warning=True)
+
+
+def _scores(results: Iterable[ScoreResult]) -> list[float]:
+    return [result.score for result in results if result.score is not None]
+
+
+def _are_close(first: Iterable[float], second: Iterable[float]) -> bool:
+    return all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9) for a, b in zip(first, second, strict=True))
+
+
+def _show(scores: Iterable[float]) -> str:
+    return " and ".join(f"{score:.4g}" for score in scores)
 
 
 def _components(trials: list[Trial]) -> Iterator[str]:

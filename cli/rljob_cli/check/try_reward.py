@@ -18,14 +18,14 @@ from rich.table import Table
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob, Service
-from rljob_api.manifest.reward import Reward
-from rljob_api.wire.contract import PORT_REWARD
+from rljob_api.manifest.services.reward import Reward
+from rljob_api.wire.contract import PORT_SERVICE
 from rljob_api.wire.protocol import ScoreRequest, ScoreResult
 from rljob_cli.check.jobfile import check_file, load
-from rljob_cli.check.one_turn import describe_one_turn
 from rljob_cli.check.rewards import check_service
+from rljob_cli.check.samples import SampleBuilder, load_job_tokenizer
 from rljob_cli.check.score_client import score_all
-from rljob_cli.check.waits import report_waits
+from rljob_cli.check.waits import LIMIT_SECONDS, find_import_place, report_waits
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.local.network import Network, claim_block
@@ -33,19 +33,18 @@ from rljob_cli.local.node.container import is_marker
 from rljob_cli.manifests import is_ready, labels_of
 from rljob_cli.output import print_json
 from rljob_cli.tables import make_console
-from rljob_operator.backend import Manifest
-from rljob_operator.children.common import read_service_name
-from rljob_operator.children.reward_vllm import CONTAINER as VLLM_CONTAINER
-from rljob_operator.plan.job import render_children
-from rljob_operator.plan.observed_job import container_statuses, name_of
+from rljob_core.backend import Manifest
+from rljob_core.children.common import read_service_name
+from rljob_core.children.vllm_sidecar import CONTAINER as VLLM_CONTAINER
+from rljob_core.plan.job import render_children
+from rljob_core.plan.observed_job import container_statuses, name_of
+from rljob_inputs.memory.changes import change_job
 
 TOKEN = "test-reward"
 _POLL_SECONDS = 0.05
-_OWN_FIELDS = ("completion", "answer", "prompt", "ground_truth", "prompt_ids", "completion_ids")
-"""Columns of --file that are not in extra_info."""
 _STOP_SECONDS = 3.0
 _MIN_CHARACTERS = 60
-"""Of a completion or an answer that the table on a terminal shows at least."""
+"""Minimum of a completion or an answer that the table on a terminal shows at least."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +80,11 @@ def try_reward_command(
     index = _find_reward(job_file.job, name)
     reward = job_file.job.spec.rewards[index]
     rows = _read_rows(completions, answer, prompt, file)
-    spec = job_file.job.spec
-    for row in rows:  # of a conversation, unless the row has one
-        row.update(describe_one_turn(spec.agent, row.get("prompt") or "", row["completion"]) | row)
-    groups = build_groups(rows, spec.data.train.data_source or "", in_groups=reward.scope != "sample")
+    samples = SampleBuilder(job_file.job, load_job_tokenizer(job_file.job))
+    groups = build_groups(rows, samples, in_groups=reward.scope != "sample")
     check_file(job_file, check_service(Service("reward", f"spec.rewards[{index}]", reward)))
     with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
-        network = claim_block(folder, block, ports=[PORT_REWARD])
+        network = claim_block(folder, block)
         try:
             outcomes, printed = asyncio.run(_score(job_file.job, reward, groups, network, Path(folder)))
         except (KeyboardInterrupt, asyncio.CancelledError):
@@ -145,31 +142,16 @@ def _read_row(line: str, place: str) -> dict[str, Any]:
     return row
 
 
-def build_groups(rows: list[dict[str, Any]], data_source: str, *, in_groups: bool) -> list[list[ScoreRequest]]:
+def build_groups(rows: list[dict[str, Any]], samples: SampleBuilder, *, in_groups: bool) -> list[list[ScoreRequest]]:
     """Build the driver's requests: one list per group, or per row unless the reward scores groups."""
     if not in_groups:
-        return [[build_request(row, index, data_source)] for index, row in enumerate(rows)]
+        return [[samples.build_row(f"test-{index}", row, index)] for index, row in enumerate(rows)]
     groups: dict[str, list[ScoreRequest]] = {}
     for index, row in enumerate(rows):
         key = json.dumps(row.get("group", row.get("prompt") or ""))
         own = {name: value for name, value in row.items() if name != "group"}
-        groups.setdefault(key, []).append(build_request(own, index, data_source))
+        groups.setdefault(key, []).append(samples.build_row(f"test-{index}", own, index))
     return list(groups.values())
-
-
-def build_request(row: dict[str, Any], index: int, data_source: str) -> ScoreRequest:
-    extra = {key: value for key, value in row.items() if key not in _OWN_FIELDS}
-    return ScoreRequest(
-        id=f"test-{index}",
-        lane="eval",
-        prompt=row.get("prompt") or "",
-        completion=row["completion"],
-        ground_truth=row.get("answer", row.get("ground_truth")),
-        data_source=data_source,
-        prompt_ids=row.get("prompt_ids"),
-        completion_ids=row.get("completion_ids"),
-        extra_info={"index": index, "split": "test", "truncated": False, **extra},
-    )
 
 
 def reward_children(job: RLJob, reward: Reward) -> list[Manifest]:
@@ -182,10 +164,16 @@ def reward_children(job: RLJob, reward: Reward) -> list[Manifest]:
 
 def service_children(job: RLJob, names: Container[str]) -> list[Manifest]:
     """Return the planned objects of the services with these names, and the Secret with the token."""
-    children = render_children(job, TOKEN)
+    children = render_children(_without_trainer(job), TOKEN)
     kinds = ("ConfigMap", "Service", "Deployment")
     own = [c for c in children if c["kind"] in kinds and read_service_name(labels_of(c)) in names]
     return [child for child in children if child["kind"] == "Secret"] + own
+
+
+def _without_trainer(job: RLJob) -> RLJob:
+    """Return the job whose served models run next to their servers, wherever they run in training."""
+    placements = {f"{path.removeprefix('spec.')}.placement": "separate" for path in job.spec.models_in_trainer}
+    return change_job(job, placements) if placements else job
 
 
 async def _score(
@@ -199,9 +187,15 @@ async def _score(
         try:
             for child in reward_children(job, reward):
                 await cluster.store.apply(child)
-            pod = await _wait_until_ready(cluster)
-            url = f"http://{pod['status']['podIP']}:{PORT_REWARD}"
-            results = await score_all(url, TOKEN, job, reward, groups)
+            limit = LIMIT_SECONDS if reward.function and not reward.function.requirements else None
+            try:
+                async with asyncio.timeout(limit):
+                    pod = await _wait_until_ready(cluster)
+            except TimeoutError:
+                where = find_import_place(cluster, reward.name)
+                raise UserError(f"reward {reward.name}: its import did not end within {limit:g} s{where}") from None
+            url = f"http://{pod['status']['podIP']}:{network.port(PORT_SERVICE)}"
+            results = await score_all(url, TOKEN, job, reward, groups, _say)
         finally:
             progress.cancel()
             await cluster.stop(_STOP_SECONDS)

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from rljob_api.read.documents import Problem
 from rljob_api.read.load import InvalidManifestError
+from rljob_cli.check.from_model import describe_from_model
 from rljob_cli.check.jobfile import Finding, JobFile, Target
 from rljob_cli.check.machine import Machine
 from rljob_cli.check.other_objects import describe
 from rljob_cli.check.preflight import Preflight, run_checks
 from rljob_inputs.findings import LengthTable, describe_lengths
+from rljob_inputs.models.defaults import FromModel
 
 if TYPE_CHECKING:
     from rljob_cli.check.trial import Trial
@@ -30,8 +32,13 @@ class Verdict:
     warnings: list[Problem] = field(default_factory=list)
     local: list[Problem] = field(default_factory=list)
     """Without a target: why it cannot run on this machine."""
+    from_model: list[FromModel] = field(default_factory=list)
     lengths: list[LengthTable] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    """Lines about functions that were not called."""
+    sharing: str = ""
+    """As Preflight.sharing."""
 
     def raise_problems(self) -> None:
         """Raise InvalidManifestError if there are errors."""
@@ -58,18 +65,30 @@ def judge(
     verdict = build_verdict(file, preflight, target, extra)
     if not should_call or verdict.problems or preflight.first_prompt is None or target == "cluster":
         return verdict
-    from rljob_cli.check.trial import call_rewards, find_problems  # imports an HTTP client
+    from rljob_cli.check import trial  # imports an HTTP client
 
-    trials = call_rewards(file.job, preflight.first_prompt, say)
-    found = list(find_problems(file.job, trials))
+    trials = trial.call_rewards(file.job, preflight.first_prompt, say)
+    found = list(trial.find_problems(file.job, trials))
+    doubts = [
+        *trial.find_unrewarded_answer(file.job, trials, preflight.first_prompt),
+        *trial.find_missed_groups(file.job, trials),
+    ]
     local = [_locate(file, finding) for finding in found if finding.only == "local" and target is None]
     problems = [_locate(file, finding) for finding in found if finding.only is None or target is not None]
-    return replace(verdict, problems=problems, local=verdict.local + local, trials=trials)
+    return replace(
+        verdict,
+        problems=problems,
+        local=verdict.local + local,
+        warnings=[*verdict.warnings, *(_locate(file, finding) for finding in doubts)],
+        trials=trials,
+        skipped=trial.describe_skipped(file.job),
+    )
 
 
 def build_verdict(file: JobFile, preflight: Preflight, target: Target | None, extra: Iterable[Problem] = ()) -> Verdict:
     """Sort findings into errors, warnings, and what keeps a job from running on this machine alone."""
-    verdict = Verdict(file, [*file.problems, *extra], lengths=preflight.lengths)
+    verdict = Verdict(file, [*file.problems, *extra], from_model=preflight.from_model, lengths=preflight.lengths)
+    verdict = replace(verdict, sharing=preflight.sharing)
     if target != "cluster":
         (verdict.problems if target == "local" else verdict.local).extend(file.local_problems)
     for finding in preflight.findings:
@@ -93,10 +112,14 @@ def print_verdict(verdict: Verdict, target: Target | None) -> None:
     """Print a valid file: what was found out about it, and where it can run."""
     file, where = verdict.file, {"cluster": " for a cluster", "local": " for this machine", None: ""}[target]
     print(f"{file.path}: RLJob {file.job.metadata.name} is valid{where}")
-    for table in verdict.lengths:
-        print(f"  {describe_lengths(table)}")
+    for line in (*describe_from_model(verdict.from_model), *map(describe_lengths, verdict.lengths)):
+        print(f"  {line}")
     for trial in verdict.trials:
         print(f"  {trial.describe()}")
+    for line in verdict.skipped:
+        print(f"  {line}")
+    if verdict.sharing:
+        print(f"  `rljob run`: {verdict.sharing}")
     if verdict.local:
         print("  not on this machine, only on a cluster:")
         for problem in verdict.local:
@@ -124,6 +147,7 @@ def to_json(path: Path, verdict: Verdict | None, error: Exception | None = None)
         "warnings": [asdict(problem) for problem in verdict.warnings],
         "local_problems": [asdict(problem) for problem in verdict.local],
         "relative_paths": verdict.file.relative,
+        "from_model": [asdict(value) for value in verdict.from_model],
         "prompt_lengths": [asdict(table) for table in verdict.lengths],
         "rewards": [
             {

@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.manifests import is_ready, labels_of
-from rljob_operator.backend import Manifest
-from rljob_operator.children.common import read_service_name
+from rljob_core.backend import Manifest
+from rljob_core.children.common import read_service_name
 
+LIMIT_SECONDS = 60.0
+"""For the import of a function that has nothing to install, and for its call by `rljob validate`."""
 _FIRST_SECONDS, _LATER_SECONDS = 2.0, 10.0
 _IMPORT_PLACE = re.compile(r"the import of .* now at (.+?:\d+)")
 

@@ -5,10 +5,12 @@ Refusals become a ClusterError that names the remedy.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import difflib
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from kubernetes.aio.config import kube_config
@@ -18,10 +20,10 @@ from yaml import YAMLError
 from rljob_api.errors import RLJobError, TransientError, UserError
 from rljob_api.wire.text import clean_text
 from rljob_cli.cluster.pod_exec import PROTOCOL, Ended, execute
-from rljob_operator.backend import Manifest
-from rljob_operator.kube.client import MERGE_PATCH, SSA, ApiError, KubeApi
-from rljob_operator.kube.client import connect as connect_api
-from rljob_operator.kube.resources import EVENT, POD, REWARD_MODEL, RLJOB, Resource
+from rljob_core.backend import Manifest
+from rljob_core.kube.client import MERGE_PATCH, SSA, ApiError, KubeApi
+from rljob_core.kube.client import connect as connect_api
+from rljob_core.kube.resources import EVENT, POD, REWARD_MODEL, RLJOB, Resource
 
 CLAIM = Resource("PersistentVolumeClaim", "v1", "persistentvolumeclaims")
 _WORKLOADS = (
@@ -30,13 +32,15 @@ _WORKLOADS = (
     Resource("Job", "batch/v1", "jobs"),
 )
 _POD_METRICS = Resource("PodMetrics", "metrics.k8s.io/v1beta1", "pods")
+_BUSY_TRIES, _BUSY_SECONDS = 5, 1.0
+"""For an API server that is busy, or that prepares a kind which was installed just now (429)."""
 _METRICS_TIMEOUT_SECONDS = 3.0
 """Short, because a NetworkPolicy that blocks the API server drops its packets."""
 _LOG_TIMEOUT_SECONDS = 30.0
 _MAX_IDLE_LOG_SECONDS = 24 * 3600.0
 _FIELD_MANAGER = "rljob-submit"
 _MAX_TEXT_LENGTH = 10_000
-"""Of a text in a Pod or an Event."""
+"""Limit of a text in a Pod or an Event."""
 _MAX_CONNECTIONS = 1000
 """Each followed log uses one."""
 
@@ -205,7 +209,14 @@ class Cluster:
         content_type: str = MERGE_PATCH,
     ) -> Manifest:
         with self._translated(action):
-            answer = await self._api.request(method, path, query=query, body=body, content_type=content_type)
+            for tries_left in reversed(range(_BUSY_TRIES)):
+                try:
+                    answer = await self._api.request(method, path, query=query, body=body, content_type=content_type)
+                    break
+                except ApiError as error:
+                    if error.code != HTTPStatus.TOO_MANY_REQUESTS or not tries_left:
+                        raise
+                await asyncio.sleep(_BUSY_SECONDS)
         if "apiVersion" not in answer:  # most often the login page of a proxy
             remedy = "check the server URL in your kubeconfig, or log in"
             raise ClusterError(f"{action}: {self._api.server} did not return a Kubernetes API response; {remedy}")

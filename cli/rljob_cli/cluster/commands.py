@@ -20,8 +20,8 @@ from rljob_cli.cluster.rewards import fetch_rewards
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, P, guard
 from rljob_cli.output import print_error, print_json
 from rljob_cli.tables import show
-from rljob_operator.backend import Manifest, utc_now
-from rljob_operator.kube.resources import RLJOB
+from rljob_core.backend import Manifest, utc_now
+from rljob_core.kube.resources import RLJOB
 
 _WATCH_SECONDS = 2.0
 

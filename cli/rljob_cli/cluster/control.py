@@ -9,14 +9,16 @@ from typing import NamedTuple
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.agent import HOSTED
-from rljob_api.manifest.runner import RUNNER_SERVICE
-from rljob_api.manifest.simulated_user import USER_SERVICE
+from rljob_api.manifest.services.runner import RUNNER_SERVICE
+from rljob_api.manifest.services.user import USER_SERVICE
 from rljob_api.wire.contract import ANNOTATION_RESTART, ANNOTATION_RETRY
 from rljob_cli.cluster.formatting import edit_command, format_job_name, is_foreign, kubectl_command
 from rljob_cli.cluster.observation import parse_status
-from rljob_operator.backend import Manifest
-from rljob_operator.children.common import AGENT, SERVING
-from rljob_operator.plan.conditions import FAILED, REASON_INVALID_SPEC, find
+from rljob_core.backend import Manifest
+from rljob_core.children.common import AGENT, SERVING
+from rljob_core.plan.conditions import FAILED, REASON_INVALID_SPEC, find
+
+ROLLOUTS_IN_TRAINER = "its rollouts run in the trainer's Pods (spec.rollout.placement: trainer)"
 
 
 class Change(NamedTuple):
@@ -63,6 +65,8 @@ def plan_restart(job: Manifest, roles: Sequence[str], now: datetime, *, force: b
     known = _find_roles(job)
     services = {kind: [role for role in known if role.startswith(f"{kind}-")] for kind in SERVING}
     roles = [each for role in roles for each in (services.get(role) or [role])]
+    if "rollout" in roles and shares_trainer(job):
+        raise UserError(f"{name}: {ROLLOUTS_IN_TRAINER}; restart these: --role trainer")
     if unknown := [role for role in roles if role not in known]:
         raise UserError(f"{name}: has no role {', '.join(unknown)} with Pods; its roles are {', '.join(known)}")
     stops_training = not roles or not {"head", "trainer"}.isdisjoint(roles)
@@ -102,7 +106,13 @@ def _find_roles(job: Manifest) -> list[str]:
     """The roles whose Pods belong to the job, by their names in the status."""
     rewards = job["spec"].get("rewards") or []
     served = [each["name"] for each in rewards if not (each.get("http") or each.get("rewardModelRef"))]
-    return ["head", "trainer", "rollout", *(f"reward-{name}" for name in served), *find_agent_roles(job)]
+    rollout = [] if shares_trainer(job) else ["rollout"]
+    return ["head", "trainer", *rollout, *(f"reward-{name}" for name in served), *find_agent_roles(job)]
+
+
+def shares_trainer(job: Manifest) -> bool:
+    """Whether the rollouts run in the trainer's Pods."""
+    return (job["spec"].get("rollout") or {}).get("placement") == "trainer"
 
 
 def find_agent_roles(job: Manifest) -> list[str]:

@@ -4,14 +4,17 @@ Causes and remedies come from the operator's own rules, so they hold even if the
 """
 
 from collections.abc import Iterator
+from datetime import datetime
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.status import RLJobStatus
 from rljob_cli.cluster.explanation import Explanation, InvalidSamples, PodProblem, RoleReport, WarningEvent
 from rljob_cli.cluster.formatting import (
     describe_pod,
+    describe_stalls,
     describe_wait,
     edit_command,
+    format_age,
     format_job_name,
     is_foreign,
     kubectl_command,
@@ -19,13 +22,13 @@ from rljob_cli.cluster.formatting import (
 )
 from rljob_cli.cluster.observation import JobObservation, event_time, involved_object, name_claims
 from rljob_cli.manifests import role_of
-from rljob_operator.backend import Manifest
-from rljob_operator.children.network import OPERATOR_LABELS
-from rljob_operator.plan import conditions
-from rljob_operator.plan.avoided_nodes import describe_avoided
-from rljob_operator.plan.causes import Cause, find_causes
-from rljob_operator.plan.lost_nodes import NODE_LOST, OUT_OF_SERVICE_TAINT, LostPods, find_lost_pods
-from rljob_operator.plan.observed_job import count_restarts, last_termination, name_of, observe_job
+from rljob_core.backend import Manifest
+from rljob_core.children.network import OPERATOR_LABELS
+from rljob_core.plan import conditions
+from rljob_core.plan.avoided_nodes import describe_avoided
+from rljob_core.plan.causes import Cause, find_causes
+from rljob_core.plan.lost_nodes import NODE_LOST, OUT_OF_SERVICE_TAINT, LostPods, find_lost_pods
+from rljob_core.plan.observed_job import count_restarts, last_termination, name_of, observe_job
 
 _MAX_WARNINGS = 8
 _MAX_COMMANDS = 4
@@ -57,10 +60,16 @@ def explain(observation: JobObservation) -> Explanation:
         phase=status.phase or "not reconciled yet",
         since=condition.last_transition_time.isoformat() if condition and status.phase else "",
         why=why,
-        progress=_describe_progress(status),
+        progress=_describe_progress(status, observation.observed_at),
+        stalls=describe_stalls(status, observation.observed_at),
         conditions=_other_conditions(status),
         roles=list(_report_roles(observation, status, job)),
-        invalid_samples=[InvalidSamples(p.reward, p.reason, p.message, p.step) for p in status.progress.problems],
+        invalid_samples=[
+            InvalidSamples(p.reward, p.reason, p.message, p.step)
+            for p in status.progress.problems
+            if not p.is_checkpoint
+        ],
+        damaged_checkpoints=[p.message for p in status.progress.problems if p.is_checkpoint],
         remedies=[
             *_failure_remedies(observation, status),
             *_describe_remedies(observation, causes),
@@ -118,28 +127,34 @@ def _other_conditions(status: RLJobStatus) -> list[tuple[str, str]]:
         (conditions.POOLS_ISOLATED, "False"),
         (conditions.LEARNING, "False"),
         (conditions.PROGRESS_LOST, "True"),
+        (conditions.PROGRESSING, "False"),
+        (conditions.PROGRESSING, "Unknown"),
     }
     if status.phase == "Failed":  # it still runs
         notable.add((conditions.RUNNING, "True"))
     relevant = []
     for condition in status.conditions:
         if (condition.type, condition.status) in notable and condition is not phase_condition(status):
-            state = "" if condition.status == "True" else " is false"
+            state = "" if condition.status == "True" else f" is {condition.status.lower()}"
             relevant.append((f"{condition.type}{state} ({condition.reason})", condition.message))
     return relevant
 
 
-def _describe_progress(status: RLJobStatus) -> str:
+def _describe_progress(status: RLJobStatus, now: datetime) -> str:
     progress = status.progress
     if not progress.total_steps:
         return ""
     parts = [f"step {progress.step}/{progress.total_steps}"]
+    if progress.last_step_time is not None and status.phase in ("Running", "Restarting"):
+        parts.append(f"the last one {format_age(progress.last_step_time, now)} ago")
     if progress.reward is not None:
         parts.append(f"reward {progress.reward:.3f}")
     if progress.weight_version:
         parts.append(f"weights v{progress.weight_version}")
     if progress.phase:
         parts.append(f"the driver's phase is {progress.phase}")
+    if progress.training_share is not None:
+        parts.append(f"trained in {progress.training_share:.0%} of its time")
     return ", ".join(parts)
 
 
@@ -247,6 +262,7 @@ def _next_commands(
     commands += [_command_for(cause, observation) for cause in causes]
     if _unbound_claims(observation):
         commands.append(_claims_command(observation))
+    commands += [kubectl_command("logs", job, "--role", part.role) for part in status.progress.hung]
     for pod in observation.pods:
         if last_termination(pod) and describe_pod(pod) != "Ready":
             previous = ["--previous"] if count_restarts(pod) else []

@@ -57,10 +57,13 @@ class Explanation:
     why: str
     """What it waits for, or how it ended; empty if nothing blocks it."""
     progress: str
+    stalls: list[str]
+    """What hangs, and what is waited for with the time that is left."""
     conditions: list[tuple[str, str]]
     """Other relevant conditions: 'NameConflict (ForeignObject)' and the message."""
     roles: list[RoleReport]
     invalid_samples: list[InvalidSamples]
+    damaged_checkpoints: list[str]
     """Why samples have no valid score."""
     remedies: list[str]
     warnings: list[WarningEvent]
@@ -79,6 +82,8 @@ def format_explanation(found: Explanation, now: datetime) -> str:
     lines = [f"{found.job}: {found.phase}" + (f" for {format_age(since, now)}" if since else "")]
     lines += [f"  {found.progress}"] if found.progress else []
     lines += _wrap("  ", found.why)
+    for stall in found.stalls:
+        lines += _wrap("  ", stall)
     for name, message in found.conditions:
         lines += _wrap("  ", f"{name}: {message}")
     sections = {
@@ -86,6 +91,7 @@ def format_explanation(found: Explanation, now: datetime) -> str:
         "Samples without a valid score": [
             line for problem in found.invalid_samples for line in _format_invalid_samples(problem)
         ],
+        "Damaged checkpoints": [line for each in found.damaged_checkpoints for line in _wrap("  ", each)],
         "What to do": [line for remedy in found.remedies for line in _wrap("  - ", remedy)],
         "Newest warnings": [line for warning in found.warnings for line in _format_warning(warning, now)],
         "Not readable": [line for message in found.unreadable for line in _wrap("  - ", message)],

@@ -1,13 +1,13 @@
 """How the commands describe jobs and Pods: names, what a job waits for, what is wrong with a Pod, ages. Pure."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from rljob_api.manifest.status import Condition, RLJobStatus
+from rljob_api.manifest.status import Condition, OutageStatus, RLJobStatus
 from rljob_api.wire.contract import SCHEDULING_GATE
-from rljob_operator.backend import Manifest
-from rljob_operator.plan import conditions
-from rljob_operator.plan.lifecycle import MANAGED_BY_US
-from rljob_operator.plan.observed_job import container_statuses, extract_error_message, is_ready, is_terminating
+from rljob_core.backend import Manifest
+from rljob_core.plan import conditions
+from rljob_core.plan.lifecycle import MANAGED_BY_US
+from rljob_core.plan.observed_job import container_statuses, extract_error_message, is_ready, is_terminating
 
 _CONDITION_BY_PHASE = {
     "": conditions.RUNNING,
@@ -54,6 +54,22 @@ def describe_wait(status: RLJobStatus) -> str:
     if status.phase == "Failed" and condition:
         return f"{condition.reason}: {message}"
     return "" if status.phase in ("Succeeded", "Suspended") else message
+
+
+def describe_stalls(status: RLJobStatus, now: datetime) -> list[str]:
+    """What hangs, and what is waited for with the time that is left; nothing unless the job runs."""
+    if status.phase not in ("Running", "Restarting"):
+        return []
+    hung = [
+        f"{part.role}: {part.name} hangs for {format_age(part.since, now)} (limit {part.limit_seconds} s)"
+        for part in status.progress.hung
+    ]
+    return hung + [_describe_outage(outage, now) for outage in status.progress.outages]
+
+
+def _describe_outage(outage: OutageStatus, now: datetime) -> str:
+    left = format_age(now, outage.since + timedelta(seconds=outage.limit_seconds))
+    return f"waits for {outage.what}, which fails for {format_age(outage.since, now)}; {left} left"
 
 
 def describe_pod(pod: Manifest) -> str:

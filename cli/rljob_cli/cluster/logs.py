@@ -20,12 +20,12 @@ from rich.style import Style
 from rljob_api.errors import UserError
 from rljob_api.wire.contract import LABEL_JOB, LABEL_REWARD_MODEL, LABEL_ROLE
 from rljob_cli.cluster.client import Cluster, ClusterError, NotFoundError, NotReadyError
-from rljob_cli.cluster.control import find_agent_roles
+from rljob_cli.cluster.control import ROLLOUTS_IN_TRAINER, find_agent_roles, shares_trainer
 from rljob_cli.cluster.formatting import describe_pod, format_job_name
 from rljob_cli.manifests import labels_of, role_of
-from rljob_operator.backend import Manifest
-from rljob_operator.children.common import AGENT, SERVING
-from rljob_operator.plan.observed_job import container_statuses, name_of
+from rljob_core.backend import Manifest
+from rljob_core.children.common import AGENT, SERVING
+from rljob_core.plan.observed_job import container_statuses, name_of
 
 _POLL_SECONDS = 1.0
 _OVERLAP_SECONDS = 5
@@ -101,6 +101,8 @@ def check_role(job: Manifest, role: str | None) -> None:
         if model:
             where = f"runs in RewardModel {model}: kubectl logs -l {LABEL_REWARD_MODEL}={model}"
         raise UserError(f"{format_job_name(job)}: {role} is not served by a Pod of this job; it {where}")
+    if role == "rollout" and shares_trainer(job):
+        raise UserError(f"{format_job_name(job)}: {ROLLOUTS_IN_TRAINER}, and log there: --role trainer")
     agents = find_agent_roles(job)
     known = [each for each in _ROLES if each != AGENT or agents] + [*rewards, *agents]
     if role is not None and role not in known:

@@ -11,11 +11,11 @@ from datetime import datetime
 from pydantic import ValidationError
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.reward import RewardModel
+from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.manifest.status import RLJobStatus
 from rljob_api.wire.contract import LABEL_JOB
 from rljob_cli.cluster.client import Cluster, ClusterError
-from rljob_operator.backend import Manifest, ObservedState, key_of, utc_now
+from rljob_core.backend import Manifest, ObservedState, key_of, utc_now
 
 _CLAIM = re.compile(r"pvc://([^/]+)")
 

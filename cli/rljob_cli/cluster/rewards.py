@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from rljob_api.manifest.job import RLJob, Service
-from rljob_api.manifest.reward import RewardModel
+from rljob_api.manifest.services.reward import Reward, RewardModel
 from rljob_api.manifest.status import RLJobStatus
 from rljob_api.wire.contract import LABEL_REWARD_MODEL
 from rljob_cli.cluster.client import Cluster, ClusterError
 from rljob_cli.cluster.observation import parse_reward_models
 from rljob_cli.manifests import role_of
 from rljob_cli.run.reward_rows import RewardMetrics, RewardRow, build_row, gather_metrics
-from rljob_operator.backend import Manifest
-from rljob_operator.children.common import role_of_service
-from rljob_operator.plan.observed_job import is_ready, name_of
+from rljob_core.backend import Manifest
+from rljob_core.children.common import role_of_service
+from rljob_core.plan.observed_job import is_ready, name_of
 
 _MAX_CONCURRENT_REQUESTS = 16
 _MAX_PODS_PER_REWARD = 128
@@ -45,7 +45,7 @@ async def fetch_rewards(cluster: Cluster, manifest: Manifest, pods: Sequence[Man
 
     ready = [pod for pod in pods if is_ready(pod)]
     services = job.spec.services
-    servers = {each.reward.name: await _find_servers(cluster, each, ready) for each in services}
+    servers = {each.settings.name: await _find_servers(cluster, each, ready) for each in services}
     metrics = await gather_metrics(read, [pod for pod in ready if role_of(pod) == "head"], servers)
     return [_build_row(metrics, service, job.status, models) for service in services]
 
@@ -53,18 +53,24 @@ async def fetch_rewards(cluster: Cluster, manifest: Manifest, pods: Sequence[Man
 def _build_row(
     metrics: RewardMetrics, service: Service, status: RLJobStatus, models: dict[str, RewardModel]
 ) -> RewardRow:
-    reward = service.reward
-    if reward.reward_model_ref is not None:
-        model = models.get(reward.reward_model_ref.name)
+    settings, reference = service.settings, _find_reference(service)
+    if reference is not None:
+        model = models.get(reference)
         if model is None or model.spec.http is not None:
-            return build_row(metrics, reward.name, model.spec if model else None)
+            return build_row(metrics, settings.name, model.spec if model else None)
         scaling = model.status.scaling
         replicas = scaling.replicas if scaling else model.spec.replicas
-        return build_row(metrics, reward.name, model.spec, model.status.ready_replicas, replicas, scaling)
-    role = next((role for role in status.roles if role.name == f"{role_of_service(service)}-{reward.name}"), None)
-    scaling = next((scaling for scaling in status.scaling if scaling.name == reward.name), None)
+        return build_row(metrics, settings.name, model.spec, model.status.ready_replicas, replicas, scaling)
+    role = next((role for role in status.roles if role.name == f"{role_of_service(service)}-{settings.name}"), None)
+    scaling = next((scaling for scaling in status.scaling if scaling.name == settings.name), None)
     ready, desired = (role.ready, role.desired) if role else (None, None)
-    return build_row(metrics, reward.name, reward, ready, desired, scaling, service.kind)
+    return build_row(metrics, settings.name, settings, ready, desired, scaling, service.kind)
+
+
+def _find_reference(service: Service) -> str | None:
+    """Return the name of the RewardModel that a reward refers to."""
+    settings = service.settings
+    return settings.reward_model_ref.name if isinstance(settings, Reward) and settings.reward_model_ref else None
 
 
 async def _fetch_models(cluster: Cluster) -> dict[str, RewardModel]:
@@ -76,12 +82,12 @@ async def _fetch_models(cluster: Cluster) -> dict[str, RewardModel]:
 
 async def _find_servers(cluster: Cluster, service: Service, ready: Sequence[Manifest]) -> list[Manifest] | None:
     """Return the service's ready Pods. None: unknown, or too many to read."""
-    reward = service.reward
-    if reward.reward_model_ref is None:
-        found = [pod for pod in ready if role_of(pod) == f"{role_of_service(service)}-{reward.name}"]
+    reference = _find_reference(service)
+    if reference is None:
+        found = [pod for pod in ready if role_of(pod) == f"{role_of_service(service)}-{service.settings.name}"]
     else:
         try:
-            pods = await cluster.list_pods(f"{LABEL_REWARD_MODEL}={reward.reward_model_ref.name}")
+            pods = await cluster.list_pods(f"{LABEL_REWARD_MODEL}={reference}")
         except ClusterError:
             return None
         found = [pod for pod in pods if is_ready(pod)]

@@ -15,13 +15,13 @@ from rich.text import Text
 from rljob_api.errors import RLJobError
 from rljob_api.wire.contract import LABEL_JOB
 from rljob_cli.cluster.client import Cluster, ClusterError
-from rljob_cli.cluster.formatting import describe_pod, describe_wait, format_age
+from rljob_cli.cluster.formatting import describe_pod, describe_stalls, describe_wait, format_age
 from rljob_cli.cluster.observation import parse_status, parse_time
 from rljob_cli.manifests import role_of
 from rljob_cli.run.reward_rows import HEADER, RewardRow, row_cells
 from rljob_cli.tables import build_table, to_text
-from rljob_operator.backend import Manifest
-from rljob_operator.plan.observed_job import count_restarts, name_of
+from rljob_core.backend import Manifest
+from rljob_core.plan.observed_job import count_restarts, name_of
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class JobRow:
     phase: str
     step: int
     total_steps: int
+    last_step_age: str
+    """Since the last step; `-` before the first one."""
     reward: float | None
     rollouts: str
     rewards: str
@@ -74,13 +76,16 @@ def view_row(manifest: Manifest, now: datetime) -> JobRow:
         phase=status.phase or "Pending",
         step=progress.step,
         total_steps=progress.total_steps,
+        last_step_age=format_age(progress.last_step_time if is_running else None, now),
         reward=progress.reward,
         rollouts=status.rollouts,
         rewards=status.rewards,
         driver_phase=progress.phase if is_running else "",
         schedule=progress.schedule.model_dump() if progress.schedule and is_running else None,
         age=format_age(parse_time(metadata.get("creationTimestamp")), now),
-        waits_for=describe_wait(status) if status.conditions else "not reconciled yet; is the operator running?",
+        waits_for="; ".join(filter(None, [*describe_stalls(status, now), describe_wait(status)]))
+        if status.conditions
+        else "not reconciled yet; is the operator running?",
     )
 
 
@@ -131,7 +136,19 @@ def _view_pod(pod: Manifest, containers: list[Manifest], now: datetime) -> PodRo
 def draw_jobs(rows: list[JobRow], namespace: str, everywhere: bool) -> RenderableType:
     if not rows:
         return Text(f"no RLJobs in {'any namespace' if everywhere else f'namespace {namespace} (-A: all namespaces)'}")
-    header = ["NAME", "PHASE", "STEP", "REWARD", "ROLLOUTS", "REWARDS", "DRIVER", "STALENESS", "AGE", "WAITS FOR"]
+    header = [
+        "NAME",
+        "PHASE",
+        "STEP",
+        "LAST STEP",
+        "REWARD",
+        "ROLLOUTS",
+        "REWARDS",
+        "DRIVER",
+        "STALENESS",
+        "AGE",
+        "WAITS FOR",
+    ]
     cells = [_cells(row) for row in rows]
     if everywhere:
         header = ["NAMESPACE", *header]
@@ -143,7 +160,7 @@ def _cells(row: JobRow) -> list[str]:
     step = f"{row.step}/{row.total_steps}" if row.total_steps else "-"
     reward = "-" if row.reward is None else f"{row.reward:.3f}"
     counts = (row.rollouts or "-", row.rewards or "-", row.driver_phase or "-", _number(row.schedule, "staleness"))
-    return [row.name, row.phase, step, reward, *counts, row.age, row.waits_for]
+    return [row.name, row.phase, step, row.last_step_age, reward, *counts, row.age, row.waits_for]
 
 
 def _number(schedule: dict[str, Any] | None, name: str) -> str:

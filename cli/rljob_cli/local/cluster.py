@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.contract import ENV_RAY_PORT
+from rljob_api.wire.contract import ENV_GRACE_SECONDS
 from rljob_cli.local.controllers import WORKLOADS, plan_pods
 from rljob_cli.local.network import Network
 from rljob_cli.local.node.gpus import GpuPool, find_gpus, find_resources
@@ -24,7 +24,8 @@ from rljob_cli.local.node.volumes import RunPaths
 from rljob_cli.local.store import LocalStore
 
 _NOT_INHERITED = ("RLJOB_", "RAY_ADDRESS", "RAY_AUTH_", "VLLM_HOST_IP", "MASTER_")
-_STOP_SECONDS = 10.0
+STOP_SECONDS = 15.0
+"""For one Pod, from SIGTERM to SIGKILL. The head stops first, so that it can complete a checkpoint."""
 
 
 class LocalCluster:
@@ -32,7 +33,7 @@ class LocalCluster:
         self.paths = RunPaths(root.resolve(), claims or {})
         self.network = network
         self.store = LocalStore(job)
-        base_env = build_base_env(os.environ) | {ENV_RAY_PORT: str(network.ray_port)}
+        base_env = build_base_env(os.environ) | network.environment | {ENV_GRACE_SECONDS: str(STOP_SECONDS)}
         gpus = GpuPool(find_gpus(), find_resources(job.spec))
         self.kubelet = Kubelet(self.store, network, self.paths, base_env, gpus)
         self._tasks: list[asyncio.Task[None]] = []
@@ -44,7 +45,7 @@ class LocalCluster:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self.stop(_STOP_SECONDS)
+        await self.stop(STOP_SECONDS)
 
     async def stop(self, grace_seconds: float, first: tuple[str, ...] = ()) -> None:
         """Stop the loops, then all Pods: those whose name starts with one of `first` before the others. Idempotent."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from rljob_cli.manifests import digest, is_ready, namespace_of, owner_of, phase_of, timestamp
-from rljob_operator.backend import ChildKey, Manifest, key_of
-from rljob_operator.plan.observed_job import is_terminating, name_of
+from rljob_core.backend import ChildKey, Manifest, key_of
+from rljob_core.plan.observed_job import is_terminating, name_of
 
 ANNOTATION_IDENTITY = "local.rljob.dev/identity"
 """The same for all Pods that replace each other: they get the same address."""

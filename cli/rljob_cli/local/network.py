@@ -1,45 +1,41 @@
-"""Addresses and names of a run: one loopback block 127.X.Y.0/24 per run, one address of it per Pod, a hosts file.
+"""Addresses, ports and names of a run: one loopback block 127.X.Y.0/24 per run, one address of it per Pod, one offset
+for the ports of all Pods, a hosts file.
 
 A run holds its block with a listening socket, so that two runs never share one. The kernel releases it even if the run
-is killed. Invariant: one identity keeps its address for the whole run, including restarts.
+is killed. Other programs may listen on all addresses of the machine, as many do on 8000 and 8080. So a run shifts its
+ports to a range that few use. Invariant: one identity keeps its address for the whole run, including restarts.
 """
 
-import contextlib
 import ipaddress
 import socket
 import zlib
 from collections.abc import Iterable
 
-import psutil
-
 from rljob_api.errors import UserError
 from rljob_api.wire import contract
 from rljob_cli.manifests import is_ready, labels_of, namespace_of, phase_of
-from rljob_operator.backend import Manifest
-from rljob_operator.plan.observed_job import is_terminating, name_of
+from rljob_core.backend import Manifest
+from rljob_core.plan.observed_job import is_terminating, name_of
 
-PORTS = (
-    contract.PORT_DRIVER,
-    contract.PORT_WEIGHTS,
-    contract.PORT_ROLLOUT,
-    contract.PORT_REWARD,
-    contract.PORT_GATEWAY,
-)
 _LOCK_PORT = 6377
 _LOCK_HOST = 254
 _FIRST_HOST = 1
-_PROBED_HOSTS = range(_FIRST_HOST, 9)
 _NUM_CANDIDATE_BLOCKS = 32
 # Many programs use 127.0, and some tools the upper end.
 _SECOND_BYTES = range(32, 224)
-# Below the ports that the kernel gives to outgoing connections.
-_RAY_PORTS = range(20_000, 30_000)
+# Shifted ports are here: below those that the kernel gives to outgoing connections.
+_RANGE = range(20_000, 30_000)
+_OFFSETS = range(_RANGE.start - min(contract.PORTS), _RANGE.stop - max(contract.PORTS))
+_NUM_CANDIDATE_OFFSETS = 256
+_MAX_ENGINES = 16
+"""Rollout replicas in one trainer Pod: the most GPUs that a Pod may have. They listen at adjacent ports."""
+_NEEDED = {*contract.PORTS, *range(contract.PORT_ROLLOUT, contract.PORT_ROLLOUT + _MAX_ENGINES)}
 
 
 class Network:
     def __init__(self, prefix: str, lock: socket.socket) -> None:
         self.prefix = prefix
-        self.ray_port = _find_ray_port(prefix)
+        self._offset = _find_offset(prefix)
         self._lock = lock
         self._addresses: dict[str, str] = {}
 
@@ -51,49 +47,49 @@ class Network:
             self._addresses[identity] = f"{self.prefix}.{host}"
         return self._addresses[identity]
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables for the programs of all Pods."""
+        return {contract.ENV_PORT_OFFSET: str(self._offset)}
+
+    def port(self, port: int) -> int:
+        """Return where Pods listen instead of `port`, which a probe names. Ports that RLJob does not know belong to
+        the user's containers, and stay."""
+        return port + self._offset if port in contract.PORTS else port
+
     def close(self) -> None:
         self._lock.close()
 
 
-def claim_block(seed: str, block: str | None = None, ports: Iterable[int] = PORTS) -> Network:
+def claim_block(seed: str, block: str | None = None) -> Network:
     """Claim `block` (127.X.Y.0), or else a free block, starting the search at a place that depends on the seed."""
-    ports = tuple(ports)
-    prefixes = [_prefix_of(block)] if block else list(_candidates(seed))
-    refusal = ""
-    for prefix in prefixes:
-        lock = _listen(f"{prefix}.{_LOCK_HOST}", _LOCK_PORT)
-        if lock is None:
-            refusal = f"{prefix}.0/24 belongs to another `rljob run`"
-            continue
-        used = find_used(prefix, ports)
-        if used is None:
+    for prefix in [_prefix_of(block)] if block else _candidates(seed):
+        if lock := _listen(f"{prefix}.{_LOCK_HOST}", _LOCK_PORT):
             return Network(prefix, lock)
-        lock.close()
-        refusal = f"port {used[1]} on {used[0]} is in use{_describe_listener(*used)}"
-    remedy = "stop the process that listens there" + (", or leave out --network" if block else "")
-    raise UserError(f"{refusal}; {remedy}")
+    if block:
+        raise UserError(f"--network {block} belongs to another `rljob run`; wait for its end, or leave out --network")
+    raise UserError(f"no free block of loopback addresses among {_NUM_CANDIDATE_BLOCKS}; set one with --network")
 
 
-def find_used(prefix: str, ports: Iterable[int]) -> tuple[str, int] | None:
-    """Return the first (address, port) in use among the block's low addresses."""
-    for port in ports:
-        for host in _PROBED_HOSTS:
-            probe = _listen(f"{prefix}.{host}", port)
-            if probe is None:
-                return f"{prefix}.{host}", port
-            probe.close()
-    return None
-
-
-def _find_ray_port(prefix: str) -> int:
-    """Return a port for Ray's head, which listens on all addresses. It depends on the block, so that runs differ."""
+def _find_offset(prefix: str) -> int:
+    """Return an offset that shifts each port to one that is free on all addresses. The search depends on the block, so
+    that runs differ: Ray's head listens on all addresses."""
     _, second, third = (int(part) for part in prefix.split("."))
-    start = (second * 256 + third) % len(_RAY_PORTS)
-    for port in (*_RAY_PORTS[start:], *_RAY_PORTS[:start]):
-        if probe := _listen("0.0.0.0", port):
-            probe.close()
-            return port
-    return contract.PORT_RAY
+    for number in range(_NUM_CANDIDATE_OFFSETS):
+        offset = _OFFSETS[(second * 256 + third + number) % len(_OFFSETS)]
+        if all(_is_free(port + offset) for port in _NEEDED):
+            return offset
+    raise UserError(
+        f"too many ports between {_RANGE.start} and {_RANGE.stop} are in use: a run needs {len(_NEEDED)}; "
+        "stop some of the processes that listen there"
+    )
+
+
+def _is_free(port: int) -> bool:
+    """Whether no program listens at the port, on any address."""
+    if probe := _listen("0.0.0.0", port):
+        probe.close()
+    return probe is not None
 
 
 def _prefix_of(block: str) -> str:
@@ -124,16 +120,6 @@ def _listen(address: str, port: int) -> socket.socket | None:
         listener.close()
         return None
     return listener
-
-
-def _describe_listener(address: str, port: int) -> str:
-    """Return ' by NAME (pid N)'; empty if this user may not see the process."""
-    with contextlib.suppress(psutil.Error, OSError):
-        for connection in psutil.net_connections("tcp4"):
-            is_listening = connection.status == psutil.CONN_LISTEN and connection.pid
-            if is_listening and tuple(connection.laddr) in ((address, port), ("0.0.0.0", port)):
-                return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
-    return ""
 
 
 def build_hosts(services: Iterable[Manifest], pods: Iterable[Manifest]) -> str:

@@ -16,8 +16,8 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.wire.protocol import DriverStatus
 from rljob_cli.local.secrets import build_secrets
 from rljob_cli.manifests import timestamp
-from rljob_operator.backend import ChildKey, Event, JobKey, Key, Manifest, ObservedState, Owner, OwnerStatus, key_of
-from rljob_operator.plan.observed_job import is_terminating, name_of
+from rljob_core.backend import ChildKey, Event, JobKey, Key, Manifest, ObservedState, Owner, OwnerStatus, key_of
+from rljob_core.plan.observed_job import is_terminating, name_of
 
 _RESYNC_SECONDS = 10.0
 

@@ -8,23 +8,35 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.runner import RUNNER_SERVICE
+from rljob_api.manifest.services.runner import RUNNER_SERVICE
+from rljob_api.run.folder import (
+    FILE_JOB,
+    FILE_METRICS,
+    TRAJECTORIES,
+    TrajectoryFile,
+    last_checkpoint,
+    list_trajectory_files,
+)
+from rljob_api.run.metrics import Metrics, read_metrics
+from rljob_api.run.sessions import read_sessions
+from rljob_api.run.summaries import RunSummary, read_driver_summary, read_run_summary
+from rljob_api.run.trajectories import ResultRow, SampleRow
 from rljob_cli.report.samples import spread
-from rljob_cli.run import runfolder
-from rljob_cli.run.sessions import read_sessions
 from rljob_cli.run.summary import build_summary
-from rljob_cli.trajectories.log import LogFile, Row, list_files, read_file
+from rljob_cli.trajectories.log import read_file
 
 _MAX_READ_BYTES = 8 << 20
-"""Of Parquet files: about 10,000 samples of 300 words, which take about a second."""
+"""Limit of Parquet files: about 10,000 samples of 300 words, which take about a second."""
 _MAX_ROWS_PER_FILE = 2_000
+_MIN_ROWS_PER_FILE = 2
+_MAX_FILES = 400
+"""Steps and evaluations. The page has at most twice as many samples."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +46,9 @@ class RunData:
     job: dict[str, Any] | None
     """The job as it ran, with all defaults."""
     job_digest: str
-    summary: dict[str, Any]
-    metrics: list[Row]
-    samples: list[list[Row]]
+    summary: RunSummary
+    metrics: Metrics
+    samples: list[list[SampleRow]]
     """The rows of each step and lane that were read, oldest first."""
     num_samples: int
     """In the whole log."""
@@ -46,13 +58,15 @@ class RunData:
 
 def collect_run(folder: Path) -> RunData:
     """Read a run. Raise UserError if the folder is not a run's."""
-    files = list_files(folder / "trajectories")
-    metrics = runfolder.read_rows(folder / runfolder.FILE_METRICS)
-    job, digest = _read_job(folder / runfolder.FILE_JOB)
-    if not (files or metrics or job):
-        raise UserError(f"{folder}: not the folder of a run: it has no {runfolder.FILE_JOB}, and no step has ended")
+    files = list_trajectory_files(folder / TRAJECTORIES)
+    metrics = read_metrics(folder / FILE_METRICS)
+    job, digest = _read_job(folder / FILE_JOB)
+    if not (files or metrics.records or job):
+        raise UserError(f"{folder}: not the folder of a run: it has no {FILE_JOB}, and no step has ended")
     name = str(((job or {}).get("metadata") or {}).get("name") or folder.resolve().name)
-    chosen = choose_files(files)
+    counts = [_count_rows(file.path) for file in files]
+    sizes = [_size(file.path) for file in files]
+    readings = plan_reading(list(zip(files, sizes, counts, strict=True)))
     return RunData(
         folder=folder,
         name=name,
@@ -60,45 +74,58 @@ def collect_run(folder: Path) -> RunData:
         job_digest=digest,
         summary=_read_summary(folder, name, job, metrics),
         metrics=metrics,
-        samples=[list(map(add_agent, islice(read_file(file.path), _MAX_ROWS_PER_FILE))) for file in chosen],
-        num_samples=sum(_count_rows(file.path) for file in files),
+        samples=[list(map(add_agent, read_file(file.path, num_rows))) for file, num_rows in readings],
+        num_samples=sum(counts),
         num_files=len(files),
     )
 
 
-def add_agent(row: Row) -> Row:
+def add_agent(row: SampleRow) -> SampleRow:
     """Return the row with one more result: what its program or environment gave, or why the episode failed."""
-    if row["failure"] is None and row["own_reward"] is None:
-        return row
-    result = dict.fromkeys(("version", "attempts", "queue_seconds", "execute_seconds", "latency_seconds", "score"))
-    result |= {"reason": None, "message": "", "components": {}}
-    if row["failure"] is None:
-        numbers = {name: value for name, value in json.loads(row["info"] or "{}").items() if _is_number(value)}
-        result |= {"name": RUNNER_SERVICE, "valid": True, "score": row["own_reward"], "components": numbers}
-    else:
-        path, _, failure = row["failure"].partition(": ")
+    if row.failure is not None:
+        path, _, failure = row.failure.partition(": ")
         reason, _, message = failure.partition(": ")
-        result |= {"name": path, "valid": False, "reason": reason, "message": message}
-    return row | {"rewards": [*row["rewards"], result]}
+        result = ResultRow(name=path, valid=False, reason=reason, message=message)
+    elif row.own_reward is not None:
+        numbers = {name: value for name, value in json.loads(row.info or "{}").items() if _is_number(value)}
+        result = ResultRow(name=RUNNER_SERVICE, valid=True, score=row.own_reward, components=numbers)
+    else:
+        return row
+    return row.model_copy(update={"rewards": [*row.rewards, result]})
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def choose_files(files: Sequence[LogFile], max_bytes: int = _MAX_READ_BYTES) -> list[LogFile]:
-    """Return files of both lanes, spread over the run, up to a total size; at least the last of each lane."""
-    lanes = [[file for file in files if file.lane == lane] for lane in ("eval", "train")]
+class Reading(NamedTuple):
+    """A file of the log, and how many of its first rows are read."""
+
+    file: TrajectoryFile
+    num_rows: int
+
+
+def plan_reading(
+    sized: Sequence[tuple[TrajectoryFile, int, int]], max_bytes: int = _MAX_READ_BYTES, max_files: int = _MAX_FILES
+) -> list[Reading]:
+    """Return what is read of a log: all of a small one, else some rows of many files of both lanes, spread over the
+    run. `sized`: each file with its bytes and its rows. At least the last file of each lane is read."""
+    lanes = [[each for each in sized if each[0].lane == lane] for lane in ("eval", "train")]
     orders = [[own[index] for index in spread(len(own))] for own in lanes]
-    chosen: list[LogFile] = []
-    total = 0
-    for turn in range(max(map(len, orders), default=0)):
-        for file in (order[turn] for order in orders if turn < len(order)):
-            total += _size(file.path)
-            if turn > 0 and total > max_bytes:
-                return sorted(chosen)
-            chosen.append(file)
-    return sorted(chosen)
+    turns = range(max(map(len, orders), default=0))
+    in_turn = [(turn, order[turn]) for turn in turns for order in orders if turn < len(order)]
+    chosen: list[tuple[TrajectoryFile, int, int]] = []
+    smallest = 0.0
+    for turn, each in in_turn:
+        smallest += each[1] * min(1.0, _MIN_ROWS_PER_FILE / max(1, each[2]))
+        if turn > 0 and (smallest > max_bytes or len(chosen) >= max_files):
+            break
+        chosen.append(each)
+    share = max(1.0, sum(size for _, size, _ in chosen) / max_bytes)
+    return sorted(
+        Reading(file, min(_MAX_ROWS_PER_FILE, num_rows, max(_MIN_ROWS_PER_FILE, int(num_rows / share))))
+        for file, _, num_rows in chosen
+    )
 
 
 def _size(path: Path) -> int:
@@ -128,26 +155,21 @@ def _read_job(path: Path) -> tuple[dict[str, Any] | None, str]:
     return job, hashlib.sha256(spec.encode()).hexdigest()[:16]
 
 
-def _read_summary(folder: Path, name: str, job: dict[str, Any] | None, metrics: list[Row]) -> dict[str, Any]:
+def _read_summary(folder: Path, name: str, job: dict[str, Any] | None, metrics: Metrics) -> RunSummary:
     """Return summary.json. A run in progress, or in a cluster, has none: build it from the rest."""
-    try:
-        summary: dict[str, Any] = json.loads((folder / runfolder.FILE_SUMMARY).read_text())
-        if "evaluations" in summary:
-            return summary
-    except (OSError, ValueError):
-        pass
-    sessions = read_sessions(folder)
+    if (summary := read_run_summary(folder)) is not None:
+        return summary
+    sessions, driver = read_sessions(folder), read_driver_summary(folder)
     schedule = ((job or {}).get("spec") or {}).get("schedule") or {}
-    driver = runfolder.read_driver_summary(folder)
-    last = max((row["step"] for row in metrics), default=0)
-    is_done = bool(driver.get("export")) or (bool(schedule) and last >= schedule.get("steps", 0))
+    last = max((record.step for record in metrics.records), default=0)
+    is_done = bool(driver and driver.export) or (bool(schedule) and last >= schedule.get("steps", 0))
     ended = sessions[-1].phase if sessions else ""
     return build_summary(
         name=name,
         phase=ended or ("Succeeded" if is_done else "Unfinished"),
         total_steps=int(schedule.get("steps") or last),
         driver=driver,
-        rows=metrics,
+        metrics=metrics,
         sessions=sessions,
-        checkpoint=runfolder.last_checkpoint(folder),
+        checkpoint=last_checkpoint(folder),
     )

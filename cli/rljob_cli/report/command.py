@@ -6,10 +6,10 @@ from datetime import datetime
 from pathlib import Path
 
 from rljob_api.errors import UserError
+from rljob_api.run.folder import FILE_REPORT
 from rljob_cli.exits import guard
 from rljob_cli.report.collect import collect_run
 from rljob_cli.report.page import render_page
-from rljob_cli.run.runfolder import FILE_REPORT
 from rljob_cli.trajectories.log import find_run
 
 

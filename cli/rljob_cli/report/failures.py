@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from rljob_cli.run.runfolder import Row
+from rljob_api.run.metrics import Metrics
+from rljob_api.run.trajectories import SampleRow
 
 _MAX_MESSAGES = 5
 _LITERAL = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
@@ -36,23 +37,24 @@ class FailureReason:
     """Further kinds."""
 
 
-def summarize_failures(metrics: Sequence[Row], samples: Iterable[Row]) -> list[FailureReason]:
+def summarize_failures(metrics: Metrics, samples: Iterable[SampleRow]) -> list[FailureReason]:
     """Return the reasons, most frequent first. `samples`: oldest first."""
     counts: Counter[str] = Counter()
     first_steps: dict[str, int] = {}
-    for row in metrics:
-        for reason, count in (row.get("invalid_by_reason") or {}).items():
-            if count:
-                counts[reason] += count
-                first_steps[reason] = min(row["step"], first_steps.get(reason, row["step"]))
+    counted = [(record.step, record.invalid_by_reason) for record in metrics.records]
+    counted += [(record.step, record.scored_failures_by_reason) for record in metrics.steps]
+    for step, by_reason in counted:
+        for reason, count in by_reason.items():
+            counts[reason] += count
+            first_steps[reason] = min(step, first_steps.get(reason, step))
     seen: dict[str, dict[tuple[str, str], Message]] = {}
     for sample in samples:
-        for reward in sample["rewards"]:
-            if not reward["valid"]:
-                text = (reward["message"] or "").strip()
-                found = seen.setdefault(reward["reason"], {})
-                kind = (reward["name"], _LITERAL.sub("", text))
-                first = found.get(kind, Message(reward["name"], sample["step"], text, 0))
+        for result in sample.rewards:
+            if result.reason:  # also of one that has a score by failurePolicy.scores
+                text = result.message.strip()
+                found = seen.setdefault(result.reason, {})
+                kind = (result.name, _LITERAL.sub("", text))
+                first = found.get(kind, Message(result.name, sample.step, text, 0))
                 found[kind] = replace(first, count=first.count + 1)
     reasons = sorted({*counts, *seen}, key=lambda reason: (-counts[reason], reason))
     return [_describe(reason, counts[reason], first_steps, [*seen.get(reason, {}).values()]) for reason in reasons]

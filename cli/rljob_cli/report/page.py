@@ -17,15 +17,16 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
+from rljob_api.run.sessions import Session
 from rljob_cli.report.charts import NUM_COLOURS, colour_class, draw_panel, format_number
 from rljob_cli.report.collect import RunData
 from rljob_cli.report.failures import summarize_failures
 from rljob_cli.report.redaction import redact
 from rljob_cli.report.rewards import summarize_rewards
 from rljob_cli.report.samples import choose_samples, describe_sample
-from rljob_cli.report.waits import ROLES, build_phase_times, build_role_times
+from rljob_cli.report.turns import build_sides
+from rljob_cli.report.waits import ROLES, build_lost_times, build_phase_times, build_role_times
 from rljob_cli.run.curves import build_panels
-from rljob_cli.run.runfolder import split_rows
 from rljob_cli.run.summary import summary_lines
 from rljob_cli.trajectories.tables import number, seconds
 
@@ -36,8 +37,7 @@ _FILES = resources.files("rljob_cli.report") / "template"
 
 def render_page(run: RunData, now: datetime) -> str:
     chosen = choose_samples(run.samples)
-    steps, _ = split_rows(run.metrics)
-    sessions = run.summary.get("sessions") or []
+    steps, sessions = run.metrics.steps, run.summary.sessions
     script = _read("report.js")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.filters |= {"number": format_number, "score": number, "share": lambda value: f"{100 * value:.0f}%"}
@@ -52,12 +52,14 @@ def render_page(run: RunData, now: datetime) -> str:
         colour_class=colour_class,
         num_colours=NUM_COLOURS,
         phases=build_phase_times(run.summary),
+        lost=build_lost_times(run.summary),
         roles=build_role_times(steps),
         role_names=ROLES,
+        sides=build_sides(steps),
         rewards=summarize_rewards(chain.from_iterable(run.samples)),
         num_steps=len(steps),
         failures=summarize_failures(run.metrics, chain.from_iterable(run.samples)),
-        ended=[failure for session in sessions for failure in session["failures"]],
+        ended=[failure for session in sessions for failure in session.failures],
         sessions=sessions,
         versions=_list_versions(run, sessions),
         job=None if run.job is None else _dump(redact(run.job)),
@@ -85,22 +87,22 @@ def embed_json(value: Any) -> Markup:
     return Markup(text)
 
 
-def _list_versions(run: RunData, sessions: list[dict[str, Any]]) -> list[tuple[str, str]]:
+def _list_versions(run: RunData, sessions: list[Session]) -> list[tuple[str, str]]:
     """Return names and versions: the programs, the model, the job, and each reward that scored."""
-    by_session = sessions[-1]["versions"] if sessions else {}
-    found = list((by_session | (run.summary.get("versions") or {})).items())
+    by_session = sessions[-1].versions if sessions else {}
+    found = list((by_session | run.summary.versions).items())
     model = (((run.job or {}).get("spec") or {}).get("model")) or {}
     if model:
-        commit = run.summary.get("model_commit")
+        commit = run.summary.model_commit
         revision = f"revision {model.get('revision') or 'not set'}" + (f", commit {commit}" if commit else "")
         found.append(("model", f"{model.get('source')}, {revision}"))
     if run.job_digest:
         found.append(("job (digest of spec)", run.job_digest))
     versions: dict[str, Counter[str]] = {}
     for row in chain.from_iterable(run.samples):
-        for reward in row["rewards"]:
-            if reward["version"]:
-                versions.setdefault(reward["name"], Counter())[reward["version"]] += 1
+        for result in row.rewards:
+            if result.version:
+                versions.setdefault(result.name, Counter())[result.version] += 1
     for name, counts in versions.items():
         shown = ", ".join(f"{version} ({count} samples)" for version, count in counts.most_common())
         found.append((f"reward {name}", shown))

@@ -5,18 +5,18 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rljob_cli.trajectories.log import Row
+from rljob_api.run.trajectories import ResultRow, SampleRow
 
 
 @dataclass(frozen=True)
 class RewardTimes:
-    """Of the samples that were read. None: no result has the value."""
+    """Times of the samples that were read. None: no result has the value."""
 
     name: str
     num_results: int
     num_valid: int
     mean_score: float | None
-    """Of valid results."""
+    """Mean of valid results."""
     latency_p50_seconds: float | None
     """From the end of a trajectory to the result."""
     latency_p95_seconds: float | None
@@ -25,32 +25,33 @@ class RewardTimes:
     execute_mean_seconds: float | None
 
 
-def summarize_rewards(samples: Iterable[Row]) -> list[RewardTimes]:
+def summarize_rewards(samples: Iterable[SampleRow]) -> list[RewardTimes]:
     """Return one entry per reward, in order of appearance."""
-    results: dict[str, list[Row]] = {}
+    results: dict[str, list[ResultRow]] = {}
     for sample in samples:
-        for result in sample["rewards"]:
-            results.setdefault(result["name"], []).append(result)
+        for result in sample.rewards:
+            results.setdefault(result.name, []).append(result)
     return [_summarize(name, found) for name, found in results.items()]
 
 
-def _summarize(name: str, results: Sequence[Row]) -> RewardTimes:
-    scores = _known(results, "score")
-    latencies, executions = _known(results, "latency_seconds"), _known(results, "execute_seconds")
+def _summarize(name: str, results: Sequence[ResultRow]) -> RewardTimes:
+    scores = _known(result.score for result in results)
+    latencies = _known(result.latency_seconds for result in results)
+    executions = _known(result.execute_seconds for result in results)
     return RewardTimes(
         name=name,
         num_results=len(results),
-        num_valid=sum(bool(result["valid"]) for result in results),
+        num_valid=sum(result.valid for result in results),
         mean_score=statistics.fmean(scores) if scores else None,
         latency_p50_seconds=_quantile(latencies, 0.5),
         latency_p95_seconds=_quantile(latencies, 0.95),
-        queue_p95_seconds=_quantile(_known(results, "queue_seconds"), 0.95),
+        queue_p95_seconds=_quantile(_known(result.queue_seconds for result in results), 0.95),
         execute_mean_seconds=statistics.fmean(executions) if executions else None,
     )
 
 
-def _known(results: Sequence[Row], name: str) -> list[float]:
-    return [result[name] for result in results if result[name] is not None]
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 def _quantile(values: Sequence[float], share: float) -> float | None:

@@ -7,14 +7,15 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from rljob_cli.trajectories.log import Row
+from rljob_api.run.trajectories import SampleRow
+from rljob_api.wire.protocol import Message
 from rljob_cli.trajectories.tables import format_content, format_prompt
 
 MAX_SAMPLES = 800
 MAX_CHARACTERS = 2_000_000
-"""Of all texts together: bounds the size of the page."""
+"""Limit of all texts together: bounds the size of the page."""
 _MAX_TEXT_CHARACTERS = 6_000
-"""Of one text. The rest is cut from its middle."""
+"""Limit of one text. The rest is cut from its middle."""
 _MAX_MESSAGE_CHARACTERS = 2_000
 
 
@@ -30,21 +31,21 @@ def spread(count: int) -> list[int]:
     return list(order)
 
 
-def rank_samples(rows: Sequence[Row]) -> list[int]:
+def rank_samples(rows: Sequence[SampleRow]) -> list[int]:
     """Return the indices of the rows of one step and lane, the most informative first."""
-    scored = sorted((i for i, row in enumerate(rows) if row["score"] is not None), key=lambda i: rows[i]["score"])
+    scored = [i for _, i in sorted((row.score, i) for i, row in enumerate(rows) if row.score is not None)]
     firsts: dict[tuple[str, str], int] = {}
     for index, row in enumerate(rows):
-        for reward in row["rewards"]:
-            if not reward["valid"]:
-                firsts.setdefault((reward["name"], reward["reason"]), index)
+        for reward in row.rewards:
+            if not reward.valid:
+                firsts.setdefault((reward.name, reward.reason or ""), index)
     informative = [*scored[-1:], *scored[:1], *firsts.values(), *scored[-3:], *scored[:3]]
     return list(dict.fromkeys([*informative, *spread(len(rows))]))
 
 
 def choose_samples(
-    steps: Sequence[Sequence[Row]], max_samples: int = MAX_SAMPLES, max_characters: int = MAX_CHARACTERS
-) -> list[Row]:
+    steps: Sequence[Sequence[SampleRow]], max_samples: int = MAX_SAMPLES, max_characters: int = MAX_CHARACTERS
+) -> list[SampleRow]:
     """Return the chosen rows in the given order. `steps`: the rows of each step and lane.
 
     Each step gives one sample in turn, so that all are shown evenly until the limits are reached.
@@ -57,7 +58,7 @@ def choose_samples(
             if turn >= len(order):
                 continue
             row = steps[number][order[turn]]
-            size = sum(min(len(text), _MAX_TEXT_CHARACTERS) for text in (row["prompt"] or "", format_answers(row)))
+            size = sum(min(len(text), _MAX_TEXT_CHARACTERS) for text in (row.prompt, format_answers(row)))
             if len(chosen) >= max_samples or (chosen and characters + size > max_characters):
                 return _in_order(steps, chosen)
             chosen.add((number, order[turn]))
@@ -65,40 +66,51 @@ def choose_samples(
     return _in_order(steps, chosen)
 
 
-def _in_order(steps: Sequence[Sequence[Row]], chosen: set[tuple[int, int]]) -> list[Row]:
+def _in_order(steps: Sequence[Sequence[SampleRow]], chosen: set[tuple[int, int]]) -> list[SampleRow]:
     return [steps[number][index] for number, index in sorted(chosen)]
 
 
-def describe_sample(row: Row) -> dict[str, Any]:
+def describe_sample(row: SampleRow) -> dict[str, Any]:
     """Return what the page shows of a sample; long texts keep both ends."""
-    truth = row["ground_truth"]
+    truth = row.ground_truth
     return {
-        **{name: row[name] for name in ("step", "lane", "group", "sample", "score", "advantage", "truncated")},
-        "tokens": row["num_sampled_tokens"],
-        "prompt": shorten(format_prompt(row["prompt"])),
+        "step": row.step,
+        "lane": row.lane,
+        "group": row.group,
+        "sample": row.sample,
+        "score": row.score,
+        "advantage": row.advantage,
+        "truncated": row.truncated,
+        "tokens": row.num_sampled_tokens,
+        "prompt": shorten(format_prompt(row.prompt)),
         "completion": shorten(format_answers(row)),
         "truth": None if truth is None else shorten(truth),
         "rewards": [
             {
-                **{name: reward[name] for name in ("name", "valid", "score", "components", "reason", "attempts")},
-                "message": shorten(reward["message"] or "", _MAX_MESSAGE_CHARACTERS),
-                "latency": reward["latency_seconds"],
+                "name": reward.name,
+                "valid": reward.valid,
+                "score": reward.score,
+                "components": reward.components,
+                "reason": reward.reason,
+                "attempts": reward.attempts,
+                "message": shorten(reward.message, _MAX_MESSAGE_CHARACTERS),
+                "latency": reward.latency_seconds,
             }
-            for reward in row["rewards"]
+            for reward in row.rewards
         ],
     }
 
 
-def format_answers(row: Row) -> str:
+def format_answers(row: SampleRow) -> str:
     """Return the completion; of a conversation with several answers, all that follows the prompt."""
-    if len(row["turns"] or ()) < 2:  # null with one answer
-        return row["completion"] or ""
-    prompt, messages = json.loads(row["prompt"]), json.loads(row["messages"])
+    if row.messages is None or len(row.turns or ()) < 2:  # null with one answer
+        return row.completion
+    prompt, messages = json.loads(row.prompt), json.loads(row.messages)
     num_prompt = len(prompt) if messages[: len(prompt)] == prompt else 0
     return "\n".join(f"{message['role']}: {_format_message(message)}" for message in messages[num_prompt:])
 
 
-def _format_message(message: Row) -> str:
+def _format_message(message: Message) -> str:
     """Return the text of a message, then its tool calls."""
     content = message.get("content")
     text = "" if content is None else format_content(content)

@@ -1,18 +1,24 @@
 """Waits between roles: the seconds of all steps, from the side of each role. Pure.
 
 A step's time is the driver's: `generate` up to the last token, then `score` until the last reward, `update`, `publish`
-and `sync`. Invariant: the seconds of each role add up to the time of the steps.
+and `sync`; on shared devices also `sleep` and `wake`. Invariant: the seconds of each role add up to the time of the
+steps.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from rljob_cli.run.runfolder import Row
+from rljob_api.run.metrics import StepRecord
+from rljob_api.run.summaries import RunSummary
 
-_OWNERS = {"generate": "rollouts", "sync": "rollouts", "score": "rewards", "update": "trainer", "publish": "trainer"}
-"""Phase -> the role that works in it. In `sync` the rollouts load weights. All others are the driver's."""
+_OWNERS = {
+    **dict.fromkeys(("generate", "sync", "wake"), "rollouts"),
+    **dict.fromkeys(("update", "publish", "sleep"), "trainer"),
+    "score": "rewards",
+}
+"""Phase -> the role that works in it, or that gets its turn. In `sync` the rollouts load weights. All others are the
+driver's."""
 ROLES = ("rollouts", "rewards", "trainer", "head")
 
 
@@ -24,12 +30,12 @@ class RoleTime:
     """By the role that it waits for."""
 
 
-def build_role_times(steps: Sequence[Row]) -> list[RoleTime]:
+def build_role_times(steps: Sequence[StepRecord]) -> list[RoleTime]:
     """Return one entry per role; empty without a step."""
-    total = sum(float(row.get("step_seconds") or 0.0) for row in steps)
+    total = sum(step.step_seconds or 0.0 for step in steps)
     worked: defaultdict[str, float] = defaultdict(float)
-    for row in steps:
-        for phase, seconds in (row.get("phase_seconds") or {}).items():
+    for step in steps:
+        for phase, seconds in step.phase_seconds.items():
             worked[_OWNERS.get(phase, "head")] += seconds
     if not total:
         return []
@@ -46,7 +52,7 @@ class PhaseTime:
     name: str
     seconds: float
     share: float
-    """Of the wall time."""
+    """Share of the wall time."""
     meaning: str
 
 
@@ -58,14 +64,39 @@ _MEANINGS = {
     "update": "log-probs and optimizer steps",
     "publish": "the trainer gathers and writes its weights",
     "sync": "rollouts load the weights",
+    "sleep": "rollouts free the shared devices, and the trainer's state returns to them",
+    "wake": "the trainer's state leaves the shared devices, and rollouts get their memory back",
     "checkpoint": "checkpoints and the export",
 }
 
 
-def build_phase_times(summary: dict[str, Any]) -> list[PhaseTime]:
+_CAUSES = {
+    "start": "from the start of the driver to its first step",
+    "checkpoint": "training waited for a checkpoint or the export",
+    "evaluation": "training waited for held-out prompts",
+    "restart": "steps that were repeated, and from the death of a driver to the next one",
+    "hung": "a part of the job finished nothing, until it was replaced",
+    "outage": "a service outside of the job did not answer",
+    "queue": "after an orderly end of the driver, such as a suspension; not in the share",
+}
+
+
+def build_lost_times(summary: RunSummary) -> list[PhaseTime]:
+    """Return the time that did not train by cause, the longest first, with its share of the time without the queue."""
+    share, lost = summary.training_share, {name: s for name, s in summary.lost_seconds.items() if s}
+    active = sum(lost.values()) - lost.get("queue", 0.0)
+    whole = active / (1 - share) if share is not None and share < 1 else 0.0
+    ordered = sorted(lost.items(), key=lambda item: -item[1])
+    return [
+        PhaseTime(name, seconds, seconds / whole if whole and name != "queue" else 0.0, _CAUSES.get(name, ""))
+        for name, seconds in ordered
+    ]
+
+
+def build_phase_times(summary: RunSummary) -> list[PhaseTime]:
     """Return the phases of the whole run, longest first, and the time outside of the driver last."""
-    wall = float(summary.get("wall_seconds") or 0.0)
-    phases = {name: float(seconds) for name, seconds in (summary.get("phase_seconds") or {}).items() if seconds}
+    wall = summary.wall_seconds or 0.0
+    phases = {name: seconds for name, seconds in summary.phase_seconds.items() if seconds}
     whole = max(wall, sum(phases.values())) or 1.0
     ordered = sorted(phases.items(), key=lambda item: -item[1])
     found = [PhaseTime(name, seconds, seconds / whole, _MEANINGS.get(name, "")) for name, seconds in ordered]

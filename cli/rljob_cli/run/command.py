@@ -5,7 +5,6 @@ Invariant: when `run_job` returns or raises, no process of the run is alive.
 
 import asyncio
 import contextlib
-import json
 import math
 import signal
 import time
@@ -17,24 +16,27 @@ import aiohttp
 from rich.console import Console
 
 from rljob_api.manifest.job import RLJob
+from rljob_api.run.folder import FILE_CURVES, FILE_METRICS, FILE_SUMMARY, last_checkpoint
+from rljob_api.run.metrics import read_metrics
+from rljob_api.run.summaries import format_summary, read_driver_summary
 from rljob_api.wire.contract import PORT_DRIVER, UrlPath
 from rljob_api.wire.protocol import DriverStatus
-from rljob_cli.local.cluster import LocalCluster
+from rljob_cli.local.cluster import STOP_SECONDS, LocalCluster
 from rljob_cli.local.network import Network
 from rljob_cli.local.node.kubelet import log_path
 from rljob_cli.manifests import is_ready, labels_of, phase_of, role_of
-from rljob_cli.run import runfolder
 from rljob_cli.run.live import PlainOutput
 from rljob_cli.run.plot import draw_curves
 from rljob_cli.run.reward_rows import RewardMetrics, RewardRow, build_row, gather_metrics
+from rljob_cli.run.runfolder import MetricsReader
 from rljob_cli.run.sessions import SessionLog
 from rljob_cli.run.snapshot import RunHistory, Snapshot, build_roles, message_of
 from rljob_cli.run.summary import build_summary, print_summary
-from rljob_operator.backend import Manifest
-from rljob_operator.children.common import HEAD, child_name, read_service_name, role_of_service
-from rljob_operator.children.config import read_token
-from rljob_operator.loop import workqueue
-from rljob_operator.loop.reconcile import reconcile
+from rljob_core.backend import Manifest
+from rljob_core.children.common import HEAD, child_name, read_service_name, role_of_service
+from rljob_core.children.config import read_token
+from rljob_core.loop import workqueue
+from rljob_core.loop.reconcile import reconcile
 
 _REFRESH_SECONDS = 0.5
 _POLL_SECONDS = 1.0
@@ -42,8 +44,6 @@ _METRICS_SECONDS = 2.0
 _POLL_TIMEOUT_SECONDS = 2.0
 _RECORD_SECONDS = 5.0
 """Between two writes of the session: the time that a kill can take from it."""
-_STOP_SECONDS = 15.0
-"""Limit for one Pod. The head stops first, so that it can complete a checkpoint."""
 _FINAL_PHASES = ("Succeeded", "Failed")
 STOPPED = "Stopped"
 """The phase of a run that has reached what its caller waits for."""
@@ -70,14 +70,14 @@ class Run:
         self._interrupted = asyncio.Event()
         self._phase = self._message = ""
         self._metrics = RewardMetrics()
-        self.session = SessionLog(folder, runfolder.last_checkpoint(folder) or 0)
-        self._rows = runfolder.RowReader(folder / runfolder.FILE_METRICS)
+        self.session = SessionLog(folder, last_checkpoint(folder) or 0)
+        self._records = MetricsReader(folder / FILE_METRICS)
         self._recorded_at = -math.inf
 
     async def execute(self) -> str:
         """Run until the job ends. Return the phase: Succeeded, Failed, Interrupted or STOPPED."""
-        steps, evals = self._read_history()
-        self._output.begin(Snapshot(steps=tuple(steps), evals=tuple(evals)))
+        earlier = self._records.read()
+        self._output.begin(Snapshot(steps=earlier.steps, evals=earlier.evaluations))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         async with self._cluster:
@@ -91,14 +91,14 @@ class Run:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-                await self._cluster.stop(_STOP_SECONDS, first=(child_name(self._job, HEAD),))
+                await self._cluster.stop(STOP_SECONDS, first=(child_name(self._job, HEAD),))
                 # Not from a new snapshot: Pods that this stops have not failed.
                 self._record_session(self._message, self._phase)
         return self._phase
 
     @property
     def message(self) -> str:
-        """Of the last phase."""
+        """Message of the last phase."""
         return self._message
 
     @property
@@ -131,25 +131,21 @@ class Run:
 
     def _record_session(self, message: str, phase: str = "") -> None:
         self._recorded_at = time.monotonic()
-        steps, _ = self._read_history()
         self.session.update(
             seconds=round(self.wall_seconds, 3),
             phase=phase,
             message=message,
-            last_step=steps[-1]["step"] if steps else 0,
+            last_step=self._records.read().last_step,
             restarts=self.history.restarts,
-            failures=tuple(failure.__dict__ for failure in self.history.failures),
+            failures=self.history.failures,
         )
-
-    def _read_history(self) -> tuple[list[runfolder.Row], list[runfolder.Row]]:
-        return runfolder.split_rows(self._rows.read())
 
     def take_snapshot(self) -> Snapshot:
         store = self._cluster.store
         pods = list(store.pods.values())
         self.history.record(pods)
         job = store.job or self._job
-        steps, evals = self._read_history()
+        metrics = self._records.read()
         return Snapshot(
             name=job.metadata.name,
             phase=job.status.phase or "Pending",
@@ -157,8 +153,8 @@ class Run:
             roles=build_roles(job.status, pods, self.history.restarts),
             rewards=build_rewards(job, pods, self._metrics),
             driver=store.driver,
-            steps=tuple(steps),
-            evals=tuple(evals),
+            steps=metrics.steps,
+            evals=metrics.evaluations,
             total_steps=job.spec.schedule.steps,
             elapsed_seconds=self.wall_seconds,
             failures=tuple(self.history.failures),
@@ -186,15 +182,16 @@ class Run:
         heads = [pod for pod in store.pods.values() if role_of(pod) == HEAD and phase_of(pod) == "Running"]
         secret = store.find("Secret", child_name(self._job, "token"))
         if heads and secret:
-            address = heads[0]["status"]["podIP"]
+            address = f"{heads[0]['status']['podIP']}:{self._cluster.network.port(PORT_DRIVER)}"
             store.set_driver(await _fetch_driver_status(session, address, read_token(secret) or ""))
 
     async def _refresh_metrics(self, session: aiohttp.ClientSession) -> None:
-        self._metrics = await fetch_metrics(session, list(self._cluster.store.pods.values()))
+        pods = list(self._cluster.store.pods.values())
+        self._metrics = await fetch_metrics(session, pods, self._cluster.network.port)
 
 
 async def _fetch_driver_status(session: aiohttp.ClientSession, address: str, token: str) -> DriverStatus | None:
-    url = f"http://{address}:{PORT_DRIVER}{UrlPath.STATUS}"
+    url = f"http://{address}{UrlPath.STATUS}"
     text = await _get(session, url, {"Authorization": f"Bearer {token}"})
     try:
         return DriverStatus.model_validate_json(text)
@@ -211,9 +208,11 @@ async def _get(session: aiohttp.ClientSession, url: str, headers: Mapping[str, s
         return ""
 
 
-async def fetch_metrics(session: aiohttp.ClientSession, pods: Sequence[Manifest]) -> RewardMetrics:
+async def fetch_metrics(
+    session: aiohttp.ClientSession, pods: Sequence[Manifest], listening_port: Callable[[int], int]
+) -> RewardMetrics:
     async def read(pod: Manifest, port: int) -> str:
-        return await _get(session, f"http://{pod['status']['podIP']}:{port}/metrics")
+        return await _get(session, f"http://{pod['status']['podIP']}:{listening_port(port)}/metrics")
 
     ready = [pod for pod in pods if is_ready(pod)]
     servers: dict[str, list[Manifest]] = {}
@@ -228,11 +227,11 @@ def build_rewards(job: RLJob, pods: Sequence[Manifest], metrics: RewardMetrics) 
     scaling = {decision.name: decision for decision in job.status.scaling}
     rows = []
     for service in job.spec.services:
-        name = service.reward.name
+        name = service.settings.name
         role = roles.get(f"{role_of_service(service)}-{name}")
         ready = sum(read_service_name(labels_of(pod)) == name and is_ready(pod) for pod in pods) if role else None
         desired = role.desired if role else None
-        rows.append(build_row(metrics, name, service.reward, ready, desired, scaling.get(name), service.kind))
+        rows.append(build_row(metrics, name, service.settings, ready, desired, scaling.get(name), service.kind))
     return tuple(rows)
 
 
@@ -245,19 +244,20 @@ def run_job(
         phase = asyncio.run(run.execute())
     finally:
         output.close()
-    rows = runfolder.read_rows(folder / runfolder.FILE_METRICS)
+    metrics = read_metrics(folder / FILE_METRICS)
     summary = build_summary(
         name=job.metadata.name,
         phase=phase,
         total_steps=job.spec.schedule.steps,
-        driver=runfolder.read_driver_summary(folder),
-        rows=rows,
+        driver=read_driver_summary(folder),
+        metrics=metrics,
         sessions=run.session.sessions,
-        checkpoint=runfolder.last_checkpoint(folder),
+        checkpoint=last_checkpoint(folder),
+        template_arguments=job.spec.data.chat_template_arguments,
     )
-    (folder / runfolder.FILE_SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
-    curves = folder / runfolder.FILE_CURVES
-    has_curves = draw_curves(rows, curves)
+    (folder / FILE_SUMMARY).write_text(format_summary(summary))
+    curves = folder / FILE_CURVES
+    has_curves = draw_curves(metrics, curves)
     print_summary(console, summary)
     if has_curves:
         console.print(f"curves: {curves}", soft_wrap=True, highlight=False)

@@ -1,14 +1,17 @@
-"""The curves of a run, from the rows of metrics.jsonl. Pure; curves.png and the report draw the same panels.
+"""The curves of a run, from its metrics. Pure; curves.png and the report draw the same panels.
 
 Invariant: an unknown value has no point, so that it cannot be read as zero.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import TypeVar
 
-from rljob_cli.run.runfolder import Row, split_rows
+from rljob_api.run.metrics import EvaluationRecord, Metrics, StepRecord
+
+_Record = TypeVar("_Record", StepRecord, EvaluationRecord)
 
 _MAX_COMPONENTS = 12
 _MAX_POINTS = 400
@@ -35,116 +38,130 @@ class Panel:
     note: str = ""
 
 
-def build_panels(rows: list[Row]) -> list[Panel]:
+def build_panels(metrics: Metrics) -> list[Panel]:
     """Return the panels that have points, the most important first."""
-    steps, evals = split_rows(rows)
+    steps, evaluations = metrics.steps, metrics.evaluations
 
-    def train(key: str, name: str) -> Curve:
-        return _curve(name, steps, lambda row: row.get(key))
+    def train(name: str, read: Callable[[StepRecord], float | None]) -> Curve:
+        return _curve(name, steps, read)
 
-    def held_out(read: Callable[[Row], Any], name: str = "held out") -> Curve:
-        return _curve(name, evals, read, is_held_out=True)
+    def held_out(read: Callable[[EvaluationRecord], float | None], name: str = "held out") -> Curve:
+        return _curve(name, evaluations, read, is_held_out=True)
+
+    def component(name: str) -> tuple[Curve, Curve]:
+        return train("training", lambda step: step.components.get(name)), held_out(lambda found: found.means.get(name))
 
     panels = [
-        Panel("Reward", "score", (train("reward", "training"), held_out(lambda row: _component(row, "score")))),
-        Panel("Held-out accuracy", "mean", (held_out(lambda row: row.get("accuracy"), "accuracy"),)),
+        Panel("Reward", "score", (train("training", lambda step: step.reward), component("score")[1])),
+        Panel("Held-out accuracy", "mean", (held_out(lambda found: found.accuracy, "accuracy"),)),
     ]
-    for component in list_components(rows)[:_MAX_COMPONENTS]:
-        both = (
-            _curve("training", steps, lambda row, name=component: _component(row, name)),  # type: ignore[misc]
-            held_out(lambda row, name=component: _component(row, name)),  # type: ignore[misc]
-        )
-        panels.append(Panel(f"Component: {component}", "mean", both))
+    names = list_components(metrics)[:_MAX_COMPONENTS]
+    states = dict.fromkeys(chain.from_iterable(step.device_bytes for step in steps))
+    panels += [Panel(f"Component: {name}", "mean", component(name)) for name in names]
     panels += [
         Panel(
             "Completion length",
             "tokens",
             (
-                train("response_tokens_mean", "mean"),
-                train("response_tokens_max", "longest"),
-                held_out(lambda row: row.get("response_tokens_mean"), "mean, held out"),
+                train("mean", lambda step: step.response_tokens_mean),
+                train("longest", lambda step: step.response_tokens_max),
+                held_out(lambda found: found.response_tokens_mean, "mean, held out"),
             ),
         ),
         Panel(
             "Shares",
             "of samples",
             (
-                train("truncated_share", "truncated"),
-                held_out(lambda row: row.get("truncated_share"), "truncated, held out"),
-                _curve("invalid", steps, invalid_share),
-                train("zero_signal_share", "in groups without signal"),
-                train("clip_fraction", "tokens clipped"),
+                train("truncated", lambda step: step.truncated_share),
+                held_out(lambda found: found.truncated_share, "truncated, held out"),
+                train("invalid", invalid_share),
+                train("in groups without signal", lambda step: step.zero_signal_share),
+                train("tokens clipped", lambda step: step.clip_fraction),
             ),
             is_share=True,
         ),
-        Panel("KL to the reference", "nats per token", (train("kl", "KL"),)),
-        Panel("Critic", "squared error / 2", (train("critic_loss", "loss"),)),
-        Panel("Entropy", "nats per token", (train("entropy", "entropy"),)),
+        Panel("KL to the reference", "nats per token", (train("KL", lambda step: step.kl),)),
+        Panel("Critic", "squared error / 2", (train("loss", lambda step: step.critic_loss),)),
+        Panel("Entropy", "nats per token", (train("entropy", lambda step: step.entropy),)),
         Panel(
             "Rollout-trainer mismatch",
             "difference of log-probs",
-            (train("logprob_difference", "mean"),),
+            (train("mean", lambda step: step.logprob_difference),),
         ),
-        Panel("Mismatch KL", "nats per token", (train("mismatch_kl", "KL(rollout || trainer)"),)),
+        Panel("Mismatch KL", "nats per token", (train("KL(rollout || trainer)", lambda step: step.mismatch_kl),)),
         Panel(
             "Importance weights",
             "of tokens",
-            (train("effective_sample_share", "effective sample"), train("corrected_share", "corrected")),
+            (
+                train("effective sample", lambda step: step.effective_sample_share),
+                train("corrected", lambda step: step.corrected_share),
+                train("rejected", lambda step: step.rejected_share),
+            ),
             is_share=True,
         ),
         Panel(
-            "Staleness", "steps", (train("staleness_mean", "mean of tokens"), train("staleness_max", "oldest token"))
+            "Staleness",
+            "steps",
+            (
+                train("mean of tokens", lambda step: step.staleness_mean),
+                train("oldest token", lambda step: step.staleness_max),
+            ),
         ),
-        Panel("Gradient norm", "before clipping", (train("grad_norm", "norm"),)),
-        Panel("Throughput", "sampled tokens/s", (train("tokens_per_second", "tokens/s"),)),
+        Panel("Gradient norm", "before clipping", (train("norm", lambda step: step.grad_norm),)),
+        Panel("Throughput", "sampled tokens/s", (train("tokens/s", lambda step: step.tokens_per_second),)),
         Panel(
             "Reward latency",
             "seconds",
-            (train("reward_latency_p50_seconds", "p50"), train("reward_latency_p95_seconds", "p95")),
+            (
+                train("p50", lambda step: step.reward_latency_p50_seconds),
+                train("p95", lambda step: step.reward_latency_p95_seconds),
+            ),
         ),
-        _stacked_panel("Seconds per step, by phase", "seconds", steps, "phase_seconds"),
+        _stacked_panel("Seconds per step, by phase", "seconds", steps, lambda step: step.phase_seconds),
+        Panel("Memory of shared devices", "GiB", tuple(_read_held(name, steps) for name in states)),
         # The shares overlap, so their sum is the mean number of roles that work at the same time.
-        _stacked_panel("Roles at work", "share of the step, added up", steps, "busy_shares"),
+        _stacked_panel("Roles at work", "share of the step, added up", steps, lambda step: step.busy_shares),
     ]
     kept = [_keep_known(panel) for panel in panels]
     return [_thin(panel) for panel in kept if panel.curves]
 
 
-def list_components(rows: Iterable[Row]) -> list[str]:
+def list_components(metrics: Metrics) -> list[str]:
     """Return the components of all rewards in order of appearance, without the score itself."""
-    found = [name for row in rows for name in (row.get("components") or row.get("means") or {})]
-    return [name for name in dict.fromkeys(found) if name != "score"]
+    found = [*(record.means for record in metrics.evaluations), *(step.components for step in metrics.steps)]
+    return [name for name in dict.fromkeys(chain.from_iterable(found)) if name != "score"]
 
 
-def invalid_share(row: Row) -> float | None:
+def invalid_share(step: StepRecord) -> float | None:
     """Return the share of a step's results that were invalid. None: it had no sample."""
-    num_results = (row.get("num_samples") or 0) * max(1, len(row.get("rewards") or {}))
-    return (row.get("num_invalid") or 0) / num_results if num_results else None
+    num_results = step.num_samples * max(1, len(step.rewards))
+    return step.num_invalid / num_results if num_results else None
 
 
-def _component(row: Row, name: str) -> Any:
-    return (row.get("components") or row.get("means") or {}).get(name)
-
-
-def _curve(name: str, rows: Iterable[Row], read: Callable[[Row], Any], *, is_held_out: bool = False) -> Curve:
-    found = [(row["step"], read(row)) for row in rows]
-    known = tuple((float(step), float(value)) for step, value in found if _is_number(value))
+def _curve(
+    name: str, records: Iterable[_Record], read: Callable[[_Record], float | None], *, is_held_out: bool = False
+) -> Curve:
+    found = [(record.step, read(record)) for record in records]
+    known = tuple((float(step), float(value)) for step, value in found if value is not None and math.isfinite(value))
     return Curve(name, known, is_held_out)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+def _stacked_panel(
+    title: str, unit: str, steps: Sequence[StepRecord], read_parts: Callable[[StepRecord], Mapping[str, float]]
+) -> Panel:
+    """Return a panel of the parts of a step. A part that a step does not have is 0 in it."""
+    known = [step for step in steps if read_parts(step)]
+    names = dict.fromkeys(name for step in known for name, value in read_parts(step).items() if value)
 
-
-def _stacked_panel(title: str, unit: str, steps: Sequence[Row], key: str) -> Panel:
-    """Return a panel of the parts of `row[key]`. A part that a step does not have is 0 in it."""
-    known = [row for row in steps if row.get(key)]
-    names = dict.fromkeys(name for row in known for name, value in row[key].items() if value)
-
-    def read(name: str) -> Callable[[Row], float]:
-        return lambda row: row[key].get(name, 0.0)
+    def read(name: str) -> Callable[[StepRecord], float]:
+        return lambda step: read_parts(step).get(name, 0.0)
 
     return Panel(title, unit, tuple(_curve(name, known, read(name)) for name in names), is_stacked=True)
+
+
+def _read_held(name: str, steps: Sequence[StepRecord]) -> Curve:
+    """Return the memory of shared devices that a state of trainer or rollouts holds."""
+    return _curve(name.replace("_", " "), steps, lambda step: step.device_bytes.get(name, math.nan) / 2**30)
 
 
 def _keep_known(panel: Panel) -> Panel:

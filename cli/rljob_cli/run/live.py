@@ -12,25 +12,36 @@ from rich.text import Text
 
 from rljob_api.wire.protocol import ScheduleStatus
 from rljob_cli.run.reward_rows import HEADER, row_cells
-from rljob_cli.run.snapshot import Change, Snapshot, diff_snapshots
+from rljob_cli.run.snapshot import Change, Snapshot, describe_work, diff_snapshots
+from rljob_cli.run.summary import describe_uncounted
 from rljob_cli.tables import build_table
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 40
 _NUM_RECENT = 6
+_SILENT_SECONDS = 20.0
+"""Without a line for so long, the plain output says what the run does."""
 
 
 class PlainOutput:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._last = Snapshot()
+        self._reported_at = 0.0
+        """In seconds of the run, of the last line."""
 
     def begin(self, earlier: Snapshot) -> None:
         """Take the steps of the sessions before this one as shown."""
         self._last = earlier
 
     def show(self, snapshot: Snapshot) -> None:
-        for change in diff_snapshots(self._last, snapshot):
+        changes = diff_snapshots(self._last, snapshot)
+        if any(change.text for change in changes):
+            self._reported_at = snapshot.elapsed_seconds
+        elif snapshot.elapsed_seconds - self._reported_at >= _SILENT_SECONDS:
+            self._reported_at = snapshot.elapsed_seconds
+            changes = [*changes, *describe_work(snapshot)]
+        for change in changes:
             self._report(change, snapshot)
         self._last = snapshot
 
@@ -69,7 +80,7 @@ class LiveOutput(PlainOutput):
     def _report(self, change: Change, snapshot: Snapshot) -> None:
         if change.is_urgent:
             super()._report(change, snapshot)
-        elif change.text and change.data["type"] not in ("step", "eval"):
+        elif change.text and change.data["type"] not in ("step", "eval", "work"):
             self._recent.append(f"{format_seconds(snapshot.elapsed_seconds)}  {change.text}")
 
     def close(self) -> None:
@@ -104,11 +115,13 @@ def render(snapshot: Snapshot, recent: Iterable[str]) -> RenderableType:
 
 def _render_numbers(snapshot: Snapshot) -> RenderableType:
     table, driver = Table.grid(padding=(0, 2)), snapshot.driver
-    if rewards := [float(row["reward"]) for row in snapshot.steps if row.get("reward") is not None]:
+    if rewards := [record.reward for record in snapshot.steps if record.reward is not None]:
         table.add_row("reward", f"{rewards[-1]:.3f}", sparkline(rewards))
-    if accuracies := [row["accuracy"] for row in snapshot.evals if row.get("accuracy") is not None]:
+    if accuracies := [record.accuracy for record in snapshot.evals if record.accuracy is not None]:
         first_and_last = dict.fromkeys((accuracies[0], accuracies[-1]))
-        table.add_row("accuracy", " -> ".join(f"{value:.3f}" for value in first_and_last), "held out")
+        counts = describe_uncounted(snapshot.evals[-1])
+        shown = " -> ".join(f"{value:.3f}" for value in first_and_last)
+        table.add_row("accuracy", shown, "; ".join(filter(None, ["held out", counts])))
     if driver and driver.tokens_per_second is not None:
         table.add_row("tokens/s", f"{driver.tokens_per_second:.0f}", "")
     if driver and driver.reward_latency_p50_seconds is not None:

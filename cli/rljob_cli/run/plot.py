@@ -4,17 +4,17 @@ import math
 from pathlib import Path
 from typing import Any
 
+from rljob_api.run.metrics import Metrics
 from rljob_cli.run.curves import Panel, build_panels
-from rljob_cli.run.runfolder import Row
 
 _MAX_COLUMNS = 3
 _WIDTH_INCHES, _HEIGHT_INCHES = 4.6, 2.9
-"""Of one panel."""
+"""Size of one panel."""
 
 
-def draw_curves(rows: list[Row], path: Path) -> bool:
+def draw_curves(metrics: Metrics, path: Path) -> bool:
     """Draw the panels in rows of three. Return False without a step or an evaluation."""
-    panels = build_panels(rows)
+    panels = build_panels(metrics)
     if not panels:
         return False
     import matplotlib as mpl

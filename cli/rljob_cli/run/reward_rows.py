@@ -13,10 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from rljob_api.manifest.job import ServiceKind
-from rljob_api.manifest.reward import RewardBase
 from rljob_api.manifest.scaling import RewardScaling
-from rljob_api.wire.contract import PORT_DRIVER, PORT_REWARD
-from rljob_operator.backend import Manifest
+from rljob_api.manifest.services.calls import CallService
+from rljob_api.manifest.services.reward import RewardBase
+from rljob_api.wire.contract import PORT_DRIVER, PORT_SERVICE
+from rljob_core.backend import Manifest
 
 HEADER = ("SERVICE", "KIND", "READY", "WANT", "GIVEN", "USED", "QUEUE", "AGE", "P50", "P95", "INVALID")
 """WANT, GIVEN and USED are slots. QUEUE and AGE describe waiting requests. P50 and P95: from trajectory to score; of an
@@ -84,7 +85,7 @@ async def gather_metrics(
 
     driver = await read_all(heads[:1], PORT_DRIVER)
     known = {name: pods for name, pods in servers.items() if pods is not None}
-    answers = await asyncio.gather(*(read_all(pods, PORT_REWARD) for pods in known.values()))
+    answers = await asyncio.gather(*(read_all(pods, PORT_SERVICE) for pods in known.values()))
     found = {**dict.fromkeys(servers), **dict(zip(known, answers, strict=True))}
     return RewardMetrics(driver[0] if driver else None, found)
 
@@ -92,7 +93,7 @@ async def gather_metrics(
 def build_row(
     metrics: RewardMetrics,
     name: str,
-    spec: RewardBase | None,
+    spec: RewardBase | CallService | None,
     ready: int | None = None,
     replicas: int | None = None,
     scaling: RewardScaling | None = None,
@@ -103,8 +104,8 @@ def build_row(
     servers = [sample for server in answers or () for sample in server]
     label = "reward" if service == "reward" else "service"
     driver = [sample for sample in metrics.driver or () if sample.labels.get(label) == name]
-    slots_given = _total(servers, "rljob_reward_slots_total")
-    if slots_given is None and spec is not None and spec.http is None and ready is not None:
+    slots_given = _total(servers, "rljob_reward_slots")
+    if slots_given is None and spec is not None and spec.is_served and ready is not None:
         slots_given = ready * spec.slots
     ages = _values(servers, "rljob_reward_queue_oldest_seconds")
     ages += _values(driver, "rljob_reward_waiting_oldest_seconds", "rljob_agent_waiting_oldest_seconds")

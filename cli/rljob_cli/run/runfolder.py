@@ -5,7 +5,6 @@ Invariant: at most one `rljob run` uses a folder at a time. The kernel drops the
 
 import contextlib
 import fcntl
-import json
 import os
 from collections.abc import Iterator
 from datetime import datetime
@@ -17,19 +16,22 @@ import yaml
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.schedule import MUTABLE_SCHEDULE_FIELDS
-from rljob_operator.children.common import to_yaml
+from rljob_api.run.folder import (
+    FILE_CURVES,
+    FILE_DRIVER_SUMMARY,
+    FILE_JOB,
+    FILE_METRICS,
+    FILE_REPORT,
+    FILE_SESSIONS,
+    FILE_SUMMARY,
+    last_checkpoint,
+)
+from rljob_api.run.metrics import Metrics, read_metrics
+from rljob_api.run.summaries import read_run_summary
+from rljob_core.children.common import to_yaml
 
-FILE_JOB = "job.yaml"
-FILE_METRICS = "metrics.jsonl"
-FILE_DRIVER_SUMMARY = "driver-summary.json"
-FILE_SUMMARY = "summary.json"
-FILE_CURVES = "curves.png"
-FILE_REPORT = "report.html"
-FILE_SESSIONS = "sessions.json"
 _IMMUTABLE = ("model", "data", "algorithm", "schedule", "agent")
 """Except MUTABLE_SCHEDULE_FIELDS."""
-Row = dict[str, Any]
-"""A line of metrics.jsonl: the numbers of a step or an evaluation."""
 
 
 @contextlib.contextmanager
@@ -60,12 +62,6 @@ def set_aside(folder: Path) -> Path | None:
     return folder.rename(folder.with_name(f"{folder.name}.{datetime.now():%Y%m%d-%H%M%S}"))
 
 
-def last_checkpoint(folder: Path) -> int | None:
-    """Return the step of the newest complete checkpoint; None without one."""
-    names = (file.parent.name for file in (folder / "checkpoints").glob("step-*/COMPLETE"))
-    return max((int(name.removeprefix("step-")) for name in names), default=None)
-
-
 def has_checkpoint(folder: Path) -> bool:
     return last_checkpoint(folder) is not None
 
@@ -85,11 +81,8 @@ def changed_fields(folder: Path, job: RLJob) -> list[str]:
 
 def is_finished(folder: Path, job: RLJob) -> bool:
     """Whether an earlier run in the folder has succeeded with all steps of the job."""
-    try:
-        summary = json.loads((folder / FILE_SUMMARY).read_text())
-    except (OSError, ValueError):
-        return False
-    return summary.get("phase") == "Succeeded" and summary.get("steps", 0) >= job.spec.schedule.steps
+    summary = read_run_summary(folder)
+    return summary is not None and summary.phase == "Succeeded" and summary.steps >= job.spec.schedule.steps
 
 
 def prepare(folder: Path, job: RLJob) -> None:
@@ -103,45 +96,22 @@ def prepare(folder: Path, job: RLJob) -> None:
             (folder / name).unlink(missing_ok=True)
 
 
-def read_driver_summary(folder: Path) -> dict[str, Any]:
-    """Return the driver's summary; empty if it is missing or unreadable."""
-    try:
-        summary: dict[str, Any] = json.loads((folder / FILE_DRIVER_SUMMARY).read_text())
-    except (OSError, ValueError):
-        return {}
-    return summary
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Return the complete rows. The driver may be writing the last line, which is then left for the next read."""
-    rows = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        with contextlib.suppress(ValueError):
-            rows.append(json.loads(line))
-    return rows
-
-
-class RowReader:
-    """Reads a file of rows that is polled, and again only if it has changed: a long run has thousands."""
+class MetricsReader:
+    """Reads a file that is polled, and again only if it has changed: a long run has thousands of lines."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._state: tuple[int, int] | None = None
-        self._rows: list[Row] = []
+        self._metrics = Metrics()
 
-    def read(self) -> list[Row]:
+    def read(self) -> Metrics:
         try:
             found = self._path.stat()
         except FileNotFoundError:
-            return []
+            return Metrics()
         if (state := (found.st_size, found.st_mtime_ns)) != self._state:
-            self._state, self._rows = state, read_rows(self._path)
-        return self._rows
-
-
-def split_rows(rows: list[Row]) -> tuple[list[Row], list[Row]]:
-    steps = [row for row in rows if row.get("type", "step") == "step"]
-    return steps, [row for row in rows if row.get("type") == "eval"]
+            self._state, self._metrics = state, read_metrics(self._path)
+        return self._metrics
 
 
 def _dump(job: RLJob) -> dict[str, Any]:

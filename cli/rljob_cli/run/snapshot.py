@@ -4,23 +4,29 @@ Invariant: each step, state and failure is reported exactly once.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rljob_api.manifest.status import RewardProblem, RLJobStatus
+from rljob_api.run.metrics import EvaluationRecord, StepRecord
+from rljob_api.run.sessions import ContainerFailure
 from rljob_api.wire.contract import ExitCode
-from rljob_api.wire.protocol import DriverStatus, LearningReason
+from rljob_api.wire.protocol import DriverStatus, LearningReason, Outage
 from rljob_cli.manifests import is_ready, role_of
 from rljob_cli.run.reward_rows import RewardRow
-from rljob_cli.run.runfolder import Row
-from rljob_operator.backend import Manifest
-from rljob_operator.plan import conditions
-from rljob_operator.plan.observed_job import extract_error_message, is_terminating, name_of
+from rljob_cli.run.summary import describe_uncounted
+from rljob_core.backend import Manifest
+from rljob_core.plan import conditions
+from rljob_core.plan.observed_job import extract_error_message, is_terminating, name_of
+from rljob_core.plan.progressing import NO_PROGRESS, WAITS_FOR_OUTAGE
 
 _ROLE_ORDER = ("head", "trainer", "rollout", "reward", "agent")
 _FINAL_PHASES = ("Succeeded", "Failed")
-_STEP_NUMBERS = (("reward", "reward {:.3f}"), ("tokens_per_second", "{:.0f} tokens/s"), ("step_seconds", "{:.1f} s"))
+_URGENT_EVENTS = {LearningReason.NO_ADVANTAGES, *NO_PROGRESS}
+_SHOWN_ELSEWHERE = (conditions.REASON_INVALID_SAMPLES, conditions.REASON_CHECKPOINT_DAMAGED, WAITS_FOR_OUTAGE)
+"""Reasons of events that repeat problems and outages."""
 
 
 @dataclass(frozen=True)
@@ -32,23 +38,6 @@ class RoleRow:
 
 
 @dataclass(frozen=True)
-class Failure:
-    pod: str
-    role: str
-    container: str
-    exit_code: int
-    reason: str
-    message: str
-    """What it wrote about its end, or the last lines of its log."""
-    log: str = ""
-    """Path of its log."""
-
-    @property
-    def error(self) -> str:
-        return extract_error_message(self.message)
-
-
-@dataclass(frozen=True)
 class Snapshot:
     name: str = ""
     phase: str = ""
@@ -57,11 +46,11 @@ class Snapshot:
     roles: tuple[RoleRow, ...] = ()
     rewards: tuple[RewardRow, ...] = ()
     driver: DriverStatus | None = None
-    steps: tuple[Row, ...] = ()
-    evals: tuple[Row, ...] = ()
+    steps: tuple[StepRecord, ...] = ()
+    evals: tuple[EvaluationRecord, ...] = ()
     total_steps: int = 0
     elapsed_seconds: float = 0.0
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[ContainerFailure, ...] = ()
     problems: tuple[RewardProblem, ...] = ()
     """The first reasons for which samples have no valid score."""
     events: tuple[str, ...] = ()
@@ -69,20 +58,24 @@ class Snapshot:
 
     @property
     def step(self) -> int:
-        return int(self.steps[-1]["step"]) if self.steps else (self.driver.step if self.driver else 0)
+        return self.steps[-1].step if self.steps else (self.driver.step if self.driver else 0)
 
     @property
     def waits_for(self) -> str:
-        """What the job waits for: the driver's status, or else the roles that are not ready."""
+        """What hangs, and what the job waits for: the driver's status, or else the roles that are not ready."""
         if self.driver:
-            return self.driver.waits_for
+            return "; ".join(filter(None, [*_describe_hung(self.driver), self.driver.waits_for]))
         missing = [f"{role.name} {role.ready}/{role.desired}" for role in self.roles if role.ready < role.desired]
         return ", ".join(missing) or self.message
 
     @property
+    def outages(self) -> Sequence[Outage]:
+        return self.driver.outages if self.driver else ()
+
+    @property
     def eta_seconds(self) -> float | None:
         """Estimate the remaining time from the median of the last steps."""
-        times = sorted(float(row["step_seconds"]) for row in self.steps[-9:] if row.get("step_seconds"))
+        times = sorted(record.step_seconds for record in self.steps[-9:] if record.step_seconds)
         return times[len(times) // 2] * max(0, self.total_steps - self.step) if times else None
 
 
@@ -92,7 +85,7 @@ class Change:
 
     text: str
     """Empty: another change shows it."""
-    data: Row
+    data: dict[str, Any]
     is_urgent: bool = False
     """Whether it must stay on the screen."""
 
@@ -108,15 +101,47 @@ def diff_snapshots(old: Snapshot, new: Snapshot) -> list[Change]:
             changes.append(Change(f"{role.name}: {role.ready} of {role.desired} ready", data))
     new_failures = range(len(old.failures), len(new.failures))
     changes += [_format_failure(new.failures[index], new.failures[:index]) for index in new_failures]
+    changes += _format_outages(old.outages, new.outages)
     changes += [_format_problem(problem) for problem in new.problems if problem not in old.problems]
     changes += [_format_event(event, {old.message, new.message}) for event in new.events[len(old.events) :]]
-    reported = {row["step"] for row in old.evals}
-    changes += [_format_eval(row) for row in new.evals if row["step"] not in reported]
-    last = old.steps[-1]["step"] if old.steps else 0
-    if new.steps and new.steps[-1]["step"] < last:
-        last = new.steps[-1]["step"]
+    reported = {record.step for record in old.evals}
+    changes += [_format_eval(record) for record in new.evals if record.step not in reported]
+    last = old.steps[-1].step if old.steps else 0
+    if new.steps and new.steps[-1].step < last:
+        last = new.steps[-1].step
         changes.append(Change(f"resumed after step {last}", {"type": "resumed", "step": last}))
-    changes += [_format_step(row, new.total_steps) for row in new.steps if row["step"] > last]
+    changes += [_format_step(record, new.total_steps) for record in new.steps if record.step > last]
+    return changes
+
+
+def describe_work(snapshot: Snapshot) -> list[Change]:
+    """Return what a run does at the moment, for a step that takes long; nothing after its end."""
+    if snapshot.phase in _FINAL_PHASES:
+        return []
+    phase = snapshot.driver.phase if snapshot.driver else ""
+    doing = ": ".join(filter(None, [phase, snapshot.waits_for])) or "waiting for Pods"
+    step = snapshot.step + 1 if snapshot.step < snapshot.total_steps else snapshot.step
+    where = f"step {step}/{snapshot.total_steps}, " if snapshot.steps or phase not in ("", "starting") else ""
+    data = {"type": "work", "step": step, "phase": phase, "waits_for": snapshot.waits_for}
+    return [Change(f"{where}{doing}", data)]
+
+
+def _describe_hung(driver: DriverStatus) -> list[str]:
+    return [f"{part.role}: {part.name} hangs for {part.seconds:.0f} s" for part in driver.hung]
+
+
+def _format_outages(old: Sequence[Outage], new: Sequence[Outage]) -> list[Change]:
+    """Report the beginning and the end of each outage."""
+    before, now = {each.what: each for each in old}, {each.what: each for each in new}
+    changes = []
+    for what, outage in now.items():
+        if what not in before:
+            text = f"{what} is away: {outage.message}; the job waits for at most {outage.limit_seconds:.0f} s"
+            changes.append(Change(text, {"type": "outage", **outage.model_dump()}, is_urgent=True))
+    for what, outage in before.items():
+        if what not in now:
+            data = {"type": "outage_end", "what": what, "seconds": outage.seconds}
+            changes.append(Change(f"{what} is back after {outage.seconds:.0f} s", data, is_urgent=True))
     return changes
 
 
@@ -124,22 +149,23 @@ def _format_phase(new: Snapshot) -> Change:
     """The message of a failed job contains the error of the container that caused it; its log follows."""
     text = new.phase + (f": {new.message}" if new.message else "")
     if is_failed := new.phase == "Failed":
-        causes = [failure for failure in new.failures if failure.error and failure.error in new.message]
+        causes = [failure for failure in new.failures if (error := find_error(failure)) and error in new.message]
         logs = [failure.log for failure in causes if failure.log]
         text += f"\n    log: {logs[-1]}" if logs else ""
     return Change(text, {"type": "phase", "phase": new.phase, "message": new.message}, is_urgent=is_failed)
 
 
-def _format_failure(failure: Failure, earlier: tuple[Failure, ...]) -> Change:
+def _format_failure(failure: ContainerFailure, earlier: tuple[ContainerFailure, ...]) -> Change:
+    error = find_error(failure)
     text = f"{failure.role}: {failure.pod} ended with exit code {failure.exit_code}"
-    if failure.exit_code == ExitCode.USER and failure.error:
+    if failure.exit_code == ExitCode.USER and error:
         text = ""  # it fails the job, whose message has the error
-    elif (failure.role, failure.error) in [(other.role, other.error) for other in earlier]:
+    elif (failure.role, error) in [(other.role, find_error(other)) for other in earlier]:
         text += ": the same error again"
     else:
-        text += f": {failure.error}" if failure.error else ""
+        text += f": {error}" if error else ""
         text += f"\n    log: {failure.log}" if failure.log else ""
-    return Change(text, {"type": "failure", **failure.__dict__}, is_urgent=True)
+    return Change(text, {"type": "failure", **failure.model_dump()}, is_urgent=True)
 
 
 def _format_problem(problem: RewardProblem) -> Change:
@@ -147,24 +173,31 @@ def _format_problem(problem: RewardProblem) -> Change:
 
 
 def _format_event(event: str, shown: set[str]) -> Change:
-    """`shown`: messages of phases. Events about problems of rewards, and about phases, repeat other changes."""
+    """`shown`: messages of phases. Events about phases, problems and outages repeat other changes."""
     reason, _, message = event.partition(": ")
-    text = "" if message in shown or reason == conditions.REASON_INVALID_SAMPLES else event
-    return Change(text, {"type": "event", "message": event}, is_urgent=reason == LearningReason.NO_ADVANTAGES)
+    text = "" if message in shown or reason in _SHOWN_ELSEWHERE else event
+    return Change(text, {"type": "event", "message": event}, is_urgent=reason in _URGENT_EVENTS)
 
 
-def _format_eval(row: Row) -> Change:
-    accuracy = row.get("accuracy")
-    shown = "no accuracy" if accuracy is None else f"accuracy {accuracy:.3f}"
-    return Change(f"evaluation after step {row['step']}: {shown}", row)
+def _format_eval(record: EvaluationRecord) -> Change:
+    shown = "no accuracy" if record.accuracy is None else f"accuracy {record.accuracy:.3f}"
+    if counts := describe_uncounted(record):
+        shown += f" ({counts})"
+    return Change(f"evaluation after step {record.step}: {shown}", record.model_dump(mode="json"))
 
 
-def _format_step(row: Row, total: int) -> Change:
-    parts = [f"step {row['step']}/{total}"]
-    parts += [form.format(row[key]) for key, form in _STEP_NUMBERS if row.get(key) is not None]
-    if row.get("num_invalid"):
-        parts.append(f"{row['num_invalid']} invalid")
-    return Change("  ".join(parts), row)
+def _format_step(record: StepRecord, total: int) -> Change:
+    parts = [f"step {record.step}/{total}"]
+    parts += [] if record.reward is None else [f"reward {record.reward:.3f}"]
+    parts += [] if record.tokens_per_second is None else [f"{record.tokens_per_second:.0f} tokens/s"]
+    parts += [] if record.step_seconds is None else [f"{record.step_seconds:.1f} s"]
+    parts += [f"{record.num_invalid} invalid"] if record.num_invalid else []
+    return Change("  ".join(parts), record.model_dump(mode="json"))
+
+
+def find_error(failure: ContainerFailure) -> str:
+    """Return the error in the last lines of a container."""
+    return extract_error_message(failure.message)
 
 
 class RunHistory:
@@ -173,7 +206,7 @@ class RunHistory:
     def __init__(self, find_log: Callable[[Manifest, str], Path] | None = None) -> None:
         """`find_log` returns the path of the log of a Pod's container."""
         self._find_log = find_log
-        self.failures: list[Failure] = []
+        self.failures: list[ContainerFailure] = []
         self._restarts: dict[str, tuple[str, int]] = {}
         self._seen: set[tuple[str, str, str]] = set()
 
@@ -196,9 +229,16 @@ class RunHistory:
         key = (pod["metadata"].get("uid", ""), container, terminated["finishedAt"])
         if key not in self._seen:
             self._seen.add(key)
-            how = (terminated["exitCode"], terminated["reason"], terminated["message"])
-            log = str(self._find_log(pod, container)) if self._find_log else ""
-            self.failures.append(Failure(name_of(pod), role_of(pod), container, *how, log))
+            failure = ContainerFailure(
+                pod=name_of(pod),
+                role=role_of(pod),
+                container=container,
+                exit_code=terminated["exitCode"],
+                reason=terminated["reason"],
+                message=terminated["message"],
+                log=str(self._find_log(pod, container)) if self._find_log else "",
+            )
+            self.failures.append(failure)
 
     @property
     def restarts(self) -> dict[str, int]:

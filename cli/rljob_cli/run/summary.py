@@ -1,20 +1,25 @@
 """The summary of a run, as an object and as a table. Pure.
 
-Invariant: metrics.jsonl holds the run's one history, so its rows decide on steps and evaluations; the driver's summary,
-which is as old as the last checkpoint, adds what the rows lack.
+Invariant: metrics.jsonl holds the run's one history, so its lines decide on steps and evaluations; the driver's
+summary, which is as old as the last checkpoint, adds what they lack.
 """
 
+import json
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from rljob_cli.run.runfolder import Row, split_rows
-from rljob_cli.run.sessions import Session, total_restarts, total_seconds
+from rljob_api.quantity import show_bytes
+from rljob_api.run.metrics import EvaluationRecord, Metrics, StepRecord
+from rljob_api.run.sessions import Session, total_restarts, total_seconds
+from rljob_api.run.summaries import DriverSummary, EvaluationSummary, RunSummary
+from rljob_inputs.models.adapters import EXPORTED_ADAPTER, MIN_MERGED_SHARE
 
 
 def build_summary(
@@ -22,59 +27,128 @@ def build_summary(
     name: str,
     phase: str,
     total_steps: int,
-    driver: Row,
-    rows: list[Row],
+    driver: DriverSummary | None,
+    metrics: Metrics,
     sessions: Sequence[Session],
     checkpoint: int | None,
-) -> dict[str, Any]:
-    """Build summary.json. `driver` is driver-summary.json, empty if the driver wrote none."""
-    steps, evals = split_rows(rows)
-    counted = {"weight_digests": {}, "prompts_trained": [], **_count_rows(steps, evals)}
-    # Rows that are newer than the last checkpoint are not in the driver's summary.
-    has_all = len(driver.get("step_rewards") or []) >= len(steps)
-    summary = {
-        "name": name,
-        "phase": phase,
-        "steps": steps[-1]["step"] if steps else 0,
-        "total_steps": total_steps,
-        "checkpoint_step": checkpoint,
-        "wall_seconds": round(total_seconds(sessions), 3) if sessions else None,
-        **(counted | driver if has_all else driver | counted),
-        "evaluations": [{key: row.get(key) for key in ("step", "accuracy", "means")} for row in evals],
-    }
-    before = next((row for row in evals if row["step"] == 0), {})
-    after = evals[-1] if evals and evals[-1]["step"] > 0 else {}
-    if evals or "accuracy_before" not in driver:
-        summary |= {"accuracy_before": before.get("accuracy"), "accuracy_after": after.get("accuracy")}
-    summary["metrics_before"] = (before.get("means") if evals else driver.get("eval_before")) or {}
-    summary["metrics_after"] = (after.get("means") if evals else driver.get("eval_after")) or {}
-    restarts, by_driver = total_restarts(sessions), driver.get("restarts") or {}
-    roles = sorted({*restarts, *by_driver})
-    summary["restarts"] = {role: restarts.get(role, 0) + by_driver.get(role, 0) for role in roles}
-    summary["sessions"] = [asdict(session) for session in sessions]
-    return summary
+    template_arguments: Mapping[str, Any] | None = None,
+) -> RunSummary:
+    """Build summary.json. `driver`: None if the driver wrote none. `template_arguments`: those of the chat template,
+    which the export cannot have."""
+    known, evaluations = driver or DriverSummary(), [_summarize(found) for found in metrics.evaluations]
+    before, after = _find_ends(evaluations, known)
+    # Lines that are newer than the last checkpoint are not in the driver's summary.
+    counted = known if driver and driver.steps >= len(metrics.steps) else _count(metrics)
+    restarts, by_driver = total_restarts(sessions), known.restarts
+    return RunSummary(
+        name=name,
+        phase=phase,
+        steps=metrics.last_step,
+        total_steps=total_steps,
+        checkpoint_step=checkpoint,
+        wall_seconds=round(total_seconds(sessions), 3) if sessions else None,
+        step_rewards=[step.reward for step in metrics.steps],
+        phase_seconds=counted.phase_seconds,
+        training_share=counted.training_share,
+        lost_seconds=counted.lost_seconds,
+        samples_trained=counted.samples_trained,
+        rewards_served=counted.rewards_served,
+        invalid_by_reason=counted.invalid_by_reason,
+        prompts_trained=metrics.prompts_trained,
+        accuracy_before=before.accuracy,
+        accuracy_after=after.accuracy,
+        eval_before=known.eval_before,
+        eval_after=known.eval_after,
+        logprob_difference=_known(step.logprob_difference for step in metrics.steps),
+        restarts={role: restarts.get(role, 0) + by_driver.get(role, 0) for role in sorted({*restarts, *by_driver})},
+        weight_digests=counted.weight_digests,
+        export=known.export,
+        export_merged_share=known.export_merged_share,
+        versions=known.versions,
+        model_commit=known.model_commit,
+        damaged_checkpoints=known.damaged_checkpoints,
+        trackers=known.trackers,
+        pause_seconds=_mean(step.pause_seconds for step in metrics.steps),
+        transfer_seconds=_mean(step.transfer_seconds for step in metrics.steps),
+        device_bytes=_find_largest(metrics.steps),
+        steps_without_signal=sum(map(_is_without_signal, metrics.steps)),
+        evaluations=evaluations,
+        metrics_before=before.means,
+        metrics_after=after.means,
+        sessions=list(sessions),
+        chat_template_arguments={**(template_arguments or {})},
+    )
 
 
-def _count_rows(steps: list[Row], evals: list[Row]) -> dict[str, Any]:
-    """Return what the driver's summary counts, from its lines in metrics.jsonl."""
-    rows = [*steps, *evals]
-    phases: Counter[str] = Counter()
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = _known(values)
+    return sum(known) / len(known) if known else None
+
+
+def _find_ends(
+    evaluations: Sequence[EvaluationSummary], known: DriverSummary
+) -> tuple[EvaluationSummary, EvaluationSummary]:
+    """Return the evaluation before the first step and the last one after a step; without a number if there is none."""
+    if not evaluations:
+        before = EvaluationSummary(step=0, accuracy=known.accuracy_before, means=known.eval_before or {})
+        return before, EvaluationSummary(step=0, accuracy=known.accuracy_after, means=known.eval_after or {})
+    none = EvaluationSummary(step=0)
+    last = evaluations[-1]
+    return next((found for found in evaluations if found.step == 0), none), last if last.step > 0 else none
+
+
+def _is_without_signal(step: StepRecord) -> bool:
+    """Whether a step had no advantage: the samples of each group had equal scores, or none could be trained on."""
+    return step.zero_signal_share == 1 or 0 < step.num_samples == step.num_masked
+
+
+def _summarize(found: EvaluationRecord) -> EvaluationSummary:
+    return EvaluationSummary(
+        step=found.step,
+        accuracy=found.accuracy,
+        means=found.means,
+        num_samples=found.num_samples,
+        num_failed=found.num_failed,
+        num_left_out=found.num_left_out,
+    )
+
+
+def _count(metrics: Metrics) -> DriverSummary:
+    """Return what the driver's summary counts, from metrics.jsonl."""
+    steps, evaluations = metrics.steps, metrics.evaluations
+    records = metrics.records
+    phases: defaultdict[str, float] = defaultdict(float)
+    for name, seconds in chain.from_iterable(step.phase_seconds.items() for step in steps):
+        phases[name] += seconds
+    phases["evaluate"] += sum(found.seconds for found in evaluations)
     invalid: Counter[str] = Counter()
-    for row in rows:
-        phases.update(row.get("phase_seconds") or {"evaluate": row.get("seconds") or 0.0})
-        invalid.update(row.get("invalid_by_reason") or {})
-    num_rewards = max((len(row.get("rewards") or {}) for row in steps), default=1)
-    return {
-        "step_rewards": [row.get("reward") for row in steps],
-        "phase_seconds": {name: seconds for name, seconds in phases.items() if seconds},
-        "samples_trained": sum(row.get("num_samples", 0) - row.get("num_masked", 0) for row in steps) if rows else None,
-        "rewards_served": sum(row.get("num_samples", 0) * num_rewards for row in rows) if rows else None,
-        "invalid_by_reason": dict(invalid),
-    }
+    for record in records:
+        invalid.update(record.invalid_by_reason)
+    num_rewards = max((len(step.rewards) for step in steps), default=1)
+    return DriverSummary(
+        phase_seconds={name: seconds for name, seconds in phases.items() if seconds},
+        samples_trained=sum(step.num_samples - step.num_masked for step in steps) if records else None,
+        rewards_served=sum(record.num_samples * num_rewards for record in records) if records else None,
+        invalid_by_reason=invalid,
+        training_share=steps[-1].training_share if steps else None,
+        lost_seconds=steps[-1].lost_seconds if steps else {},
+    )
 
 
-def build_table(summary: dict[str, Any]) -> Table:
-    table = Table(title=f"{summary['name']}: {summary['phase']}", show_header=False, title_justify="left")
+def _find_largest(steps: Sequence[StepRecord]) -> dict[str, int]:
+    """Return the most memory of shared devices that each state held in a step."""
+    largest: dict[str, int] = {}
+    for name, num_bytes in chain.from_iterable(step.device_bytes.items() for step in steps):
+        largest[name] = max(num_bytes, largest.get(name, 0))
+    return largest
+
+
+def build_table(summary: RunSummary) -> Table:
+    table = Table(title=f"{summary.name}: {summary.phase}", show_header=False, title_justify="left")
     table.add_column(style="bold", overflow="fold")
     table.add_column(overflow="fold")
     for name, value in summary_lines(summary):
@@ -82,53 +156,74 @@ def build_table(summary: dict[str, Any]) -> Table:
     return table
 
 
-def summary_lines(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def summary_lines(summary: RunSummary) -> Iterator[tuple[str, str]]:
     """Yield names and values, the most important first."""
-    evals = summary.get("evaluations") or []
-    ended = _describe_end(summary, evals)
-    if any(row["accuracy"] is not None for row in evals):
-        yield "held-out accuracy", _from_to([(row["step"], row["accuracy"]) for row in evals], ended)
-    for component in sorted({name for row in evals for name in row["means"] or {}}):
-        yield f"  {component}", _from_to([(row["step"], (row["means"] or {}).get(component)) for row in evals], "")
-    rewards = [reward for reward in summary.get("step_rewards") or [] if reward is not None]
+    evaluations = summary.evaluations
+    if any(found.accuracy is not None for found in evaluations):
+        shown = _from_to([(found.step, found.accuracy) for found in evaluations], _describe_end(summary))
+        yield "held-out accuracy", "; ".join(filter(None, [shown, _describe_last(evaluations[-1])]))
+    for component in sorted({name for found in evaluations for name in found.means}):
+        yield f"  {component}", _from_to([(found.step, found.means.get(component)) for found in evaluations], "")
+    rewards = [reward for reward in summary.step_rewards if reward is not None]
     if len(rewards) > 1:
         yield "reward", f"{rewards[0]:.3f} -> {rewards[-1]:.3f} over {len(rewards)} steps"
     elif rewards:
         yield "reward", f"{rewards[0]:.3f} (1 step)"
     yield "steps", _describe_progress(summary)
-    sessions = summary.get("sessions") or []
-    phases = {name: s for name, s in (summary.get("phase_seconds") or {}).items() if s}
+    if without := summary.steps_without_signal:
+        yield "steps without signal", f"{without} of {summary.steps}: no sample had an advantage to learn from"
+    phases = {name: seconds for name, seconds in summary.phase_seconds.items() if seconds}
     parts = [f"{name} {seconds:.1f} s" for name, seconds in sorted(phases.items(), key=lambda item: -item[1])]
-    in_sessions = f" in {len(sessions)} sessions" if len(sessions) > 1 else ""
-    wall = "not recorded" if summary["wall_seconds"] is None else f"{summary['wall_seconds']:.1f} s{in_sessions}"
+    in_sessions = f" in {len(summary.sessions)} sessions" if len(summary.sessions) > 1 else ""
+    wall = "not recorded" if summary.wall_seconds is None else f"{summary.wall_seconds:.1f} s{in_sessions}"
     yield "wall time", wall + (f": {', '.join(parts)}" if parts else "")
-    if summary.get("samples_trained") is not None:
-        yield "samples trained", str(summary["samples_trained"])
-    if summary.get("rewards_served") is not None:
-        yield "rewards served", f"{summary['rewards_served']}, invalid: {_counts(summary.get('invalid_by_reason'))}"
-    yield "restarts", _counts(summary.get("restarts"))
-    if summary.get("pause_seconds") is not None:
-        transfer = summary.get("transfer_seconds") or 0
-        yield "weight updates", f"{summary['pause_seconds']:.3f} s pause, {transfer:.3f} s transfer (mean)"
-    digests = summary.get("weight_digests") or {}
-    if digests:
+    if summary.training_share is not None:
+        by_cause = sorted(summary.lost_seconds.items(), key=lambda item: -item[1])
+        causes = ", ".join(f"{cause} {seconds:.1f} s" for cause, seconds in by_cause if seconds)
+        yield "training share", f"{summary.training_share:.0%}" + (f"; lost: {causes}" if causes else "")
+    if summary.samples_trained is not None:
+        yield "samples trained", str(summary.samples_trained)
+    if summary.rewards_served is not None:
+        yield "rewards served", f"{summary.rewards_served}, invalid: {_counts(summary.invalid_by_reason)}"
+    lost = {name: counts.lost + counts.waiting for name, counts in summary.trackers.items()}
+    if any(lost.values()):
+        yield "records lost", f"{_counts(lost)}; metrics.jsonl has all of them"
+    yield "restarts", _counts(summary.restarts)
+    if summary.pause_seconds is not None:
+        transfer = summary.transfer_seconds or 0
+        yield "weight updates", f"{summary.pause_seconds:.3f} s pause, {transfer:.3f} s transfer (mean)"
+    if held := sorted(summary.device_bytes.items()):
+        yield "memory in turns", ", ".join(f"{name.replace('_', ' ')} {show_bytes(size)}" for name, size in held)
+    if digests := summary.weight_digests:
         alike = len(set(digests.values())) == 1
         yield "weight digests", f"{len(digests)} processes {'agree' if alike else 'DIFFER'}"
 
 
-def _describe_end(summary: dict[str, Any], evals: list[Row]) -> str:
+def _describe_end(summary: RunSummary) -> str:
     """Return why the last evaluation is missing; empty if it exists."""
-    is_last = bool(evals) and evals[-1]["step"] >= summary.get("total_steps", 0)
+    is_last = bool(summary.evaluations) and summary.evaluations[-1].step >= summary.total_steps
     verbs = {"Interrupted": "interrupted", "Failed": "failed"}
-    return "" if is_last or summary["phase"] not in verbs else f"{verbs[summary['phase']]} before the last"
+    return "" if is_last or summary.phase not in verbs else f"{verbs[summary.phase]} before the last"
 
 
-def _describe_progress(summary: dict[str, Any]) -> str:
-    done, total, checkpoint = summary["steps"], summary["total_steps"], summary.get("checkpoint_step")
-    if summary["phase"] == "Succeeded":
-        return str(done)
+def _describe_last(found: EvaluationSummary) -> str:
+    counts = describe_uncounted(found)
+    return counts and f"of the last {found.num_samples}: {counts}"
+
+
+def describe_uncounted(found: EvaluationRecord | EvaluationSummary) -> str:
+    """Return the episodes of an evaluation that the accuracy counts as 0, and those that it leaves out; empty if there
+    are none."""
+    counts = {"failed, counted as 0": found.num_failed, "without a score, left out": found.num_left_out}
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+
+
+def _describe_progress(summary: RunSummary) -> str:
+    if summary.phase == "Succeeded":
+        return str(summary.steps)
+    checkpoint = summary.checkpoint_step
     again = f"resumes after step {checkpoint}" if checkpoint else "starts over, since there is no checkpoint"
-    return f"{done} of {total}; the same `rljob run` {again}"
+    return f"{summary.steps} of {summary.total_steps}; the same `rljob run` {again}"
 
 
 def _from_to(points: Sequence[tuple[int, float | None]], note: str) -> str:
@@ -143,13 +238,26 @@ def _from_to(points: Sequence[tuple[int, float | None]], note: str) -> str:
     return f"{show(first[1])} -> {show(last[1])}" + (f" (steps {first[0]} and {last[0]}; {note})" if note else "")
 
 
-def _counts(counts: dict[str, int] | None) -> str:
-    nonzero = {name: count for name, count in (counts or {}).items() if count}
+def _counts(counts: Mapping[str, int]) -> str:
+    nonzero = {name: count for name, count in counts.items() if count}
     return ", ".join(f"{name} {count}" for name, count in nonzero.items()) or "none"
 
 
-def print_summary(console: Console, summary: dict[str, Any]) -> None:
+def print_summary(console: Console, summary: RunSummary) -> None:
     console.print(build_table(summary))
-    if summary.get("export"):
-        console.print(f"checkpoint: {summary['export']}", soft_wrap=True, highlight=False)
-        console.print(f"serve it with: vllm serve {summary['export']}", soft_wrap=True, highlight=False)
+    if summary.export:
+        console.print(f"checkpoint: {summary.export}", soft_wrap=True, highlight=False)
+        command = build_serve_command(summary.export, summary.chat_template_arguments)
+        console.print(f"serve it with: {command}", soft_wrap=True, highlight=False, markup=False)
+        share = summary.export_merged_share
+        if share is not None and share < MIN_MERGED_SHARE:
+            text = f"its merged weights have {share:.0%} of the adapters' update, and {summary.export}/"
+            text += f"{EXPORTED_ADAPTER} has the whole update: serve that instead (docs/lora.md, The result)"
+            console.print(text, soft_wrap=True, highlight=False)
+
+
+def build_serve_command(export: str, template_arguments: Mapping[str, Any]) -> str:
+    """Return the command of a server that renders prompts as the job did."""
+    arguments = json.dumps(template_arguments, ensure_ascii=False)
+    options = f" --default-chat-template-kwargs {shlex.quote(arguments)}" if template_arguments else ""
+    return f"vllm serve {export}{options}"

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.reward import RewardModel
+from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.read.documents import Document, Problem, parse_path
 from rljob_api.read.load import InvalidManifestError
 from rljob_cli.check.jobfile import JobFile, load_partial
+from rljob_cli.check.template_file import place_template
 from rljob_cli.check.verdict import judge
 from rljob_cli.cluster.client import CLAIM, Cluster, ClusterError, NotFoundError, Target
 from rljob_cli.cluster.commands import on_cluster
@@ -29,11 +30,11 @@ from rljob_cli.submit.plan import ClaimOptions, Submission, build_owners_patch, 
 from rljob_cli.submit.references import Need, find_needs, is_missing
 from rljob_cli.submit.sources import Tree, find_sources, get_value, read_tree
 from rljob_cli.submit.upload import build_pod, upload
-from rljob_operator.backend import Manifest, ObservedState, utc_now
-from rljob_operator.children.common import to_yaml
-from rljob_operator.kube.resources import REWARD_MODEL, RLJOB, Resource, resource_of, resources_of_kind
-from rljob_operator.plan.job import render_children
-from rljob_operator.plan.reward_model import plan_reward_model
+from rljob_core.backend import Manifest, ObservedState, utc_now
+from rljob_core.children.common import to_yaml
+from rljob_core.kube.resources import REWARD_MODEL, RLJOB, Resource, resource_of, resources_of_kind
+from rljob_core.plan.job import render_children
+from rljob_core.plan.reward_model import plan_reward_model
 
 _RESOURCES: Mapping[str, Resource] = {
     "RLJob": RLJOB,
@@ -132,7 +133,8 @@ def _plan(file: JobFile, namespace: str, options: Options) -> Submission:
     for document in documents:
         if document.data["kind"] not in _RESOURCES:
             raise UserError(f"{file.path}: {document.data['kind']} is not part of a job; apply it with kubectl")
-    return plan_submission([d.data for d in documents], _read_trees(file, documents), namespace, options.claim)
+    manifests = [place_template(file.document.data, file.job), *(document.data for document in file.others)]
+    return plan_submission(manifests, _read_trees(file, documents), namespace, options.claim)
 
 
 def _read_trees(file: JobFile, documents: list[Document]) -> dict[str, Tree]:

@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.sources import parse_source
 from rljob_api.read.documents import format_path
 from rljob_cli.submit.sources import MAX_SMALL_BYTES, LocalSource, Tree, find_sources, get_value
-from rljob_operator.backend import Manifest
-from rljob_operator.children.common import AGENT, HEAD, REWARD
-from rljob_operator.children.merge import merge
+from rljob_core.backend import Manifest
+from rljob_core.children.common import AGENT, HEAD, REWARD
+from rljob_core.children.merge import merge
 
 PATH_FILES = "/mnt/files"
 """Where the head mounts the ConfigMap."""
@@ -40,7 +39,7 @@ class ClaimOptions:
     name: str | None = None
     """An existing claim. None: a new one, which is deleted with the job."""
     size: str | None = None
-    """Of a new claim, as a quantity. None: what the files need, and a fifth."""
+    """Size of a new claim, as a quantity. None: what the files need, and a fifth."""
     storage_class: str | None = None
     access_mode: str = "ReadWriteMany"
 
@@ -182,13 +181,17 @@ def _use_config_map(job: Manifest, name: str, items: list[_Sourced]) -> None:
     data = []
     for item in items:
         label, parent = item.source.label, get_value(item.manifest, item.source.location[:-1])
+        is_data = item.source.kind == "data"
+        # The name of data is the same one as with `rljob run`: functions get it as data_source.
+        folder = f"{label}/{item.tree.name}" if item.tree.is_folder and is_data else label
         mounted = [
-            {"key": key, "path": f"{label}/{file.name}"} for key, file in zip(_keys(item), item.tree.files, strict=True)
+            {"key": key, "path": f"{folder}/{file.name}"}
+            for key, file in zip(_keys(item), item.tree.files, strict=True)
         ]
-        path = f"{PATH_FILES}/{label}" + ("" if item.tree.is_folder else f"/{item.tree.name}")
-        if item.source.kind == "data":
+        path = f"{PATH_FILES}/{folder}" + ("" if item.tree.is_folder else f"/{item.tree.name}")
+        if is_data:
             data += mounted
-            _set_source(parent, path, item.source)
+            parent["source"] = path
         elif item.source.kind == "program":
             parent["workingDir"] = path
             executable = [each | {"mode": _EXECUTABLE} for each in mounted]
@@ -217,15 +220,8 @@ def _mount(role: dict[str, Any], container: str, config_map: str, items: Sequenc
 def _use_claim(item: _Sourced, claim: str, job: str) -> Upload:
     folder = f"{job}/{item.tree.digest}"
     parent = get_value(item.manifest, item.source.location[:-1])
-    _set_source(parent, f"pvc://{claim}/{folder}/{item.tree.name}", item.source)
+    parent["source"] = f"pvc://{claim}/{folder}/{item.tree.name}"
     return Upload(item.source.path, item.tree, folder)
-
-
-def _set_source(parent: dict[str, Any], source: str, before: LocalSource) -> None:
-    parent["source"] = source
-    if before.kind == "data":
-        # verl's functions get the dataset's name: the same one as with `rljob run`.
-        parent.setdefault("dataSource", parse_source(before.path).path)
 
 
 def _build_claim(name: str, job: str, namespace: str, uploads: list[Upload], options: ClaimOptions) -> Manifest:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from rljob_operator.backend import Manifest
+from rljob_core.backend import Manifest
 
 _POD_WORKLOADS = ("Job", "StatefulSet", "Deployment")
 _REMEDIES = {

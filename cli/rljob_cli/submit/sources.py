@@ -5,6 +5,7 @@ a cluster, and stays unchanged.
 """
 
 import ast
+import glob
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,13 +13,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.runner import RUNNER_SERVICE
-from rljob_api.manifest.simulated_user import USER_SERVICE
+from rljob_api.manifest.services.runner import RUNNER_SERVICE
+from rljob_api.manifest.services.user import USER_SERVICE
 from rljob_api.manifest.sources import parse_source
 from rljob_api.read.documents import Location, format_path
 
 MAX_SMALL_BYTES = 900 * 1024
-"""Of all files in one ConfigMap, which may have 1 MiB with its metadata."""
+"""Limit of all files in one ConfigMap, which may have 1 MiB with its metadata."""
 _SCORERS: tuple[tuple[Location, str], ...] = (
     (("function", "file"), "function"),
     (("model", "source"), "model"),
@@ -61,7 +62,7 @@ class Tree:
     name: str
     is_folder: bool
     files: tuple[File, ...]
-    """Of a function: its own file first, and names that start at its folder."""
+    """The files of a function: its own first, and names that start at its folder."""
 
     @property
     def num_bytes(self) -> int:
@@ -136,6 +137,8 @@ def read_tree(source: LocalSource, folder: Path, job_file: Path | None = None) -
     program, hidden files stay here: they may have secrets. So does the job's file, whose changes would replace Pods."""
     path = (folder / source.path).resolve()
     if not path.exists():
+        if source.kind == "data" and glob.has_magic(source.path):
+            return _read_matching(source, path)
         raise UserError(f"{source.field}: {path} not found; correct the path")
     if path.is_file() and source.kind == "program":
         raise UserError(f"{source.field}: {path} is a file; set its folder, and name the file in command")
@@ -153,6 +156,17 @@ def read_tree(source: LocalSource, folder: Path, job_file: Path | None = None) -
     if not files:
         raise UserError(f"{source.field}: {path} is empty; correct the path")
     return Tree(path.name, True, tuple(_read_file(str(PurePosixPath(f.relative_to(path))), f) for f in files))
+
+
+def _read_matching(source: LocalSource, pattern: Path) -> Tree:
+    """Read the files of a glob. On the cluster their folder has no others."""
+    folder = pattern.parent
+    if glob.has_magic(str(folder)):
+        raise UserError(f"{source.field}: {pattern} matches files of several folders; copy them into one, and name it")
+    files = sorted(file for file in map(Path, glob.glob(str(pattern))) if file.is_file())
+    if not files:
+        raise UserError(f"{source.field}: no file matches {pattern}; correct the path")
+    return Tree(folder.name, True, tuple(_read_file(file.name, file) for file in files))
 
 
 def _is_left_out(name: str) -> bool:

@@ -14,8 +14,8 @@ from rljob_cli.cluster.formatting import describe_pod
 from rljob_cli.manifests import is_ready
 from rljob_cli.submit import archive
 from rljob_cli.submit.plan import LABEL_FILES, Upload
-from rljob_operator.backend import Manifest
-from rljob_operator.kube.resources import POD
+from rljob_core.backend import Manifest
+from rljob_core.kube.resources import POD
 
 _MOUNT = "/claim"
 _MARKER = ".complete"

@@ -4,15 +4,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from rljob_api.errors import UserError
+from rljob_api.run.trajectories import SampleRow
 from rljob_cli.exits import guard
 from rljob_cli.output import print_json
 from rljob_cli.tables import show
 from rljob_cli.trajectories import tables
 from rljob_cli.trajectories.comparison import Pair, choose_lane, choose_steps, compare
 from rljob_cli.trajectories.conversation import LEGEND, build_conversation, is_conversation
-from rljob_cli.trajectories.log import Filter, Row, find_log, list_rewards, read_rows
+from rljob_cli.trajectories.log import Filter, find_log, list_rewards, read_rows
 
 _TABLE_LIMIT, _CONVERSATION_LIMIT = 20, 5
 
@@ -40,11 +42,11 @@ def trajectories_command(
     folder = find_log(arguments[0], directory)
     rows = _require_reward(folder, filter_, read_rows(folder, filter_))
     if output == "json":
-        return _print_lines(islice(rows, limit or None))
+        return _print_lines(row.model_dump() for row in islice(rows, limit or None))
     return _show(rows, limit, full, tokens)
 
 
-def _show(rows: Iterator[Row], limit: int | None, full: bool, tokens: bool) -> int:
+def _show(rows: Iterator[SampleRow], limit: int | None, full: bool, tokens: bool) -> int:
     """Print conversations one after the other, and single answers as a table."""
     first = next(rows, None)
     rows = iter(()) if first is None else chain([first], rows)
@@ -61,7 +63,7 @@ def _show(rows: Iterator[Row], limit: int | None, full: bool, tokens: bool) -> i
     return 0
 
 
-def _require_reward(folder: Path, filter_: Filter, rows: Iterator[Row]) -> Iterator[Row]:
+def _require_reward(folder: Path, filter_: Filter, rows: Iterator[SampleRow]) -> Iterator[SampleRow]:
     """Return the rows. Raise UserError if there is none because the run has no such reward."""
     first = next(rows, None)
     if first is not None:
@@ -73,7 +75,7 @@ def _require_reward(folder: Path, filter_: Filter, rows: Iterator[Row]) -> Itera
     return iter(())
 
 
-def _print_lines(objects: Iterable[Row]) -> int:
+def _print_lines(objects: Iterable[dict[str, Any]]) -> int:
     for found in objects:
         print_json(found)
     return 0
@@ -96,7 +98,7 @@ def _diff(runs: list[str], filter_: Filter, directory: Path, limit: int | None, 
     return 0
 
 
-def _describe_pair(pair: Pair, curves: list[str]) -> Row:
+def _describe_pair(pair: Pair, curves: list[str]) -> dict[str, Any]:
     sides = {
         letter: {"num_samples": side.num_samples, "num_invalid": side.num_invalid, "means": side.means}
         for letter, side in (("a", pair.a), ("b", pair.b))

@@ -5,7 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rljob_cli.trajectories.log import Filter, Row, curves_of, list_files
+from rljob_api.run.folder import list_trajectory_files
+from rljob_api.run.trajectories import SampleRow
+from rljob_cli.trajectories.log import Filter, curves_of
 
 
 @dataclass
@@ -14,9 +16,9 @@ class Side:
     num_invalid: int = 0
     values: dict[str, list[float]] = field(default_factory=dict)
 
-    def add(self, row: Row) -> None:
+    def add(self, row: SampleRow) -> None:
         self.num_samples += 1
-        self.num_invalid += any(not reward["valid"] for reward in row["rewards"])
+        self.num_invalid += any(not result.valid for result in row.rewards)
         for name, value in curves_of(row).items():
             self.values.setdefault(name, []).append(value)
 
@@ -55,12 +57,12 @@ class Comparison:
         return sorted(names, key=lambda name: (name != "score", name))
 
 
-def compare(rows_a: Iterable[Row], rows_b: Iterable[Row]) -> Comparison:
+def compare(rows_a: Iterable[SampleRow], rows_b: Iterable[SampleRow]) -> Comparison:
     """Match by prompt and answer, since row numbers may differ between datasets."""
     sides: list[dict[tuple[str, str | None], Side]] = [{}, {}]
     for side, rows in zip(sides, (rows_a, rows_b), strict=True):
         for row in rows:
-            side.setdefault((row["prompt"], row["ground_truth"]), Side()).add(row)
+            side.setdefault((row.prompt, row.ground_truth), Side()).add(row)
     a, b = sides
     pairs = [Pair(*key, a[key], b[key]) for key in a if key in b]
     pairs.sort(key=lambda pair: -abs(pair.difference("score") or 0.0))
@@ -71,10 +73,14 @@ def choose_steps(folder: Path, filter_: Filter) -> Filter:
     """Without a step, select the last evaluation; of training all steps, since each has other prompts."""
     if filter_.step is not None or filter_.lane != "eval":
         return filter_
-    steps = [file.step for file in list_files(folder) if file.lane == "eval"]
+    steps = [file.step for file in list_trajectory_files(folder) if file.lane == "eval"]
     return replace(filter_, step=max(steps)) if steps else filter_
 
 
 def choose_lane(folders: Iterable[Path]) -> str:
     """Return eval if all runs have evaluations, since those share their prompts."""
-    return "eval" if all(any(file.lane == "eval" for file in list_files(folder)) for folder in folders) else "train"
+    return (
+        "eval"
+        if all(any(file.lane == "eval" for file in list_trajectory_files(folder)) for folder in folders)
+        else "train"
+    )

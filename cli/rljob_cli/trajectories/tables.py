@@ -8,51 +8,51 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from rljob_api.run.trajectories import ResultRow, SampleRow
 from rljob_cli.tables import make_console
 from rljob_cli.trajectories.comparison import Comparison, Pair, Side
-from rljob_cli.trajectories.log import Row
 
 _MAX_TEXT_CHARACTERS = 400
 
 
-def print_samples(rows: Sequence[Row], *, full: bool, has_more: bool) -> None:
+def print_samples(rows: Sequence[SampleRow], *, full: bool, has_more: bool) -> None:
     console = make_console()
     if not rows:
         console.print("no sample matches")
         return
-    rewards = sorted({reward["name"] for row in rows for reward in row["rewards"]})
+    rewards = sorted({reward.name for row in rows for reward in row.rewards})
     table = Table(show_lines=True)
     for name in ("step", "sample", "prompt", "completion", "score", *rewards, "advantage"):
         table.add_column(name, overflow="fold", ratio=3 if name in ("prompt", "completion") else None)
     for row in rows:
-        by_name = {reward["name"]: reward for reward in row["rewards"]}
+        by_name = {reward.name: reward for reward in row.rewards}
         table.add_row(
-            f"{row['step']}\n{row['lane']}",
-            f"{row['group']}/{row['sample']}",
-            Text(shorten(format_prompt(row["prompt"]), full) + _answer(row["ground_truth"])),
-            Text(shorten(row["completion"], full) + (" [truncated]" if row["truncated"] else "")),
-            number(row["score"]),
+            f"{row.step}\n{row.lane}",
+            f"{row.group}/{row.sample}",
+            Text(shorten(format_prompt(row.prompt), full) + _answer(row.ground_truth)),
+            Text(shorten(row.completion, full) + (" [truncated]" if row.truncated else "")),
+            number(row.score),
             *(describe_reward(by_name.get(name)) for name in rewards),
-            number(row["advantage"]),
+            number(row.advantage),
         )
     console.print(table)
     if has_more:
         console.print(f"the first {len(rows)}; more with --limit (0: all)")
 
 
-def describe_reward(reward: Row | None, separator: str = "\n") -> Text:
+def describe_reward(reward: ResultRow | None, separator: str = "\n") -> Text:
     """Return a reward's score, components and latency, or why the result is invalid."""
     if reward is None:
         return Text("-")
-    if reward["valid"]:
-        lines = [number(reward["score"])]
-        lines += [f"{name} {number(value)}" for name, value in reward["components"].items()]
+    if reward.valid:
+        lines = [number(reward.score)]
+        lines += [f"{name} {number(value)}" for name, value in reward.components.items()]
     else:
-        lines = [f"invalid: {reward['reason']}", *([reward["message"]] if reward["message"] else [])]
-    attempts = reward["attempts"] or 0
-    latency = reward["latency_seconds"] if reward["latency_seconds"] is not None else reward["execute_seconds"]
+        lines = [f"invalid: {reward.reason}", *([reward.message] if reward.message else [])]
+    attempts = reward.attempts or 0
+    latency = reward.latency_seconds if reward.latency_seconds is not None else reward.execute_seconds
     lines.append(f"{seconds(latency)}{f', {attempts} attempts' if attempts > 1 else ''}")
-    return Text(separator.join(lines), style="" if reward["valid"] else "red")
+    return Text(separator.join(lines), style="" if reward.valid else "red")
 
 
 def print_comparison(

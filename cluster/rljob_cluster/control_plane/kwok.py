@@ -1,7 +1,7 @@
 """Fake nodes on a ControlPlane, by KWOK: Pods bound to them become Ready, or end, without a container.
 
-Start the scheduler component if Pods must be placed. The invariant: KWOK manages only the nodes created here, and ends
-with the thread that started it.
+Start the scheduler component if Pods must be placed, and pass CONTROLLER_ARGUMENTS. The invariant: KWOK manages only
+the nodes created here, and ends with the thread that started it.
 """
 
 import contextlib
@@ -15,6 +15,9 @@ from rljob_cluster.control_plane.control_plane import ControlPlane
 from rljob_cluster.host import go_programs
 from rljob_cluster.host.processes import ProcessGroup
 
+CONTROLLER_ARGUMENTS = ("--node-monitor-grace-period=12h",)
+"""For a plane whose kube-controller-manager runs: KWOK renews no Lease, so that after 50 s it would count the nodes as
+lost and their Pods as not ready."""
 _ANNOTATION = "kwok.x-k8s.io/node"
 # KWOK does nothing without stages; these are part of its module.
 _STAGE_FOLDERS = ("node/fast", "node/heartbeat-with-lease", "pod/fast")
@@ -47,7 +50,8 @@ def build_node(name: str, labels: Mapping[str, str], devices: Mapping[str, int] 
     """Return a node that a running KWOK takes over once it is applied. `devices`: number by resource name; nodes with
     some have a taint of the same name, as device plugins' nodes usually do."""
     devices = devices or {}
-    capacity = {"cpu": "128", "memory": "1Ti", "pods": "1000"} | {name: str(n) for name, n in devices.items()}
+    capacity = {"cpu": "128", "memory": "1Ti", "ephemeral-storage": "1Ti", "pods": "1000"}
+    capacity |= {name: str(n) for name, n in devices.items()}
     return {
         "apiVersion": "v1",
         "kind": "Node",

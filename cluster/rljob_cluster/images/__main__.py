@@ -3,20 +3,22 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from rljob_cluster.host.commands import ClusterError
-from rljob_cluster.images.build import FOLDERS, BuildResult, build_image
-from rljob_cluster.images.tools import choose_tool
+from rljob_cluster.images.base_image import NoBaseError
+from rljob_cluster.images.build import FOLDERS, Archive, BuildResult, build_image
+from rljob_cluster.images.tools import Tool, choose_tool
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     try:
         tool = choose_tool()
-        results = [build_image(Path.cwd(), name, tool, options.archive) for name in options.names or FOLDERS]
+        results = [build_image(Path.cwd(), name, tool, options.archive) for name in options.names]
+        results += [] if options.names else list(_build_all(tool, options.archive))
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -25,6 +27,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         _print_table(results)
     return 0
+
+
+def _build_all(tool: Tool, archive: Archive) -> Iterator[BuildResult]:
+    """Leave out what has no base here: few jobs need another Python."""
+    for name in FOLDERS:
+        try:
+            yield build_image(Path.cwd(), name, tool, archive)
+        except NoBaseError as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

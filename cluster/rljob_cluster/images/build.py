@@ -16,12 +16,24 @@ from typing import Literal
 
 from rljob_cluster.host.commands import ClusterError, run
 from rljob_cluster.host.paths import cache_root, find_uv, state_folder
+from rljob_cluster.images.base_image import variable_of
 from rljob_cluster.images.buildah_store import find_image
 from rljob_cluster.images.tools import LABEL_INPUTS, Tool
 
 VERSION = "0.1.0"
-FOLDERS = {"trainer": "trainer_image", "reward": "reward_image", "operator": "operator"}
-_MEMBERS = ("api", "inputs", "operator", "trainer_image", "reward_image", "cli", "cluster")
+Archive = Literal["no", "needed", "yes"]
+FOLDERS = {
+    "trainer": "trainer_image",
+    "reward": "reward_image",
+    "reward-py312": "reward_image",
+    "operator": "operator",
+}
+"""Folders of each image: the folder with its Dockerfile and sources."""
+_PARTS = {"trainer_image": "inputs", "reward_image": "plugins", "operator": "core"}
+"""The other sources that a folder's Dockerfile copies, besides the api."""
+PYTHONS = {"reward-py312": "3.12"}
+"""Versions of images that need another Python than that of the default base."""
+_MEMBERS = ("api", "inputs", "core", "operator", "trainer_image", "reward_image", "plugins", "cli", "cluster")
 
 
 @dataclass(frozen=True)
@@ -43,7 +55,8 @@ def list_inputs(root: Path, name: str) -> list[Path]:
     folder = FOLDERS[name]
     fixed = [root / "uv.lock", root / "pyproject.toml", root / ".dockerignore", root / folder / "Dockerfile"]
     fixed += [root / member / "pyproject.toml" for member in _MEMBERS]
-    sources = [p for part in ("api", "inputs", folder) for p in (root / part).rglob("*") if p.is_file()]
+    parts = ("api", _PARTS[folder], folder)
+    sources = [p for part in parts for p in (root / part).rglob("*") if p.is_file()]
     kept = {p for p in sources if "__pycache__" not in p.parts and p.suffix != ".pyc"}
     return sorted(kept | set(fixed))
 
@@ -60,15 +73,17 @@ def build_command(tool: Tool, name: str, base: str, extra: str, digest: str, uv_
     command = [tool.name, "build", "--network", "host", "-f", f"{FOLDERS[name]}/Dockerfile", "-t", image_name(name)]
     command += ["--label", f"{LABEL_INPUTS}={digest}", "--build-arg", f"BASE_IMAGE={base}"]
     command += ["--build-arg", f"EXTRA={extra}"] if name == "trainer" else []
+    command += ["--build-arg", f"PYTHON={PYTHONS[name]}"] if name in PYTHONS else []
     return [*command, *tool.build_options(base, uv_cache), "."]
 
 
-def build_image(root: Path, name: str, tool: Tool, archive: Literal["no", "needed", "yes"]) -> BuildResult:
+def build_image(root: Path, name: str, tool: Tool, archive: Archive) -> BuildResult:
     """Build one image unless the existing image has the same inputs."""
     start = time.monotonic()
-    base = os.environ.get("BASE_IMAGE") or tool.find_base()
+    python = PYTHONS.get(name)
+    base = os.environ.get(variable_of(python)) or tool.find_base(python)
     extra, image = os.environ.get("EXTRA", "cpu"), image_name(name)
-    digest = digest_inputs(root, list_inputs(root, name), (base, extra))
+    digest = digest_inputs(root, list_inputs(root, name), (base, extra, *([python] if python else [])))
     info = tool.inspect(image)
     reused = info is not None and info.inputs == digest
     if not reused:
@@ -86,14 +101,23 @@ def build_image(root: Path, name: str, tool: Tool, archive: Literal["no", "neede
     return BuildResult(image, digest, info.size_mb if info else 0, seconds, reused, str(path) if path else None)
 
 
+def find_archives(name: str) -> list[Path]:
+    """The archives of this image, not those of one whose name begins with it."""
+    return [path for path in sorted(_archives_folder().glob("*.tar")) if path.stem.rpartition("-")[0] == name]
+
+
+def _archives_folder() -> Path:
+    return cache_root() / "images"
+
+
 def _write_archive(tool: Tool, name: str, digest: str) -> Path:
     """Replace the older archive of this image. A rename at the end keeps partial archives from being loaded."""
-    path = cache_root() / "images" / f"{name}-{digest}.tar"
+    path = _archives_folder() / f"{name}-{digest}.tar"
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
-    for old in (part, *path.parent.glob(f"{name}-*.tar")):
+    for old in (part, *find_archives(name)):
         old.unlink(missing_ok=True)  # first, since the disk may not have room for two archives of 8 GB
     tool.save(image_name(name), part)
     part.rename(path)

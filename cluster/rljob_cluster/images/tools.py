@@ -15,7 +15,7 @@ from typing import ClassVar
 from rljob_cluster.host.cgroups import is_hybrid
 from rljob_cluster.host.commands import ClusterError, try_run
 from rljob_cluster.host.debian import install_missing
-from rljob_cluster.images.base_image import DEFAULT_BASE, LOCAL_BASE, ensure_base
+from rljob_cluster.images.base_image import LOCAL_BASE, ensure_base, hub_name
 
 ENV_TOOL = "CONTAINER_TOOL"
 LABEL_INPUTS = "rljob.dev/inputs"
@@ -34,8 +34,9 @@ class ImageInfo:
 class Docker:
     name: ClassVar = "docker"
 
-    def find_base(self) -> str:
-        return DEFAULT_BASE
+    def find_base(self, python: str | None = None) -> str:
+        """Return the base with this Python; None: the default one's."""
+        return hub_name(python)
 
     def build_options(self, base: str, uv_cache: Path | None) -> list[str]:
         return []
@@ -58,8 +59,8 @@ class Buildah:
     runtime: str | None = None
     """OCI runtime for RUN instructions; None for buildah's own choice."""
 
-    def find_base(self) -> str:
-        return ensure_base()
+    def find_base(self, python: str | None = None) -> str:
+        return ensure_base(python)
 
     def build_options(self, base: str, uv_cache: Path | None) -> list[str]:
         options = ["--layers", "--disable-compression"]

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rljob_cluster.host.commands import ClusterError
-from rljob_cluster.host.paths import cache_root
-from rljob_cluster.images.build import FOLDERS, image_name
+from rljob_cluster.images.build import FOLDERS, find_archives, image_name
 from rljob_cluster.images.buildah_store import StoredImage, find_image
 from rljob_cluster.images.oci_layout import read_archive
 from rljob_cluster.node.image_store import import_images, link_image, list_snapshots
@@ -25,8 +24,7 @@ def find_sources(near: Path) -> list[str]:
     sources = []
     for name in FOLDERS:
         stored = find_image(image_name(name), near)
-        archives = sorted((cache_root() / "images").glob(f"{name}-*.tar"))
-        sources += [_format_source(name, stored)] if stored else [str(path) for path in archives]
+        sources += [_format_source(name, stored)] if stored else [str(path) for path in find_archives(name)]
     return sources
 
 

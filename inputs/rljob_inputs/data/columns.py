@@ -11,7 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rljob_api.manifest.job_sections import Data, DataSource
-from rljob_inputs.data.rows import Row, Values, split_field
+from rljob_api.wire.protocol import Message
+from rljob_inputs.data.conversations import are_messages, ends_with_answer, is_sharegpt, read_messages, split_answer
+from rljob_inputs.data.files import Values
+from rljob_inputs.data.rows import Row, split_field
 from rljob_inputs.errors import InputError
 
 _FIELD = re.compile(r"\{\{|\}\}|\{([A-Za-z_]\w*)\}")
@@ -21,13 +24,9 @@ _MAX_LISTED = 20
 def find_problems(data: Data, source: DataSource, row: Row, split: str) -> Iterator[InputError]:
     """Yield what keeps the row from becoming a prompt: at most one error per field."""
     field = f"spec.data.{split_field(split)}"
-    for name, column in (("prompt", source.prompt), ("answer", source.answer)):
-        if column is None:
-            continue
+    for read in (lambda: read_prompt(data, source, row, field), lambda: read_answer(source, row, field)):
         try:
-            value = read_column(row, column, f"{field}.{name}")
-            if name == "prompt":
-                check_prompt(data, value, row, f"{field}.prompt")
+            read()
         except InputError as error:
             yield error
     if unknown := sorted({*template_fields(data.template)} - {"prompt", *row.values}):
@@ -49,25 +48,49 @@ def read_column(row: Row, name: str, field: str) -> Any:
     return value
 
 
-def check_prompt(data: Data, prompt: Any, row: Row, field: str) -> None:
-    """Raise InputError unless it is a string, or for chat, a list of messages."""
+def read_prompt(data: Data, source: DataSource, row: Row, field: str) -> str | list[Message]:
+    """Return the prompt: a string, or for chat, a list of messages. Raise InputError if it is neither, or has
+    the answer.
+
+    `field`: spec.data.train or spec.data.eval."""
+    path = f"{field}.prompt"
+    prompt = read_column(row, source.prompt, path)
+    _check_prompt(data, prompt, row, path)
+    if isinstance(prompt, str):
+        return prompt
+    if source.answer == source.prompt:
+        return split_answer(prompt, row.place, f"{field}.answer")[0]
+    if ends_with_answer(prompt):
+        problem = "the last message is the assistant's, so the prompt would have the answer"
+        remedy = f"set answer: {source.prompt} to use it as the answer, or remove it"
+        raise InputError(path, f"{row.place}: {problem}; {remedy}")
+    return read_messages(prompt, row.place, path)
+
+
+def read_answer(source: DataSource, row: Row, field: str) -> Any:
+    """Return the ground truth. In the column of the prompt it is the last message's text."""
+    if source.answer is None:
+        return None
+    path = f"{field}.answer"
+    value = read_column(row, source.answer, path)
+    if source.answer == source.prompt and are_messages(value):
+        return split_answer(value, row.place, path)[1]
+    return value
+
+
+def _check_prompt(data: Data, prompt: Any, row: Row, field: str) -> None:
     if prompt is None:
         raise InputError(field, f"{row.place}: the prompt is null; remove the row, or fill it in")
     if isinstance(prompt, str):
         return
+    if is_sharegpt(prompt):
+        problem = "the prompt has messages of {from, value}, as ShareGPT"
+        raise InputError(field, f"{row.place}: {problem}; rename the keys to role and content, and human to user")
     if not are_messages(prompt):
         expected = "a string or a list of {role, content} messages"
         raise InputError(field, f"{row.place}: the prompt must be {expected}, got {_describe(prompt)}")
     if data.format == "text":
         raise InputError("spec.data.format", "is text, but the prompt column holds chat messages; set it to chat")
-
-
-def are_messages(prompt: Any) -> bool:
-    return (
-        isinstance(prompt, Sequence)
-        and bool(prompt)
-        and all(isinstance(message, Mapping) and {"role", "content"} <= message.keys() for message in prompt)
-    )
 
 
 def template_fields(template: str) -> list[str]:

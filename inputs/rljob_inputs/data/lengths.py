@@ -26,10 +26,12 @@ class PromptLimit:
 
 
 def find_limit(spec: RLJobSpec, split: str, context_length: int | None) -> PromptLimit:
-    """Return the limit of data.train or data.eval. `context_length` is the model's, None if it is unknown."""
-    max_tokens, name = spec.rollout.sampling.max_tokens, "rollout.sampling.maxTokens"
-    if split != "train" and spec.evaluation.sampling:
-        max_tokens, name = spec.evaluation.sampling.max_tokens, "evaluation.sampling.maxTokens"
+    """Return the limit of data.train or data.eval. `spec` is resolved. `context_length` is the model's, None if it is
+    unknown."""
+    max_tokens, name = spec.rollout.sampling.answer_tokens, "rollout.sampling.maxTokens"
+    evaluation = spec.evaluation.sampling
+    if split != "train" and evaluation is not None and evaluation.max_tokens != max_tokens:
+        max_tokens, name = evaluation.answer_tokens, "evaluation.sampling.maxTokens"
     limits: list[PromptLimit] = []
     if spec.data.max_prompt_tokens is not None:
         limits.append(PromptLimit(spec.data.max_prompt_tokens, "data.maxPromptTokens"))

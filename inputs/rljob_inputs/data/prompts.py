@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rljob_api.manifest.job_sections import Data, DataSource
+from rljob_api.manifest.sources import parse_source
 from rljob_api.wire.protocol import Message
-from rljob_inputs.data.columns import are_messages, check_prompt, fill_template, read_column
+from rljob_inputs.data.columns import fill_template, read_answer, read_prompt
 from rljob_inputs.data.lengths import PromptLimit, measure
 from rljob_inputs.data.rows import Row, read_rows, split_field
 from rljob_inputs.errors import InputError
@@ -77,10 +78,9 @@ def build_prompts(
 def build_prompt(
     source: DataSource, row: Row, rendered: str | list[Message], token_ids: list[int], split: str
 ) -> Prompt:
-    field = f"spec.data.{split_field(split)}"
-    answer = None if source.answer is None else read_column(row, source.answer, f"{field}.answer")
+    answer = read_answer(source, row, f"spec.data.{split_field(split)}")
     given = row.values.get("extra_info")
-    used = (source.prompt, source.answer, "extra_info")
+    used = ("prompt" if source.prompt == "prompt" else None, source.answer, "extra_info")
     others = {name: value for name, value in row.values.items() if name not in used}
     if isinstance(given, dict):  # verl's files keep extra columns in a column of this name
         others |= given
@@ -91,18 +91,26 @@ def build_prompt(
         prompt=rendered,
         token_ids=token_ids,
         ground_truth=_plain(answer),
-        data_source=source.source.split("://", 1)[-1] if source.data_source is None else source.data_source,
+        answer_column=source.answer if source.answer in row.values and source.answer != source.prompt else "",
+        data_source=find_data_source(source, row.values),
         extra_info={"index": row.position, **_plain(others), "split": source.split or split},
     )
 
 
+def find_data_source(source: DataSource, values: Mapping[str, Any]) -> str:
+    """Return what rewards get as data_source: the setting, else the row's column of this name, as verl's files have it,
+    else the repository's id or the file's name."""
+    if source.data_source is not None:
+        return source.data_source
+    own = values.get("data_source")
+    return own if isinstance(own, str) else parse_source(source.source).name
+
+
 def render(data: Data, source: DataSource, row: Row, split: str) -> str | list[Message]:
     """Return the text, or the messages, of a row."""
-    field = f"spec.data.{split_field(split)}.prompt"
-    prompt = read_column(row, source.prompt, field)
-    check_prompt(data, prompt, row, field)
-    if are_messages(prompt):
-        messages: list[Message] = [dict(message) for message in prompt]
+    prompt = read_prompt(data, source, row, f"spec.data.{split_field(split)}")
+    if not isinstance(prompt, str):
+        messages = prompt
         if data.template != "{prompt}":
             content = messages[-1]["content"]
             messages[-1]["content"] = fill_template(data.template, {**row.values, "prompt": content}, row)
@@ -122,15 +130,17 @@ def tokenize(data: Data, rendered: list[str | list[Message]], tokenizer: Any) ->
     if data.format == "text":
         return _as_lists(tokenizer(rendered)["input_ids"])
     if not getattr(tokenizer, "chat_template", None):
-        raise InputError("spec.data.format", "is chat, but the model has no chat template; set it to text")
+        remedy = "set it to text, or set spec.model.chatTemplate"
+        raise InputError("spec.data.format", f"is chat, but the model has no chat template; {remedy}")
     try:
         texts = [
-            tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) for messages in rendered
+            tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=False, **data.chat_template_arguments
+            )
+            for messages in rendered
         ]
     except Exception as error:  # jinja2's own, and whatever the template raises
-        raise InputError(
-            "spec.data.format", f"the chat template of the model fails: {type(error).__name__}: {error}"
-        ) from error
+        raise InputError("spec.data.format", f"the chat template fails: {type(error).__name__}: {error}") from error
     return _as_lists(tokenizer(texts, add_special_tokens=False)["input_ids"])  # the template adds them
 
 

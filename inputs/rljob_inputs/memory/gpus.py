@@ -12,6 +12,12 @@ _MEMORY_MIB = {
     "v100-32gb": 32768,
     "a10": 23028,
     "a10g": 23028,
+    "rtx-3090": 24576,
+    "rtx-4090": 24564,
+    "rtx-5090": 32607,
+    "rtx-a6000": 49140,
+    "rtx-6000-ada": 49140,
+    "rtx-pro-6000": 97887,
     "l4": 23034,
     "l40s": 46068,
     "a100-40gb": 40960,
@@ -20,12 +26,19 @@ _MEMORY_MIB = {
     "h200-141gb": 143771,
     "b200": 182633,
 }
-"""As nvidia-smi reports it."""
-_ALIASES = {"a100": "a100-80gb", "h100": "h100-80gb", "h200": "h200-141gb", "b200-180gb": "b200"}
+"""As nvidia-smi reports it. RTX A6000 and RTX 6000 Ada have it without ECC, their default; with ECC it is 46068."""
+_ALIASES = {
+    "a100": "a100-80gb",
+    "h100": "h100-80gb",
+    "h200": "h200-141gb",
+    "b200-180gb": "b200",
+    "a6000": "rtx-a6000",
+    **{name: f"rtx-{name.removeprefix('rtx')}" for name in ("3090", "4090", "5090", "rtx3090", "rtx4090", "rtx5090")},
+}
 _WHOLE_GPU = "nvidia.com/gpu"
 """The resource to which the labels of products belong."""
 _MEMORY_SUFFIX = ".memory"
-"""Of a resource's label with its MiB, from NVIDIA's GPU feature discovery: nvidia.com/gpu.memory,
+"""Suffix of a resource's label with its MiB, from NVIDIA's GPU feature discovery: nvidia.com/gpu.memory,
 nvidia.com/mig-3g.40gb.memory."""
 _LABEL_PRODUCTS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator")
 _UNITS = {"": 1, "Mi": 2**20, "Gi": 2**30, "MiB": 2**20, "GiB": 2**30, "GB": 10**9}
@@ -33,14 +46,14 @@ NAMES = (*_MEMORY_MIB, *_ALIASES)
 
 
 def find_gpu_bytes(name: str) -> int | None:
-    """Return the memory of a GPU: h100-80gb, NVIDIA-H100-80GB-HBM3, or a size such as 80GiB. None: unknown, or a slice
-    of a GPU."""
+    """Return the memory of a GPU: h100-80gb, NVIDIA-H100-80GB-HBM3, or a size such as 80GiB. None: unknown, a slice of
+    a GPU, or one of a laptop, which has less memory than the name suggests."""
     if size := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(Mi|Gi|MiB|GiB|GB)", name.strip()):
         return int(float(size[1]) * _UNITS[size[2]])
     parts = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word not in ("nvidia", "tesla", "geforce")]
-    if "mig" in parts:  # NVIDIA-H100-80GB-HBM3-MIG-1g.10gb
+    if not {"mig", "laptop"}.isdisjoint(parts):  # NVIDIA-H100-80GB-HBM3-MIG-1g.10gb
         return None
-    for length in (2, 1):
+    for length in (3, 2, 1):
         for start in range(len(parts) - length + 1):
             key = "-".join(parts[start : start + length])
             if memory := _MEMORY_MIB.get(_ALIASES.get(key, key)):

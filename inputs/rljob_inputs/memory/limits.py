@@ -9,6 +9,9 @@ GATHERED_SHARE_OF_DEVICE_MEMORY = 0.25
 GRADIENT_SHARE_OF_DEVICE_MEMORY = 0.05
 """Gradients up to this share of a GPU's memory add up unsharded over the micro-batches of a call, and are reduced once.
 Larger ones are reduced after every micro-batch."""
+UPDATE_SHARE_OF_DEVICE_MEMORY = 0.9
+"""What an update may need of a GPU's memory by the plan, before more activations are computed again. The rest is for
+what the plan does not know: fragmentation, workspaces of kernels, and what the compiler keeps."""
 GRADIENT_BYTES = 4
 """Gradients are accumulated and reduced in fp32."""
 KEPT_LOGITS_BYTES = 256 << 20
@@ -16,8 +19,10 @@ KEPT_LOGITS_BYTES = 256 << 20
 BLOCK_ROWS = 64
 """Rows per block of fp32 arithmetic: they fit a CPU's cache for vocabularies of 32,000 to 150,000."""
 DEVICE_BLOCK_ROWS = 4096
+HEAD_BLOCK_ROWS = 4096
+"""Rows of the head that a CPU converts at once for a product in fp32."""
 OBJECT_STORE_BYTES = 100_000_000
-"""Of a Ray node, at least (see object_store.py). Rows pass through it, weights do not. Ray's default is 30% of the
+"""Size of a Ray node, at least (see object_store.py). Rows pass through it, weights do not. Ray's default is 30% of the
 memory."""
 ROW_BYTES_PER_TOKEN = 29
 """What a rank gets of a sampled token, with all optional values (policy.layout.RankRows)."""

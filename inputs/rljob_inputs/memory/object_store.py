@@ -1,4 +1,4 @@
-"""The size of Ray's object stores, through which the driver sends rows to the ranks. Pure."""
+"""The size of Ray's object stores, through which the driver sends rows to the ranks. Pure; jobs are resolved."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ _SHARE_IN_USE = 0.5
 """What one call's rows may fill: objects of the previous call may still be there, and memory fragments."""
 
 
-def head_store_bytes(job: RLJob) -> int:
-    """Return the size with which the rows of a whole step do not spill to disk. Only memory that is used counts."""
+def head_store_bytes(job: RLJob, context_length: int | None) -> int:
+    """Return the size with which the rows of a whole step do not spill to disk. Only memory that is used counts.
+    `context_length`: of the rollouts, in tokens; None: unknown."""
     spec = job.spec
     num_rows = spec.schedule.prompts_per_step * spec.algorithm.group_size
-    tokens = num_rows * max_row_tokens(Question(job, {}, lambda quantity: None))
+    row_tokens = max_row_tokens(Question(job, {}))
+    tokens = num_rows * (row_tokens if context_length is None else min(row_tokens, context_length))
     return max(OBJECT_STORE_BYTES, int(tokens * ROW_BYTES_PER_TOKEN / _SHARE_IN_USE))
 
 
-def trainer_store_bytes(job: RLJob) -> int:
+def trainer_store_bytes(job: RLJob, context_length: int | None) -> int:
     """Return the size of the store of one trainer Pod, to which the rows of its ranks are copied."""
-    return max(OBJECT_STORE_BYTES, -(-head_store_bytes(job) // job.spec.trainer.replicas))
+    return max(OBJECT_STORE_BYTES, -(-head_store_bytes(job, context_length) // job.spec.trainer.replicas))

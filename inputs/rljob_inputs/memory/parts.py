@@ -46,6 +46,9 @@ class Need:
     moments: tuple[Moment, ...]
     available: int | None = None
     """Bytes of the GPU, or of resources.limits.memory. None: unknown."""
+    is_shared: bool = False
+    """Whether these are the trainer's GPUs, whose need contains this one. Of rollouts in the trainer's Pods, it is what
+    vLLM may use there."""
 
     @property
     def peak(self) -> Moment:

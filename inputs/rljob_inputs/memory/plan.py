@@ -1,24 +1,38 @@
 """The memory plan of a job: what one GPU and one Pod of each role need, by part, and whether it fits. Pure.
 
-Leaves the formulas to trainer.py and roles.py. Invariant: the plan is of the job as it is, and an unknown model or GPU
-makes it smaller, never wrong: a need without a shape has no model, and without a known GPU nothing is said to fit.
+Leaves the formulas to trainer.py, roles.py and shared.py. Invariant: the plan is of the job as it is, and an unknown
+model or GPU makes it smaller, never wrong: a need without a shape has no model, and without a known GPU nothing is said
+to fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from rljob_api.manifest.job import RLJob, RLJobSpec, Service
 from rljob_api.manifest.roles import ALL_LINEAR, NodePool
-from rljob_api.manifest.scorers import ServedModel
-from rljob_inputs.memory import limits, roles
+from rljob_api.manifest.services.models import ServedModel
+from rljob_api.quantity import parse_quantity
+from rljob_inputs.memory import limits, roles, shared
 from rljob_inputs.memory.gpus import read_gpu_labels
 from rljob_inputs.memory.limits import ShardingMode, choose_sharding
 from rljob_inputs.memory.parts import Moment, Need, Part, build_moment
+from rljob_inputs.memory.recomputation import choose_recomputation, plan_choices
 from rljob_inputs.memory.shapes import Shape, read_shape
-from rljob_inputs.memory.trainer import GRADIENTS, Work, count_for_sharding, plan_offloaded, plan_rank
-from rljob_inputs.models.config import Config, find_context_length
+from rljob_inputs.memory.trainer import (
+    GRADIENTS,
+    Recomputation,
+    Work,
+    count_for_sharding,
+    plan_freed,
+    plan_offloaded,
+    plan_publish,
+    plan_rank,
+)
+from rljob_inputs.models.adapters import publishes_adapter
+from rljob_inputs.models.config import Config, find_context_length, text_config
+from rljob_inputs.models.logits import find_logit_transform
 
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _TAKES_MASKS = ("auto", "packed", "sdpa", "eager")
@@ -45,14 +59,15 @@ class Question:
     """A job, and what the plan may know in addition."""
 
     job: RLJob
+    """Resolved (models.defaults)."""
     models: Mapping[str, ModelFacts]
     """By source."""
-    parse_quantity: Callable[[str], float | None]
-    """Bytes of a Kubernetes quantity."""
     gpu_bytes: int | None = None
     """Memory of every GPU. None: by the labels of each role's nodePool."""
     max_prompt_tokens: int | None = None
-    """Of the training prompts, if they were measured."""
+    """Longest of the training prompts, if they were measured."""
+    num_gpus: int | None = None
+    """GPUs that there are in all. None: as many as the job asks for."""
 
 
 def plan_memory(question: Question) -> list[Need]:
@@ -68,7 +83,7 @@ def max_row_tokens(question: Question) -> int:
     spec, facts = question.job.spec, question.models.get(question.job.spec.model.source)
     limit = spec.rollout.max_model_len or (find_context_length(facts.config) if facts else None)
     turns = 1 if spec.agent.type == "singleTurn" else spec.agent.turn_limit
-    answers = turns * spec.rollout.sampling.max_tokens
+    answers = turns * spec.rollout.sampling.answer_tokens
     prompt = spec.data.max_prompt_tokens or question.max_prompt_tokens
     if turns > 1 or prompt is None:
         # Replies of users and tools are as unknown as a prompt: within maxModelLen, else as long as the answers.
@@ -86,7 +101,39 @@ def micro_batch_tokens(question: Question) -> int:
 
 
 def build_work(question: Question, shape: Shape, gpu_bytes: int | None) -> Work:
-    """Return what one trainer rank computes. Without a known GPU, with the sharding that needs least."""
+    """Return what one trainer rank computes. Without a known GPU, with the sharding and the recomputation that need
+    least."""
+    work, spec = _describe_work(question, shape, gpu_bytes), question.job.spec
+    # The ranks do not know how long the prompts are.
+    same = replace(question, max_prompt_tokens=None)
+    choice = choose_recomputation(spec, _describe_work(same, shape, gpu_bytes), gpu_bytes)
+    return replace(work, recomputation=choice)
+
+
+def find_recomputation(question: Question) -> Recomputation:
+    """Return what the backward pass of the trainer computes again."""
+    trainer = question.job.spec.trainer
+    if trainer.gradient_checkpointing != "auto":
+        return trainer.gradient_checkpointing
+    if not trainer.gpus_per_replica:
+        return "none"
+    shape = _shape(question, question.job.spec.model.source)
+    if shape is None:
+        return "full"
+    return build_work(question, shape, _gpu_bytes(question, trainer.node_pool)).recomputation
+
+
+def compare_recomputations(question: Question) -> dict[Recomputation, int]:
+    """Return what a trainer's GPU needs in an update, by what is computed again; empty without GPUs, or if the model's
+    shape is unknown."""
+    spec = question.job.spec
+    shape = _shape(question, spec.model.source)
+    if shape is None or not spec.trainer.gpus_per_replica:
+        return {}
+    return plan_choices(spec, build_work(question, shape, _gpu_bytes(question, spec.trainer.node_pool)))
+
+
+def _describe_work(question: Question, shape: Shape, gpu_bytes: int | None) -> Work:
     spec = question.job.spec
     lora, size = spec.trainer.lora, _DTYPE_BYTES[spec.trainer.dtype]
     adapters = 0
@@ -108,11 +155,12 @@ def build_work(question: Question, shape: Shape, gpu_bytes: int | None) -> Work:
         shape=shape,
         num_shards=spec.trainer.num_ranks // spec.trainer.num_copies,
         bytes_per_value=size,
+        bytes_per_logit=_DTYPE_BYTES.get(spec.trainer.head_dtype, size),
+        limits_logits=find_logit_transform(text_config(question.models[spec.model.source].config)).limit is not None,
         tokens=tokens,
         line_tokens=min(tokens, max(row, _TREE_TOKENS)) if has_masks else row,
         on_gpu=on_gpu,
         mode=mode,
-        checkpoints_activations=spec.trainer.recomputes_activations,
         attention=spec.trainer.attention,
         has_masks=has_masks,
         key_copies=_key_copies(spec, row) if shares_prompts and is_packed else 1,
@@ -126,7 +174,7 @@ def build_work(question: Question, shape: Shape, gpu_bytes: int | None) -> Work:
 
 def _key_copies(spec: RLJobSpec, row_tokens: int) -> float:
     """Return how many keys packed attention reads per token that it computes: those of a shared prompt once per row."""
-    group, answer = spec.algorithm.group_size, min(spec.rollout.sampling.max_tokens, row_tokens)
+    group, answer = spec.algorithm.group_size, min(spec.rollout.sampling.answer_tokens, row_tokens)
     return group * row_tokens / (row_tokens - answer + group * answer)
 
 
@@ -143,15 +191,14 @@ def _plan_head(question: Question) -> Need:
     spec = question.job.spec
     steps = 1 + spec.schedule.staleness
     num_rows, row_tokens = spec.schedule.prompts_per_step * spec.algorithm.group_size, max_row_tokens(question)
-    rows_bytes = num_rows * row_tokens * limits.ROW_BYTES_PER_TOKEN
-    moment = roles.plan_head(steps * num_rows, row_tokens, rows_bytes)
-    limit = _limit(question, spec.head.resources.limits)
+    moment = roles.plan_head(steps * num_rows, row_tokens, _store_bytes(question))
+    limit = _limit(spec.head.resources.limits)
     return Need("head", "spec.head", "host", 1, (moment,), limit)
 
 
 def _plan_trainer(question: Question) -> Iterator[Need]:
     spec, trainer = question.job.spec, question.job.spec.trainer
-    limit = _limit(question, trainer.resources.limits)
+    limit = _limit(trainer.resources.limits)
     shape = _shape(question, spec.model.source)
     if shape is None:
         process = Part("processes", max(1, trainer.gpus_per_replica) * roles.PROCESS_BYTES, True, True)
@@ -160,10 +207,16 @@ def _plan_trainer(question: Question) -> Iterator[Need]:
     gpu_bytes = _gpu_bytes(question, trainer.node_pool)
     work = build_work(question, shape, gpu_bytes)
     published = _published_bytes(question, work)
+    models = _plan_model_engines(question)
     if work.on_gpu:
+        moments = [*plan_rank(work)]
+        if spec.shares_trainer:
+            moments.append(plan_publish(work, is_adapter=_publishes_adapter(question)))
         cuda = Part("CUDA", roles.CUDA_BYTES, is_estimate=True)
-        moments = tuple(build_moment(each.name, [*each.parts, cuda]) for each in plan_rank(work))
-        yield Need("trainer", "spec.trainer", "gpu", trainer.num_ranks, moments, gpu_bytes)
+        phases = tuple(build_moment(each.name, [*each.parts, cuda]) for each in moments)
+        if spec.shares_trainer:
+            phases = shared.plan_gpu(_plan_engine(question, shape, gpu_bytes), phases, models)
+        yield Need("trainer", "spec.trainer", "gpu", trainer.num_ranks, phases, gpu_bytes)
         host = roles.plan_trainer_host(
             shape,
             ranks_per_pod=trainer.gpus_per_replica,
@@ -174,27 +227,54 @@ def _plan_trainer(question: Question) -> Iterator[Need]:
         )
         host = _with_offloaded(host, work, published, ranks_per_pod=trainer.gpus_per_replica)
         host = _with_checkpoint_copy(host, question, work, ranks_per_pod=trainer.gpus_per_replica)
-        yield Need("trainer", "spec.trainer", "host", trainer.replicas, host, limit)
+        if spec.shares_trainer:
+            host = shared.plan_host(
+                host,
+                freed=_times(trainer.gpus_per_replica, plan_freed(work)),
+                num_engines=spec.engines_per_pod,
+                kept_weights=spec.engines_per_pod * _kept_bytes(question, work),
+                models=models,
+            )
     else:
-        moments = _with_checkpoint_copy(_plan_cpu_rank(work, published), question, work, ranks_per_pod=1)
-        yield Need("trainer", "spec.trainer", "host", trainer.replicas, moments, limit)
+        host = _plan_cpu_rank(work, published)
+        if spec.shares_trainer:
+            host = shared.plan_cpu_host(
+                host,
+                _held_by_cpu_rank(work, published),
+                engine=_plan_cpu_engine(question, shape, scratch_bytes=0),
+                kept_weights=_kept_bytes(question, work),
+                models=models,
+            )
+        host = _with_checkpoint_copy(host, question, work, ranks_per_pod=1)
+    store = Part("object store", _store_bytes(question, trainer.replicas))
+    host = tuple(build_moment(each.name, [*each.parts, store]) for each in host)
+    yield Need("trainer", "spec.trainer", "host", trainer.replicas, host, limit)
 
 
 def _plan_cpu_rank(work: Work, published_bytes: int) -> tuple[Moment, ...]:
     """Return what the Pod of rank 0 holds: its rank, and the weight files in /dev/shm."""
-    process = Part("process", roles.PROCESS_BYTES, is_certain=True, is_estimate=True)
+    process, *held, kept = _held_by_cpu_rank(work, published_bytes)
     files = roles.publish_parts(published_bytes, published_bytes * work.has_adapters)
-    kept = roles.scratch_part(published_bytes)
     update = [build_moment(each.name, [process, *each.parts, kept]) for each in plan_rank(work)]
-    held = [part for part in plan_rank(work)[0].parts if part.is_certain and part.name != GRADIENTS]
     return (*update, build_moment("publish", [process, *held, *files]))
+
+
+def _held_by_cpu_rank(work: Work, published_bytes: int) -> list[Part]:
+    """Return what it holds between two updates: its process first, and the weight files last."""
+    process = Part("process", roles.PROCESS_BYTES, is_certain=True, is_estimate=True)
+    held = [part for part in plan_rank(work)[0].parts if part.is_certain and part.name != GRADIENTS]
+    return [process, *held, roles.scratch_part(published_bytes)]
+
+
+def _times(count: int, parts: Iterable[Part]) -> list[Part]:
+    return [replace(part, num_bytes=count * part.num_bytes) for part in parts]
 
 
 def _with_offloaded(
     moments: tuple[Moment, ...], work: Work, published_bytes: int, *, ranks_per_pod: int
 ) -> tuple[Moment, ...]:
     """Add what trainer.offload moves to the host, and the moment at which it holds gradients."""
-    parts = [replace(part, num_bytes=ranks_per_pod * part.num_bytes) for part in plan_offloaded(work)]
+    parts = _times(ranks_per_pod, plan_offloaded(work))
     if not parts:
         return moments
     held = [part for part in parts if part.name != GRADIENTS]
@@ -213,79 +293,145 @@ def _with_checkpoint_copy(
     return tuple(each if each.name == "load" else build_moment(each.name, [*each.parts, copy]) for each in moments)
 
 
+def _publishes_adapter(question: Question) -> bool:
+    facts = question.models.get(question.job.spec.model.source)
+    return publishes_adapter(question.job.spec, facts.config if facts else {})
+
+
 def _published_bytes(question: Question, work: Work) -> int:
-    lora = question.job.spec.trainer.lora
-    is_adapter = lora is not None and lora.publish == "adapter"
+    is_adapter = _publishes_adapter(question)
     return (work.adapter_parameters if is_adapter else work.shape.num_parameters) * work.bytes_per_value
+
+
+def _kept_bytes(question: Question, work: Work) -> int:
+    """Return the weights that an engine keeps in host memory while it sleeps: all, if only adapters are published."""
+    return work.shape.num_parameters * work.bytes_per_value * _publishes_adapter(question)
+
+
+def _store_bytes(question: Question, num_pods: int = 1) -> int:
+    """Return what the rows of a step take in Ray's object store: in that of the head, or of one of `num_pods`."""
+    spec = question.job.spec
+    num_rows = spec.schedule.prompts_per_step * spec.algorithm.group_size
+    row_bytes = max_row_tokens(question) * limits.ROW_BYTES_PER_TOKEN
+    return max(limits.OBJECT_STORE_BYTES, -(-num_rows * row_bytes // num_pods))
 
 
 def _plan_rollout(question: Question) -> Iterator[Need]:
     spec, rollout = question.job.spec, question.job.spec.rollout
     shape = _shape(question, spec.model.source)
-    if shape is None or not rollout.replicas:
+    if shape is None or not spec.num_rollout_replicas or (spec.shares_trainer and not rollout.gpus_per_replica):
         return
-    limit = _limit(question, rollout.resources.limits)
-    size = _DTYPE_BYTES[spec.trainer.dtype]
+    limit = _limit(rollout.resources.limits)
     scratch = _published_bytes(question, build_work(question, shape, None))
     if not rollout.gpus_per_replica:
-        cache = int((rollout.kv_cache_gib or 1) * roles.GIB)
-        moment = roles.plan_vllm_cpu(shape, bytes_per_value=size, kv_cache_bytes=cache, scratch_bytes=scratch)
+        moment = _plan_cpu_engine(question, shape, scratch_bytes=scratch)
         yield Need("rollout", "spec.rollout", "host", rollout.replicas, (moment,), limit)
         return
-    gpu_bytes = _gpu_bytes(question, rollout.node_pool)
-    config = question.models[spec.model.source].config
-    moment = roles.plan_vllm_gpu(
+    gpu_bytes = _gpu_bytes(question, spec.trainer.node_pool if spec.shares_trainer else rollout.node_pool)
+    moment = _plan_engine(question, shape, gpu_bytes)
+    available = None if gpu_bytes is None else int(spec.rollout_gpu_share * gpu_bytes)
+    num_gpus = spec.num_rollout_replicas * rollout.gpus_per_replica
+    yield Need("rollout", "spec.rollout", "gpu", num_gpus, (moment,), available, spec.shares_trainer)
+    if not spec.shares_trainer:
+        yield Need("rollout", "spec.rollout", "host", rollout.replicas, (roles.plan_vllm_host(scratch),), limit)
+
+
+def _plan_engine(question: Question, shape: Shape, gpu_bytes: int | None) -> Moment:
+    """Return what a rollout holds on one GPU."""
+    spec, rollout = question.job.spec, question.job.spec.rollout
+    return roles.plan_vllm_gpu(
         shape,
-        bytes_per_value=size,
-        num_shards=rollout.gpus_per_replica,
-        max_tokens=rollout.max_model_len or find_context_length(config) or 0,
-        share=rollout.gpu_memory_utilization,
+        bytes_per_value=_DTYPE_BYTES[spec.trainer.dtype],
+        num_shards=max(1, rollout.gpus_per_replica),
+        max_tokens=rollout.max_model_len or find_context_length(question.models[spec.model.source].config) or 0,
+        share=spec.rollout_gpu_share,
         gpu_bytes=gpu_bytes,
     )
-    available = None if gpu_bytes is None else int(rollout.gpu_memory_utilization * gpu_bytes)
-    num_gpus = rollout.replicas * rollout.gpus_per_replica
-    yield Need("rollout", "spec.rollout", "gpu", num_gpus, (moment,), available)
-    yield Need("rollout", "spec.rollout", "host", rollout.replicas, (roles.plan_vllm_host(scratch),), limit)
+
+
+def _plan_cpu_engine(question: Question, shape: Shape, *, scratch_bytes: int) -> Moment:
+    spec = question.job.spec
+    return roles.plan_vllm_cpu(
+        shape,
+        bytes_per_value=_DTYPE_BYTES[spec.trainer.dtype],
+        kv_cache_bytes=spec.rollout.kv_cache_memory.num_bytes,
+        scratch_bytes=scratch_bytes,
+    )
 
 
 def _plan_service(question: Question, service: Service) -> Iterator[Need]:
-    reward = service.reward
-    if not reward.is_served:
+    settings = service.settings
+    if not settings.is_served:
         return
-    name = f"{'reward' if service.kind == 'reward' else 'agent'} {reward.name}"
-    count = reward.autoscaling.max_replicas if reward.autoscaling else reward.replicas
-    slots = reward.slots if reward.function else 0
-    limit = _limit(question, reward.resources.limits)
+    name = _name_service(service)
+    count = settings.autoscaling.max_replicas if settings.autoscaling else settings.replicas
+    slots = settings.slots if settings.function else 0
+    limit = _limit(settings.resources.limits)
     yield Need(name, service.path, "host", count, (roles.plan_server(slots),), limit)
-    if (model := reward.served_model) is not None:
-        yield from _plan_served_model(question, f"{name} vllm", service.path, model, count, reward.node_pool)
+    if (model := settings.served_model) is not None:
+        yield from _plan_served_model(question, f"{name} vllm", service.path, model, count, settings.node_pool)
+
+
+def _name_service(service: Service) -> str:
+    return f"{'reward' if service.kind == 'reward' else 'agent'} {service.settings.name}"
 
 
 def _plan_served_model(
     question: Question, name: str, path: str, model: ServedModel, count: int, pool: NodePool
 ) -> Iterator[Need]:
-    facts = question.models.get(model.source)
-    if facts is None or (shape := facts.shape) is None:
+    trainer, shares = question.job.spec.trainer, model.placement == "trainer"
+    gpu_bytes = _gpu_bytes(question, trainer.node_pool if shares else pool)
+    moment = _plan_model(question, model, gpu_bytes)
+    if moment is None or (shares and not model.gpus_per_replica):  # a part of the trainer's Pod
         return
-    limit = _limit(question, model.resources.limits)
-    size = _DTYPE_BYTES.get(model.dtype, 2)  # auto reduces float32
-    if not model.gpus:
-        cache = int((model.kv_cache_gib or 1) * roles.GIB)
-        moment = roles.plan_vllm_cpu(shape, bytes_per_value=size, kv_cache_bytes=cache, scratch_bytes=0)
+    limit = _limit(model.resources.limits)
+    if not model.gpus_per_replica:
         yield Need(name, path, "host", count, (moment,), limit)
         return
-    gpu_bytes = _gpu_bytes(question, pool)
-    moment = roles.plan_vllm_gpu(
+    available = None if gpu_bytes is None else int(model.gpu_share * gpu_bytes)
+    num_engines = trainer.replicas * question.job.spec.count_per_pod(model.gpus_per_replica) if shares else count
+    yield Need(name, path, "gpu", num_engines * model.gpus_per_replica, (moment,), available, shares)
+    if not shares:
+        yield Need(name, path, "host", count, (roles.plan_vllm_host(0),), limit)
+
+
+def _plan_model(question: Question, model: ServedModel, gpu_bytes: int | None) -> Moment | None:
+    """Return what vLLM holds of a served model, on one GPU or without GPUs. None: its shape is unknown."""
+    facts = question.models.get(model.source)
+    if facts is None or (shape := facts.shape) is None:
+        return None
+    size = _served_value_bytes(model)
+    if not model.gpus_per_replica:
+        cache = model.kv_cache_memory.num_bytes
+        return roles.plan_vllm_cpu(shape, bytes_per_value=size, kv_cache_bytes=cache, scratch_bytes=0)
+    return roles.plan_vllm_gpu(
         shape,
         bytes_per_value=size,
-        num_shards=model.gpus,
+        num_shards=model.gpus_per_replica,
         max_tokens=model.max_model_len or find_context_length(facts.config) or 0,
-        share=model.gpu_memory_utilization,
+        share=model.gpu_share,
         gpu_bytes=gpu_bytes,
     )
-    available = None if gpu_bytes is None else int(model.gpu_memory_utilization * gpu_bytes)
-    yield Need(name, path, "gpu", count * model.gpus, (moment,), available)
-    yield Need(name, path, "host", count, (roles.plan_vllm_host(0),), limit)
+
+
+def _served_value_bytes(model: ServedModel) -> int:
+    return _DTYPE_BYTES.get(model.dtype, 2)  # auto reduces float32
+
+
+def _plan_model_engines(question: Question) -> list[shared.ModelEngine]:
+    """Return the engines of served models in the trainer's Pods whose shapes are known."""
+    spec, found = question.job.spec, list[shared.ModelEngine]()
+    gpu_bytes = _gpu_bytes(question, spec.trainer.node_pool)
+    for service in spec.services:
+        model = service.settings.served_model
+        if model is None or model.placement == "separate" or (shape := _shape(question, model.source)) is None:
+            continue
+        awake = _plan_model(question, model, gpu_bytes)
+        assert awake is not None, "its shape is known"
+        weights = shape.num_parameters * _served_value_bytes(model)
+        num_per_pod = spec.count_per_pod(model.gpus_per_replica)
+        found.append(shared.ModelEngine(_name_service(service), awake, weights, num_per_pod))
+    return found
 
 
 def _gpu_bytes(question: Question, pool: NodePool) -> int | None:
@@ -297,6 +443,6 @@ def _shape(question: Question, source: str) -> Shape | None:
     return facts.shape if facts else None
 
 
-def _limit(question: Question, limits: Mapping[str, str]) -> int | None:
-    value = question.parse_quantity(limits["memory"]) if "memory" in limits else None
+def _limit(limits: Mapping[str, str]) -> int | None:
+    value = parse_quantity(limits["memory"]) if "memory" in limits else None
     return None if value is None else int(value)

@@ -1,4 +1,8 @@
-"""What would make a need fit: changes of fields, each tried on the plan. Pure."""
+"""What would make a need fit: changes of fields, or a smaller model, each tried on the plan. Pure.
+
+Remedies come in the order of what they cost the user: memory that nothing needs, speed, LoRA instead of all weights,
+offload, more GPUs, and at last another model. Invariant: no remedy takes the GPU from another need that has it.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,20 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rljob_api.manifest.job import RLJob
+from rljob_inputs.memory import known_models
+from rljob_inputs.memory.changes import change_job
+from rljob_inputs.memory.gpu_counts import count_all_gpus
 from rljob_inputs.memory.parts import Need
-from rljob_inputs.memory.plan import Question, max_row_tokens, micro_batch_tokens, plan_memory
+from rljob_inputs.memory.plan import (
+    ModelFacts,
+    Question,
+    find_recomputation,
+    max_row_tokens,
+    micro_batch_tokens,
+    plan_memory,
+)
+from rljob_inputs.memory.recomputation import find_stronger
+from rljob_inputs.memory.shared import GENERATE
 from rljob_inputs.models.config import find_context_length
 
 _MAX_FACTOR = 8
@@ -18,6 +33,8 @@ _MAX_FACTOR = 8
 _GPUS_PER_REPLICA = (1, 2, 4, 8)
 _LORA_RANK = 32
 _LENGTH_STEP = 256
+_SHARES = tuple(percent / 100 for percent in range(90, 15, -5))
+"""Values of rollout.gpuMemoryUtilization that are tried."""
 
 
 @dataclass(frozen=True)
@@ -27,41 +44,86 @@ class Remedy:
     fields: dict[str, Any]
     """By path, such as trainer.gradientCheckpointing."""
     num_bytes: int
+    model: str = ""
+    """A model whose shape fits in place of the job's; empty: the job's own fits."""
 
     def describe(self) -> str:
-        settings = ", ".join(f"{path}: {_to_text(value)}" for path, value in self.fields.items())
-        return f"{settings} ({self.num_bytes / 2**30:.1f} GiB)"
+        settings = [f"{path}: {_to_text(value)}" for path, value in self.fields.items()]
+        settings += [f"a model of the size of {self.model}"] if self.model else []
+        return f"{', '.join(settings)} ({self.num_bytes / 2**30:.1f} GiB)"
 
 
 def find_remedies(question: Question, need: Need) -> list[Remedy]:
-    """Return changes that make `need` fit, each enough alone; if none is, pairs. Empty: no change of the job does."""
+    """Return changes that make `need` fit, each enough alone; if none is, pairs; if these are not, smaller models.
+    Empty: no change of the job does."""
     if need.role == "trainer":
         return _trainer_remedies(question, need)
     if need.role == "rollout" and need.resource == "gpu":
-        return list(_rollout_remedies(question, need))
+        return list(_rollout_remedies(question, need)) or list(_smaller_models(question, need))
     return []
+
+
+def lower_share(question: Question, need: Need) -> Remedy | None:
+    """Return the largest gpuMemoryUtilization with which the trainer's GPU fits, if the rollouts need too much of it
+    while they are awake."""
+    spec = question.job.spec
+    if not spec.shares_trainer or need.peak.name != GENERATE:
+        return None
+    tried = ({"rollout.gpuMemoryUtilization": share} for share in _SHARES if share < spec.rollout_gpu_share)
+    return next((remedy for fields in tried if (remedy := _try(question, need, fields))), None)
 
 
 def _trainer_remedies(question: Question, need: Need) -> list[Remedy]:
     if need.resource == "host" and question.job.spec.trainer.gpus_per_replica:
-        waiting = {"checkpoint.asynchronous": False} if question.job.spec.saves_asynchronously else {}
+        waiting = {"checkpoint.asynchronous": "never"} if question.job.spec.saves_asynchronously else {}
         return [remedy] if (remedy := _try(question, need, waiting)) else []
     spec = question.job.spec
-    checkpointing = {} if spec.trainer.recomputes_activations else {"trainer.gradientCheckpointing": True}
-    sharding = {} if spec.trainer.num_copies == 1 else {"trainer.sharding": "full"}
-    lora = {} if spec.trainer.lora else {"trainer.lora": {"rank": _LORA_RANK}}
-    choices: list[dict[str, Any]] = [sharding, checkpointing, lora, *_offloads(question)]
-    singles = [fields for fields in choices if fields]
-    found = [remedy for fields in singles if (remedy := _try(question, need, fields))]
-    found += [remedy for search in (_fewer_tokens, _more_ranks) if (remedy := search(question, need, {}))]
-    if found:
+    stronger = _more_recomputation(question)
+    checkpointing: dict[str, Any] = stronger[-1] if stronger else {}
+    sharding: dict[str, Any] = {} if spec.trainer.num_copies == 1 else {"trainer.sharding": "full"}
+    lora: dict[str, Any] = {} if spec.trainer.lora else {"trainer.lora": {"rank": _LORA_RANK}}
+    tried = [
+        lower_share(question, need),
+        _try(question, need, sharding),
+        _fewer_tokens(question, need, {}),
+        next((remedy for fields in stronger if (remedy := _try(question, need, fields))), None),
+        *(_try(question, need, fields) for fields in (lora, *_offloads(question))),
+        _more_ranks(question, need, {}),
+    ]
+    if found := [remedy for remedy in tried if remedy]:
         return found
+    singles = [fields for fields in (sharding, checkpointing, lora, *_offloads(question)) if fields]
     for base in [*singles, {**checkpointing, **lora}]:
         pairs = [_try(question, need, base), _fewer_tokens(question, need, base), _more_ranks(question, need, base)]
-        found += [remedy for remedy in pairs if remedy]
-        if found:
+        if found := [remedy for remedy in pairs if remedy]:
             return found[:2]
-    return []
+    return list(_smaller_models(question, need, {}, lora))
+
+
+def _smaller_models(question: Question, need: Need, *bases: dict[str, Any]) -> Iterator[Remedy]:
+    """Yield the largest known model that fits with each of the fields, if these allow a larger one than the fields
+    before them."""
+    source = question.job.spec.model.source
+    facts = question.models[source]
+    limit = facts.shape.num_parameters if facts.shape else 0
+    largest = 0
+    for fields in bases or ({},):
+        for name, config in known_models.CONFIGS.items():
+            other = ModelFacts(config)
+            assert other.shape is not None
+            if not largest < other.shape.num_parameters < limit:
+                continue
+            with_model = replace(question, models={**question.models, source: other})
+            if remedy := _try_model(with_model, need, fields):
+                largest = other.shape.num_parameters
+                yield replace(remedy, model=name)
+                break
+
+
+def _more_recomputation(question: Question) -> list[dict[str, Any]]:
+    """Return the values of trainer.gradientCheckpointing that need less memory, the fastest one first."""
+    chosen = find_recomputation(question)
+    return [{"trainer.gradientCheckpointing": choice} for choice in find_stronger(chosen)]
 
 
 def _offloads(question: Question) -> list[dict[str, Any]]:
@@ -95,9 +157,11 @@ def _more_ranks(question: Question, need: Need, base: dict[str, Any]) -> Remedy 
 
 
 def _rollout_remedies(question: Question, need: Need) -> Iterator[Remedy]:
-    rollout, facts = question.job.spec.rollout, question.models[question.job.spec.model.source]
-    heads = facts.shape.num_heads if facts.shape else 0
+    spec, facts = question.job.spec, question.models[question.job.spec.model.source]
+    rollout, heads = spec.rollout, facts.shape.num_heads if facts.shape else 0
     larger = [gpus for gpus in _GPUS_PER_REPLICA if gpus > rollout.gpus_per_replica and heads % gpus == 0]
+    if spec.shares_trainer:
+        larger = [gpus for gpus in larger if spec.trainer.gpus_per_replica % gpus == 0]
     tried = (_try(question, need, {"rollout.gpusPerReplica": gpus}) for gpus in larger)
     if fewest := next((remedy for remedy in tried if remedy), None):
         yield fewest
@@ -106,7 +170,9 @@ def _rollout_remedies(question: Question, need: Need) -> Iterator[Remedy]:
     if need.available is not None and one_text and other < need.available:
         length = rollout.max_model_len or _context(question)
         shorter = int(length * (need.available - other) / one_text) // _LENGTH_STEP * _LENGTH_STEP
-        if shorter > rollout.sampling.max_tokens and (remedy := _try(question, need, {"rollout.maxModelLen": shorter})):
+        if shorter > rollout.sampling.answer_tokens and (
+            remedy := _try(question, need, {"rollout.maxModelLen": shorter})
+        ):
             yield remedy
 
 
@@ -116,26 +182,35 @@ def _context(question: Question) -> int:
 
 def _try(question: Question, need: Need, fields: dict[str, Any]) -> Remedy | None:
     """Return the remedy if the same need fits with these fields, which the manifest's rules allow."""
-    if not fields:
-        return None
-    data = question.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    for path, value in fields.items():
-        *parents, leaf = path.split(".")
-        section = data["spec"]
-        for name in parents:
-            section = section.setdefault(name, {})
-        section[leaf] = value
+    return _try_model(question, need, fields) if fields else None
+
+
+def _try_model(question: Question, need: Need, fields: dict[str, Any]) -> Remedy | None:
+    """Also without fields: the question may have another model."""
     try:
-        job = RLJob.model_validate(data)
+        changed = replace(question, job=change_job(question.job, fields))
     except ValidationError:  # such as ranks that do not divide the batch
         return None
-    changed = replace(question, job=job)
-    same = (each for each in plan_memory(changed) if (each.role, each.resource) == (need.role, need.resource))
-    found = next(same)
-    return Remedy(fields, found.num_bytes) if found.fits else None
+    if question.num_gpus is not None:
+        allowed = max(question.num_gpus, count_all_gpus(question.job.spec))
+        if count_all_gpus(changed.job.spec) > allowed:
+            return None
+    after = {(each.role, each.resource): each for each in plan_memory(changed)}
+    found = after[need.role, need.resource]
+    misfits = {each.role for each in after.values() if each.resource == "gpu" and each.fits is False}
+    if not found.fits or (need.resource == "gpu" and _fits_any(question, misfits)):
+        return None
+    return Remedy(fields, found.num_bytes)
+
+
+def _fits_any(question: Question, roles: set[str]) -> bool:
+    """Whether the GPUs of one of the roles fit now."""
+    return bool(roles) and any(
+        each.role in roles for each in plan_memory(question) if each.resource == "gpu" and each.fits
+    )
 
 
 def _to_text(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}: {_to_text(each)}" for name, each in value.items()) + "}"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value)

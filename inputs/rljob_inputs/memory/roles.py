@@ -18,6 +18,13 @@ CUDA_BYTES = 1 * GIB
 """CUDA context, NCCL's buffers and what the allocator cannot use. An estimate: not measured."""
 GRAPHS_BYTES = 2 * GIB
 """vLLM's CUDA graphs and the activations of a full batch. An estimate: not measured."""
+FREED_BYTES = CUDA_BYTES
+"""What a rank keeps of a GPU after it has freed it for the rollouts that share it: its CUDA context and NCCL's buffers.
+The allocator's cache is emptied, but small blocks can keep whole segments. An estimate: not measured."""
+ASLEEP_BYTES = int(1.5 * GIB)
+"""What a vLLM engine keeps of a GPU while it sleeps: its CUDA context, its CUDA graphs, and what it allocates outside
+of the pool of weights and cache. An estimate: logs that others have published say 1.1 to 1.4 GiB for models on one GPU,
+and more with tensor parallelism."""
 SERVER_BYTES = 64 * 2**20
 """A reward server with few requests. Measured (README: 49 to 116 MiB)."""
 WORKER_BYTES = 16 * 2**20
@@ -28,7 +35,7 @@ BYTES_PER_EPISODE_TOKEN = 100
 _SLICE_BYTES = 8
 """Per value that a rank reads: as it is in the files, and as fp32."""
 _PENDING_BYTES = 256 << 20
-"""Of parameters that wait for a thread to write them (weights.writer)."""
+"""Size of parameters that wait for a thread to write them (weights.writer)."""
 
 
 def kv_bytes_per_token(shape: Shape, bytes_per_value: int, num_shards: int = 1) -> int:
@@ -103,14 +110,14 @@ def publish_parts(published_bytes: int, on_host: int) -> list[Part]:
     return [tensors, Part("scratch", published_bytes * (limits.NUM_KEPT_VERSIONS + 1), is_certain=True)]
 
 
-def plan_head(num_episodes: int, tokens_per_episode: int, rows_bytes: int) -> Moment:
+def plan_head(num_episodes: int, tokens_per_episode: int, store_bytes: int) -> Moment:
     """Return what the head holds: its process, Ray's object store with the rows of a call, and the episodes that are
     open or train."""
     return build_moment(
         "step",
         [
             Part("process", PROCESS_BYTES, is_certain=True, is_estimate=True),
-            Part("object store", max(limits.OBJECT_STORE_BYTES, rows_bytes)),
+            Part("object store", store_bytes),
             Part("episodes", num_episodes * tokens_per_episode * BYTES_PER_EPISODE_TOKEN, is_estimate=True),
         ],
     )

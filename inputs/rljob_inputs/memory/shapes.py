@@ -25,7 +25,7 @@ class Shape:
     num_kv_heads: int
     head_dim: int
     intermediate: int
-    """Of one MLP, or of one expert."""
+    """Width of one MLP, or of one expert."""
     vocabulary: int
     is_tied: bool
     """Whether embeddings and head share their weights."""
@@ -50,17 +50,17 @@ class Shape:
 
     @property
     def embedding_parameters(self) -> int:
-        """Of the embeddings, and equally of the head."""
+        """Parameters of the embeddings, and equally of the head."""
         return self.vocabulary * self.hidden
 
     @property
     def root_parameters(self) -> int:
-        """Of what is in no layer: embeddings, final norm, and the head unless it is tied."""
+        """Parameters in no layer: embeddings, final norm, and the head unless it is tied."""
         return self.embedding_parameters * (1 if self.is_tied else 2) + self.hidden
 
     @property
     def layer_parameters(self) -> int:
-        """Of one decoder layer."""
+        """Parameters of one decoder layer."""
         if self.known_parameters is not None:
             return max(0, self.known_parameters - self.root_parameters) // self.num_layers
         attention = 2 * self.hidden * (self.query + self.key)

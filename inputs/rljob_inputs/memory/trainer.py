@@ -7,12 +7,15 @@ rank. `make bench-plan` compares them with torch's memory tracker on the real po
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from rljob_inputs.memory import limits
 from rljob_inputs.memory.limits import ShardingMode
 from rljob_inputs.memory.parts import Moment, Part, build_moment
 from rljob_inputs.memory.shapes import Shape
 
+Recomputation = Literal["none", "selective", "full"]
+"""What the backward pass computes again (policy.recomputation), from the most memory to the least."""
 GRADIENTS = "gradients"
 """The part that is held in an update alone."""
 _FP32 = 4
@@ -28,14 +31,18 @@ class Work:
     num_shards: int
     """Ranks that share one copy of the state."""
     bytes_per_value: int
-    """Of the compute dtype."""
+    """Width of the compute dtype."""
+    bytes_per_logit: int
+    """Width of trainer.headDtype."""
+    limits_logits: bool
+    """Whether the model limits its logits softly, as Gemma does: its derivative is one more fp32 block."""
     tokens: int
-    """Of the largest micro-batch, with padding."""
+    """Tokens of the largest micro-batch, with padding."""
     line_tokens: int
-    """Of its longest line."""
+    """Tokens of its longest line."""
     on_gpu: bool
     mode: ShardingMode
-    checkpoints_activations: bool = False
+    recomputation: Recomputation = "none"
     attention: str = "sdpa"
     has_masks: bool = False
     """Whether rows share prompts (trees), which needs dense masks and repeats keys and values for each head."""
@@ -105,6 +112,49 @@ def plan_offloaded(work: Work) -> tuple[Part, ...]:
     return tuple(part for part in parts if part.num_bytes)
 
 
+def plan_publish(work: Work, *, is_adapter: bool) -> Moment:
+    """Return what a rank holds on its device while it publishes (Policy.stream_published), between two updates: there
+    are no gradients. `is_adapter`: the adapters alone are gathered."""
+    return build_moment(
+        "publish",
+        [
+            Part("state", state_bytes(work) * (not work.offloads_state), is_certain=True),
+            Part("reference", reference_bytes(work) * (not work.offloads_reference), is_certain=True),
+            Part("critic", _critic_state_bytes(work) * (not work.offloads_state), is_certain=True),
+            Part("gathered weights", published_gathered_bytes(work, is_adapter=is_adapter), is_certain=True),
+            Part("digest", 0 if is_adapter else digest_bytes(work), is_certain=True),
+        ],
+    )
+
+
+def plan_freed(work: Work) -> tuple[Part, ...]:
+    """Return what a rank keeps in pinned host memory while the rollouts have its device (Policy.free): all that it
+    holds between two updates, unless trainer.offload has it there anyway."""
+    parts = (
+        Part("pinned state", state_bytes(work) * (not work.offloads_state), is_certain=True),
+        Part("pinned reference", reference_bytes(work) * (not work.offloads_reference), is_certain=True),
+        Part("pinned critic", _critic_state_bytes(work) * (not work.offloads_state), is_certain=True),
+    )
+    return tuple(part for part in parts if part.num_bytes)
+
+
+def published_gathered_bytes(work: Work, *, is_adapter: bool) -> int:
+    """What is gathered at once: the adapters in fp32; or also all parameters, if they stay gathered; or one by one: the
+    embeddings are the largest, and their shard is converted first (sharding.gather)."""
+    adapters = work.adapter_parameters * _FP32
+    if is_adapter:
+        return adapters
+    if work.mode.keep_gathered:
+        return adapters + gathered_bytes(work)
+    largest = work.shape.embedding_parameters * work.bytes_per_value
+    return adapters + largest + _shard(work, largest)
+
+
+def digest_bytes(work: Work) -> int:
+    """The digest of the largest parameter (weights.checksum): it halves the units, and halves them again."""
+    return work.shape.embedding_parameters * work.bytes_per_value * 3 // 4
+
+
 def reference_bytes(work: Work) -> int:
     """The frozen weights of the reference model, in the compute dtype."""
     return _shard(work, work.shape.num_parameters * work.bytes_per_value) * work.has_reference
@@ -127,6 +177,11 @@ def critic_bytes(work: Work) -> int:
         return 0
     gathered = work.shape.decoder_parameters * work.bytes_per_value if work.mode.keep_gathered else 0
     return critic_shard_bytes(work) * (not work.offloads_state) + gathered
+
+
+def _critic_state_bytes(work: Work) -> int:
+    """The critic's weights and moments, between two updates."""
+    return _shard(work, work.shape.decoder_parameters * (_FP32 + _ADAMW_BYTES)) * work.has_critic
 
 
 def critic_shard_bytes(work: Work) -> int:
@@ -160,10 +215,27 @@ def gradient_shard_bytes(work: Work) -> int:
 
 
 def activation_bytes(work: Work) -> int:
-    """What the forward pass keeps for the backward pass: of each layer, or with gradient checkpointing only its input.
-    The final norm is outside of the layers; so are the hidden states of the targets."""
-    per_layer = work.bytes_per_value * work.shape.hidden if work.checkpoints_activations else layer_bytes(work)
-    return work.tokens * (work.shape.num_layers * per_layer + _norm_bytes(work)) + mask_bytes(work)
+    """What the forward pass keeps for the backward pass: of each layer, as recomputation says. The final norm is
+    outside of the layers; so are the hidden states of the targets."""
+    return work.tokens * (work.shape.num_layers * kept_layer_bytes(work) + _norm_bytes(work)) + mask_bytes(work)
+
+
+def kept_layer_bytes(work: Work) -> int:
+    """What is kept of one token in one decoder layer until its backward pass: at least the layer's input."""
+    if work.recomputation == "none":
+        return layer_bytes(work)
+    return work.bytes_per_value * work.shape.hidden + _product_bytes(work)
+
+
+def _product_bytes(work: Work) -> int:
+    """The results of a layer's matrix products and of its attention, which selective keeps, without those of
+    adapters."""
+    if work.recomputation != "selective":
+        return 0
+    shape = work.shape
+    experts = (shape.experts_per_token or 1) * (2 * shape.intermediate + shape.hidden) + shape.num_experts
+    width = 2 * (shape.query + shape.key) + shape.hidden + experts
+    return work.bytes_per_value * width + _FP32 * shape.num_heads
 
 
 def layer_bytes(work: Work) -> int:
@@ -192,15 +264,17 @@ def mask_bytes(work: Work) -> int:
 def logits_bytes(work: Work) -> int:
     """The head's backward pass (policy.selected_logprobs): a chunk of logits and the blocks of fp32 arithmetic. Small
     logits were kept from the forward pass. A trained head has a gradient of its weights; several chunks sum it up in
-    fp32, and the products of two chunks are alive at once."""
+    fp32, and the products of two chunks are alive at once. For them, the gradient of wider logits is narrowed."""
     shape, size = work.shape, work.bytes_per_value
     chunk, block, is_chunked = _logits_chunk(work)
+    narrowed = 0 if work.bytes_per_logit == size else chunk // work.bytes_per_logit * size
     product = 0 if work.has_adapters else shape.embedding_parameters * size
     hidden = work.tokens * shape.hidden * size
+    num_blocks = 3 + work.limits_logits
     if not is_chunked:
-        return 2 * chunk + (4 if _has_blocks(work, chunk, block) else 3) * block + product + hidden
+        return 2 * chunk + (num_blocks + _has_blocks(work, chunk, block)) * block + max(product, narrowed) + hidden
     total = 0 if work.has_adapters else shape.embedding_parameters * _FP32
-    return chunk + total + hidden + max(4 * block + product, 3 * block + 2 * product)
+    return chunk + total + hidden + product + num_blocks * block + max(block, product, narrowed)
 
 
 def logits_forward_bytes(work: Work) -> int:
@@ -214,7 +288,7 @@ def layer_backward_bytes(work: Work) -> int:
     of the final norm no longer: the layer's own activations if they are computed again, the gradients of up, gate and
     output, those of the weights of the head and of `down`, and the next layer, which FSDP2 gathers ahead."""
     shape, size = work.shape, work.bytes_per_value
-    recomputed = layer_bytes(work) if work.checkpoints_activations else 0
+    recomputed = 0 if work.recomputation == "none" else max(0, layer_bytes(work) - _product_bytes(work))
     width = shape.intermediate * (shape.experts_per_token or 1)
     temporary = size * (2 * width + shape.hidden)
     down = (shape.num_experts or 1) * shape.hidden * shape.intermediate
@@ -225,7 +299,7 @@ def layer_backward_bytes(work: Work) -> int:
 
 def _logits_chunk(work: Work) -> tuple[int, int, bool]:
     """Return the bytes of a chunk of logits and of one fp32 block, and whether there are several chunks."""
-    row = work.shape.vocabulary * work.bytes_per_value
+    row = work.shape.vocabulary * work.bytes_per_logit
     rows = max(1, limits.KEPT_LOGITS_BYTES // row)
     is_chunked = work.tokens > rows
     rows = min(rows, work.tokens)
@@ -235,7 +309,7 @@ def _logits_chunk(work: Work) -> tuple[int, int, bool]:
 
 def _has_blocks(work: Work, chunk: int, block: int) -> bool:
     """Whether a chunk has several blocks: then those of two are alive at once."""
-    return chunk // work.bytes_per_value * _FP32 > block
+    return chunk // work.bytes_per_logit * _FP32 > block
 
 
 def _norm_bytes(work: Work) -> int:

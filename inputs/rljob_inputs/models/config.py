@@ -1,22 +1,16 @@
-"""What config.json says about a model: whether it can be trained and served, and how long a text may be. Pure.
+"""What config.json says about a model: how long a text may be, and in which data types it computes. Pure.
 
 Follows vLLM and transformers: a limit that vLLM would refuse after a minute of loading is found here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rljob_inputs.models.architectures import find_architecture
+
 Config = Mapping[str, Any]
-HEAD_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
-"""Fields that make the logits differ from hidden @ weight.T, which the trainer computes."""
-_NOT_CAUSAL = (
-    "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice",
-    "ForPreTraining", "ForImageClassification", "EncoderModel", "Model",
-)  # fmt: skip
-"""Ends of architectures without a head that predicts the next token."""
-_CAUSAL = ("ForCausalLM", "LMHeadModel")
 _LENGTHS = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions",
     "max_sequence_length", "max_seq_length", "seq_len",
@@ -68,35 +62,23 @@ def _rope_parameters(text: Config) -> list[Config]:
     return nested or [rope]
 
 
-def find_training_problems(config: Config) -> Iterator[str]:
-    """Yield why the trainer cannot train the model."""
-    architectures = [name for name in config.get("architectures") or [] if isinstance(name, str)]
-    if config.get("is_encoder_decoder") or (architectures and all(map(_is_not_causal, architectures))):
-        what = ", ".join(architectures) or config.get("model_type")
-        yield f"is not a causal language model, but {what}; choose one whose architecture ends in ForCausalLM"
-        return
-    changed = [name for name in HEAD_TRANSFORMS if text_config(config).get(name) not in (None, 1, 1.0)]
-    if changed:
-        yield (
-            f"changes its logits after the head ({', '.join(changed)}), which the trainer does not support; "
-            "use a model with a plain head"
-        )
-    quantization = config.get("quantization_config")
-    if isinstance(quantization, Mapping):
-        method = quantization.get("quant_method", "unknown method")
-        yield f"is quantized ({method}), which cannot be trained; use the model in bfloat16, float16 or float32"
-
-
-def _is_not_causal(architecture: str) -> bool:
-    return architecture.endswith(_NOT_CAUSAL) and not architecture.endswith(_CAUSAL)
-
-
-def find_dtype_problem(config: Config, dtype: str) -> str:
-    """Return why vLLM refuses the data type; empty if it does not."""
+def find_dtype_problem(config: Config, dtype: str, *, on_cpus: bool) -> str:
+    """Return why vLLM refuses the data type; empty if it does not. `on_cpus`: whether rollouts have no GPU."""
     model_type = str(config.get("model_type"))
     if dtype == "float16" and model_type in _NO_FLOAT16:
         return f"is float16, in which {model_type} is numerically unstable; set it to bfloat16"
+    architecture = find_architecture(config)
+    if on_cpus and architecture is not None and architecture.on_cpus == "bfloat16" != dtype:
+        return f"is {dtype}, and vLLM computes {architecture.name} on CPUs in bfloat16 alone; set it to bfloat16"
     return ""
+
+
+def find_device_problem(config: Config) -> str:
+    """Return why rollouts of the model need a GPU; empty if they do not."""
+    architecture = find_architecture(config)
+    if architecture is None or architecture.on_cpus != "none":
+        return ""
+    return f"is 0, and on CPUs vLLM does not compute {architecture.name} as its authors do; give each rollout a GPU"
 
 
 def find_length_problem(config: Config, max_model_len: int) -> str:

@@ -55,15 +55,24 @@ def open_model(location: str, revision: str | None, access: HubAccess | None = N
     return ModelFiles(location, sizes, folder.joinpath, folder)
 
 
-def read_config(location: str, revision: str | None, access: HubAccess | None = None) -> dict[str, Any]:
-    """Return config.json of the trained model. Raise InputError if it is missing, and as open_model."""
+def open_trained_model(location: str, revision: str | None, access: HubAccess | None = None) -> ModelFiles:
+    """Return the files of spec.model. Raise InputError if they have no config.json, and as open_model."""
     try:
         files = open_model(location, revision, access)
-        config = files.read_json("config.json")
     except UserError as error:
         field = "revision" if isinstance(error, MissingRevisionError) else "source"
         raise InputError(f"spec.model.{field}", str(error)) from error
-    if not config:
+    if "config.json" not in files.sizes:
         remedy = "set a Hugging Face folder, as save_pretrained writes it, or hf://org/name"
         raise InputError("spec.model.source", f"{location} has no config.json; {remedy}")
-    return config
+    return files
+
+
+def read_config(location: str, revision: str | None, access: HubAccess | None = None) -> dict[str, Any]:
+    """Return config.json of the trained model. Raise InputError if it is missing, and as open_model."""
+    try:
+        return open_trained_model(location, revision, access).read_json("config.json")
+    except InputError:
+        raise
+    except UserError as error:
+        raise InputError("spec.model.source", str(error)) from error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -24,6 +25,8 @@ _LFS_POINTER = b"version https://git-lfs"
 _BYTES_PER_PARAMETER = {"float32": 4, "float64": 8, "float8_e4m3fn": 1}
 _DEFAULT_BYTES_PER_PARAMETER = 2
 _COPY_AGAIN = "copy or download it again"
+_OTHER_PARTS = re.compile(r"(^|\.)(visual|\w*vision\w*|\w*audio\w*|\w*projector\w*|connector|mtp)(\.|$)")
+"""Names of modules for images and sounds, of what connects them, and of layers that predict further tokens."""
 Header = dict[str, Any]
 
 
@@ -54,10 +57,12 @@ def find_weight_problems(files: ModelFiles) -> Iterator[str]:
 
 
 def count_parameters(files: ModelFiles, dtype: str | None = None) -> int:
-    """Return the number of parameters; 0 if it is unknown. `dtype` is that of config.json, for weights on the Hub."""
+    """Return the number of parameters that are trained; 0 if it is unknown. `dtype` is that of config.json, for weights
+    on the Hub, whose number includes what reads images."""
     names = _matching(files, "*.safetensors")
     if files.folder is not None and names:
-        return sum(math.prod(entry["shape"]) for header in _readable_headers(files) for entry in header.values())
+        headers = _readable_headers(files)
+        return sum(math.prod(entry["shape"]) for header in headers for entry in header.values())
     num_bytes = sum(files.sizes[name] for name in names or _matching(files, "*.bin"))
     return num_bytes // _BYTES_PER_PARAMETER.get(dtype or "", _DEFAULT_BYTES_PER_PARAMETER)
 
@@ -99,7 +104,7 @@ def read_header(path: Path) -> Header:
 
 
 def _readable_headers(files: ModelFiles) -> Iterator[Header]:
-    """Yield the tensors of each complete file."""
+    """Yield the tensors of each complete file, without those that no text model has."""
     if files.folder is None:
         return
     for name in _matching(files, "*.safetensors"):
@@ -107,7 +112,11 @@ def _readable_headers(files: ModelFiles) -> Iterator[Header]:
             header = read_header(files.folder / name)
         except UserError:
             continue
-        yield {tensor: entry for tensor, entry in header.items() if tensor != "__metadata__"}
+        yield {
+            tensor: entry
+            for tensor, entry in header.items()
+            if tensor != "__metadata__" and not _OTHER_PARTS.search(tensor)
+        }
 
 
 def _matching(files: ModelFiles, pattern: str) -> list[str]:

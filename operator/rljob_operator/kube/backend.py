@@ -17,9 +17,9 @@ from typing import Any
 from rljob_api import API_VERSION
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.reward import RewardModel
+from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.wire.contract import MANAGED_BY, SCHEDULING_GATE
-from rljob_operator.backend import (
+from rljob_core.backend import (
     DEMAND_POLL_SECONDS,
     PROGRESS_POLL_SECONDS,
     ChildKey,
@@ -38,17 +38,17 @@ from rljob_operator.backend import (
     key_of,
     utc_now,
 )
-from rljob_operator.children.config import read_token
+from rljob_core.children.config import read_token
+from rljob_core.kube.client import MERGE_PATCH, SSA, STRATEGIC_MERGE_PATCH, ApiError, KubeApi
+from rljob_core.kube.resources import EVENT, POD, REWARD_MODEL, RLJOB, Resource, resource_of, resources_of_kind
+from rljob_core.plan.apply_scaling import is_autoscaled, read_demands
 from rljob_operator.kube.cache import Cache, ObjectKey, newest_warnings
-from rljob_operator.kube.client import MERGE_PATCH, SSA, STRATEGIC_MERGE_PATCH, ApiError, KubeApi
 from rljob_operator.kube.driver import DriverClient, find_driver
 from rljob_operator.kube.driver_request import DriverEndpoint
 from rljob_operator.kube.manifests import read_job, read_model
 from rljob_operator.kube.preflight import CREATE_ONLY, Preflight
 from rljob_operator.kube.progress import ProgressReports
 from rljob_operator.kube.refusals import is_conflict, translate
-from rljob_operator.kube.resources import EVENT, POD, REWARD_MODEL, RLJOB, Resource, resource_of, resources_of_kind
-from rljob_operator.plan.apply_scaling import is_autoscaled, read_demands
 
 _FORCED = {"fieldManager": MANAGED_BY, "force": "true"}
 _FOREGROUND_KINDS = ("Job", "StatefulSet", "Deployment")

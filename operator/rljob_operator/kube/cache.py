@@ -19,9 +19,9 @@ from typing import NamedTuple
 from cachetools import FIFOCache
 
 from rljob_api.wire.contract import LABEL_JOB, LABEL_REWARD_MODEL
-from rljob_operator.backend import Manifest
+from rljob_core.backend import Manifest
+from rljob_core.kube.resources import BY_KEY, EVENT, REWARD_MODEL, RLJOB, Resource
 from rljob_operator.kube.packing import Packed, Packer, unpack
-from rljob_operator.kube.resources import BY_KEY, EVENT, REWARD_MODEL, RLJOB, Resource
 
 MAX_WARNINGS = 5000
 """Events in total: a cluster can create any number."""

@@ -12,9 +12,9 @@ from typing import Any
 from rljob_api.errors import TransientError
 from rljob_api.generate.crd import build_object_schema
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.reward import RewardModel
-from rljob_operator.kube.client import ApiError, KubeApi
-from rljob_operator.kube.resources import REWARD_MODEL, RLJOB, Resource
+from rljob_api.manifest.services.reward import RewardModel
+from rljob_core.kube.client import ApiError, KubeApi
+from rljob_core.kube.resources import REWARD_MODEL, RLJOB, Resource
 
 log = logging.getLogger(__name__)
 

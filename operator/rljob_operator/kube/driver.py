@@ -15,16 +15,10 @@ from cachetools import TTLCache
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import PORT_DRIVER
-from rljob_operator.backend import (
-    DRIVER_UNREADABLE,
-    PROGRESS_POLL_SECONDS,
-    ChildKey,
-    DriverAnswer,
-    Key,
-    ObservedState,
-)
-from rljob_operator.children.common import child_name
-from rljob_operator.children.config import read_token
+from rljob_core.backend import DRIVER_UNREADABLE, PROGRESS_POLL_SECONDS, ChildKey, DriverAnswer, Key, ObservedState
+from rljob_core.children.common import child_name
+from rljob_core.children.config import read_token
+from rljob_core.plan.observed_job import find_pods, is_running_head
 from rljob_operator.kube.driver_request import (
     TIMEOUT_SECONDS,
     DriverEndpoint,
@@ -32,7 +26,6 @@ from rljob_operator.kube.driver_request import (
     new_session,
     request_status,
 )
-from rljob_operator.plan.observed_job import find_pods, is_running_head
 
 PATIENCE_SECONDS = 0.2
 """A driver answers within milliseconds."""

@@ -11,13 +11,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from rljob_api.manifest.job import RLJob
-from rljob_operator.backend import PROGRESS_POLL_SECONDS, DriverAnswer, Key, ObservedState, Owner, Plan
+from rljob_core.backend import PROGRESS_POLL_SECONDS, DriverAnswer, Key, ObservedState, Owner, Plan
+from rljob_core.kube.resources import REWARD_MODEL, RLJOB
+from rljob_core.loop.reconcile import OnUnchanged
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import ObjectKey
 from rljob_operator.kube.driver import find_driver
 from rljob_operator.kube.driver_request import DriverEndpoint
-from rljob_operator.kube.resources import REWARD_MODEL, RLJOB
-from rljob_operator.loop.reconcile import OnUnchanged
 
 MAX_IDLE_SECONDS = 600
 """Reconciling is level-triggered: after this time a job is reconciled whatever the operator believes."""
@@ -63,18 +63,30 @@ class IdleTracker:
             owners += [ObjectKey(REWARD_MODEL.kind, key.namespace, name) for name in models]
             latest = now + timedelta(seconds=MAX_IDLE_SECONDS - hash(key) % _SPREAD_SECONDS)
             driver = find_driver(owner, observed)
-            answer = _without_demand(DriverAnswer(observed.driver, observed.driver_problem))
+            answer = _without_passing(DriverAnswer(observed.driver, observed.driver_problem))
             self._idle[key] = _IdleState(seen_at, tuple(owners), driver, answer, min(latest, wanted.valid_until))
 
         return on_unchanged
 
     async def _is_unchanged(self, key: Key, state: _IdleState, now: datetime) -> bool:
         backend, cache = self._backend, self._backend.cache
-        if now >= state.until or _without_demand(await backend.get_driver_answer(state.driver, key)) != state.answer:
+        if now >= state.until or _without_passing(await backend.get_driver_answer(state.driver, key)) != state.answer:
             return False
         return all(cache.last_change(owner) <= state.seen_at for owner in state.owners)
 
 
-def _without_demand(answer: DriverAnswer) -> DriverAnswer:
-    """Demand contains passing times, and no reward of an idle job is autoscaled by it."""
-    return answer._replace(status=answer.status.model_copy(update={"demand": {}})) if answer.status else answer
+def _without_passing(answer: DriverAnswer) -> DriverAnswer:
+    """Without the times that pass, whose effects the plan's `valid_until` knows, and without the demand, by which no
+    reward of an idle job is autoscaled."""
+    status = answer.status
+    if status is None:
+        return answer
+    passing: dict[str, Any] = {
+        "demand": {},
+        "since_step_seconds": None,
+        "training_share": None,
+        "lost_seconds": {},
+        "hung": [part.model_copy(update={"seconds": 0.0}) for part in status.hung],
+        "outages": [outage.model_copy(update={"seconds": 0.0, "message": ""}) for outage in status.outages],
+    }
+    return answer._replace(status=status.model_copy(update=passing))

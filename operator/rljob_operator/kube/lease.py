@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rljob_api.errors import TransientError
-from rljob_operator.backend import utc_now
-from rljob_operator.kube.client import ApiError, KubeApi
+from rljob_core.backend import utc_now
+from rljob_core.kube.client import ApiError, KubeApi
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from pydantic import ValidationError
 
 from rljob_api.manifest.base import ObjectMeta
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.reward import RewardModel, RewardModelStatus
+from rljob_api.manifest.services.reward import RewardModel, RewardModelStatus
 from rljob_api.manifest.status import RLJobStatus
 from rljob_api.read.documents import format_path
 from rljob_api.read.validation_messages import describe_error
-from rljob_operator.backend import InvalidOwnerError, Manifest, Owner, UnknownFieldsError
+from rljob_core.backend import InvalidOwnerError, Manifest, Owner, UnknownFieldsError
 from rljob_operator.kube.crds import MAX_LISTED_FIELDS, UPGRADE_OPERATOR
 
 _Owner = TypeVar("_Owner", RLJob, RewardModel)

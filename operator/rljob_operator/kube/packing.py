@@ -9,7 +9,7 @@ import json
 import zlib
 
 from rljob_api.wire.contract import LABEL_ROLE
-from rljob_operator.backend import Manifest
+from rljob_core.backend import Manifest
 
 MAX_DICTIONARIES = 256
 """Labels are users' text: without a bound they could fill the memory."""

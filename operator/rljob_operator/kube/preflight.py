@@ -12,11 +12,11 @@ from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_api.wire.contract import MANAGED_BY
-from rljob_operator.backend import FieldProblem, ForbiddenError, Manifest, PodRejectedError, RefusedError
-from rljob_operator.children.common import digest
+from rljob_core.backend import FieldProblem, ForbiddenError, Manifest, PodRejectedError, RefusedError
+from rljob_core.children.common import digest
+from rljob_core.kube.client import SSA, ApiError
+from rljob_core.kube.resources import POD, Resource, resource_of
 from rljob_operator.kube import refusals
-from rljob_operator.kube.client import SSA, ApiError
-from rljob_operator.kube.resources import POD, Resource, resource_of
 
 Call = Callable[..., Awaitable[Manifest]]
 """KubernetesBackend._call: method, resource, namespace, path."""
@@ -31,7 +31,7 @@ _FORCED_DRY_RUN = _DRY_RUN | {"fieldManager": MANAGED_BY, "force": "true"}
 _OWN_ANNOTATIONS = "rljob.dev/"
 _NUM_DIGITS = 8
 _MAX_NAME_LENGTH = 52 - _NUM_DIGITS
-"""Of the beginning of another name: with more, the names of a StatefulSet's Pods may be too long."""
+"""Limit of the beginning of another name: with more, the names of a StatefulSet's Pods may be too long."""
 
 
 class Preflight:

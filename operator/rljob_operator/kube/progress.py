@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from cachetools import TTLCache
 
 from rljob_api.wire.protocol import DriverStatus
-from rljob_operator.backend import PROGRESS_POLL_SECONDS, DriverAnswer, Key
+from rljob_core.backend import PROGRESS_POLL_SECONDS, DriverAnswer, Key
 
 MAX_REPORTS_PER_SECOND = 10.0
-"""Of all jobs together: with up to 100 training jobs each poll is reported."""
+"""Limit of all jobs together: with up to 100 training jobs each poll is reported."""
 MAX_REPORT_SECONDS = 60.0
 """Between two reports of one job, if its progress has changed; also with more than 600 jobs."""
 _DONE = "done"
@@ -33,6 +33,7 @@ _PROGRESS_FIELDS = (
     "reward_latency_p50_seconds",
     "reward_latency_p95_seconds",
     "step_seconds",
+    "step_limit_seconds",
     "gpu_seconds_per_step",
     "schedule",
 )

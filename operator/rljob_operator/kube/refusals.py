@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from http import HTTPStatus
 
 from rljob_api.errors import TransientError
-from rljob_operator.backend import FieldProblem, ForbiddenError, RefusedError
-from rljob_operator.kube.client import ApiError
+from rljob_core.backend import FieldProblem, ForbiddenError, RefusedError
+from rljob_core.kube.client import ApiError
 
 _TYPED_PATCH = re.compile(
     r"failed to (create typed patch object|convert new object) \([^)]*\)( to proper version)?: "
@@ -21,9 +21,9 @@ _TYPED_PATCH = re.compile(
 _FIELD_PATH = re.compile(r"^\s*\.(?P<path>(?:\[[^\]]*\]|\"[^\"]*\"|[^:\s\[\"])+): (?P<problem>.*)$", re.MULTILINE)
 _UNKNOWN_FIELD = re.compile(r'unknown field "(?P<path>[^"]+)"')
 _DENIED = re.compile(r"denied (the )?request: ")
-"""Of an admission webhook, and of a ValidatingAdmissionPolicy. Their code is what their author chose."""
+"""Message of an admission webhook, and of a ValidatingAdmissionPolicy. Their code is what their author chose."""
 _TOO_LARGE = re.compile(r"message larger than max|request is too large")
-"""Of etcd, with code 500."""
+"""Message of etcd, with code 500."""
 _QUOTA = re.compile(r"(exceeded|failed) quota: ")
 _REFUSED_CODES = (
     HTTPStatus.BAD_REQUEST,

@@ -13,11 +13,11 @@ from http import HTTPStatus
 from typing import Any
 
 from rljob_api.errors import TransientError
-from rljob_operator.backend import JobKey, Key, RewardModelKey
+from rljob_core.backend import JobKey, Key, RewardModelKey
+from rljob_core.kube.client import ApiError, KubeApi
+from rljob_core.kube.resources import REWARD_MODEL, RLJOB, WATCHED, Resource
 from rljob_operator.kube.cache import Cache, ObjectKey
-from rljob_operator.kube.client import ApiError, KubeApi
 from rljob_operator.kube.refusals import translate
-from rljob_operator.kube.resources import REWARD_MODEL, RLJOB, WATCHED, Resource
 from rljob_operator.watch.kopf_watches import run_watches
 from rljob_operator.watch.tasks import wait_for_all
 

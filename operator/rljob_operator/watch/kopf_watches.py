@@ -14,8 +14,8 @@ import aiohttp
 import kopf
 import yarl
 
-from rljob_operator.kube.client import KubeApi
-from rljob_operator.kube.resources import WATCHED, Resource
+from rljob_core.kube.client import KubeApi
+from rljob_core.kube.resources import WATCHED, Resource
 from rljob_operator.watch.tasks import TaskTree, run_uncancelled
 
 OnEvent = Callable[[Resource, Any], None]

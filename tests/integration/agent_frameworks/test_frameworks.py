@@ -1,4 +1,4 @@
-"""Agents of LangGraph and the OpenAI Agents SDK, unmodified, as processes with their own packages."""
+"""Agents of LangGraph, the OpenAI Agents SDK, pydantic-ai and smolagents, unmodified, with their own packages."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from rljob_reward.worker_pool import requirements
+from rljob_service.pool import requirements
 from tests.support.agent_services import call_text
 from tests.support.gateways import SpelledPolicy, build_environment, check_exact, make_task, running_gateway
 from tests.support.waiting import DEADLINE_SECONDS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.packages]
 
 PROGRAMS = Path(__file__).parent / "programs"
 REQUIREMENTS = [
@@ -21,6 +21,8 @@ REQUIREMENTS = [
     "langchain-openai==1.7.3",
     "langgraph==1.2.22",
     "openai-agents==0.24.0",
+    "pydantic-ai-slim[openai]==2.68.0",
+    "smolagents[openai]==1.26.0",
 ]
 TEXTS = [
     "I add.\n" + call_text("add", '{"a": 2, "b": 2}'),
@@ -69,3 +71,26 @@ async def test_an_agent_with_a_tool_is_one_segment_of_the_sampled_tokens(name, a
     assert answers.splitlines() == ["It is 4.", "It is 6: Ünï 漢字 🙂"]
     check_exact(recording, policy)
     assert (len(recording.turns), len(recording.segments)) == (4, 1), recording.breaks
+
+
+JSON = '{"value": 4}'
+
+
+@pytest.mark.parametrize(
+    ("framework", "answer"),
+    [
+        ("smolagents", call_text("final_answer", '{"answer": 4}')),
+        ("pydantic_ai", call_text("final_result", JSON)),
+        ("openai_agents", JSON),
+        ("langchain", JSON),
+    ],
+)
+async def test_an_agent_that_forces_a_form_reads_the_free_answer_of_the_policy(framework, answer):
+    policy = SpelledPolicy(answer)
+    async with running_gateway(constraints="ignore") as gateway:
+        episode = gateway.open(make_task(policy))
+        printed = await run_program("forced_forms", framework, build_environment(episode.start_attempt()[1]))
+        recording = episode.read()
+
+    assert printed.split() == ["4"]
+    check_exact(recording, policy)

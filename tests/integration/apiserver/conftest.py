@@ -8,13 +8,13 @@ import os
 import uuid
 
 import pytest
-import yaml
 from kubernetes import client, config, watch
 
 from rljob_cluster.control_plane.control_plane import ControlPlane
 from tests.integration.apiserver.admin_client import AdminClient
 from tests.integration.apiserver.operator_harness import harness  # noqa: F401 - a fixture
 from tests.paths import ROOT
+from tests.support import fast_yaml
 from tests.support.waiting import DEADLINE_SECONDS
 
 
@@ -46,7 +46,7 @@ def crds(api_client):
     extensions = client.ApiextensionsV1Api(api_client)
     names = set()
     for path in sorted((ROOT / "crds").glob("*.yaml")):
-        manifest = yaml.safe_load(path.read_text())
+        manifest = fast_yaml.load(path.read_text())
         names.add(manifest["metadata"]["name"])
         extensions.create_custom_resource_definition(manifest)
     stream = watch.Watch()

@@ -14,9 +14,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from rljob_core.kube.client import MERGE_PATCH, ApiError, KubeApi, connect
+from rljob_core.kube.resources import REWARD_MODEL, RLJOB, resources_of_kind
 from rljob_operator import operator
-from rljob_operator.kube.client import MERGE_PATCH, ApiError, KubeApi, connect
-from rljob_operator.kube.resources import REWARD_MODEL, RLJOB, resources_of_kind
 from rljob_operator.operator import run_operator
 from rljob_operator.settings import Settings
 from rljob_operator.watch import informer

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 from kubernetes import client
 
-from rljob_operator.defaults import DEFAULTS
+from rljob_core.defaults import DEFAULTS
 from tests.integration.apiserver import job_oracle, reward_oracle
 from tests.integration.apiserver.admin_client import AdminClient, Manifest
 from tests.integration.apiserver.cluster_simulator import ClusterSimulator

@@ -18,8 +18,8 @@ from datetime import UTC, datetime, timedelta
 from kubernetes.aio.client import Configuration
 
 from rljob_api.errors import RLJobError
-from rljob_operator.defaults import DEFAULTS
-from rljob_operator.kube.client import MERGE_PATCH, ApiError, KubeApi, connect
+from rljob_core.defaults import DEFAULTS
+from rljob_core.kube.client import MERGE_PATCH, ApiError, KubeApi, connect
 from rljob_operator.operator import LeaseLostError, run_operator
 from rljob_operator.settings import Settings
 from tests.integration.apiserver.fault_proxy import FaultProxy, Faults, OnWrite
@@ -38,7 +38,7 @@ class OperatorThread:
         self._kubeconfig, self._namespace, self._address, self._on_write = kubeconfig, namespace, address, on_write
         self.faults = Faults()
         self.defaults = DEFAULTS
-        """Of the next incarnation."""
+        """Contents of the next incarnation."""
         self.num_reconciles = self.num_starts = 0
         self.errors: list[BaseException] = []
         self._offset_seconds = 0.0

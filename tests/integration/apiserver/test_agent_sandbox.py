@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from rljob_reward.worker.sandbox_claims import ClaimError, Claims, build_name
+from rljob_service.worker.code.sandbox_claims import ClaimError, Claims, build_name
 from tests.paths import ROOT
+from tests.support import fast_yaml
 from tests.support.agent_sandbox import find_crds, open_api
 
 CODE = "code-agent-own"
@@ -35,7 +36,7 @@ def agent_sandbox(control_plane: Any) -> Iterator[None]:
 
 def build_children(namespace: str) -> list[dict[str, Any]]:
     """What the golden files have for one tool, without an owner."""
-    documents = yaml.safe_load_all((ROOT / "tests/data/plan/sandbox/children.yaml").read_text())
+    documents = fast_yaml.load_all((ROOT / "tests/data/plan/sandbox/children.yaml").read_text())
     children = [d for d in documents if d and d["kind"] in KINDS and d["metadata"]["name"].startswith(CODE)]
     for child in children:
         del child["metadata"]["ownerReferences"]

@@ -17,16 +17,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rljob_api.errors import TransientError
-from rljob_operator.backend import JobKey, Key, RewardModelKey, utc_now
-from rljob_operator.children import WORKLOAD_KINDS
+from rljob_core.backend import JobKey, Key, RewardModelKey, utc_now
+from rljob_core.children import WORKLOAD_KINDS
+from rljob_core.kube.client import ApiError, KubeApi, connect
+from rljob_core.kube.resources import REWARD_MODEL, RLJOB, resources_of_kind
+from rljob_core.loop.failures import FailureTracker
+from rljob_core.loop.reconcile import reconcile
+from rljob_core.plan import validate
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache
-from rljob_operator.kube.client import ApiError, KubeApi, connect
 from rljob_operator.kube.driver import DriverClient
-from rljob_operator.kube.resources import REWARD_MODEL, RLJOB, resources_of_kind
-from rljob_operator.loop.failures import FailureTracker
-from rljob_operator.loop.reconcile import reconcile
-from rljob_operator.plan import validate
 from tests.integration.apiserver.manifests import put, smallest
 from tests.support.any_template import DEEP, templates
 

@@ -11,11 +11,11 @@ import shutil
 import subprocess
 
 import pytest
-import yaml
 
 from rljob_cluster.control_plane.control_plane import ControlPlane
 from rljob_cluster.host.go_programs import find_or_build
 from tests.paths import ROOT
+from tests.support import fast_yaml
 from tests.support.operator_permissions import FEATURES, read_table
 
 CHART = ROOT / "charts" / "rljob"
@@ -164,7 +164,7 @@ def test_upgrade_changes_a_crd_and_uninstall_keeps_it_with_the_jobs(installed, c
     path = newer / "templates" / "crds" / "rljobs.rljob.dev.yaml"
     path.write_text(path.read_text().replace("    - rlj\n", "    - rlj\n    - rlnew\n"))
     call("helm", "upgrade", "rljob", str(newer), "--namespace", "ops")
-    crd = yaml.safe_load(call("kubectl", "get", "crd", "rljobs.rljob.dev", "-o", "yaml"))
+    crd = fast_yaml.load(call("kubectl", "get", "crd", "rljobs.rljob.dev", "-o", "yaml"))
     assert crd["spec"]["names"]["shortNames"] == ["rlj", "rlnew"]
     call("helm", "uninstall", "rljob", "--namespace", "ops")
     assert "helm-test" in call("kubectl", "-n", "prod", "get", "rljobs", "-o", "name")

@@ -20,7 +20,7 @@ from kubernetes import client
 from typer.testing import CliRunner
 
 from rljob_cli.main import app
-from rljob_operator.plan import lost_nodes
+from rljob_core.plan import lost_nodes
 from tests.integration.apiserver.fake_kubelet import FakeKubelet
 from tests.integration.apiserver.manifests import put_all, smallest
 from tests.support.waiting import DEADLINE_SECONDS
@@ -270,11 +270,11 @@ def test_top_lists_jobs_with_phase_and_wait(harness: CliHarness) -> None:
     counts = {"rollouts": "2/2", "rewards": "1/2", "progress": progress}
     harness.set_phase("Running", "Running", "all Pods are ready", name="one", **counts)
     header, one, two = harness.run("top").splitlines()
-    columns = "NAME PHASE STEP REWARD ROLLOUTS REWARDS DRIVER STALENESS AGE WAITS FOR"
+    columns = "NAME PHASE STEP LAST STEP REWARD ROLLOUTS REWARDS DRIVER STALENESS AGE WAITS FOR"
     assert header.split() == columns.split()
     cells = one.split()
-    assert cells[:8] == ["one", "Running", "3/10", "0.500", "2/2", "1/2", "score", "-"]
-    assert cells[9:] == ["12", "rewards"]
+    assert cells[:9] == ["one", "Running", "3/10", "-", "0.500", "2/2", "1/2", "score", "-"]
+    assert cells[10:] == ["12", "rewards"]
     assert "not reconciled yet; is the operator running?" in two
     rows = json.loads(harness.run("top", "-A", "-o", "json"))
     assert {"one", "two"} <= {row["name"] for row in rows if row["namespace"] == harness.namespace}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rljob_operator.kube import client
+from rljob_core.kube import client
 from tests.integration.apiserver import convergence
 from tests.integration.apiserver.convergence import FAULTS, Case
 from tests.integration.apiserver.test_operator_machine import machine  # noqa: F401 - a fixture

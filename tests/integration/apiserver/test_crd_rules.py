@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 import pytest
-import yaml
 from kubernetes import client
 
 from rljob_api.generate.crd import build_object_schema
 from rljob_api.manifest.base import Spec
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.reward import RewardModel
+from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.read.load import InvalidManifestError, load_manifests
 from tests.integration.apiserver.manifests import INLINE, MISSING, put, put_all, smallest
 from tests.paths import ROOT
+from tests.support import fast_yaml
 
 GROUP, VERSION = "rljob.dev", "v1alpha1"
 MODELS: dict[str, Any] = {"RLJob": RLJob, "RewardModel": RewardModel}
@@ -42,10 +42,23 @@ def model_user(limits: dict[str, Any]) -> dict[str, Any]:
 
 MAX_BELOW_MIN = {"minReplicas": 3, "maxReplicas": 2}
 HTTP_WITH_AUTOSCALING: dict[str, Any] = {"http": {"url": "https://example.com"}, "autoscaling": {"maxReplicas": 2}}
+NEMO_GYM = {"http": {"url": "https://example.com/verify", "protocol": "nemoGym"}}
 WITHOUT_FUNCTION: dict[str, Any] = {"function": MISSING}
 ENDPOINT: dict[str, Any] = {"http": {"url": "https://example.com"}}
 REFERENCE_WITH_AUTOSCALING: dict[str, Any] = {"rewardModelRef": {"name": "math"}, "autoscaling": {"maxReplicas": 2}}
 
+SHARED: dict[str, Any] = {"rollout.placement": "trainer"}
+MODEL_IN_TRAINER: dict[str, Any] = {"source": "/m", "placement": "trainer"}
+IN_TRAINER: dict[str, Any] = {"name": "r", "model": MODEL_IN_TRAINER}
+JUDGED = {"template": "x", "parser": {"regex": "(x)"}, "model": MODEL_IN_TRAINER}
+JUDGE_IN_TRAINER: dict[str, Any] = {"name": "r", "judge": JUDGED}
+USER_IN_TRAINER: dict[str, Any] = {"model": {"persona": "x", "model": MODEL_IN_TRAINER}}
+ON_GPU: dict[str, Any] = {"judge": JUDGED | {"model": MODEL_IN_TRAINER | {"gpusPerReplica": 1}}}
+SHARED_GPU: dict[str, Any] = SHARED | {
+    "trainer.gpusPerReplica": 1,
+    "rollout.gpusPerReplica": 1,
+    "rewards.0": {"name": "r", "model": MODEL_IN_TRAINER | {"gpusPerReplica": 1}},
+}
 FUNCTION: dict[str, Any] = {"function": {"inline": INLINE}}
 TOOL: dict[str, Any] = {"name": "calculator"} | FUNCTION
 WITH_AGENT: dict[str, Any] = {"data.format": "chat", "agent": {"type": "loop", "user": FUNCTION, "tools": [TOOL]}}
@@ -58,6 +71,8 @@ SCALED_PROGRAM = put_all({"spec": PROGRAM}, {"agent.runner.autoscaling": AT_MOST
 WITH_SCALED_AGENT = put_all(
     {"spec": WITH_AGENT}, {"agent.user.autoscaling": AT_MOST_TWO, "agent.tools.0.autoscaling": AT_MOST_TWO}
 )["spec"]
+SANDBOX_WITHOUT_MEMORY = {"name": "code", "sandbox": {"maxMemory": "1Mi"}}
+SMALL_CACHE = {"source": "/m", "kvCacheMemory": "1Ki"}
 SANDBOX_WITH_PODS = {"name": "code", "sandbox": {"image": "python"}}
 OTHER_MODEL = {"name": "judge", "url": "http://judge/v1"}
 ENVIRONMENT: dict[str, Any] = CHAT | {"agent": {"type": "environment", "environment": TRL}}
@@ -67,6 +82,7 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("Model", "must be hf://org/name, pvc://", "RLJob", {"model.source": "ftp://host/model"}),
     ("DataSource", "must be hf://org/name, pvc://", "RLJob", {"data.train.source": "hf://"}),
     ("Data", "must contain at least one column", "RLJob", {"data.template": "Answer this: prompt"}),
+    ("Tracking", "must be set, since wandbEntity", "RLJob", {"tracking.wandbGroup": "ablations"}),
     ("Toleration", "must be set unless operator", "RLJob", {"trainer.nodePool.tolerations": [{"value": "a"}]}),
     (
         "Toleration",
@@ -85,6 +101,38 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
         for role in ("head", "trainer", "rollout")
     ),
     ("Reward", "must not set names", "RLJob", {"rewards.0.env": {"RLJOB_TOKEN": "x"}}),
+    *(
+        (type_name, "must be at least 1Mi and at most 60Mi", kind, {**changes, f"{path}maxRequestSize": size})
+        for type_name, kind, path, changes, size in (
+            ("Reward", "RLJob", "rewards.0.", {}, "61Mi"),
+            ("RewardModelSpec", "RewardModel", "", {}, 16),
+            ("SimulatedUser", "RLJob", "agent.user.", WITH_AGENT, "1k"),
+            ("Tool", "RLJob", "agent.tools.0.", WITH_AGENT, "1Gi"),
+            ("Runner", "RLJob", "agent.runner.", PROGRAM, "0"),
+        )
+    ),
+    ("FunctionReward", "must be at least 64Mi", "RLJob", {"rewards.0.function.maxMemory": 2048}),
+    ("FunctionReward", "must be at least 1Mi", "RLJob", {"rewards.0.function.maxFileSize": "900Ki"}),
+    ("PythonFunction", "must be at least 64Mi", "RLJob", WITH_AGENT | {"agent.user.function.maxMemory": "63.9Mi"}),
+    ("PythonFunction", "must be at least 1Mi", "RLJob", WITH_AGENT | {"agent.user.function.maxFileSize": "500m"}),
+    ("Sandbox", "must be at least 64Mi", "RLJob", WITH_AGENT | {"agent.tools": [SANDBOX_WITHOUT_MEMORY]}),
+    ("RolloutRole", "must be at least 64Ki", "RLJob", {"rollout.kvCacheMemory": 1}),
+    ("ModelReward", "must be at least 64Ki", "RewardModel", {**WITHOUT_FUNCTION, "model": SMALL_CACHE}),
+    ("ServedModel", "must be at least 64Ki", "RewardModel", {**WITHOUT_FUNCTION, "judge": judge(model=SMALL_CACHE)}),
+    ("Tracking", "must be 0 or at least 1Mi", "RLJob", {"tracking.trajectoriesSize": 4096}),
+    *(
+        (type_name, "must be at least 600", kind, {**changes, f"{path}backoffWindowSeconds": 700})
+        for type_name, kind, path, changes in (
+            ("HeadRole", "RLJob", "head.", {}),
+            ("TrainerRole", "RLJob", "trainer.", {"trainer.backoffLimit": 1}),
+            ("RolloutRole", "RLJob", "rollout.", {}),
+            ("Reward", "RLJob", "rewards.0.", {}),
+            ("RewardModelSpec", "RewardModel", "", {}),
+            ("SimulatedUser", "RLJob", "agent.user.", WITH_AGENT),
+            ("Tool", "RLJob", "agent.tools.0.", WITH_AGENT),
+            ("Runner", "RLJob", "agent.runner.", PROGRAM),
+        )
+    ),
     ("RewardModelSpec", "must not set names", "RewardModel", {"env": {"RLJOB_TOKEN": "x"}}),
     ("FunctionReward", "must have exactly one of inline", "RLJob", EMPTY_FUNCTION),
     ("Reward", "must have exactly one of function", "RLJob", {"rewards.0.http": {"url": "https://example.com"}}),
@@ -94,6 +142,10 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("JudgeReward", "must have exactly one of model", "RewardModel", {"judge": judge(model={"source": "/m"})}),
     ("JudgeReward", "must be 1 at temperature 0", "RewardModel", {"judge": judge(votes=3)}),
     ("JudgeParser", "must have exactly one of regex", "RewardModel", {"judge": judge(parser={"scorePath": "x"})}),
+    (
+        *("JudgeParser", "must not be more than maxScore", "RewardModel"),
+        {"judge": judge(parser={"regex": "x", "minScore": 2, "maxScore": 1})},
+    ),
     *(
         (type_name, message, kind, {f"{path}function": MISSING, f"{path}judge": judge(limits=limits), **more})
         for type_name, kind, path in (("Reward", "RLJob", "rewards.0."), ("RewardModelSpec", "RewardModel", ""))
@@ -110,6 +162,7 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
             ("must be sample for a model", {**WITHOUT_FUNCTION, "model": {"source": "/m"}, "scope": "group"}),
             ("must be group exactly when", {**WITHOUT_FUNCTION, "judge": judge(compare="pairwise")}),
             ("must be sample or group", {**WITHOUT_FUNCTION, **ENDPOINT, "scope": "sampleThenGroup"}),
+            ("must be sample with protocol", {**WITHOUT_FUNCTION, **NEMO_GYM, "scope": "group"}),
             ("must be false with scope group", {"cache": True, "scope": "group"}),
         )
     ),
@@ -133,7 +186,7 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
         "RLJob",
         {"schedule": {"promptsPerStep": 8, "miniBatches": 3}},
     ),
-    ("Schedule", "must be 0 unless type is bounded", "RLJob", {"schedule.maxStaleness": 2}),
+    ("Schedule", "is for type bounded alone", "RLJob", {"schedule.maxStaleness": 2}),
     ("TrainingSampling", "must be 1 for training", "RLJob", {"rollout.sampling.topP": 0.9}),
     ("TrainingSampling", "must be 0 for training", "RLJob", {"rollout.sampling.topK": 20}),
     ("RLJobSpec", "x algorithm.groupSize", "RLJob", {"trainer.replicas": 5}),
@@ -145,6 +198,39 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ),
     ("RLJobSpec", "must have a weight other than 0", "RLJob", {"rewards.0.weight": 0}),
     ("RLJobSpec", "must be at least 1 unless", "RLJob", {"rollout.replicas": 0}),
+    ("RLJobSpec", "must be onPolicy or synchronous", "RLJob", SHARED | {"schedule.type": "bounded"}),
+    ("RLJobSpec", "must be 1 (its default)", "RLJob", SHARED | {"rollout.replicas": 2}),
+    ("RLJobSpec", "must be a divisor of", "RLJob", SHARED | {"rollout.gpusPerReplica": 1}),
+    *(
+        ("RLJobSpec", "must be left out with", "RLJob", SHARED | {f"rollout.{path}": value})
+        for path, value in (
+            ("image", "x"),
+            ("resources", {"requests": {"cpu": 1}}),
+            ("nodePool.topology", {"key": "rack"}),
+            ("env", {"A": "b"}),
+        )
+    ),
+    *(
+        ("RLJobSpec", message, "RLJob", changes)
+        for message, changes in (
+            ("must have no model with placement trainer", {"rewards.0": IN_TRAINER}),
+            ("must have a divisor of trainer.gpusPerReplica", SHARED | {"rewards.0": JUDGE_IN_TRAINER | ON_GPU}),
+            ("plus that of all models", SHARED_GPU | {"rollout.gpuMemoryUtilization": 0.9}),
+        )
+    ),
+    *(
+        (type_name, "must be left out with placement trainer", "RLJob", SHARED | {"rewards.0": reward} | more)
+        for type_name, reward, more in (
+            ("ModelReward", IN_TRAINER, {"rewards.0.model.image": "x"}),
+            ("ModelReward", IN_TRAINER, {"rewards.0.model.resources.requests": {"cpu": 1}}),
+            ("ServedModel", JUDGE_IN_TRAINER, {"rewards.0.judge.model.image": "x"}),
+            ("ServedModel", JUDGE_IN_TRAINER, {"rewards.0.judge.model.resources.limits": {"cpu": 1}}),
+        )
+    ),
+    *(
+        ("RewardModelSpec", "must be separate: a RewardModel", "RewardModel", WITHOUT_FUNCTION | {kind: reward[kind]})
+        for kind, reward in (("model", IN_TRAINER), ("judge", JUDGE_IN_TRAINER))
+    ),
     ("RLJobSpec", "must have at least 1 replica each", "RLJob", {"rewards.0.replicas": 0}),
     ("RLJobSpec", "must leave room", "RLJob", {"rollout": {"maxModelLen": 64, "sampling": {"maxTokens": 64}}}),
     (
@@ -156,23 +242,21 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
             "evaluation": {"sampling": {"maxTokens": 64}},
         },
     ),
+    ("ChatTemplate", "must have exactly one", "RLJob", {"model.chatTemplate": {"inline": "{{ a }}", "file": "b"}}),
     ("RLJobSpec", "must be more than 0 for training", "RLJob", {"rollout.sampling.temperature": 0}),
     ("RLJobSpec", "must be 0 without data.eval", "RLJob", {"evaluation.everySteps": 5}),
-    *(
-        ("Algorithm", "is for type grpo alone", "RLJob", {"algorithm": {"type": "dapo", field: value}})
-        for field, value in (("clipLow", 0.1), ("clipHigh", 1), ("lossLevel", "sequence"), ("normalization", "none"))
-    ),
     (
-        "Algorithm",
-        "is the cap of correction.type",
+        "RLJobSpec",
+        "must have head_dtype in --hf-overrides",
         "RLJob",
-        {"algorithm": {"importanceCap": 2, "correction": {"type": "mask"}}},
+        {"trainer.headDtype": "float32", "rollout.extraArgs": ["--hf-overrides={}"]},
     ),
+    ("Algorithm", "has no effect with cispo", "RLJob", {"algorithm": {"type": "cispo", "loss": {"dualClip": 3}}}),
     (
         "Algorithm",
         "must be batch or null",
         "RLJob",
-        {"algorithm": {"type": "reinforcePlusPlus", "advantages": {"normalization": "group"}}},
+        {"algorithm": {"type": "reinforcePlusPlusBaseline", "advantages": {"normalization": "group"}}},
     ),
     (
         "Algorithm",
@@ -245,6 +329,10 @@ IMMUTABLE_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("trainer.lora", {"trainer.lora": {"rank": 8}}, {"trainer.lora.rank": 16}),
     ("trainer.replicas", {}, {"trainer.replicas": 2}),
     ("trainer.gpusPerReplica", {}, {"trainer.gpusPerReplica": 2}),
+    ("rollout.placement", {}, SHARED),
+    ("rollout.placement", SHARED, {"rollout.placement": "separate"}),
+    ("rewards", SHARED | {"rewards.0": IN_TRAINER}, {"rewards.0.model.source": "/other"}),
+    ("rewards", SHARED | {"rewards.0": JUDGE_IN_TRAINER}, {"rewards.0.judge.model.placement": "separate"}),
     ("rollout.replicas", IN_KUEUE, {"rollout.replicas": 2}),
     ("rewards", IN_KUEUE, {"rewards.0.replicas": 2}),
     ("rewards", IN_KUEUE, {"rewards.0.autoscaling": {"maxReplicas": 2}}),
@@ -353,6 +441,7 @@ def test_every_rule_of_the_types_has_a_case():
     covered = {("RLJobSpec", field) for field, _, _ in IMMUTABLE_CASES} | {
         (name, "source") for name in ("Model", "DataSource", "ServedModel", "ModelReward")
     }
+    covered.add(("ChatTemplate", "file"))
     assert immutable == covered, "add a case to IMMUTABLE_CASES or to the test of relative paths"
 
 
@@ -370,6 +459,35 @@ def test_rule_violation_is_rejected_by_both_with_its_remedy(server, type_name, b
         )
     else:
         assert "Duplicate value" in message, message or "the API server accepted it"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rewards.0": JUDGE_IN_TRAINER},
+        CHAT | {"agent": {"type": "loop", "user": USER_IN_TRAINER}},
+        SHARED_GPU | {"rewards.0.model.gpuMemoryUtilization": 0.8},
+        SHARED_GPU | {"rewards.0.model.gpusPerReplica": 2},
+    ],
+)
+def test_each_model_in_the_trainers_pods_is_seen_by_both(server, changes):
+    manifest = put_all(smallest(), changes)
+    assert server.verdict(manifest) != ""
+    assert offline(manifest) != ""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        SHARED_GPU,
+        SHARED_GPU | {"rollout.gpuMemoryUtilization": 0.8},
+        SHARED | {"rewards.0": JUDGE_IN_TRAINER},
+        SHARED | CHAT | {"agent": {"type": "loop", "user": USER_IN_TRAINER}},
+    ],
+)
+def test_models_in_the_trainers_pods_are_accepted_by_both(server, changes):
+    manifest = put_all(smallest(), changes)
+    assert server.verdict(manifest) == offline(manifest) == ""
 
 
 ZERO = {"rewards.0.weight": 0}
@@ -409,7 +527,8 @@ AGENTS: list[tuple[bool, dict[str, Any]]] = [
     (False, ENVIRONMENT | {"agent.runner": {}, "agent.environment": {"framework": "trl"}}),
     (False, ENVIRONMENT | {"agent.runner": {"command": ["agent"]}}),
     (False, ENVIRONMENT | {"agent.environment": {"id": "envs:Guess"}}),
-    (False, ENVIRONMENT | {"agent.environment.framework": "gym"}),
+    (True, ENVIRONMENT | {"agent.environment.framework": "my-plugin"}),
+    (False, ENVIRONMENT | {"agent.environment.framework": "my plugin"}),
     (False, ENVIRONMENT | {"rewards.0.name": "runner"}),
     (False, ENVIRONMENT | {"data.format": "text"}),
     (False, {"agent": {"environment": TRL}}),
@@ -445,7 +564,7 @@ def test_job_that_an_earlier_version_stored_is_valid_and_may_change(storing_serv
 
 @pytest.mark.parametrize("path", ["model.source", "data.train.source", "data.eval.source"])
 def test_relative_path_is_rejected_by_a_cluster_and_by_the_operator(server, path):
-    from rljob_operator.plan.validate import find_problems
+    from rljob_core.plan.validate import find_problems
 
     manifest = put(smallest(), path, "./relative")
     assert "work only with `rljob run`" in server.verdict(manifest)
@@ -453,11 +572,41 @@ def test_relative_path_is_rejected_by_a_cluster_and_by_the_operator(server, path
     assert f"spec.{path}" in " ".join(find_problems(RLJob.model_validate(manifest)))
 
 
+def test_file_of_a_chat_template_is_for_the_commands_alone(server):
+    manifest = put(smallest(), "model.chatTemplate", {"file": "template.jinja"})
+    assert "file works only with `rljob run` and `rljob submit`" in server.verdict(manifest)
+    assert offline(manifest) == "", "`rljob run` accepts it"
+
+
+def test_variables_of_a_chat_template_are_stored_as_they_are(server):
+    arguments = {"enable_thinking": False, "reasoning_effort": "low", "budget": 0.5, "names": ["a", {"b": None}]}
+    manifest = put(smallest(), "data.chatTemplateArguments", arguments)
+    assert server.create(manifest, dry_run="All")["spec"]["data"]["chatTemplateArguments"] == arguments
+
+
+def test_temperature_that_is_null_is_not_filled_in(server):
+    reward = {"name": "judged", "judge": judge(votes=3, sampling={"temperature": None})}
+    manifest = put(smallest(), "rewards", [reward])
+    assert server.verdict(manifest) == offline(manifest) == ""
+    stored = server.create(manifest, dry_run="All")["spec"]["rewards"][0]
+    assert RLJob.model_validate(put(smallest(), "rewards", [stored])).spec.rewards[0].judge.sampling.temperature is None
+
+
+@pytest.mark.parametrize("sampling", [{}, {"maxTokens": None}, {"maxTokens": 8}])
+def test_length_that_the_model_decides_may_be_left_out(server, sampling):
+    changes = {"rollout": {"maxModelLen": 64, "sampling": sampling}, "evaluation": {"sampling": {}}}
+    manifest = put_all(smallest(), changes)
+    assert server.verdict(manifest) == offline(manifest) == ""
+    stored = server.create(manifest, dry_run="All")
+    assert stored["spec"]["rollout"]["sampling"].get("maxTokens") == sampling.get("maxTokens")
+
+
 @pytest.mark.parametrize(("field", "before", "after"), IMMUTABLE_CASES)
 def test_change_of_an_immutable_field_is_rejected_with_its_remedy(storing_server, field, before, after):
     stored = storing_server.create(put_all(smallest(), before))
     message = storing_server.update_verdict(put_all(stored, after))
-    suspendable = field in ("trainer.replicas", "trainer.gpusPerReplica") or IN_KUEUE.items() <= before.items()
+    while_suspended = ("trainer.replicas", "trainer.gpusPerReplica", "rollout.placement")
+    suspendable = field in while_suspended or IN_KUEUE.items() <= before.items() or SHARED.items() <= before.items()
     remedy = "set suspend: true first" if suspendable else "create a new RLJob instead"
     assert f"{field} is immutable" in message, message or "the API storing_server accepted the change"
     assert remedy in message
@@ -489,10 +638,22 @@ def test_pods_that_are_not_in_a_group_of_kueue_may_be_scaled(storing_server, bef
     assert storing_server.update_verdict(put_all(stored, after)) == ""
 
 
-@pytest.mark.parametrize("field", ["trainer.replicas", "trainer.gpusPerReplica"])
-def test_trainer_of_a_suspended_job_may_be_resized(storing_server, field):
+def test_model_in_the_trainers_pods_leaves_its_reward_free_to_change(storing_server):
+    stored = storing_server.create(put_all(smallest(), SHARED | {"rewards.0": IN_TRAINER | {"slots": 2}}))
+    assert storing_server.update_verdict(put_all(stored, {"rewards.0.slots": 4, "rewards.0.weight": 2})) == ""
+
+
+@pytest.mark.parametrize("change", [{"trainer.replicas": 2}, {"trainer.gpusPerReplica": 2}, SHARED])
+def test_trainer_of_a_suspended_job_may_be_resized_or_shared(storing_server, change):
     stored = storing_server.create(put(smallest(), "suspend", True))
-    assert storing_server.update_verdict(put(stored, field, 2)) == ""
+    assert storing_server.update_verdict(put_all(stored, change)) == ""
+
+
+def test_rollouts_that_share_the_trainer_keep_their_settings(server):
+    """Also with the defaults of the fields that must be left out, as the API server stores them."""
+    rollout = SHARED | {"trainer.gpusPerReplica": 4, "rollout.gpusPerReplica": 2, "rollout.gpuMemoryUtilization": 0.5}
+    manifest = put_all(smallest(), rollout | {"rollout.extraArgs": ["--x"], "rollout.nodePool": {"exclusive": False}})
+    assert server.verdict(manifest) == offline(manifest) == ""
 
 
 @pytest.mark.parametrize(
@@ -657,6 +818,6 @@ EXAMPLES = sorted([*ROOT.glob("examples/*/rljob.yaml"), *ROOT.glob("examples/gpu
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_example_is_rejected_at_most_for_its_relative_paths(server, path):
-    for manifest in yaml.safe_load_all(path.read_text()):
+    for manifest in fast_yaml.load_all(path.read_text()):
         message = server.verdict(manifest)
         assert message == "" or "work only with `rljob run`" in message, message

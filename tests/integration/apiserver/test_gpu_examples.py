@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from rljob_api.wire.termination import ERROR_PREFIX, GPU_FAULT_PREFIX
 from rljob_cli.main import app
 from rljob_cluster.control_plane.control_plane import COMPONENTS, ControlPlane
-from rljob_cluster.control_plane.kwok import build_node, run_kwok
+from rljob_cluster.control_plane.kwok import CONTROLLER_ARGUMENTS, build_node, run_kwok
 from rljob_cluster.host import go_programs
 from rljob_cluster.host.processes import ProcessGroup
 from tests.paths import EXAMPLES, ROOT
@@ -42,7 +42,11 @@ Pod = dict[str, Any]
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     folder = tmp_path_factory.mktemp("gpus")
     go_programs.find_or_build("kubectl")
-    with ControlPlane(folder, components=COMPONENTS) as plane, run_kwok(plane, num_nodes=1, jobs_end=False):
+    extra = {"kube-controller-manager": CONTROLLER_ARGUMENTS}
+    with (
+        ControlPlane(folder, components=COMPONENTS, extra_arguments=extra) as plane,
+        run_kwok(plane, num_nodes=1, jobs_end=False),
+    ):
         nodes = [
             build_node(name, {"rljob.dev/pool": pool, RACK: rack}, {GPU: 8}) for name, (pool, rack) in NODES.items()
         ]

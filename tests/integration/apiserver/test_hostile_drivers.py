@@ -1,4 +1,5 @@
-"""Programs that answer in the place of drivers, next to a healthy driver: the operator on a real API server."""
+"""Programs that answer in the place of drivers, next to a healthy driver, and a driver that makes no step: the operator
+on a real API server."""
 
 from __future__ import annotations
 
@@ -10,17 +11,17 @@ from typing import Any
 import pytest
 
 from rljob_api.wire.contract import PORT_DRIVER
-from rljob_api.wire.protocol import DriverStatus
-from rljob_operator.backend import DRIVER_UNREADABLE
+from rljob_api.wire.protocol import DriverStatus, HungPart
+from rljob_core.backend import DRIVER_UNREADABLE
+from rljob_core.plan import job as plan_of_jobs
 from rljob_operator.kube import driver, driver_request, idle, progress
-from rljob_operator.plan import job as plan_of_jobs
 from tests.integration.apiserver.manifests import smallest
-from tests.integration.apiserver.operator_harness import OperatorHarness
+from tests.integration.apiserver.operator_harness import NAME, OperatorHarness, start_pod
 from tests.support.hostile_drivers import PROBLEMS, Connection, serve
 
 POLL_SECONDS = 0.5
 NUM_POLLS = 10
-"""Of the healthy driver while each of the others does its worst."""
+"""Polls of the healthy driver while each of the others does its worst."""
 
 
 @pytest.fixture
@@ -91,3 +92,54 @@ async def test_hostile_drivers_are_named_and_cost_no_other_job_anything(harness:
     for name in names:
         assert (await harness.condition("Failed", name=name))["status"] == "False"
     assert not (await progress_of("healthy")).get("waitsFor")
+
+
+class StalledDriver:
+    """Answers with `status`, in which time passes."""
+
+    def __init__(self) -> None:
+        self.status = DriverStatus(step=3, total_steps=9, since_step_seconds=1, step_limit_seconds=60)
+
+    async def __call__(self, connection: Connection) -> None:
+        await connection.answer(self.status.model_dump_json().encode())
+        passed = (self.status.since_step_seconds or 0.0) + POLL_SECONDS
+        self.status = self.status.model_copy(update={"since_step_seconds": passed})
+
+
+@pytest.mark.usefixtures("_short_times")
+async def test_job_whose_driver_makes_no_step_says_who_hangs_until_it_makes_one(
+    harness: OperatorHarness, servers: Any
+) -> None:
+    driver = StalledDriver()
+    await harness.start()
+    await harness.create(smallest())
+    await harness.until_all_workloads()
+    workloads = (
+        ("Job", "head"),
+        ("StatefulSet", "trainer"),
+        ("Deployment", "rollout"),
+        ("Deployment", "reward-correct"),
+    )
+    for kind, role in workloads:
+        pod = await start_pod(harness, kind, role)
+        if role == "head":
+            address = await servers(driver)
+            await harness.patch_status("Pod", pod, {"podIP": address, "podIPs": [{"ip": address}]})
+    assert (await harness.until_condition("Progressing"))["reason"] == "StepFinished"
+    step_time = (await harness.get("RLJob", NAME) or {})["status"]["progress"]["lastStepTime"]
+
+    rank = HungPart(role="trainer", name="rank 3", seconds=70, limit_seconds=60, action="it is replaced")
+    driver.status = driver.status.model_copy(update={"since_step_seconds": 70.0, "hung": [rank]})
+    stalled = await harness.until_condition("Progressing", "False")
+    assert stalled["reason"] == "ProgressDeadlineExceeded"
+    assert "trainer: rank 3 hangs since" in stalled["message"]
+    (event,) = await harness.until_event("ProgressDeadlineExceeded")
+    assert (event["type"], event["message"]) == ("Warning", stalled["message"])
+    assert (await harness.condition("Running"))["status"] == "True", "the operator acts on nothing"
+
+    driver.status = DriverStatus(step=4, total_steps=9, since_step_seconds=0, step_limit_seconds=60)
+    await harness.until_condition("Progressing")
+    assert await harness.until_event("StepFinished")
+    progress = (await harness.get("RLJob", NAME) or {})["status"]["progress"]
+    assert progress["lastStepTime"] > step_time
+    assert not progress.get("hung")

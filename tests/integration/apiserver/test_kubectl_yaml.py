@@ -9,7 +9,7 @@ import pytest
 
 from rljob_api.read.documents import read_documents
 from rljob_cluster.host.go_programs import find_or_build
-from rljob_operator.children.common import to_yaml
+from rljob_core.children.common import to_yaml
 from tests.support.kubectl_scalars import AS_KUBECTL_READS
 
 

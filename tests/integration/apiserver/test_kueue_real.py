@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from rljob_cluster.control_plane.control_plane import COMPONENTS, ControlPlane, free_port
-from rljob_cluster.control_plane.kwok import run_kwok
+from rljob_cluster.control_plane.kwok import CONTROLLER_ARGUMENTS, run_kwok
 from rljob_cluster.host.commands import ClusterError
 from rljob_cluster.host.processes import ProcessGroup
 from tests.integration.apiserver.manifests import put_all, smallest
@@ -68,7 +68,11 @@ REWARD = smallest()["spec"]["rewards"][0]
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     folder = tmp_path_factory.mktemp("kueue")
-    with ControlPlane(folder, components=COMPONENTS) as plane, run_kwok(plane, num_nodes=2, jobs_end=False):
+    extra = {"kube-controller-manager": CONTROLLER_ARGUMENTS}
+    with (
+        ControlPlane(folder, components=COMPONENTS, extra_arguments=extra) as plane,
+        run_kwok(plane, num_nodes=2, jobs_end=False),
+    ):
         plane.kubectl("apply", "-f", str(ROOT / "crds"))
         with Kueue(plane, folder):
             yield plane

@@ -8,13 +8,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from rljob_operator.backend import JobKey, utc_now
+from rljob_core.backend import JobKey, utc_now
+from rljob_core.kube.client import connect
+from rljob_core.kube.resources import POD, RLJOB
+from rljob_core.loop.reconcile import reconcile
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache
-from rljob_operator.kube.client import connect
 from rljob_operator.kube.driver import DriverClient
-from rljob_operator.kube.resources import POD, RLJOB
-from rljob_operator.loop.reconcile import reconcile
 from tests.integration.apiserver.manifests import put_all, smallest
 from tests.integration.apiserver.operator_harness import NAME, Manifest, OperatorHarness
 

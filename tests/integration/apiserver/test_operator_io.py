@@ -12,12 +12,12 @@ from rljob_api.errors import TransientError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.status import RLJobStatus
 from rljob_api.wire.contract import SCHEDULING_GATE
-from rljob_operator.backend import Event
+from rljob_core.backend import Event
+from rljob_core.kube.client import MERGE_PATCH
+from rljob_core.kube.resources import POD
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache
-from rljob_operator.kube.client import MERGE_PATCH
 from rljob_operator.kube.driver import DriverClient
-from rljob_operator.kube.resources import POD
 from tests.integration.apiserver.manifests import put_all, smallest
 from tests.integration.apiserver.operator_harness import (
     DEADLINE_SECONDS,
@@ -200,7 +200,7 @@ async def test_reward_model_gets_its_children_and_status(harness):
 
 
 async def test_object_of_a_newer_crd_gets_an_event_and_no_write(harness, caplog, monkeypatch):
-    from rljob_api.manifest.reward import RewardModel
+    from rljob_api.manifest.services.reward import RewardModel
 
     real = RewardModel.model_validate
 

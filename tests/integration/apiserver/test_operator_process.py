@@ -25,6 +25,7 @@ from tests.integration.apiserver.admin_client import MERGE_PATCH, AdminClient
 from tests.integration.apiserver.cluster_simulator import ClusterSimulator
 from tests.integration.apiserver.manifests import smallest
 from tests.paths import ROOT
+from tests.support import fast_yaml
 from tests.support.waiting import DEADLINE_SECONDS
 
 POLL_SECONDS = 0.1
@@ -89,7 +90,7 @@ class Chart:
         command = [find_or_build("helm") / "helm", "template", namespace, ROOT / "charts" / "rljob"]
         command += [f"--namespace={namespace}", "--set=rbac.aggregate=false", *values]
         rendered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        self.objects = [o for o in yaml.safe_load_all(rendered) if o and "helm.sh/hook" not in str(o["metadata"])]
+        self.objects = [o for o in fast_yaml.load_all(rendered) if o and "helm.sh/hook" not in str(o["metadata"])]
         self._resources = dynamic.DynamicClient(api).resources
         for manifest in self.objects:
             if manifest["kind"] == "ServiceAccount" or manifest["apiVersion"].startswith("rbac."):
@@ -133,7 +134,7 @@ class Chart:
         body = {"spec": {"expirationSeconds": 3600}}
         core, namespace = harness.admin.core, harness.admin.namespace
         token = core.create_namespaced_service_account_token(account, namespace, body).status.token
-        config = yaml.safe_load(harness.control_plane.kubeconfig.read_text())
+        config = fast_yaml.load(harness.control_plane.kubeconfig.read_text())
         config["users"] = [{**user, "user": {"token": token}} for user in config["users"]]
         with os.fdopen(os.open(self.kubeconfig, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
             file.write(yaml.safe_dump(config))

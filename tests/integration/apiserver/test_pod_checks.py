@@ -13,9 +13,9 @@ import pytest
 from kubernetes import client, dynamic
 
 from rljob_api.errors import UserError
-from rljob_operator.children import WORKLOAD_KINDS, build_children
-from rljob_operator.defaults import DEFAULTS
-from rljob_operator.pod_checks import find_violations
+from rljob_core.children import WORKLOAD_KINDS, build_children
+from rljob_core.defaults import DEFAULTS
+from rljob_core.pod_checks import find_violations
 from tests.integration.apiserver.manifests import put_all, smallest
 from tests.integration.apiserver.operator_harness import NAME
 from tests.support.any_template import mutate

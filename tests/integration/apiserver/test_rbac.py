@@ -9,13 +9,13 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-import yaml
 
 from rljob_api.wire.contract import LABEL_JOB, LABEL_MANAGED_BY, LABEL_ROLE, MANAGED_BY, SCHEDULING_GATE
 from rljob_cluster.host.go_programs import find_or_build
 from tests.integration.apiserver.manifests import put_all, smallest
 from tests.integration.apiserver.operator_harness import NAME
 from tests.paths import ROOT
+from tests.support import fast_yaml
 
 ROLES = ("head", "trainer", "rollout", "reward")
 GROUPS = ["system:serviceaccounts", "system:authenticated"]
@@ -28,7 +28,7 @@ def start(control_plane, harness):
     async def run(*features):
         roles = render_roles(harness.namespace, features)
         control_plane.kubectl("apply", "-f", "-", input=roles)
-        binding = next(o for o in yaml.safe_load_all(roles) if o["kind"] == "RoleBinding")
+        binding = next(o for o in fast_yaml.load_all(roles) if o["kind"] == "RoleBinding")
         account = f"system:serviceaccount:{harness.namespace}:{binding['subjects'][0]['name']}"
         kubeconfig = control_plane.kubeconfig_for(account, GROUPS)
         return await harness.start(kubeconfig=str(kubeconfig), resync_seconds=3600.0)

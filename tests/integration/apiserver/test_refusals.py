@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from rljob_core.kube.client import MERGE_PATCH, ApiError
+from rljob_core.loop import failures, workqueue
+from rljob_core.plan import validate
 from rljob_operator.kube import preflight
-from rljob_operator.kube.client import MERGE_PATCH, ApiError
-from rljob_operator.loop import failures, workqueue
-from rljob_operator.plan import validate
 from tests.integration.apiserver.manifests import put_all, smallest
 from tests.integration.apiserver.operator_harness import NAME, Manifest, OperatorHarness
 

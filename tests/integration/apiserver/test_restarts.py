@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from rljob_operator.children.common import DISRUPTION_CONDITIONS
+from rljob_core.children.common import DISRUPTION_CONDITIONS
 from tests.integration.apiserver.manifests import smallest
 from tests.integration.apiserver.operator_harness import (
     NAME,

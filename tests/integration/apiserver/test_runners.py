@@ -60,7 +60,7 @@ async def test_changed_command_replaces_the_pods_of_the_runner_alone(harness):
     async def has_changed() -> bool:
         config = await harness.get("ConfigMap", f"{NAME}-{RUNNER}")
         changed = before[RUNNER] != await template_of(harness, "Deployment", RUNNER)
-        return changed and "./agent" in config["data"]["reward.yaml"]
+        return changed and "./agent" in config["data"]["service.yaml"]
 
     await harness.until("the new command", has_changed)
     runner = await harness.get("Deployment", f"{NAME}-{RUNNER}")

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 from kubernetes import client, config
 
 from rljob_cluster.control_plane.control_plane import ControlPlane
 from tests.integration.apiserver.manifests import smallest
 from tests.paths import ROOT
+from tests.support import fast_yaml
 from tests.support.waiting import wait_for
 
 JOB = ("rljob.dev", "v1alpha1", "default", "rljobs", "smallest")
@@ -32,7 +32,7 @@ def api(tmp_path_factory: pytest.TempPathFactory, loopback: str) -> Iterator[cli
 def jobs(api: client.ApiClient) -> client.CustomObjectsApi:
     """The API of a cluster with one job, whose operator has reported a ready rollout."""
     objects, crds = client.CustomObjectsApi(api), client.ApiextensionsV1Api(api)
-    crds.create_custom_resource_definition(yaml.safe_load((ROOT / "crds/rljobs.rljob.dev.yaml").read_text()))
+    crds.create_custom_resource_definition(fast_yaml.load((ROOT / "crds/rljobs.rljob.dev.yaml").read_text()))
 
     def is_created() -> bool:
         try:

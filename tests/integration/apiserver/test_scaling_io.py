@@ -13,7 +13,7 @@ from aiohttp import web
 
 from rljob_api.wire.contract import PORT_DRIVER, UrlPath
 from rljob_api.wire.protocol import DriverStatus, RewardDemand
-from rljob_operator.plan import autoscale
+from rljob_core.plan import autoscale
 from tests.integration.apiserver.manifests import put_all, smallest
 from tests.integration.apiserver.operator_harness import OperatorHarness, WriteRecorder
 

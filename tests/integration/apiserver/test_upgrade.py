@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-import yaml
 
 from rljob_cluster.control_plane.control_plane import ControlPlane
-from rljob_operator.children import head, pods
-from rljob_operator.children.difference import contains
-from rljob_operator.defaults import DEFAULTS
-from rljob_operator.kube.client import SSA, ApiError, connect
+from rljob_core.children import head, pods
+from rljob_core.children.difference import contains
+from rljob_core.defaults import DEFAULTS
+from rljob_core.kube.client import SSA, ApiError, connect
 from rljob_operator.kube.crds import find_crd_problem
 from tests.integration.apiserver.manifests import put_all, smallest
 from tests.integration.apiserver.operator_harness import NAME, Manifest, OperatorHarness, WriteRecorder
 from tests.paths import ROOT
+from tests.support import fast_yaml
 
 NEWER = DEFAULTS.model_copy(update={"trainer_image": "rljob/trainer:next", "reward_image": "rljob/reward:next"})
 MODEL = "shared"
@@ -30,10 +29,7 @@ ROLES = {
 }
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 DATA = ROOT / "tests" / "data" / "configuration"
-OLD_CRDS = ROOT / "tests" / "data" / "crds" / "0.1.0.json"
-"""Without descriptions."""
 FORCED = {"fieldManager": "helm", "force": "true"}
-OF_VERSION_0_1_0 = {f"rljob.dev/{name}": None for name in ("configuration", "scheduling", "built", "applied")}
 
 
 async def read_workloads(harness: OperatorHarness) -> dict[tuple[str, str], Manifest]:
@@ -55,7 +51,7 @@ async def upgrade(harness: OperatorHarness, monkeypatch: pytest.MonkeyPatch) -> 
     await harness.stop()
     harness.tasks.clear()
     harness.apis.clear()
-    monkeypatch.setattr(head, "_GRACE_SECONDS", 61)
+    monkeypatch.setattr(head, "_STARTUP_SECONDS", 605)
     monkeypatch.setattr(pods, "build_readiness", lambda port: {"tcpSocket": {"port": port}, "periodSeconds": 7})
     recorder = WriteRecorder()
     await harness.start(recorder, resync_seconds=0.4, defaults=NEWER)
@@ -76,20 +72,13 @@ async def running(harness):
     return harness
 
 
-@pytest.mark.parametrize("annotations", [{}, OF_VERSION_0_1_0], ids=["this version", "version 0.1.0"])
-async def test_upgrade_changes_no_workload_and_restart_rolls(running, monkeypatch, annotations):
-    if annotations:
-        await running.stop()
-        for kind, name in ROLES:
-            await running.patch(kind, name, {"metadata": {"annotations": annotations}})
+async def test_upgrade_changes_no_workload_and_restart_rolls(running, monkeypatch):
     before, images = identify(await read_workloads(running)), await read_images(running)
     assert set(images.values()) == {DEFAULTS.trainer_image, DEFAULTS.reward_image}
     recorder = await upgrade(running, monkeypatch)
     assert identify(await read_workloads(running)) == before
     assert await read_images(running) == images
-    writes = set(recorder.writes)
-    assert len(writes) == (len(ROLES) if annotations else 0), "the digests that version 0.1.0 lacks, and nothing else"
-    recorder.writes.clear()
+    assert recorder.writes == []
     await running.wait_for_resyncs()
     assert recorder.writes == [], "it settles"
 
@@ -106,7 +95,7 @@ async def test_upgrade_changes_no_workload_and_restart_rolls(running, monkeypatc
     assert set(job_images.values()) == {NEWER.trainer_image, NEWER.reward_image}
     after = await read_workloads(running)
     head_spec = after["Job", f"{NAME}-head"]["spec"]["template"]["spec"]
-    assert head_spec["terminationGracePeriodSeconds"] == 61
+    assert head_spec["containers"][0]["startupProbe"]["failureThreshold"] == 121
     assert (await read_images(running))[MODEL] == DEFAULTS.reward_image
 
 
@@ -135,9 +124,23 @@ async def test_mutable_fields_of_kept_workloads_still_change(running, monkeypatc
     assert {w["metadata"]["uid"] for w in after.values()} == {w["metadata"]["uid"] for w in before.values()}
 
 
+def read_crds() -> list[Manifest]:
+    return [fast_yaml.load(path.read_text()) for path in sorted((ROOT / "crds").glob("*.yaml"))]
+
+
+def earlier(crd: Manifest) -> Manifest:
+    """The CRD without some fields and without a rule, as an earlier version had it."""
+    spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    for name in ("priorityClassName", "hub"):
+        spec.pop(name, None)
+    if "rollout" in spec:
+        del spec["rollout"]["properties"]["sampling"]["x-kubernetes-validations"]
+    return crd
+
+
 @pytest.fixture
 async def old_cluster(tmp_path, loopback):
-    """A cluster with the CRDs of version 0.1.0."""
+    """A cluster with the CRDs of an earlier version."""
     with ControlPlane(tmp_path, address=f"{loopback}.9", components=("etcd", "kube-apiserver")) as running:
         kubeconfig = str(running.kubeconfig)
         api = await connect(kubeconfig)
@@ -146,8 +149,8 @@ async def old_cluster(tmp_path, loopback):
         await api.request("POST", "/api/v1/namespaces/default/serviceaccounts", body=account)
         priority = {"metadata": {"name": "high"}, "value": 1}  # of the stored trainer
         await api.request("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", body=priority)
-        for crd in json.loads(OLD_CRDS.read_text()):
-            await api.request("POST", CRDS, body=crd)
+        for crd in read_crds():
+            await api.request("POST", CRDS, body=earlier(crd))
         yield harness
         await harness.stop()
         await api.close()
@@ -188,10 +191,10 @@ OLD_STATUS = {
 }
 
 
-async def test_crds_of_version_0_1_0_upgrade_with_stored_objects(old_cluster):
+async def test_crds_of_an_earlier_version_upgrade_with_stored_objects(old_cluster):
     """Nothing is pruned, and the operator reconciles the objects without writing their spec. With the fields that the
-    new CRDs add, their workloads have the digests by which those of version 0.1.0 are kept."""
-    stored = list(yaml.safe_load_all((DATA / "stored.yaml").read_text()))
+    new CRDs add, their workloads have the digests by which earlier ones are kept."""
+    stored = list(fast_yaml.load_all((DATA / "stored.yaml").read_text()))
     before = {}
     for manifest in stored:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
@@ -203,8 +206,7 @@ async def test_crds_of_version_0_1_0_upgrade_with_stored_objects(old_cluster):
     await old_cluster.create(nucleus)
     assert await find_crd_problem(old_cluster.api), "this operator would not start"
 
-    for path in sorted((ROOT / "crds").glob("*.yaml")):
-        crd = yaml.safe_load(path.read_text())
+    for crd in read_crds():
         await old_cluster.api.request(
             "PATCH", f"{CRDS}/{crd['metadata']['name']}", query=FORCED, body=crd, content_type=SSA
         )
@@ -231,7 +233,7 @@ async def test_crds_of_version_0_1_0_upgrade_with_stored_objects(old_cluster):
         assert contains(new["spec"], old["spec"])
     await old_cluster.until("all workloads", lambda: has_workloads(old_cluster, 7))
     hashes = {name: config_hash_of(w) for (_, name), w in (await read_workloads(old_cluster)).items()}
-    assert hashes == yaml.safe_load((DATA / "config-hashes-0.1.0.yaml").read_text())
+    assert hashes == fast_yaml.load((DATA / "config-hashes.yaml").read_text())
     owners = tuple(f"/{plural}/{name}" for plural, name in (("rljobs", "stored"), ("rewardmodels", "shared")))
     assert not [write for write in recorder.writes if write.endswith(owners)], "only their status is written"
 

@@ -14,19 +14,23 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from rljob_inputs.data.prompts import PromptSet
+from rljob_inputs.models.defaults import resolve
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import EpisodeTask
-from rljob_trainer.driver.collection import Collector
+from rljob_trainer.algorithms.registry import build_algorithm
+from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.driver.dispatcher import DispatchState
 from rljob_trainer.driver.evaluation import EvalLane
-from rljob_trainer.driver.live_status import Forecasters, describe_live
+from rljob_trainer.driver.live_status import describe_live
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.train_lane import LaneState, TrainLane
 from rljob_trainer.episodes.types import Completion, Episode, Group, single_turn
 from rljob_trainer.head.environment import Environment, read_environment
 from rljob_trainer.head.status_server import StatusServer
 from rljob_trainer.replicas.http import open_session
-from rljob_trainer.rewards.clients import RewardClients
+from rljob_trainer.rewards.groups import RewardClients
+from rljob_trainer.rewards.requests import RequestBuilder
+from rljob_trainer.services.demand import Forecaster
 
 GENERATE_SECONDS, UPDATE_SECONDS, LINGER_SECONDS = 6.0, 3.0, 600.0
 
@@ -40,37 +44,48 @@ class Agent:
 
 
 async def run(environment: Environment) -> None:
-    job, board, forecast = environment.job, StatusBoard(), Forecasters.of(environment.job.spec)
-    spec = job.spec
+    spec = resolve(environment.job.spec, None).spec
+    board = StatusBoard()
     rollouts = SimpleNamespace(describe_wait=lambda: "", replicas=SimpleNamespace(num_waiting=0))
     server = StatusServer(board, lambda: b"")
     await server.start(environment.address)
     async with open_session() as session:
         rewards = RewardClients(spec.rewards, session)
         prompts = [Prompt(i, f"p{i}", [1], ground_truth="1") for i in range(spec.schedule.prompts_per_step)]
-        collector = Collector(Agent(), rollouts, rewards, spec.rewards)  # type: ignore[arg-type]
+        collector = Collector(Agent(), rollouts, rewards, spec.rewards, RequestBuilder(None))  # type: ignore[arg-type]
         dataset = PromptSet(len(prompts), dict(enumerate(prompts)))
-        lane = TrainLane(collector, dataset, spec, "g", LaneState(dispatch=DispatchState()))
-        lanes = (lane, EvalLane(collector, (), spec, "g"))
-        board.describe_live = lambda status: describe_live(status, lanes, collector, forecast)
+        algorithm, size, seed = build_algorithm(spec), spec.algorithm.group_size, spec.schedule.seed
+        plan = CollectionPlan("train", 0, size, spec.rollout.sampling, seed, "g")
+        state = LaneState(dispatch=DispatchState())
+        lane = TrainLane(collector, dataset, plan, spec.schedule, algorithm, state, shuffle=spec.data.shuffle)
+        lanes = (lane, EvalLane(collector, (), plan, None))
+        forecaster = Forecaster.of(spec.schedule, size, needs_whole_step=algorithm.needs.whole_step)
         board.update(total_steps=spec.schedule.steps)
         await rewards.start()
-        for step in range(1, spec.schedule.steps + 1):
-            started_at = time.monotonic()
-            forecast.record_begin(collector)
-            lane.begin_step(spec.schedule.steps)
-            found: list[Group] = []
-            while missing := len(prompts) - len(found):
-                found += await lane.take(missing)
-            results = [result for group in found for t in group.episodes for result in t.results.values()]
-            record(environment.run_dir, step, [result.valid for result in results], time.monotonic() - started_at)
-            with collector.phases.within("update", time.monotonic):
-                await asyncio.sleep(UPDATE_SECONDS)
-            lane.finish_step()
-            forecast.record_end(lane.progress, collector, UPDATE_SECONDS)
-            board.update(step=step)
-        board.set_phase("done")
-        await asyncio.sleep(LINGER_SECONDS)
+        with board.live(lambda status: describe_live(status, lanes, collector, forecaster)):
+            await train(environment, board, lane, collector, forecaster)
+            board.set_phase("done")
+            await asyncio.sleep(LINGER_SECONDS)
+
+
+async def train(
+    environment: Environment, board: StatusBoard, lane: TrainLane, collector: Collector, forecaster: Forecaster
+) -> None:
+    schedule = environment.job.spec.schedule
+    for step in range(1, schedule.steps + 1):
+        started_at = time.monotonic()
+        forecaster.record_begin(time.monotonic())
+        lane.begin_step(schedule.steps)
+        found: list[Group] = []
+        while missing := schedule.prompts_per_step - len(found):
+            found += await lane.take(missing)
+        results = [result for group in found for t in group.episodes for result in t.results.values()]
+        record(environment.run_dir, step, [result.valid for result in results], time.monotonic() - started_at)
+        with collector.phases.within("update", time.monotonic):
+            await asyncio.sleep(UPDATE_SECONDS)
+        lane.finish_step()
+        forecaster.record_end(lane.progress, UPDATE_SECONDS)
+        board.update(step=step)
 
 
 def record(folder: Path, step: int, valid: list[bool], seconds: float) -> None:

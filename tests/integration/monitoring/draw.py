@@ -34,12 +34,12 @@ _NOTE = (
     "Stand-ins: rollouts, trainers, conversations, the judge's endpoint."
 )
 _COLUMNS = 24
-"""Of Grafana's grid."""
+"""Columns of Grafana's grid."""
 _LINE_INCHES, _HEADING_INCHES = 2.6, 0.4
 _COLOURS = [*mpl.colormaps["tab20"].colors[::2], *mpl.colormaps["tab20"].colors[1::2]]  # the strong ones first
 _MAX_LEGEND = 24
 _CHARACTERS_PER_COLUMN = 6
-"""Of a title."""
+"""Characters of a title."""
 Answer = tuple[dashboard.Query, list[dict[str, Any]]]
 Drawn = tuple[dict[str, Any], list[Answer]]
 """A panel and its answers; a row has none."""

@@ -25,12 +25,12 @@ import yaml
 from aiohttp import web
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.contract import ENV_PEERS, ENV_POD_IP, ENV_TOKEN, PORT_DRIVER, PORT_REWARD
+from rljob_api.wire.contract import ENV_PEERS, ENV_POD_IP, ENV_TOKEN, PORT_DRIVER, PORT_SERVICE
 from rljob_api.wire.protocol import CallResult
-from rljob_operator.backend import JobKey
-from rljob_operator.loop.health import Health
-from rljob_operator.loop.metrics import OperatorMetrics
-from rljob_operator.loop.workqueue import WorkQueue
+from rljob_core.backend import JobKey
+from rljob_core.loop.workqueue import WorkQueue
+from rljob_operator.health import Health
+from rljob_operator.metrics import OperatorMetrics
 from rljob_trainer.episodes.types import ContextBreak, Episode, EpisodeEnd, EpisodeFailure, ToolCall, Turn
 from rljob_trainer.head.status_server import StatusServer
 from tests.support import driver_harness, fake_endpoint
@@ -129,7 +129,7 @@ def build_scrape_configs(operator_port: int) -> list[dict[str, Any]]:
     def target(address: str, port: int, **labels: str) -> dict[str, Any]:
         return {"targets": [f"{address}:{port}"], "labels": labels}
 
-    servers = [target(address, PORT_REWARD, **job_labels, rljob_dev_reward=name) for name, address in _list_replicas()]
+    servers = [target(address, PORT_SERVICE, **job_labels, rljob_dev_reward=name) for name, address in _list_replicas()]
     operator = target(OPERATOR, operator_port, namespace="rljob")
     return [
         {"job_name": "rljob-jobs", "static_configs": [target(HEAD, PORT_DRIVER, **job_labels), *servers]},
@@ -210,11 +210,11 @@ class RunningJob:
         folder = self._folder / address
         folder.mkdir()
         [reward] = [spec for spec in _SPECS if spec["name"] == name]
-        (folder / "reward.yaml").write_text(yaml.safe_dump(reward))
+        (folder / "service.yaml").write_text(yaml.safe_dump(reward))
         own = {ENV_TOKEN: _TOKEN, ENV_POD_IP: address, ENV_PEERS: f"reward-{name}"}
         environment = {**os.environ, **own}
         with (folder / "log").open("wb") as file:
-            command = [sys.executable, "-m", "rljob_reward", "--config", str(folder / "reward.yaml")]
+            command = [sys.executable, "-m", "rljob_service", "--config", str(folder / "service.yaml")]
             return subprocess.Popen(command, env=environment, stdout=file, stderr=file)
 
     async def _until_ready(self, servers: list[subprocess.Popen[bytes]]) -> None:
@@ -225,7 +225,7 @@ class RunningJob:
                 assert server.poll() is None, f"reward {name} has exited: {log}"
                 assert time.monotonic() < deadline, f"reward {name} does not serve: {log}"
                 try:
-                    reader, writer = await asyncio.open_connection(address, PORT_REWARD)
+                    reader, writer = await asyncio.open_connection(address, PORT_SERVICE)
                     writer.write(b"GET /rljob/ready HTTP/1.0\r\n\r\n")
                     answer = await reader.read()
                     writer.close()

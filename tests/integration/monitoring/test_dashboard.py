@@ -84,7 +84,7 @@ def check_results(prometheus):
         )
     ]
     assert scored == valid > 0
-    slots = prometheus.query_api("query", query="sum by (reward) (rljob_reward_slots_total)")["result"]
+    slots = prometheus.query_api("query", query="sum by (reward) (rljob_reward_slots)")["result"]
     assert {s["metric"]["reward"]: s["value"][1] for s in slots} == {"correct": "4", "style": "2", "helpful": "8"}
     check_judge(prometheus)
 

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rljob_api.manifest.runner import Environment, Runner
-from rljob_reward.worker_pool import requirements
+from rljob_api.manifest.services.runner import Environment, Runner
+from rljob_service.pool import requirements
 from tests.support.reward_process import Server
 from tests.support.scripted_model import ScriptedModel
 from tests.support.waiting import DEADLINE_SECONDS, wait_for
@@ -59,7 +59,7 @@ class Case(NamedTuple):
     source: str | None = None
     """agent.runner.function.inline."""
     own_packages: list[str] = []
-    """Of the project's loop, where they differ from those of the runner."""
+    """Packages of the project's loop, where they differ from those of the runner."""
     exclude: str = ""
     """Requirements of these that the loop does not import."""
 
@@ -233,14 +233,14 @@ environment = ReasoningGymEnv(**{REASONING_GYM!r})
 
 def start_runner(start_server: Callable[..., Server], environment: dict[str, Any], source: str | None) -> Server:
     """Start the server that an operator would start for this agent."""
-    function = None if source is None else {"inline": source, "maxMemoryMiB": 65536}
+    function = None if source is None else {"inline": source, "maxMemory": "64Gi"}
     runner = Runner.model_validate({"function": function, "slots": 1})
-    reward = runner.as_reward("runner", Environment.model_validate(environment))
-    assert reward.function is not None
+    service = runner.build_service(Environment.model_validate(environment))
+    assert service.function is not None
     return start_server(
         None,
         ["--serves", "episodes", "--framework", environment["framework"]],
-        function=reward.function.model_dump(mode="json", by_alias=True, exclude_defaults=True),
+        function=service.function.model_dump(mode="json", by_alias=True, exclude_defaults=True),
         slots=1,
         timeoutSeconds=DEADLINE_SECONDS,
     )
@@ -327,6 +327,7 @@ def accepts_connections(host: str, port: int) -> bool:
     return False
 
 
+@pytest.mark.packages
 @pytest.mark.parametrize("form", ["class", "client"])
 def test_openenv_environment_scores_as_in_its_own_loop(
     form: str, echo_package: Path, start_server: Callable[..., Server], scripted_model: ScriptedModel

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rljob_reward.worker_pool import requirements
+from rljob_service.pool import requirements
 from tests.paths import ROOT
 from tests.support.reward_process import Server, build_group
 from tests.support.waiting import DEADLINE_SECONDS
@@ -90,7 +90,10 @@ def start(start_server: StartServer, function: dict[str, Any], **fields: Any) ->
 
 def score_by_server(server: Server, samples: list[tuple[str, str]], **fields: Any) -> list[Outcome]:
     """Return (score, None), (None, "abstained") or (None, name of the exception) for each sample."""
-    results = [server.score(completion, ground_truth=answer, **fields) for completion, answer in samples]
+    results = [
+        server.score(completion, ground_truth=answer, rendered={"prompt": "p", "query": f"p{completion}"}, **fields)
+        for completion, answer in samples
+    ]
     for result in results:
         assert result["valid"] or result["reason"] in ("abstained", "exception"), result
     return [

@@ -5,7 +5,6 @@ The run in tests/data/report is real: 8 steps of the tiny model in two sessions.
 
 from __future__ import annotations
 
-import json
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,14 +13,17 @@ import pytest
 import yaml
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from rljob_api.run.folder import trajectory_file
+from rljob_api.run.metrics import append_record
+from rljob_api.run.sessions import read_sessions, write_sessions
 from rljob_cli.report.collect import collect_run
 from rljob_cli.report.page import render_page
 from rljob_trainer.episodes.types import Episode, Group, Prompt, ScoredResult
-from rljob_trainer.history.run_state import trajectory_file
 from rljob_trainer.history.trajectory_log import write_file
 from tests.paths import DATA
 from tests.support.browser import launch_chromium
 from tests.support.episodes import episode
+from tests.support.records import container_failure, step_record
 
 pytestmark = pytest.mark.slow  # on a fresh machine it installs the browser
 RECORDED = DATA / "report"
@@ -241,18 +243,17 @@ def test_hostile_text_is_shown_as_text(browser, tmp_path):
         0, Prompt(0, HOSTILE, [1], ground_truth=HOSTILE), [sample(0, letters=valid), sample(1, letters=failed)]
     )
     write_file(trajectory_file(run, 9, "train"), "train", 9, [group])
-    row = {"type": "step", "step": 9, "reward": 0.5, "components": {HOSTILE: 1.0}, "phase_seconds": {HOSTILE: 1.0}}
-    row |= {"step_seconds": 1.0, "num_samples": 2, "num_invalid": 1, "invalid_by_reason": {"exception": 1, HOSTILE: 1}}
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(row) + "\n")
+    parts = {"components": {HOSTILE: 1.0}, "phase_seconds": {HOSTILE: 1.0}}
+    counts = {"num_samples": 2, "num_invalid": 1, "invalid_by_reason": {"exception": 1, HOSTILE: 1}}
+    append_record(run / "metrics.jsonl", step_record(9, reward=0.5, step_seconds=1.0, **parts, **counts))
     job = yaml.safe_load((run / "job.yaml").read_text())
     job["metadata"]["name"] = job["spec"]["model"]["source"] = HOSTILE
     (run / "job.yaml").write_text(yaml.safe_dump(job))
     (run / "summary.json").unlink()
-    sessions = json.loads((run / "sessions.json").read_text())
-    sessions[-1] |= {"phase": "Failed", "message": HOSTILE, "versions": {HOSTILE: HOSTILE}}
-    sessions[-1]["failures"] = [{"role": HOSTILE, "pod": HOSTILE, "exit_code": 1, "message": f"\x1b[31m{HOSTILE}"}]
-    (run / "sessions.json").write_text(json.dumps(sessions))
+    *earlier, last = read_sessions(run)
+    failure = container_failure(role=HOSTILE, pod=HOSTILE, message=f"\x1b[31m{HOSTILE}")
+    changes = {"phase": "Failed", "message": HOSTILE, "versions": {HOSTILE: HOSTILE}, "failures": (failure,)}
+    write_sessions(run, [*earlier, last.model_copy(update=changes)])
 
     opened = Opened(browser, write_page(run, tmp_path))
     page = opened.page

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 
 import pytest
-import yaml
 
 from rljob_cluster.host.go_programs import find_or_build
 from tests.paths import ROOT
+from tests.support import fast_yaml
 
 CHART = ROOT / "charts" / "rljob"
 
@@ -30,8 +31,11 @@ def helm():
 def render(helm):
     """Return a function that renders all objects of the chart for some arguments."""
 
+    @functools.cache
+    def template(*arguments: str) -> str:
+        return helm("template", "rljob", str(CHART), "--namespace", "ops", *arguments).stdout
+
     def run(*arguments: str, minor: str = "1.37") -> list[dict]:
-        command = ["template", "rljob", str(CHART), "--namespace", "ops", "--kube-version", f"{minor}.0"]
-        return [o for o in yaml.safe_load_all(helm(*command, *arguments).stdout) if o]
+        return fast_yaml.load_all(template("--kube-version", f"{minor}.0", *arguments))
 
     return run

@@ -6,23 +6,26 @@ import functools
 import json
 import subprocess
 
-import kubernetes_validate
 import pytest
 import yaml
+from jsonschema import Draft202012Validator, ValidationError
+from kubernetes_validate.utils import all_versions, major_minor, schema_contents
+from referencing import Registry, Resource
 
 from rljob_api.generate import crd
 from rljob_cluster.host.go_programs import go_command
 from rljob_cluster.host.paths import cache_root
-from rljob_operator.children.network import OPERATOR_LABELS
+from rljob_core.children.network import OPERATOR_LABELS
 from tests.paths import ROOT
+from tests.support import fast_yaml
 from tests.support.operator_permissions import FEATURES, read_table
 
 CHART = ROOT / "charts" / "rljob"
 MINORS = ("1.34", "1.35", "1.36", "1.37")
 VALUES = sorted((CHART / "ci").glob("*.yaml"))
 CHILDREN = sorted((ROOT / "tests" / "data" / "plan").glob("*/children.yaml"))
-UNKNOWN_GROUPS = ("monitoring.coreos.com/", "extensions.agents.x-k8s.io/")
-"""Kubernetes' schemas do not contain the kinds of Prometheus Operator and agent-sandbox."""
+UNKNOWN_GROUPS = ("monitoring.coreos.com/", "extensions.agents.x-k8s.io/", "scheduling.volcano.sh/")
+"""Kubernetes' schemas do not contain the kinds of Prometheus Operator, agent-sandbox and Volcano."""
 
 
 def validate(objects, minor):
@@ -33,15 +36,29 @@ def validate(objects, minor):
 
 @functools.cache
 def validate_once(text, minor):
-    """Cached: reading the schemas of a minor takes half a second, and most objects are in every rendering."""
-    kubernetes_validate.validate(json.loads(text), minor, strict=True)
+    """Cached: most objects are in every rendering."""
+    item = json.loads(text)
+    group, _, version = item["apiVersion"].rpartition("/")
+    name = "-".join(filter(None, (item["kind"].lower(), group.partition(".")[0], version)))
+    schema = read_schema(name, minor)
+    Draft202012Validator(schema, registry=Resource.from_contents(schema) @ read_definitions(minor)).validate(item)
+
+
+@functools.cache
+def read_definitions(minor):
+    """Cached: it takes longer than all else, and kubernetes_validate.validate would do it for each object."""
+    return (Resource.from_contents(read_schema("_definitions", minor)) @ Registry()).crawl()
+
+
+def read_schema(name, minor):
+    version = next(v for v in reversed(all_versions()) if major_minor(v) == minor)
+    return schema_contents(f"kubernetes-json-schema/v{version}-local-strict/{name}.json", version)
 
 
 def test_kube_version_of_the_chart_is_the_oldest_tested_minor():
     kube_version = yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"]
     assert kube_version == f">={MINORS[0]}.0-0"
-    carried = {kubernetes_validate.utils.major_minor(v) for v in kubernetes_validate.utils.all_versions()}
-    assert set(MINORS) <= carried, "kubernetes-validate would silently use an older minor's schemas"
+    assert set(MINORS) <= set(map(major_minor, all_versions())), "kubernetes-validate has no schemas of a minor"
 
 
 @pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
@@ -53,14 +70,14 @@ def test_rendering_is_valid_in_each_supported_minor(render, values, minor):
 def test_validator_rejects_an_unknown_field(render):
     deployment = next(o for o in render() if o["kind"] == "Deployment")
     deployment["spec"]["replica"] = 1
-    with pytest.raises(kubernetes_validate.ValidationError, match="replica"):
+    with pytest.raises(ValidationError, match="replica"):
         validate([deployment], MINORS[-1])
 
 
 @pytest.mark.parametrize("path", CHILDREN, ids=lambda path: path.parent.name)
 @pytest.mark.parametrize("minor", MINORS)
 def test_children_of_a_job_are_valid_in_each_supported_minor(path, minor):
-    validate([o for o in yaml.safe_load_all(path.read_text()) if o], minor)
+    validate(fast_yaml.load_all(path.read_text()), minor)
 
 
 def test_golden_files_contain_children():
@@ -106,7 +123,7 @@ def test_braces_in_a_rule_are_not_rendered(helm, tmp_path):
 
 def test_crds_of_the_chart_equal_those_of_the_crds_folder(render):
     rendered = {o["metadata"]["name"]: o for o in render() if o["kind"] == "CustomResourceDefinition"}
-    written = {p.stem: yaml.safe_load(p.read_text()) for p in (ROOT / "crds").glob("*.yaml")}
+    written = {p.stem: fast_yaml.load(p.read_text()) for p in (ROOT / "crds").glob("*.yaml")}
     for item in rendered.values():
         assert item["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
     assert rendered == written

@@ -31,7 +31,7 @@ def play(tmp_path, model):
 
     def run(*answers, agent="loop", options=(), **files):
         folder = tmp_path / "mine"
-        init = CliRunner().invoke(app, ["init", str(folder), "--agent", agent, "--model", str(model)])
+        init = CliRunner().invoke(app, ["init", str(folder), "--gpus", "0", "--agent", agent, "--model", str(model)])
         assert init.exit_code == 0, init.output
         for name, text in files.items():
             (folder / f"{name}.py").write_text(text)

@@ -21,7 +21,7 @@ PROGRAMS = Path(sys.executable).parent
 def shell(tmp_path):
     """Run a command of the README in an empty folder, and return what it prints."""
     with run_hub(tmp_path / "hub") as hub:
-        for name in ("HuggingFaceTB/SmolLM2-135M-Instruct", "Qwen/Qwen2.5-1.5B-Instruct"):
+        for name in ("HuggingFaceTB/SmolLM2-135M-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"):
             write_model(hub.add(f"models/{name}"), {"max_position_embeddings": 2048})
         rows = hub.add("datasets/openai/gsm8k") / "main" / "train.jsonl"
         rows.parent.mkdir()
@@ -29,6 +29,7 @@ def shell(tmp_path):
         (rows.parents[1] / "README.md").write_text("---\nconfigs: [{config_name: main, data_files: main/*}]\n---\n")
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
         environment |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+        environment |= {"CUDA_VISIBLE_DEVICES": ""}
         folder = tmp_path / "work"
         folder.mkdir()
 

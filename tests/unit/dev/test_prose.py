@@ -17,6 +17,8 @@ BANNED = "for" + " ever"  # spelled so that this file passes its own check
         ("a.md", f"```\nwait {BANNED}\n```\n`{BANNED}` is code.\n", []),
         ("a.py", f'"""Wait {BANNED}."""\n', [1]),
         ("a.py", f'x = f"waits {BANNED}, {{1}}"\n', [1]),
+        ("a.py", 'x: int\n"""' + "Of a step." + '"""\n', [2]),
+        ("a.py", 'x: int\n"""Seconds of a step."""\n', []),
         ("a.py", "x = 1  # waits for\n# ever\n", [1]),
         ("a.py", "def wait_for_ever(): ...\n", [1]),
         ("a.py", f"x = 1  # {BANNED}  # words: ok\n", []),
@@ -31,7 +33,7 @@ def test_prose_check_reports_the_lines_of_banned_words(name, text, lines):
 
 
 def test_prose_check_reports_banned_parts_of_identifiers():
-    assert [line for line, _ in check_file(Path("a.py"), "a = 1\n" + "last_to" + "ld = 2\n")] == [2]
+    assert [line for line, _ in check_file(Path("a.py"), "a = 1\n" + "LONG" + "EST_WAIT = 2\n")] == [2]
 
 
 def test_prose_check_reports_long_sentences_of_documents_but_not_of_tables():

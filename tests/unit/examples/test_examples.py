@@ -18,6 +18,7 @@ from rljob_api.read.load import load_job
 from tests.paths import EXAMPLES
 from tests.support.environments import GivenAnswers, build_episode, play
 from tests.support.modules import load_module
+from tests.support.plugins import KNOWN
 
 FOLDERS = sorted(file.parent for file in EXAMPLES.glob("*/rljob.yaml"))
 
@@ -45,6 +46,8 @@ def test_all_examples_exist() -> None:
         "program",
         "quickstart",
         "retrieval",
+        "shared",
+        "shared-reward",
         "tiny",
     ]
 
@@ -64,7 +67,7 @@ def test_example_is_a_valid_job_whose_files_match(folder: Path) -> None:
         assert reward.function is not None
         assert reward.function.file is not None
         file = folder / reward.function.file
-        assert check_function(file.read_text(), str(file), reward.function, reward.scope) == []
+        assert check_function(file.read_text(), str(file), reward.function, KNOWN, reward.scope) == []
     assert (folder / "README.md").read_text().count(f"rljob run examples/{folder.name}/rljob.yaml") == 1
 
 
@@ -84,12 +87,28 @@ def test_model_user_variant_differs_from_the_feedback_example_by_user_and_length
     assert same == base
 
 
+def test_shared_example_differs_from_the_tiny_one_by_its_placement_alone() -> None:
+    tiny, shared = (load_job(EXAMPLES / name / "rljob.yaml").spec for name in ("tiny", "shared"))
+    assert shared.shares_trainer
+    assert (shared.trainer.num_ranks, shared.num_rollout_replicas) == (1, 1)
+    rollout = shared.rollout.model_copy(update={"placement": "separate"})
+    trainer = shared.trainer.model_copy(update={"replicas": tiny.trainer.replicas})
+    assert shared.model_copy(update={"rollout": rollout, "trainer": trainer, "rewards": tiny.rewards}) == tiny
+
+
+def test_shared_example_with_a_reward_model_has_one_reward_more() -> None:
+    shared, more = (load_job(EXAMPLES / name / "rljob.yaml").spec for name in ("shared", "shared-reward"))
+    assert list(more.models_in_trainer) == ["spec.rewards[1].model"]
+    assert more.model_copy(update={"rewards": more.rewards[:1]}) == shared
+
+
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_model_of_an_example_is_created_by_prepare(folder: Path) -> None:
+def test_models_of_an_example_are_created_by_prepare(folder: Path) -> None:
     prepare = load_module(EXAMPLES / "prepare.py")
-    name, _ = prepare.MODEL_OF_EXAMPLE[folder.name]
-    source = load_job(folder / "rljob.yaml").spec.model.source
-    assert (folder / source).resolve() == prepare.MODELS / name
+    created = {prepare.MODELS / name for name, _ in prepare.MODELS_OF_EXAMPLE[folder.name]}
+    spec = load_job(folder / "rljob.yaml").spec
+    sources = {spec.model.source, *(model.source for model in spec.served_models.values())}
+    assert {(folder / source).resolve() for source in sources} == created
 
 
 def test_no_held_out_sum_or_its_mirror_is_trained_on() -> None:

@@ -19,7 +19,15 @@ from tests.paths import EXAMPLES, ROOT
 from tests.support.model_folder import write_model
 
 README = EXAMPLES / "gpu" / "README.md"
-CONFIGS = {"1.5b": QWEN25_1B5, "7b": QWEN25_7B, "32b": QWEN25_32B}
+CONFIGS = {
+    "one-24gib": QWEN25_1B5,
+    "one": QWEN25_1B5,
+    "1.5b": QWEN25_1B5,
+    "7b": QWEN25_7B,
+    "32b": QWEN25_32B,
+}
+SMALLEST = {"one-24gib": "rtx-4090", "one": "rtx-6000-ada"}
+"""The GPU of a job that does not need 80 GB."""
 ROW = {"question": "What is 1 + 1?", "answer": "1 + 1 = 2\n#### 2"}
 BLOCK = re.compile(r"```\n\$ rljob (plan examples/gpu/(.*?)\.yaml .*)\n(?:[^`]*)```")
 FOUR_GPUS = ("--set spec.trainer.gpusPerReplica=2", "--set spec.rollout.replicas=2")
@@ -54,16 +62,19 @@ def run(*arguments: str) -> str:
 
 def plan(size: str, folder: Path, *options: str) -> dict[tuple[str, str], Any]:
     """Return what each role needs of its GPUs and of its Pods."""
-    given = ["--gpu", "h100-80gb", "--volume", f"models={folder}", "-o", "json"]
+    given = ["--gpu", SMALLEST.get(size, "h100-80gb"), "--volume", f"models={folder}", "-o", "json"]
     output = run("plan", f"examples/gpu/{size}.yaml", *given, *use_local(size, folder), *options)
     [file] = json.loads(output)["files"]
     return {(need["role"], need["resource"]): need for need in file["needs"]}
 
 
 @each_size
-def test_it_fits_gpus_of_80_gb_and_the_memory_of_its_pods(size: str, tmp_path: Path) -> None:
-    fits = {key: need["fits"] for key, need in plan(size, tmp_path).items() if key[0] in ("trainer", "rollout")}
-    assert fits == {(role, resource): True for role in ("trainer", "rollout") for resource in ("gpu", "host")}
+def test_it_fits_its_gpus_and_the_memory_of_its_pods(size: str, tmp_path: Path) -> None:
+    needs = {key: need["fits"] for key, need in plan(size, tmp_path).items() if key[0] in ("trainer", "rollout")}
+    fits = {(role, resource): True for role in ("trainer", "rollout") for resource in ("gpu", "host")}
+    if size in SMALLEST:
+        del fits["rollout", "host"]  # the trainer's Pod
+    assert needs == fits
 
 
 def test_smallest_fits_four_gpus_with_the_options_that_its_header_names(tmp_path: Path) -> None:
@@ -80,6 +91,26 @@ def test_plan_in_the_readme_is_what_the_command_prints(size: str, tmp_path: Path
     output = run(*shlex.split(block[1].replace("=DIR", f"={tmp_path}")), *use_local(size, tmp_path))
     lines = "\n".join(line.rstrip() for line in output.splitlines())
     golden(README, text.replace(block[0], f"```\n$ rljob {block[1]}\n{lines}\n```"))
+
+
+DOCS = ROOT / "docs" / "gpus.md"
+ROW_OF_PLANS = re.compile(r"\| `(\S+)` \| (\S+) \| (\S+)\.yaml \| .*")
+
+
+@pytest.mark.parametrize("row", ROW_OF_PLANS.findall(DOCS.read_text()), ids="-".join)
+def test_phases_in_the_docs_are_what_the_command_finds(row: tuple[str, str, str], tmp_path: Path, golden: Any) -> None:
+    gpu, _, size = row
+    output = CliRunner().invoke(
+        app, ["plan", f"examples/gpu/{size}.yaml", "--gpu", gpu, "-o", "json", *use_local(size, tmp_path)]
+    )
+    [file] = json.loads(output.stdout)["files"]
+    need = next(each for each in file["needs"] if (each["role"], each["resource"]) == ("trainer", "gpu"))
+    phases = {moment["name"]: f"{moment['bytes'] / 2**30:.1f}" for moment in need["moments"]}
+    cells = [f"`{gpu}`", f"{need['available_bytes'] / 2**30:.1f}", f"{size}.yaml"]
+    cells += [*(phases[name] for name in ("generate", "update", "publish")), "yes" if need["fits"] else "no"]
+    text = DOCS.read_text()
+    [line] = (found[0] for found in ROW_OF_PLANS.finditer(text) if (found[1], found[3]) == (gpu, size))
+    golden(DOCS, text.replace(line, f"| {' | '.join(cells)} |"))
 
 
 @each_size
@@ -102,9 +133,12 @@ def test_its_pods_request_the_gpus_of_the_readmes_table(size: str) -> None:
         gpus = int(container["resources"].get("limits", {}).get("nvidia.com/gpu", 0))
         pods[container["name"]] = child["spec"].get("replicas", 1), gpus
         chooses_nodes = "nodeSelector" in template, "tolerations" in template
-        assert chooses_nodes == (gpus > 0, gpus > 0), "what needs no GPU stays away from nodes that have some"
+        has_pool = gpus > 0 and size not in SMALLEST
+        assert chooses_nodes == (has_pool, gpus > 0), "what needs no GPU stays away from nodes that have some"
     row = next(line for line in README.read_text().splitlines() if line.startswith(f"| [{size}.yaml]"))
-    assert [cell.strip() for cell in row.split("|")[4:6]] == [describe(*pods["trainer"]), describe(*pods["rollout"])]
+    rollouts = describe(*pods["rollout"]) if size not in SMALLEST else "on the same GPU"
+    assert ("rollout" in pods) == (size not in SMALLEST)
+    assert [cell.strip() for cell in row.split("|")[4:6]] == [describe(*pods["trainer"]), rollouts]
     assert pods["head"] == pods["reward"] == (1, 0)
 
 

@@ -9,8 +9,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from rljob_api.run.summaries import format_summary
 from rljob_cli.main import app
 from tests.support.model_folder import write_model
+from tests.support.records import run_summary
 
 _NAMES = [command.name or command.callback.__name__ for command in app.registered_commands]
 
@@ -272,7 +274,7 @@ def finish_run(job, **changes):
     """Write what a finished run of 3 steps leaves."""
     folder = job.parent / "runs" / "sleepy"
     folder.mkdir(parents=True)
-    (folder / "summary.json").write_text(json.dumps({"phase": "Succeeded", "steps": 3} | changes))
+    (folder / "summary.json").write_text(format_summary(run_summary(steps=3, **changes)))
     return folder / "summary.json"
 
 

@@ -96,6 +96,74 @@ def test_errors_are_at_their_field(folder, sections, path, message):
     assert all(part in found[path] for part in message.split(" .* "))
 
 
+def test_what_the_job_leaves_to_its_model_is_resolved_and_reported(folder):
+    write_model(folder / "model", {"max_position_embeddings": 128})
+    (folder / "model/generation_config.json").write_text('{"max_new_tokens": 50}')
+    report = check(folder, rollout={"sampling": {}})
+    assert report.lengths[0].limit == 78
+    shown = {each.field: each.value for each in report.from_model}
+    assert shown == {
+        "spec.rollout.maxModelLen": 128,
+        "spec.rollout.sampling.maxTokens": 50,
+        "spec.rollout.sampling.stop": ["</s>"],
+    }
+    job = make_job(folder / "model", folder / "train.jsonl", rollout={"sampling": {}})
+    assert report.resolve(job).spec.rollout.sampling.max_tokens == 50
+    assert job.spec.rollout.sampling.max_tokens is None, "the manifest stays as it is"
+
+
+def test_without_a_model_the_length_of_answers_is_that_of_any_model(folder):
+    report = check_inputs(make_job("/m", folder / "train.jsonl", rollout={"sampling": {}}), lambda source: None, {})
+    assert report.from_model == []
+    assert report.resolve(make_job("/m", "/t", rollout={"sampling": {}})).spec.rollout.sampling.max_tokens == 512
+
+
+THINKS = CHAT_TEMPLATE + "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+
+
+def test_variables_that_others_set_are_reported_by_the_operators_checks_alone(folder):
+    report = check(folder, data={"chatTemplateArguments": {"tools": 1, "add_generation_prompt": False}})
+    assert not errors(report)
+    assert not warnings(report).keys() - {"spec.data.train.answer"}
+
+
+def test_variables_of_the_chat_template_change_the_prompts(folder):
+    write_model(folder / "model", {"max_position_embeddings": 4096}, chat_template=THINKS)
+    before, after = (
+        check(folder, rollout={"sampling": {}}, data={"chatTemplateArguments": arguments})
+        for arguments in ({}, {"enable_thinking": False})
+    )
+    assert after.lengths[0].min - before.lengths[0].min == len("<think></think>")
+    limits = [report.resolve(make_job("/m", "/t")).spec.rollout.sampling.max_tokens for report in (before, after)]
+    assert limits == [2048, 512]
+    assert not warnings(after).keys() - {"spec.data.train.answer"}
+
+
+def test_variables_without_an_effect_are_a_warning(folder):
+    write_model(folder / "model", chat_template=THINKS)
+    message = warnings(check(folder, data={"chatTemplateArguments": {"enable_thinkin": 1}}))
+    assert "did you mean enable_thinking?" in message["spec.data.chatTemplateArguments"]
+
+
+def test_a_served_model_has_its_own_variables(folder):
+    model = {"source": str(folder / "model"), "chatTemplateArguments": {"thinking": False}}
+    report = check(folder, rewards=[JUDGE | {"judge": {**JUDGE["judge"], "model": model}}])
+    message = warnings(report)["spec.rewards[0].judge.model.chatTemplateArguments"]
+    assert message.endswith("(chat_template.jinja) does not read; it reads none")
+
+
+def test_the_jobs_template_is_that_of_a_base_model(folder):
+    (folder / "model/chat_template.jinja").unlink()
+    remedy = "the model has no chat template; set it to text, or set spec.model.chatTemplate"
+    assert remedy in errors(check(folder))["spec.data.format"]
+    template = {"chatTemplate": {"inline": "{{ messages[0].content }}:"}}
+    report = check(folder, model=template)
+    assert not errors(report)
+    assert (report.lengths[0].min, report.lengths[0].max) == (2, 9)
+    broken = check(folder, model={"chatTemplate": {"inline": "{{ messages"}})
+    assert "is not a Jinja template: line 1" in errors(broken)["spec.model.chatTemplate"]
+
+
 def test_settings_that_change_the_config_are_not_second_guessed(folder):
     assert not errors(check(folder, rollout={"maxModelLen": 128, "env": {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}}))
     report = check(folder, rollout={"extraArgs": ["--max-model-len=128"]})
@@ -106,7 +174,7 @@ def test_settings_that_change_the_config_are_not_second_guessed(folder):
 @pytest.mark.parametrize(
     ("config", "sections", "path", "message"),
     [
-        ({"architectures": ["BertForMaskedLM"]}, {}, "spec.model.source", "is not a causal language model"),
+        ({"architectures": ["BertForMaskedLM"]}, {}, "spec.model.source", "which is not among the language models"),
         ({"model_type": None}, {}, "spec.model.source", "has no model_type"),
         ({"model_type": "gemma2"}, {"trainer": {"dtype": "float16"}}, "spec.trainer.dtype", "is float16"),
     ],
@@ -116,11 +184,32 @@ def test_models_that_cannot_be_used_are_found_by_their_config(folder, config, se
     assert message in errors(check(folder, **sections))[path]
 
 
+def test_adapters_that_vllm_cannot_add_are_refused_and_a_silent_merge_is_reported(folder):
+    write_model(folder / "model", {"architectures": ["Zamba2ForCausalLM"]})
+    asked = errors(check(folder, trainer={"lora": {"publish": "adapter"}}))["spec.trainer.lora.publish"]
+    assert asked == "is adapter, and vLLM cannot add adapters to Zamba2ForCausalLM; remove it, or set merged"
+    reported = warnings(check(folder, trainer={"lora": {}}))["spec.trainer.lora.publish"]
+    assert "rollouts get merged weights" in reported
+    assert "spec.trainer.lora.publish" not in warnings(check(folder, trainer={"lora": {"publish": "merged"}}))
+
+
 def test_modules_for_lora_that_the_model_lacks_are_a_warning(folder):
     write_weights(folder / "model/model.safetensors", {"model.0.q_proj.weight": [2, 2]})
     assert "spec.trainer.lora.targetModules" not in warnings(check(folder, trainer={"lora": {}}))
     report = check(folder, trainer={"lora": {"targetModules": ["q_proj", "q_prj"]}})
-    assert "no module called q_prj; it has q_proj" in warnings(report)["spec.trainer.lora.targetModules"]
+    assert "no module called q_prj; did you mean q_proj?" in warnings(report)["spec.trainer.lora.targetModules"]
+
+
+def test_embeddings_and_the_head_cannot_have_an_adapter(folder):
+    shapes = {"model.embed_tokens.weight": [4, 2], "model.0.q_proj.weight": [2, 2]}
+    write_weights(folder / "model/model.safetensors", shapes)
+    report = check(folder, trainer={"lora": {"targetModules": ["embed_tokens"]}})
+    assert errors(report)["spec.trainer.lora.targetModules"].endswith("cannot have an adapter; set some of q_proj")
+
+
+def test_weights_that_modelopt_has_quantized_are_refused(folder):
+    (folder / "model/hf_quant_config.json").write_text("{}")
+    assert "weights are quantized" in errors(check(folder))["spec.model.source"]
 
 
 def test_broken_folders_are_found(folder):

@@ -8,21 +8,21 @@ from datetime import UTC, datetime
 
 import aiohttp
 import pytest
-import yaml
 
 from rljob_api.errors import TransientError
+from rljob_core.backend import RewardModelKey
+from rljob_core.defaults import DEFAULTS
+from rljob_core.kube.client import ApiError
+from rljob_core.loop.workqueue import WorkQueue
 from rljob_operator import operator
-from rljob_operator.backend import RewardModelKey
-from rljob_operator.defaults import DEFAULTS
+from rljob_operator.health import Health
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache
-from rljob_operator.kube.client import ApiError
-from rljob_operator.loop.health import Health
-from rljob_operator.loop.metrics import OperatorMetrics
-from rljob_operator.loop.workqueue import WorkQueue
+from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.operator import build_reconcile, run_operator
 from rljob_operator.settings import Settings
 from tests.paths import ROOT
+from tests.support import fast_yaml
 
 
 class CrdApi:
@@ -60,7 +60,7 @@ async def test_operator_waits_for_matching_crds_and_reports_the_difference(monke
 
     running = asyncio.create_task(run_operator(settings, api=api))
     await wait_for('CRD rljobs.rljob.dev: "rljobs.rljob.dev" not found; upgrade the CRDs')
-    current = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "crds").glob("*.yaml")}
+    current = {path.stem: fast_yaml.load(path.read_text()) for path in (ROOT / "crds").glob("*.yaml")}
     api.crds = copy.deepcopy(current)
     spec = api.crds["rljobs.rljob.dev"]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     scheduling = spec["properties"].pop("scheduling")

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from rljob_trainer.rewards.version_pin import VersionPin
+from rljob_trainer.services.version_pin import VersionPin
 from tests.support import driver_harness
 from tests.support.reward_harness import RewardHarness
 
@@ -18,7 +18,7 @@ def _short_intervals(monkeypatch):
     """Poll and give up sooner than in production: the tests wait for these intervals."""
     monkeypatch.setattr("rljob_trainer.replicas.pool._DISCOVERY_SECONDS", 0.05)
     monkeypatch.setattr("rljob_trainer.replicas.pool._TICK_SECONDS", 0.02)
-    monkeypatch.setattr("rljob_trainer.rewards.version_tracker.VersionPin", partial(VersionPin, ABSENT_SECONDS))
+    monkeypatch.setattr("rljob_trainer.services.version_tracker.VersionPin", partial(VersionPin, ABSENT_SECONDS))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from rljob_api.manifest.agent import Agent
@@ -24,15 +25,16 @@ def build_agent(
     template: ChatTemplate | None,
     context_length: int | None,
     gateway: Gateway | None = None,
+    away: Callable[[], float] = lambda: 0.0,
     *,
     needs_reward: bool = False,
 ) -> AgentLoop:
-    """`template`: None only for singleTurn. `context_length`: see ConversationLoop. `gateway`: for the types
+    """`template`: None only for singleTurn. `context_length`, `away`: see ConversationLoop. `gateway`: for the types
     environment and program. `needs_reward`: see HostedLoop."""
     if spec.is_hosted:
         assert gateway is not None
-        return HostedLoop(spec, gateway, services, needs_reward=needs_reward)
+        return HostedLoop(spec, gateway, services, away, needs_reward=needs_reward)
     if spec.type == "loop":
         assert template is not None
-        return ConversationLoop(spec, services, template, context_length)
+        return ConversationLoop(spec, services, template, context_length, away)
     return SingleTurn()

@@ -20,6 +20,7 @@ from rljob_trainer.episodes.types import (
     PromptTooLongError,
     Segment,
     Turn,
+    Whole,
 )
 
 AGENT: Final = "agent"
@@ -126,8 +127,10 @@ class Recording:
     """[segments - 1]"""
     messages: list[Message] = field(default_factory=list)
     """The conversation that ends with the last answer."""
+    whole: Whole | None = None
+    """The same as one sequence of tokens; None without an answer."""
     generation: str = ""
-    """Of the weights that sampled the last answer."""
+    """Generation of the weights that sampled the last answer."""
     rewards: dict[str, float | None] = field(default_factory=dict)
     """Posted for single answers, by completion id or number of the turn."""
     reward: float | None = None

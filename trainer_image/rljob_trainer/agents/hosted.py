@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from rljob_api.manifest.agent import Agent
-from rljob_api.manifest.runner import RUNNER_SERVICE, Runner
+from rljob_api.manifest.services.runner import RUNNER_SERVICE, Runner
 from rljob_api.wire.protocol import CallRequest, CallResult, EpisodeCall, EpisodeReply, InvalidReason, Lane, Message
 from rljob_trainer.agents.base import AGENT, EpisodeRunner, EpisodeTask, Gateway, Generate, OpenEpisode, Recording
 from rljob_trainer.episodes.types import (
@@ -30,6 +30,7 @@ from rljob_trainer.episodes.types import (
     has_own_reward,
     prompt_segment,
 )
+from rljob_trainer.outages.deadline import deadline
 
 REASON_NO_TURNS = "no_turns"
 _RUNNER_PATH = "spec.agent.runner"
@@ -38,10 +39,19 @@ _Result = TypeVar("_Result")
 
 
 class HostedLoop:
-    def __init__(self, spec: Agent, gateway: Gateway, runner: EpisodeRunner, *, needs_reward: bool) -> None:
-        """`needs_reward`: whether an episode without a reward from its program is invalid, since nothing else scores
-        it."""
+    def __init__(
+        self,
+        spec: Agent,
+        gateway: Gateway,
+        runner: EpisodeRunner,
+        away: Callable[[], float] = lambda: 0.0,
+        *,
+        needs_reward: bool,
+    ) -> None:
+        """`away`: returns the seconds of outages so far, which no episode pays for. `needs_reward`: whether an episode
+        without a reward from its program is invalid, since nothing else scores it."""
         self.spec, self.gateway, self.runner, self.needs_reward = spec, gateway, runner, needs_reward
+        self._away = away
 
     async def run(self, task: EpisodeTask) -> Episode:
         generate = _Watched(task.generate)
@@ -56,9 +66,10 @@ class HostedLoop:
     async def _play(self, task: EpisodeTask, opened: OpenEpisode, generate: _Watched) -> CallResult | None:
         """Return how the runner ended the episode, after all attempts; None if it took too long."""
         seconds = min(self.spec.episode_seconds, (self.spec.runner or Runner()).deadline_seconds)
-        message = _Message(task, opened, self.spec.turn_limit, time.monotonic() + seconds)
+        ends_at = time.monotonic() + seconds - self._away()
+        message = _Message(task, opened, self.spec.turn_limit, lambda: ends_at + self._away())
         try:
-            async with asyncio.timeout(self.spec.episode_seconds) as scope:
+            async with deadline(self.spec.episode_seconds, self._away) as scope:
                 result, _ = await generate.run_until_failed(self.runner.run(message))
         except TimeoutError:
             if not scope.expired():
@@ -77,6 +88,7 @@ class HostedLoop:
             generation=recording.generation,
             own_reward=recording.reward if reply.reward is None else reply.reward,
             messages=recording.messages or _prompt_of(task),
+            whole=recording.whole,
             state=reply.state,
             info=reply.info,
             end=EpisodeEnd.RETURNED,
@@ -132,8 +144,8 @@ class _Message:
     task: EpisodeTask
     opened: OpenEpisode
     max_turns: int
-    ends_at: float
-    """On the monotonic clock."""
+    ends_at: Callable[[], float]
+    """On the monotonic clock. Outages move it."""
 
     @property
     def id(self) -> str:
@@ -156,7 +168,7 @@ class _Message:
             extra_info=prompt.extra_info,
             seed=self.task.seed,
             max_turns=self.max_turns,
-            deadline_seconds=max(0.0, self.ends_at - time.monotonic()),
+            deadline_seconds=max(0.0, self.ends_at() - time.monotonic()),
         )
         return CallRequest(id=self.task.id, lane=self.task.lane, arguments=call.model_dump())
 

@@ -10,15 +10,15 @@ that no retry can change) and TransientError (no server) leave `run`.
 
 from __future__ import annotations
 
-import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from pydantic import ValidationError
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.agent import Agent
-from rljob_api.manifest.simulated_user import USER_SERVICE
+from rljob_api.manifest.services.user import USER_SERVICE
 from rljob_api.wire.protocol import CallRequest, CallResult, InvalidReason, Message, UserCall, UserReply
 from rljob_trainer.agents.base import AGENT, EpisodeTask, Services, ToolSet, describe_length
 from rljob_trainer.concurrency import run_all
@@ -36,6 +36,7 @@ from rljob_trainer.episodes.types import (
     Turn,
     prompt_segment,
 )
+from rljob_trainer.outages.deadline import deadline
 
 _MAX_LISTED_FUNCTIONS = 20
 
@@ -51,9 +52,18 @@ class _EpisodeFailedError(Exception):
 
 
 class ConversationLoop:
-    def __init__(self, spec: Agent, services: Services, template: ChatTemplate, context_length: int | None) -> None:
-        """`context_length`: the longest prompt with its answer, in tokens; None: the engine alone knows. Raise
-        UserError if there are tools, and nothing says how the model writes calls."""
+    def __init__(
+        self,
+        spec: Agent,
+        services: Services,
+        template: ChatTemplate,
+        context_length: int | None,
+        away: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`context_length`: the longest prompt with its answer, in tokens; None: the engine alone knows. `away`:
+        returns the seconds of outages so far, which no episode pays for. Raise UserError if there are tools, and
+        nothing says how the model writes calls."""
+        self._away = away
         self.spec, self.services, self.template, self.context_length = spec, services, template, context_length
         self.tool_format: ToolFormat = template.tool_format if spec.tools else "hermes"
         self.on_error = {tool.name: tool.on_error for tool in spec.tools}
@@ -70,7 +80,7 @@ class ConversationLoop:
         tools = await self.services.tools()
         play = _Play(self, task, tools)
         try:
-            async with asyncio.timeout(self.spec.episode_seconds) as scope:
+            async with deadline(self.spec.episode_seconds, self._away) as scope:
                 await play.run()
         except TimeoutError:
             if not scope.expired():
@@ -127,7 +137,7 @@ class _Play:
     def finish(self) -> Episode:
         episode, conversation = self.episode, self.conversation
         episode.messages = conversation.messages
-        episode.segments = conversation.segments
+        episode.segments, episode.whole = conversation.segments, conversation.read_whole()
         episode.breaks = [ContextBreak(each.cause.value, each.difference) for each in conversation.breaks]
         if not episode.segments:  # failed before the first answer: one row, on which nothing trains
             episode.segments = [prompt_segment(self.task.prompt)]

@@ -6,6 +6,7 @@ they would have without it, in any order of groups and episodes.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -34,7 +35,7 @@ def group_advantages(
 
     `leave_one_out`: the mean of the others. It differs from the group's mean by the factor n / (n - 1) of the result.
     """
-    scores = _scores(groups)
+    scores = [[None if episode is None else total_reward(episode) for episode in group] for group in groups]
     if settings.algorithm.advantages.per_reward:
         centered = normalize_per_reward(groups, settings)
     else:
@@ -49,7 +50,10 @@ def group_advantages(
         else:
             n = len(group) - group.count(None)
             factor = n / (n - 1) if leave_one_out and n > 1 else 1.0
-            tokens = [_to_all(episode, factor * value) for episode, value in zip(group, of_episodes, strict=True)]
+            tokens = [
+                None if episode is None else np.broadcast_to(np.float64(factor * value), len(episode.turn_of_token))
+                for episode, value in zip(group, of_episodes, strict=True)
+            ]
         advantages.append(penalize(group, tokens, settings))
     return advantages
 
@@ -86,6 +90,21 @@ def normalize_per_reward(groups: Groups, settings: Settings) -> list[list[float]
     return [list(total / (deviation(valid) or 1.0)) for total in sums]
 
 
+def whiten(
+    groups: Sequence[Sequence[EpisodeAdvantages | None]], zero_std_threshold: float = 0.0
+) -> list[list[EpisodeAdvantages | None]]:
+    """Shift the advantages of all tokens of the step to mean 0, and divide them by their sample standard deviation.
+    All are 0 without a signal (see is_signal). The critic's targets stay.  [groups][episodes]"""
+    tokens = np.concatenate([np.zeros(0), *(e.advantages for group in groups for e in group if e is not None)])
+    largest = float(np.abs(tokens).max(initial=0.0))
+    scaled = tokens / (largest or 1.0)  # squares of huge rewards are not finite
+    mean, std = (largest * scaled.mean(), largest * scaled.std(ddof=1)) if len(tokens) > 1 else (0.0, 0.0)
+    divisor = std if is_signal(std, largest, zero_std_threshold) else math.inf
+    return [
+        [e and dataclasses.replace(e, advantages=(e.advantages - mean) / divisor) for e in group] for group in groups
+    ]
+
+
 def penalize(
     group: Sequence[EpisodeRewards | None], tokens: Sequence[Floats | None], settings: Settings
 ) -> list[EpisodeAdvantages | None]:
@@ -116,14 +135,6 @@ def _from_turns(group: Sequence[EpisodeRewards | None], settings: Settings, batc
     divisor = divisor if divisor > _SCORE_PRECISION else 1.0
     found = iter(turns)
     return [None if episode is None else to_tokens(next(found) / divisor, episode.turn_of_token) for episode in group]
-
-
-def _to_all(episode: EpisodeRewards | None, value: float) -> Floats | None:
-    return None if episode is None else np.full(len(episode.turn_of_token), value)
-
-
-def _scores(groups: Groups) -> list[list[float | None]]:
-    return [[None if episode is None else total_reward(episode) for episode in group] for group in groups]
 
 
 def total_reward(episode: EpisodeRewards) -> float:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rljob_api.manifest.job import RLJobSpec
 from rljob_trainer.algorithms.settings import Defaults, Settings
 
 if TYPE_CHECKING:
@@ -67,9 +66,9 @@ class LossInputs:
     """The sampled tokens of one micro-batch. All [tokens], in fp32."""
 
     logprobs: Tensor
-    """Of the policy, with gradient."""
+    """Log-probs of the policy, with gradient."""
     proximal_logprobs: Tensor
-    """Of the policy to which clipping refers (corrections.loglinear_proximal); no gradient."""
+    """Log-probs of the policy to which clipping refers (corrections.loglinear_proximal); no gradient."""
     rollout_logprobs: Tensor
     advantages: Tensor
     rows: Tensor
@@ -88,7 +87,7 @@ class PolicyLoss:
 class AlgorithmCode(Protocol):
     DEFAULTS: ClassVar[Defaults]
 
-    def __init__(self, spec: RLJobSpec) -> None: ...
+    def __init__(self, settings: Settings) -> None: ...
     @property
     def settings(self) -> Settings: ...
     @property

@@ -18,7 +18,7 @@ from rljob_trainer.algorithms.settings import Defaults
 
 
 class Cispo(Grpo):
-    DEFAULTS: ClassVar[Defaults] = Defaults(clip_low=None, clip_high=4.0)
+    DEFAULTS: ClassVar[Defaults] = Defaults(clip_low=None, clip_high=4.0, dual_clip=None)
 
     def loss(self, inputs: LossInputs) -> PolicyLoss:
         ratio = exp_clamped(inputs.logprobs.detach() - inputs.proximal_logprobs)

@@ -24,15 +24,28 @@ def clip(ratio: Tensor, low: float | None, high: float | None) -> Tensor:
 
 
 def clipped_objective(
-    ratio: Tensor, advantages: Tensor, low: float | None, high: float | None
+    ratio: Tensor, advantages: Tensor, low: float | None, high: float | None, dual: float | None = None
 ) -> tuple[Tensor, Tensor]:  # [tokens], [tokens] bool
-    """Return PPO's pessimistic surrogate as a loss, and where clipping removed the gradient."""
+    """Return PPO's pessimistic surrogate as a loss, and where clipping removed the gradient.
+
+    The surrogate of a negative advantage has no bound: the larger the ratio, the larger the loss and its gradient.
+    `dual` ends it at this ratio (dual-clip PPO, Ye et al., arXiv:1912.09729). None: no bound.
+    """
     unclipped, clipped = -advantages * ratio, -advantages * clip(ratio, low, high)
-    return unclipped.maximum(clipped), clipped > unclipped
+    loss, is_clipped = unclipped.maximum(clipped), clipped > unclipped
+    if dual is None:
+        return loss, is_clipped
+    bound = -advantages * dual
+    is_beyond = (advantages < 0) & (loss > bound)
+    return loss.where(~is_beyond, bound), is_clipped | is_beyond
+
+
+def sum_by_row(values: Tensor, rows: Tensor, num_rows: int) -> Tensor:
+    """Return the sum over each row's tokens.  [tokens] -> [rows]"""
+    return values.new_zeros(num_rows).index_add(0, rows, values)
 
 
 def mean_by_row(values: Tensor, rows: Tensor, num_rows: int) -> Tensor:
     """Return the mean over each row's tokens.  [tokens] -> [rows]; 0 for a row without tokens"""
-    sums = values.new_zeros(num_rows).index_add(0, rows, values)
-    counts = values.new_zeros(num_rows).index_add(0, rows, values.new_ones(len(values)))
-    return sums / counts.clamp(min=1)
+    counts = sum_by_row(values.new_ones(len(values)), rows, num_rows)
+    return sum_by_row(values, rows, num_rows) / counts.clamp(min=1)

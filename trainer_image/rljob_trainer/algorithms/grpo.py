@@ -3,27 +3,26 @@
     A_i    = (R_i - mean(R)) / std(R)                       R: rewards of the group
     loss_t = -min(r_t A_i, clip(r_t, 1 - low, 1 + high) A_i)        r_t = pi(y_t) / pi_prox(y_t)
 
-Needs a group, and neither a critic nor a reference model (unless kl.coefficient is set). The fields clipLow, clipHigh,
-normalization and lossLevel have GRPO's defaults; the paper averages over sequences (lossLevel: sequence).
+Needs a group, and neither a critic nor a reference model (unless kl.coefficient is set). The paper averages over
+sequences (loss.level: sequence).
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from rljob_api.manifest.job import RLJobSpec
 from rljob_trainer.algorithms.advantages import Groups, group_advantages
 from rljob_trainer.algorithms.base import EpisodeAdvantages, LossInputs, Needs, PolicyLoss
 from rljob_trainer.algorithms.clipping import clipped_objective, exp_clamped
-from rljob_trainer.algorithms.settings import Defaults, resolve
+from rljob_trainer.algorithms.settings import Defaults, Settings
 
 
 class Grpo:
     DEFAULTS: ClassVar[Defaults] = Defaults()
 
-    def __init__(self, spec: RLJobSpec) -> None:
-        self.settings = resolve(spec, self.DEFAULTS)
-        self.needs = Needs(reference=self.settings.kl_in_reward, whole_step=self.settings.needs_whole_step)
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.needs = Needs(reference=settings.kl_in_reward, whole_step=settings.needs_whole_step)
 
     def advantages(self, groups: Groups) -> list[list[EpisodeAdvantages | None]]:
         return group_advantages(groups, self.settings)
@@ -31,4 +30,5 @@ class Grpo:
     def loss(self, inputs: LossInputs) -> PolicyLoss:
         ratio = exp_clamped(inputs.logprobs - inputs.proximal_logprobs)
         settings = self.settings
-        return PolicyLoss(*clipped_objective(ratio, inputs.advantages, settings.clip_low, settings.clip_high))
+        bounds = settings.clip_low, settings.clip_high, settings.dual_clip
+        return PolicyLoss(*clipped_objective(ratio, inputs.advantages, *bounds))

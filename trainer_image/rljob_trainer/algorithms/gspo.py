@@ -19,11 +19,14 @@ from rljob_trainer.algorithms.settings import Defaults
 
 
 class Gspo(Grpo):
-    DEFAULTS: ClassVar[Defaults] = Defaults(clip_low=3e-4, clip_high=4e-4, level="sequence", clips_stale_tokens=False)
+    DEFAULTS: ClassVar[Defaults] = Defaults(
+        clip_low=3e-4, clip_high=4e-4, dual_clip=None, level="sequence", clips_stale_tokens=False
+    )
 
     def loss(self, inputs: LossInputs) -> PolicyLoss:
         fixed = inputs.logprobs.detach()
         of_rows = mean_by_row(fixed - inputs.proximal_logprobs, inputs.rows, inputs.num_rows)
         ratio = exp_clamped(of_rows)[inputs.rows] * (inputs.logprobs - fixed).exp()
         settings = self.settings
-        return PolicyLoss(*clipped_objective(ratio, inputs.advantages, settings.clip_low, settings.clip_high))
+        bounds = settings.clip_low, settings.clip_high, settings.dual_clip
+        return PolicyLoss(*clipped_objective(ratio, inputs.advantages, *bounds))

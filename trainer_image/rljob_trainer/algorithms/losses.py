@@ -27,6 +27,7 @@ SUMS = (
     "logprob_difference",
     "mismatch_kl",
     "corrected",
+    "rejected",
     "importance",
     "squared_importance",
 )
@@ -40,7 +41,8 @@ class LossTerms:
     sums: dict[str, Tensor]
     """By the names of SUMS, in fp64. loss and policy_loss are weighted sums, to be divided by the denominator; the
     others are over the tokens that count (weight > 0), to be divided by num_tokens. The effective sample size is
-    importance^2 / squared_importance."""
+    importance^2 / squared_importance: always of the tokens' own weights, so that it measures the rollouts and not the
+    settings of the correction."""
     maxima: dict[str, Tensor]
     """By the names of MAXIMA, over the same tokens; 0 without any."""
 
@@ -56,9 +58,9 @@ def update_loss(
     """Return the loss of one micro-batch, and what the update reports about its tokens."""
     spec = algorithm.settings.algorithm
     importance = importance_weights(inputs.proximal_logprobs, inputs.rollout_logprobs)
-    correction, corrected = correct(importance, spec)
+    correction = correct(inputs, spec)
     policy = algorithm.loss(inputs)
-    policy_loss = (weights * correction * policy.per_token).sum()
+    policy_loss = (weights * correction.weights * policy.per_token).sum()
     loss = policy_loss
     kl = torch.zeros_like(inputs.rollout_logprobs)
     if reference_logprobs is not None:
@@ -74,7 +76,8 @@ def update_loss(
         "clipped": policy.clipped,
         "logprob_difference": difference.abs(),
         "mismatch_kl": kl_estimate(inputs.rollout_logprobs, inputs.logprobs.detach(), "k3"),
-        "corrected": corrected,
+        "corrected": correction.changed,
+        "rejected": correction.rejected,
         "importance": importance,
         "squared_importance": importance.double().square(),
     }

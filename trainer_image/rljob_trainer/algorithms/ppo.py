@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from rljob_api.manifest.job import RLJobSpec
 from rljob_trainer.algorithms import gae
-from rljob_trainer.algorithms.advantages import Groups
+from rljob_trainer.algorithms.advantages import Groups, whiten
 from rljob_trainer.algorithms.base import EpisodeAdvantages, EpisodeRewards, Floats
 from rljob_trainer.algorithms.grpo import Grpo
-from rljob_trainer.algorithms.settings import Defaults
+from rljob_trainer.algorithms.settings import Defaults, Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_WHITENING_EPSILON = 1e-8
 
 
 class Ppo(Grpo):
@@ -32,8 +29,8 @@ class Ppo(Grpo):
 
     DEFAULTS: ClassVar[Defaults] = Defaults(normalization="batch")
 
-    def __init__(self, spec: RLJobSpec) -> None:
-        super().__init__(spec)
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
         self.needs = dataclasses.replace(self.needs, values=True)
 
     def advantages(self, groups: Groups) -> list[list[EpisodeAdvantages | None]]:
@@ -51,15 +48,6 @@ class Ppo(Grpo):
         if episode.reference_kl is None:
             raise ValueError("a KL penalty in the reward needs log-probs of the reference model")
         return self.settings.algorithm.kl.coefficient * episode.reference_kl
-
-
-def whiten(groups: list[list[EpisodeAdvantages | None]]) -> list[list[EpisodeAdvantages | None]]:
-    """Shift the advantages of all tokens to mean 0 and scale them to variance 1. The critic's targets stay."""
-    tokens = np.concatenate([np.zeros(0), *(e.advantages for group in groups for e in group if e is not None)])
-    mean, deviation = (tokens.mean(), tokens.std() + _WHITENING_EPSILON) if len(tokens) else (0.0, 1.0)
-    return [
-        [e and dataclasses.replace(e, advantages=(e.advantages - mean) / deviation) for e in group] for group in groups
-    ]
 
 
 def value_loss(

@@ -13,9 +13,9 @@ from rljob_trainer.algorithms.dr_grpo import DrGrpo
 from rljob_trainer.algorithms.grpo import Grpo
 from rljob_trainer.algorithms.gspo import Gspo
 from rljob_trainer.algorithms.ppo import Ppo
-from rljob_trainer.algorithms.reinforce_plus_plus import ReinforcePlusPlus
+from rljob_trainer.algorithms.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePlusPlusBaseline
 from rljob_trainer.algorithms.rloo import Rloo
-from rljob_trainer.algorithms.settings import Settings, resolve
+from rljob_trainer.algorithms.settings import resolve
 
 ALGORITHMS: Final[dict[AlgorithmType, type[AlgorithmCode]]] = {
     "grpo": Grpo,
@@ -23,6 +23,7 @@ ALGORITHMS: Final[dict[AlgorithmType, type[AlgorithmCode]]] = {
     "dapo": Dapo,
     "rloo": Rloo,
     "reinforcePlusPlus": ReinforcePlusPlus,
+    "reinforcePlusPlusBaseline": ReinforcePlusPlusBaseline,
     "gspo": Gspo,
     "cispo": Cispo,
     "ppo": Ppo,
@@ -30,8 +31,6 @@ ALGORITHMS: Final[dict[AlgorithmType, type[AlgorithmCode]]] = {
 
 
 def build_algorithm(spec: RLJobSpec) -> AlgorithmCode:
-    return ALGORITHMS[spec.algorithm.type](spec)
-
-
-def resolve_settings(spec: RLJobSpec) -> Settings:
-    return resolve(spec, ALGORITHMS[spec.algorithm.type].DEFAULTS)
+    """Return the job's algorithm, with its settings resolved. Call it once per job and process."""
+    code = ALGORITHMS[spec.algorithm.type]
+    return code(resolve(spec, code.DEFAULTS))

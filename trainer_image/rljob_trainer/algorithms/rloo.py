@@ -19,7 +19,9 @@ from rljob_trainer.algorithms.settings import Defaults
 
 
 class Rloo(Grpo):
-    DEFAULTS: ClassVar[Defaults] = Defaults(clip_low=None, clip_high=None, level="constant", normalization="none")
+    DEFAULTS: ClassVar[Defaults] = Defaults(
+        clip_low=None, clip_high=None, dual_clip=None, level="constant", normalization="none"
+    )
 
     def advantages(self, groups: Groups) -> list[list[EpisodeAdvantages | None]]:
         return group_advantages(groups, self.settings, leave_one_out=True)

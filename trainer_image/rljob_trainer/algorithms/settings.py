@@ -1,7 +1,6 @@
 """An algorithm's settings, with the type's defaults where the user left a field null. Pure, without torch.
 
-Each algorithm's file has the `Defaults` of its paper. Invariant: grpo reads the fields that stored objects have with
-their defaults filled in, unless the newer field for the same thing is set.
+Each algorithm's file has the `Defaults` of its paper.
 """
 
 from __future__ import annotations
@@ -10,7 +9,9 @@ import math
 from dataclasses import dataclass
 
 from rljob_api.manifest.algorithm import Algorithm, LossLevel, Normalization, TruncatedAnswers
+from rljob_api.manifest.base import decide
 from rljob_api.manifest.job import RLJobSpec
+from rljob_api.manifest.services.reward import Reward
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,9 @@ class Defaults:
     """None: the ratio has no lower bound."""
     clip_high: float | None = 0.2
     """None: the ratio has no upper bound."""
+    dual_clip: float | None = 3.0
+    """Bound of the ratio of negative advantages, which clip_high does not limit. None: there is none. Few papers have
+    it; verl's default is on for every type with a clipped ratio."""
     level: LossLevel = "token"
     normalization: Normalization = "group"
     truncated: TruncatedAnswers = "train"
@@ -35,10 +39,13 @@ class Defaults:
 class Settings:
     algorithm: Algorithm
     """As the user wrote it; for everything that does not depend on the type."""
-    reward_weights: tuple[float, ...]
-    """[rewards] In the order of spec.rewards; then of what the environment or the program gives, if there is one."""
+    rewards: tuple[Reward, ...]
+    """spec.rewards."""
+    own_weight: float | None
+    """Weight of what the environment or the program gives; None without one."""
     clip_low: float | None
     clip_high: float | None
+    dual_clip: float | None
     level: LossLevel
     normalization: Normalization
     truncated: TruncatedAnswers
@@ -48,6 +55,12 @@ class Settings:
     """Limit of one answer."""
     max_replacements: int
     """Groups without signal that are replaced per step. 0: none."""
+
+    @property
+    def reward_weights(self) -> tuple[float, ...]:
+        """[rewards] In the order of `rewards`; then `own_weight`, if there is one."""
+        own = () if self.own_weight is None else (self.own_weight,)
+        return (*(reward.weight for reward in self.rewards), *own)
 
     @property
     def kl_in_reward(self) -> bool:
@@ -61,27 +74,19 @@ class Settings:
 def resolve(spec: RLJobSpec, defaults: Defaults) -> Settings:
     """Return the settings of `spec`, whose type has these `defaults`."""
     algorithm = spec.algorithm
-    if algorithm.type == "grpo":
-        defaults = Defaults(
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            level=algorithm.loss_level,
-            normalization=algorithm.normalization,
-            truncated=defaults.truncated,
-            replaces_groups=defaults.replaces_groups,
-        )
-    loss, dynamic, limit = algorithm.loss, algorithm.dynamic_sampling, spec.rollout.sampling.max_tokens
-    replaces = defaults.replaces_groups if dynamic.enabled is None else dynamic.enabled
-    own_weights = [spec.agent.reward_weight] if spec.agent.is_hosted else []
+    loss, dynamic, limit = algorithm.loss, algorithm.dynamic_sampling, spec.rollout.sampling.answer_tokens
+    replaces = decide(dynamic.enabled, automatic=defaults.replaces_groups)
     return Settings(
         algorithm=algorithm,
-        reward_weights=(*(reward.weight for reward in spec.rewards), *own_weights),
+        rewards=tuple(spec.rewards),
+        own_weight=spec.agent.reward_weight if spec.agent.is_hosted else None,
         clip_low=defaults.clip_low if loss.clip_low is None else loss.clip_low,
         clip_high=defaults.clip_high if loss.clip_high is None else loss.clip_high,
+        dual_clip=loss.dual_clip or defaults.dual_clip,
         level=loss.level or defaults.level,
         normalization=algorithm.advantages.normalization or defaults.normalization,
         truncated=algorithm.truncated.answers or defaults.truncated,
         buffer_tokens=min(limit, algorithm.truncated.buffer_tokens or math.ceil(limit / 5)),
         max_tokens=limit,
-        max_replacements=math.floor(dynamic.max_replacements * spec.schedule.prompts_per_step) if replaces else 0,
+        max_replacements=math.floor(dynamic.max_replacement_factor * spec.schedule.prompts_per_step) if replaces else 0,
     )

@@ -1,4 +1,4 @@
-"""One call of a function, or one episode, and its response, for the rewards' transport. Pure.
+"""One call of a function, or one episode, and its response, for services.requests. Pure.
 
 Invariant: a response becomes one result, or an invalid result with a reason if it breaks the protocol.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from rljob_api.wire.contract import (
@@ -15,7 +16,7 @@ from rljob_api.wire.contract import (
     MAX_USER_REPLY_BYTES,
     UrlPath,
 )
-from rljob_api.wire.protocol import CallRequest, CallResult, InvalidReason, Lane
+from rljob_api.wire.protocol import CallRequest, CallResult, InvalidReason, Lane, Part
 from rljob_trainer.agents.base import EpisodeMessage
 
 _MAX_BYTES_PER_CHARACTER = 12
@@ -28,7 +29,7 @@ _MAX_RESPONSE_BYTES = _MAX_VALUE_BYTES + (64 << 10)
 
 
 class _OneCall(ABC):
-    """One request to /v1/call, as rewards.messages.Call describes it."""
+    """One request to /v1/call, as services.messages.Call describes it."""
 
     @property
     @abstractmethod
@@ -82,7 +83,7 @@ class FunctionCall(_OneCall):
     def lane(self) -> Lane:
         return self.request.lane
 
-    def encode(self, *, with_tokens: bool = False) -> bytes:
+    def encode(self, reads: Collection[Part] = ()) -> bytes:
         """Return the body. Raise ValueError for arguments without a JSON form, such as NaN or too deep a nesting."""
         return _encode(self.request)
 
@@ -104,7 +105,7 @@ class EpisodeRequest(_OneCall):
     def lane(self) -> Lane:
         return self.message.lane
 
-    def encode(self, *, with_tokens: bool = False) -> bytes:
+    def encode(self, reads: Collection[Part] = ()) -> bytes:
         """Begin an attempt, and return its body. Raise ValueError for a row without a JSON form."""
         return _encode(self.message.next_attempt())
 

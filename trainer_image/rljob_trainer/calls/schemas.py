@@ -10,7 +10,8 @@ import aiohttp
 from pydantic import ValidationError
 
 from rljob_api.errors import UserError
-from rljob_api.wire.contract import PORT_REWARD, UrlPath
+from rljob_api.wire.contract import PORT_SERVICE, UrlPath
+from rljob_api.wire.ports import listening_port
 from rljob_api.wire.protocol import ToolSchema
 from rljob_trainer.calls.client import CallClient
 from rljob_trainer.replicas.http import CONNECT_SECONDS
@@ -77,7 +78,7 @@ class SchemaReader:
 
     async def _request(self, address: str) -> dict[str, Any]:
         timeout = aiohttp.ClientTimeout(total=_INFO_TIMEOUT_SECONDS, sock_connect=CONNECT_SECONDS)
-        url = f"http://{address}:{PORT_REWARD}{UrlPath.INFO.value}"
+        url = f"http://{address}:{listening_port(PORT_SERVICE)}{UrlPath.INFO.value}"
         async with self._session.get(url, headers=self._client.headers, timeout=timeout) as response:
             if response.status in _USER_ERROR_STATUSES:
                 text = await response.text()

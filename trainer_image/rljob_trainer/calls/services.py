@@ -12,31 +12,43 @@ import aiohttp
 
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.manifest.job import Service, ServiceKind
-from rljob_api.manifest.runner import RUNNER_SERVICE
+from rljob_api.manifest.services.runner import RUNNER_SERVICE
 from rljob_api.wire.contract import END_EPISODE
 from rljob_api.wire.protocol import CallRequest, CallResult, Lane
 from rljob_trainer.agents.base import EpisodeMessage, ToolSet
-from rljob_trainer.calls.client import CallClient, ServiceClient
-from rljob_trainer.calls.demand import ServiceLoad
-from rljob_trainer.calls.runner import RunnerClient
+from rljob_trainer.calls.client import CallClient, RunnerClient
 from rljob_trainer.calls.schemas import SchemaReader
+from rljob_trainer.outages.registry import Dependency, Outages
+from rljob_trainer.services.client import ServiceClient
+from rljob_trainer.services.load import ServiceLoad
 
 log = logging.getLogger(__name__)
 
 
 class AgentServices:
-    def __init__(self, services: Sequence[Service], session: aiohttp.ClientSession) -> None:
-        """`services`: of the job; rewards among them are ignored."""
-        self._runners = {each.reward.name: RunnerClient(each, session) for each in services if each.kind == "runner"}
-        self._callable = {
-            each.reward.name: CallClient(each, session) for each in services if each.kind in ("user", "tool")
+    def __init__(
+        self,
+        services: Sequence[Service],
+        session: aiohttp.ClientSession,
+        *,
+        outages: Outages | None = None,
+        runner_calls: Sequence[Dependency] = (),
+        on_call: Callable[[str, Lane, CallResult, float], None] = lambda service, lane, result, seconds: None,
+        working: Callable[[ServiceKind], AbstractContextManager[None]] = lambda kind: nullcontext(),
+    ) -> None:
+        """`services`: of the job; rewards among them are ignored. `runner_calls`: see RunnerClient. `on_call`: called
+        with each result, and the seconds until it. `working`: returns the context of a call."""
+        self._runners = {
+            each.settings.name: RunnerClient(each, session, outages, runner_calls)
+            for each in services
+            if each.kind == "runner"
         }
-        self.clients: dict[str, ServiceClient] = {**self._callable, **self._runners}
+        self._callable = {
+            each.settings.name: CallClient(each, session, outages) for each in services if each.kind in ("user", "tool")
+        }
+        self.clients: dict[str, ServiceClient[CallResult]] = {**self._callable, **self._runners}
         self._ending: set[asyncio.Task[None]] = set()
-        self.on_call: Callable[[str, Lane, CallResult, float], None] = lambda service, lane, result, seconds: None
-        """Called with each result, and the seconds until it."""
-        self.working: Callable[[ServiceKind], AbstractContextManager[None]] = lambda kind: nullcontext()
-        """Returns the context of a call."""
+        self._on_call, self._working = on_call, working
         self.readers = {
             name: SchemaReader(client, session)
             for name, client in self._callable.items()
@@ -63,7 +75,7 @@ class AgentServices:
         for name, schemas in zip(self.readers, found, strict=True):
             for schema in schemas:
                 if (other := owners.setdefault(schema.name, name)) != name:
-                    paths = [self.clients[each].service.path for each in (other, name)]
+                    paths = [self._callable[each].service.path for each in (other, name)]
                     raise UserError(
                         f"{paths[0]} ({other}) and {paths[1]} ({name}) both have a function {schema.name}; rename one"
                     )
@@ -72,11 +84,11 @@ class AgentServices:
     async def call(self, service: str, request: CallRequest) -> tuple[CallResult, float]:
         """Return the result of a call, and the seconds until it."""
         client = self._callable[service]
-        with self.working(client.service.kind):
+        with self._working(client.service.kind):
             result, seconds = await client.call(request)
         if reader := self.readers.get(service):
             reader.record_version(result.version)
-        self.on_call(service, request.lane, result, seconds)
+        self._on_call(service, request.lane, result, seconds)
         return result, seconds
 
     def end_episode(self, tool: str, episode: str, lane: Lane) -> None:
@@ -97,9 +109,9 @@ class AgentServices:
 
     async def run(self, message: EpisodeMessage) -> tuple[CallResult, float]:
         """Return the result of an episode, and the seconds until it."""
-        with self.working("runner"):
+        with self._working("runner"):
             result, seconds = await self._runners[RUNNER_SERVICE].run(message)
-        self.on_call(RUNNER_SERVICE, message.lane, result, seconds)
+        self._on_call(RUNNER_SERVICE, message.lane, result, seconds)
         return result, seconds
 
     @property

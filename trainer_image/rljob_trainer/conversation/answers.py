@@ -51,6 +51,16 @@ def restore(message: Message, text: str, *, prompt_text: str, has_reasoning: boo
     return {"role": "assistant", "content": reasoning + (message.get("content") or ""), "tool_calls": calls}
 
 
+def separate_reasoning(message: Message, opening: str = "") -> Message:
+    """Return an answer with its reasoning apart from the content, as OpenAI's API has it. `opening`: the <think> with
+    which its prompt ends."""
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    reasoning, rest = split_reasoning(content if content.startswith(opening) else opening + content)
+    return {**message, "content": rest, "reasoning_content": strip_marks(reasoning)} if reasoning else message
+
+
 def _split(text: str, opening: str, *, has_reasoning: bool) -> tuple[str, str]:
     return split_reasoning(opening + text) if opening or has_reasoning else ("", text)
 

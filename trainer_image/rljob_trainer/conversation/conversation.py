@@ -11,7 +11,7 @@ from rljob_api.wire.protocol import Message, ToolSchema
 from rljob_trainer.conversation.continuation import Break, BreakCause
 from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.conversation.turns import Plan, Turn, TurnTree
-from rljob_trainer.episodes.types import Completion, Segment
+from rljob_trainer.episodes.types import Completion, Segment, Whole
 
 __all__ = ["Break", "BreakCause", "Conversation"]
 
@@ -43,6 +43,10 @@ class Conversation:
     def rendered(self) -> list[Message]:
         """`messages` as the template gets them: an answer that it refuses is text."""
         return self._tree.read_rendered(self._last) + self._added
+
+    def read_whole(self) -> Whole | None:
+        """Return the conversation up to the last answer; None without one."""
+        return None if self._last is None else self._tree.read_whole(self._last)
 
     def next_prompt(self) -> list[int]:
         """Return the tokens after which the policy answers. Raise TemplateError if the template refuses the messages.

@@ -1,18 +1,19 @@
 """A tokenizer with its chat template: messages to text, text to token ids and back.
 
 Leaves the conversation to conversation.py. Invariant: without tools, the ids of `encode(render(messages))` are those of
-`rljob_inputs.data.prompts.tokenize` for the same messages and tokenizer.
+`rljob_inputs.data.prompts.tokenize` for the same messages, tokenizer and arguments.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
 from rljob_api.errors import UserError
 from rljob_api.wire.protocol import Message, ToolSchema
+from rljob_inputs.models.chat_template import ANSWER_SENTINEL
 from rljob_trainer.conversation.tool_calls import ToolFormat, find_format
 from rljob_trainer.conversation.tool_prompt import write_tools
 
@@ -28,6 +29,7 @@ _PROBE = [
     }
 ]
 """A tool that shows whether the template writes tools."""
+_QUESTION = {"role": "user", "content": "?"}
 
 
 class TemplateError(UserError):
@@ -35,14 +37,20 @@ class TemplateError(UserError):
 
 
 class ChatTemplate:
-    def __init__(self, tokenizer: Any, tool_format: ToolFormat | Literal["auto"] = "auto") -> None:
-        """`tokenizer`: of transformers. Raise TemplateError if it has no chat template."""
+    def __init__(
+        self,
+        tokenizer: Any,
+        tool_format: ToolFormat | Literal["auto"] = "auto",
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`tokenizer`: of transformers. `arguments`: data.chatTemplateArguments. Raise TemplateError if it has no chat
+        template."""
         if not getattr(tokenizer, "chat_template", None):
             raise TemplateError(
                 "spec.agent: the model has no chat template, which conversations need; "
-                "use an instruction-tuned model, or set agent.type: singleTurn"
+                "use an instruction-tuned model, or set model.chatTemplate or agent.type: singleTurn"
             )
-        self._tokenizer = tokenizer
+        self._tokenizer, self._arguments = tokenizer, dict(arguments or {})
         self._given_format = tool_format
         self._special: dict[int, bool] = {}
 
@@ -60,13 +68,12 @@ class ChatTemplate:
     def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None, *, generate: bool) -> str:
         try:
             text: str = self._tokenizer.apply_chat_template(
-                messages, tools=tools, add_generation_prompt=generate, tokenize=False
+                messages, tools=tools, add_generation_prompt=generate, tokenize=False, **self._arguments
             )
         except Exception as error:  # jinja2's own, and whatever the template raises
             roles = ", ".join(str(message.get("role")) for message in messages[-8:])
             raise TemplateError(
-                f"the chat template of the model fails for messages that end with the roles {roles}: "
-                f"{type(error).__name__}: {error}"
+                f"the chat template fails for messages that end with the roles {roles}: {type(error).__name__}: {error}"
             ) from error
         # Half a surrogate pair, which JSON can have and no tokenizer takes.
         return text.encode(errors="replace").decode()
@@ -89,6 +96,16 @@ class ChatTemplate:
         return self._special[token_id]
 
     @cached_property
+    def end_token(self) -> int | None:
+        """The token with which the template ends an answer: what the model would sample there. None: text ends it."""
+        try:
+            text = self._render([_QUESTION, {"role": "assistant", "content": ANSWER_SENTINEL}], None, generate=False)
+        except TemplateError:
+            return None
+        tail = self.encode(text.rpartition(ANSWER_SENTINEL)[2].lstrip())
+        return tail[0] if tail and self.is_special(tail[0]) else None
+
+    @cached_property
     def num_tokens(self) -> int:
         """Ids are less than this."""
         return len(self._tokenizer)
@@ -108,7 +125,7 @@ class ChatTemplate:
     @cached_property
     def _writes_tools(self) -> bool:
         try:
-            text = self._render([{"role": "user", "content": "?"}], _PROBE, generate=True)
+            text = self._render([_QUESTION], _PROBE, generate=True)
         except TemplateError:
             return True  # It refuses this message; the tools of the conversation are not lost without an error.
         return _PROBE_NAME in text

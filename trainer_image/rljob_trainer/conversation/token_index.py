@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rljob_trainer.conversation.turns import Turn, TurnTree
 
 
 class _Digest:
-    """Of the tokens of one sequence, which grows."""
+    """Digest of the tokens of one sequence, which grows."""
 
     def __init__(self) -> None:
         self._hash, self._count = hashlib.blake2b(digest_size=16), 0
 
-    def extend(self, token_ids: Sequence[int], end: int) -> bytes:
+    def extend(self, token_ids: NDArray[np.int32], end: int) -> bytes:
         """Return the digest of the first `end` tokens. `end` never descends."""
-        self._hash.update(array("q", token_ids[self._count : end]).tobytes())
+        self._hash.update(token_ids[self._count : end].tobytes())
         self._count = end
         return self._hash.copy().digest()
 
@@ -34,9 +36,9 @@ class TokenIndex:
     def find(self, token_ids: Sequence[int]) -> Turn | None:
         """Return the turn that ends the longest recorded sequence with which the tokens begin."""
         self._add_new_turns()
-        digest, found = _Digest(), None
-        for end in sorted(end for end in self._ends if end <= len(token_ids)):
-            found = self._turns.get(digest.extend(token_ids, end), found)
+        digest, ids, found = _Digest(), np.asarray(token_ids, np.int32), None
+        for end in sorted(end for end in self._ends if end <= len(ids)):
+            found = self._turns.get(digest.extend(ids, end), found)
         return found
 
     def _add_new_turns(self) -> None:

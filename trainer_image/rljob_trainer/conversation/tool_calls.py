@@ -28,7 +28,7 @@ _LLAMA_ATTEMPT = re.compile(r'\s*\{\s*"(name|type)"')
 _OTHER_FORMATS = ("<function=", "[TOOL_CALLS]", "<｜tool▁call", "<|tool_call", "functools[", "<|channel|>", "<invoke")
 _DECODER = json.JSONDecoder()
 _MAX_NESTING = 64
-"""Of arguments that the policy wrote: servers do not read JSON with more levels."""
+"""Limit of arguments that the policy wrote: servers do not read JSON with more levels."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from rljob_trainer.conversation.reasoning import find_opening
 from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.conversation.token_index import TokenIndex
 from rljob_trainer.conversation.turns import Plan, Turn, TurnTree
-from rljob_trainer.episodes.types import Completion, Segment
+from rljob_trainer.episodes.types import Completion, Segment, Whole
 
 __all__ = ["PendingAnswer", "Transcript"]
 
@@ -38,10 +38,10 @@ class PendingAnswer:
     text: str
     """What the chat template wrote; empty for raw tokens."""
     number: int
-    """Of the request, from 0: calls of tools in its answer get the ids call_NUMBER_0, call_NUMBER_1, ..."""
+    """Number of the request, from 0: calls of tools in its answer get the ids call_NUMBER_0, call_NUMBER_1, ..."""
     plan: Plan = field(repr=False)
     digest: bytes | None
-    """Of its messages; None for raw tokens."""
+    """Digest of its messages; None for raw tokens."""
 
 
 class Transcript:
@@ -111,6 +111,10 @@ class Transcript:
         """Return the conversation that ends with this answer, as agents of type loop record it: content is all that was
         sampled before the calls, with reasoning, and arguments of calls are objects."""
         return self._tree.read_messages(self._tree.turns[turn])
+
+    def whole_of(self, turn: int) -> Whole:
+        """Return the conversation that ends with this answer, as one sequence."""
+        return self._tree.read_whole(self._tree.turns[turn])
 
     def _pend(self, plan: Plan, digest: bytes | None) -> PendingAnswer:
         number, self._num_requests = self._num_requests, self._num_requests + 1

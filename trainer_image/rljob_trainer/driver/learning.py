@@ -10,11 +10,11 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rljob_api.manifest.job import RLJobSpec
+from rljob_api.manifest.services.reward import Reward
+from rljob_api.run.metrics import StepRecord
 from rljob_api.wire.protocol import DriverProblem, Learning, LearningReason
 from rljob_trainer.driver.problems import is_field
 from rljob_trainer.episodes.types import UpdateMetrics
-from rljob_trainer.history.metrics import Record
 
 MAX_SKIPPED_UPDATES = 10
 """Single updates overflow now and then; this many in a row mean that the parameters or the rewards are broken."""
@@ -43,11 +43,10 @@ class StepsWithoutSignal(NamedTuple):
         return StepsWithoutSignal(self.without_valid + 1 if is_invalid else 0, self.without_advantage + 1)
 
 
-def classify_step(record: Record) -> StepSignal:
-    """`record`: of `history.metrics.summarize_step`."""
-    if record["num_masked"] == record["num_samples"]:
+def classify_step(record: StepRecord) -> StepSignal:
+    if record.num_masked == record.num_samples:
         return StepSignal.NO_VALID_SAMPLES
-    return StepSignal.NO_ADVANTAGES if record["zero_signal_share"] == 1 else StepSignal.ADVANTAGES
+    return StepSignal.NO_ADVANTAGES if record.zero_signal_share == 1 else StepSignal.ADVANTAGES
 
 
 def count_last_skipped(updates: Sequence[UpdateMetrics], before: int) -> int:
@@ -68,9 +67,9 @@ def describe_skipped(count: int) -> str:
     )
 
 
-def judge(counts: StepsWithoutSignal, step: int, spec: RLJobSpec) -> Learning:
-    """Return the verdict after `step` steps. Its message is the same in each step of a series."""
-    limit = spec.schedule.max_steps_without_signal
+def judge(counts: StepsWithoutSignal, step: int, limit: int, zero_std_threshold: float) -> Learning:
+    """Return the verdict after `step` steps. Its message is the same in each step of a series. `limit`:
+    schedule.maxStepsWithoutSignal."""
     if step > 0 and counts.without_advantage == 0:
         message = "the last step had advantages"
         return Learning(is_learning=True, reason=LearningReason.ADVANTAGES_FOUND, message=message)
@@ -84,18 +83,18 @@ def judge(counts: StepsWithoutSignal, step: int, spec: RLJobSpec) -> Learning:
     message = (
         f"since step {first} no sample has had an advantage, so the model learns nothing: the scores of each group are "
         "equal or invalid, or differ by at most algorithm.zeroStdThreshold "
-        f"({spec.algorithm.zero_std_threshold:g}); change the rewards or their weights so that they distinguish "
+        f"({zero_std_threshold:g}); change the rewards or their weights so that they distinguish "
         "answers, use easier prompts, or raise algorithm.groupSize"
     )
     return Learning(is_learning=False, reason=LearningReason.NO_ADVANTAGES, message=message)
 
 
-def describe_failure(counts: StepsWithoutSignal, problems: Sequence[DriverProblem], spec: RLJobSpec) -> str:
+def describe_failure(counts: StepsWithoutSignal, problems: Sequence[DriverProblem], rewards: Sequence[Reward]) -> str:
     """Return why a job without valid samples fails, with its most frequent problems. The first word is the field."""
     top = sorted(problems, key=lambda problem: -problem.count)[:_MAX_REASONS]
     reasons = [f"{each.count} x {each.reason} of {_name(each)}: {each.message}" for each in top]
     return (
-        f"{_field(top, spec)}: no sample of the last {counts.without_valid} steps has a valid score, so the model "
+        f"{_field(top, rewards)}: no sample of the last {counts.without_valid} steps has a valid score, so the model "
         f"learned nothing: {'; '.join(reasons) or 'no weighted sum of scores is finite'}; fix that, or set "
         "spec.schedule.maxStepsWithoutSignal to 0 to continue regardless"
     )
@@ -105,11 +104,11 @@ def _name(problem: DriverProblem) -> str:
     return problem.reward if is_field(problem) else f"reward {problem.reward}"
 
 
-def _field(problems: Sequence[DriverProblem], spec: RLJobSpec) -> str:
+def _field(problems: Sequence[DriverProblem], rewards: Sequence[Reward]) -> str:
     """Return the path of the reward with the most frequent problem, or of what failed."""
     if problems and is_field(problems[0]):
         return problems[0].reward
-    for index, reward in enumerate(spec.rewards):
+    for index, reward in enumerate(rewards):
         if problems and reward.name == problems[0].reward:
             return f"spec.rewards[{index}]" + (f".{reward.kind}" if reward.kind else "")
-    return "spec.rewards" if spec.rewards else "spec.agent"
+    return "spec.rewards" if rewards else "spec.agent"

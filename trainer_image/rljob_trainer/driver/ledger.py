@@ -6,87 +6,115 @@ or an evaluation is complete, together with its line in metrics.jsonl. A checkpo
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from rljob_api.manifest.job import RLJobSpec
-from rljob_api.wire.protocol import AgentStatus, BusyShares, RolloutWeights, ScheduleStatus, WeightManifest
+from rljob_api.errors import UserError
+from rljob_api.manifest.job_sections import Model
+from rljob_api.manifest.schedule import Schedule
+from rljob_api.run.folder import FILE_DRIVER_SUMMARY, FILE_METRICS
+from rljob_api.run.metrics import (
+    AgentNumbers,
+    AnyRecord,
+    CheckpointRecord,
+    EpisodeNumbers,
+    EvaluationRecord,
+    RewardNumbers,
+    StepRecord,
+    TurnNumbers,
+    append_record,
+)
+from rljob_api.run.summaries import DeliveryCounts
+from rljob_api.wire.protocol import (
+    AgentStatus,
+    BusyShares,
+    EnginesReport,
+    RolloutWeights,
+    ScheduleStatus,
+    WeightManifest,
+)
+from rljob_inputs.models.adapters import EXPORTED_ADAPTER, MIN_MERGED_SHARE
+from rljob_trainer.algorithms.base import AlgorithmCode
 from rljob_trainer.driver.checkpointer import CheckpointSeconds
 from rljob_trainer.driver.evaluation import EvaluationResult
 from rljob_trainer.driver.learning import StepsWithoutSignal, classify_step, count_last_skipped
+from rljob_trainer.driver.merging import describe_loss, judge_merging
 from rljob_trainer.driver.mismatch import NUM_STEPS, judge_mismatch
 from rljob_trainer.driver.overlong import judge_overlong
+from rljob_trainer.driver.reports import Reports
 from rljob_trainer.driver.role_clock import Phase, PhaseClock, RoleClock
-from rljob_trainer.driver.status import StatusBoard
-from rljob_trainer.driver.train_lane import TrainLane
+from rljob_trainer.driver.train_lane import LaneState
 from rljob_trainer.driver.updates import StepOutcome
 from rljob_trainer.episodes.progress import CollectionProgress
+from rljob_trainer.episodes.types import Group
+from rljob_trainer.history.disk import RunDisk
 from rljob_trainer.history.metrics import (
-    Record,
-    append_line,
-    count_invalid,
     count_staleness,
-    flatten,
     mean,
-    summarize_conversations,
-    summarize_lengths,
+    summarize_episodes,
+    summarize_rewards,
     summarize_schedule,
-    summarize_step,
+    summarize_updates,
 )
-from rljob_trainer.history.prometheus import PrometheusMetrics
-from rljob_trainer.history.run_state import FILE_METRICS, History, write_summary
-from rljob_trainer.history.tracking import Trackers
-from rljob_trainer.history.trajectory_log import Decode, TrajectoryLog
+from rljob_trainer.history.run_state import History, write_summary
+from rljob_trainer.history.run_time import Cause, RunTime, read_run_time, write_run_time
+from rljob_trainer.history.trajectory_log import TrajectoryLog
 from rljob_trainer.history.versions import find_model_commit
 
 log = logging.getLogger(__name__)
 
-_SHOWN = (
-    *("step", "reward", "tokens_per_second", "step_seconds"),
-    *("reward_latency_p50_seconds", "reward_latency_p95_seconds"),
-)
-"""Fields of a step's record that the status has, too."""
-
-
-@dataclass(frozen=True)
-class Reports:
-    """Where a run reports to."""
-
-    board: StatusBoard
-    trackers: Trackers
-    prometheus: PrometheusMetrics
-    decode: Decode | None = None
-    """Shows the tokens of conversations in the trajectory log."""
+_GPU_PHASES = ("generate", "update", "publish", "sleep", "wake", "sync")
 
 
 class Ledger:
     """The books of one trainer group; it continues the history of a checkpoint."""
 
     def __init__(
-        self, spec: RLJobSpec, run_dir: Path, history: History, reports: Reports, roles: RoleClock, phases: PhaseClock
+        self,
+        run_dir: Path,
+        history: History,
+        reports: Reports,
+        roles: RoleClock,
+        phases: PhaseClock,
+        *,
+        algorithm: AlgorithmCode,
+        schedule: Schedule,
+        model: Model,
+        trajectory_bytes: int,
+        disk: RunDisk,
     ) -> None:
-        """`roles`, `phases`: which the lanes feed, too."""
+        """`roles`, `phases`: which the lanes feed, too. `trajectory_bytes`: spec.tracking.trajectoriesSize."""
         self.history = history
         self.weight_digests: dict[str, str] = {}
         self.export: Path | None = None
-        self._spec, self._run_dir = spec, run_dir
+        self.export_merged_share: float | None = None
+        """How much of the adapters' update the weights of the export have."""
+        self._run_dir, self._algorithm, self._model = run_dir, algorithm, model
         self._board, self._trackers, self._prometheus = reports.board, reports.trackers, reports.prometheus
         self._roles, self._phases = roles, phases
         self._step_started_at = time.monotonic()
-        self._recent: deque[Record] = deque(maxlen=NUM_STEPS)
-        self._warnings = ("", "")
+        self._recent: deque[StepRecord] = deque(maxlen=NUM_STEPS)
+        self._warnings = ("", "", "")
         self._served: dict[str, RolloutWeights] = {}
-        self.trajectories = TrajectoryLog(run_dir, spec.tracking.trajectories_mib, reports.decode)
+        self._merged_share: float | None = None
+        self._turns = TurnNumbers()
+        """Those of the step."""
+        self._tracked: dict[str, DeliveryCounts] = {}
+        self._time, self._has_begun = self._resume_time(), False
+        self.disk = disk
+        self.trajectories = TrajectoryLog(run_dir, trajectory_bytes, reports.decode, disk)
         """The driver flushes it before a checkpoint, which counts its samples."""
         self._trackers.restart_at(history.step)
-        self._board.update(step=history.step, total_steps=spec.schedule.steps, accuracy=history.accuracy_after)
-        schedule = ScheduleStatus(type=spec.schedule.type, max_staleness=spec.schedule.staleness)
-        self._board.update(schedule=schedule.model_dump())
+        self._board.update(step=history.step, total_steps=schedule.steps, accuracy=history.accuracy_after)
+        status = ScheduleStatus(type=schedule.type, max_staleness=schedule.staleness)
+        self._board.update(schedule=status.model_dump())
         self._board.update(restarts=dict(history.restarts), num_invalid=sum(history.invalid_by_reason.values()))
 
     @contextmanager
@@ -114,48 +142,92 @@ class Ledger:
 
     def begin_step(self) -> None:
         self._close_phases()  # of evaluation and checkpoint, between two steps
+        self._has_begun = True
+        self._turns = TurnNumbers()
         self._step_started_at = time.monotonic()
         self._roles.reset(self._step_started_at)
 
+    def lose(self, cause: Cause, seconds: float) -> None:
+        """Say for what the last `seconds` were lost, such as an outage, whatever their phase."""
+        self._time.add(cause, seconds)
+
+    @contextmanager
+    def until_end(self) -> Iterator[None]:
+        """Within, the driver works. What follows on its orderly end is the time of the queue, and not of a restart."""
+        try:
+            yield
+        except (asyncio.CancelledError, UserError):
+            self._end_time()
+            raise
+        self._end_time()
+
+    def _end_time(self) -> None:
+        self._time.has_ended = True
+        self._close_phases()
+
+    def _resume_time(self) -> RunTime:
+        """Count the time since the last driver, or the last trainer group."""
+        now, taken, trained = time.time(), self._take_phases(), self.history.trained_seconds
+        found = read_run_time(self._run_dir)
+        if found is None:
+            found = RunTime(trained=trained, until=now - sum(taken.values()))
+            found.close(taken, "start")
+        else:
+            found.resume(now, taken.get("starting", 0.0), trained)
+        return found
+
     def _close_phases(self) -> dict[str, float]:
+        closed = self._take_phases()
+        self._time.close(closed, None if self._has_begun else "start")
+        self._board.update(training_share=self._time.share, lost_seconds=dict(self._time.lost.items()))
+        write_run_time(self._run_dir, self._time)
+        return closed
+
+    def _take_phases(self) -> dict[str, float]:
         closed: dict[str, float] = dict(self._phases.take(time.monotonic()).items())
         for name, seconds in closed.items():
             self.history.phase_seconds[name] = self.history.phase_seconds.get(name, 0.0) + seconds
             self._prometheus.phases.labels(name).inc(seconds)
         return closed
 
+    def record_turn(self, seconds: Mapping[str, float], num_bytes: Mapping[str, int], report: EnginesReport) -> None:
+        """Record a change of turns, of the step or before the first one."""
+        self._turns = TurnNumbers(
+            turn_seconds={**self._turns.turn_seconds, **seconds},
+            device_bytes={**self._turns.device_bytes, **num_bytes},
+            num_engine_restarts=report.num_restarts,
+        )
+
+    def record_published(self, manifest: WeightManifest) -> None:
+        self._merged_share = manifest.merged_share
+
     def record_weights(self, manifest: WeightManifest, served: dict[str, RolloutWeights]) -> None:
         self._served = served
         self.weight_digests = {"trainer": manifest.checksum} | {a: weights.checksum for a, weights in served.items()}
 
-    def record_step(self, outcome: StepOutcome, lane: TrainLane) -> None:
-        """Record a step, once its weights are published. Between two steps, so that `lane` fits the weights."""
-        record, history = self._describe_step(outcome, lane.progress), self.history
-        for name, num_versions in record["reward_versions"].items():
+    async def record_step(self, outcome: StepOutcome, lane: LaneState, progress: CollectionProgress) -> None:
+        """Record a step, once its weights are published. `lane`: which fits them, between two steps. Waits while the
+        disk has no room."""
+        record, history = await self._describe_step(outcome, progress), self.history
+        for name, num_versions in record.reward_versions.items():
             if num_versions > 1:
-                log.warning("step %d: scored by %d versions of reward %s", record["step"], num_versions, name)
-        self.trajectories.record("train", record["step"], outcome.groups)
-        self._commit(record)
-        history.step = record["step"]
-        history.lane = lane.snapshot().model_dump(mode="json")
-        history.step_rewards.append(record["reward"])
-        history.prompts_trained.append([group.prompt.index for group in outcome.groups])
-        history.samples_trained += record["num_samples"] - record["num_masked"]
-        history.pause_seconds += [] if record["pause_seconds"] is None else [record["pause_seconds"]]
-        history.transfer_seconds += [] if record["transfer_seconds"] is None else [record["transfer_seconds"]]
-        measured = [update.logprob_difference for update in outcome.updates if update.trained_share]
-        history.logprob_difference += measured[:1]
+                log.warning("step %d: scored by %d versions of reward %s", record.step, num_versions, name)
+        self.trajectories.record("train", record.step, outcome.groups)
+        await self._commit(record, outcome.groups)
+        history.step, history.trained_seconds = record.step, self._time.trained
+        history.lane = lane.model_dump(mode="json")
+        history.samples_trained += record.num_samples - record.num_masked
         counts = self.steps_without_signal.after(classify_step(record))
         history.steps_without_valid, history.steps_without_advantage = counts
         history.skipped_updates = count_last_skipped(outcome.updates, history.skipped_updates)
         self._warn(record)
         self._show_step(record)
 
-    def _warn(self, record: Record) -> None:
+    def _warn(self, record: StepRecord) -> None:
         """Log what has begun to go wrong in this step."""
         self._recent.append(record)
-        before = self._warnings
-        self._warnings = judge_mismatch(list(self._recent)), judge_overlong(record, self._spec)
+        before, settings = self._warnings, self._algorithm.settings
+        self._warnings = judge_mismatch(list(self._recent)), judge_overlong(record, settings), judge_merging(record)
         for text, text_before in zip(self._warnings, before, strict=True):
             if text and not text_before:
                 log.warning("%s", text)
@@ -164,93 +236,163 @@ class Ledger:
     def steps_without_signal(self) -> StepsWithoutSignal:
         return StepsWithoutSignal(self.history.steps_without_valid, self.history.steps_without_advantage)
 
-    def _describe_step(self, outcome: StepOutcome, progress: CollectionProgress) -> Record:
-        spec, step, served, now = self._spec, self.history.step + 1, self._served.values(), time.monotonic()
+    async def _describe_step(self, outcome: StepOutcome, progress: CollectionProgress) -> StepRecord:
+        step, served, now, ended_at = self.history.step + 1, self._served.values(), time.monotonic(), time.time()
         generating, shares = self._roles.busy_seconds(now)["rollouts"], self._roles.shares(now)
-        num_tokens = sum(episode.num_sampled for episode in progress.episodes)
-        staleness = count_staleness((e for group in outcome.groups for e in group.episodes), self.history.step)
-        return {
-            "type": "step",
-            "step": step,
-            "time": time.time(),
-            **summarize_step(outcome.groups, outcome.updates, list(progress.latency_by_sample.values()), spec),
-            "tokens_per_second": num_tokens / generating if generating and num_tokens else None,
-            "pause_seconds": mean(weights.pause_seconds for weights in served),
-            "transfer_seconds": mean(weights.transfer_seconds for weights in served),
-            "weight_version": step,
-            "num_rollouts": len(served),
-            **summarize_schedule(staleness, dict(shares.items()), outcome.num_replaced),
-            "phase_seconds": self._close_phases(),
-            "step_seconds": now - self._step_started_at,
-        }
+        phases, latencies = self._close_phases(), list(progress.latency_by_sample.values())
+        generated = list(progress.episodes)
+        # They read each token or each episode, and others wait for the loop.
+        found = await asyncio.to_thread(_summarize_groups, outcome.groups, latencies, self._algorithm, step - 1)
+        num_tokens = await asyncio.to_thread(lambda: sum(episode.num_sampled for episode in generated))
+        return StepRecord(
+            step=step,
+            time=ended_at,
+            # StepRecord inherits from these types, so it has each of their fields.
+            **vars(found.episodes),
+            **vars(found.rewards),
+            **vars(
+                summarize_updates(outcome.updates, has_reference=self._algorithm.settings.algorithm.kl.coefficient > 0)
+            ),
+            **vars(summarize_schedule(found.staleness, dict(shares.items()), outcome.num_replaced)),
+            **vars(self._turns),
+            tokens_per_second=num_tokens / generating if generating and num_tokens else None,
+            pause_seconds=mean(weights.pause_seconds for weights in served),
+            transfer_seconds=mean(weights.transfer_seconds for weights in served),
+            weight_version=step,
+            merged_share=self._merged_share,
+            num_rollouts=len(served),
+            phase_seconds=phases,
+            step_seconds=now - self._step_started_at,
+            prompts=[group.prompt.index for group in outcome.groups],
+            training_share=self._time.share,
+            lost_seconds=dict(self._time.lost.items()),
+        )
 
-    def record_evaluation(self, outcome: EvaluationResult) -> None:
-        history = self.history
+    async def record_evaluation(self, outcome: EvaluationResult) -> None:
+        history, accuracy = self.history, outcome.accuracy
         episodes = [episode for group in outcome.groups for episode in group.episodes]
-        invalid = dict(count_invalid(episodes))
-        record: Record = {
-            "type": "eval",
-            "step": outcome.step,
-            "time": time.time(),
-            "accuracy": outcome.accuracy,
-            "means": outcome.means,
-            "num_samples": len(episodes),
-            "num_invalid": sum(invalid.values()),
-            "invalid_by_reason": invalid,
-            **summarize_lengths(episodes),
-            **summarize_conversations(episodes),
-            "seconds": outcome.seconds,
-        }
+        numbers = await asyncio.to_thread(summarize_episodes, episodes)
+        record = EvaluationRecord(
+            step=outcome.step,
+            time=time.time(),
+            **vars(numbers),
+            accuracy=accuracy.value,
+            means={**outcome.means},
+            num_failed=accuracy.num_failed,
+            num_left_out=accuracy.num_left_out,
+            seconds=outcome.seconds,
+        )
         self.trajectories.record("eval", outcome.step, outcome.groups)
-        self._commit(record)
+        await self._commit(record, outcome.groups)
         if outcome.step == 0:
-            history.accuracy_before, history.eval_before = outcome.accuracy, outcome.means
-        history.accuracy_after, history.eval_after = outcome.accuracy, outcome.means
+            history.accuracy_before, history.eval_before = accuracy.value, record.means
+        history.accuracy_after, history.eval_after = accuracy.value, record.means
         history.evaluated_at = outcome.step
-        self._board.update(accuracy=outcome.accuracy)
-        log.info("step %d: accuracy %s, %s", outcome.step, outcome.accuracy, outcome.means)
+        self._board.update(accuracy=accuracy.value)
+        log.info(
+            "step %d: accuracy %s (%d failed, %d left out), %s",
+            *(outcome.step, accuracy.value, accuracy.num_failed, accuracy.num_left_out, outcome.means),
+        )
+
+    def record_export(self, folder: Path, merged_share: float | None) -> None:
+        self.export, self.export_merged_share = folder, merged_share
+        if merged_share is not None and merged_share < MIN_MERGED_SHARE:
+            log.warning(
+                "%s: its merged weights have %.0f%% of the adapters' update, and %s the whole update; %s",
+                folder, 100 * merged_share, folder / EXPORTED_ADAPTER, describe_loss(),
+            )  # fmt: skip
 
     def record_checkpoint(self, seconds: CheckpointSeconds) -> None:
         """Record a complete checkpoint. Later steps may have ended."""
-        self._trackers.log("checkpoint", seconds.step, {"wait_seconds": seconds.wait, "write_seconds": seconds.write})
+        self._track(CheckpointRecord(step=seconds.step, wait_seconds=seconds.wait, write_seconds=seconds.write))
         log.info("checkpoint of step %d: training waited %.1f s, written in %.1f s", *vars(seconds).values())
 
-    def write_summary(self) -> None:
+    async def write_summary(self) -> None:
         self._close_phases()
-        write_summary(
+        write = partial(
+            write_summary,
             self._run_dir,
             self.history,
             weight_digests=self.weight_digests,
             export=self.export,
-            model_commit=find_model_commit(self._spec.model),
+            export_merged_share=self.export_merged_share,
+            model_commit=find_model_commit(self._model),
+            trackers=self._tracked,
+            time=self._time,
         )
+        await self.disk.write(self._run_dir / FILE_DRIVER_SUMMARY, write)
 
-    def _commit(self, record: Record) -> None:
-        history = self.history
-        append_line(self._run_dir / FILE_METRICS, record)
-        numbers = flatten({name: value for name, value in record.items() if name not in ("step", "time")})
-        self._trackers.log(record["type"], record["step"], numbers)
-        num_failed = sum(record.get("agent", {}).get("failures", {}).values())
-        history.rewards_served += (record["num_samples"] - num_failed) * len(self._spec.rewards)
-        history.invalid_by_reason = dict(Counter(history.invalid_by_reason) + Counter(record["invalid_by_reason"]))
+    async def flush_trackers(self) -> None:
+        """Give the trackers some seconds for what they have not sent, for the summary."""
+        self._tracked = await self._trackers.flush()
+
+    def _track(self, record: AnyRecord, groups: Sequence[Group] = ()) -> None:
+        self._prometheus.log(record)
+        self._trackers.log(record, groups)
+
+    async def _commit(self, record: StepRecord | EvaluationRecord, groups: Sequence[Group]) -> None:
+        history, metrics = self.history, self._run_dir / FILE_METRICS
+        await self.disk.write(metrics, lambda: append_record(metrics, record))
+        self._track(record, groups)
+        num_failed = sum(record.agent.failures.values()) if record.agent else 0
+        history.rewards_served += (record.num_samples - num_failed) * len(self._algorithm.settings.rewards)
+        history.invalid_by_reason = dict(Counter(history.invalid_by_reason) + Counter(record.invalid_by_reason))
         self._board.update(num_invalid=sum(history.invalid_by_reason.values()))
 
-    def _show_step(self, record: Record) -> None:
-        phases = record["phase_seconds"]
-        gpu_seconds = sum(phases.get(name, 0.0) for name in ("generate", "update", "publish", "sync"))
+    def _show_step(self, record: StepRecord) -> None:
+        phases = record.phase_seconds
+        gpu_seconds = sum(phases.get(name, 0.0) for name in _GPU_PHASES)
         schedule = self._board.status.schedule.model_copy(
             update={
-                "trained_staleness_mean": record["staleness_mean"],
-                "trained_staleness_max": record["staleness_max"],
-                "busy": BusyShares(**record["busy_shares"]),
+                "trained_staleness_mean": record.staleness_mean,
+                "trained_staleness_max": record.staleness_max,
+                "busy": BusyShares(**record.busy_shares),
             }
         )
-        agent = record.get("agent") or {}
-        self._board.update(agent={name: agent[name] for name in AgentStatus.model_fields if name in agent})
-        shown = {name: record[name] for name in _SHOWN}
-        self._board.update(gpu_seconds_per_step=gpu_seconds, schedule=schedule.model_dump(), **shown)
+        self._board.update(
+            step=record.step,
+            reward=record.reward,
+            tokens_per_second=record.tokens_per_second,
+            step_seconds=record.step_seconds,
+            reward_latency_p50_seconds=record.reward_latency_p50_seconds,
+            reward_latency_p95_seconds=record.reward_latency_p95_seconds,
+            gpu_seconds_per_step=gpu_seconds,
+            schedule=schedule.model_dump(),
+            agent=_show_agent(record.agent or AgentNumbers()).model_dump(),
+        )
         log.info(
             "step %d: reward %s, invalid %d, logprob difference %s, %.1f s",
-            record["step"], record["reward"], record["num_invalid"], record.get("logprob_difference"),
-            record["step_seconds"],
+            record.step, record.reward, record.num_invalid, record.logprob_difference, record.step_seconds,
         )  # fmt: skip
+
+
+class _Summaries(NamedTuple):
+    """What the groups of a step say."""
+
+    episodes: EpisodeNumbers
+    rewards: RewardNumbers
+    staleness: Counter[int]
+
+
+def _summarize_groups(
+    groups: Sequence[Group], latencies: Sequence[float], algorithm: AlgorithmCode, finished_steps: int
+) -> _Summaries:
+    episodes = [episode for group in groups for episode in group.episodes]
+    return _Summaries(
+        summarize_episodes(episodes),
+        summarize_rewards(groups, latencies, algorithm),
+        count_staleness(episodes, finished_steps),
+    )
+
+
+def _show_agent(numbers: AgentNumbers) -> AgentStatus:
+    return AgentStatus(
+        turns_mean=numbers.turns_mean,
+        turn_reward_mean=numbers.turn_reward_mean,
+        tool_calls_mean=numbers.tool_calls_mean,
+        user_seconds_mean=numbers.user_seconds_mean,
+        segments_mean=numbers.segments_mean,
+        segments_by_cause=numbers.segments_by_cause,
+        episodes_by_end=numbers.episodes_by_end,
+        failures=numbers.failures,
+    )

@@ -4,57 +4,19 @@ services of the agent. Pure."""
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
-from rljob_api.manifest.job import RLJobSpec
 from rljob_api.wire.protocol import DriverStatus
-from rljob_trainer.calls.demand import AgentForecaster, OpenEpisodes
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.evaluation import EvalLane
 from rljob_trainer.driver.train_lane import TrainLane
 from rljob_trainer.episodes.progress import CollectionProgress
-from rljob_trainer.rewards.forecast import DemandForecaster
+from rljob_trainer.services.demand import Forecaster, OpenEpisodes
 
 _COLLECTING = ("generate", "score", "evaluate")
 
 
-@dataclass(frozen=True)
-class Forecasters:
-    """Predict demand from the last steps."""
-
-    rewards: DemandForecaster
-    agent: AgentForecaster
-
-    @classmethod
-    def of(cls, spec: RLJobSpec) -> Forecasters:
-        return cls(DemandForecaster.of(spec), AgentForecaster.of(spec))
-
-    def record_begin(self, collector: Collector) -> None:
-        """Record the begin of a step."""
-        now = time.monotonic()
-        self.rewards.record_begin(now)
-        self.agent.record_begin(collector.services.loads() if collector.services else {}, now)
-
-    def record_interruption(self) -> None:
-        """Record that the trainers died."""
-        self.rewards.record_interruption()
-        self.agent.record_interruption()
-
-    def record_end(
-        self,
-        progress: CollectionProgress,
-        collector: Collector,
-        update_seconds: float,
-        pipeline_seconds: float | None = None,
-    ) -> None:
-        """Record a step with its updates. `pipeline_seconds`: as for `DemandForecaster.record_end`."""
-        self.rewards.record_end(progress, update_seconds, pipeline_seconds)
-        loads = collector.services.loads() if collector.services else {}
-        self.agent.record_end(progress, loads, pipeline_seconds)
-
-
 def describe_live(
-    status: DriverStatus, lanes: tuple[TrainLane, EvalLane] | None, collector: Collector, forecasters: Forecasters
+    status: DriverStatus, lanes: tuple[TrainLane, EvalLane] | None, collector: Collector, forecaster: Forecaster
 ) -> DriverStatus:
     """`lanes`: of the trainer group; None while none is ready."""
     train, held_out = lanes or (None, None)
@@ -63,17 +25,18 @@ def describe_live(
     now, progress = time.monotonic(), open_train or open_eval or CollectionProgress()
     is_last = status.phase == "done" or (train is not None and train.num_collected >= status.total_steps > 0)
     is_open = progress in (open_train, open_eval)
-    forecast = forecasters.rewards.predict(progress, now, is_open=is_open, is_last=is_last)
+    forecast = forecaster.predict_scores(progress, now, is_open=is_open, is_last=is_last)
     if open_train and open_eval:
         forecast = forecast.plus(open_eval.num_samples, open_eval.num_unscored)
     status.demand = collector.rewards.demand(forecast)
-    if collector.services is not None:
-        episodes = _find_episodes(status, lanes)
-        status.demand |= forecasters.agent.demands(forecasters.agent.predict(episodes, now), collector.services.loads())
+    episodes = forecaster.predict_episodes(_find_episodes(status, lanes), now)
+    status.demand |= {name: forecaster.demand_on(name, load, episodes) for name, load in collector.loads().items()}
     if train is None or status.phase == "done":
         return status
     status.phase = collector.phases.phase
     status.schedule = train.describe(status.schedule)
+    if status.phase in ("sleep", "wake"):
+        return status  # which says what the rollouts of a Pod wait for
     is_collecting = status.phase in _COLLECTING
     waits = collector.rollouts.describe_wait() if is_collecting or status.phase == "sync" else ""
     if is_collecting:

@@ -8,29 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rljob_trainer.history.metrics import Record
+from rljob_api.run.metrics import StepRecord
 
 NUM_STEPS = 3
 """Consecutive steps that must agree: the numbers of a single step are noisy."""
 MAX_MISMATCH_KL = 0.01
-"""Of the mean k3 estimate per token. At 0.01 the log-probs of a token differ by 0.14 (root mean square); in bf16, with
-the same weights, their mean difference is 0.016 to 0.046 (make demo)."""
+"""Limit of the mean k3 estimate per token. At 0.01 the log-probs of a token differ by 0.14 (root mean square); in bf16,
+with the same weights, their mean difference is 0.016 to 0.046 (make demo)."""
 MIN_EFFECTIVE_SAMPLE_SHARE = 0.5
 """Below it, half of the tokens contribute nothing. verl's guide warns at 0.3, when a run already suffers."""
 
 
-def judge_mismatch(history: Sequence[Record]) -> str:
+def judge_mismatch(history: Sequence[StepRecord]) -> str:
     """Return a warning for the log, or an empty text while all is well or unknown.
 
-    `history`: the records of the last steps (history.metrics: summarize_step and summarize_schedule), newest last. Call
-    it once per step, with at least NUM_STEPS records. The text has the newest numbers, so it changes with each step of
-    a drift: log it when the text before it was empty.
+    `history`: the records of the last steps, newest last. Call it once per step, with at least NUM_STEPS records. The
+    text has the newest numbers, so it changes with each step of a drift: log it when the text before it was empty.
     """
     recent = history[-NUM_STEPS:]
     if len(recent) < NUM_STEPS:
         return ""
     problems = []
-    kl, share = _numbers(recent, "mismatch_kl"), _numbers(recent, "effective_sample_share")
+    kl = _all_known([record.mismatch_kl for record in recent])
+    share = _all_known([record.effective_sample_share for record in recent])
     if min(kl, default=0.0) > MAX_MISMATCH_KL:
         problems.append(f"the mismatch KL is {kl[-1]:.3g} (expected: at most {MAX_MISMATCH_KL:g})")
     if max(share, default=1.0) < MIN_EFFECTIVE_SAMPLE_SHARE:
@@ -39,9 +39,9 @@ def judge_mismatch(history: Sequence[Record]) -> str:
         )
     if not problems:
         return ""
-    is_stale = any(record.get("staleness_max") for record in recent)
+    is_stale = any(record.staleness_max for record in recent)
     return (
-        f"in steps {recent[0]['step']} to {recent[-1]['step']} the trainer and the rollouts disagreed about the "
+        f"in steps {recent[0].step} to {recent[-1].step} the trainer and the rollouts disagreed about the "
         f"probabilities of tokens: {' and '.join(problems)}; {_STALE_REMEDY if is_stale else _EXACT_REMEDY}"
     )
 
@@ -52,11 +52,12 @@ _STALE_REMEDY = (
 )
 _EXACT_REMEDY = (
     "both had the same weights, so their numbers differ: remove quantization and other approximations from "
-    "rollout.extraArgs, compare trainer.dtype with the rollouts' dtype, or try float32 for both; see docs/monitoring.md"
+    "rollout.extraArgs, compare trainer.dtype with the rollouts' dtype, or set trainer.headDtype or trainer.dtype to "
+    "float32, which apply to both; see docs/monitoring.md"
 )
 
 
-def _numbers(records: Sequence[Record], name: str) -> list[float]:
-    """Return the values of all records; nothing if one of them is unknown."""
-    values = [record.get(name) for record in records]
-    return [] if None in values else [float(value) for value in values if value is not None]
+def _all_known(values: Sequence[float | None]) -> list[float]:
+    """Return the values; nothing if one of them is unknown."""
+    known = [value for value in values if value is not None]
+    return known if len(known) == len(values) else []

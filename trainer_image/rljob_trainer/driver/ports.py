@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 from rljob_api.errors import TransientError
-from rljob_api.wire.protocol import WeightManifest
+from rljob_api.wire.protocol import EnginesReport, HungPart, WeightManifest
 from rljob_trainer.episodes.types import TokenFacts, TrainRow, UpdateMetrics, UpdateVersions
 from rljob_trainer.failures.devices import GpuFaultError
+from rljob_trainer.run_folder.file_facts import Checkpoint, FileFacts
 
 
 class TrainerGroupDiedError(TransientError):
@@ -22,6 +23,16 @@ class TrainerGroupDiedError(TransientError):
     """Whose GPU does not work, if that is why."""
     out_of_memory: str = ""
     """A message for the user, if an update ran out of device memory."""
+    hung: tuple[HungPart, ...] = ()
+    """The ranks that hung, if that is why."""
+
+
+class FreedMemory(NamedTuple):
+    """Bytes that all ranks hold of their devices; without GPUs, their resident memory."""
+
+    before: int
+    """What an update needs."""
+    after: int
 
 
 class Trainer(Protocol):
@@ -52,16 +63,64 @@ class Trainer(Protocol):
         which they write to `folder`. Call `saved` before the next one."""
         ...
 
-    async def saved(self) -> None:
-        """Wait until all ranks have written what `save` began. Unlike the other methods, it may run next to one."""
+    async def saved(self) -> dict[str, FileFacts]:
+        """Wait until all ranks have written what `save` began. Return their files, by path below the folder. Unlike the
+        other methods, it may run next to one."""
         ...
 
-    async def export(self, folder: Path, tokenizer_source: str) -> None: ...
+    async def export(self, folder: Path, tokenizer_source: str) -> float | None:
+        """Write the model in Hugging Face format. Return how much of the adapters' update its merged weights have; None
+        without adapters."""
+        ...
+
+    async def free(self) -> FreedMemory:
+        """Move weights and optimizer state to host memory, and free the device's for the rollouts that share it.
+        Publish before it; save and export also work after it. Does nothing the second time."""
+        ...
+
+    async def restore(self) -> None:
+        """Undo `free`, before the next inspect, accumulate or publish. Does nothing without it."""
+        ...
+
     async def watch(self) -> NoReturn: ...
     async def close(self) -> None: ...
 
 
-class StartTrainer(Protocol):
-    """Returns a trainer group that is ready. `report` gets what the start waits for."""
+class Engines(Protocol):
+    """The rollouts in the trainer's Pods, as one. A method returns once all Pods have confirmed. It may be repeated. It
+    raises TransientError if a Pod does not confirm in the time that rollouts have to start."""
 
-    async def __call__(self, *, generation: str, checkpoint: Path | None, report: Callable[[str], None]) -> Trainer: ...
+    async def sleep(self) -> EnginesReport:
+        """Free the memory of their devices. Requests in flight are aborted."""
+        ...
+
+    async def wake(self, manifest: WeightManifest) -> EnginesReport:
+        """Let those that sleep get their memory back and load `manifest`, which must be announced, and let those that
+        have died start. RolloutClient.sync waits for the load."""
+        ...
+
+
+class Turns(Protocol):
+    """Who works on the devices: the trainer, or the rollouts that share its Pods.
+
+    A group's ranks start while the rollouts sleep, so it begins with the trainer's turn.
+    """
+
+    async def give_to_trainer(self) -> None:
+        """Return once no completion of the step or of an evaluation is open, the rollouts sleep, and the trainer can
+        work."""
+        ...
+
+    async def give_to_rollouts(self, manifest: WeightManifest) -> None:
+        """Return once the trainer's state has left the devices, and the rollouts are awake to load `manifest`. It must
+        be announced."""
+        ...
+
+
+class StartTrainer(Protocol):
+    """Returns a trainer group that is ready. `report` gets what the start waits for. Raises DamagedCheckpointError if
+    the ranks find other files than they have written."""
+
+    async def __call__(
+        self, *, generation: str, checkpoint: Checkpoint | None, report: Callable[[str], None]
+    ) -> Trainer: ...

@@ -1,4 +1,5 @@
-"""The first reasons for which samples have no valid score, or worked without their sandbox. Pure.
+"""The first reasons for which samples have no valid score, or worked without their sandbox; and damaged checkpoints.
+Pure.
 
 Invariant: bounded in number and length, whatever user code raises. A message that differs from an earlier one only in
 numbers and quoted values is of the same kind.
@@ -7,11 +8,11 @@ numbers and quoted values is of the same kind.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from rljob_api.wire.protocol import MAX_PROBLEM_LENGTH, MAX_PROBLEMS, DriverProblem, InvalidReason
+from rljob_api.wire.protocol import FIELD_CHECKPOINT, MAX_PROBLEM_LENGTH, MAX_PROBLEMS, DriverProblem, InvalidReason
 from rljob_api.wire.text import clean_line
-from rljob_trainer.episodes.types import Episode, Group
+from rljob_trainer.episodes.types import Episode, Group, failed_as
 
 _VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|\d+(?:\.\d+)?")
 _PLACE = re.compile(r"\S+:\d+: ")
@@ -21,6 +22,7 @@ _PLACE = re.compile(r"\S+:\d+: ")
 class ProblemLog:
     def __init__(self) -> None:
         self._found: dict[tuple[str, ...], DriverProblem] = {}
+        self._damaged: dict[str, DriverProblem] = {}
 
     @property
     def all(self) -> list[DriverProblem]:
@@ -30,7 +32,14 @@ class ProblemLog:
     @property
     def failures(self) -> list[DriverProblem]:
         """Those to show: a reward that abstains does so on purpose. A program without any reward is an error."""
-        return [each for each in self.all if each.reason != InvalidReason.ABSTAINED or is_field(each)]
+        found = [each for each in self.all if each.reason != InvalidReason.ABSTAINED or is_field(each)]
+        return [*self._damaged.values(), *found][:MAX_PROBLEMS]
+
+    def record_damaged(self, step: int, checkpoints: Mapping[str, str]) -> None:
+        """`checkpoints`: why each damaged one is, by the name of its folder. `step`: from which the job resumes."""
+        for name in checkpoints.keys() - self._damaged.keys():
+            message = clean_message(f"{checkpoints[name]}; it is kept as {name}, and the job resumed from step {step}")
+            self._damaged[name] = DriverProblem(reward=FIELD_CHECKPOINT, reason="damaged", message=message, step=step)
 
     def record(self, step: int, episode: Episode) -> list[DriverProblem]:
         """Count what failed in an episode. Return what is of a new kind."""
@@ -51,8 +60,8 @@ def _problems_of(episode: Episode) -> Iterator[tuple[str, str, str]]:
     for failure in (*([episode.failure] if episode.failure else []), *episode.sandbox_failures):
         yield failure.path, failure.reason, failure.message
     for name, result in episode.results.items():
-        if result.reason is not None:
-            yield name, str(result.reason), result.message
+        if cause := result.reason or failed_as(result):
+            yield name, str(cause), result.message
 
 
 def is_field(problem: DriverProblem) -> bool:

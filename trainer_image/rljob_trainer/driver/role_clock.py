@@ -12,6 +12,7 @@ How the driver feeds them (`now` is time.monotonic()):
     each completion of the       phases.begin("generate", now) ... phases.end("generate", now)
       step's groups
     sync, evaluate, checkpoint   phases.begin(name, now) ... phases.end(name, now)
+    changes of turns             the same with sleep and wake
     end of a step                record = {"busy_shares": roles.shares(now), "phase_seconds": phases.take(now)}
                                  roles.reset(now)
 
@@ -30,24 +31,26 @@ from rljob_api.manifest.job import ServiceKind
 
 Role = Literal["rollouts", "rewards", "trainer", "users", "tools", "runners"]
 ROLES: tuple[Role, ...] = ("rollouts", "rewards", "trainer")
-"""Of every job."""
+"""Roles of every job."""
 ROLE_OF_SERVICE: dict[ServiceKind, Role] = {"user": "users", "tool": "tools", "runner": "runners"}
 
-Phase = Literal["starting", "generate", "score", "update", "publish", "sync", "evaluate", "checkpoint"]
+Phase = Literal["starting", "generate", "score", "update", "publish", "sleep", "wake", "sync", "evaluate", "checkpoint"]
 _PRECEDENCE: tuple[Phase, ...] = (
     *("checkpoint", "publish", "update"),  # the trainer works: whatever else happens costs nothing
-    *("sync", "generate", "score", "evaluate", "starting"),
+    *("sleep", "wake"),  # neither generates nor trains
+    *("sync", "generate", "evaluate", "score", "starting"),
 )
 """If several are active, the first one gets the time. `score` is active for a whole step, so it gets what remains of
-the step: the wait for rewards. `evaluate` gets only time that no step needs, since it runs next to training."""
+the step: the wait for rewards. `evaluate` is active only while the driver waits for an evaluation, not while one runs
+next to training."""
 
 
 class RoleClock:
     """The time in which each role had work: the union of its overlapping pieces of work."""
 
-    def __init__(self, now: float, further: Collection[Role] = ()) -> None:
-        """`further`: roles of the job besides ROLES."""
-        self._roles = (*ROLES, *further)
+    def __init__(self, now: float, kinds: Collection[ServiceKind] = ()) -> None:
+        """`kinds`: of the job's services. Those of an agent are roles besides ROLES."""
+        self._roles = (*ROLES, *(role for kind, role in ROLE_OF_SERVICE.items() if kind in kinds))
         self._num_active: Counter[Role] = Counter()
         self._busy = dict.fromkeys(self._roles, 0.0)
         """Seconds since `reset`, up to `_seen_at`."""
@@ -74,6 +77,10 @@ class RoleClock:
 
     def is_working(self, role: Role) -> bool:
         return self._num_active[role] > 0
+
+    def is_idle(self) -> bool:
+        """Whether no role works."""
+        return not any(map(self.is_working, self._roles))
 
     def num_working(self, role: Role) -> int:
         """Return the number of pieces of work that are active."""

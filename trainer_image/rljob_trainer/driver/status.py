@@ -9,18 +9,20 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from rljob_api.wire.protocol import DriverStatus, WeightManifest
+from rljob_trainer.outages.registry import Outages
 
 log = logging.getLogger(__name__)
 
 
 class StatusBoard:
-    def __init__(self) -> None:
+    def __init__(self, outages: Outages | None = None) -> None:
+        """`outages`: of what the job depends on. While one lasts, it is what the driver waits for."""
         self.status = DriverStatus()
-        self.describe_live: Callable[[DriverStatus], DriverStatus] = lambda status: status
-        """Completes a snapshot with what changes by the second: the current wait, and demand."""
+        self.outages = outages or Outages()
+        self._describe: Callable[[DriverStatus], DriverStatus] = lambda status: status
         self.manifest: WeightManifest | None = None
         self._announced = asyncio.Condition()
 
@@ -38,8 +40,20 @@ class StatusBoard:
             log.info("%s", message)
         self.update(waits_for=message)
 
+    @contextlib.contextmanager
+    def live(self, describe: Callable[[DriverStatus], DriverStatus]) -> Iterator[None]:
+        """Within, `describe` completes each snapshot with what changes by the second: the current wait, and demand."""
+        before, self._describe = self._describe, describe
+        try:
+            yield
+        finally:
+            self._describe = before
+
     def snapshot(self) -> DriverStatus:
-        return self.describe_live(self.status.model_copy())
+        status = self._describe(self.status.model_copy())
+        status.outages = self.outages.report()
+        status.waits_for = self.outages.describe() or status.waits_for
+        return status
 
     async def announce(self, manifest: WeightManifest) -> None:
         async with self._announced:

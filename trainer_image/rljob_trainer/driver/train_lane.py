@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 
 from pydantic import BaseModel
 
-from rljob_api.manifest.job import RLJobSpec
+from rljob_api.manifest.schedule import Schedule
 from rljob_api.wire.protocol import ScheduleStatus
 from rljob_inputs.data.prompts import PromptSet
+from rljob_trainer.algorithms.base import AlgorithmCode
+from rljob_trainer.algorithms.rows import should_replace
 from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.driver.dispatcher import Dispatcher, DispatchState, Ticket
 from rljob_trainer.driver.schedules import StepSchedule, build_schedule
-from rljob_trainer.episodes.batches import max_replacements, should_replace
 from rljob_trainer.episodes.cursor import Cursor, take
 from rljob_trainer.episodes.progress import CollectionProgress
 from rljob_trainer.episodes.types import Group
@@ -64,22 +65,32 @@ class TrainLane:
     """Use it as a context: leaving it cancels all groups."""
 
     def __init__(
-        self, collector: Collector, prompts: PromptSet, spec: RLJobSpec, incarnation: str, state: LaneState
+        self,
+        collector: Collector,
+        prompts: PromptSet,
+        plan: CollectionPlan,
+        schedule: Schedule,
+        algorithm: AlgorithmCode,
+        state: LaneState,
+        *,
+        shuffle: bool,
+        rewards_sleep: bool = False,
     ) -> None:
-        self._collector, self._prompts, self._spec = collector, prompts, spec
-        self.schedule: StepSchedule = build_schedule(spec.schedule)
+        """`plan`: whatever its step, each group has that in which it starts. `shuffle`: spec.data.shuffle.
+        `rewards_sleep`: rewards cannot score again once the step trains."""
+        self._collector, self._prompts, self._plan, self._algorithm = collector, prompts, plan, algorithm
+        self._groups_per_step, self._shuffle = schedule.prompts_per_step, shuffle
+        self.schedule: StepSchedule = build_schedule(schedule)
         self._dispatcher = Dispatcher(
-            spec.schedule.prompts_per_step,
+            schedule.prompts_per_step,
             self.schedule.max_staleness,
             state.dispatch,
-            max_replacements=max_replacements(spec),
+            max_replacements=algorithm.settings.max_replacements,
         )
         self._to_restart = self._dispatcher.tickets_to_restart
+        self._rescores_early = rewards_sleep
         self._rows = dict(state.rows)
         self._cursor = state.cursor
-        self._plan = CollectionPlan(
-            "train", 0, spec.algorithm.group_size, spec.rollout.sampling, spec.schedule.seed, incarnation
-        )
         self._running: dict[int, _Running] = {}
         """By number of the group: in flight, or scored."""
         self._taken: dict[int, _Running] = {}
@@ -87,8 +98,8 @@ class TrainLane:
         self._changed = asyncio.Event()
         self.num_replaced = 0
         """Groups without signal in this step."""
-        self.progress = CollectionProgress(group_size=spec.algorithm.group_size)
-        """Of the current or the last step."""
+        self.progress = CollectionProgress(group_size=plan.group_size)
+        """Progress of the current or the last step."""
         self.is_in_step = False
         self._groups_at_once = 0
         """Those in flight at the begin of the current or the last step."""
@@ -130,7 +141,7 @@ class TrainLane:
     def begin_step(self, last_step: int) -> None:
         """Start what may start. `last_step`: groups that no step up to it would train on are not started."""
         self._dispatcher.total_steps, self.num_replaced = last_step, 0
-        num_samples = self._spec.schedule.prompts_per_step * self._plan.group_size
+        num_samples = self._groups_per_step * self._plan.group_size
         self.progress = CollectionProgress("train", num_samples, self._plan.group_size, started_at=time.monotonic())
         self.is_in_step = True
         self._collector.rewards.begin()
@@ -156,15 +167,33 @@ class TrainLane:
             self._taken[ticket.index] = self._running.pop(ticket.index)
         return [self._taken[ticket.index].task.result().group for ticket in tickets]
 
+    async def wait_until_scored(self) -> None:
+        """Wait until all groups that the step still needs are scored. Raise why a group failed, if one has."""
+        while self.is_in_step and self._dispatcher.num_scored < self._dispatcher.num_left:
+            self._raise_failure()
+            self._changed.clear()
+            await self._changed.wait()
+        if self._rescores_early:
+            await self._rescore([each for each in self._running.values() if each.task.done()])
+
     def _take_tickets(self, limit: int) -> Sequence[Ticket]:
         self._raise_failure()
         return self.schedule.take(self._dispatcher, limit)
 
+    def _raise_failure(self) -> None:
+        """Raise why a group failed, if one has."""
+        for each in self._running.values():
+            if each.task.done() and (error := each.task.exception()) is not None:
+                raise error
+
     async def rescore_stale(self, groups: Sequence[Group]) -> None:
         """Rescore what an older version of a reward scored. Call it before the scores are used."""
-        for group in groups:
-            plan = self._taken[group.index].plan
-            await self._collector.rescore_stale([group], plan, self._read_progress)
+        if not self._rescores_early:
+            await self._rescore([self._taken[group.index] for group in groups])
+
+    async def _rescore(self, scored: Sequence[_Running]) -> None:
+        for each in scored:
+            await self._collector.rescore_stale([each.task.result().group], each.plan, self._read_progress)
 
     def finish_step(self) -> None:
         self._dispatcher.finish_step()
@@ -193,9 +222,7 @@ class TrainLane:
         """Start groups as long as the schedule admits them and a step will train on them."""
         while self._dispatcher.can_start():
             ticket = self._dispatcher.start()
-            (prompt,), self._cursor = take(
-                self._prompts, self._cursor, 1, seed=self._spec.schedule.seed, shuffle=self._spec.data.shuffle
-            )
+            (prompt,), self._cursor = take(self._prompts, self._cursor, 1, seed=self._plan.seed, shuffle=self._shuffle)
             self._rows[ticket.index] = prompt.index
             self._start(ticket)
 
@@ -208,7 +235,7 @@ class TrainLane:
 
     async def _run(self, group: Group, plan: CollectionPlan) -> _Scored:
         await self._collector.run_group(group, plan, self._read_progress)
-        return _Scored(group, should_replace(group, self._spec))
+        return _Scored(group, should_replace(group, self._algorithm))
 
     def _record_done(self, ticket: Ticket, task: asyncio.Task[_Scored]) -> None:
         if task.cancelled() or ticket.index not in self._running:
@@ -226,11 +253,6 @@ class TrainLane:
         self.num_replaced += 1
         if self.is_in_step:  # between two steps, the rollouts serve weights that are older than a new ticket
             self._fill()
-
-    def _raise_failure(self) -> None:
-        for each in self._running.values():
-            if each.task.done() and (error := each.task.exception()) is not None:
-                raise error
 
     def _read_progress(self) -> CollectionProgress:
         return self.progress

@@ -1,33 +1,44 @@
-"""The updates of one step: scored groups to gradients, each as soon as it may train.
+"""The updates of one step: scored groups to rows, each as soon as it may train.
 
-    take groups --> [inspect] --> advantages --> rows --> accumulate        as long as the mini-batch needs groups
-                                                              apply         once it is complete
+    take groups --> [inspect] --> advantages --> rows         as long as the mini-batch needs groups
 
-Invariant: every group of the step is in exactly one update, and the update is that of its whole mini-batch.
+The loop accumulates the rows, and applies the update once its mini-batch is complete. Invariant: every group of the
+step is in exactly one update, and the update is that of its whole mini-batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from rljob_api.manifest.job import RLJobSpec
+from rljob_api.manifest.schedule import Schedule
 from rljob_trainer.algorithms.base import AlgorithmCode
+from rljob_trainer.algorithms.rows import build_rows, denominator, episode_rewards, inspection_rows, record_advantages
 from rljob_trainer.driver.ports import Trainer
-from rljob_trainer.driver.train_lane import TrainLane
-from rljob_trainer.episodes.batches import (
-    build_rows,
-    denominator,
-    episode_rewards,
-    inspection_rows,
-    record_advantages,
-)
-from rljob_trainer.episodes.types import Group, TrainRow, UpdateMetrics, UpdateVersions
+from rljob_trainer.episodes.types import Group, TokenFacts, TrainRow, UpdateMetrics, UpdateVersions
 
 _GATHER_SECONDS = 0.2
 """Wait for the next scored group before the earlier ones train. The scores of a fast reward arrive within it, and a
 call of the trainer costs more: 1.3 s for a model of 135M parameters on two CPU ranks."""
+
+
+class ScoredGroups(Protocol):
+    """Where a step takes its groups from."""
+
+    async def take(self, limit: int, wait_seconds: float | None = None) -> list[Group]:
+        """Wait for groups that may train now; return at most `limit`, or none if `wait_seconds` pass before."""
+        ...
+
+    def is_generating(self) -> bool:
+        """Whether completions of groups that the step may train on are still open."""
+        ...
+
+    async def rescore_stale(self, groups: Sequence[Group]) -> None:
+        """Rescore what an older version of a reward scored."""
+        ...
 
 
 @dataclass
@@ -42,91 +53,113 @@ class StepOutcome:
     def update_seconds(self) -> float:
         return sum(update.seconds for update in self.updates)
 
+    def add(self, batch: MiniBatch, update: UpdateMetrics) -> None:
+        self.groups = sorted([*self.groups, *batch.groups], key=lambda group: group.index)
+        self.updates.append(update)
 
-@dataclass(frozen=True)
-class _Prepared:
-    """A group that is ready for an update."""
 
-    group: Group
-    rows: list[TrainRow]
+@dataclass
+class MiniBatch:
+    """One update of the step."""
+
+    number: int
+    versions: UpdateVersions
+    groups: list[Group] = field(default_factory=list)
+    """Those whose rows have been built."""
+    denominator: float = 0.0
+    """By which the gradient of these groups is divided: see rows.denominator."""
 
 
 class StepUpdates:
-    """Runs the updates of one step after the other."""
+    """Builds the rows of one step after the other."""
 
     def __init__(
         self,
-        spec: RLJobSpec,
+        schedule: Schedule,
         algorithm: AlgorithmCode,
         trainer: Trainer,
         training: Callable[[], AbstractContextManager[None]],
-        before_apply: Callable[[], None],
+        *,
+        full_tokens: int,
     ) -> None:
-        """`training`: the context of each call of the trainer, for the clocks."""
-        self._spec, self._algorithm, self._trainer = spec, algorithm, trainer
-        self._training, self._before_apply = training, before_apply
-        # Rows below this number of tokens do not fill a micro-batch on each rank.
-        self._full_tokens = spec.trainer.micro_batch_tokens * spec.trainer.num_ranks
+        """`training`: the context of each call of the trainer, for the clocks. `full_tokens`: rows with fewer tokens
+        do not fill a micro-batch on each rank."""
+        self._algorithm, self._trainer, self._training = algorithm, trainer, training
+        self._num_groups, self._num_batches = schedule.prompts_per_step, schedule.mini_batches
+        self._full_tokens = full_tokens
+        self._of_step: list[_Prepared] = []
+        """For an algorithm that needs all groups of the step at once."""
 
-    async def run(self, lane: TrainLane) -> StepOutcome:
-        schedule, outcome, version = self._spec.schedule, StepOutcome(), lane.finished_steps
-        size = schedule.prompts_per_step // schedule.mini_batches
-        whole = await self._prepare_step(lane) if self._algorithm.needs.whole_step else None
-        for number in range(schedule.mini_batches):
-            current = version + number / schedule.mini_batches
+    def mini_batches(self, version: int) -> Iterator[MiniBatch]:
+        """Yield the updates of the step that begins with weights of `version`."""
+        for number in range(self._num_batches):
+            current = version + number / self._num_batches
             end = version + 1 if self._algorithm.DEFAULTS.clips_stale_tokens else current
-            versions = UpdateVersions(version, current, end)
-            if whole is None:
-                groups = await self._stream(lane, size, versions)
-            else:
-                part = whole[number * size : (number + 1) * size]
-                groups = [each.group for each in part]
-                await self._accumulate(part, versions)
-            self._before_apply()
-            with self._training():
-                outcome.updates.append(await self._trainer.apply(denominator(groups, self._spec)))
-            outcome.groups += groups
-        outcome.groups.sort(key=lambda group: group.index)
-        outcome.num_replaced = lane.num_replaced
-        return outcome
+            yield MiniBatch(number, UpdateVersions(version, current, end))
 
-    async def _prepare_step(self, lane: TrainLane) -> list[_Prepared]:
-        """Wait for all groups of the step. A statistic of all of them enters each advantage."""
-        groups: list[Group] = []
-        while missing := self._spec.schedule.prompts_per_step - len(groups):
-            groups += await lane.take(missing)
-        return await self._prepare(lane, groups)
-
-    async def _stream(self, lane: TrainLane, size: int, versions: UpdateVersions) -> list[Group]:
-        """Accumulate groups as they come, in few calls: each reads all weights and reduces all gradients. So wait for
-        a full micro-batch while the step's completions are open, and after that for scores that follow at once."""
-        groups: list[Group] = []
-        pending: list[Group] = []
-        while len(groups) < size:
-            taken = await lane.take(size - len(groups), _GATHER_SECONDS if pending else None)
-            groups, pending = groups + taken, pending + taken
+    async def rows(self, batch: MiniBatch, source: ScoredGroups) -> AsyncIterator[list[TrainRow]]:
+        """Yield the rows of a mini-batch, in few parts: for each, the trainer reads all weights and reduces all
+        gradients. So wait for a full micro-batch while completions are open, and after that for scores that follow at
+        once."""
+        size, pending = self._num_groups // self._num_batches, list[Group]()
+        if self._algorithm.needs.whole_step:
+            if batch.number == 0:
+                self._of_step = await self._prepare_step(source)
+            part = self._of_step[batch.number * size : (batch.number + 1) * size]
+            yield _add(batch, part)
+            return
+        while len(batch.groups) < size:
+            missing = size - len(batch.groups) - len(pending)
+            taken = await source.take(missing, _GATHER_SECONDS if pending else None)
+            pending += taken
             num_tokens = sum(episode.num_tokens for group in pending for episode in group.episodes)
-            more_may_come = len(groups) < size and (bool(taken) or lane.is_generating())
+            more_may_come = len(taken) < missing and (bool(taken) or source.is_generating())
             if more_may_come and num_tokens < self._full_tokens:
                 continue
-            await self._accumulate(await self._prepare(lane, pending), versions)
+            prepared = await self._prepare(source, pending)
             pending = []
-        return groups
+            yield _add(batch, prepared)
 
-    async def _accumulate(self, prepared: Sequence[_Prepared], versions: UpdateVersions) -> None:
-        with self._training():
-            await self._trainer.accumulate([row for each in prepared for row in each.rows], versions)
+    async def _prepare_step(self, source: ScoredGroups) -> list[_Prepared]:
+        """Wait for all groups of the step. A statistic of all of them enters each advantage."""
+        groups: list[Group] = []
+        while missing := self._num_groups - len(groups):
+            groups += await source.take(missing)
+        return await self._prepare(source, groups)
 
-    async def _prepare(self, lane: TrainLane, groups: Sequence[Group]) -> list[_Prepared]:
-        await lane.rescore_stale(groups)
-        needs, spec, facts = self._algorithm.needs, self._spec, None
+    async def _prepare(self, source: ScoredGroups, groups: Sequence[Group]) -> list[_Prepared]:
+        """Build the rows of each group, in a thread: they have all tokens of a step, and others wait for the loop."""
+        await source.rescore_stale(groups)
+        algorithm, facts = self._algorithm, None
+        settings, needs = algorithm.settings, algorithm.needs
         if needs.reference or needs.values:
             with self._training():
-                facts = await self._trainer.inspect(inspection_rows(groups, spec))
-        rewards = episode_rewards(groups, spec, facts)
-        advantages = self._algorithm.advantages(rewards)
-        rows = build_rows(groups, advantages, spec, facts)
-        for group, of_group in zip(groups, advantages, strict=True):
-            for episode, each in zip(group.episodes, of_group, strict=True):
-                record_advantages(episode, each.advantages if each else None)
-        return [_Prepared(group, each) for group, each in zip(groups, rows, strict=True)]
+                facts = await self._trainer.inspect(await asyncio.to_thread(inspection_rows, groups, settings))
+        return await asyncio.to_thread(_prepare_groups, groups, algorithm, facts)
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    group: Group
+    rows: list[TrainRow]
+    denominator: float
+
+
+def _prepare_groups(
+    groups: Sequence[Group], algorithm: AlgorithmCode, facts: Sequence[TokenFacts] | None
+) -> list[_Prepared]:
+    settings = algorithm.settings
+    rewards = episode_rewards(groups, settings, facts)
+    advantages = algorithm.advantages(rewards)
+    rows = build_rows(groups, advantages, settings, facts)
+    for of_group in zip(groups, rewards, advantages, strict=True):
+        for each in zip(of_group[0].episodes, *of_group[1:], strict=True):
+            record_advantages(*each)
+    return [_Prepared(group, of, denominator([group], settings)) for group, of in zip(groups, rows, strict=True)]
+
+
+def _add(batch: MiniBatch, prepared: Sequence[_Prepared]) -> list[TrainRow]:
+    """Add groups to a mini-batch, and return their rows."""
+    batch.groups += [each.group for each in prepared]
+    batch.denominator += sum(each.denominator for each in prepared)
+    return [row for each in prepared for row in each.rows]

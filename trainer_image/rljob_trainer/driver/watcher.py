@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
+
+_Result = TypeVar("_Result")
 
 
-async def run_with_watcher(work: Coroutine[Any, Any, None], watcher: Coroutine[Any, Any, None]) -> None:
-    """Run `work` until it ends or `watcher` raises; both then end. The watcher's error wins: it names the cause."""
+async def run_with_watcher(work: Coroutine[Any, Any, _Result], watcher: Coroutine[Any, Any, None]) -> _Result:
+    """Run `work` until it ends or `watcher` raises; both then end. The watcher's error wins: it names the cause. A
+    watcher that returns has nothing to report."""
     working, watching = asyncio.create_task(work), asyncio.create_task(watcher)
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if watching.done() and not (working.done() and working.exception() is None):
             watching.result()
-        working.result()
+        return await working
     finally:
         for task in (working, watching):
             task.cancel()

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from rljob_api.wire.protocol import Message, ScoreResult
+from rljob_api.wire.protocol import InvalidReason, Message, ScoreResult
 from rljob_inputs.prompts import Prompt
 
 NOT_SAMPLED = -1
@@ -48,7 +48,7 @@ class Completion:
     truncated: bool
     """Whether it hit the token limit."""
     generation: str = ""
-    """Of the weights (`WeightVersion.generation`)."""
+    """Generation of the weights (`WeightVersion.generation`)."""
 
 
 class ScoredResult(ScoreResult):
@@ -56,44 +56,66 @@ class ScoredResult(ScoreResult):
     """Requests for it (or for its group), including those that found a replica full or unreachable."""
     latency_seconds: float = 0.0
     """From the end of its episode to this result, including waits and retries."""
+    failed_as: InvalidReason | None = None
+    """Why it failed, if failurePolicy.scores gave it its score. `message` says more."""
 
 
-@dataclass
+def failed_as(result: ScoreResult) -> InvalidReason | None:
+    """Return why a result failed that has a score nevertheless."""
+    return result.failed_as if isinstance(result, ScoredResult) else None
+
+
+_DTYPES = {
+    "token_ids": np.int32,
+    "loss_mask": np.bool_,
+    "logprobs": np.float32,
+    "versions": np.int32,
+    "turns": np.int32,
+}
+"""Types of a segment's arrays, together 17 bytes a token."""
+
+
+@dataclass(eq=False)
 class Segment:
     """One sequence of tokens. A conversation whose context is rewritten, for example because earlier reasoning is
-    dropped, continues in a new segment. All lists are [tokens]."""
+    dropped, continues in a new segment. All arrays are [tokens]; other sequences become arrays. An array never changes:
+    to append makes a new one, so copies and rows may share it."""
 
-    token_ids: list[int]
+    token_ids: NDArray[np.int32]
     """What the model saw and sampled, in order, over all turns of the segment."""
-    loss_mask: list[int]
-    """1 where the policy sampled the token."""
-    logprobs: list[float]
-    """The rollout's log-probability of each sampled token; 0.0 elsewhere."""
-    versions: list[int]
+    loss_mask: NDArray[np.bool_]
+    """True where the policy sampled the token."""
+    logprobs: NDArray[np.float32]
+    """The rollout's log-probability of each sampled token, which engines compute in fp32; 0.0 elsewhere."""
+    versions: NDArray[np.int32]
     """Version of the weights that sampled the token; NOT_SAMPLED elsewhere."""
-    turns: list[int]
-    """Index of the turn to which a sampled token belongs; NOT_SAMPLED elsewhere."""
+    turns: NDArray[np.int32]
+    """Index of the turn to which a sampled token belongs, which never descends; NOT_SAMPLED elsewhere."""
 
-    def append_context(self, token_ids: list[int]) -> None:
+    def __post_init__(self) -> None:
+        for name, dtype in _DTYPES.items():
+            setattr(self, name, np.asarray(getattr(self, name), dtype))
+
+    def append_context(self, token_ids: ArrayLike) -> None:
         """Append tokens that the policy did not sample."""
-        count = len(token_ids)
-        self.token_ids += token_ids
-        self.loss_mask += [0] * count
-        self.logprobs += [0.0] * count
-        self.versions += [NOT_SAMPLED] * count
-        self.turns += [NOT_SAMPLED] * count
+        ids = np.asarray(token_ids, np.int32)
+        self._append(len(ids), ids, False, 0.0, NOT_SAMPLED, NOT_SAMPLED)
 
     def append_sampled(self, completion: Completion, turn: int) -> None:
         count = len(completion.token_ids)
-        self.token_ids += completion.token_ids
-        self.loss_mask += [1] * count
-        self.logprobs += completion.logprobs
-        self.versions += completion.versions
-        self.turns += [turn] * count
+        self._append(count, completion.token_ids, True, completion.logprobs, completion.versions, turn)
+
+    def _append(self, count: int, *values: ArrayLike) -> None:
+        """`values`: for each array, those of `count` tokens, or one for all."""
+        for name, value in zip(_DTYPES, values, strict=True):
+            before = getattr(self, name)
+            joined = np.empty(len(before) + count, before.dtype)
+            joined[: len(before)], joined[len(before) :] = before, value
+            setattr(self, name, joined)
 
 
 def empty_segment() -> Segment:
-    return Segment([], [], [], [], [])
+    return Segment(*(np.zeros(0, dtype) for dtype in _DTYPES.values()))
 
 
 def prompt_segment(prompt: Prompt) -> Segment:
@@ -110,7 +132,7 @@ class ToolCall:
     id: str
     """Unique within the episode."""
     name: str
-    """Of the function."""
+    """Name of the function."""
     arguments: dict[str, Any] | None
     """None: what the policy wrote is not a JSON object."""
     error: str = ""
@@ -185,6 +207,19 @@ class EpisodeEnd(enum.StrEnum):
     """The episode is invalid: see Episode.failure."""
 
 
+@dataclass(frozen=True)
+class Whole:
+    """The conversation that ends with the last answer, as one sequence: what projects pass to rewards. It has each
+    answer as it was sampled, also where the chat template rewrites the history and a segment begins."""
+
+    prompt_ids: NDArray[np.int32]
+    """Up to the first sampled token."""
+    completion_ids: NDArray[np.int32]
+    """From there to the end of the last answer."""
+    messages: list[Message]
+    """After the prompt, as OpenAI's API has them: with tools, an answer's reasoning is apart from its content."""
+
+
 @dataclass
 class Episode:
     prompt_index: int
@@ -196,7 +231,7 @@ class Episode:
     segments: list[Segment] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     generation: str = ""
-    """Of the weights that sampled it."""
+    """Generation of the weights that sampled it."""
     results: dict[str, ScoreResult] = field(default_factory=dict)
     """By reward name."""
     own_reward: float | None = None
@@ -209,6 +244,8 @@ class Episode:
     """Mean of what the update used for its tokens; None for evaluation and for a masked episode."""
     messages: list[Message] = field(default_factory=list)
     """The whole conversation, with the prompt. Empty for a prompt without a chat template."""
+    whole: Whole | None = None
+    """None without an answer, and for singleTurn."""
     state: dict[str, Any] = field(default_factory=dict)
     """What the simulated user returned last, or the environment or the program at the end."""
     info: dict[str, Any] = field(default_factory=dict)
@@ -245,13 +282,19 @@ class Episode:
 
     @property
     def num_sampled(self) -> int:
-        return sum(sum(segment.loss_mask) for segment in self.segments)
+        return sum(int(np.count_nonzero(segment.loss_mask)) for segment in self.segments)
 
     @property
     def versions(self) -> tuple[int, int]:
         """Oldest and newest version that sampled one of its tokens; (NOT_SAMPLED, NOT_SAMPLED) without tokens."""
-        sampled = [version for segment in self.segments for version in segment.versions if version != NOT_SAMPLED]
-        return (min(sampled), max(sampled)) if sampled else (NOT_SAMPLED, NOT_SAMPLED)
+        sampled = self.sampled_versions
+        return (int(sampled.min()), int(sampled.max())) if len(sampled) else (NOT_SAMPLED, NOT_SAMPLED)
+
+    @property
+    def sampled_versions(self) -> NDArray[np.int32]:
+        """[sampled] Version of the weights that sampled each token."""
+        versions = [segment.versions[segment.versions != NOT_SAMPLED] for segment in self.segments]
+        return versions[0] if len(versions) == 1 else np.concatenate([np.zeros(0, np.int32), *versions])
 
 
 def has_own_reward(episode: Episode) -> bool:
@@ -282,7 +325,7 @@ class Group:
 class TrainRow:
     """One segment as the trainer gets it. All arrays are [tokens]."""
 
-    token_ids: NDArray[np.int64]
+    token_ids: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
     """All false for a segment that must not be trained on: it adds nothing to loss, count or gradient."""
     rollout_logprobs: NDArray[np.float32]
@@ -290,11 +333,11 @@ class TrainRow:
     """0 where the token was not sampled."""
     versions: NDArray[np.int32]
     weight: float = 1.0
-    """Of each sampled token in the loss, before the division by the update's denominator."""
+    """Weight of each sampled token in the loss, before the division by the update's denominator."""
     episode: int = 0
     """Rows of one episode have the same number within a call."""
     reference_logprobs: NDArray[np.float32] | None = None
-    """Of the reference model; None: not needed, or the trainer computes them."""
+    """Log-probs of the reference model; None: not needed, or the trainer computes them."""
     returns: NDArray[np.float32] | None = None
     """Targets of the critic; None without one."""
     values: NDArray[np.float32] | None = None
@@ -322,10 +365,10 @@ class UpdateVersions:
     proximal: float
     """At the start of the step."""
     current: float
-    """Of the parameters now: `proximal`, plus the share of the step's updates that were applied."""
+    """Version of the parameters now: `proximal`, plus the share of the step's updates that were applied."""
     end: float
-    """Of the policy that prox is behind, for tokens of older weights: `proximal` + 1, the end of the step; `current` if
-    clipping must not see them."""
+    """Version of the policy that prox is behind, for tokens of older weights: `proximal` + 1, the end of the step;
+    `current` if clipping must not see them."""
 
 
 @dataclass(frozen=True)
@@ -349,16 +392,18 @@ class UpdateMetrics:
     num_micro_batches: int
     """On the busiest rank."""
     seconds: float
-    """Of the calls that make up the update."""
+    """Seconds of the calls that make up the update."""
     mismatch_kl: float = 0.0
     """Mean k3 estimate of KL(rollout || trainer) over the sampled tokens."""
     mismatch_max: float = 0.0
     """Largest |trainer - rollout| log-prob of a token."""
     corrected_share: float = 0.0
-    """Share of tokens whose importance weight was truncated or masked."""
+    """Share of tokens whose importance weight, or that of their sequence, was truncated or masked."""
+    rejected_share: float = 0.0
+    """Share of tokens that algorithm.correction.rejection left out."""
     effective_sample_share: float = 1.0
-    """(sum of weights)^2 / (n x sum of squared weights), of the tokens' importance weights before truncation: 1 is
-    on-policy."""
+    """(sum of weights)^2 / (n x sum of squared weights), of each token's importance weight before truncation, whatever
+    correction.level is: 1 is on-policy."""
     trained_share: float = 1.0
     """Share of the sampled tokens that were trained. The others are in rows whose advantages are all 0: without a KL
     penalty, an entropy bonus or a critic they have no gradient, so the trainer leaves them out."""

@@ -10,6 +10,8 @@ import json
 import re
 from typing import NamedTuple
 
+from rljob_api.errors import TransientError
+
 _MAX_MESSAGE_LENGTH = 600
 _USER_TYPES = {
     *("ValueError", "TypeError", "KeyError", "AttributeError", "AssertionError", "NotImplementedError", "ImportError"),
@@ -22,6 +24,7 @@ _INFRASTRUCTURE_TYPES = {
     # Some of them are subclasses of ValueError or FileNotFoundError: the network failed, not the configuration.
     *("LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError", "TimeoutError", "Timeout"),
     *("DistBackendError", "DistNetworkError", "DistStoreError", "AcceleratorError"),
+    "TransportError",  # httpx's, of the Hub's client
 }
 _USER_TEXTS = re.compile(
     r"is not a local folder and is not a valid model identifier|does not appear to have a file named"
@@ -31,17 +34,21 @@ _USER_TEXTS = re.compile(
     r"|not implemented for '\w+'|could not create a primitive",
     re.IGNORECASE,
 )
-"""Of types that say nothing: OSError, RuntimeError."""
+"""Texts of types that say nothing: OSError, RuntimeError."""
 _INFRASTRUCTURE_TEXTS = re.compile(
     # A process that has just ended still holds memory of the GPU.
     r"Free memory on device .* is less than desired|couldn't connect to|Connection (refused|reset|aborted)"
-    r"|No space left on device|CUDA error|NCCL error",
+    r"|No space left on device|CUDA error|NCCL error|\b50[0234] Server Error",
     re.IGNORECASE,
 )
 _PLAIN_TYPES = {"ValueError", "OSError", "RuntimeError", "UserError", "TransientError", "GpuFaultError"}
 """Their messages need no type in front."""
 _PYDANTIC_HEADER = re.compile(r"\d+ validation errors? for \w+")
 _PYDANTIC_SUFFIX = re.compile(r" \[type=\w+, input_value=.*$", re.DOTALL)
+
+
+class SourceAwayError(TransientError):
+    """The network or the Hub fails, so that a model or data cannot be read now."""
 
 
 class ErrorFacts(NamedTuple):
@@ -53,7 +60,7 @@ class ErrorFacts(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException) -> ErrorFacts:
-        """Of a group of tasks that failed, the first error counts."""
+        """Read an error; for a group of tasks that failed, the first one."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         return cls(tuple(base.__name__ for base in type(error).__mro__), str(error))

@@ -66,7 +66,7 @@ class GpuFaultError(TransientError):
     """A GPU of this node does not work. A retry on the same node would meet it again."""
 
     address: str = ""
-    """Of the Pod whose GPU it is, if another Pod reports it."""
+    """Address of the Pod whose GPU it is, if another Pod reports it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message if message.startswith(GPU_FAULT_PREFIX) else GPU_FAULT_PREFIX + message)

@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from rljob_api.errors import UserError
@@ -34,9 +34,9 @@ log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 _MAX_SHORT_BYTES = 16 * 2**10
-"""Of the body of a request whose prompt takes a few milliseconds at most."""
+"""Limit of the body of a request whose prompt takes a few milliseconds at most."""
 _MAX_SHORT_TOKENS = 500
-"""Of an answer whose tokens are decoded one by one, for the response's log-probs."""
+"""Limit of an answer whose tokens are decoded one by one, for the response's log-probs."""
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,14 @@ class Attempt:
     def read(self) -> Recording:
         """Return a copy of what is recorded: an answer may be recorded until `close`."""
         with self._lock:
+            last = len(self._turns) - 1
             return Recording(
                 segments=[_copy(segment) for segment in self._transcript.segments],
                 turns=list(self._turns),
                 completion_ids=list(self._completion_ids),
                 breaks=[ContextBreak(each.cause.value, _describe(each)) for each in self._transcript.breaks],
-                messages=self._transcript.messages_of(len(self._turns) - 1) if self._turns else [],
+                messages=self._transcript.messages_of(last) if self._turns else [],
+                whole=self._transcript.whole_of(last) if self._turns else None,
                 generation=self._generation,
                 rewards=dict(self._rewards),
                 reward=self._reward,
@@ -232,7 +234,7 @@ def _refuse_length(num_tokens: int, limit: int) -> RequestError:
 
 
 def _copy(segment: Segment) -> Segment:
-    return Segment(*(list(getattr(segment, each.name)) for each in fields(segment)))
+    return replace(segment)  # its arrays never change
 
 
 def _to_text(text: str) -> str:

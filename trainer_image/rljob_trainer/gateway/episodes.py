@@ -15,15 +15,15 @@ from rljob_trainer.gateway.types import RequestError
 
 POLICY = "policy"
 """The `model` of requests that train."""
-ALIASES = ("default",)
-"""Other names of the policy: agents that were written for AReaL call it default."""
+ALIASES = ("default", "auto")
+"""Other names of the policy: agents that were written for AReaL call it default, those for Agent Lightning auto."""
 _STOPPED = RequestError(410, "gateway_stopped", "the job's driver stops; end the program")
 
 
 class Episodes:
     def __init__(self, policy: Policy) -> None:
         self.url = ""
-        """Of the gateway, without a path. Set once it listens."""
+        """Address of the gateway, without a path. Set once it listens."""
         self.keys = AttemptKeys()
         self._policy = policy
         self._open: dict[str, HostedEpisode] = {}
@@ -74,7 +74,7 @@ class HostedEpisode:
         self.attempt: Attempt | None = None
         """The current one."""
         self.number = -1
-        """Of the current attempt."""
+        """Number of the current attempt."""
         self._policy, self._episodes = policy, episodes
 
     def start_attempt(self) -> tuple[int, ModelAccess]:

@@ -17,11 +17,13 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.agent import OtherModel
 from rljob_api.wire.contract import ENV_MODEL_API_KEY
 from rljob_trainer.gateway.types import RequestError
+from rljob_trainer.outages.registry import Dependency, Outages, hide_secrets
 
 _SENT: Final = ("Accept", "anthropic-beta", "anthropic-version", "openai-beta")
 """Headers of a request that the endpoint gets, besides the key and the type of the body."""
 _RETURNED: Final = ("Content-Type", "Retry-After", "request-id", "retry-after-ms", "x-request-id", "x-should-retry")
 _CONNECT_SECONDS: Final = 30.0
+_AWAY_STATUSES: Final = (401, 402, 404, 405)
 _MAX_REASON_CHARACTERS: Final = 300
 _FIRST_CHUNK_BYTES: Final = 4096
 """Enough for the reason of a refusal."""
@@ -43,12 +45,33 @@ def read_api_keys(models: Sequence[OtherModel], variables: Mapping[str, str]) ->
     return keys
 
 
+def watch_models(models: Sequence[OtherModel], outages: Outages) -> dict[str, Dependency]:
+    """Return what learns whether each model answers, by name."""
+    return {
+        model.name: outages.watch(
+            f"spec.agent.models[{index}] ({hide_secrets(model.url)})", "make it answer at its url, or correct its key"
+        )
+        for index, model in enumerate(models)
+    }
+
+
+def _record(health: Dependency, status: int) -> None:
+    """A refusal of one request says nothing about others; one of the key or of the URL does, if they were right."""
+    if status < 400:
+        health.succeeded()
+    elif status >= 500 or (status in _AWAY_STATUSES and health.has_answered):
+        health.failed(f"it answered {status}")
+
+
 class OtherModels:
     """The models of agent.models."""
 
-    def __init__(self, models: Sequence[OtherModel], api_keys: Mapping[str, str]) -> None:
-        """`api_keys`: by name, see read_api_keys."""
+    def __init__(
+        self, models: Sequence[OtherModel], api_keys: Mapping[str, str], health: Mapping[str, Dependency] | None = None
+    ) -> None:
+        """`api_keys`: by name, see read_api_keys. `health`: by name, see watch_models."""
         self._models = {model.name: model for model in models}
+        self._health = health or watch_models(models, Outages())
         self._api_keys = api_keys
         self._session: aiohttp.ClientSession | None = None
 
@@ -72,12 +95,14 @@ class OtherModels:
         headers = {name: request.headers[name] for name in _SENT if name in request.headers}
         if key := self._api_keys.get(model.name):
             headers |= {"x-api-key": key} if "x-api-key" in request.headers else {"Authorization": f"Bearer {key}"}
-        given = {**body, "model": model.model or model.name}
+        given, health = {**body, "model": model.model or model.name}, self._health[model.name]
         try:
             async with self._open().post(url, json=given, headers=headers, allow_redirects=False) as answer:
+                _record(health, answer.status)
                 return await _copy(request, answer, model)
         except (aiohttp.ClientError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
+            health.failed(reason)
             message = f"{model.name}: {url} did not answer: {reason}; check url of agent.models"
             raise RequestError(502, "model_unreachable", message, may_retry=True) from error
 

@@ -3,6 +3,7 @@
 {"reward": 1.0}                           of the episode
 {"reward": 0.5, "completion": "ID"}       of the answer with this id
 {"reward": null, "turn": 2}               of the third answer: not scored, which is not 0
+{"event_type": "reward", "data": {"value": 1.0}}     of the episode, as Agent Lightning's agents send it
 """
 
 from __future__ import annotations
@@ -24,6 +25,18 @@ class PostedReward:
     reward: float | None
     completion: str | None = None
     turn: int | None = None
+
+
+def read_posted(body: Mapping[str, Any]) -> PostedReward | None:
+    """Return the reward; None for an event of Agent Lightning that is none. Raise RequestError for anything else."""
+    if "event_type" not in body:
+        return read_reward(body)
+    if body["event_type"] != "reward":
+        return None
+    data = body.get("data")
+    if not isinstance(data, dict) or "value" not in data:
+        raise _refuse("data.value: required: the reward of the episode, a number or null")
+    return read_reward({"reward": data["value"]})
 
 
 def read_reward(body: Mapping[str, Any]) -> PostedReward:

@@ -20,7 +20,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiohttp import web
@@ -28,18 +28,21 @@ from aiohttp import web
 from rljob_api.errors import UserError
 from rljob_api.manifest.agent import Agent
 from rljob_api.wire.contract import PORT_GATEWAY
+from rljob_api.wire.ports import listening_port
 from rljob_trainer.agents.base import EpisodeTask, OpenEpisode
 from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.gateway.attempt import Attempt, Policy
 from rljob_trainer.gateway.dialects.chat import ChatCompletions
 from rljob_trainer.gateway.dialects.completions import Completions
+from rljob_trainer.gateway.dialects.constraints import drop_constraints
 from rljob_trainer.gateway.dialects.messages import Messages
 from rljob_trainer.gateway.dialects.responses import Responses
 from rljob_trainer.gateway.episodes import ALIASES, POLICY, Episodes
 from rljob_trainer.gateway.exchanges import RETRY_SECONDS, Exchange, Sampled
 from rljob_trainer.gateway.forwarding import OtherModels
-from rljob_trainer.gateway.rewards import read_reward
+from rljob_trainer.gateway.rewards import read_posted
 from rljob_trainer.gateway.types import Dialect, ModelRequest, RequestError
+from rljob_trainer.outages.registry import Dependency
 
 log = logging.getLogger(__name__)
 
@@ -78,16 +81,18 @@ class ModelGateway:
         keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
         retry_seconds: float = RETRY_SECONDS,
         api_keys: Mapping[str, str] | None = None,
+        health: Mapping[str, Dependency] | None = None,
+        on_response: Callable[[str, str, int], None] = lambda api, model, status: None,
+        on_turn: Callable[[TurnTimes], None] = lambda times: None,
     ) -> None:
         """`context_length`: the longest prompt with its answer, in tokens; None: not known. `api_keys`: of the models
-        of agent.models, by name."""
-        self.on_response: Callable[[str, str, int], None] = lambda api, model, status: None
-        """Called with the path of each response without /v1/, such as chat/completions, the model, and the status. 499:
-        the client left."""
-        self.on_turn: Callable[[TurnTimes], None] = lambda times: None
-        """Called for each answer, once per sample."""
+        of agent.models, by name. `health`: see OtherModels. `on_response`: called with the path of each response
+        without /v1/, such as chat/completions, the model, and the status; 499: the client left. `on_turn`: called for
+        each answer, once per sample."""
+        self._on_response, self._on_turn = on_response, on_turn
         self._keep_alive_seconds = keep_alive_seconds
-        self._others = OtherModels(agent.models, api_keys or {})
+        self._drops_constraints = agent.constraints == "ignore"
+        self._others = OtherModels(agent.models, api_keys or {}, health)
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="gateway")
         self._episodes = Episodes(Policy(template, self._threads, agent.turn_limit, context_length, retry_seconds))
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._count, _write_missing_route])
@@ -102,8 +107,9 @@ class ModelGateway:
         # A client that leaves cancels its handler, which learns of it in no other way.
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
 
-    async def start(self, address: str, port: int = PORT_GATEWAY) -> None:
-        """Listen. `port`: 0 chooses one. Raise UserError if the port is in use."""
+    async def start(self, address: str, port: int | None = None) -> None:
+        """Listen at the port of gateways, or at `port`; 0 chooses one. Raise UserError if the port is in use."""
+        port = listening_port(PORT_GATEWAY) if port is None else port
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, address, port, backlog=_BACKLOG).start()
@@ -177,8 +183,7 @@ class ModelGateway:
         body, data = await _read_body(request)
         if body.get("model") in self._others.names:
             return await self._forward(request, body, attempt)
-        asked = dialect.read(body, request.headers)
-        self._check_model(asked.model)
+        asked = self._read(dialect, body, request)
         digest = hashlib.sha256(request.path.encode() + b"\n" + data).digest()
         exchange = attempt.join(asked, digest, len(data), is_retry=_is_retry(request))
         is_first = exchange.started_at >= started_at
@@ -196,7 +201,7 @@ class ModelGateway:
             attempt.exchanges.leave(exchange)
         if is_first and sampled is not None:
             to_client = time.monotonic() - sampled.answered_at
-            self.on_turn(TurnTimes(sampled.asked_at - started_at, to_client))
+            self._on_turn(TurnTimes(sampled.asked_at - started_at, to_client))
         return response
 
     async def _forward(self, request: web.Request, body: Mapping[str, Any], attempt: Attempt) -> web.StreamResponse:
@@ -205,6 +210,14 @@ class ModelGateway:
         if refusal:
             attempt.record_refusal(RequestError(response.status, "model_refused", refusal))
         return response
+
+    def _read(self, dialect: Dialect, body: Mapping[str, Any], request: web.Request) -> ModelRequest:
+        dropped: tuple[str, ...] = ()
+        if self._drops_constraints:
+            body, dropped = drop_constraints(body)
+        asked = dialect.read(body, request.headers)
+        self._check_model(asked.model)
+        return replace(asked, ignored=(*dropped, *asked.ignored))
 
     def _check_model(self, name: str) -> None:
         if name not in (POLICY, *ALIASES):
@@ -239,15 +252,16 @@ class ModelGateway:
 
     async def _reward(self, dialect: Dialect, request: web.Request, attempt: Attempt) -> web.StreamResponse:
         body, _ = await _read_body(request)
-        attempt.post_reward(read_reward(body))
+        posted = read_posted(body)
+        if posted is not None:
+            attempt.post_reward(posted)
         return _respond({"object": "reward"})
 
     async def _count_tokens(self, dialect: Dialect, request: web.Request, attempt: Attempt) -> web.StreamResponse:
         body, _ = await _read_body(request)
         if body.get("model") in self._others.names:
             return await self._forward(request, body, attempt)
-        asked = dialect.read(body, request.headers)
-        self._check_model(asked.model)
+        asked = self._read(dialect, body, request)
         return _respond({"input_tokens": await attempt.count_tokens(asked)})
 
     async def _list_models(self, dialect: Dialect, request: web.Request, attempt: Attempt) -> web.StreamResponse:
@@ -268,7 +282,7 @@ class ModelGateway:
             status = response.status
         finally:
             api = resource.canonical.removeprefix("/v1/") if resource else "unknown"
-            self.on_response(api, request.get(_MODEL_OF_REQUEST, POLICY), status)
+            self._on_response(api, request.get(_MODEL_OF_REQUEST, POLICY), status)
         return response
 
 
@@ -335,7 +349,7 @@ def _describe(asked: ModelRequest, sampled: Sampled) -> dict[str, str]:
 
 
 _NO_CONTROL = dict.fromkeys([*range(32), 127], "?")
-"""Of names that a program chose, for a header."""
+"""Characters of names that a program chose, for a header."""
 
 
 def _respond(body: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -28,7 +28,7 @@ class ModelRequest:
     messages: list[Message] | None = None
     """The whole conversation. Tool calls and tool results as in OpenAI's chat completions."""
     prompt: str | list[int] | None = None
-    """Of the completions API: text, or token ids."""
+    """Prompt of the completions API: text, or token ids."""
     tools: list[ToolSchema] = field(default_factory=list)
     """Empty if the request forbids calls."""
     max_tokens: int | None = None

@@ -6,6 +6,7 @@ A cluster swaps the symbolic link of a ConfigMap's volume; `rljob run` renames a
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ class Environment:
     train_data: str
     eval_data: str | None
     head_job_uid: str = ""
+    grace_seconds: float = contract.GRACE_SECONDS
 
 
 def read_environment(variables: dict[str, str]) -> Environment:
@@ -50,7 +52,13 @@ def read_environment(variables: dict[str, str]) -> Environment:
         train_data=variables[contract.ENV_TRAIN_DATA],
         eval_data=variables.get(contract.ENV_EVAL_DATA) or None,
         head_job_uid=variables.get(contract.ENV_HEAD_JOB_UID, ""),
+        grace_seconds=read_grace_seconds(variables),
     )
+
+
+def read_grace_seconds(variables: Mapping[str, str]) -> float:
+    """Return the seconds from SIGTERM to SIGKILL."""
+    return float(variables.get(contract.ENV_GRACE_SECONDS) or contract.GRACE_SECONDS)
 
 
 class JobFile:

@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 
 from rljob_api.errors import RLJobError, TransientError, UserError
@@ -23,9 +24,9 @@ from rljob_trainer.ranks.ray_node import ray_environment
 
 log = logging.getLogger(__name__)
 
-_STOP_SECONDS = 45.0
-"""Maximum time from a signal to the exit, within the Pod's grace period of 60 s. Without it, the exit would wait for a
-library's thread, such as a download."""
+_STOP_SHARE = 0.75
+"""Part of the Pod's grace period, at most, from a signal to the exit. Without it, the exit would wait for a library's
+thread, such as a download."""
 _FAIL_SECONDS = 10.0
 """Maximum time from an error to the exit: a thread that waits for a dead Ray head never ends."""
 _OPEN_FILES = 65_536
@@ -38,28 +39,34 @@ async def _run_until_signalled(environment: Environment) -> None:
     """Run the job. SIGTERM and SIGINT cancel it, so that everything it started ends in order."""
     from rljob_trainer.head.wiring import run_head  # here: it imports Ray
 
+    reports: list[str] = []
+
+    def describe_stop() -> str:
+        return "; ".join([_STOPPED, *(reports or ["it did not end in time"])])
+
     def stop() -> None:
-        force_exit_after(_STOP_SECONDS, f"{_STOPPED} (it did not end in time)", ExitCode.INFRASTRUCTURE)
+        force_exit_after(_STOP_SHARE * environment.grace_seconds, describe_stop, ExitCode.INFRASTRUCTURE)
         task.cancel()
 
     def install_handlers() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop)
 
-    task = asyncio.create_task(run_head(environment, on_ray=install_handlers))
+    task = asyncio.create_task(run_head(environment, on_ray=install_handlers, on_stopped=reports.append))
     install_handlers()
     try:
         await task
     except asyncio.CancelledError:
-        raise TransientError(_STOPPED) from None
+        raise TransientError("; ".join([_STOPPED, *reports])) from None
     except Exception as error:
-        force_exit_after(_FAIL_SECONDS, *_explain(error))
+        message, code = _explain(error)
+        force_exit_after(_FAIL_SECONDS, lambda: message, code)
         raise
 
 
-def force_exit_after(seconds: float, message: str, code: ExitCode) -> None:
-    """Exit with this termination message after `seconds`, unless the process ends before."""
-    timer = threading.Timer(seconds, lambda: os._exit(end_program(message, code)))
+def force_exit_after(seconds: float, describe: Callable[[], str], code: ExitCode) -> None:
+    """Exit after `seconds` with the termination message of then, unless the process ends before."""
+    timer = threading.Timer(seconds, lambda: os._exit(end_program(describe(), code)))
     timer.daemon = True
     timer.start()
 

@@ -1,4 +1,7 @@
-"""The driver's HTTP server: /status, /metrics, /weights/current, /rljob/ready. It serves a StatusBoard."""
+"""The driver's HTTP server: /status, /metrics, /weights/current of a StatusBoard; /hung, /rljob/leave, and the probes.
+
+That it answers shows that the driver's event loop runs: it has no thread of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,23 @@ import hmac
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from pydantic import ValidationError
 
 from rljob_api.errors import UserError
 from rljob_api.wire.contract import ENV_TOKEN, PORT_DRIVER, UrlPath
-from rljob_api.wire.protocol import PullReport
+from rljob_api.wire.ports import listening_port
+from rljob_api.wire.protocol import HungPart, PullReport
 from rljob_trainer.driver.status import StatusBoard
+from rljob_trainer.driver.stopping import NOTHING_TRAINS
 from rljob_trainer.replicas.peers import Peers
 
 log = logging.getLogger(__name__)
 
 _MAX_POLL_SECONDS = 60.0
-_PUBLIC_PATHS = (UrlPath.READY.value, UrlPath.METRICS.value)
+_PUBLIC_PATHS = (UrlPath.READY.value, UrlPath.LIVE.value, UrlPath.METRICS.value)
 
 
 class StatusServer:
@@ -29,27 +34,33 @@ class StatusServer:
         board: StatusBoard,
         render_metrics: Callable[[], bytes],
         record_report: Callable[[PullReport], None] = lambda report: None,
+        record_hung: Callable[[HungPart], None] = lambda part: None,
     ) -> None:
-        self._board = board
+        self._board, self._record_hung = board, record_hung
         self._record_report = record_report
         self._render_metrics = render_metrics
         self._peers = Peers()
         app = web.Application(middlewares=[require_token])
         app.router.add_get(UrlPath.READY.value, self._ready)
+        app.router.add_get(UrlPath.LIVE.value, self._ready)
+        app.router.add_post(UrlPath.HUNG.value, self._hung)
         app.router.add_get(UrlPath.METRICS.value, self._metrics)
         app.router.add_get(UrlPath.STATUS.value, self._status)
         app.router.add_get(UrlPath.WEIGHTS_CURRENT.value, self._weights)
+        app.router.add_post(UrlPath.LEAVE.value, self._leave)
+        self.leave: Callable[[], Awaitable[str]] | None = None
+        """Saves before a trainer's Pod ends. None until there is a driver."""
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
 
     async def start(self, address: str) -> None:
+        port = listening_port(PORT_DRIVER)
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, address, PORT_DRIVER).start()
+            await web.TCPSite(self._runner, address, port).start()
         except OSError as error:
             await self._runner.cleanup()
             raise UserError(
-                f"cannot listen on {address}:{PORT_DRIVER} (driver): {error.strerror}; stop the process that holds the "
-                "port"
+                f"cannot listen on {address}:{port} (driver): {error.strerror}; stop the process that holds the port"
             ) from error
 
     async def close(self) -> None:
@@ -63,6 +74,18 @@ class StatusServer:
 
     async def _status(self, _: web.Request) -> web.Response:
         return web.Response(text=self._board.snapshot().model_dump_json(), content_type="application/json")
+
+    async def _leave(self, _: web.Request) -> web.Response:
+        return web.Response(text=NOTHING_TRAINS if self.leave is None else await self.leave())
+
+    async def _hung(self, request: web.Request) -> web.Response:
+        try:
+            part = HungPart.model_validate_json(await request.read())
+        except ValidationError as error:
+            raise web.HTTPUnprocessableEntity(text=str(error)) from error
+        log.error("%s %s hangs: %s", part.role, part.name, part.doing)
+        self._record_hung(part)
+        return web.Response()
 
     async def _weights(self, request: web.Request) -> web.Response:
         if report := request.query.get("report"):
@@ -86,7 +109,7 @@ class StatusServer:
 
 @web.middleware
 async def require_token(request: web.Request, handler: Callable[[web.Request], object]) -> web.StreamResponse:
-    """Reject requests without the job's token, except for readiness and metrics."""
+    """Reject requests without the job's token, except for probes and metrics."""
     expected = f"Bearer {os.environ.get(ENV_TOKEN, '')}".encode()
     given = request.headers.get("Authorization", "").encode()
     if request.path not in _PUBLIC_PATHS and not hmac.compare_digest(given, expected):

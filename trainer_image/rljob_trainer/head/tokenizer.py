@@ -7,14 +7,23 @@ from typing import Any
 from rljob_api.errors import UserError
 from rljob_api.manifest.job_sections import Model
 from rljob_inputs.hub.repository import repository_name
+from rljob_trainer.failures.configuration import ErrorFacts, SourceAwayError, is_infrastructure_error, summarize
 
 
 def load_tokenizer(location: str, model: Model) -> Any:
-    """`location`: where this process finds the model, a folder or hf://org/name. Raise UserError."""
+    """Return transformers' tokenizer, with the chat template of the job if it has one. `location`: where this process
+    finds the model, a folder or hf://org/name. Raise UserError, and SourceAwayError if the Hub cannot be reached."""
     from transformers import AutoTokenizer  # seconds to import
 
     name = repository_name(location)
     try:
-        return AutoTokenizer.from_pretrained(name, revision=model.revision, trust_remote_code=model.trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(
+            name, revision=model.revision, trust_remote_code=model.trust_remote_code
+        )
     except Exception as error:  # transformers and its hub client raise dozens of types
+        if is_infrastructure_error(facts := ErrorFacts.of(error)):
+            raise SourceAwayError(f"cannot load the tokenizer of {name}: {summarize(facts)}") from error
         raise UserError(f"spec.model.source: cannot load the tokenizer of {name}: {error}") from error
+    if model.chat_template is not None:
+        tokenizer.chat_template = model.chat_template.inline
+    return tokenizer

@@ -6,6 +6,7 @@ Errors that only the user can fix are detected before the trainers start.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import time
@@ -14,42 +15,59 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
+from rljob_api.errors import TransientError
 from rljob_api.manifest.job_sections import DataSource
-from rljob_api.wire.contract import ENV_TOKEN
+from rljob_api.manifest.pod_engines import find_engines
+from rljob_api.wire.contract import ENV_TOKEN, ExitCode
+from rljob_api.wire.termination import end_program
 from rljob_inputs.data.lengths import find_limit
 from rljob_inputs.data.prompts import PromptSet, load_prompts
 from rljob_inputs.findings import describe_lengths
 from rljob_inputs.hub.repository import HubAccess
 from rljob_inputs.memory.object_store import head_store_bytes
-from rljob_inputs.models.config import find_context_length, overrides_length
-from rljob_inputs.models.files import read_config
+from rljob_inputs.models.own_settings import ModelSettings, load_model_settings
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.calls.services import AgentServices
 from rljob_trainer.driver.collection import Collector
-from rljob_trainer.driver.ledger import Reports
-from rljob_trainer.driver.loop import Datasets, Driver, DriverParts
+from rljob_trainer.driver.ports import StartTrainer, Trainer
+from rljob_trainer.driver.reports import Reports
+from rljob_trainer.driver.role_clock import ROLE_OF_SERVICE, RoleClock
+from rljob_trainer.driver.run import Datasets, Driver, DriverParts
 from rljob_trainer.driver.schedules import build_schedule
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.watcher import run_with_watcher
-from rljob_trainer.head.agent import export_metrics, start_agent
+from rljob_trainer.failures.configuration import SourceAwayError
+from rljob_trainer.gateway.forwarding import watch_models
+from rljob_trainer.head.agent import start_agent
 from rljob_trainer.head.environment import Environment, JobFile
+from rljob_trainer.head.loop_lag import watching_lag
 from rljob_trainer.head.status_server import StatusServer
 from rljob_trainer.head.tokenizer import load_tokenizer
+from rljob_trainer.head.watchdog import LoopWatchdog
+from rljob_trainer.history.disk import RunDisk
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.run_state import check_disk_space
 from rljob_trainer.history.tracking import build_trackers
+from rljob_trainer.outages.registry import Outages, hide_secrets
+from rljob_trainer.outages.waiting import wait_out
+from rljob_trainer.progress.pace import Pace
 from rljob_trainer.ranks.group import TrainerGroup, connect, disconnect
 from rljob_trainer.ranks.ray_head import RayHead
+from rljob_trainer.replicas.engines import TrainerEngines
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.replicas.pull_reports import PullReports
 from rljob_trainer.replicas.rollout_client import RolloutClient
-from rljob_trainer.rewards.clients import RewardClients
+from rljob_trainer.rewards.groups import RewardClients
+from rljob_trainer.rewards.requests import RequestBuilder
 from rljob_trainer.run_folder.location import read_run_id
 from rljob_trainer.run_folder.server import RunFileServer
 
 log = logging.getLogger(__name__)
+
+_STARTING = "reads the data and starts Ray"
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -57,20 +75,15 @@ class Inputs:
     train: PromptSet
     held_out: list[Prompt]
     tokenizer: Any
-    context_length: int | None
-    """Of the rollouts: the longest prompt with its answer, in tokens. None: not known."""
 
 
-def load_inputs(environment: Environment) -> Inputs:
+def load_inputs(environment: Environment, settings: ModelSettings) -> Inputs:
     """Return the training and the held-out prompts, without those that are too long for the rollouts."""
-    spec, access = environment.job.spec, HubAccess.from_environment(os.environ)
-    config = read_config(environment.model, spec.model.revision, access)
-    overridden = overrides_length(spec.rollout.extra_args, spec.rollout.env)
-    context_length = None if overridden else find_context_length(config)
+    spec, access = settings.job.spec, HubAccess.from_environment(os.environ)
     tokenizer = load_tokenizer(environment.model, spec.model)
 
     def load(source: DataSource, location: str, split: str) -> PromptSet:
-        limit = find_limit(spec, split, context_length)
+        limit = find_limit(spec, split, settings.model_length)
         prompts, table = load_prompts(spec.data, source, location, tokenizer, split=split, limit=limit, access=access)
         log.info("%s", describe_lengths(table))
         return prompts
@@ -79,59 +92,169 @@ def load_inputs(environment: Environment) -> Inputs:
     held_out: list[Prompt] = []
     if spec.data.eval is not None and environment.eval_data is not None:
         held_out = list(load(spec.data.eval, environment.eval_data, "test").by_row.values())
-    return Inputs(train, held_out, tokenizer, spec.rollout.max_model_len or context_length)
+    return Inputs(train, held_out, tokenizer)
 
 
-async def run_head(environment: Environment, *, on_ray: Callable[[], None] = lambda: None) -> None:
-    """Run the job to its end. `on_ray` is called once Ray is connected, since Ray replaces the signal handlers."""
-    job, run_dir = environment.job, environment.run_dir
+class HubWait:
+    """Waits while the Hub does not answer, and says so in the status."""
+
+    def __init__(self, outages: Outages, board: StatusBoard) -> None:
+        url = HubAccess.from_environment(os.environ).url
+        self._health = outages.watch(f"spec.hub ({hide_secrets(url)})", "check the network, or set spec.hub.endpoint")
+        self._board = board
+
+    async def read(self, work: Callable[[], _Result]) -> _Result:
+        """Return the result of `work`, which reads models or data in a thread."""
+        result = await wait_out(self._health, partial(asyncio.to_thread, work), partial(self._explain, TransientError))
+        self._board.waits_for(_STARTING)
+        return result
+
+    async def start_trainer(self, start: StartTrainer, **arguments: Any) -> Trainer:
+        """Start a trainer group, whose ranks read the model."""
+        return await wait_out(self._health, partial(start, **arguments), partial(self._explain, SourceAwayError))
+
+    def _explain(self, kind: type[Exception], error: Exception) -> str:
+        if not isinstance(error, kind):
+            return ""
+        self._board.waits_for(f"waits for the Hub: {error}")
+        return str(error)
+
+
+def _end_process(message: str) -> NoReturn:
+    os._exit(end_program(message, ExitCode.INFRASTRUCTURE))
+
+
+async def run_head(
+    environment: Environment,
+    *,
+    on_ray: Callable[[], None] = lambda: None,
+    on_stopped: Callable[[str], None] = lambda report: None,
+) -> None:
+    """Run the job to its end. `on_ray` is called once Ray is connected, since Ray replaces the signal handlers;
+    `on_stopped` after a cancellation, with what became of the last steps."""
+    run_dir = environment.run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
-    board, prometheus, pulls = StatusBoard(), PrometheusMetrics(), PullReports()
+    outages = Outages(environment.job.spec.outage_seconds)
+    board, prometheus, pulls = StatusBoard(outages), PrometheusMetrics(), PullReports()
     board.update(run_id=read_run_id(run_dir))  # before the first answer, from which the operator learns of a new folder
     async with AsyncExitStack() as stack:
-        server = StatusServer(board, prometheus.render, lambda report: pulls.record(report, time.monotonic()))
+        stack.enter_context(LoopWatchdog(environment.job.spec.hang_detection, _end_process).watching())
+        server = StatusServer(
+            board,
+            prometheus.render,
+            lambda report: pulls.record(report, time.monotonic()),
+            lambda part: pulls.record_hung(part, time.monotonic()),
+        )
         await server.start(environment.address)
         stack.push_async_callback(server.close)
+        await stack.enter_async_context(watching_lag(prometheus.loop_lag.observe))
 
         files = RunFileServer(run_dir, environment.address, os.environ.get(ENV_TOKEN, ""))
         stack.callback(files.close)
-        check_disk_space(run_dir, Path(environment.model), job.spec)
-        ray_head = RayHead(environment.address, head_store_bytes(job))
+        spec = environment.job.spec
+        keep, num_models = spec.checkpoint.keep, spec.num_optimized_models
+        check = partial(check_disk_space, run_dir, Path(environment.model), keep=keep, num_models=num_models)
+        await RunDisk(run_dir, outages).write(run_dir, check)
+        board.waits_for(_STARTING)
+        hub = HubWait(outages, board)
+        settings = await hub.read(partial(load_model_settings, environment.job, environment.model))
+        job = settings.job
+        for each in settings.from_model:
+            log.info("%s: %s (%s)", each.field, each.value, each.source)
+        ray_head = RayHead(environment.address, head_store_bytes(job, settings.context_length))
         stack.push_async_callback(ray_head.close)
-        board.waits_for("reads the data and starts Ray")
         # Concurrently: each takes many seconds, mostly for imports.
-        inputs, _ = await asyncio.gather(asyncio.to_thread(load_inputs, environment), ray_head.start())
+        inputs, _ = await asyncio.gather(hub.read(partial(load_inputs, environment, settings)), ray_head.start())
         # connect() would wait forever for a Ray head that has died since.
         await run_with_watcher(asyncio.to_thread(connect), ray_head.watch())
         stack.push_async_callback(asyncio.to_thread, disconnect)
         on_ray()
         board.waits_for("")
-        trackers = build_trackers(job, run_dir, prometheus)
-        stack.callback(trackers.close)
+        trackers = build_trackers(job, run_dir)
+        stack.push_async_callback(trackers.close)
+        prometheus.register_trackers(trackers.counts)
 
         session = await stack.enter_async_context(open_session())
-        spans_updates = build_schedule(job.spec.schedule).spans_updates
-        rollouts = RolloutClient(job.spec.rollout, session, spans_updates=spans_updates, reports=pulls)
-        rewards = RewardClients(job.spec.rewards, session)
-        services = AgentServices(job.spec.services, session)
+        rollouts = RolloutClient(
+            job.spec.rollout,
+            session,
+            per_pod=job.spec.engines_per_pod or 1,
+            spans_updates=build_schedule(job.spec.schedule).spans_updates,
+            reports=pulls,
+            special_ids=settings.special_ids,
+            outages=outages,
+            on_mismatch=prometheus.mismatches.inc,
+        )
+        rewards = RewardClients(job.spec.rewards, session, inputs.tokenizer, outages)
+        roles = RoleClock(time.monotonic(), {service.kind for service in job.spec.services})
+        models = watch_models(job.spec.agent.models, outages)
+        services = AgentServices(
+            job.spec.services,
+            session,
+            outages=outages,
+            runner_calls=[rollouts.replicas.fleet.health, *models.values()],
+            on_call=prometheus.record_call,
+            working=lambda kind: roles.working(ROLE_OF_SERVICE[kind], time.monotonic),
+        )
         for client in (rollouts, rewards, services):
             await client.start()
             stack.push_async_callback(client.close)
         agent = await start_agent(
-            stack, job.spec, inputs.tokenizer, inputs.context_length, services, environment.address
+            stack,
+            job.spec,
+            inputs.tokenizer,
+            settings.context_length,
+            services,
+            environment.address,
+            prometheus,
+            outages,
+            models,
         )
-        if agent.gateway is not None:
-            export_metrics(agent.gateway, prometheus)
-
+        reports = Reports(board, trackers, prometheus, agent.template.decode if agent.template else None)
+        engines = None
+        if job.spec.shares_trainer:
+            replicas = job.spec.trainer.replicas
+            startup = max(engine.startup_seconds for engine in find_engines(job.spec))
+            engines = TrainerEngines(replicas, startup, session, report=board.waits_for)
+        reserve = None if engines is None else engines.sleep
+        pace = Pace(job.spec.hang_detection)
+        start = partial(
+            TrainerGroup.start,
+            job,
+            model=environment.model,
+            run=files.folder,
+            reserve=reserve,
+            pace=pace,
+            is_paused=outages.is_open,
+        )
         parts = DriverParts(
-            start_trainer=partial(TrainerGroup.start, job, model=environment.model, run=files.folder),
+            start_trainer=partial(hub.start_trainer, start),
             collector=Collector(
-                agent.loop, rollouts, rewards, job.spec.rewards, services, own_weight=job.spec.agent.reward_weight
+                agent.loop,
+                rollouts,
+                rewards,
+                job.spec.rewards,
+                RequestBuilder(inputs.tokenizer, job.spec.agent.completion),
+                services,
+                own_weight=job.spec.agent.reward_weight,
+                roles=roles,
+                on_scored=reports.record_scored,
             ),
-            reports=Reports(board, trackers, prometheus, agent.template.decode if agent.template else None),
+            reports=reports,
             data=Datasets(inputs.train, inputs.held_out),
             model=environment.model,
             read_schedule=JobFile(environment.job_file).read_schedule,
+            engines=engines,
+            outages=outages,
         )
-        driver = Driver(job, run_dir, parts, environment.head_job_uid)
-        await run_with_watcher(driver.run(), ray_head.watch())
+        # What is imported and loaded stays: a full collection would visit it all, and hold the loop for as long.
+        gc.collect()
+        gc.freeze()
+        driver = Driver(job, run_dir, parts, environment.head_job_uid, environment.grace_seconds)
+        server.leave = driver.leave
+        stack.enter_context(board.live(driver.describe_live))
+        try:
+            await run_with_watcher(driver.run(), ray_head.watch())
+        except asyncio.CancelledError:
+            on_stopped(driver.exit_report)
+            raise

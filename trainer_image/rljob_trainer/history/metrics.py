@@ -1,29 +1,35 @@
-"""Metrics of a step and of an evaluation: pure summaries, and the lines of metrics.jsonl.
+"""Metrics of a step and of an evaluation: pure summaries, the parts of the records of `rljob_api.run.metrics`.
 
 Invariant: means are over valid samples only; an unknown value is null, never zero.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
-from rljob_api.manifest.job import RLJobSpec
-from rljob_api.manifest.reward import Reward
-from rljob_api.manifest.runner import RUNNER_SERVICE
+import numpy as np
+
+from rljob_api.manifest.services.reward import Reward
+from rljob_api.manifest.services.runner import RUNNER_SERVICE
+from rljob_api.run.metrics import (
+    AgentNumbers,
+    EpisodeNumbers,
+    RewardNumbers,
+    ScheduleNumbers,
+    ToolNumbers,
+    UpdateNumbers,
+)
 from rljob_api.wire.contract import MAX_COMPONENTS
 from rljob_trainer.algorithms.advantages import average, deviation
-from rljob_trainer.episodes.batches import has_signal, training_scores
-from rljob_trainer.episodes.types import NOT_SAMPLED, Episode, Group, ToolCall, UpdateMetrics
-from rljob_trainer.history.run_state import disk_errors
+from rljob_trainer.algorithms.base import AlgorithmCode
+from rljob_trainer.algorithms.rows import has_signal, training_scores
+from rljob_trainer.algorithms.settings import Settings
+from rljob_trainer.episodes.types import NOT_SAMPLED, Episode, Group, ToolCall, UpdateMetrics, failed_as
 
-Record = dict[str, Any]
 NO_TOOL = "_none"
 """Stands for the tool of calls that were not made: no function has their name, or they cannot be read."""
 
@@ -44,9 +50,14 @@ def quantile(values: Sequence[float], share: float) -> float | None:
 
 
 def summarize_scores(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return the mean score, and the mean of every component over its valid results.
+    """Return the mean of each list of `collect_scores`."""
+    return {name: average(listed) for name, listed in collect_scores(episodes).items()}
 
-    With several rewards, also return each reward's mean, and prefix its components: REWARD/COMPONENT. What an
+
+def collect_scores(episodes: Sequence[Episode]) -> dict[str, list[float]]:
+    """Return the scores, and every component of the valid results; no empty lists.
+
+    With several rewards, also return each reward's scores, and prefix its components: REWARD/COMPONENT. What an
     environment or a program gave counts as a reward; the numbers of its info are its components.
     """
     names = {name for episode in episodes for name in episode.results}
@@ -65,7 +76,7 @@ def summarize_scores(episodes: Sequence[Episode]) -> dict[str, float]:
                 add(name, result.score, result.components)
         if episode.failure is None:
             add(RUNNER_SERVICE, episode.own_reward, own_components(episode))
-    return {name: average(listed) for name, listed in values.items() if listed}
+    return {name: listed for name, listed in values.items() if listed}
 
 
 def own_components(episode: Episode) -> dict[str, float]:
@@ -84,6 +95,12 @@ def count_invalid(episodes: Iterable[Episode]) -> Counter[str]:
     return counts
 
 
+def count_scored_failures(episodes: Iterable[Episode]) -> Counter[str]:
+    """Count by reason the failed results that have a score by failurePolicy.scores."""
+    causes = (failed_as(result) for episode in episodes for result in episode.results.values())
+    return Counter(str(cause) for cause in causes if cause is not None)
+
+
 def count_versions(episodes: Sequence[Episode], rewards: Sequence[Reward]) -> dict[str, int]:
     """Count the versions of each reward among the valid scores. Results without a version count as one version."""
     results = {r.name: [t.results[r.name] for t in episodes if r.name in t.results] for r in rewards}
@@ -91,35 +108,28 @@ def count_versions(episodes: Sequence[Episode], rewards: Sequence[Reward]) -> di
     return {name: len({result.version for result in found}) for name, found in valid.items()}
 
 
-def summarize_step(
-    groups: Sequence[Group], updates: Sequence[UpdateMetrics], latencies: Sequence[float], spec: RLJobSpec
-) -> Record:
+def summarize_rewards(groups: Sequence[Group], latencies: Sequence[float], algorithm: AlgorithmCode) -> RewardNumbers:
+    settings = algorithm.settings
     episodes = [episode for group in groups for episode in group.episodes]
     totals = [total for t in episodes if (total := t.total_reward) is not None]
     results = [result for t in episodes for result in t.results.values()]
-    invalid = count_invalid(episodes)
-    return {
-        "reward": mean(totals),
-        "reward_std": std(totals),
-        "components": summarize_scores(episodes),
-        "reward_versions": count_versions(episodes, spec.rewards),
-        "rewards": _summarize_rewards(episodes, spec),
-        "reward_latency_p50_seconds": quantile(latencies, 0.5),
-        "reward_latency_p95_seconds": quantile(latencies, 0.95),
-        "reward_queue_p95_seconds": quantile([result.queue_seconds for result in results], 0.95),
-        "reward_execute_mean_seconds": mean(result.execute_seconds for result in results),
-        "num_samples": len(episodes),
-        "num_masked": sum(training_scores(group, spec).count(None) for group in groups),
-        "num_invalid": sum(invalid.values()),
-        "invalid_by_reason": dict(invalid),
-        "zero_signal_share": mean(not has_signal(group, spec) for group in groups),
-        **summarize_lengths(episodes),
-        **summarize_conversations(episodes),
-        **summarize_updates(updates, has_reference=spec.algorithm.kl.coefficient > 0),
-    }
+    return RewardNumbers(
+        reward=mean(totals),
+        reward_std=std(totals),
+        components={**summarize_scores(episodes)},
+        reward_versions=count_versions(episodes, settings.rewards),
+        rewards=_summarize_each_reward(episodes, settings),
+        reward_latency_p50_seconds=quantile(latencies, 0.5),
+        reward_latency_p95_seconds=quantile(latencies, 0.95),
+        reward_queue_p95_seconds=quantile([result.queue_seconds for result in results], 0.95),
+        reward_execute_mean_seconds=mean(result.execute_seconds for result in results),
+        num_masked=sum(training_scores(group, settings).count(None) for group in groups),
+        scored_failures_by_reason=count_scored_failures(episodes),
+        zero_signal_share=mean(not has_signal(group, algorithm) for group in groups),
+    )
 
 
-def _summarize_rewards(episodes: Sequence[Episode], spec: RLJobSpec) -> dict[str, float | None]:
+def _summarize_each_reward(episodes: Sequence[Episode], settings: Settings) -> dict[str, float | None]:
     """Return the mean of each reward's valid scores, and of what the environment or the program gave."""
     means = {
         reward.name: mean(
@@ -127,9 +137,9 @@ def _summarize_rewards(episodes: Sequence[Episode], spec: RLJobSpec) -> dict[str
             for t in episodes
             if (result := t.results.get(reward.name)) is not None and result.score is not None
         )
-        for reward in spec.rewards
+        for reward in settings.rewards
     }
-    if spec.agent.is_hosted:
+    if settings.own_weight is not None:
         means[RUNNER_SERVICE] = mean(t.own_reward for t in episodes if t.own_reward is not None and t.failure is None)
     return means
 
@@ -137,117 +147,104 @@ def _summarize_rewards(episodes: Sequence[Episode], spec: RLJobSpec) -> dict[str
 def count_staleness(episodes: Iterable[Episode], finished_steps: int) -> Counter[int]:
     """Count the sampled tokens by staleness: `finished_steps` before the step that trains them, minus the version of
     the weights that sampled them."""
-    versions = (version for t in episodes for segment in t.segments for version in segment.versions)
-    return Counter(finished_steps - version for version in versions if version != NOT_SAMPLED)
+    counts: Counter[int] = Counter()
+    for segment in (segment for episode in episodes for segment in episode.segments):
+        # Nearly always, one version sampled all tokens of a segment.
+        newest = int(segment.versions.max(initial=NOT_SAMPLED))
+        number = int(np.count_nonzero(segment.versions == newest)) if newest != NOT_SAMPLED else 0
+        if number == np.count_nonzero(segment.loss_mask):
+            counts.update({finished_steps - newest: number} if number else {})
+        else:
+            versions, numbers = np.unique_counts(segment.versions[segment.versions != NOT_SAMPLED])
+            counts.update(dict(zip((finished_steps - versions).tolist(), numbers.tolist(), strict=True)))
+    return counts
 
 
 def summarize_schedule(
     staleness: Mapping[int, int], busy_shares: Mapping[str, float], num_replaced_groups: int
-) -> Record:
+) -> ScheduleNumbers:
     """Return what the schedule did in a step. `staleness`: of `count_staleness`; `busy_shares`: of
     `driver.role_clock.RoleClock.shares`."""
     num_tokens = sum(staleness.values())
-    return {
-        "staleness_mean": sum(steps * count for steps, count in staleness.items()) / num_tokens if num_tokens else None,
-        "staleness_max": max(staleness, default=None),
-        "staleness_histogram": {str(steps): count for steps, count in sorted(staleness.items())},
-        "busy_shares": dict(busy_shares),
-        "num_replaced_groups": num_replaced_groups,
-    }
+    mean_steps = sum(steps * count for steps, count in staleness.items()) / num_tokens if num_tokens else None
+    return ScheduleNumbers(
+        staleness_mean=mean_steps,
+        staleness_max=max(staleness, default=None),
+        staleness_histogram=dict(sorted(staleness.items())),
+        busy_shares={**busy_shares},
+        num_replaced_groups=num_replaced_groups,
+    )
 
 
-def summarize_lengths(episodes: Sequence[Episode]) -> Record:
-    """Return the sampled tokens per episode, and the share that the token limit cut."""
-    return {
-        "response_tokens_mean": mean(t.num_sampled for t in episodes),
-        "response_tokens_max": max((t.num_sampled for t in episodes), default=None),
-        "truncated_share": mean(t.truncated for t in episodes),
-    }
+def summarize_episodes(episodes: Sequence[Episode]) -> EpisodeNumbers:
+    """Return the counts of samples and invalid results, the sampled tokens, and what the conversations did."""
+    invalid, lengths = count_invalid(episodes), [episode.num_sampled for episode in episodes]
+    return EpisodeNumbers(
+        num_samples=len(episodes),
+        num_invalid=sum(invalid.values()),
+        invalid_by_reason=invalid,
+        response_tokens_mean=mean(lengths),
+        response_tokens_max=max(lengths, default=None),
+        truncated_share=mean(t.truncated for t in episodes),
+        agent=summarize_conversations([episode for episode in episodes if episode.messages]),
+    )
 
 
-def summarize_conversations(episodes: Sequence[Episode]) -> Record:
-    """Return what the turns, tools and the user did; empty without conversations. A mean over nothing is null."""
-    found = [episode for episode in episodes if episode.messages]
-    if not found:
-        return {}
-    turns = [turn for episode in found for turn in episode.turns]
+def summarize_conversations(episodes: Sequence[Episode]) -> AgentNumbers | None:
+    """Return what the turns, tools and the user did; None without conversations."""
+    if not episodes:
+        return None
+    turns = [turn for episode in episodes for turn in episode.turns]
     calls = [call for turn in turns for call in turn.tool_calls]
     user_seconds = [turn.user_seconds for turn in turns if turn.user_seconds is not None]
     by_tool = {name: [call for call in calls if call.tool == name] for name in sorted({call.tool for call in calls})}
-    return {
-        "agent": {
-            "turns_mean": mean(len(episode.turns) for episode in found),
-            "turn_reward_mean": mean(turn.reward for turn in turns if turn.reward is not None),
-            "user_seconds_mean": mean(user_seconds),
-            "user_seconds_max": max(user_seconds, default=None),
-            "tool_calls_mean": mean(sum(len(turn.tool_calls) for turn in episode.turns) for episode in found),
-            "tools": {name or NO_TOOL: _summarize_calls(of_tool) for name, of_tool in by_tool.items()},
-            "segments_mean": mean(len(episode.segments) for episode in found),
-            "segments_by_cause": dict(Counter(each.cause for episode in found for each in episode.breaks)),
-            "episodes_by_end": dict(Counter(episode.end.value for episode in found)),
-            "failures": dict(Counter(episode.failure.service for episode in found if episode.failure)),
-        }
-    }
+    return AgentNumbers(
+        turns_mean=mean(len(episode.turns) for episode in episodes),
+        turn_reward_mean=mean(turn.reward for turn in turns if turn.reward is not None),
+        user_seconds_mean=mean(user_seconds),
+        user_seconds_max=max(user_seconds, default=None),
+        tool_calls_mean=mean(sum(len(turn.tool_calls) for turn in episode.turns) for episode in episodes),
+        tools={name or NO_TOOL: _summarize_calls(of_tool) for name, of_tool in by_tool.items()},
+        segments_mean=mean(len(episode.segments) for episode in episodes),
+        segments_by_cause=Counter(each.cause for episode in episodes for each in episode.breaks),
+        episodes_by_end=Counter(episode.end.value for episode in episodes),
+        failures=Counter(episode.failure.service for episode in episodes if episode.failure),
+    )
 
 
-def _summarize_calls(calls: Sequence[ToolCall]) -> Record:
-    return {
-        "calls": len(calls),
-        "errors": sum(bool(call.error) for call in calls),
-        "seconds_mean": mean(call.seconds for call in calls),
-        "seconds_max": max(call.seconds for call in calls),
-    }
+def _summarize_calls(calls: Sequence[ToolCall]) -> ToolNumbers:
+    return ToolNumbers(
+        calls=len(calls),
+        errors=sum(bool(call.error) for call in calls),
+        seconds_mean=mean(call.seconds for call in calls),
+        seconds_max=max(call.seconds for call in calls),
+    )
 
 
-def summarize_updates(updates: Sequence[UpdateMetrics], *, has_reference: bool) -> Record:
+def summarize_updates(updates: Sequence[UpdateMetrics], *, has_reference: bool) -> UpdateNumbers:
     """Return the means over a step's updates; of what is a mean over tokens, those with trained tokens. The KL is
     unknown without a reference. What compares the trainer with the rollout is of the first update: later ones differ
     from the rollout on purpose."""
-    if not updates:
-        return {}
     num_tokens = sum(update.num_tokens for update in updates)
     trained = [update for update in updates if update.trained_share > 0]
-    first = next(iter(trained), None)
-    of_update = ("loss", "policy_loss", "grad_norm")
-    of_tokens = ("kl", "entropy", "clip_fraction", "corrected_share", "effective_sample_share")
-    summary: Record = {name: mean(getattr(update, name) for update in updates) for name in of_update}
-    summary |= {name: mean(getattr(update, name) for update in trained) for name in of_tokens}
-    return summary | {
-        "kl": summary["kl"] if has_reference else None,
-        "critic_loss": mean(update.critic_loss for update in updates if update.critic_loss is not None),
-        "logprob_difference": first.logprob_difference if first else None,
-        "mismatch_kl": first.mismatch_kl if first else None,
-        "mismatch_max": first.mismatch_max if first else None,
-        "num_skipped_updates": sum(update.is_skipped for update in updates),
-        "learning_rate": updates[-1].learning_rate,
-        "num_tokens": num_tokens,
-        "trained_share": sum(u.trained_share * u.num_tokens for u in updates) / num_tokens if num_tokens else None,
-        "num_micro_batches": sum(update.num_micro_batches for update in updates),
-    }
-
-
-def flatten(record: Record, prefix: str = "") -> dict[str, float]:
-    """Return the numbers of a record by slash-joined name, for trackers."""
-    flat: dict[str, float] = {}
-    for name, value in record.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float):
-            flat[f"{prefix}{name}"] = float(value)
-    return flat
-
-
-def append_line(path: Path, record: Record) -> None:
-    """Append one JSON object. Raise UserError if the disk is full."""
-    line = json.dumps(_finite(record), allow_nan=False)
-    with disk_errors(path), path.open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
-
-
-def _finite(value: Any) -> Any:
-    """Replace numbers that are not finite by null, since JSON has none. The norm of a gradient may be infinite."""
-    if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    first = trained[0] if trained else None
+    return UpdateNumbers(
+        loss=mean(update.loss for update in updates),
+        policy_loss=mean(update.policy_loss for update in updates),
+        grad_norm=mean(update.grad_norm for update in updates),
+        kl=mean(update.kl for update in trained) if has_reference else None,
+        entropy=mean(update.entropy for update in trained),
+        clip_fraction=mean(update.clip_fraction for update in trained),
+        corrected_share=mean(update.corrected_share for update in trained),
+        rejected_share=mean(update.rejected_share for update in trained),
+        effective_sample_share=mean(update.effective_sample_share for update in trained),
+        critic_loss=mean(update.critic_loss for update in updates if update.critic_loss is not None),
+        logprob_difference=first.logprob_difference if first else None,
+        mismatch_kl=first.mismatch_kl if first else None,
+        mismatch_max=first.mismatch_max if first else None,
+        num_skipped_updates=sum(update.is_skipped for update in updates),
+        learning_rate=updates[-1].learning_rate if updates else None,
+        num_tokens=num_tokens,
+        trained_share=sum(u.trained_share * u.num_tokens for u in updates) / num_tokens if num_tokens else None,
+        num_micro_batches=sum(update.num_micro_batches for update in updates),
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, get_args
@@ -12,9 +11,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rljob_api.manifest.runner import RUNNER_SERVICE
+from rljob_api.manifest.services.runner import RUNNER_SERVICE
+from rljob_api.run.gauges import flatten, name_gauge
+from rljob_api.run.metrics import AnyRecord, StepRecord
+from rljob_api.run.summaries import DeliveryCounts
 from rljob_api.wire.protocol import CallResult, InvalidReason, Lane
-from rljob_trainer.episodes.types import Episode, ScoredResult
+from rljob_trainer.episodes.types import Episode, ScoredResult, failed_as
 from rljob_trainer.history.metrics import NO_TOOL, own_components
 
 log = logging.getLogger(__name__)
@@ -27,11 +29,11 @@ SCORE_BUCKETS = (
 )
 SCORE = "score"
 VALID = "valid"
-PHASES = ("starting", "generate", "score", "update", "publish", "sync", "evaluate", "checkpoint")
+PHASES = ("starting", "generate", "score", "update", "publish", "sleep", "wake", "sync", "evaluate", "checkpoint")
 _MAX_COMPONENTS = 32
 """Per reward."""
 _MAX_GAUGES = 256
-"""Per part of a step's or an evaluation's record, such as its components."""
+"""Series of a metric of a step or an evaluation, such as its components."""
 _REWARD_GAUGES = {
     "in_flight": "Samples that wait for this reward.",
     "waiting": "Requests that wait for a free replica.",
@@ -51,6 +53,8 @@ _GATEWAY_GAUGES = {
     "in_flight": "Requests that wait for a completion.",
     "oldest_seconds": "Age of the oldest of these requests.",
 }
+LAG_BUCKETS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5)
+"""The operator waits 2 s for /status, and a readiness probe 3 s."""
 OVERHEAD_BUCKETS_SECONDS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
 
 _AGENT_GAUGES = {
@@ -93,6 +97,8 @@ class PrometheusMetrics:
 
         text = "Samples without a valid score, after the last attempt."
         self._invalid = counter("rljob_reward_invalid", text, "reward", "lane", "reason")
+        text = "Failed samples that failurePolicy.scores gave a score."
+        self._scored_failures = counter("rljob_reward_scored_failures", text, "reward", "lane", "reason")
         self._samples = counter("rljob_samples", "Samples scored.", "lane")
         self._tokens = counter("rljob_sampled_tokens", "Tokens sampled.", "lane")
         self.phases = counter("rljob_phase_seconds", "The driver's time; of a step, known at its end.", "phase")
@@ -120,6 +126,10 @@ class PrometheusMetrics:
         self._gateway_overhead = Histogram(
             "rljob_gateway_overhead_seconds", "The gateway's own part of a turn, without the engine's.", ["part"],
             registry=registry, buckets=OVERHEAD_BUCKETS_SECONDS,
+        )  # fmt: skip
+        self.loop_lag = Histogram(
+            "rljob_driver_loop_lag_seconds", "How late the driver's event loop runs what is due, ten times a second.",
+            registry=registry, buckets=LAG_BUCKETS_SECONDS,
         )  # fmt: skip
         text = "Conversations without a score, by what failed."
         self._failures = counter("rljob_agent_failures", text, "lane", "service", "reason")
@@ -150,6 +160,10 @@ class PrometheusMetrics:
             self._gateway_overhead.labels(part)
         self.registry.register(_GatewayCollector(read_statistics))
 
+    def register_trackers(self, read_counts: Callable[[], Mapping[str, DeliveryCounts]]) -> None:
+        """Export what became of the records for each tracker."""
+        self.registry.register(_TrackerCollector(read_counts))
+
     def record_response(self, api: str, model: str, status: int) -> None:
         """`api`: path without /v1/, such as chat/completions. `model`: policy, or one of agent.models."""
         self._gateway_responses.labels(api, model, str(status)).inc()
@@ -178,12 +192,14 @@ class PrometheusMetrics:
         self._samples.labels(lane).inc()
         self._tokens.labels(lane).inc(episode.num_sampled)
         for name, result in episode.results.items():
+            cause = result.reason or failed_as(result)
             if isinstance(result, ScoredResult):
-                outcome = VALID if result.reason is None else result.reason.value
+                outcome = VALID if cause is None else cause.value
                 self._latency.labels(name, lane, outcome).observe(result.latency_seconds)
-            if result.reason is not None:
-                self._invalid.labels(name, lane, result.reason.value).inc()
-            elif result.score is not None:
+            if cause is not None:
+                counter = self._invalid if result.score is None else self._scored_failures
+                counter.labels(name, lane, cause.value).inc()
+            if result.score is not None:
                 self._record_values(name, lane, result.score, result.components)
         if episode.own_reward is not None and episode.failure is None:
             self._record_values(RUNNER_SERVICE, lane, episode.own_reward, own_components(episode))
@@ -207,30 +223,28 @@ class PrometheusMetrics:
                 log.warning("%s: /metrics exports only its first %d components", part, limit)
         return series in known
 
-    def log(self, kind: str, step: int, numbers: dict[str, float]) -> None:
+    def log(self, record: AnyRecord) -> None:
         """Set the gauges, and count what a step did."""
-        if kind == "step":
-            self._count_step(numbers)
-        for name, value in {**numbers, "number": step}.items():
-            metric = f"rljob_{kind}_{re.sub(r'[^a-zA-Z0-9_]', '_', name)}"
-            if self._has_room(f"{kind}/{name.partition('/')[0]}", metric, _MAX_GAUGES):
-                if metric not in self._gauges:
-                    self._gauges[metric] = Gauge(metric, f"{name} of the last {kind}", registry=self.registry)
-                self._gauges[metric].set(value)
+        if isinstance(record, StepRecord):
+            self._count_step(record)
+        kind = record.type
+        for name, value in {**flatten(record), "number": record.step}.items():
+            metric, label, key = name_gauge(kind, name)
+            if not self._has_room(metric, key, _MAX_GAUGES):
+                continue
+            if metric not in self._gauges:
+                text = f"{metric.removeprefix(f'rljob_{kind}_')} of the last {kind}, as in metrics.jsonl."
+                self._gauges[metric] = Gauge(metric, text, [label] if label else [], registry=self.registry)
+            gauge = self._gauges[metric]
+            (gauge.labels(key) if label else gauge).set(value)
 
-    def _count_step(self, numbers: dict[str, float]) -> None:
-        seconds = numbers.get("step_seconds", 0.0)
-        for name, value in numbers.items():
-            part, _, key = name.partition("/")
-            if part == "staleness_histogram":
-                self._trained_tokens.labels(key).inc(value)
-            elif part == "busy_shares":
-                self._busy.labels(key).inc(value * seconds)
-        self._skipped.inc(numbers.get("num_skipped_updates", 0.0))
-        self._replaced.inc(numbers.get("num_replaced_groups", 0.0))
-
-    def close(self) -> None:
-        """Do nothing: scrapers pull."""
+    def _count_step(self, record: StepRecord) -> None:
+        for staleness, num_tokens in record.staleness_histogram.items():
+            self._trained_tokens.labels(str(staleness)).inc(num_tokens)
+        for role, share in record.busy_shares.items():
+            self._busy.labels(role).inc(share * (record.step_seconds or 0.0))
+        self._skipped.inc(record.num_skipped_updates)
+        self._replaced.inc(record.num_replaced_groups)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
@@ -268,6 +282,28 @@ class _ServiceCollector(Collector):
             for lane in get_args(Lane):
                 attempts.add_metric([name, lane], client.num_requests[lane])
         yield attempts
+
+
+class _TrackerCollector(Collector):
+    """What became of the records for each tracker."""
+
+    def __init__(self, read_counts: Callable[[], Mapping[str, DeliveryCounts]]) -> None:
+        self._read_counts = read_counts
+
+    def describe(self) -> list[Metric]:
+        return []  # so that registering does not collect
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Records for a tracker (tensorboard, wandb, mlflow): sent, or lost."
+        records = CounterMetricFamily("rljob_tracker_records", text, labels=["tracker", "outcome"])
+        text = "Records that wait for a tracker's server."
+        waiting = GaugeMetricFamily("rljob_tracker_waiting_records", text, labels=["tracker"])
+        for name, counts in self._read_counts().items():
+            records.add_metric([name, "sent"], counts.sent)
+            records.add_metric([name, "lost"], counts.lost)
+            waiting.add_metric([name], counts.waiting)
+        yield records
+        yield waiting
 
 
 class _GatewayCollector(Collector):

@@ -1,128 +1,123 @@
-"""Trackers: TensorBoard, Weights & Biases and MLflow. Each receives the flat numbers of a step or evaluation.
+"""What the driver gives to trackers, and which trackers a job has.
 
-Invariant: a tracker never stops training; one that fails is logged and removed.
+`trackers` has their clients, `delivery` sends. Invariant: a tracker never stops or delays training; what it loses is
+counted and shown.
 """
 
 from __future__ import annotations
 
-import importlib
-import logging
+import asyncio
+import importlib.util
+import json
+import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
-from rljob_trainer.history.prometheus import PrometheusMetrics
+from rljob_api.run.gauges import flatten
+from rljob_api.run.metrics import AnyRecord
+from rljob_api.run.summaries import DeliveryCounts
+from rljob_trainer.episodes.types import Group
+from rljob_trainer.history.delivery import Delivery
+from rljob_trainer.history.trackers import MlFlow, TensorBoard, TrackedRecord, Tracker, WeightsAndBiases
+from rljob_trainer.run_folder.location import read_run_id
 
-log = logging.getLogger(__name__)
-
-
-class Tracker(Protocol):
-    def log(self, kind: str, step: int, numbers: dict[str, float]) -> None: ...
-    def close(self) -> None: ...
-
-
-class TensorBoard:
-    """Event files through tensorboard's own writer. torch's writer would import all of torch into the driver."""
-
-    def __init__(self, folder: Path) -> None:
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        folder.mkdir(parents=True, exist_ok=True)
-        self._writer = EventFileWriter(str(folder))
-
-    def restart_at(self, step: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-
-        step += step > 0  # TensorBoard also drops the step in the event, which is done unless it is 0
-        self._writer.add_event(Event(wall_time=time.time(), step=step, file_version="brain.Event:2"))
-        self._writer.add_event(Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START)))
-
-    def log(self, kind: str, step: int, numbers: dict[str, float]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=f"{kind}/{name}", simple_value=value) for name, value in numbers.items()]
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-def _import_client(package: str, field: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise UserError(
-            f"spec.tracking.{field} is set, but {package} is not installed; install rljob-trainer[{package}]"
-        ) from error
-
-
-class WeightsAndBiases:
-    """One run per job; a resumed job continues it."""
-
-    def __init__(self, project: str, job: RLJob) -> None:
-        name = f"{job.metadata.namespace}-{job.metadata.name}"
-        run_id = job.metadata.uid or name
-        self._run = _import_client("wandb", "wandbProject").init(
-            project=project, name=job.metadata.name, id=run_id, resume="allow", config=job.to_manifest()["spec"]
-        )
-
-    def log(self, kind: str, step: int, numbers: dict[str, float]) -> None:
-        self._run.log({f"{kind}/{name}": value for name, value in numbers.items()} | {"step": step})
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-class MlFlow:
-    """One run per start of the driver: MLflow assigns the ids, so a restarted driver cannot continue a run."""
-
-    def __init__(self, experiment: str, job: RLJob) -> None:
-        self._mlflow = _import_client("mlflow", "mlflowExperiment")
-        self._mlflow.set_experiment(experiment)
-        self._mlflow.start_run(run_name=job.metadata.name)
-
-    def log(self, kind: str, step: int, numbers: dict[str, float]) -> None:
-        self._mlflow.log_metrics({f"{kind}/{name}": value for name, value in numbers.items()}, step=step)
-
-    def close(self) -> None:
-        self._mlflow.end_run()
+FLUSH_SECONDS = 15.0
+"""At the end of the run, for what waits."""
+CLOSE_SECONDS = 20.0
+"""To close all clients. With the time of a checkpoint, it fits into the grace period of the head's Pod."""
+_MAX_CHARACTERS = 10_000
+"""Limit of a text in the table of samples."""
 
 
 class Trackers:
-    def __init__(self, trackers: Sequence[Tracker]) -> None:
-        self._trackers = list(trackers)
+    """All trackers of a job."""
 
-    def log(self, kind: str, step: int, numbers: dict[str, float]) -> None:
-        self._for_each(lambda tracker: tracker.log(kind, step, numbers))
+    def __init__(self, deliveries: Sequence[Delivery[Tracker]] = (), *, num_samples: int = 0) -> None:
+        """`num_samples`: of each step and evaluation, for the table of samples."""
+        self._deliveries, self._num_samples = deliveries, num_samples
+
+    def log(self, record: AnyRecord, groups: Sequence[Group] = ()) -> None:
+        samples = describe_samples(record.step, groups, self._num_samples) if self._deliveries else []
+        tracked = TrackedRecord(record.type, record.step, flatten(record), samples=samples)
+        self._submit(lambda tracker: tracker.log(tracked))
 
     def restart_at(self, step: int) -> None:
-        self._for_each(lambda tracker: tracker.restart_at(step) if isinstance(tracker, TensorBoard) else None)
+        self._submit(lambda tracker: tracker.restart_at(step))
 
-    def close(self) -> None:
-        self._for_each(lambda tracker: tracker.close())
+    def counts(self) -> dict[str, DeliveryCounts]:
+        return {delivery.name: delivery.counts() for delivery in self._deliveries}
 
-    def _for_each(self, call: Callable[[Tracker], None]) -> None:
-        for tracker in list(self._trackers):
-            try:
-                call(tracker)
-            except Exception:  # a tracker's server may be down: no reason to lose a training run
-                log.exception("%s failed and is disabled", type(tracker).__name__)
-                self._trackers.remove(tracker)
+    async def flush(self, seconds: float = FLUSH_SECONDS) -> dict[str, DeliveryCounts]:
+        """Wait for what is not sent, and return the counts of each tracker."""
+        waits = (asyncio.to_thread(delivery.flush, seconds) for delivery in self._deliveries)
+        counts = await asyncio.gather(*waits)
+        return {each.name: found for each, found in zip(self._deliveries, counts, strict=True)}
+
+    async def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        ends_at = time.monotonic() + seconds
+        await asyncio.gather(*(asyncio.to_thread(delivery.close, ends_at) for delivery in self._deliveries))
+
+    def _submit(self, send: Callable[[Tracker], None]) -> None:
+        for delivery in self._deliveries:
+            delivery.submit(send)
 
 
-def build_trackers(job: RLJob, run_dir: Path, prometheus: PrometheusMetrics) -> Trackers:
-    """Return the trackers of spec.tracking. Raise UserError if one is not installed."""
-    tracking = job.spec.tracking
-    trackers: list[Tracker] = [prometheus]
+def describe_samples(step: int, groups: Sequence[Group], count: int) -> list[tuple[Any, ...]]:
+    """Return rows of SAMPLE_COLUMNS: the first samples of groups at even distances, then the second ones."""
+    longest = max((len(group.episodes) for group in groups), default=0)
+    num_groups = min(count, len(groups))
+    spread = [groups[i * len(groups) // num_groups] for i in range(num_groups)]
+    pairs = [(group, group.episodes[i]) for i in range(longest) for group in spread if i < len(group.episodes)]
+    return [
+        (
+            step,
+            episode.group,
+            _shorten(group.prompt.prompt),
+            _shorten(group.prompt.ground_truth),
+            _shorten(episode.text),
+            episode.score,
+            episode.advantage,
+            str(episode.end),
+        )
+        for group, episode in pairs[:count]
+    ]
+
+
+def _shorten(value: Any) -> str:
+    if value is None:
+        return ""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    text = text.encode("utf-8", "replace").decode()
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]} ... ({len(text)} characters)"
+
+
+def build_trackers(job: RLJob, run_dir: Path) -> Trackers:
+    """Return the trackers of spec.tracking. Raise UserError if one cannot work here."""
+    tracking, run_id = job.spec.tracking, read_run_id(run_dir)
+    deliveries: list[Delivery[Tracker]] = []
     if tracking.tensorboard:
-        trackers.append(TensorBoard(run_dir / "tensorboard"))
+        deliveries.append(Delivery("tensorboard", partial(TensorBoard, run_dir / "tensorboard")))
     if tracking.wandb_project:
-        trackers.append(WeightsAndBiases(tracking.wandb_project, job))
+        _require_package("wandb", "wandbProject")
+        deliveries.append(Delivery("wandb", partial(WeightsAndBiases, job, run_dir, run_id)))
     if tracking.mlflow_experiment:
-        trackers.append(MlFlow(tracking.mlflow_experiment, job))
-    return Trackers(trackers)
+        _require_package("mlflow", "mlflowExperiment")
+        if not os.environ.get("MLFLOW_TRACKING_URI"):
+            raise UserError(
+                "spec.tracking.mlflowExperiment is set, but MLFLOW_TRACKING_URI is not; set it in spec.head.env"
+            )
+        deliveries.append(Delivery("mlflow", partial(MlFlow, job, run_id)))
+    return Trackers(deliveries, num_samples=tracking.wandb_samples if tracking.wandb_project else 0)
+
+
+def _require_package(package: str, field: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise UserError(
+            f"spec.tracking.{field} is set, but the package {package} is not installed; install it in the image of "
+            f"spec.head, or remove the field"
+        )

@@ -28,7 +28,7 @@ PACKED = "rljob_packed"
 _MAX_HEAD_DIM = 256
 _HEAD_DIM_MULTIPLE = 8
 _MIN_CAPABILITY = (8, 0)
-"""Of torch's flash attention: compute capability, Ampere."""
+"""Minimum of torch's flash attention: compute capability, Ampere."""
 
 
 class Segments(NamedTuple):
@@ -44,28 +44,31 @@ class Segments(NamedTuple):
     max_keys: int
 
 
-def install(network: Any, wanted: str, *, dtype: torch.dtype, device: torch.device) -> None:
-    """Give `network`, built with `initial_name(wanted)`, the attention that spec.trainer.attention asks for. Raise
+def install(decoder: Any, wanted: str, *, dtype: torch.dtype, device: torch.device) -> None:
+    """Give `decoder`, built with `initial_attention`, the attention that spec.trainer.attention asks for. Raise
     UserError if that is packed, and the model or the device does not support it."""
     if wanted not in ("auto", "packed") or (wanted == "auto" and device.type == "cpu"):
         return
-    obstacle = _obstacle(network, dtype, device)
+    obstacle = _obstacle(decoder, dtype, device)
     if obstacle is None:
         _register()
-        network.set_attn_implementation(PACKED)
+        decoder.set_attn_implementation(PACKED)
     elif wanted == "packed":
         raise UserError(f"spec.trainer.attention: packed is not possible, because {obstacle}; use auto or sdpa")
 
 
-def initial_name(wanted: str) -> str:
-    """Return the implementation with which transformers builds the network."""
-    return "sdpa" if wanted in ("auto", "packed") else wanted
+def initial_attention(kind: Any, wanted: str) -> str:
+    """Return the implementation with which transformers builds a network of the class `kind`."""
+    if wanted not in ("auto", "packed"):
+        return wanted
+    return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"  # gpt-oss, whose sinks sdpa does not have
 
 
-def find_layout(config: Any) -> Layout:
+def find_layout(decoder: Any) -> Layout:
     """Return how rows may share micro-batches. Trees need full attention in every layer, and so do packed rows: windows
     and recurrences count tokens of a line, not of a row."""
-    if not _has_full_attention(config):
+    config = decoder.config
+    if not _has_full_attention(decoder):
         return PLAIN
     layouts = {
         PACKED: PACKED_TREES,
@@ -217,15 +220,15 @@ def _register() -> None:
     AttentionInterface.register(PACKED, packed_attention)
 
 
-def _obstacle(network: Any, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Return why the network cannot use packed attention on `device`; None if it can."""
-    config = network.config
-    if not _has_full_attention(config):
+def _obstacle(decoder: Any, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Return why the model cannot use packed attention on `device`; None if it can."""
+    config = decoder.config
+    if not _has_full_attention(decoder):
         return "the model has layers without full attention"
-    if not (getattr(network, "_supports_attention_backend", False) and getattr(network, "_supports_flash_attn", False)):
-        return f"{type(network).__name__} passes nothing on to its attention"
-    if getattr(config, "attention_dropout", 0.0) or getattr(config, "attn_logit_softcapping", None):
-        return "the model has attention dropout or caps its scores"
+    if not (getattr(decoder, "_supports_attention_backend", False) and getattr(decoder, "_supports_flash_attn", False)):
+        return f"{type(decoder).__name__} passes nothing on to its attention"
+    if getattr(config, "attn_logit_softcapping", None):
+        return "the model limits its attention scores"
     if device.type == "cpu":
         return None
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -238,7 +241,10 @@ def _obstacle(network: Any, dtype: torch.dtype, device: torch.device) -> str | N
     return None
 
 
-def _has_full_attention(config: Any) -> bool:
+def _has_full_attention(decoder: Any) -> bool:
+    config = decoder.config
+    if getattr(decoder, "_is_stateful", False):
+        return False
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
         return False

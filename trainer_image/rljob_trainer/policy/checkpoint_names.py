@@ -12,6 +12,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+_ROUTER_BIASES = (".e_score_correction_bias", ".expert_bias")
+"""Names of DeepSeek, GLM and others; of LFM2."""
+
 
 def to_checkpoint(network: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors that save_pretrained would write, of all `parameters` of the network. None shares memory with
@@ -37,4 +40,4 @@ def engine_parameters(network: nn.Module) -> dict[str, Tensor]:
     """Return the persistent buffers that vLLM holds as parameters. Its own buffers, such as Gemma 4's layer_scalar,
     keep the values of the checkpoint, and no digest counts them."""
     buffers = persistent_buffers(network)
-    return {name: buffer for name, buffer in buffers.items() if name.endswith(".e_score_correction_bias")}
+    return {name: buffer for name, buffer in buffers.items() if name.endswith(_ROUTER_BIASES)}

@@ -1,7 +1,7 @@
 """Where torch's distributed checkpoints are written to and read from: a folder, or the head.
 
-Through the head, each rank's file is one stream, and each tensor one read. Invariant: no file is whole in memory, or on
-a disk of the rank's Pod.
+Through the head, each rank's file is one stream, and each tensor one read. Writers hash what they write. Invariant: no
+file is whole in memory, or on a disk of the rank's Pod.
 """
 
 from __future__ import annotations
@@ -17,12 +17,24 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 
 from rljob_trainer.run_folder.client import RemoteFile, RemoteFolder
+from rljob_trainer.run_folder.file_facts import FileFacts, HashedStream
 
-_METADATA = ".metadata"
+METADATA = ".metadata"
+_PARTIAL_SUFFIX = ".tmp"
 
 
-def build_writer(folder: Path | RemoteFolder) -> FileSystemWriter:
-    return FileSystemWriter(folder) if isinstance(folder, Path) else _HeadWriter(folder)
+class CheckpointWriter(FileSystemWriter):
+    def __init__(self, folder: Path | RemoteFolder) -> None:
+        if isinstance(folder, Path):
+            super().__init__(folder)
+        else:
+            super().__init__("", sync_files=False)  # the head syncs; without a file number, torch would sync all disks
+        self.fs: _Files = _Files() if isinstance(folder, Path) else _HeadFiles(folder)
+
+    @property
+    def files(self) -> dict[str, FileFacts]:
+        """What this rank has written, by name."""
+        return self.fs.written
 
 
 def build_reader(folder: Path | RemoteFolder) -> FileSystemReader:
@@ -38,26 +50,47 @@ def first_failure() -> Iterator[None]:
         raise next(iter(error.failures.values()))[0] from error
 
 
-class _HeadFiles(FileSystem):
-    """What torch does with files, on a folder of the head. Paths are names within it."""
+class _Files(FileSystem):
+    """What torch does with files, which are hashed while they are written."""
 
-    def __init__(self, folder: RemoteFolder) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
+        self.written: dict[str, FileFacts] = {}
 
     @contextlib.contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        with self._open(path, mode) as stream:
+            if mode != "wb":
+                yield stream
+                return
+            hashed = HashedStream(stream)
+            yield hashed
+        self.written[os.path.basename(path).removesuffix(_PARTIAL_SUFFIX)] = hashed.facts
+
+    def _open(self, path: str | os.PathLike[str], mode: str) -> contextlib.AbstractContextManager[io.IOBase]:
+        return super().create_stream(path, mode)
+
+
+class _HeadFiles(_Files):
+    """The same on a folder of the head. Paths are names within it."""
+
+    def __init__(self, folder: RemoteFolder) -> None:
+        super().__init__()
+        self._folder = folder
+
+    @contextlib.contextmanager
+    def _open(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
         name = str(path)
         if mode == "wb":
             with self._folder.create(name) as stream:
                 yield stream
-        elif name == _METADATA:
+        elif name == METADATA:
             yield io.BytesIO(self._folder.read(name))
         else:
             with self._folder.open(name) as file:
                 yield cast(io.IOBase, file)
 
     def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
-        return suffix.removesuffix(".tmp")  # a file of the head is complete, or does not exist
+        return suffix.removesuffix(_PARTIAL_SUFFIX)  # a file of the head is complete, or does not exist
 
     def init_path(self, path: str | os.PathLike[str]) -> str:
         return ""
@@ -70,12 +103,6 @@ class _HeadFiles(FileSystem):
 
     def exists(self, path: str | os.PathLike[str]) -> bool:
         return False  # the driver deletes an older folder of a checkpoint before the ranks write
-
-
-class _HeadWriter(FileSystemWriter):
-    def __init__(self, folder: RemoteFolder) -> None:
-        super().__init__("", sync_files=False)  # the head syncs; without a file number, torch would sync all disks
-        self.fs = _HeadFiles(folder)
 
 
 class _HeadReader(FileSystemReader):

@@ -9,7 +9,6 @@ number of updates are the same bit for bit; later updates differ by the order in
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,49 +19,57 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from rljob_api.errors import UserError
 from rljob_inputs.hub.repository import repository_name
+from rljob_inputs.models.adapters import EXPORTED_ADAPTER
 from rljob_trainer.policy.checkpoint_names import persistent_buffers, to_checkpoint
-from rljob_trainer.policy.checkpoint_storage import build_reader, build_writer, first_failure
+from rljob_trainer.policy.checkpoint_storage import METADATA, CheckpointWriter, build_reader, first_failure
+from rljob_trainer.policy.exported_chat import save_chat
+from rljob_trainer.policy.lora import MergeCost
 from rljob_trainer.policy.policy import Policy
+from rljob_trainer.policy.source_files import copy_other_files
 from rljob_trainer.run_folder.client import RemoteFolder
+from rljob_trainer.run_folder.file_facts import Checkpoint, FileFacts, verify_files
+from rljob_trainer.temporary import TemporaryFolder
 
 TRAINER_FOLDER = "trainer"
-ADAPTER_FOLDER = "adapter"
-"""In the export."""
 _READABLE_FILE, _READABLE_FOLDER = 0o644, 0o755
 _SHARD_BYTES = 4 << 30
+_GENERATOR, _DEVICE_GENERATOR = "generator", "device-generator"
 
 
-def save_checkpoint(policy: Policy, folder: Path | RemoteFolder) -> None:
-    """Write FOLDER/trainer."""
+def save_checkpoint(policy: Policy, folder: Path | RemoteFolder) -> dict[str, FileFacts]:
+    """Write FOLDER/trainer. Return what this rank wrote, by name."""
+    writer = CheckpointWriter(folder / TRAINER_FOLDER)
     with first_failure():
-        save(read_state(policy), storage_writer=build_writer(folder / TRAINER_FOLDER))
+        save(read_state(policy), storage_writer=writer)
+    return writer.files
+
+
+def verify_checkpoint(checkpoint: Checkpoint, folder: Path | RemoteFolder, rank: int, num_ranks: int) -> None:
+    """Raise DamagedCheckpointError if this rank's share of FOLDER/trainer is not what was written. Each file is read by
+    one rank: with as many ranks as before, by the one that wrote it and loads it next."""
+    names = [name for name in checkpoint.files if name.startswith(f"{TRAINER_FOLDER}/")]
+    index = f"{TRAINER_FOLDER}/{METADATA}"  # each rank reads it
+    shares = [name for name in names if name != index]
+    verify_files(folder, checkpoint.files, [index, *shares[rank::num_ranks]])
 
 
 def read_state(policy: Policy) -> dict[str, Any]:
     """Return what a checkpoint has: trained parameters, optimizer state, number of updates, the critic if there is one,
     and each rank's random generator. The tensors are those of the policy, which the next update changes."""
     policy.reshard()
-    own = {"num_updates": policy.num_updates, f"generator.{dist.get_rank()}": torch.get_rng_state()}
-    return _state(policy) | own
+    return _state(policy) | {"num_updates": policy.num_updates} | _generators(policy)
 
 
 def load_checkpoint(policy: Policy, folder: Path | RemoteFolder) -> None:
     """Restore what save_checkpoint wrote. A rank beyond the number of saved ranks keeps its own generator."""
     reader = build_reader(folder / TRAINER_FOLDER)
-    try:
-        saved = reader.read_metadata().state_dict_metadata
-    except FileNotFoundError as error:
-        raise UserError(
-            f"{folder / TRAINER_FOLDER}: trainer checkpoint not found; delete {folder} to resume from an older one"
-        ) from error
+    saved = reader.read_metadata().state_dict_metadata
     policy.reshard()
     state = _state(policy)
     state["num_updates"] = 0
-    generator_key = f"generator.{dist.get_rank()}"
-    if generator_key in saved:
-        state[generator_key] = torch.get_rng_state()
+    generators = {name: value for name, value in _generators(policy).items() if name in saved}
+    state |= generators
     with first_failure():
         load(state, storage_reader=reader)
     set_state_dict(
@@ -75,23 +82,31 @@ def load_checkpoint(policy: Policy, folder: Path | RemoteFolder) -> None:
     if policy.critic is not None:
         policy.critic.load_state(state["critic"])
     policy.num_updates = state["num_updates"]
-    if generator_key in saved:
-        torch.set_rng_state(state[generator_key])
+    for name in generators:
+        if name.startswith(_DEVICE_GENERATOR):
+            torch.cuda.set_rng_state(state[name], policy.device)
+        else:
+            torch.set_rng_state(state[name])
 
 
-def export_model(policy: Policy, folder: Path | RemoteFolder, tokenizer_source: str) -> None:
-    """Write a Hugging Face folder in the compute dtype; with LoRA, also FOLDER/adapter, in fp32, for peft and vLLM."""
-    weights = policy.gather_weights()
+def export_model(policy: Policy, folder: Path | RemoteFolder, tokenizer_source: str) -> float | None:
+    """Write a Hugging Face folder in the compute dtype; with LoRA, also FOLDER/adapter, in fp32, for peft and vLLM.
+    Return how much of the adapters' update is left in the merged weights, on rank 0; None without adapters."""
+    cost = MergeCost()
+    weights = policy.gather_weights(cost)
     adapters = {} if policy.adapters is None else policy.adapters.gather()
-    if dist.get_rank() == 0:
-        with _local_folder(folder) as local:
-            _write_model(policy, weights, local, tokenizer_source)
-            if policy.adapters is not None:
-                policy.adapters.save(adapters, local / ADAPTER_FOLDER)
-            # Some libraries write files with mode 0600, which the user of another Pod cannot read.
-            for path in (local, *local.rglob("*")):
-                path.chmod(_READABLE_FOLDER if path.is_dir() else _READABLE_FILE)
-    dist.barrier()
+    try:
+        if dist.get_rank() == 0:
+            with _local_folder(folder) as local:
+                _write_model(policy, weights, local, tokenizer_source)
+                if policy.adapters is not None:
+                    policy.adapters.save(adapters, local / EXPORTED_ADAPTER)
+                # Some libraries write files with mode 0600, which the user of another Pod cannot read.
+                for path in (local, *local.rglob("*")):
+                    path.chmod(_READABLE_FOLDER if path.is_dir() else _READABLE_FILE)
+    finally:
+        dist.barrier()  # also after an error of rank 0, or the others would wait
+    return cost.share
 
 
 @contextlib.contextmanager
@@ -101,25 +116,55 @@ def _local_folder(folder: Path | RemoteFolder) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         yield folder
         return
-    with tempfile.TemporaryDirectory(prefix="rljob-export-") as name:
+    with TemporaryFolder("export") as name:
         yield Path(name)
         folder.upload(Path(name))
 
 
 def _write_model(policy: Policy, weights: dict[str, torch.Tensor], folder: Path, tokenizer_source: str) -> None:
+    """Write what was trained, and all that the source has besides: files for images, and tensors of other parts."""
     from huggingface_hub import save_torch_state_dict
     from transformers import AutoTokenizer
 
-    config = type(policy.config).from_dict(policy.config.to_dict())
-    config.dtype = policy.dtype
-    config.save_pretrained(folder)
-    if policy.generation_config is not None:
-        policy.generation_config.save_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(repository_name(tokenizer_source), **policy.source_options)
-    tokenizer.save_pretrained(folder)
     network = policy.model.network
+    copy_other_files(policy.source, policy.source_options["revision"], folder)
+    config = type(policy.config).from_dict(policy.config.to_dict())
+    set_dtype(config, policy.dtype)
+    config.architectures = [type(network).__name__]
+    config.save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(repository_name(tokenizer_source), **policy.source_options)
+    template, sampling = policy.spec.model.chat_template, policy.spec.rollout.sampling
+    inline = None if template is None else template.inline
+    save_chat(folder, tokenizer, policy.generation_config, chat_template=inline, stop=sampling.stop)
     weights |= {name: buffer.cpu() for name, buffer in persistent_buffers(network).items()}
-    save_torch_state_dict(to_checkpoint(network, weights), folder, max_shard_size=_SHARD_BYTES)
+    # safetensors refuses what is part of a larger storage: FSDP2 pads a parameter that the ranks do not divide.
+    weights = {
+        name: each.clone() if each.nbytes < each.untyped_storage().nbytes() else each for name, each in weights.items()
+    }
+    tensors = policy.other_tensors.read() | to_checkpoint(network, weights)
+    save_torch_state_dict(tensors, folder, max_shard_size=_SHARD_BYTES)
+
+
+def _own_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, copied if it is part of a larger storage, which safetensors refuses: FSDP2 gathers a parameter
+    that the ranks do not divide with padding."""
+    return tensor.clone() if tensor.nbytes < tensor.untyped_storage().nbytes() else tensor
+
+
+def set_dtype(config: Any, dtype: torch.dtype) -> None:
+    """Set the type of a configuration of transformers and of its parts: that of a text model alone is in its part."""
+    for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
+        if part is not None:
+            part.dtype = dtype
+
+
+def _generators(policy: Policy) -> dict[str, torch.Tensor]:
+    """Return the states of this rank's random generators, from which the dropout of adapters is drawn."""
+    rank = dist.get_rank()
+    states = {f"{_GENERATOR}.{rank}": torch.get_rng_state()}
+    if policy.device.type != "cpu":
+        states[f"{_DEVICE_GENERATOR}.{rank}"] = torch.cuda.get_rng_state(policy.device)
+    return states
 
 
 def _state(policy: Policy) -> dict[str, Any]:

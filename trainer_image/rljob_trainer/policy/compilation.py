@@ -1,31 +1,107 @@
-"""torch.compile of a model's decoder layers, by choice: spec.trainer.compile.
+"""torch.compile of a model's decoder layers: spec.trainer.compile. And which forward the layers get in the end.
 
 Each layer is compiled alone, with dynamic shapes, so that layers share the code and micro-batches need no new one.
-FSDP's hooks and the head stay outside.
+FSDP's hooks and the head stay outside. Invariant: a layer that the compiler cannot handle runs as it is, unless the job
+demands compilation, and keeps what its plan says.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.exc import TorchDynamoException
 
 from rljob_api.errors import UserError
+from rljob_api.manifest.base import Choice, decide
+from rljob_inputs.memory.trainer import Recomputation
+from rljob_trainer.policy.recomputation import Forward, recompute
+
+log = logging.getLogger(__name__)
 
 _C_COMPILERS = ("cc", "gcc", "clang")
+_SELECTIVE_BUDGET = 0.5
+"""What the compiler may keep with selective, as a share of what it keeps by default. It then recomputes what costs
+least, which is never more than a small matrix product (test_compilation)."""
 
 
-def compile_layers(layers: Iterable[nn.Module], device: torch.device) -> None:
-    """Compile the layers at their first forward pass. Raise UserError if the machine has no compiler."""
-    _require_compiler(device)
+class CompiledLayers:
+    """The forward passes of the layers of one model."""
+
+    def __init__(self, *, is_required: bool) -> None:
+        """`is_required`: raise UserError where the compiler fails."""
+        self._is_required = is_required
+        self.failure = ""
+        """Why the layers run without compilation; empty: they do not."""
+
+    def build(self, forward: Forward, choice: Recomputation) -> Forward:
+        """Return the compiled `forward` of one layer, which keeps what `choice` says."""
+        plain, compiled = recompute(forward, choice), torch.compile(forward, dynamic=True)
+        if choice == "full":
+            compiled = recompute(compiled, choice)
+        # A checkpoint around compiled code sees none of its operators, so selective is the compiler's own.
+        budget = _SELECTIVE_BUDGET if choice == "selective" else 1.0
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.failure:
+                return plain(*args, **kwargs)
+            _configure(budget)
+            try:
+                return compiled(*args, **kwargs)
+            except TorchDynamoException as error:
+                self._fail(error)
+            return plain(*args, **kwargs)
+
+        return call
+
+    def _fail(self, error: TorchDynamoException) -> None:
+        cause = getattr(error, "inner_exception", error)
+        self.failure = next(filter(None, map(str.strip, str(cause).splitlines())), type(cause).__name__)
+        if self._is_required:
+            raise UserError(
+                f"spec.trainer.compile: torch.compile cannot compile the model's layers: {self.failure}; "
+                "set compile: auto or never"
+            ) from error
+        log.warning("spec.trainer.compile: layers run without compilation, because it failed: %s", self.failure)
+
+
+def prepare_layers(
+    layers: Iterable[nn.Module], choice: Recomputation, *, compiled: CompiledLayers | None = None
+) -> None:
+    """Have the layers keep what `choice` says for the backward pass. They compile at their first forward pass."""
     for layer in layers:
-        layer.forward = torch.compile(layer.forward, dynamic=True)
+        layer.forward = compiled.build(layer.forward, choice) if compiled else recompute(layer.forward, choice)
 
 
-def _require_compiler(device: torch.device) -> None:
+def start_compiler(setting: Choice, *, decoder: Any, device: torch.device) -> CompiledLayers | None:
+    """Return the compiler for the layers of `decoder`; None if they stay as they are, whose reason is logged. Raise
+    UserError if `setting` is always, and the machine has no compiler."""
+    if not decide(setting, automatic=device.type == "cuda"):
+        return None
+    obstacle = _missing_compiler(device)
+    if setting == "always" and obstacle:
+        raise UserError(
+            f"spec.trainer.compile: torch.compile needs {obstacle}; use an image with one (trainer.image), "
+            "or set compile: never"
+        )
+    if setting == "auto" and (obstacle := obstacle or _find_obstacle(decoder)):
+        log.warning("spec.trainer.compile: auto compiles nothing: %s", obstacle)
+        return None
+    return CompiledLayers(is_required=setting == "always")
+
+
+def _find_obstacle(decoder: Any) -> str:
+    if getattr(decoder, "_is_stateful", False):
+        return "layers with recurrences loop over the tokens, and each length would be compiled anew"
+    return ""
+
+
+def _missing_compiler(device: torch.device) -> str:
     if device.type == "cpu":
         from torch._inductor.cpp_builder import get_cpp_compiler
         from torch._inductor.exc import InvalidCxxCompiler
@@ -33,14 +109,19 @@ def _require_compiler(device: torch.device) -> None:
         try:
             get_cpp_compiler()
         except InvalidCxxCompiler as error:
-            raise _no_compiler("a C++ compiler", str(error)) from None
+            return f"a C++ compiler: {error}"
     elif not any(map(shutil.which, (os.environ.get("CC", ""), *_C_COMPILERS))):
         # Triton compiles the launchers of its kernels.
-        raise _no_compiler("a C compiler", f"none of CC, {', '.join(_C_COMPILERS)} is on the PATH")
+        return f"a C compiler: none of CC, {', '.join(_C_COMPILERS)} is on the PATH"
+    return ""
 
 
-def _no_compiler(what: str, reason: str) -> UserError:
-    return UserError(
-        f"spec.trainer.compile: torch.compile needs {what}: {reason}; use an image with one (trainer.image), "
-        "or set compile: false"
-    )
+def _configure(budget: float) -> None:
+    """Tell the compiler what it may keep, in the thread that compiles: each has its own settings. They stay, since
+    ranks compile nothing else."""
+    from torch._functorch import config
+
+    if config.activation_memory_budget != budget:
+        config.activation_memory_budget = budget
+    if not config.force_non_lazy_backward_lowering:  # else a backward pass that cannot be compiled fails later
+        config.force_non_lazy_backward_lowering = True

@@ -22,6 +22,7 @@ from rljob_trainer.algorithms.ppo import value_loss
 from rljob_trainer.policy import optimizer, sharding
 from rljob_trainer.policy.micro_batches import MicroBatch
 from rljob_trainer.policy.model_loading import OpenedModel, fill, shard_units, source_states
+from rljob_trainer.policy.text_model import require_decoder
 from rljob_trainer.policy.update_metrics import CriticMetrics, TokenMetrics
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ class ValueModel(nn.Module):
     def __init__(self, network: Any, dtype: torch.dtype) -> None:
         """`network`: a causal language model, whose own head is dropped."""
         super().__init__()
-        self.network, self.dtype = network.base_model, dtype
+        self.network, self.dtype = require_decoder(network), dtype
         weight = network.get_output_embeddings().weight
         self.head = nn.Linear(weight.shape[1], 1, dtype=weight.dtype)
         nn.init.zeros_(self.head.weight)
@@ -64,7 +65,7 @@ class Critic:
             self.model, self.model.network, mesh=mesh, dtype=dtype, keep_gathered=mode.keep_gathered, offload=offload
         )
         fill(opened, self.model, device, offload=offload)
-        self.optimizer = optimizer.build_optimizer(self.model.parameters(), settings)
+        self.optimizer = optimizer.build_optimizer(self.model, settings)
         self._metrics = TokenMetrics()
 
     def values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:

@@ -22,8 +22,29 @@ from rljob_trainer.policy import sharding
 
 _NAME = "default"
 _PREFIX = "base_model.model."
-"""Of every name in peft's files."""
+"""Prefix of every name in peft's files."""
 _FILE = "adapter_model.safetensors"
+
+
+class MergeCost:
+    """How much of the adapters' update is left in merged weights. In bf16, what is less than half the distance between
+    two values of a weight rounds to nothing: with W from a checkpoint in bf16, that is most of a small update."""
+
+    def __init__(self) -> None:
+        self._kept: list[Tensor] = []
+        self._whole: list[Tensor] = []
+
+    def add(self, update: Tensor, merged: Tensor) -> None:
+        """`update`: scale x B A of one module, `merged`: what the merged weights have of the update."""
+        self._kept.append((update * merged).sum(dtype=torch.float64))
+        self._whole.append(update.square().sum(dtype=torch.float64))
+
+    @property
+    def share(self) -> float | None:
+        """The projection of what is left on the update, over the update: 1 if nothing is lost; None without an
+        update."""
+        whole = sum(value.item() for value in self._whole)
+        return sum(value.item() for value in self._kept) / whole if whole else None
 
 
 class Adapters:
@@ -84,11 +105,11 @@ class Adapters:
                 layer._disable_adapters = False
 
     def merge(
-        self, weights: Iterable[tuple[str, Tensor]], adapters: Mapping[str, Tensor]
+        self, weights: Iterable[tuple[str, Tensor]], adapters: Mapping[str, Tensor], cost: MergeCost | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield the parameters of a plain model: W + scale x B A, computed in fp32 and rounded once, to W's dtype.
 
-        `weights`: of the network with adapters, by name. `adapters`: fp32, by peft's names.
+        `weights`: of the network with adapters, by name. `adapters`: fp32, by peft's names. `cost`: gets each sum.
         """
         for name, weight in weights:
             if is_adapter(name):
@@ -96,7 +117,10 @@ class Adapters:
             module, is_adapted, leaf = name.rpartition(".base_layer.")
             if is_adapted and leaf == "weight":
                 a, b = (adapters[f"{_PREFIX}{module}.lora_{side}.weight"] for side in "AB")
-                weight = (weight.float() + self._scale * (b @ a)).to(weight.dtype)
+                update, before = self._scale * (b @ a), weight.float()
+                weight = (before + update).to(weight.dtype)
+                if cost is not None:
+                    cost.add(update, weight.float() - before)
             yield f"{module}.{leaf}" if is_adapted else name, weight
 
     def save(self, adapters: Mapping[str, Tensor], folder: Path) -> None:
@@ -125,17 +149,42 @@ def _stand_ins(network: nn.Module) -> Iterator[None]:
 
 def find_targets(network: nn.Module, wanted: list[str]) -> list[str]:
     """Return the names of the modules that get an adapter: the last parts of linear modules, without the head's. Raise
-    UserError if one of the `wanted` names does not exist."""
+    UserError if one of the `wanted` names does not exist, or cannot have an adapter."""
     head = cast(Any, network).get_output_embeddings()
-    linear = {name for name, module in network.named_modules() if isinstance(module, nn.Linear) and module is not head}
-    existing = sorted({name.rpartition(".")[2] for name in linear})
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in network.named_modules()
+        # Not of a subclass with another result, such as the router of Llama 4.
+        if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and module is not head
+    }
+    existing = sorted(linear - _find_unsupported(network, sorted(linear)))
     missing = [name for name in wanted if name != ALL_LINEAR and name not in existing]
     if missing or not existing:
         raise UserError(
-            f"spec.trainer.lora.targetModules: the model has no linear module called {', '.join(missing) or 'anything'}"
-            f"; it has {', '.join(existing) or 'none'}"
+            "spec.trainer.lora.targetModules: the model has no linear module that can have an adapter called "
+            f"{', '.join(missing) or 'anything'}; it has {', '.join(existing) or 'none'}"
         )
     return existing if wanted == [ALL_LINEAR] else sorted(set(wanted))
+
+
+def _find_unsupported(network: Any, names: list[str]) -> set[str]:
+    """Return the names that peft refuses, or takes for those of experts, which are one parameter without modules. It
+    could not load their adapters."""
+    from peft import LoraConfig
+    from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
+    from peft.utils.transformers_weight_conversion import _convert_peft_config_moe
+
+    unsupported = set()
+    for name in names:
+        config = LoraConfig(target_modules=[name])
+        try:
+            _check_lora_target_modules_mamba(config, network, name)
+            _convert_peft_config_moe(config, network)
+        except ValueError:  # it also refuses a part of what the experts have
+            unsupported.add(name)
+        if name not in (config.target_modules or ()):
+            unsupported.add(name)
+    return unsupported
 
 
 def is_adapter(name: str) -> bool:

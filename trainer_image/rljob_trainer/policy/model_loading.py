@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,40 +22,44 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from rljob_api.errors import TransientError, UserError
 from rljob_inputs.hub.repository import repository_name
-from rljob_inputs.models.config import HEAD_TRANSFORMS
-from rljob_trainer.failures.configuration import ErrorFacts, is_infrastructure_error, summarize
-from rljob_trainer.policy.attention import attention_inputs
+from rljob_inputs.models.logits import find_logit_transform
+from rljob_trainer.failures.configuration import ErrorFacts, SourceAwayError, is_infrastructure_error, summarize
+from rljob_trainer.policy.attention import attention_inputs, initial_attention
 from rljob_trainer.policy.micro_batches import MicroBatch
 from rljob_trainer.policy.selected_logprobs import selected_logprobs
-from rljob_trainer.policy.sharded_weights import Skeleton, UnreadableError, build_network, find_files
+from rljob_trainer.policy.sharded_weights import OtherTensors, Skeleton, UnreadableError, build_network, find_files
 from rljob_trainer.policy.sharding import build_offload
 from rljob_trainer.policy.shared_memory import use_shared_memory
+from rljob_trainer.policy.text_model import find_class, is_remote, keep_text, require_decoder
 
 log = logging.getLogger(__name__)
 
 
 class ScoringModel(nn.Module):
-    def __init__(self, network: Any, dtype: torch.dtype) -> None:
+    def __init__(self, network: Any, dtype: torch.dtype, logits_dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.network = network
-        self.dtype = dtype
+        self.dtype, self._logits_dtype = dtype, logits_dtype
+        self._transform = find_logit_transform(network.config.get_text_config().to_dict())
 
     def forward(
         self, batch: MicroBatch, temperature: float, entropy_gradient: bool = False
     ) -> tuple[Tensor, Tensor]:  # [targets], [targets]
         head = self.network.get_output_embeddings()
         device = head.weight.device
-        chosen = source_states(self.network.base_model, batch, device, self.dtype)
+        chosen = source_states(require_decoder(self.network), batch, device, self.dtype)
         targets = _integers(batch.targets, device)
-        return selected_logprobs(chosen, head.weight, targets, temperature, entropy_gradient)
+        return selected_logprobs(
+            chosen, head.weight, targets, temperature, entropy_gradient, self._transform, self._logits_dtype
+        )
 
 
-def source_states(base_model: Any, batch: MicroBatch, device: torch.device, dtype: torch.dtype) -> Tensor:
+def source_states(decoder: Any, batch: MicroBatch, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return the hidden states that predict the targets.  [targets, hidden]"""
-    hidden = base_model(
+    hidden = decoder(
         input_ids=_integers(batch.token_ids, device),
         use_cache=False,
-        **attention_inputs(base_model.config, batch, dtype=dtype, device=device),
+        **attention_inputs(decoder.config, batch, dtype=dtype, device=device),
     ).last_hidden_state  # [lines, length, hidden]
     return hidden.flatten(0, 1)[_integers(batch.sources, device)]
 
@@ -69,13 +73,16 @@ class OpenedModel:
     """A model whose weights are read after it is sharded."""
 
     network: Any
-    """The causal language model, on the meta device unless every rank had to load it whole."""
+    """The text model, on the meta device unless every rank had to load it whole."""
     fill: Callable[[torch.device], None]
     """Reads this rank's weights into the sharded network. Raises UserError if that fails."""
+    other_tensors: OtherTensors = field(default_factory=OtherTensors)
+    """What else its files have, which an export keeps."""
 
 
 def open_network(source: str, *, dtype: torch.dtype, attention: str, options: dict[str, Any]) -> OpenedModel:
-    """Open the causal language model at `source`, a folder or hf://org/name. Raise UserError if that fails."""
+    """Open the language model at `source`, a folder or hf://org/name, without what reads no text. `attention`: as
+    spec.trainer.attention. Raise UserError if that fails."""
     with _user_errors(source):
         try:
             skeleton = _open_skeleton(source, dtype=dtype, attention=attention, options=options)
@@ -84,29 +91,34 @@ def open_network(source: str, *, dtype: torch.dtype, attention: str, options: di
             network = _load_whole(source, dtype=dtype, attention=attention, options=options)
             opened = OpenedModel(network, lambda device: None)
         else:
-            opened = OpenedModel(skeleton.network, partial(_fill, skeleton, source))
-    network = opened.network
-    changed = [name for name in HEAD_TRANSFORMS if getattr(network.config, name, None) not in (None, 1, 1.0)]
-    if changed or getattr(network.get_output_embeddings(), "bias", None) is not None:
+            opened = OpenedModel(skeleton.network, partial(_fill, skeleton, source), skeleton.other_tensors)
+    if getattr(opened.network.get_output_embeddings(), "bias", None) is not None:
         raise UserError(
-            f"spec.model.source: {source} changes its logits after the head ({', '.join(changed) or 'bias'}), "
-            "which the trainer does not support; use a model with a plain head"
+            f"spec.model.source: the head of {source} adds a bias to the logits, which the trainer does not support; "
+            "use a model with a plain head"
         )
     return opened
 
 
 def _open_skeleton(source: str, *, dtype: torch.dtype, attention: str, options: dict[str, Any]) -> Skeleton:
+    from transformers import AutoConfig
+
     repository = repository_name(source)
-    network = build_network(repository, dtype=dtype, attention=attention, options=options)
+    config = AutoConfig.from_pretrained(repository, **options)
+    network = build_network(config, repository, dtype=dtype, attention=attention, options=options)
     return Skeleton(network, find_files(repository, options), dtype)
 
 
 def _load_whole(source: str, *, dtype: torch.dtype, attention: str, options: dict[str, Any]) -> Any:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(
-        repository_name(source), dtype=dtype, attn_implementation=attention, **options
-    )
+    repository = repository_name(source)
+    config = AutoConfig.from_pretrained(repository, **options)
+    kind = AutoModelForCausalLM if is_remote(config, options) else find_class(config)
+    chosen = initial_attention(kind, attention)
+    network = kind.from_pretrained(repository, dtype=dtype, attn_implementation=chosen, **options)
+    keep_text(network)
+    return network
 
 
 def _fill(skeleton: Skeleton, source: str, device: torch.device) -> None:
@@ -133,7 +145,8 @@ def _user_errors(source: str) -> Iterator[None]:
     except Exception as error:  # transformers, safetensors and the hub's client raise dozens of types
         facts = ErrorFacts.of(error)
         if is_infrastructure_error(facts):
-            raise TransientError(f"cannot load the model from {source}: {summarize(facts)}") from error
+            message = f"cannot load the model from {source}: {summarize(facts)}"
+            raise (SourceAwayError if source.startswith("hf://") else TransientError)(message) from error
         raise UserError(
             f"spec.model.source: cannot load a causal language model from {source}: {summarize(facts)}; "
             "use a Hugging Face folder with config.json and safetensors"
@@ -141,10 +154,16 @@ def _user_errors(source: str) -> Iterator[None]:
 
 
 def shard(
-    network: Any, *, mesh: DeviceMesh, dtype: torch.dtype, keep_gathered: bool, offload: bool = False
+    network: Any,
+    *,
+    mesh: DeviceMesh,
+    dtype: torch.dtype,
+    keep_gathered: bool,
+    offload: bool = False,
+    logits_dtype: torch.dtype | None = None,
 ) -> ScoringModel:
-    """Return the sharded model that scores tokens with `network`."""
-    model = ScoringModel(network, dtype)
+    """Return the sharded model that scores tokens with `network`. `logits_dtype`: None is `dtype`."""
+    model = ScoringModel(network, dtype, logits_dtype)
     shard_units(model, network, mesh=mesh, dtype=dtype, keep_gathered=keep_gathered, offload=offload)
     return model
 
@@ -160,7 +179,7 @@ def shard_units(
 ) -> None:
     """Apply FSDP2 over `mesh` to `model`: one unit per decoder layer of its `network` and one for the rest, so tied
     embeddings share a unit. `offload`: keep the shards and their gradients in host memory. A collective."""
-    network.train()
+    compute_as_sampled(network)
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     place = build_offload(mesh, is_offloaded=offload)
     for layer in decoder_layers(network):
@@ -175,6 +194,15 @@ def shard_units(
             if mesh.size() > 1:  # with one rank, FSDP2 would copy each gradient once more to divide it
                 module.set_gradient_divide_factor(1.0)
     use_shared_memory(model, mesh)
+
+
+def compute_as_sampled(network: nn.Module) -> None:
+    """Turn off what is random in training alone, such as the dropout of a configuration: rollouts sample without it.
+    The dropout of adapters stays, which is a setting of the job."""
+    network.eval()
+    for module in network.modules():
+        if (dropout := getattr(module, "lora_dropout", None)) is not None:
+            dropout.train()
 
 
 def decoder_layers(network: nn.Module) -> list[nn.Module]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -23,14 +22,18 @@ def loss_scale(dtype: torch.dtype) -> float:
     return _HALF_LOSS_SCALE if dtype == torch.float16 else 1.0
 
 
-def build_optimizer(parameters: Iterable[nn.Parameter], settings: Optimizer) -> torch.optim.AdamW:
-    """Return AdamW with the state of step 0. Otherwise a checkpoint of a new optimizer would save step 1."""
+def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.AdamW:
+    """Return AdamW of what is trained in `model`, with the state of step 0. Otherwise a checkpoint of a new optimizer
+    would save step 1. Norms and biases do not decay."""
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    decaying = [parameter for name, parameter in trained if decays(name, parameter)]
+    others = [parameter for name, parameter in trained if not decays(name, parameter)]
+    groups = [(decaying, settings.weight_decay), (others, 0.0)]
     optimizer = torch.optim.AdamW(
-        parameters,
+        [{"params": parameters, "weight_decay": decay} for parameters, decay in groups if parameters],
         lr=settings.learning_rate,
         betas=(settings.beta1, settings.beta2),
         eps=settings.epsilon,
-        weight_decay=settings.weight_decay,
         fused=True,
     )
     for group in optimizer.param_groups:
@@ -41,6 +44,11 @@ def build_optimizer(parameters: Iterable[nn.Parameter], settings: Optimizer) -> 
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
     return optimizer
+
+
+def decays(name: str, parameter: nn.Parameter) -> bool:
+    """Whether the parameter is a matrix. The biases of a layer's experts are one parameter with two dimensions."""
+    return parameter.dim() > 1 and not name.endswith("bias")
 
 
 def step(optimizer: torch.optim.AdamW, *, divisor: float, max_norm: float | None, rate: float) -> float:

@@ -19,20 +19,25 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job import RLJob, RLJobSpec
+from rljob_inputs.memory.plan import ModelFacts, Question, find_recomputation
+from rljob_inputs.memory.trainer import Recomputation
+from rljob_inputs.models.adapters import publishes_adapter
 from rljob_trainer.algorithms.base import LossInputs
 from rljob_trainer.algorithms.corrections import loglinear_proximal
 from rljob_trainer.algorithms.losses import update_loss
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.policy import attention, optimizer, sharding
 from rljob_trainer.policy.checkpoint_names import engine_parameters, to_checkpoint
-from rljob_trainer.policy.compilation import compile_layers
+from rljob_trainer.policy.compilation import prepare_layers, start_compiler
 from rljob_trainer.policy.critic import Critic
-from rljob_trainer.policy.lora import Adapters
+from rljob_trainer.policy.device_state import DeviceState
+from rljob_trainer.policy.lora import Adapters, MergeCost
 from rljob_trainer.policy.lr_schedule import learning_rate
 from rljob_trainer.policy.micro_batches import MicroBatch
 from rljob_trainer.policy.model_loading import OpenedModel, ScoringModel, decoder_layers, fill, open_network, shard
 from rljob_trainer.policy.published import CONVERTED, Published, has_plain_matrices
+from rljob_trainer.policy.text_model import describe_config, require_decoder
 from rljob_trainer.policy.update_metrics import RankMetrics, TokenMetrics
 
 log = logging.getLogger(__name__)
@@ -52,39 +57,43 @@ class BatchFacts:
 class Policy:
     def __init__(self, job: RLJob, model: str, device: torch.device) -> None:
         """`model`: the resolved source of spec.model: a folder, or hf://org/name."""
-        self._spec, self._source, self.device = job.spec, model, device
+        self._job, self._spec, self.source, self.device = job, job.spec, model, device
         self.algorithm, self._code = job.spec.algorithm, build_algorithm(job.spec)
         self.num_steps = job.spec.schedule.steps
         """May change (see lr_schedule)."""
         # Greedy sampling has no distribution; use the model's.
         self._temperature = job.spec.rollout.sampling.temperature or 1.0
         self.dtype: torch.dtype = getattr(torch, job.spec.trainer.dtype)
+        head_dtype = job.spec.trainer.head_dtype
+        self._logits_dtype: torch.dtype | None = None if head_dtype == "model" else getattr(torch, head_dtype)
         torch.manual_seed(job.spec.schedule.seed + dist.get_rank())
         if device.type == "cpu":
             torch.set_flush_denormal(True)
         has_reference, has_critic = self.algorithm.kl.coefficient > 0, self._code.needs.values
         lora = job.spec.trainer.lora
+        self._gpu_bytes = sharding.find_smallest_memory(device)
         opened = self._load(torch.float32 if lora is None else self.dtype)
         network = opened.network
         self.adapters: Adapters | None = None
         if lora is not None:
             self.adapters = Adapters(network, lora, base=model, seed=job.spec.schedule.seed)
         self.config, self.generation_config = network.config, getattr(network, "generation_config", None)
-        self.layout = attention.find_layout(network.config)
+        self._publishes_adapter = publishes_adapter(job.spec, describe_config(self.config))
+        self.layout = attention.find_layout(require_decoder(network))
+        self.other_tensors = opened.other_tensors
         num_trained, num_frozen = _count_parameters(network)
         num_copied = num_trained if lora is None else num_frozen
         self._mode = sharding.choose_mode(
             num_trained + num_copied * has_critic,
             num_frozen + num_copied * (has_reference and lora is None),
             self.dtype,
-            device,
+            self._gpu_bytes,
         )
         self._mesh = sharding.build_mesh(device, job.spec.trainer.num_copies)
         self.model = self._shard(opened, offload=job.spec.trainer.offloads_state)
-        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         if self.adapters is not None:
             self.adapters.find_shards(self.model, _PREFIX)
-        self.optimizer = optimizer.build_optimizer(trained, self.algorithm.optimizer)
+        self.optimizer = optimizer.build_optimizer(self.model, self.algorithm.optimizer)
         self.num_updates = 0
         # FSDP creates its streams in the first forward. Before that, parameters can only be gathered one by one.
         self._has_run_forward = False
@@ -92,6 +101,8 @@ class Policy:
         """All weights on the meta device, once they were published (see _describe_published)."""
         self._metrics = TokenMetrics()
         self._has_reference = has_reference
+        self.micro_batch: tuple[int, int] | None = None
+        """Number of the one that runs, or ran last, and their count, in the last `accumulate`."""
         self.reference: ScoringModel | None = None
         """A frozen copy of the initial model. With LoRA there is none: `model` without its adapters is the same."""
         if has_reference and lora is None:
@@ -109,6 +120,7 @@ class Policy:
                 device=device,
                 offload=job.spec.trainer.offloads_state,
             )
+        self._device_state = DeviceState(device, *self._list_models())
 
     def inspect(self, batches: Sequence[MicroBatch]) -> list[BatchFacts]:
         """Return what the algorithm needs to know about each micro-batch before it computes advantages."""
@@ -121,6 +133,7 @@ class Policy:
         references = self._reference_logprobs(batches)
         self._has_run_forward = True
         for i, (batch, reference) in enumerate(zip(batches, references, strict=True)):
+            self.micro_batch = i + 1, len(batches)
             sharding.expect_backward(self.model, self._mode, is_last=i == len(batches) - 1)
             (self._loss(batch, reference) * optimizer.loss_scale(self.dtype)).backward()
         if self.critic is not None:
@@ -142,24 +155,34 @@ class Policy:
         self.num_updates += 1
         return RankMetrics(sums, maxima, norm, rate, is_skipped=not math.isfinite(norm), critic=critic)
 
-    def gather_weights(self) -> dict[str, Tensor]:
+    def gather_weights(self, cost: MergeCost | None = None) -> dict[str, Tensor]:
         """Return what _stream_weights yields on rank 0's CPU, valid until the next update; {} on other ranks.
 
         The parameters stay gathered for the next forward, so publishing costs no extra transfer.
         """
-        return {name: tensor.cpu() for name, tensor in self._stream_weights() if dist.get_rank() == 0}
+        return {name: tensor.cpu() for name, tensor in self._stream_weights(cost) if dist.get_rank() == 0}
 
     def stream_published(self) -> Published:
         """Return what rollouts load: all weights as in a checkpoint, or the adapters."""
-        lora = self._spec.trainer.lora
-        if self.adapters is not None and lora is not None and lora.publish == "adapter":
+        if self.adapters is not None and self._publishes_adapter:
             adapters = self.adapters.scale(self.adapters.gather())
             return Published.of({name: tensor.to(self.dtype) for name, tensor in adapters.items()})
         if self._published is None:
             self._published = self._describe_published()
+        cost = MergeCost() if self.adapters is not None else None
         if self._published is not CONVERTED:
-            return Published(self._published, self._stream_weights(), has_plain_matrices(self.model.network))
-        return Published.of(to_checkpoint(self.model.network, self.gather_weights()))
+            is_plain = has_plain_matrices(self.model.network)
+            return Published(self._published, self._stream_weights(cost), is_plain, cost)
+        return Published.of(to_checkpoint(self.model.network, self.gather_weights(cost)), cost)
+
+    def free(self) -> None:
+        """Move weights and optimizer state to host memory. Checkpoints and exports work as before; inspect, accumulate
+        and apply work again after `restore`. Call it without gradients, after `apply`."""
+        self._device_state.free()
+
+    def restore(self) -> None:
+        """Undo `free`."""
+        self._device_state.restore()
 
     def reshard(self) -> None:
         """Free what the last forward gathered, so that parameters are the shards that the optimizer updates."""
@@ -180,19 +203,19 @@ class Policy:
         is_same = converted.keys() == described.keys() and all(converted[name] is described[name] for name in described)
         return described if is_same else CONVERTED
 
-    def _stream_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def _stream_weights(self, cost: MergeCost | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yield all weights on this device, on rank 0 with the adapters added: parameters in the compute dtype, then
-        those that are buffers here in their own. A collective."""
+        those that are buffers here in their own. A collective. `cost`: gets that of the sum."""
         adapters = {} if self.adapters is None else self.adapters.gather()
         gathered = self._gather_parameters()
         if self.adapters is not None and dist.get_rank() == 0:
-            gathered = self.adapters.merge(gathered, adapters)
+            gathered = self.adapters.merge(gathered, adapters, cost)
         yield from gathered
         yield from engine_parameters(self.model.network).items()
 
     def _gather_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield all parameters in the compute dtype on this device. A collective: all ranks take every one."""
-        if self._mode.keep_gathered and self._has_run_forward:
+        if self._mode.keep_gathered and self._has_run_forward and not self._device_state.is_free:
             sharding.unshard(self.model)
             for name, parameter in self.model.named_parameters():
                 yield name.removeprefix(_PREFIX), parameter.detach()
@@ -251,15 +274,23 @@ class Policy:
         return norm
 
     def _load(self, dtype: torch.dtype) -> OpenedModel:
-        wanted = self._spec.trainer.attention
-        initial = attention.initial_name(wanted)
-        opened = open_network(self._source, dtype=dtype, attention=initial, options=self.source_options)
-        attention.install(opened.network, wanted, dtype=self.dtype, device=self.device)
-        if self._spec.trainer.compile:
-            compile_layers(decoder_layers(opened.network), self.device)
-        if self._spec.trainer.recomputes_activations:
-            opened.network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        trainer = self._spec.trainer
+        opened = open_network(self.source, dtype=dtype, attention=trainer.attention, options=self.source_options)
+        decoder = require_decoder(opened.network)
+        attention.install(decoder, trainer.attention, dtype=self.dtype, device=self.device)
+        compiled = start_compiler(trainer.compile, decoder=decoder, device=self.device)
+        self.recomputation = self._choose_recomputation(opened.network)
+        prepare_layers(decoder_layers(opened.network), self.recomputation, compiled=compiled)
         return opened
+
+    def _choose_recomputation(self, network: Any) -> Recomputation:
+        """Return what the backward pass computes again: the same on all ranks, and for all models of a rank."""
+        facts = ModelFacts(network.config.to_dict(), sum(parameter.numel() for parameter in network.parameters()))
+        return find_recomputation(Question(self._job, {self._spec.model.source: facts}, self._gpu_bytes))
+
+    @property
+    def spec(self) -> RLJobSpec:
+        return self._spec
 
     @property
     def source_options(self) -> dict[str, Any]:
@@ -268,9 +299,27 @@ class Policy:
 
     def _shard(self, opened: OpenedModel, *, offload: bool) -> ScoringModel:
         gathered = self._mode.keep_gathered
-        model = shard(opened.network, mesh=self._mesh, dtype=self.dtype, keep_gathered=gathered, offload=offload)
+        model = shard(
+            opened.network,
+            mesh=self._mesh,
+            dtype=self.dtype,
+            keep_gathered=gathered,
+            offload=offload,
+            logits_dtype=self._logits_dtype,
+        )
         fill(opened, model, self.device, offload=offload)
         return model
+
+    def _list_models(self) -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
+        """Return all models and optimizers of this rank."""
+        models: list[torch.nn.Module] = [self.model]
+        optimizers: list[torch.optim.Optimizer] = [self.optimizer]
+        if self.reference is not None:
+            models.append(self.reference)
+        if self.critic is not None:
+            models.append(self.critic.model)
+            optimizers.append(self.critic.optimizer)
+        return models, optimizers
 
     def _tensor(self, values: Any) -> Tensor:
         # A copy: what comes from Ray is read-only.

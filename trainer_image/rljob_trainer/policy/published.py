@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from rljob_trainer.policy.lora import MergeCost
+
 CONVERTED: dict[str, Tensor] = {}
 """Stands for parameters that a checkpoint holds otherwise: they are converted once all are gathered."""
 
@@ -21,12 +23,14 @@ class Published:
     tensors: Iterator[tuple[str, Tensor]]
     has_plain_matrices: bool
     """Whether engines hold all matrices as they are, or fused and cut: not padded within rows, nor transposed."""
+    merge_cost: MergeCost | None = None
+    """Cost of adapters that are merged, once all tensors are taken; on rank 0."""
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> Published:
+    def of(cls, tensors: Mapping[str, Tensor], merge_cost: MergeCost | None = None) -> Published:
         """Describe tensors that are gathered."""
         described = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
-        return cls(described, iter(tensors.items()), has_plain_matrices=False)
+        return cls(described, iter(tensors.items()), has_plain_matrices=False, merge_cost=merge_cost)
 
 
 def has_plain_matrices(network: nn.Module) -> bool:

@@ -1,7 +1,7 @@
 """Log-probabilities of selected tokens from hidden states, without logits for other positions.
 
-Owns the language-model head's forward and backward. Invariant: no fp32 copy of all logits exists at any time. With many
-targets, the backward pass recomputes the logits in chunks.
+Owns the language-model head's forward and backward. Invariant: at most KEPT_LOGITS_BYTES of logits exist at any time,
+and no fp32 copy of all these. With more targets, the backward pass recomputes the logits in chunks.
 """
 
 from __future__ import annotations
@@ -11,34 +11,54 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rljob_inputs.memory.limits import BLOCK_ROWS, DEVICE_BLOCK_ROWS, KEPT_LOGITS_BYTES
+from rljob_inputs.memory.limits import BLOCK_ROWS, DEVICE_BLOCK_ROWS, HEAD_BLOCK_ROWS, KEPT_LOGITS_BYTES
+from rljob_inputs.models.logits import LogitTransform
+
+_IDENTITY = LogitTransform()
 
 
 def selected_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool = False
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    temperature: float,
+    entropy_gradient: bool = False,
+    transform: LogitTransform = _IDENTITY,
+    logits_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:  # [targets], [targets]
-    """Return log-probability and entropy of softmax(hidden @ weight.T / temperature) at each target, in fp32.
+    """Return log-probability and entropy of softmax(transform(hidden @ weight.T) / temperature) at each target.
+    In fp32.
 
     hidden  # [targets, hidden]    weight  # [vocabulary, hidden]    targets  # [targets]
+    `logits_dtype`: of hidden @ weight.T; its gradients have the dtype of `hidden`. None: that of `hidden`.
     """
-    logprobs, entropy = _SelectedLogProbs.apply(hidden, weight, targets, temperature, entropy_gradient)
+    dtype = logits_dtype or hidden.dtype
+    arguments = (hidden, weight, targets, temperature, entropy_gradient, transform, dtype)
+    logprobs, entropy = _SelectedLogProbs.apply(*arguments)
     return logprobs, entropy
 
 
 class _SelectedLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        entropy_gradient: bool,
+        transform: LogitTransform,
+        dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         log_normalizers, entropy = torch.empty_like(logprobs), torch.empty_like(logprobs)
-        chunks = _chunks(hidden, weight)
+        chunks = _chunks(hidden, weight, dtype)
         logits = hidden.new_empty(0)
         for chunk in chunks:
-            logits = hidden[chunk] @ weight.T  # [chunk, vocabulary]
+            logits = _logits(hidden[chunk], weight, dtype)  # [chunk, vocabulary]
             for block in _blocks(logits):
                 rows = slice(chunk.start + block.start, chunk.start + block.stop)
-                scaled = _scaled(logits[block], temperature)  # [block, vocabulary] fp32
+                scaled = _scaled(logits[block], temperature, transform)  # [block, vocabulary] fp32
                 chosen = scaled.gather(1, targets[rows, None]).squeeze(1)
                 log_normalizers[rows] = normalizers = scaled.logsumexp(dim=1)
                 logprobs[rows] = chosen - normalizers
@@ -46,7 +66,8 @@ class _SelectedLogProbs(torch.autograd.Function):
                 entropy[rows] = normalizers - probabilities.mul_(scaled).sum(dim=1)
         kept = logits if len(chunks) == 1 else None
         ctx.save_for_backward(hidden, weight, targets, log_normalizers, entropy, kept)
-        ctx.temperature, ctx.entropy_gradient = temperature, entropy_gradient
+        ctx.temperature, ctx.transform, ctx.entropy_gradient = temperature, transform, entropy_gradient
+        ctx.dtype = dtype
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
@@ -58,32 +79,62 @@ class _SelectedLogProbs(torch.autograd.Function):
         # Chunks add up in fp32; a single chunk needs no sum.
         needs_weight = ctx.needs_input_grad[1]  # a frozen head has no gradient
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight and kept is None else None
-        for chunk in _chunks(hidden, weight):
-            grad_logits = kept.clone() if kept is not None else hidden[chunk] @ weight.T
+        for chunk in _chunks(hidden, weight, ctx.dtype):
+            grad_logits = kept.clone() if kept is not None else _logits(hidden[chunk], weight, ctx.dtype)
             for block in _blocks(grad_logits):
                 rows = slice(chunk.start + block.start, chunk.start + block.stop)
-                scaled = _scaled(grad_logits[block], ctx.temperature).sub_(log_normalizers[rows, None])
-                probabilities = scaled.exp()
+                scaled = _scaled(grad_logits[block], ctx.temperature, ctx.transform)
+                slope = _slope(scaled, ctx.temperature, ctx.transform)
+                probabilities = scaled.sub_(log_normalizers[rows, None]).exp()
                 grad = probabilities * -grad_logprobs[rows, None]
                 grad.scatter_add_(1, targets[rows, None], grad_logprobs[rows, None])
                 if ctx.entropy_gradient:  # dH/dz = -p (log p + H)
                     scaled.add_(entropy[rows, None]).mul_(probabilities).mul_(grad_entropy[rows, None])
                     grad.sub_(scaled)
-                grad_logits[block] = grad.div_(ctx.temperature)
+                grad_logits[block] = grad.mul_(slope)
+            grad_logits = grad_logits.to(hidden.dtype)
             grad_hidden[chunk] = grad_logits @ weight
             if needs_weight:
                 update = grad_logits.T @ hidden[chunk]
                 grad_weight = update if grad_weight is None else grad_weight.add_(update)
-        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), *[None] * 5
 
 
-def _scaled(logits: Tensor, temperature: float) -> Tensor:
+def _logits(hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return hidden @ weight.T, computed in `dtype`, without a copy of all weights in it.  [rows, vocabulary]
+
+    Numbers of 16 bits have exact products in fp32, so this is what vLLM computes with the same head_dtype.
+    """
+    if hidden.dtype == dtype:
+        return hidden @ weight.T
+    if hidden.is_cuda:
+        return torch.mm(hidden, weight.T, out_dtype=dtype)
+    logits, hidden = hidden.new_empty(len(hidden), len(weight), dtype=dtype), hidden.to(dtype)
+    for start in range(0, len(weight), HEAD_BLOCK_ROWS):
+        block = slice(start, start + HEAD_BLOCK_ROWS)
+        logits[:, block] = hidden @ weight[block].to(dtype).T
+    return logits
+
+
+def _scaled(logits: Tensor, temperature: float, transform: LogitTransform) -> Tensor:
     scaled = logits.to(torch.float32, copy=True)
+    if transform.factor != 1:
+        scaled.mul_(transform.factor)
+    if transform.limit is not None:
+        scaled.div_(transform.limit).tanh_().mul_(transform.limit)
     return scaled if temperature == 1 else scaled.div_(temperature)
 
 
-def _chunks(hidden: Tensor, weight: Tensor) -> list[slice]:
-    num_rows = max(1, KEPT_LOGITS_BYTES // (weight.shape[0] * hidden.element_size()))
+def _slope(scaled: Tensor, temperature: float, transform: LogitTransform) -> Tensor | float:
+    """Return the derivative of what `_scaled` returns by the logits.  [block, vocabulary], or the same for all"""
+    factor = transform.factor / temperature
+    if transform.limit is None:
+        return factor
+    return scaled.mul(temperature / transform.limit).square_().neg_().add_(1).mul_(factor)
+
+
+def _chunks(hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> list[slice]:
+    num_rows = max(1, KEPT_LOGITS_BYTES // (weight.shape[0] * dtype.itemsize))
     return [slice(start, min(start + num_rows, len(hidden))) for start in range(0, len(hidden), num_rows)]
 
 

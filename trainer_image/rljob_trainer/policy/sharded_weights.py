@@ -2,14 +2,16 @@
 
 transformers decides which tensor of the files becomes which parameter, as in its from_pretrained: names, tied weights,
 experts that are one parameter, data types. Invariant: the network has the same parameters, buffers and configuration as
-one that from_pretrained loads, and a rank holds no more than its shards, and the slices of a few tensors.
+the text model of one that from_pretrained loads, and a rank holds no more than its shards, and the slices of a few
+tensors.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +21,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
+from rljob_trainer.policy.attention import initial_attention
+from rljob_trainer.policy.text_model import find_class, is_remote, keep_text
+
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _COMPARED_ROWS = 4096
@@ -26,6 +31,29 @@ _COMPARED_ROWS = 4096
 
 class UnreadableError(Exception):
     """The checkpoint cannot be read in slices; from_pretrained may load it whole. The message is the reason."""
+
+
+@dataclass(frozen=True)
+class OtherTensors:
+    """What a checkpoint has besides the weights of the trained network: towers for images, layers that predict further
+    tokens."""
+
+    files: tuple[Path, ...] = ()
+    names: frozenset[str] = frozenset()
+
+    def read(self) -> dict[str, torch.Tensor]:
+        with _open_files(self.files) as opened:
+            return {name: opened[name].get_tensor(name) for name in sorted(self.names)}
+
+
+@contextlib.contextmanager
+def _open_files(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """Yield the open file of each tensor, by name."""
+    from safetensors import safe_open
+
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(cast(Any, safe_open)(path, framework="pt")) for path in paths]
+        yield {name: file for file in opened for name in file.keys()}  # noqa: SIM118 - no mapping
 
 
 class Skeleton:
@@ -38,6 +66,7 @@ class Skeleton:
             self._left_out = _find_copies(network, slices)
             shapes = {name: _Shape(each) for name, each in slices.items() if name not in self._left_out}
             found = _assign(network, shapes, torch.device("meta"), dtype)
+        self._unread = {name for name, shape in shapes.items() if not shape.is_read}
         missing = found.missing_keys - network.all_tied_weights_keys.keys()
         missing |= {
             target for target, source in network.all_tied_weights_keys.items() if {target, source} <= found.missing_keys
@@ -52,6 +81,10 @@ class Skeleton:
         self._twin = deepcopy(network)
         self._modules = list(zip(network.modules(), self._twin.modules(), strict=True))
 
+    @property
+    def other_tensors(self) -> OtherTensors:
+        return OtherTensors(tuple(self._files), frozenset(self._unread))
+
     def fill(self, device: torch.device) -> None:
         """Read this rank's slices onto `device`. FSDP2 has sharded every parameter that is used, over a mesh of the
         same or another type of device."""
@@ -59,7 +92,8 @@ class Skeleton:
             twin._parameters.update({leaf: _on_mesh_of(module._parameters[leaf], device) for leaf in twin._parameters})
         unused = {name for name, parameter in self._twin.named_parameters() if not isinstance(parameter, DTensor)}
         with self._slices() as slices:
-            wanted = {name: each for name, each in slices.items() if name not in self._left_out | unused}
+            left_out = self._left_out | self._unread | unused
+            wanted = {name: each for name, each in slices.items() if name not in left_out}
             _assign(self._twin, wanted, device, self._dtype)
         self._adopt()
 
@@ -79,11 +113,8 @@ class Skeleton:
     @contextlib.contextmanager
     def _slices(self) -> Iterator[dict[str, Any]]:
         """Yield the tensors of the files by name. Nothing is read yet."""
-        from safetensors import safe_open
-
-        with contextlib.ExitStack() as stack:
-            opened = [stack.enter_context(cast(Any, safe_open)(path, framework="pt")) for path in self._files]
-            yield {name: file.get_slice(name) for file in opened for name in file.keys()}  # noqa: SIM118 - no mapping
+        with _open_files(self._files) as opened:
+            yield {name: file.get_slice(name) for name, file in opened.items()}
 
 
 def _on_mesh_of(parameter: nn.Parameter | None, device: torch.device) -> nn.Parameter | None:
@@ -113,6 +144,7 @@ class _Shape:
 
     def __init__(self, tensor: Any) -> None:
         self._shape, self._dtype = tensor.get_shape(), tensor.get_dtype()
+        self.is_read = False
 
     def get_shape(self) -> list[int]:
         return cast(list[int], self._shape)
@@ -121,6 +153,7 @@ class _Shape:
         return cast(str, self._dtype)
 
     def __getitem__(self, index: Any) -> torch.Tensor:
+        self.is_read = True
         return torch.empty(self._shape, device="meta")[index]
 
 
@@ -144,18 +177,19 @@ def find_files(repository: str, options: Mapping[str, Any]) -> list[Path]:
     return [Path(path) for path in paths]
 
 
-def build_network(repository: str, *, dtype: torch.dtype, attention: str, options: dict[str, Any]) -> Any:
-    """Return the causal language model on the meta device. Raise UnreadableError if it brings its code, which may
-    compute with the weights that it creates."""
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+def build_network(config: Any, repository: str, *, dtype: torch.dtype, attention: str, options: dict[str, Any]) -> Any:
+    """Return the language model of `config` on the meta device, without what reads no text. Raise UnreadableError if it
+    brings its code, which may compute with the weights that it creates."""
+    from transformers import GenerationConfig
 
-    config = AutoConfig.from_pretrained(repository, **options)
-    if options.get("trust_remote_code") and getattr(config, "auto_map", None):
+    if is_remote(config, options):
         raise UnreadableError("its code is not part of transformers")
     if getattr(config, "quantization_config", None):
         raise UnreadableError("it is quantized")
+    kind = find_class(config)
     with torch.device("meta"):
-        network = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+        network = kind._from_config(config, dtype=dtype, attn_implementation=initial_attention(kind, attention))
+    keep_text(network)
     with contextlib.suppress(OSError):  # it has none; transformers derives one from the configuration
         network.generation_config = GenerationConfig.from_pretrained(
             repository, revision=options.get("revision") or "main"

@@ -51,12 +51,21 @@ def gather(shard: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return cast(DTensor, moved.to(device=moved.device_mesh.device_type, dtype=dtype or moved.dtype)).full_tensor()
 
 
-def choose_mode(num_parameters: int, num_frozen: int, dtype: torch.dtype, device: torch.device) -> ShardingMode:
-    """Return the fastest mode for which there is memory. `num_frozen`: parameters of the reference model."""
-    if device.type == "cpu":
+def find_smallest_memory(device: torch.device) -> int | None:
+    """Return the bytes of the smallest GPU of all ranks, which decides for all; None without GPUs. A collective."""
+    if device.type != "cuda":
+        return None
+    total = torch.tensor(torch.cuda.get_device_properties(device).total_memory, device=device)
+    dist.all_reduce(total, dist.ReduceOp.MIN)
+    return int(total)
+
+
+def choose_mode(num_parameters: int, num_frozen: int, dtype: torch.dtype, gpu_bytes: int | None) -> ShardingMode:
+    """Return the fastest mode for which there is memory. `num_frozen`: parameters of the reference model. `gpu_bytes`:
+    of the smallest GPU; None: on CPUs."""
+    if gpu_bytes is None:
         return ShardingMode(keep_gathered=True, reduce_once=True)
-    total = torch.cuda.get_device_properties(device).total_memory
-    return choose_sharding(num_parameters, num_frozen, dtype.itemsize, total)
+    return choose_sharding(num_parameters, num_frozen, dtype.itemsize, gpu_bytes)
 
 
 def expect_backward(model: nn.Module, mode: ShardingMode, *, is_last: bool) -> None:

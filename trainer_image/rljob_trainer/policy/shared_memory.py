@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
+
+from rljob_trainer.temporary import create_file
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class Slots:
     def open(cls, group: dist.ProcessGroup, num_bytes: int = _SLOT_BYTES) -> Slots | None:
         """Return slots of so many bytes; None if the ranks do not share memory, or there is no room. A collective."""
         shape = (2, group.size(), num_bytes)
-        path = _create(2 * group.size() * num_bytes) if group.rank() == 0 else None
+        path, descriptor = _create(2 * group.size() * num_bytes) if group.rank() == 0 else (None, None)
         announced = [path]
         dist.broadcast_object_list(announced, group=group, group_src=0)
         path = announced[0]
@@ -66,8 +67,9 @@ class Slots:
         if is_visible:
             memory = torch.from_file(str(path), shared=True, size=2 * group.size() * num_bytes, dtype=torch.uint8)
         dist.barrier(group)  # all have mapped it
-        if group.rank() == 0 and path is not None:
+        if path is not None and descriptor is not None:
             path.unlink()
+            os.close(descriptor)
         return None if memory is None else cls(group, memory.view(shape))
 
     def next(self) -> Tensor:
@@ -144,18 +146,16 @@ def _sees(path: Path) -> bool:
     return path.exists()
 
 
-def _create(num_bytes: int) -> Path | None:
-    """Return a new file of reserved memory, or None if there is no room."""
+def _create(num_bytes: int) -> tuple[Path, int] | tuple[None, None]:
+    """Return a new file of reserved memory and its descriptor, or None if there is no room."""
     try:
-        descriptor, name = tempfile.mkstemp(prefix="rljob-ranks-", dir=_FOLDER)
+        path, descriptor = create_file("ranks", _FOLDER)
     except OSError:
-        return None
-    path = Path(name)
+        return None, None
     try:
         os.posix_fallocate(descriptor, 0, num_bytes)
     except OSError:
         path.unlink()
-        return None
-    finally:
         os.close(descriptor)
-    return path
+        return None, None
+    return path, descriptor

@@ -17,18 +17,21 @@ import torch.distributed as dist
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import ENV_POD_IP, ENV_TOKEN
 from rljob_api.wire.protocol import DigestUnit, WeightManifest
+from rljob_inputs.memory.trainer import Recomputation
 from rljob_trainer.devices.choose import choose_device
 from rljob_trainer.policy import checkpoints
 from rljob_trainer.policy.checkpoint_saver import CheckpointSaver
-from rljob_trainer.policy.host_copy import pin_exact_sizes
 from rljob_trainer.policy.layout import Layout, RankRows
 from rljob_trainer.policy.micro_batches import build_micro_batches
 from rljob_trainer.policy.policy import Policy
 from rljob_trainer.policy.update_metrics import RankMetrics
+from rljob_trainer.ranks.device_memory import configure_allocator, held_bytes, release_unused
 from rljob_trainer.ranks.failures import typed_errors
+from rljob_trainer.ranks.heartbeat import Beat, count_collectives, describe_process, dump_stacks
 from rljob_trainer.ranks.ray_node import ENV_NUM_THREADS
 from rljob_trainer.ranks.results import RowFacts, split_facts
 from rljob_trainer.run_folder.client import RemoteFolder, reach
+from rljob_trainer.run_folder.file_facts import Checkpoint, FileFacts
 from rljob_trainer.run_folder.location import RunFolder
 from rljob_trainer.weights.checksum import choose_unit
 from rljob_trainer.weights.heap import keep_freed_memory
@@ -37,8 +40,10 @@ from rljob_trainer.weights.store import WeightStore
 
 SAVES = "saves"
 """Ray's concurrency group of `wait_for_save`: it waits next to the other methods, which all run in one thread."""
-_COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""Only a backstop: the group watches its ranks, and kills those that hang after another one died."""
+BEATS = "beats"
+"""That of what a rank says while it works."""
+_BACKSTOP_SECONDS = 600
+"""Added to hangDetection.maxSeconds for the collectives' own timeout: the group finds a hang before, and says whose."""
 
 
 class RankProcess:
@@ -64,25 +69,29 @@ class RankProcess:
         job: RLJob,
         model: str,
         run: RunFolder,
-        checkpoint: Path | None,
-    ) -> Layout:
-        """Join the other ranks and load the model. Return how its rows may share micro-batches."""
+        checkpoint: Checkpoint | None,
+    ) -> tuple[Layout, Recomputation]:
+        """Join the other ranks and load the model. Return how its rows may share micro-batches, and what its backward
+        pass computes again."""
         self.rank, self._run = rank, run
         self._num_shards = max(1, job.spec.rollout.gpus_per_replica)
         if job.spec.trainer.gpus_per_replica:
-            pin_exact_sizes()
+            configure_allocator()
         self.device = choose_device(job.spec.trainer.gpus_per_replica, "spec.trainer.gpusPerReplica")
         if self.device.type == "cpu":
             keep_freed_memory()  # the activations of a GPU are not in the host's memory
         if self.device.type == "cpu" or job.spec.trainer.offloads_state:  # AdamW runs on the host's CPUs
             cores = len(os.sched_getaffinity(0))
             torch.set_num_threads(choose_num_threads(cores, num_local_ranks, os.environ.get(ENV_NUM_THREADS)))
-        join_process_group(rank, num_ranks, *rendezvous, self.device)
+        limit = timedelta(seconds=job.spec.hang_detection.max_seconds + _BACKSTOP_SECONDS)
+        join_process_group(rank, num_ranks, *rendezvous, self.device, limit)
         self.policy = Policy(job, model, self.device)
         if checkpoint is not None:
-            checkpoints.load_checkpoint(self.policy, self._reach(checkpoint))
+            folder = self._reach(checkpoint.folder)
+            checkpoints.verify_checkpoint(checkpoint, folder, rank, num_ranks)
+            checkpoints.load_checkpoint(self.policy, folder)
         self._saver = CheckpointSaver(self.policy, asynchronous=job.spec.saves_asynchronously)
-        return self.policy.layout
+        return self.policy.layout, self.policy.recomputation
 
     @typed_errors
     def inspect(self, part: RankRows) -> RowFacts:
@@ -114,7 +123,10 @@ class RankProcess:
         unit: DigestUnit = "element"
         if published.has_plain_matrices:
             unit = choose_unit(specs.values(), self._num_shards)
-        return self._store.publish_stream(specs, published.tensors, generation, version, unit)
+        manifest = self._store.publish_stream(specs, published.tensors, generation, version, unit)
+        if published.merge_cost is not None:
+            manifest.merged_share = published.merge_cost.share
+        return manifest
 
     @typed_errors
     def save(self, folder: Path) -> None:
@@ -122,12 +134,38 @@ class RankProcess:
 
     @ray.method(concurrency_group=SAVES)
     @typed_errors
-    def wait_for_save(self) -> None:
-        self._saver.wait()
+    def wait_for_save(self) -> dict[str, FileFacts]:
+        """Return what this rank wrote, by path below the checkpoint's folder."""
+        return {f"{checkpoints.TRAINER_FOLDER}/{name}": facts for name, facts in self._saver.wait().items()}
 
     @typed_errors
-    def export(self, folder: Path, tokenizer_source: str) -> None:
-        checkpoints.export_model(self.policy, self._reach(folder), tokenizer_source)
+    def export(self, folder: Path, tokenizer_source: str) -> float | None:
+        return checkpoints.export_model(self.policy, self._reach(folder), tokenizer_source)
+
+    @typed_errors
+    def free(self) -> tuple[int, int]:
+        """Return the bytes that this rank held and still holds of its device."""
+        before = held_bytes(self.device)
+        self.policy.free()
+        release_unused(self.device)
+        return before, held_bytes(self.device)
+
+    @typed_errors
+    def restore(self) -> None:
+        self.policy.restore()
+
+    @ray.method(concurrency_group=BEATS)
+    def beat(self) -> Beat:
+        policy: Policy | None = getattr(self, "policy", None)  # not before `start` has built it
+        return Beat(count_collectives(), policy.micro_batch if policy else None)
+
+    @ray.method(concurrency_group=BEATS)
+    def dump_stacks(self) -> str:
+        return dump_stacks()
+
+    @ray.method(concurrency_group=BEATS)
+    def describe_process(self, pid: int) -> str:
+        return describe_process(pid)
 
     def close(self) -> None:
         if self._store is not None:
@@ -142,7 +180,9 @@ def choose_num_threads(num_cores: int, num_local_ranks: int, requested: str | No
     return max(1, int(requested or num_cores // num_local_ranks))
 
 
-def join_process_group(rank: int, num_ranks: int, address: str, port: int, device: torch.device) -> None:
+def join_process_group(
+    rank: int, num_ranks: int, address: str, port: int, device: torch.device, timeout: timedelta
+) -> None:
     if address.startswith("127."):
         # Local runs have a loopback address per Pod. gloo would bind to the host name's address, if it has one.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -152,6 +192,6 @@ def join_process_group(rank: int, num_ranks: int, address: str, port: int, devic
         init_method=f"tcp://{address}:{port}",
         rank=rank,
         world_size=num_ranks,
-        timeout=_COLLECTIVE_TIMEOUT,
+        timeout=timeout,
         device_id=None if device.type == "cpu" else device,
     )

@@ -16,8 +16,9 @@ import torch.distributed as dist
 from ray.exceptions import RayError, RayTaskError
 
 from rljob_api.errors import RLJobError, TransientError, UserError
+from rljob_inputs.memory.recomputation import find_stronger
 from rljob_trainer.driver.ports import TrainerGroupDiedError
-from rljob_trainer.failures.configuration import ErrorFacts, summarize
+from rljob_trainer.failures.configuration import ErrorFacts, SourceAwayError, summarize
 from rljob_trainer.failures.devices import DeviceMemoryError, GpuError, GpuFaultError, Remedy, find_line, find_remedy
 from rljob_trainer.policy.layout import RankRows
 from rljob_trainer.policy.micro_batches import build_micro_batches
@@ -73,10 +74,20 @@ def _explain_gpu(remedy: Remedy, error: RuntimeError, method: str, args: Sequenc
                 f"spec.trainer: a rank ran out of GPU memory while it loaded the model: {line}; use more ranks "
                 "(replicas, gpusPerReplica) or larger GPUs, or set lora"
             )
+        case Remedy.LESS_MEMORY if method == "free":
+            return DeviceMemoryError(
+                f"spec.trainer.resources: a rank got no pinned host memory for its state: {line}; "
+                "raise limits.memory, or use more ranks"
+            )
+        case Remedy.LESS_MEMORY if method == "restore":
+            return DeviceMemoryError(
+                f"spec.trainer: a rank's weights and optimizer state do not fit next to rollouts that sleep: {line}; "
+                "use more ranks or larger GPUs, or set offload or lora"
+            )
         case Remedy.LESS_MEMORY:
             return DeviceMemoryError(
                 f"spec.trainer.microBatchTokens: a rank ran out of GPU memory in {method}: {line};"
-                f"{_describe_largest(args)} lower microBatchTokens, set gradientCheckpointing, or use more ranks"
+                f"{_describe_largest(args)} {_suggest_recomputation(args[0])}lower microBatchTokens, or use more ranks"
             )
         case Remedy.FIX_INDEX:
             return UserError(
@@ -95,6 +106,12 @@ def _describe_largest(args: Sequence[Any]) -> str:
     return f" the largest micro-batch has {lines * length} tokens ({lines} x {length} with padding);"
 
 
+def _suggest_recomputation(rank: Any) -> str:
+    """Return the next value of the field with which a rank's update needs less memory; empty if there is none."""
+    stronger = find_stronger(rank.policy.recomputation)
+    return f"set gradientCheckpointing: {stronger[0]}, " if stronger else ""
+
+
 def group_failure(method: str, errors: Sequence[BaseException]) -> BaseException:
     """Return the error to raise for failures in `method`: a user error, else the first one that is not a lost rank, in
     one line, else the group's death."""
@@ -103,7 +120,8 @@ def group_failure(method: str, errors: Sequence[BaseException]) -> BaseException
         if isinstance(cause, (GpuFaultError, DeviceMemoryError, GpuError)):
             return _gpu_failure(method, cause)
     for cause in causes:
-        if isinstance(cause, RLJobError) and not isinstance(cause, TransientError):
+        is_permanent = isinstance(cause, RLJobError) and not isinstance(cause, TransientError)
+        if is_permanent or isinstance(cause, SourceAwayError):
             return cause
     for error, cause in zip(errors, causes, strict=True):
         if not _is_lost_rank(cause):

@@ -8,35 +8,52 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
+import numpy as np
 import ray
 from ray.actor import ActorHandle
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.contract import ENV_POD_IP, RAY_RESOURCE_TRAINER
+from rljob_api.wire.contract import ENV_POD_IP, PORT_RAY, RAY_RESOURCE_TRAINER
+from rljob_api.wire.ports import listening_port
 from rljob_api.wire.protocol import WeightManifest
 from rljob_trainer.algorithms.registry import build_algorithm
-from rljob_trainer.driver.ports import TrainerGroupDiedError
+from rljob_trainer.driver.ports import FreedMemory, TrainerGroupDiedError
+from rljob_trainer.driver.watcher import run_with_watcher
 from rljob_trainer.episodes.types import TokenFacts, TrainRow, UpdateMetrics, UpdateVersions
+from rljob_trainer.history.disk import find_disk_error
 from rljob_trainer.policy.layout import PLAIN, RankRows, divide_rows
 from rljob_trainer.policy.update_metrics import RankMetrics
-from rljob_trainer.ranks.actor import SAVES, RankProcess
+from rljob_trainer.progress.pace import Pace
+from rljob_trainer.progress.work import WatchedClock
+from rljob_trainer.ranks.actor import BEATS, SAVES, RankProcess
+from rljob_trainer.ranks.calls import future, wait_for
 from rljob_trainer.ranks.failures import group_failure
+from rljob_trainer.ranks.heartbeats import Heartbeats
 from rljob_trainer.ranks.nodes import find_trainer_nodes, has_lost_node
-from rljob_trainer.ranks.ray_node import ray_port
+from rljob_trainer.ranks.rank_watch import HungRanks, RankWatch, hung_error
 from rljob_trainer.ranks.results import UpdateCounts, scatter_facts, summarize_update
+from rljob_trainer.ranks.stacks import describe_silent, log_stacks
+from rljob_trainer.run_folder.file_facts import Checkpoint, FileFacts
 from rljob_trainer.run_folder.location import RunFolder
+
+log = logging.getLogger(__name__)
 
 _NODE_POLL_SECONDS = 0.5
 _CLOSE_TIMEOUT_SECONDS = 10
 _SAVE_TIMEOUT_SECONDS = 20
 """For which a group that must end lets its ranks write on: the driver's part of a Pod's grace period is 45 s."""
+_FINISH_SECONDS = 10
+"""For which a cancelled call may run on."""
 _WATCH_SECONDS = 1.0
+_REPEATABLE = ("save", "export")
+"""They write files, and change no state of a rank."""
 
 
 class TrainerGroup:
@@ -44,16 +61,30 @@ class TrainerGroup:
     collectives."""
 
     def __init__(
-        self, job: RLJob, generation: str, ranks: list[ActorHandle], nodes: frozenset[str] = frozenset()
+        self,
+        job: RLJob,
+        generation: str,
+        ranks: list[ActorHandle],
+        nodes: frozenset[str] = frozenset(),
+        *,
+        pace: Pace | None = None,
+        is_paused: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`nodes`: ids of the Ray nodes of `ranks`."""
+        """`nodes`: ids of the Ray nodes of `ranks`. `pace`: of the groups before. `is_paused`: whether the job waits
+        for an outage to end, for which no rank is to blame."""
         self._job, self._generation, self._ranks, self._nodes = job, generation, ranks, nodes
         self._needs = build_algorithm(job.spec).needs
         self._layout = PLAIN
         self._update = UpdateCounts()
         self._is_saving = False
         """Whether ranks may be writing a checkpoint. They end with the group, and the checkpoint with them."""
+        self._watch = RankWatch(pace or Pace(job.spec.hang_detection), WatchedClock(time.monotonic()))
+        self._is_paused = is_paused
+        self._calls: list[asyncio.Future[Any]] = []
+        """The parts of the collective that runs, by rank."""
         self.process_ids: list[int] = []
+        """By rank."""
+        self._addresses: list[str] = []
         """By rank."""
 
     @classmethod
@@ -64,23 +95,30 @@ class TrainerGroup:
         model: str,
         run: RunFolder,
         generation: str,
-        checkpoint: Path | None,
+        checkpoint: Checkpoint | None,
         report: Callable[[str], None],
+        reserve: Callable[[], Awaitable[object]] | None = None,
+        pace: Pace | None = None,
+        is_paused: Callable[[], bool] = lambda: False,
     ) -> TrainerGroup:
-        """Wait for the trainer Pods, place one rank per unit, and load the model or CHECKPOINT/trainer.
+        """Wait for the trainer Pods, place one rank per unit, and load the model or the checkpoint. Raise
+        DamagedCheckpointError if that is not what was written.
 
         `run`: the run's folder, in which all checkpoints and the export are. `report` gets a text about what the group
-        is waiting for; an empty string when it waits for nothing.
+        is waiting for; an empty string when it waits for nothing. `reserve`: awaited once all Pods have joined, before
+        ranks take memory of their devices. `pace`, `is_paused`: see __init__.
         """
         trainer = job.spec.trainer
         await asyncio.to_thread(connect)
         await _wait_for_nodes(trainer.num_ranks, trainer.replicas, report)
         nodes = await asyncio.to_thread(find_trainer_nodes)
+        if reserve is not None:
+            await reserve()
         ranks = _place_ranks(trainer.num_ranks, num_gpus=1 if trainer.gpus_per_replica else 0)
-        group = cls(job, generation, ranks, nodes)
+        group = cls(job, generation, ranks, nodes, pace=pace, is_paused=is_paused)
         report("loads the model on the trainers")
         try:
-            await group._load(model, run, checkpoint)
+            await run_with_watcher(group._load(model, run, checkpoint), group._watch_hangs())
         except BaseException:
             group._kill()
             raise
@@ -91,7 +129,7 @@ class TrainerGroup:
         if not self._needs.reference and not self._needs.values:
             return [TokenFacts()] * len(rows)
         parts = await self._divide(rows, without_advantage=True)
-        return scatter_facts(rows, await self._send("inspect", parts))
+        return await asyncio.to_thread(scatter_facts, rows, await self._send("inspect", parts))
 
     async def accumulate(self, rows: Sequence[TrainRow], versions: UpdateVersions) -> None:
         started = time.monotonic()
@@ -100,7 +138,7 @@ class TrainerGroup:
         parts = await self._divide(rows, without_advantage=has_other_terms, versions=versions)
         if parts[0].batches:
             await self._send("accumulate", parts)
-        self._update.num_tokens += sum(int(row.loss_mask.sum()) for row in rows)
+        self._update.num_tokens += sum(int(np.count_nonzero(row.loss_mask)) for row in rows)
         self._update.num_micro_batches += len(parts[0].batches)
         self._update.seconds += time.monotonic() - started
 
@@ -122,33 +160,72 @@ class TrainerGroup:
         self._is_saving = True
         await self._broadcast("save", folder)
 
-    async def saved(self) -> None:
+    async def saved(self) -> dict[str, FileFacts]:
         if not self._ranks:
             raise TrainerGroupDiedError("the trainer group has ended")
+        writing = self._wait_for_save()
         # A failure ends no rank: what runs meanwhile would then report lost ranks, and hide the reason.
-        if errors := await self._wait_for_save():
-            raise await self._judge("save", errors)
+        with self._watch.work.running("the write of a checkpoint"):
+            if errors := await wait_for(writing):
+                raise await self._judge("save", errors)
         self._is_saving = False
+        return {name: facts for rank in writing for name, facts in rank.result().items()}
 
-    async def export(self, folder: Path, tokenizer_source: str) -> None:
-        await self._broadcast("export", folder, tokenizer_source)
+    async def export(self, folder: Path, tokenizer_source: str) -> float | None:
+        shares: list[float | None] = await self._broadcast("export", folder, tokenizer_source)
+        return shares[0]
+
+    async def free(self) -> FreedMemory:
+        changes: list[tuple[int, int]] = await self._broadcast("free")
+        return FreedMemory(*map(sum, zip(*changes, strict=True)))
+
+    async def restore(self) -> None:
+        await self._broadcast("restore")
 
     async def watch(self) -> NoReturn:
-        """Raise TrainerGroupDiedError once a rank died: rollouts may need the weights that it serves at any time."""
+        """Raise TrainerGroupDiedError once a rank died or hangs: rollouts may need the weights that it serves at any
+        time."""
+        await self._watch_ranks(self._raise_death)
+
+    async def _watch_hangs(self) -> None:
+        """As `watch`, for hangs alone: the call that runs reports a death."""
+        await self._watch_ranks(_ignore)
+
+    async def _watch_ranks(self, on_errors: Callable[[Sequence[BaseException]], Awaitable[None]]) -> NoReturn:
+        heartbeats = Heartbeats(self._watch)
         while True:
-            # A rank that runs an update answers later; a peer of a dead rank may never answer.
-            errors = await _wait_for([_future(rank.__ray_ready__.remote()) for rank in self._ranks])
+            self._watch.clock.tick(time.monotonic(), is_paused=self._is_paused())
+            errors = await heartbeats.ask(self._ranks)
             if errors and self._ranks:  # else a failed method killed them and raises the reason
-                self._kill()
-                raise await self._judge("watch", errors)
+                await on_errors(errors)
+            if (hung := self._watch.find_hung(self._returned())) is not None and self._ranks:
+                await self._raise_hang(hung)
             await asyncio.sleep(_WATCH_SECONDS)
+
+    def _returned(self) -> set[int]:
+        return {rank for rank, call in enumerate(self._calls) if call.done()}
+
+    async def _raise_death(self, errors: Sequence[BaseException]) -> None:
+        self._kill()
+        raise await self._judge("watch", errors)
+
+    async def _raise_hang(self, hung: HungRanks) -> NoReturn:
+        """Log what shows the cause, kill all ranks, and raise."""
+        await log_stacks(self._ranks, hung.ranks, hung.silent)
+        why = hung.doing
+        if hung.silent:
+            why += f"; {await describe_silent(self._ranks, self.process_ids, self._addresses, hung.silent)}"
+        error = hung_error(hung, why)
+        error.lost_node = await has_lost_node(self._nodes, settle_seconds=0)
+        self._kill()
+        raise error
 
     async def close(self) -> None:
         """End every rank, and with rank 0 the weight server. Idempotent."""
         closing = [rank.close.remote() for rank in self._ranks]
         with contextlib.suppress(TimeoutError):  # A rank that hangs is killed below.
             async with asyncio.timeout(_CLOSE_TIMEOUT_SECONDS):
-                await asyncio.gather(*map(_future, closing), return_exceptions=True)
+                await asyncio.gather(*map(future, closing), return_exceptions=True)
         self._kill()
 
     async def _divide(
@@ -169,7 +246,7 @@ class TrainerGroup:
         sent = await asyncio.to_thread(lambda: [ray.put(part) for part in parts])
         return await self._call_all(method, [(part,) for part in sent])
 
-    async def _load(self, model: str, run: RunFolder, checkpoint: Path | None) -> None:
+    async def _load(self, model: str, run: RunFolder, checkpoint: Checkpoint | None) -> None:
         described = await self._broadcast("describe")
         # Adjacent ranks share a machine, so that their collectives stay on it, and a Pod, which may have its own copy
         # of the state (sharding.build_mesh).
@@ -177,38 +254,62 @@ class TrainerGroup:
         self._ranks, described = [self._ranks[i] for i in order], [described[i] for i in order]
         machines = [machine for machine, *_ in described]
         self.process_ids = [process_id for _, _, process_id, _ in described]
+        self._addresses = [address for _, address, _, _ in described]
+        self._watch.reset_ranks()
         _, address, _, port = described[0]
         calls = [
             (rank, len(order), machines.count(machine), (address, port), self._job, model, run, checkpoint)
             for rank, machine in enumerate(machines)
         ]
-        # The same on all ranks: they have the same model and the same kind of device.
-        self._layout, *_ = await self._call_all("start", calls)
+        # The same on all ranks: they have the same model, and the smallest GPU decides.
+        (self._layout, recomputation), *_ = await self._call_all("start", calls)
+        setting = self._job.spec.trainer.gradient_checkpointing
+        log.info("trainer.gradientCheckpointing: %s%s", recomputation, " (auto)" if setting == "auto" else "")
 
     async def _broadcast(self, method: str, *arguments: Any) -> list[Any]:
         return await self._call_all(method, [arguments] * len(self._ranks))
 
     async def _call_all(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call `method` on all ranks. The first failure kills the group, since the other ranks may never return."""
+        """Call `method` on all ranks. The first failure kills the group, since the other ranks may never return. After
+        one of the run's volume they do, and may try again."""
         if not self._ranks:
             raise TrainerGroupDiedError("the trainer group has ended")
-        calls = [
-            _future(getattr(rank, method).remote(*args)) for rank, args in zip(self._ranks, arguments, strict=True)
+        piece, has_succeeded = self._watch.begin_call(method), False
+        calls = self._calls = [
+            future(getattr(rank, method).remote(*args)) for rank, args in zip(self._ranks, arguments, strict=True)
         ]
         try:
-            if errors := await _wait_for(calls):
+            errors = await wait_for(calls)
+            if errors and method in _REPEATABLE and find_disk_error(errors[0]):
+                await asyncio.wait(calls)
+            elif errors:
                 await self._end()
                 raise await self._judge(method, errors)
-            return [call.result() for call in calls]
-        except BaseException:
-            # On cancellation too: some ranks may already wait in a collective.
-            for call in calls:
-                call.cancel()
-            await self._end()
+            else:
+                has_succeeded = True
+                return [call.result() for call in calls]
+        except asyncio.CancelledError:
+            # Once all ranks have ended the call, they have one state, which can be saved.
+            await asyncio.wait(calls, timeout=_FINISH_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
+            if not all(call.done() and call.exception() is None for call in calls):
+                await self._abort(calls)
             raise
+        except BaseException:
+            await self._abort(calls)
+            raise
+        finally:
+            self._calls = []
+            self._watch.end_call(piece, has_succeeded=has_succeeded)
+        raise await self._judge(method, errors)
 
-    async def _wait_for_save(self) -> list[BaseException]:
-        return await _wait_for([_future(rank.wait_for_save.remote()) for rank in self._ranks])
+    async def _abort(self, calls: Sequence[asyncio.Future[Any]]) -> None:
+        """Some ranks may already wait in a collective."""
+        for call in calls:
+            call.cancel()
+        await self._end()
+
+    def _wait_for_save(self) -> list[asyncio.Future[dict[str, FileFacts]]]:
+        return [future(rank.wait_for_save.remote()) for rank in self._ranks]
 
     async def _end(self) -> None:
         """Kill the ranks, after they have written the last checkpoint if that is quick. A dead rank cannot: its error
@@ -216,7 +317,7 @@ class TrainerGroup:
         if self._is_saving:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_SAVE_TIMEOUT_SECONDS):
-                    await self._wait_for_save()
+                    await wait_for(self._wait_for_save())
         self._kill()
 
     async def _judge(self, method: str, errors: Sequence[BaseException]) -> BaseException:
@@ -232,22 +333,14 @@ class TrainerGroup:
             ray.kill(rank)
 
 
-def _future(reference: Any) -> asyncio.Future[Any]:
-    return asyncio.wrap_future(reference.future())
-
-
-async def _wait_for(calls: Sequence[asyncio.Future[Any]]) -> list[BaseException]:
-    """Wait until all calls have ended or one has failed. Return the errors."""
-    if calls:
-        await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
-    return [error for call in calls if call.done() and (error := call.exception())]
+async def _ignore(_: Sequence[BaseException]) -> None: ...
 
 
 def connect() -> None:
     """Join Ray as the driver through this Pod's node: a machine may run several."""
     if not ray.is_initialized():
         address = os.environ[ENV_POD_IP]
-        ray.init(f"{address}:{ray_port()}", _node_ip_address=address, configure_logging=False)
+        ray.init(f"{address}:{listening_port(PORT_RAY)}", _node_ip_address=address, configure_logging=False)
 
 
 def disconnect() -> None:
@@ -256,6 +349,7 @@ def disconnect() -> None:
 
 
 async def _wait_for_nodes(num_ranks: int, num_pods: int, report: Callable[[str], None]) -> None:
+    """Without a limit: the Pods may be queued, which the operator reports and bounds."""
     ranks_per_pod = num_ranks // num_pods
     last_reported = -1
     while True:
@@ -271,7 +365,7 @@ async def _wait_for_nodes(num_ranks: int, num_pods: int, report: Callable[[str],
 
 
 def _place_ranks(num_ranks: int, *, num_gpus: int) -> list[ActorHandle]:
-    build: Any = ray.remote(concurrency_groups={SAVES: 1})  # type: ignore[call-overload]  # not in its types
+    build: Any = ray.remote(concurrency_groups={SAVES: 1, BEATS: 1})  # type: ignore[call-overload]  # not in its types
     actor = build(RankProcess).options(
         num_cpus=0, num_gpus=num_gpus, resources={RAY_RESOURCE_TRAINER: 1}, max_restarts=0, max_task_retries=0
     )

@@ -14,6 +14,8 @@ import signal
 import socket
 
 from rljob_api.errors import TransientError, UserError
+from rljob_api.wire.contract import PORT_RAY
+from rljob_api.wire.ports import listening_port
 from rljob_inputs.memory.limits import OBJECT_STORE_BYTES
 from rljob_trainer.ranks import ray_node
 
@@ -38,7 +40,7 @@ class RayHead:
     async def start(self) -> None:
         await self._wait_for_port()
         # No resources: ranks run on the trainers' nodes only.
-        arguments = ["--head", f"--port={ray_node.ray_port()}", "--num-gpus=0", "--include-dashboard=false"]
+        arguments = ["--head", f"--port={listening_port(PORT_RAY)}", "--num-gpus=0", "--include-dashboard=false"]
         command = ray_node.build_start_command(arguments, self._address, self._folder.name, self._store_bytes)
         environment = {**os.environ, **ray_node.ray_environment()}
         self._process = await asyncio.create_subprocess_exec(
@@ -54,7 +56,8 @@ class RayHead:
                     await asyncio.sleep(0.1)
         except TimeoutError as error:
             raise TransientError(
-                f"the Ray head does not listen on {self._address}:{ray_node.ray_port()} after {_START_SECONDS:.0f} s"
+                f"the Ray head does not listen on {self._address}:{listening_port(PORT_RAY)} "
+                f"after {_START_SECONDS:.0f} s"
             ) from error
 
     async def watch(self) -> None:
@@ -88,7 +91,7 @@ class RayHead:
                     await asyncio.sleep(0.2)
         except TimeoutError as error:
             raise UserError(
-                f"cannot listen on {self._address}:{ray_node.ray_port()} (Ray): the port is in use; "
+                f"cannot listen on {self._address}:{listening_port(PORT_RAY)} (Ray): the port is in use; "
                 "stop the process that holds it"
             ) from error
 
@@ -100,7 +103,7 @@ def _die_with_parent() -> None:
 
 def _is_taken(address: str) -> bool:
     try:
-        socket.create_server((address, ray_node.ray_port())).close()
+        socket.create_server((address, listening_port(PORT_RAY))).close()
     except OSError:
         return True
     return False

@@ -6,12 +6,13 @@ import contextlib
 import os
 import socket
 import sys
-import tempfile
 from collections.abc import Sequence
 
 import psutil
 
-from rljob_api.wire.contract import ENV_RAY_PORT, ENV_TOKEN, PORT_RAY
+from rljob_api.wire.contract import ENV_TOKEN, PORT_RAY
+from rljob_api.wire.ports import listening_port
+from rljob_trainer.temporary import TemporaryFolder
 
 ENV_NUM_THREADS = "RLJOB_NUM_THREADS"
 """The user's OMP_NUM_THREADS, which the worker passes to its ranks: Ray sets that variable to 1."""
@@ -28,16 +29,15 @@ def ray_environment() -> dict[str, str]:
         "RAY_COLOR_PREFIX": "0",  # the output is a log file, not a terminal
         # Time for a node's helper processes to start; on a busy machine the default of 30 s is too short.
         "RAY_agent_register_timeout_ms": "120000",
+        # Of each log of a node and its ranks. Ray's own limit is 3 GB for those of a node, and none for those of ranks.
+        "RAY_ROTATION_MAX_BYTES": str(16 << 20),
+        "RAY_ROTATION_BACKUP_COUNT": "2",
     }
 
 
-def ray_port() -> int:
-    return int(os.environ.get(ENV_RAY_PORT) or PORT_RAY)
-
-
-def ray_folder() -> tempfile.TemporaryDirectory[str]:
-    """Create a folder for a node's files. Its path is short: paths of sockets are limited to 107 bytes."""
-    return tempfile.TemporaryDirectory(prefix="rljob-ray-", ignore_cleanup_errors=True)
+def ray_folder() -> TemporaryFolder:
+    """Create a folder for a node's files."""
+    return TemporaryFolder("ray")
 
 
 def build_start_command(arguments: Sequence[str], address: str, folder: str, store_bytes: int) -> list[str]:
@@ -52,7 +52,7 @@ def build_start_command(arguments: Sequence[str], address: str, folder: str, sto
 
 def is_listening(address: str) -> bool:
     try:
-        socket.create_connection((address, ray_port()), timeout=_CONNECT_SECONDS).close()
+        socket.create_connection((address, listening_port(PORT_RAY)), timeout=_CONNECT_SECONDS).close()
     except OSError:
         return False
     return True

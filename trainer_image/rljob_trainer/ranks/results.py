@@ -17,11 +17,11 @@ from rljob_trainer.policy.update_metrics import RankMetrics
 
 @dataclass
 class UpdateCounts:
-    """Of the calls that make up an update."""
+    """Counts of the calls that make up an update."""
 
     num_tokens: int = 0
     num_micro_batches: int = 0
-    """Of each rank."""
+    """Micro-batches of each rank."""
     seconds: float = 0.0
 
 
@@ -49,6 +49,7 @@ def summarize_update(metrics: RankMetrics, update: UpdateCounts, denominator: fl
         mismatch_kl=mean("mismatch_kl"),
         mismatch_max=metrics.maxima.get("mismatch_max", 0.0),
         corrected_share=mean("corrected"),
+        rejected_share=mean("rejected"),
         effective_sample_share=sums["importance"] ** 2 / squared_importance if squared_importance else 1.0,
         is_skipped=metrics.is_skipped,
         critic_loss=None if metrics.critic is None else metrics.critic.loss,

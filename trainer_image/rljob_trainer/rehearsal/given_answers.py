@@ -7,14 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rljob_api.manifest.agent import Agent
-from rljob_api.manifest.runner import RUNNER_SERVICE
+from rljob_api.manifest.services.runner import RUNNER_SERVICE
 from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.episodes.types import Completion, Episode, EpisodeEnd
 
 GENERATION = "given"
 """In place of the weights' generation."""
+
+
+def find_end_id(template: ChatTemplate, tokenizer: Any) -> int | None:
+    """Return the token with which the model would end an answer: the template's, which for some models is not the
+    tokenizer's end-of-sequence token (Gemma 3, and base models with a template)."""
+    return tokenizer.eos_token_id if template.end_token is None else template.end_token
 
 
 def build_completion(text: str, template: ChatTemplate, end_id: int | None, max_tokens: int) -> Completion:

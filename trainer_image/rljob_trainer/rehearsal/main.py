@@ -18,30 +18,38 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.errors import RLJobError, UserError
-from rljob_api.manifest.job_sections import Model
+from rljob_api.manifest.job_sections import Data, Model
+from rljob_api.run.folder import trajectory_file
 from rljob_api.wire.contract import ExitCode
 from rljob_api.wire.termination import end_program
 from rljob_inputs.data.prompts import build_prompts
 from rljob_inputs.data.rows import read_rows
 from rljob_inputs.hub.repository import HubAccess
-from rljob_inputs.models.config import find_context_length
-from rljob_inputs.models.files import read_config
+from rljob_inputs.models.own_settings import load_model_settings
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import EpisodeTask
+from rljob_trainer.algorithms.rows import weighted_score
 from rljob_trainer.calls.services import AgentServices
 from rljob_trainer.conversation.template import ChatTemplate
-from rljob_trainer.driver.collection import build_request
-from rljob_trainer.driver.evaluation import plan_evaluation
-from rljob_trainer.episodes.batches import weighted_score
+from rljob_trainer.driver.collection import CollectionPlan
 from rljob_trainer.episodes.types import Group, has_own_reward
+from rljob_trainer.gateway.forwarding import watch_models
 from rljob_trainer.head.agent import start_agent
 from rljob_trainer.head.environment import Environment, read_environment
 from rljob_trainer.head.tokenizer import load_tokenizer
-from rljob_trainer.history.run_state import trajectory_file
+from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.trajectory_log import write_file
-from rljob_trainer.rehearsal.given_answers import GENERATION, GivenAnswers, end_after_given_answers, limit_turns
+from rljob_trainer.outages.registry import Outages
+from rljob_trainer.rehearsal.given_answers import (
+    GENERATION,
+    GivenAnswers,
+    end_after_given_answers,
+    find_end_id,
+    limit_turns,
+)
 from rljob_trainer.replicas.http import open_session
-from rljob_trainer.rewards.clients import RewardClients
+from rljob_trainer.rewards.groups import RewardClients
+from rljob_trainer.rewards.requests import RequestBuilder
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +67,7 @@ def read_settings(path: Path) -> Settings:
     return Settings(**json.loads(path.read_text(encoding="utf-8")))
 
 
-def read_first_prompt(environment: Environment, tokenizer: Any) -> Prompt:
-    data = environment.job.spec.data
+def read_first_prompt(environment: Environment, data: Data, tokenizer: Any) -> Prompt:
     access = HubAccess.from_environment(os.environ)
     rows = read_rows(data.train, environment.train_data, split="train", access=access)
     prompt = next(build_prompts(data, data.train, rows, tokenizer, split="train"), None)
@@ -69,31 +76,33 @@ def read_first_prompt(environment: Environment, tokenizer: Any) -> Prompt:
     return prompt
 
 
-def find_room(environment: Environment) -> int | None:
-    """Return the longest prompt with its answer, in tokens; None: not known."""
-    spec = environment.job.spec
-    access = HubAccess.from_environment(os.environ)
-    limit = spec.rollout.max_model_len
-    return limit or find_context_length(read_config(environment.model, spec.model.revision, access))
-
-
 async def rehearse(environment: Environment, settings: Settings) -> None:
-    spec = environment.job.spec
-    tokenizer = load_tokenizer(environment.model, environment.job.spec.model)
-    template = ChatTemplate(tokenizer, spec.agent.tool_format)  # raises before any server is started
-    prompt = read_first_prompt(environment, tokenizer)
+    model_settings = load_model_settings(environment.job, environment.model)
+    spec = model_settings.job.spec
+    tokenizer = load_tokenizer(environment.model, spec.model)
+    # Raises before any server is started.
+    template = ChatTemplate(tokenizer, spec.agent.tool_format, spec.data.chat_template_arguments)
+    prompt = read_first_prompt(environment, spec.data, tokenizer)
     specs = [reward for reward in spec.rewards if reward.name in settings.rewards]
-    plan = plan_evaluation(spec, 0, GENERATION)
-    answers = GivenAnswers(settings.answers, template, tokenizer.eos_token_id, plan.sampling.max_tokens)
+    sampling = spec.evaluation.sampling
+    assert sampling is not None, "the job's open settings are not resolved"
+    plan = CollectionPlan("eval", 0, 1, sampling, spec.schedule.seed, GENERATION)
+    end_id = find_end_id(template, tokenizer)
+    answers = GivenAnswers(settings.answers, template, end_id, plan.sampling.answer_tokens)
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(open_session())
-        services, rewards = AgentServices(spec.services, session), RewardClients(specs, session)
+        outages = Outages(spec.outage_seconds)
+        models = watch_models(spec.agent.models, outages)
+        services = AgentServices(spec.services, session, outages=outages, runner_calls=[*models.values()])
+        rewards = RewardClients(specs, session, tokenizer, outages)
         for client in (services, rewards):
             await client.start()
             stack.push_async_callback(client.close)
         limited = spec.model_copy(update={"agent": limit_turns(spec.agent, len(settings.answers))})
-        room = find_room(environment)
-        agent = await start_agent(stack, limited, tokenizer, room, services, environment.address)
+        room = model_settings.context_length
+        metrics = PrometheusMetrics()  # no one reads them
+        address = environment.address
+        agent = await start_agent(stack, limited, tokenizer, room, services, address, metrics, outages, models)
         seed = plan.sample_seed(prompt.index, 0, 0)
         episode = await agent.loop.run(EpisodeTask(plan.episode_id(0, 0), plan.lane, prompt, 0, 0, answers, seed))
         if answers.is_used_up:
@@ -101,7 +110,9 @@ async def rehearse(environment: Environment, settings: Settings) -> None:
         if episode.failure is None and (specs or has_own_reward(episode)):
             rewards.begin()
             scorer = rewards.open_group(plan.group_id(0), plan.lane, 1)
-            episode.results = dict(await scorer.score(0, build_request(prompt, episode, plan), time.monotonic()))
+            requests = RequestBuilder(tokenizer, spec.agent.completion)
+            request = requests.build(plan.episode_id(0, 0), plan.lane, prompt, episode)
+            episode.results = dict(await scorer.score(0, request, time.monotonic()))
             episode.score = weighted_score(episode, specs, spec.agent.reward_weight)
     group = Group(0, prompt, [episode])
     write_file(trajectory_file(environment.run_dir, 0, plan.lane), plan.lane, 0, [group], template.decode)

@@ -10,6 +10,8 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from rljob_trainer.outages.registry import Dependency, Outages
+
 _INITIAL_BACKOFF_SECONDS = 0.25
 _MAX_BACKOFF_SECONDS = 5.0
 """Short: a restarted replica should get requests at once, and one probe per 5 s costs little."""
@@ -18,6 +20,7 @@ _MAX_BACKOFF_SECONDS = 5.0
 @dataclass
 class Replica:
     address: str
+    """With the port for a rollout: a Pod may have several."""
     in_flight: int = 0
     num_served: int = 0
     num_failures: int = 0
@@ -40,13 +43,15 @@ class Replica:
 
 
 class Fleet:
-    def __init__(self, *, max_in_flight: int | None = None, readiness_lags: bool = True) -> None:
-        """`readiness_lags`: a replica can leave the list because it lacks the required key, without draining."""
+    def __init__(
+        self, health: Dependency | None = None, *, max_in_flight: int | None = None, readiness_lags: bool = True
+    ) -> None:
+        """`health`: learns whether requests succeed. `readiness_lags`: a replica can leave the list because it lacks
+        the required key, without draining."""
         self.replicas: dict[str, Replica] = {}
         self.required_key = ""
         """The caller sets it: only replicas that serve this key are used; empty: any."""
-        self.failing_since: float | None = None
-        """Start of the period in which attempts were made and none succeeded; None after a success."""
+        self.health = health or Outages().watch("replicas")
         self._max_in_flight = max_in_flight
         self._readiness_lags = readiness_lags
 
@@ -81,7 +86,7 @@ class Fleet:
         return best.address
 
     def record_done(self, address: str) -> None:
-        self.failing_since = None
+        self.health.succeeded()
         if replica := self._release(address):
             replica.num_served += 1
             replica.num_failures = 0
@@ -90,15 +95,21 @@ class Fleet:
         """The caller sent no request to the picked replica, or stopped waiting for it."""
         self._release(address)
 
+    def record_answered(self, address: str) -> None:
+        """The replica answered, though not with a result."""
+        self.health.clear()
+        if replica := self._release(address):
+            replica.num_failures = 0
+
     def record_busy(self, address: str, until: float) -> None:
         """The replica is healthy, but full."""
-        self.failing_since = None
+        self.health.clear()
         if replica := self._release(address):
             replica.not_before = max(replica.not_before, until)
 
     def record_progress(self, address: str, now: float) -> None:
         """A request on the replica made progress, which for long ones comes minutes before its end."""
-        self.failing_since = None
+        self.health.succeeded()
         if replica := self.replicas.get(address):
             replica.progressed_at = now
 
@@ -108,21 +119,21 @@ class Fleet:
         if replica is not None and now - replica.progressed_at < seconds:
             self._release(address)
         else:
-            self.record_failed(address, now)
+            self.record_failed(address, now, f"{address}: no progress for {seconds:.0f} s")
 
     def record_updated(self, address: str) -> None:
         """The replica ended a request with newer weights than the request needs: ask again what it serves."""
-        self.failing_since = None
+        self.health.succeeded()
         if replica := self._release(address):
             replica.serves = ""
 
-    def record_failed(self, address: str, now: float) -> None:
+    def record_failed(self, address: str, now: float, reason: str = "a request failed") -> None:
         self._release(address)
-        self.record_suspect(address, now)
+        self.record_suspect(address, now, reason)
 
-    def record_suspect(self, address: str, now: float) -> None:
+    def record_suspect(self, address: str, now: float, reason: str = "a probe failed") -> None:
         """A probe or a request failed: back off, and discard what the replica reported to serve."""
-        self.failing_since = now if self.failing_since is None else self.failing_since
+        self.health.failed(reason)
         replica = self.replicas.get(address)
         if replica is None:
             return
@@ -134,10 +145,15 @@ class Fleet:
         if not replica.listed and not replica.in_flight:
             del self.replicas[address]
 
-    def record_no_replica(self, now: float) -> None:
-        """A caller waits, and no replica is known or usable."""
-        if self.failing_since is None and self.is_idle():
-            self.failing_since = now
+    def judge_health(self, *, is_awaited: bool) -> None:
+        """Once a tick. `is_awaited`: a caller waits for a replica, so none is usable now."""
+        healthy = [replica for replica in self.replicas.values() if not replica.num_failures]
+        if any(replica.in_flight for replica in healthy):
+            self.health.clear()  # others failed, but what a healthy one executes, perhaps for an hour, may well succeed
+        elif self.is_idle() and not is_awaited:
+            self.health.clear()
+        elif self.is_idle() and not healthy and self.health.failing_since is None:
+            self.health.failed(self.health.last_error if self.replicas else "no replica exists")
 
     def record_serves(self, address: str, key: str) -> None:
         """The replica reported `key`, and its digest is right."""
@@ -145,7 +161,7 @@ class Fleet:
             replica.serves = key
             replica.num_failures = 0
             replica.not_before = 0.0
-            self.failing_since = None
+            self.health.succeeded()
 
     def record_rejected(self, address: str, key: str) -> None:
         """The replica serves `key` with a wrong digest and must not be used for it."""

@@ -2,8 +2,8 @@
 
     POST /inference/v1/generate
     {"model": "policy", "token_ids": [1, 2], "stream": true, "output_mode": "text", "cache_salt": "GENERATION:VERSION",
-     "sampling_params": {"max_tokens": 512, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "stop": ["END"], "seed": 7,
-                         "logprobs": 0, "stream_interval": 32}}
+     "sampling_params": {"max_tokens": 512, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "stop": ["END"],
+                         "stop_token_ids": [2], "seed": 7, "logprobs": 0, "stream_interval": 32}}
 
     200, text/event-stream; one event for the first token, for every `stream_interval` tokens after it, and for the end:
     data: {"choices": [{"text": "4", "token_ids": [19], "logprobs": {"content": [{"logprob": -0.1}]},
@@ -17,8 +17,9 @@
     data: [DONE]
 
 An event has the tokens since the one before. `weight_versions` comes with the last one, and covers all tokens of the
-response. `text` leaves out special tokens and the stop string; `token_ids` has them. finish_reason is stop (the
-end-of-sequence token or a stop string), length, or abort. An error is {"error": {"message": "...", "code": 400}}, as an
+response. `text` leaves out special tokens and the stop string; `token_ids` has them. finish_reason is stop (one of
+stop_token_ids, a stop string, or an end-of-sequence token: the tokenizer's and all of the model's
+generation_config.json), length, or abort. An error is {"error": {"message": "...", "code": 400}}, as an
 event or as the body of another status.
 
 The salt keeps prefixes that older weights computed out of a request: vLLM shares cached blocks among requests with the
@@ -27,9 +28,11 @@ same salt only.
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.roles import Sampling
@@ -44,6 +47,37 @@ _UNKNOWN_LOGPROB = -9999.0
 """What vLLM writes for a log-prob that is not a number."""
 
 
+class _Logprob(msgspec.Struct):
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Logprob] | None = None
+
+
+class _Span(msgspec.Struct):
+    version: str
+    start: int
+    end: int
+
+
+class _Choice(msgspec.Struct):
+    text: str
+    finish_reason: str | None
+    logprobs: _Logprobs | None
+    token_ids: list[int] | None
+    weight_versions: list[_Span] | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    error: Any = None
+
+
+_EVENTS = msgspec.json.Decoder(_Event)
+"""It makes no objects of what is never read: an event has ten times the bytes of its ids and log-probs."""
+
+
 class UnusableResponseError(ValueError):
     """The response cannot be trained on; another attempt can help."""
 
@@ -52,9 +86,15 @@ class RejectedPromptError(UserError):
     """vLLM refused the request, and would refuse it again."""
 
 
-def build_payload(token_ids: list[int], sampling: Sampling, seed: int, key: str) -> dict[str, Any]:
+def build_payload(
+    token_ids: list[int], sampling: Sampling, seed: int, key: str, special_ids: Mapping[str, int] | None = None
+) -> dict[str, Any]:
     """Return the request for one sample with the weights `key`. One request per sample: scoring starts as soon as a
-    sample ends. vLLM batches them, and its prefix cache computes a common prompt once."""
+    sample ends. vLLM batches them, and its prefix cache computes a common prompt once.
+
+    `special_ids`: of special tokens by text. Such a text in `stop` stands for its token, since vLLM looks for texts in
+    the answer without special tokens."""
+    special = special_ids or {}
     return {
         "model": contract.SERVED_MODEL_NAME,
         "token_ids": token_ids,
@@ -62,11 +102,12 @@ def build_payload(token_ids: list[int], sampling: Sampling, seed: int, key: str)
         "output_mode": "text",
         "cache_salt": key,
         "sampling_params": {
-            "max_tokens": sampling.max_tokens,
+            "max_tokens": sampling.answer_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
-            "stop": sampling.stop,
+            "stop": [text for text in sampling.stop if text not in special],
+            "stop_token_ids": [special[text] for text in sampling.stop if text in special],
             "seed": seed,
             "logprobs": 0,
             "stream_interval": _STREAM_INTERVAL,
@@ -88,42 +129,42 @@ class ResponseReader:
     """[sampled] Known once the response has ended."""
     generation: str = ""
 
-    def add_line(self, line: str) -> None:
-        """Add one line of the stream. Raises UserError and UnusableResponseError."""
-        name, _, text = line.strip().partition(":")
-        if name != "data" or text.strip() == "[DONE]":
+    def add_line(self, line: bytes) -> None:
+        """Add one line of the stream. Raises UserError, UnusableResponseError and other ValueErrors."""
+        name, _, text = line.strip().partition(b":")
+        if name != b"data" or text.strip() == b"[DONE]":
             return
-        event = json.loads(text)
-        if "error" in event:
-            raise_rejection(event["error"].get("code", 0), str(event["error"].get("message", text)))
-            raise UnusableResponseError(f"vLLM failed: {str(event['error'])[:500]}")
-        for choice in event["choices"]:
+        event = _EVENTS.decode(text)
+        if event.error is not None:
+            raise_rejection(event.error.get("code", 0), str(event.error.get("message", text)))
+            raise UnusableResponseError(f"vLLM failed: {str(event.error)[:500]}")
+        for choice in event.choices:
             self._add(choice)
 
-    def _add(self, choice: dict[str, Any]) -> None:
-        token_ids = choice["token_ids"] or []
-        logprobs = [float(entry["logprob"]) for entry in (choice["logprobs"] or {}).get("content") or []]
+    def _add(self, choice: _Choice) -> None:
+        token_ids = choice.token_ids or []
+        logprobs = [entry.logprob for entry in (choice.logprobs and choice.logprobs.content) or ()]
         if len(token_ids) != len(logprobs) or _UNKNOWN_LOGPROB in logprobs:
             raise UnusableResponseError(
                 f"expected one log-prob per token, got {len(token_ids)} tokens and the log-probs {logprobs}"
             )
-        self.token_ids += [int(token_id) for token_id in token_ids]
+        self.token_ids += token_ids
         self.logprobs += logprobs
-        self.texts.append(choice["text"])
-        if choice["finish_reason"] is not None:
-            self.finish_reason = choice["finish_reason"]
+        self.texts.append(choice.text)
+        if choice.finish_reason is not None:
+            self.finish_reason = choice.finish_reason
             if self.finish_reason not in ("stop", "length"):
                 raise UnusableResponseError(f"the completion ended with finish_reason {self.finish_reason}")
-            self._add_versions(choice.get("weight_versions") or [])
+            self._add_versions(choice.weight_versions or [])
 
-    def _add_versions(self, spans: list[dict[str, Any]]) -> None:
+    def _add_versions(self, spans: list[_Span]) -> None:
         generations = set()
         for span in spans:
-            generation, separator, version = span["version"].rpartition(":")
+            generation, separator, version = span.version.rpartition(":")
             if not separator or not version.isdecimal():
-                raise UnusableResponseError(f"generated with unknown weights {span['version']!r}")
+                raise UnusableResponseError(f"generated with unknown weights {span.version!r}")
             generations.add(generation)
-            self.versions += [int(version)] * (span["end"] - span["start"])
+            self.versions += [int(version)] * (span.end - span.start)
         if len(generations) != 1 or len(self.versions) != len(self.token_ids):
             raise UnusableResponseError(
                 f"expected a version of one generation for each of {len(self.token_ids)} tokens, got {spans}"

@@ -1,6 +1,6 @@
 """Waiting for a replica: discovery, a fair queue of waiters, and leases. `fleet` makes the decisions.
 
-If no request succeeds for `unavailable_timeout_seconds`, every waiter gets a TransientError: waits are bounded.
+If no request succeeds for spec.outageSeconds, every waiter gets an OutageError: waits are bounded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from rljob_api.errors import TransientError
+from rljob_trainer.outages.registry import Dependency, OutageError
 from rljob_trainer.replicas.fleet import Fleet
 
 log = logging.getLogger(__name__)
@@ -35,9 +35,13 @@ class ReplicaLease:
     def done(self) -> None:
         self._end(lambda fleet, now: fleet.record_done(self.address))
 
+    def answered(self) -> None:
+        """The replica answered, though not with a result."""
+        self._end(lambda fleet, now: fleet.record_answered(self.address))
+
     def failed(self, reason: str) -> None:
         log.warning("%s %s: %s", self._pool.name, self.address, reason)
-        self._end(lambda fleet, now: fleet.record_failed(self.address, now))
+        self._end(lambda fleet, now: fleet.record_failed(self.address, now, f"{self.address}: {reason}"))
 
     def progressed(self) -> None:
         """The replica works on the request."""
@@ -70,7 +74,7 @@ class _Waiter:
     since: float
     """Its place in the queue."""
     number: int
-    """Of its arrival."""
+    """Number of its arrival."""
     future: asyncio.Future[str] = field(compare=False)
     """Receives the address of a replica."""
     avoid: Collection[str] = field(compare=False)
@@ -83,20 +87,22 @@ class ReplicaPool:
         discover: Callable[[], list[str]],
         *,
         max_in_flight: int | None = None,
-        unavailable_timeout_seconds: float = 600.0,
+        health: Dependency | None = None,
         allow_empty: bool = False,
         readiness_lags: bool = True,
+        on_tick: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`allow_empty`: another owner may scale the replicas to zero; the timeout applies while replicas exist."""
+        """`health`: learns whether requests succeed, and bounds how long callers wait. `allow_empty`: another owner may
+        scale the replicas to zero. `on_tick`: called every tick, for example to ask replicas what they serve."""
         self.name = name
         self.allow_empty = allow_empty
-        self.fleet = Fleet(max_in_flight=max_in_flight, readiness_lags=readiness_lags)
+        self.is_awaited = False
+        """Whether a caller waits for a replica without a lease."""
+        self.fleet = Fleet(health, max_in_flight=max_in_flight, readiness_lags=readiness_lags)
         self.now = clock
-        self.on_tick: Callable[[], None] = lambda: None
-        """Called every tick, for example to ask replicas what they serve."""
+        self._on_tick = on_tick
         self._discover = discover
-        self.unavailable_timeout_seconds = unavailable_timeout_seconds
         self._waiting: list[_Waiter] = []
         """A heap."""
         self._numbers = itertools.count()
@@ -160,7 +166,7 @@ class ReplicaPool:
             # A separate task: a DNS server that hangs must not block the dispatch of known replicas.
             tasks.create_task(self._poll_discovery())
             while True:
-                self.on_tick()
+                self._on_tick()
                 self.dispatch()
                 self.fail_expired_waiters()
                 await asyncio.sleep(_TICK_SECONDS)
@@ -178,19 +184,12 @@ class ReplicaPool:
             log.warning("%s: discovery failed; keeping the known replicas: %s", self.name, error)
 
     def fail_expired_waiters(self) -> None:
-        """Fail all waiters if no request has succeeded for unavailable_timeout_seconds."""
-        if self.allow_empty and not self.fleet.replicas:
-            self.fleet.failing_since = None
-            return
-        if self._waiting:
-            self.fleet.record_no_replica(self.now())
-        elif self.fleet.is_idle():
-            self.fleet.failing_since = None  # nothing can succeed without requests
-        since = self.fleet.failing_since
-        if since is None or self.now() - since < self.unavailable_timeout_seconds:
-            return
-        error = TransientError(f"{self.name}: no replica has answered for {self.unavailable_timeout_seconds:.0f} s")
-        while self._waiting:
-            waiter = heapq.heappop(self._waiting)
-            if not waiter.future.done():
-                waiter.future.set_exception(error)
+        """Fail all waiters if no request has succeeded for spec.outageSeconds."""
+        self.fleet.judge_health(is_awaited=self.is_awaited or bool(self._waiting))
+        try:
+            self.fleet.health.check()
+        except OutageError as error:
+            while self._waiting:
+                waiter = heapq.heappop(self._waiting)
+                if not waiter.future.done():
+                    waiter.future.set_exception(error)

@@ -1,4 +1,5 @@
-"""What the rollouts do that do not serve the newest weights yet, and whether any of them gets nearer to it. Pure.
+"""What the rollouts do that do not serve the newest weights yet, whether any of them gets nearer to it, and whose
+engine hangs. Pure.
 
 Replicas report with each poll of the head, also those that no Service lists because they are not ready. Invariant: a
 second attempt at a download counts as progress only beyond the first.
@@ -6,9 +7,10 @@ second attempt at a download counts as progress only beyond the first.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
-from rljob_api.wire.protocol import PullReport
+from rljob_api.wire.protocol import HungPart, PullReport
 
 _MAX_REASONS = 5
 _MAX_REPLICAS_PER_REASON = 4
@@ -28,6 +30,8 @@ class PullReports:
         self._pulls: dict[str, _Pull] = {}
         """By replica."""
         self._progressed_at = 0.0
+        self._hung: dict[str, tuple[HungPart, float]] = {}
+        """What replicas said before they ended, and when, by replica."""
 
     def record(self, report: PullReport, now: float) -> None:
         before = self._pulls.get(report.replica)
@@ -36,6 +40,19 @@ class PullReports:
         if is_new or report.is_draining or (before is not None and furthest > before.furthest):
             self._progressed_at = now
         self._pulls[report.replica] = _Pull(report, now, furthest)
+
+    def record_hung(self, part: HungPart, now: float) -> None:
+        """A replica ends because its engine hangs."""
+        self._hung[part.name] = part, now
+
+    def record_serves(self, replica: str) -> None:
+        """It serves the newest weights, after a restart if it hung."""
+        self._hung.pop(replica, None)
+
+    def list_hung(self, known: Container[str], now: float) -> list[HungPart]:
+        """Return the replicas that hung, until they serve again or are no longer `known`."""
+        self._hung = {replica: each for replica, each in self._hung.items() if replica in known}
+        return [part.model_copy(update={"seconds": part.seconds + now - at}) for part, at in self._hung.values()]
 
     def describe_stalled(self, key: str, since: float, seconds: float, now: float) -> str:
         """Return each replica's reason if none has got nearer to the weights `key` since `since`, or for `seconds`.

@@ -10,17 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import aiohttp
+import msgspec
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.roles import RolloutRole, Sampling
 from rljob_api.wire import contract
 from rljob_api.wire.discovery import resolve
-from rljob_api.wire.protocol import MAX_PULL_ERROR_LENGTH, PullReport, RolloutWeights, WeightManifest
+from rljob_api.wire.ports import listening_port
+from rljob_api.wire.protocol import MAX_PULL_ERROR_LENGTH, HungPart, PullReport, RolloutWeights, WeightManifest
 from rljob_trainer.episodes.types import Completion, PromptTooLongError
+from rljob_trainer.outages.registry import Outages
 from rljob_trainer.replicas import generate
 from rljob_trainer.replicas.http import CONNECT_SECONDS, auth_headers
 from rljob_trainer.replicas.pool import ReplicaLease, ReplicaPool
@@ -29,7 +32,7 @@ from rljob_trainer.replicas.pull_reports import PullReports
 log = logging.getLogger(__name__)
 
 _MAX_ATTEMPTS = 30
-"""Attempts per request, without waits for a replica. Bounds a request that kills every replica it reaches."""
+"""Attempts per request while others succeed. Bounds a request that kills every replica it reaches."""
 _POLL_SECONDS = 20.0
 """Duration of one long poll of /rljob/weights."""
 _STRAGGLER_SECONDS = 5.0
@@ -42,27 +45,33 @@ class RolloutClient:
         role: RolloutRole,
         session: aiohttp.ClientSession,
         *,
+        per_pod: int = 1,
         spans_updates: bool = False,
         reports: PullReports | None = None,
-        unavailable_timeout_seconds: float = 600.0,
+        special_ids: Mapping[str, int] | None = None,
+        stall_seconds: float = 600.0,
+        outages: Outages | None = None,
+        on_mismatch: Callable[[], None] = lambda: None,
     ) -> None:
-        """`spans_updates`: a completion may continue with newer weights than it began with; else it is retried.
-        `reports`: what the replicas report to the head, if they do."""
+        """`per_pod`: replicas behind each address of the Service. `spans_updates`: a completion may continue with newer
+        weights than it began with; else it is retried. `reports`: what the replicas report to the head, if they do.
+        `special_ids`: see generate.build_payload. `stall_seconds`: for which no replica may get nearer to new weights.
+        `on_mismatch`: called for each replica that serves other weights than the trainer published."""
         service = os.environ[contract.ENV_ROLLOUT_SERVICE]
         self.replicas = ReplicaPool(
             f"rollouts ({service})",
-            lambda: resolve(service),
+            lambda: list_addresses(service, per_pod),
             max_in_flight=role.max_in_flight,
-            unavailable_timeout_seconds=max(unavailable_timeout_seconds, 2 * role.request_timeout_seconds),
+            health=(outages or Outages()).watch(f"spec.rollout ({service})", "see `kubectl rljob explain`"),
+            on_tick=self._verify_all,
         )
-        self.replicas.on_tick = self._verify_all
         self.served: dict[str, RolloutWeights] = {}
         """Last report of each replica that serves the required weights, by address."""
-        self.on_mismatch: Callable[[str], None] = log.error
-        self._role = role
+        self._on_mismatch = on_mismatch
+        self._role, self._special_ids = role, special_ids
         self._spans_updates = spans_updates
         self._reports = reports or PullReports()
-        self._stall_seconds = unavailable_timeout_seconds
+        self._stall_seconds = stall_seconds
         self._session = session
         self._manifest: WeightManifest | None = None
         self._verifying: dict[str, asyncio.Task[None]] = {}
@@ -77,15 +86,18 @@ class RolloutClient:
     async def complete(self, token_ids: list[int], sampling: Sampling, seed: int) -> Completion:
         """Raise PromptTooLongError if the prompt leaves no room for a token, and UserError for what vLLM refuses for
         another reason."""
-        avoid: set[str] = set()
-        for _ in range(_MAX_ATTEMPTS):
+        avoid, num_attempts = set[str](), 0
+        failing_since: float | None = None
+        while num_attempts < _MAX_ATTEMPTS:
             async with self.replicas.lease(avoid) as lease:
                 key = self.replicas.fleet.required_key
-                payload = generate.build_payload(token_ids, sampling, seed, key)
+                payload = generate.build_payload(token_ids, sampling, seed, key, self._special_ids)
                 completion = await self._attempt(lease, payload, key)
                 if completion is not None:
                     return completion
                 avoid.add(lease.address)
+            before, failing_since = failing_since, self.replicas.fleet.health.failing_since
+            num_attempts += failing_since is None or failing_since != before  # else the rollouts are away
         raise TransientError(
             f"a completion failed {_MAX_ATTEMPTS} times, on {len(avoid)} replicas; see the driver's log"
         )
@@ -101,7 +113,7 @@ class RolloutClient:
         except (UserError, PromptTooLongError):
             raise
         except aiohttp.SocketTimeoutError:
-            lease.silent(self._role.request_timeout_seconds)
+            lease.silent(self._role.stall_timeout_seconds)
             return None
         except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError) as error:
             lease.failed(f"{type(error).__name__}: {error}")
@@ -119,26 +131,27 @@ class RolloutClient:
 
     async def _stream(self, lease: ReplicaLease, payload: dict[str, Any]) -> Completion:
         """The timeout is of silence, not of the completion: a long one is well as long as tokens arrive."""
-        url = f"http://{lease.address}:{contract.PORT_ROLLOUT}{generate.PATH}"
+        url = f"http://{lease.address}{generate.PATH}"
         timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=CONNECT_SECONDS, sock_read=self._role.request_timeout_seconds
+            total=None, sock_connect=CONNECT_SECONDS, sock_read=self._role.stall_timeout_seconds
         )
         reader = generate.ResponseReader()
-        async with self._session.post(url, json=payload, headers=auth_headers(), timeout=timeout) as response:
+        body, headers = msgspec.json.encode(payload), {"Content-Type": "application/json"} | auth_headers()
+        async with self._session.post(url, data=body, headers=headers, timeout=timeout) as response:
             if response.status != 200:
                 text = await response.text()
                 generate.raise_rejection(response.status, text)
                 raise generate.UnusableResponseError(f"{response.status} {text[:200]}")
             async for line in response.content:
-                reader.add_line(line.decode())
+                reader.add_line(line)
                 lease.progressed()
         return reader.finish()
 
     async def _check_length(self, address: str, num_tokens: int) -> None:
         """Raise PromptTooLongError if the replica takes no prompt of `num_tokens`. Its engine alone knows: arguments
         and variables of vLLM can change the limit, and replicas can differ while they are replaced."""
-        url = f"http://{address}:{contract.PORT_ROLLOUT}/v1/models"
-        timeout = aiohttp.ClientTimeout(total=self._role.request_timeout_seconds, sock_connect=CONNECT_SECONDS)
+        url = f"http://{address}/v1/models"
+        timeout = aiohttp.ClientTimeout(total=self._role.stall_timeout_seconds, sock_connect=CONNECT_SECONDS)
         async with self._session.get(url, headers=auth_headers(), timeout=timeout) as response:
             response.raise_for_status()
             limit = generate.read_context_length(await response.json())
@@ -152,7 +165,15 @@ class RolloutClient:
 
     async def sync(self, manifest: WeightManifest) -> dict[str, RolloutWeights]:
         """Require `manifest`. Wait until one replica serves it, and up to _STRAGGLER_SECONDS for the others.
-        TransientError if replicas try, and for unavailable_timeout_seconds none gets nearer."""
+        TransientError if replicas try, and for `stall_seconds` none gets nearer; OutageError if none exists or answers
+        for spec.outageSeconds."""
+        self.replicas.is_awaited = True
+        try:
+            return await self._sync(manifest)
+        finally:
+            self.replicas.is_awaited = False
+
+    async def _sync(self, manifest: WeightManifest) -> dict[str, RolloutWeights]:
         self.require(manifest)
         fleet = self.replicas.fleet
         await self._stop_verifying()
@@ -174,7 +195,12 @@ class RolloutClient:
                 raise TransientError(
                     f"no rollout has got nearer to weights {manifest.key} for {self._stall_seconds:.0f} s: {reasons}"
                 )
+            fleet.health.check()
             await asyncio.sleep(0.02)
+
+    def list_hung(self) -> list[HungPart]:
+        """Return the replicas whose engine hung, until they serve again or have left."""
+        return self._reports.list_hung(self.replicas.fleet.replicas, self.replicas.now())
 
     def describe_wait(self) -> str:
         fleet = self.replicas.fleet
@@ -197,7 +223,7 @@ class RolloutClient:
     async def _verify(self, address: str, manifest: WeightManifest) -> None:
         """Ask one replica what it serves. It delays its answer until it serves the required weights."""
         fleet = self.replicas.fleet
-        url = f"http://{address}:{contract.PORT_ROLLOUT}{contract.UrlPath.ROLLOUT_WEIGHTS.value}"
+        url = f"http://{address}{contract.UrlPath.ROLLOUT_WEIGHTS.value}"
         query = {"want": manifest.key, "timeout": str(_POLL_SECONDS)}
         timeout = aiohttp.ClientTimeout(total=_POLL_SECONDS + 10, sock_connect=CONNECT_SECONDS)
         try:
@@ -207,7 +233,7 @@ class RolloutClient:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             reason = f"does not report its weights: {type(error).__name__}: {error}"
             log.info("rollout %s %s", address, reason)
-            fleet.record_suspect(address, self.replicas.now())
+            fleet.record_suspect(address, self.replicas.now(), f"{address} {reason}")
             self._record_report(address, manifest, reason)
             return
         if served.key != manifest.key:
@@ -217,12 +243,14 @@ class RolloutClient:
             return
         if (served.checksum, served.file_hash) != (manifest.checksum, manifest.file_hash):
             fleet.record_rejected(address, manifest.key)
-            self.on_mismatch(
-                f"rollout {address} serves weights {manifest.key} with digest {served.checksum}, but the trainer "
-                f"published {manifest.checksum}; the replica is not used"
+            log.error(
+                "rollout %s serves weights %s with digest %s, but the trainer published %s; the replica is not used",
+                *(address, manifest.key, served.checksum, manifest.checksum),
             )
+            self._on_mismatch()
             return
         self.served[address] = served
+        self._reports.record_serves(address)
         fleet.record_serves(address, manifest.key)
         self.replicas.dispatch()
 
@@ -235,6 +263,12 @@ class RolloutClient:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def list_addresses(service: str, per_pod: int) -> list[str]:
+    """Return IP:PORT of each replica: several in a Pod listen at consecutive ports. Replicas report under this name."""
+    ports = [listening_port(contract.PORT_ROLLOUT + number) for number in range(per_pod)]
+    return [f"{address}:{port}" for address in resolve(service) for port in ports]
 
 
 def judge_versions(completion: Completion, key: str, *, spans_updates: bool) -> Literal["accept", "updated", "foreign"]:

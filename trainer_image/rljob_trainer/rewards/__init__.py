@@ -1,1 +1,1 @@
-"""Clients of the rewards: retries, groups, versions and demand."""
+"""The rewards of a job: their clients, and which of them sees which samples together."""

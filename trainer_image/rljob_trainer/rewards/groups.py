@@ -1,4 +1,4 @@
-"""One group's way through all rewards of the job: which reward sees a sample alone, and which sees samples together.
+"""All rewards of a job, and a group's way through them: which reward sees a sample alone, and which a whole group.
 
 With scope group, a reward waits for the group's last episode; with sampleThenGroup, for the last result of its
 samples. Invariants: an invalid sample stays invalid, and no later group request contains it. An episode that failed is
@@ -9,13 +9,74 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from rljob_api.wire.protocol import GroupRequest, Lane, ScoreRequest, ScoreResult
+import aiohttp
+
+from rljob_api.manifest.services.reward import FailurePolicy, Reward
+from rljob_api.wire.protocol import GroupRequest, Lane, RewardDemand, ScoreRequest, ScoreResult
+from rljob_inputs.score_requests import Decoder
 from rljob_trainer.concurrency import run_all
-from rljob_trainer.episodes.types import ScoredResult
+from rljob_trainer.episodes.types import Episode, ScoredResult
+from rljob_trainer.outages.registry import Outages
 from rljob_trainer.rewards.client import RewardClient
+from rljob_trainer.services.demand import ScoreForecast
+
+
+class RewardClients:
+    def __init__(
+        self,
+        rewards: Sequence[Reward],
+        session: aiohttp.ClientSession,
+        decoder: Decoder | None = None,
+        outages: Outages | None = None,
+    ) -> None:
+        """`rewards`: of the job, in order. `decoder`: for rewards that read texts with special tokens."""
+        self.clients = {
+            reward.name: RewardClient(reward, session, decoder, index=index, outages=outages)
+            for index, reward in enumerate(rewards)
+        }
+
+    async def start(self) -> None:
+        for client in self.clients.values():
+            await client.start()
+
+    async def close(self) -> None:
+        for client in self.clients.values():
+            await client.close()
+
+    def begin(self) -> None:
+        for client in self.clients.values():
+            client.begin()
+
+    def open_group(self, group_id: str, lane: Lane, size: int, names: set[str] | None = None) -> GroupScorer:
+        """Return a scorer for one group. `names`: the rewards that score it; None for all."""
+        clients = {name: client for name, client in self.clients.items() if names is None or name in names}
+        return GroupScorer(clients, group_id, lane, size)
+
+    def find_stale(self, episodes: Iterable[Episode]) -> set[str]:
+        """Return the rewards that scored any of `episodes` with another version than the pinned one."""
+        return {
+            name
+            for episode in episodes
+            for name, result in episode.results.items()
+            if self.clients[name].is_stale(result)
+        }
+
+    def demand(self, forecast: ScoreForecast) -> dict[str, RewardDemand]:
+        """Return the demand in executions: of groups with scope group, else of samples, since a group step is short."""
+        in_groups = forecast.in_groups()
+        return {
+            name: (in_groups if client.reward.scope == "group" else forecast).demand_on(client.load())
+            for name, client in self.clients.items()
+        }
+
+    def describe_wait(self, num_open: int, num_total: int) -> str:
+        """Describe the wait for scores; empty if no request is in flight."""
+        waits = [wait for client in self.clients.values() if (wait := client.describe_wait())]
+        return f"waits for {num_open} of {num_total} rewards {'; '.join(waits)}" if waits else ""
+
 
 _Member = tuple[ScoreRequest, ScoredResult | None]
 """A sample of a group, and its own result if the reward scores samples first."""
@@ -51,7 +112,8 @@ class GroupScorer:
         if result is None or client.reward.scope == "sampleThenGroup":
             result = await self._barriers[name].join(position, (request, result))
         # Each sample's latency starts at its own end: the first of a group also waited for the last one.
-        return result.model_copy(update={"latency_seconds": time.monotonic() - ended_at})
+        result = result.model_copy(update={"latency_seconds": time.monotonic() - ended_at})
+        return apply_failure_scores(result, client.reward.failure_policy)
 
     async def _score_together(self, client: RewardClient, members: Sequence[_Member]) -> list[ScoredResult]:
         """Score the group; with results of samples, only the valid ones.  [samples]"""
@@ -102,6 +164,14 @@ class _GroupBarrier:
             raise
         except Exception as error:
             self._results.set_exception(error)
+
+
+def apply_failure_scores(result: ScoredResult, policy: FailurePolicy) -> ScoredResult:
+    """Return the result with the score that the job gives to this failure, if it gives one. It keeps the reason."""
+    score = policy.score_of(result.reason)
+    if score is None:
+        return result
+    return result.model_copy(update={"valid": True, "score": score, "reason": None, "failed_as": result.reason})
 
 
 def merge(sample_result: ScoredResult, group_result: ScoredResult) -> ScoredResult:

@@ -1,6 +1,4 @@
-"""Requests to rewards and their responses: one sample or one group, in RLJob's protocol or OpenRLHF's. Pure.
-
-`Call` is what the transport needs of a request, of whatever kind.
+"""Requests to rewards and their responses: one sample or one group, in RLJob's protocol or another project's. Pure.
 
 Invariant: a response gives each sample one result, or invalid results with a reason if it breaks the protocol.
 """
@@ -9,64 +7,28 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal
 
 from rljob_api.wire.contract import MAX_RESULT_BYTES, UrlPath
-from rljob_api.wire.protocol import GroupRequest, GroupResult, InvalidReason, Lane, ScoreRequest, ScoreResult
-from rljob_api.wire.retry_after import parse_retry_after
+from rljob_api.wire.protocol import (
+    GroupRequest,
+    GroupResult,
+    InvalidReason,
+    Lane,
+    Part,
+    Rendered,
+    ScoreRequest,
+    ScoreResult,
+)
+from rljob_inputs.score_requests import Decoder, render
+from rljob_trainer.rewards import nemo_gym
 
-_FINAL_REASONS = (InvalidReason.ABSTAINED, InvalidReason.BAD_REQUEST)
-_DEFAULT_RETRY_AFTER_SECONDS = 1.0
-_MIN_RETRY_AFTER_SECONDS = 0.05
-
-_TOKEN_FIELDS = {"prompt_ids", "completion_ids"}
 _MAX_RESPONSE_BYTES_PER_SAMPLE = 2 * MAX_RESULT_BYTES
 """A result with its id, version and message."""
-
-
-class Outcome(Protocol):
-    """What every result of a server has: of a sample, or of a function's call."""
-
-    @property
-    def valid(self) -> bool: ...
-    @property
-    def reason(self) -> InvalidReason | None: ...
-    @property
-    def message(self) -> str: ...
-    @property
-    def execute_seconds(self) -> float: ...
-    @property
-    def version(self) -> str: ...
-
-
-R = TypeVar("R", bound=Outcome)
-
-
-class Call(Protocol[R]):
-    """One request. Retries and hedges send the same one."""
-
-    @property
-    def lane(self) -> Lane: ...
-    @property
-    def num_results(self) -> int: ...
-    @property
-    def path(self) -> str: ...
-    @property
-    def max_response_bytes(self) -> int: ...
-    @property
-    def is_short(self) -> bool:
-        """Whether it is short, so neither hedged nor measured."""
-        ...
-
-    def encode(self, *, with_tokens: bool = False) -> bytes: ...
-    def end(self) -> None:
-        """Its last request has ended, with a response or without."""
-        ...
-
-    def read(self, text: str, seconds: float) -> list[R]: ...
-    def fail(self, reason: InvalidReason, message: str, seconds: float = 0.0) -> list[R]: ...
+_MAX_ECHO = 6
+"""Bytes of a response for a byte that was sent: as \\u000a."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +36,9 @@ class RewardCall:
     """One request to a reward. Retries and hedges send the same one."""
 
     request: ScoreRequest | GroupRequest
-    protocol: Literal["rljob", "openrlhf"] = "rljob"
+    protocol: Literal["rljob", "openrlhf", "nemoGym"] = "rljob"
+    decoder: Decoder | None = None
+    """For texts with special tokens."""
 
     @property
     def samples(self) -> list[ScoreRequest]:
@@ -90,7 +54,9 @@ class RewardCall:
 
     @property
     def max_response_bytes(self) -> int:
-        return _MAX_RESPONSE_BYTES_PER_SAMPLE * len(self.samples)
+        # A resources server of NeMo Gym sends the request back, perhaps with escapes.
+        echoed = _MAX_ECHO * len(self.encode()) if self.protocol == "nemoGym" else 0
+        return _MAX_RESPONSE_BYTES_PER_SAMPLE * len(self.samples) + echoed
 
     @property
     def is_short(self) -> bool:
@@ -101,28 +67,39 @@ class RewardCall:
     def path(self) -> str:
         return (UrlPath.SCORE_GROUP if isinstance(self.request, GroupRequest) else UrlPath.SCORE).value
 
-    def payload(self, *, with_tokens: bool = False) -> dict[str, Any]:
-        """Return the JSON of the body. Token ids are longer than the text: most rewards do not read them."""
+    def payload(self, reads: Collection[Part] = ()) -> dict[str, Any]:
+        """Return the JSON of the body, with the parts that the server reads."""
         if self.protocol == "rljob":
-            return self.request.model_dump(mode="json", exclude=None if with_tokens else self._token_fields)
-        prompts = [_prompt_text(sample) for sample in self.samples]
+            ids = set() if "tokens" in reads else {"prompt_ids", "completion_ids"}
+            whole: Any = ids if "whole" in reads else True
+            excluded: Any = {**dict.fromkeys(ids, True), **({"whole": whole} if whole else {})}
+            request, is_group = self.request, isinstance(self.request, GroupRequest)
+            if "rendered" in reads:  # texts that are made of token ids
+                samples = [sample.model_copy(update={"rendered": self._render(sample)}) for sample in self.samples]
+                request = self.request.model_copy(update={"samples": samples}) if is_group else samples[0]
+            return request.model_dump(mode="json", exclude={"samples": {"__all__": excluded}} if is_group else excluded)
+        if self.protocol == "nemoGym":
+            return nemo_gym.build_body(self.samples[0])
+        texts = [self._render(sample) for sample in self.samples]
         return {
-            "query": [f"{prompt}{sample.completion}" for prompt, sample in zip(prompts, self.samples, strict=True)],
-            "prompts": prompts,
+            "query": [text.query for text in texts],
+            "prompts": [text.prompt for text in texts],
             "labels": [sample.ground_truth for sample in self.samples],
         }
 
-    @property
-    def _token_fields(self) -> Any:
-        return {"samples": {"__all__": _TOKEN_FIELDS}} if isinstance(self.request, GroupRequest) else _TOKEN_FIELDS
+    def _render(self, sample: ScoreRequest) -> Rendered:
+        rendered = render(sample, self.decoder) if self.decoder is not None else None
+        if rendered is None:
+            raise ValueError(f"the sample {sample.id} has no token ids, so its text with special tokens is unknown")
+        return rendered
 
-    def encode(self, *, with_tokens: bool = False) -> bytes:
+    def encode(self, reads: Collection[Part] = ()) -> bytes:
         """Return the body. Half surrogate pairs, which UTF-8 cannot encode, become question marks.
 
         Raise ValueError for data that has no JSON form, such as lists nested too deeply.
         """
         try:
-            return json.dumps(self.payload(with_tokens=with_tokens), ensure_ascii=False).encode("utf-8", "replace")
+            return json.dumps(self.payload(reads), ensure_ascii=False).encode("utf-8", "replace")
         except (TypeError, RecursionError) as error:
             raise ValueError(str(error)) from error
 
@@ -132,6 +109,8 @@ class RewardCall:
     def read(self, text: str, seconds: float) -> list[ScoreResult]:
         """Return the results of a response with status 200; invalid ones if it breaks the protocol.  [samples]"""
         try:
+            if self.protocol == "nemoGym":
+                return self._parse_nemo_gym(text, seconds)
             return self._parse_openrlhf(text, seconds) if self.protocol == "openrlhf" else self._parse(text)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             return self.fail(InvalidReason.BAD_RETURN, f"invalid response {text[:200]}: {error}", seconds)
@@ -154,43 +133,41 @@ class RewardCall:
         return results
 
     def _parse_openrlhf(self, text: str, seconds: float) -> list[ScoreResult]:
-        """Parse `{"rewards": [0.5, ...]}`: one number per sample, in lists of any depth."""
-        rewards = _flatten(json.loads(text)["rewards"])
+        """Parse `{"rewards": [0.5, ...]}`: one number per sample, in lists of any depth. An `error` next to them, for
+        all samples or in a list with one per sample, makes them invalid: a server that failed often returns zeros."""
+        answer = json.loads(text)
+        rewards = _flatten(answer["rewards"])
         if len(rewards) != len(self.samples):
             raise ValueError(f"got {len(rewards)}")
+        given = answer.get("error")
+        errors = given if isinstance(given, list) and len(given) == len(rewards) else [given] * len(rewards)
         return [
-            ScoreResult(id=sample.id, valid=True, score=number, execute_seconds=seconds)
-            if math.isfinite(number)
-            else invalid(sample.id, InvalidReason.NOT_FINITE, f"reward is {number}", seconds)
-            for sample, number in zip(self.samples, rewards, strict=True)
+            _read_reward(sample.id, number, error, seconds)
+            for sample, number, error in zip(self.samples, rewards, errors, strict=True)
         ]
+
+    def _parse_nemo_gym(self, text: str, seconds: float) -> list[ScoreResult]:
+        reward, components = nemo_gym.read_reward(text, self.payload())
+        [result] = [_read_reward(sample.id, reward, None, seconds) for sample in self.samples]
+        return [result.model_copy(update={"components": components}) if result.valid else result]
 
     def fail(self, reason: InvalidReason, message: str, seconds: float = 0.0) -> list[ScoreResult]:
         """Return the same invalid result for each sample.  [samples]"""
         return [invalid(sample.id, reason, message, seconds) for sample in self.samples]
 
 
-def is_final(results: Sequence[Outcome]) -> bool:
-    """Return whether a retry is useless. The same function on the same text abstains again."""
-    return all(result.valid or result.reason in _FINAL_REASONS for result in results)
-
-
 def invalid(request_id: str, reason: InvalidReason, message: str, seconds: float) -> ScoreResult:
     return ScoreResult(id=request_id, valid=False, reason=reason, message=message[:2000], execute_seconds=seconds)
 
 
-def busy_seconds(retry_after: str | None) -> float:
-    """Return for how long to avoid a replica that answered 429 with this Retry-After."""
-    seconds = parse_retry_after(retry_after)
-    seconds = _DEFAULT_RETRY_AFTER_SECONDS if seconds is None else seconds
-    return max(seconds, _MIN_RETRY_AFTER_SECONDS)
+def _read_reward(sample_id: str, number: float, error: Any, seconds: float) -> ScoreResult:
+    if error:
+        shown = error if isinstance(error, str) else json.dumps(error, ensure_ascii=False)
+        return invalid(sample_id, InvalidReason.EXCEPTION, f"the endpoint returned an error: {shown}", seconds)
+    if not math.isfinite(number):
+        return invalid(sample_id, InvalidReason.NOT_FINITE, f"reward is {number}", seconds)
+    return ScoreResult(id=sample_id, valid=True, score=number, execute_seconds=seconds)
 
 
 def _flatten(value: Any) -> list[float]:
     return [number for each in value for number in _flatten(each)] if isinstance(value, list) else [float(value)]
-
-
-def _prompt_text(request: ScoreRequest) -> str:
-    if isinstance(request.prompt, str):
-        return request.prompt
-    return str(request.prompt[-1].get("content", ""))

@@ -7,7 +7,7 @@ the model has real tensors again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +18,20 @@ from torch import Tensor, nn
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+from vllm.model_executor.layers.attention.mla_attention import MLAAttention, split_kv_b_proj
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import _get_original_loader
 
 from rljob_api.wire.protocol import DigestUnit
-from rljob_trainer.rollout import initial_weights  # noqa: F401 - registers its load format in the workers
+from rljob_trainer.rollout.initial_weights import fill  # its module also registers a load format in the workers
+from rljob_trainer.rollout.loaders import Loads
 from rljob_trainer.weights.checksum import Digest, digest_tensors
-from rljob_trainer.weights.heap import keep_freed_memory
+from rljob_trainer.weights.heap import keep_freed_memory, resident_bytes
 from rljob_trainer.weights.mapped import MappedFiles
 
 if TYPE_CHECKING:
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
 _SHARDED_LAYERS = (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, RoutedExperts)
 _COPIED = ((RowParallelLinear, "bias"), (RoutedExperts, "e_score_correction_bias"))
 """Parameters of sharded layers that are not sharded."""
+_COMPUTED = {("MambaMixer", "A"), ("MambaMixer2", "A")}
+"""Parameters that hold a function of the checkpoint's, by their layer: -exp(A_log)."""
 _NUM_PROBED_COLUMNS = 4
 
 
@@ -59,7 +64,8 @@ class FileWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, File
         self, config: WeightTransferConfig, vllm_config: VllmConfig, device: torch.device, model: nn.Module
     ) -> None:
         super().__init__(config, vllm_config, device, model)
-        self.readback = ReadBack(model)
+        self._loads = Loads(model, is_observed=lambda layer: not isinstance(layer, _SHARDED_LAYERS))
+        self.readback = ReadBack(model, self._loads)
         self._files = MappedFiles()
         if device.type == "cpu":
             keep_freed_memory()
@@ -70,7 +76,7 @@ class FileWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, File
     def start_weight_update(self) -> None:
         self.readback.begin()
         with self._on_device():
-            initialize_layerwise_reload(self.model)
+            self._loads.begin()
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         # Overridden because the base method synchronizes an accelerator, which a CPU replica lacks.
@@ -85,7 +91,7 @@ class FileWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, File
         self.readback.unit = update_info.digest_unit
         with self._on_device():
             load_weights = cast(Callable[..., object], self.model.load_weights)
-            load_weights(self._files.open(Path(update_info.path)).tensors())
+            load_weights(self._loads.tensors(self._files.open(Path(update_info.path)).tensors()))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
@@ -118,6 +124,19 @@ class WorkerExtension:
         """Return the digest of this worker's part of the adapter. The sum over all workers is the replica's digest."""
         return str(digest_adapter(self.model_runner.model))  # type: ignore[attr-defined]
 
+    def rljob_fill(self) -> None:
+        """Set all weights to the placeholder, as at the start: what the next load leaves out then changes the digest.
+        Memory that was dropped has zeros on CPUs, which would not, and anything on GPUs."""
+        fill(self.model_runner.get_model())  # type: ignore[attr-defined]
+
+    def rljob_memory(self) -> int:
+        """Return the bytes in use on this worker's GPU, by all processes: what others cannot have. Without a GPU, those
+        of its process."""
+        if self.device.type == "cpu":  # type: ignore[attr-defined]
+            return resident_bytes()
+        free, total = torch.accelerator.get_memory_info()
+        return int(total - free)
+
 
 class ReadBack:
     """Digests the parameters in the engine after a load.
@@ -127,10 +146,10 @@ class ReadBack:
     every packed matrix back through the layer's kernel, to detect a stale copy.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, loads: Loads) -> None:
+        self._model, self._loads = model, loads
         self.unit: DigestUnit = "element"
-        """Of the update's digest."""
+        """Unit of the update's digest."""
         self._packed: set[nn.Module] = set()
         self._removed: dict[nn.Module, tuple[Digest, Probe]] = {}
         self._restore: list[Callable[[], None]] = []
@@ -160,8 +179,26 @@ class ReadBack:
             probe = self._removed[layer][1] if layer in self._removed else Probe.of(cast(Tensor, layer.weight))
             if not probe.matches(layer):
                 raise RuntimeError(f"{type(layer).__name__}: the kernel does not hold the loaded weights")
-        owned = [tensor for layer in self._model.modules() for tensor in _owned_parameters(layer).values()]
+        owned = [tensor for layer in self._model.modules() for tensor in self._digested(layer)]
         return sum((digest for digest, _ in self._removed.values()), start=digest_tensors(owned, self.unit))
+
+    def _digested(self, layer: nn.Module) -> Iterator[Tensor]:
+        """Yield what stands for the layer's own parameters in the digest. Of one that holds a function of what the
+        checkpoint has, that is what its loader got, once the parameter was seen to be the function's value."""
+        if isinstance(layer, MLAAttention):
+            _check_latent(layer)
+            return
+        for name, parameter in _owned_parameters(layer, self._loads).items():
+            given = self._loads.given(layer, name) if (type(layer).__name__, name) in _COMPUTED else None
+            if given is None:
+                yield parameter
+                continue
+            expected = torch.empty_like(parameter)
+            _get_original_loader(layer.get_parameter(name))(expected, given)
+            if not torch.equal(expected, parameter):
+                raise RuntimeError(f"{type(layer).__name__}: {name} is not computed from the loaded weights")
+            if get_tensor_model_parallel_rank() == 0:
+                yield given
 
     def _packed_layers(self) -> list[nn.Module]:
         return [layer for layer in self._model.modules() if hasattr(layer, "cpu_linear")]
@@ -170,7 +207,7 @@ class ReadBack:
         pack = method.process_weights_after_loading
 
         def process(layer: nn.Module) -> None:
-            owned, whole = _owned_parameters(layer), dict(layer.named_parameters(recurse=False))
+            owned, whole = _owned_parameters(layer, self._loads), dict(layer.named_parameters(recurse=False))
             pack(layer)
             if isinstance(layer, RoutedExperts):
                 _pack_experts(layer)
@@ -182,6 +219,15 @@ class ReadBack:
 
         method.process_weights_after_loading = process  # type: ignore[method-assign]
         self._restore.append(lambda: vars(method).pop("process_weights_after_loading"))
+
+
+def _check_latent(layer: MLAAttention) -> None:
+    """Verify what latent attention has of another layer's matrix, which that layer digests."""
+    parts = (layer.kv_lora_rank, layer.num_heads, layer.qk_nope_head_dim, layer.v_head_dim)
+    held = cast(Tensor, layer.W_UK_T), cast(Tensor, layer.W_UV)
+    keys, values = split_kv_b_proj(layer.kv_b_proj, held[0].dtype, *parts)
+    if not all(map(torch.equal, held, (keys.permute(1, 2, 0), values.transpose(0, 1)))):
+        raise RuntimeError("MLAAttention: W_UK_T and W_UV are not those of the loaded kv_b_proj")
 
 
 def _pack_experts(layer: nn.Module) -> None:
@@ -215,13 +261,13 @@ class Probe:
         return torch.equal(kernel(self.one_hot, layer.weight, None), self.expected)
 
 
-def _owned_parameters(layer: nn.Module) -> dict[str, Tensor]:
+def _owned_parameters(layer: nn.Module, loads: Loads) -> dict[str, Tensor]:
     """Return the layer's own parameters, or their parts, that only this tensor-parallel rank digests."""
     rank = get_tensor_model_parallel_rank()
     parameters = {name: p.detach() for name, p in layer.named_parameters(recurse=False)}
     is_sharded = isinstance(layer, _SHARDED_LAYERS) and getattr(layer, "tp_size", None) != 1
     if not is_sharded:
-        return parameters if rank == 0 else {}
+        return {name: p for name, p in parameters.items() if rank == 0 or loads.is_shard(layer, name)}
     if rank > 0:  # each rank holds a complete copy
         for kind, name in _COPIED:
             if isinstance(layer, kind):

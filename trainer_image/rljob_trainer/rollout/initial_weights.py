@@ -2,7 +2,7 @@
 
 vLLM's own loader for this format takes seconds to draw random numbers on CPUs, and it overwrites buffers, which no pull
 replaces. Leaves the pull to the transfer engine. Invariant: what no pull replaces comes from the checkpoint, or changes
-the digest. Only the workers import this module.
+the digest.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from vllm.logger import init_logger
 from vllm.model_executor.model_loader import DefaultModelLoader, register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
+from rljob_trainer.rollout.own_weights import find_engine_reason
+
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
@@ -26,8 +28,8 @@ logger = init_logger("vllm.rljob_trainer.rollout.initial_weights")
 LOAD_FORMAT = "dummy"
 """vLLM knows the name: for other formats it also asks the checkpoint which tensors it has."""
 PLACEHOLDER = 2.0**-10
-"""Of every parameter. Exact in every float type, and not 0, which would add nothing to the digest: a parameter that the
-trainer does not publish would not be noticed."""
+"""Value of every parameter. Exact in every float type, and not 0, which would add nothing to the digest: a parameter
+that the trainer does not publish would not be noticed."""
 
 
 @register_model_loader(LOAD_FORMAT)
@@ -38,7 +40,7 @@ class InitialWeights(BaseModelLoader):
         """Do nothing: where the checkpoint is needed, its loader downloads it."""
 
     def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
-        if reason := _find_engine_reason(vllm_config, model_config):
+        if reason := find_engine_reason(vllm_config, model_config):
             return self._checkpoint(reason).load_model(vllm_config, model_config, prefix)
         return super().load_model(vllm_config, model_config, prefix)
 
@@ -52,15 +54,6 @@ class InitialWeights(BaseModelLoader):
     def _checkpoint(self, reason: str) -> DefaultModelLoader:
         logger.info("Loading the checkpoint: %s", reason)
         return DefaultModelLoader(replace(self.load_config, load_format="auto"))
-
-
-def _find_engine_reason(vllm_config: VllmConfig, model_config: ModelConfig) -> str:
-    """Return why the engine's settings need the checkpoint; empty if they do not."""
-    if model_config.quantization is not None:
-        return "a quantized model has values that no pull replaces"
-    if vllm_config.speculative_config is not None:
-        return "no pull replaces the draft model"
-    return ""
 
 
 def find_checkpoint_buffers(model: nn.Module) -> Iterator[str]:

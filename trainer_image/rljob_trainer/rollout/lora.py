@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.roles import Lora
 from rljob_api.wire.contract import SERVED_MODEL_NAME
+from rljob_inputs.models.adapters import publishes_adapter
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -22,10 +24,10 @@ _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that --max-lora-rank accepts."""
 
 
-def published_adapter(spec: RLJobSpec) -> Lora | None:
-    """Return the settings of the adapter that rollouts load; None if they load whole weights."""
-    lora = spec.trainer.lora
-    return lora if lora is not None and lora.publish == "adapter" else None
+def published_adapter(spec: RLJobSpec, config: Mapping[str, Any]) -> Lora | None:
+    """Return the settings of the adapter that rollouts load; None if they load whole weights. `config`: config.json of
+    the model."""
+    return spec.trainer.lora if publishes_adapter(spec, config) else None
 
 
 def build_lora_arguments(lora: Lora) -> list[str]:

@@ -5,16 +5,19 @@ Every vLLM process pays for it, so it does not import the weight-transfer engine
 
 from __future__ import annotations
 
+from rljob_trainer.rollout.engine_stacks import register_stacks
 from rljob_trainer.rollout.startup import install_recorder
 
 BACKEND = "rljob-http"
 WORKER_EXTENSION = "rljob_trainer.rollout.engine.WorkerExtension"
+SLEEPING_CPU_WORKER = "rljob_trainer.rollout.sleeping_cpu.SleepingCPUWorker"
 
 
 def register() -> None:
-    """Make `--weight-transfer-config {"backend": "rljob-http"}` known, and record why this process fails to start. May
-    be called more than once."""
+    """Make `--weight-transfer-config {"backend": "rljob-http"}` known, record why this process fails to start, and
+    let it write its stacks on request. May be called more than once."""
     install_recorder()
+    register_stacks()
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     if BACKEND not in WeightTransferEngineFactory._registry:

@@ -27,10 +27,14 @@ Result = TypeVar("Result")
 
 
 class ReplicaState:
-    """The replica's state. Only the puller changes it; the middleware reads it."""
+    """The replica's state. Only the puller and the naps change it; the middleware reads it."""
 
     def __init__(self) -> None:
         self.is_warm = False
+        self.is_asleep = False
+        """The engine sleeps, or will once a running load has ended: it serves nothing, and loads nothing."""
+        self.wanted: tuple[str, int] | None = None
+        """Generation and version with which the engine was woken: no lower version of this generation is loaded."""
         self.announced: WeightManifest | None = None
         self.serving = RolloutWeights()
         self.is_broken = False
@@ -49,6 +53,8 @@ class ReplicaState:
         """Return why the replica must get no traffic; empty if it may."""
         if not self.is_warm:
             return "the engine is warming up"
+        if self.is_asleep:
+            return "the engine is asleep: it is the trainer's turn"
         error = f" ({self.error})" if self.error else ""
         if self.announced is None:
             return "the head has announced no weights yet" + error
@@ -57,9 +63,16 @@ class ReplicaState:
             return f"{serves}, but the head announces {self.announced.key}{error}"
         return ""
 
+    def must_load(self) -> bool:
+        """Whether the replica is awake and does not serve the announced weights, and these are not too old."""
+        if self.is_asleep or self.announced is None or self.serving.key == self.announced.key:
+            return False
+        generation, version = self.wanted or ("", 0)
+        return self.announced.generation != generation or self.announced.version >= version
+
     def report(self, replica: str) -> PullReport | None:
-        """Return what this replica does about the announced weights; None if it serves them, or none are announced."""
-        if self.announced is None or self.serving.key == self.announced.key:
+        """Return what this replica does about the announced weights; None if it has nothing to load."""
+        if self.announced is None or not self.must_load():
             return None
         error = (self.error or self.head_error)[:MAX_PULL_ERROR_LENGTH]
         return PullReport(
@@ -115,7 +128,8 @@ class WeightPuller:
                 manifest = await self._client.fetch_manifest(announced.key if announced else "", report)
             except TransientError as error:
                 # While the head restarts, keep serving what it announced last.
-                logger.warning("head unreachable, retrying: %s", error)
+                if not self._state.head_error:  # once in an outage: each job ends with one
+                    logger.warning("head unreachable, retrying: %s", error)
                 self._state.head_error = f"the head is unreachable: {error}"
                 await self._sleep(next(backoff))
                 continue
@@ -128,7 +142,7 @@ class WeightPuller:
     async def _pull(self) -> None:
         state, backoff = self._state, _backoff_seconds()
         while True:
-            await state.wait_until(self._is_behind)
+            await state.wait_until(state.must_load)
             manifest = state.announced
             assert manifest is not None
             try:
@@ -141,12 +155,13 @@ class WeightPuller:
             else:
                 backoff = _backoff_seconds()
 
-    def _is_behind(self) -> bool:
-        announced = self._state.announced
-        return announced is not None and self._state.serving.key != announced.key
+    def _is_current(self, manifest: WeightManifest) -> bool:
+        """Whether to go on with `manifest`: nothing else was announced meanwhile, and the engine was not put to
+        sleep."""
+        return self._state.announced == manifest and not self._state.is_asleep
 
     async def _switch_to(self, manifest: WeightManifest) -> None:
-        """Fetch and load one version, unless a newer announcement supersedes it meanwhile."""
+        """Fetch and load one version, unless it is superseded meanwhile (see _is_current)."""
         try:
             await self._fetch_and_load(manifest)
         finally:
@@ -157,16 +172,19 @@ class WeightPuller:
         path = await self._unless_superseded(manifest, self._client.fetch_file(manifest, self._record_received))
         transfer_seconds = time.perf_counter() - started_at
         await state.wait_until(lambda: state.is_warm)
-        if path is None or state.announced != manifest:
-            logger.info("weights %s were superseded during the transfer", manifest.key)
+        async with self._engine.exclusive:
+            if path is None or not self._is_current(manifest):
+                logger.info("weights %s were superseded during the transfer", manifest.key)
+                return
+            try:
+                served = await self._engine.load(path, manifest, self._record_draining)
+            except BaseException:
+                state.record_change(is_broken=True, serving=RolloutWeights())
+                raise
+            finally:
+                state.is_draining = False
+        if state.is_asleep:
             return
-        try:
-            served = await self._engine.load(path, manifest, self._record_draining)
-        except BaseException:
-            state.record_change(is_broken=True, serving=RolloutWeights())
-            raise
-        finally:
-            state.is_draining = False
         served.transfer_seconds = transfer_seconds
         state.record_change(is_broken=False, error="", serving=served)
         logger.info(
@@ -183,9 +201,9 @@ class WeightPuller:
             self._state.progress += 1
 
     async def _unless_superseded(self, manifest: WeightManifest, work: Coroutine[Any, Any, Result]) -> Result | None:
-        """Return the result of `work`; cancel it and return None once another version is announced."""
+        """Return the result of `work`; cancel it and return None once it is no longer for the current version."""
         task = asyncio.ensure_future(work)
-        superseded = asyncio.ensure_future(self._state.wait_until(lambda: self._state.announced != manifest))
+        superseded = asyncio.ensure_future(self._state.wait_until(lambda: not self._is_current(manifest)))
         try:
             await asyncio.wait({task, superseded}, return_when=asyncio.FIRST_COMPLETED)
             return task.result() if task.done() else None

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator
 
 from rljob_api.wire.contract import PORT_WEIGHTS
+from rljob_api.wire.ports import listening_port
 from rljob_api.wire.protocol import WeightManifest
 from rljob_trainer.weights.file_hash import CHUNK_BYTES, HASH_BYTES
 from rljob_trainer.weights.file_server import ServedFile, WeightServer
@@ -29,11 +30,12 @@ class SharedDownload:
         """Its name, and the file."""
         self._server: WeightServer | None = None
         if host:
+            address = f"{host}:{listening_port(PORT_WEIGHTS)}"
             try:
                 self._server = WeightServer(host, token, self._find)
-                self.address = f"{host}:{PORT_WEIGHTS}"
+                self.address = address
             except OSError as error:
-                logger.warning("weights are not shared with other replicas: %s:%d: %s", host, PORT_WEIGHTS, error)
+                logger.warning("weights are not shared with other replicas: %s: %s", address, error)
 
     def close(self) -> None:
         if self._server is not None:

@@ -10,18 +10,15 @@ import contextlib
 import logging
 import os
 import re
-import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from rljob_api.errors import RLJobError, TransientError, UserError
 from rljob_trainer.failures.configuration import ErrorFacts, is_configuration_error, summarize
 from rljob_trainer.failures.devices import GpuFaultError, Remedy, find_line, find_remedy
-
-if TYPE_CHECKING:  # every process of vLLM imports this module
-    from rljob_api.manifest.job import RLJobSpec
+from rljob_trainer.temporary import TemporaryFolder
 
 ENV_ERROR_FILE = "RLJOB_VLLM_ERROR_FILE"
 """Where a child process of vLLM writes why it failed to start."""
@@ -35,7 +32,7 @@ _PATTERNS = {
     "memory": r"OutOfMemory|out of memory",
     "model": r"safetensor|weights|architecture|config\.json|tokenizer|model_type|trust_remote_code",
 }
-"""Of errors, by the field of `StartupFields` to change. The first that matches counts."""
+"""Patterns of errors, by the field of `StartupFields` to change. The first that matches counts."""
 
 
 class StartupFields(NamedTuple):
@@ -50,29 +47,31 @@ class StartupFields(NamedTuple):
     arguments: str
 
     @classmethod
-    def of_rollout(cls, spec: RLJobSpec) -> StartupFields:
-        on_gpu, memory = spec.rollout.gpus_per_replica > 0, "spec.rollout.gpuMemoryUtilization"
+    def of_rollout(cls, *, on_gpu: bool, shares_trainer: bool) -> StartupFields:
+        memory = "spec.rollout.gpuMemoryUtilization"
         return cls(
             model="spec.model.source",
             context="spec.rollout.maxModelLen",
             dtype="spec.trainer.dtype",
             gpus="spec.rollout.gpusPerReplica",
-            cache=memory if on_gpu else "spec.rollout.kvCacheGiB",
-            memory=memory if on_gpu else "spec.rollout.resources",
+            cache=memory if on_gpu else "spec.rollout.kvCacheMemory",
+            memory=memory if on_gpu else f"spec.{'trainer' if shares_trainer else 'rollout'}.resources",
             arguments="spec.rollout.extraArgs",
         )
 
     @classmethod
-    def of_served_model(cls, *, on_gpu: bool) -> StartupFields:
-        """Of the model of a reward. The operator adds which reward it is."""
+    def of_served_model(cls, *, on_gpu: bool, path: str = "model", resources: str = "model.resources") -> StartupFields:
+        """Fields of the model of a reward, at `path`. For a sidecar, the operator adds which reward it is. `resources`:
+        those of the container."""
+        share = f"{path}.gpuMemoryUtilization"
         return cls(
-            model="model.source",
-            context="model.maxModelLen",
-            dtype="model.dtype",
-            gpus="model.gpus",
-            cache="model.gpuMemoryUtilization" if on_gpu else "model.kvCacheGiB",
-            memory="model.gpuMemoryUtilization" if on_gpu else "model.resources",
-            arguments="model.extraArgs",
+            model=f"{path}.source",
+            context=f"{path}.maxModelLen",
+            dtype=f"{path}.dtype",
+            gpus=f"{path}.gpusPerReplica",
+            cache=share if on_gpu else f"{path}.kvCacheMemory",
+            memory=share if on_gpu else resources,
+            arguments=f"{path}.extraArgs",
         )
 
 
@@ -108,7 +107,7 @@ def install_recorder() -> None:
 def startup_errors(fields: StartupFields) -> Iterator[None]:
     """Raise UserError or TransientError with vLLM's own line if vLLM fails within the context; GpuFaultError also if
     the engine dies later: vLLM's server then ends without an error."""
-    with tempfile.TemporaryDirectory(prefix="rljob-vllm-") as folder:
+    with TemporaryFolder("vllm") as folder:
         path = Path(folder, "error.json")
         os.environ[ENV_ERROR_FILE] = str(path)
         install_recorder()

@@ -2,16 +2,17 @@
 
 A file of the same machine is read in place, others are downloaded. The engine generates during the download, which ends
 with a complete, verified file or an error. Only `load` pauses the engine. Invariant: `load` resumes the engine that it
-paused, even after an error.
+paused, even after an error; but never one whose cache is asleep.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 from pydantic import ValidationError
@@ -20,7 +21,8 @@ from rljob_api.errors import TransientError
 from rljob_api.manifest.roles import UpdateMode
 from rljob_api.wire import contract
 from rljob_api.wire.discovery import resolve
-from rljob_api.wire.protocol import DigestUnit, PullReport, RolloutWeights, WeightManifest
+from rljob_api.wire.ports import listening_port
+from rljob_api.wire.protocol import DigestUnit, HungPart, PullReport, RolloutWeights, WeightManifest
 from rljob_trainer.rollout.download import Download
 from rljob_trainer.rollout.lora import AdapterFolder
 from rljob_trainer.rollout.sharing import SharedDownload
@@ -31,9 +33,13 @@ from rljob_trainer.weights.scratch import open_scratch_folder
 _POLL_SECONDS = 30
 _REPORT_SECONDS = 5
 """Instead, while there is something to report."""
+_HANG_SECONDS = 3
+"""For which a replica that ends tries to tell the head why."""
 # The head answers within _POLL_SECONDS; the margin allows for a slow head.
 _POLL_TIMEOUT = aiohttp.ClientTimeout(total=_POLL_SECONDS + 15, connect=5)
 
+Level = Literal[1, 2]
+"""vLLM's levels of sleep. 1: the cache is dropped, and weights move to the host. 2: both are dropped."""
 UNVERIFIED = "unverified"
 """Label of tokens from weights of no known version."""
 _PAUSES: dict[UpdateMode, tuple[str, bool]] = {
@@ -77,7 +83,7 @@ class WeightClient:
         addresses = await asyncio.to_thread(resolve, self._head)
         if not addresses:
             raise TransientError(f"the head {self._head!r} has no address")
-        url = f"http://{addresses[0]}:{contract.PORT_DRIVER}{contract.UrlPath.WEIGHTS_CURRENT}"
+        url = f"http://{addresses[0]}:{listening_port(contract.PORT_DRIVER)}{contract.UrlPath.WEIGHTS_CURRENT}"
         params = {"after": after, "timeout": str(_REPORT_SECONDS if report else _POLL_SECONDS)}
         if report:
             params["report"] = report.model_dump_json()
@@ -151,6 +157,16 @@ class WeightClient:
         return path
 
 
+async def report_hang(head: str, token: str, part: HungPart) -> None:
+    """Tell the head that this replica's engine hangs, if it listens."""
+    timeout, headers = aiohttp.ClientTimeout(total=_HANG_SECONDS), {"Authorization": f"Bearer {token}"}
+    with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
+        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+            for address in await asyncio.to_thread(resolve, head):
+                url = f"http://{address}:{listening_port(contract.PORT_DRIVER)}{contract.UrlPath.HUNG}"
+                await session.post(url, data=part.model_dump_json())
+
+
 class EngineLoader:
     """Loads versions into vLLM's engine, and labels the tokens that it samples.
 
@@ -164,6 +180,24 @@ class EngineLoader:
         self._pause_mode, self._clears_cache = _PAUSES[update_mode]
         self._is_verified = False
         """Whether everything in the caches is of a published version. Requests are salted with theirs."""
+        self._is_cache_asleep = False
+        self.exclusive = asyncio.Lock()
+        """Held by who loads, or changes between sleeping and waking."""
+
+    async def sleep(self, level: Level) -> None:
+        """Abort all requests, and free the cache and, with level 2, the weights. May be repeated."""
+        self._is_cache_asleep, self._is_verified = True, False
+        await self._engine.sleep(level, mode="abort")
+
+    async def wake_weights(self, level: Level) -> None:
+        """Allocate the weights again after `sleep`. The cache stays asleep until `load` has verified a version."""
+        await self._engine.wake_up(["weights"])
+        if level == 2:
+            await self._engine.collective_rpc("rljob_fill")
+
+    async def measure(self) -> int:
+        """Return the bytes that the engine holds (see EngineMemory)."""
+        return sum(await self._engine.collective_rpc("rljob_memory"))
 
     async def warm_up(self) -> None:
         """Send a first request, which pays for lazy initialization, so that no episode does."""
@@ -176,7 +210,7 @@ class EngineLoader:
     async def load(
         self, path: Path, manifest: WeightManifest, record_draining: Callable[[bool], None]
     ) -> RolloutWeights:
-        """Pause the engine, load the file, and resume. After an exception, the engine's weights are undefined.
+        """Pause the engine, load the file, wake its cache, and resume. After an exception, the weights are undefined.
         `record_draining` gets True if the pause waits for requests in flight, and False before the load."""
         engine = self._engine
         begin = time.perf_counter()
@@ -196,14 +230,20 @@ class EngineLoader:
             if checksum != manifest.checksum:
                 raise TransientError(f"the engine's digest is {checksum}, the publisher's {manifest.checksum}")
             await engine.update_weight_version(manifest.key)
+            if self._is_cache_asleep:
+                await engine.wake_up(["kv_cache"])
+                self._is_cache_asleep = False
             self._is_verified = True
             load_seconds = time.perf_counter() - load_begin
         except BaseException:
-            # The requests would continue with undefined weights.
-            await engine.pause_generation(mode="abort", clear_cache=True)
+            # The requests would continue with undefined weights. The error of a dead engine must not replace this one:
+            # it may be a cancellation.
+            with contextlib.suppress(Exception):
+                await engine.pause_generation(mode="abort", clear_cache=True)
+            with contextlib.suppress(Exception):
+                await self._resume()
             raise
-        finally:
-            await engine.resume_generation()
+        await self._resume()
         return RolloutWeights(
             generation=manifest.generation,
             version=manifest.version,
@@ -212,6 +252,10 @@ class EngineLoader:
             pause_seconds=time.perf_counter() - begin,
             load_seconds=load_seconds,
         )
+
+    async def _resume(self) -> None:
+        if not self._is_cache_asleep:
+            await self._engine.resume_generation()
 
     async def _replace(self, path: Path, unit: DigestUnit) -> list[str]:
         """Replace the weights, or the adapter. Return the digest of each worker's part."""

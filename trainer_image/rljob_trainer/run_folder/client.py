@@ -34,7 +34,7 @@ class RemoteFolder:
     """A folder of the run, by its path below the run's folder."""
 
     url: str
-    """Of the run's folder."""
+    """Address of the run's folder."""
     path: str
     token: str = field(repr=False)
 
@@ -64,6 +64,17 @@ class RemoteFolder:
         with self._connect(name) as connection:
             self._request(connection, name, {})
             return self._check(connection, name, 200)
+
+    def stream(self, name: str) -> Iterator[bytes]:
+        """Yield a file in pieces. Raise FileNotFoundError if it does not exist."""
+        with self._connect(name) as connection:
+            self._request(connection, name, {})
+            response = connection.getresponse()
+            _check_status(response, f"{self / name}", 200)
+            while piece := response.read(_BUFFER_BYTES):
+                yield piece
+            if response.length:  # http.client ends a cut answer without an error
+                raise HeadUnreachableError(f"{self / name}: the answer lacks {response.length} bytes")
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[RemoteFile]:
@@ -96,14 +107,17 @@ class RemoteFolder:
         connection.request("GET", self._target(name), headers={"Authorization": f"Bearer {self.token}", **headers})
 
     def _check(self, connection: HTTPConnection, name: str, expected: int) -> bytes:
-        response: HTTPResponse = connection.getresponse()
-        body = response.read()
-        if response.status == 404:
-            raise FileNotFoundError(f"{self / name} does not exist")
-        if response.status != expected:
-            # The text of a full disk is that of the head.
-            raise TransientError(f"{self / name}: HTTP {response.status}: {body.decode(errors='replace')}")
-        return body
+        response = connection.getresponse()
+        _check_status(response, f"{self / name}", expected)
+        return response.read()
+
+
+def _check_status(response: HTTPResponse, what: str, expected: int) -> None:
+    if response.status == 404:
+        raise FileNotFoundError(f"{what} does not exist")
+    if response.status != expected:
+        # The text of a full disk is that of the head.
+        raise TransientError(f"{what}: HTTP {response.status}: {response.read().decode(errors='replace')}")
 
 
 class RemoteFile:

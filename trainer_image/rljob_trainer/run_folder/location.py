@@ -18,7 +18,7 @@ EXPORT_PARTIAL = ".export.partial"
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Of the head, as the ranks get it."""
+    """The run's folder on the head, as the ranks get it."""
 
     path: Path
     id: str

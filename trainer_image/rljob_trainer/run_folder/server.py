@@ -18,6 +18,7 @@ from aiohttp import StreamReader, web
 
 from rljob_api.errors import TransientError
 from rljob_api.wire.contract import PORT_RUN_FILES
+from rljob_api.wire.ports import listening_port
 from rljob_trainer.run_folder.location import EXPORT_PARTIAL, RunFolder, read_run_id
 from rljob_trainer.server_thread import ServerThread, require_token
 
@@ -34,14 +35,15 @@ class RunFileServer:
     def __init__(self, run_dir: Path, host: str, token: str) -> None:
         """Raise TransientError if the port is in use."""
         self._run_dir = run_dir
-        self.folder = RunFolder(run_dir, read_run_id(run_dir), f"http://{host}:{PORT_RUN_FILES}{ROUTE}")
+        port = listening_port(PORT_RUN_FILES)
+        self.folder = RunFolder(run_dir, read_run_id(run_dir), f"http://{host}:{port}{ROUTE}")
         app = web.Application(middlewares=[require_token(token)])
         app.router.add_put(f"{ROUTE}/{{path:.+}}", self._put)
         app.router.add_get(f"{ROUTE}/{{path:.+}}", self._get)
         try:
-            self._server = ServerThread(app, host, PORT_RUN_FILES)
+            self._server = ServerThread(app, host, port)
         except OSError as error:
-            raise TransientError(f"cannot serve the run's files on {host}:{PORT_RUN_FILES}: {error}") from error
+            raise TransientError(f"cannot serve the run's files on {host}:{port}: {error}") from error
 
     def close(self) -> None:
         self._server.close()

@@ -44,7 +44,7 @@ _DEVICE_BLOCK_ELEMENTS = 1 << 24
 _BLOCK_WORDS = CHUNK_BYTES // _WORD_BYTES
 """A chunk of a weight file, which a core has in its cache when it digests it."""
 _PIECE_UNITS = 1 << 19
-"""Of a tensor, for one thread."""
+"""Piece of a tensor, for one thread."""
 _BITS_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MIN_SHARDS = 8
 """Tensor-parallel sizes that divide it may be set in rollout.extraArgs, too."""
@@ -56,9 +56,9 @@ class Digest:
 
     plain: int = 0
     mixed: int = 0
-    """Of elements."""
+    """Sum of elements."""
     parity: int = 0
-    """Of words."""
+    """Parity of words."""
 
     def __add__(self, other: Digest) -> Digest:
         return Digest(

@@ -11,7 +11,7 @@ import xxhash
 CHUNK_BYTES = 1 << 20
 """All chunks but the last have this size."""
 HASH_BYTES = 16
-"""Of a chunk's hash."""
+"""Size of a chunk's hash."""
 
 
 def hash_chunk(data: memoryview) -> bytes:

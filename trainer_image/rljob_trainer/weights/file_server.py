@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from rljob_api.wire.contract import PORT_WEIGHTS
+from rljob_api.wire.ports import listening_port
 from rljob_trainer.server_thread import ServerThread, require_token
 
 FILE_PATH, HASHES_PATH = "/weights/{name}", "/weights/{name}/hashes"
@@ -25,7 +26,7 @@ class ServedFile:
     data: memoryview
     """Its content, mapped."""
     hashes: bytes | bytearray
-    """Of all chunks (see `file_hash`); zeros for a chunk that the file does not have yet."""
+    """Hashes of all chunks (see `file_hash`); zeros for a chunk that the file does not have yet."""
 
 
 class WeightServer:
@@ -38,7 +39,7 @@ class WeightServer:
         app = web.Application(middlewares=[require_token(token)])
         app.router.add_get(FILE_PATH, self._get_file)
         app.router.add_get(HASHES_PATH, self._get_hashes)
-        self._server = ServerThread(app, host, PORT_WEIGHTS)
+        self._server = ServerThread(app, host, listening_port(PORT_WEIGHTS))
 
     def close(self) -> None:
         self._server.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # mallopt(3)
 
@@ -15,3 +16,15 @@ def keep_freed_memory() -> None:
     mallopt(_M_MMAP_MAX, 0)
     mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
     mallopt(_M_ARENA_MAX, 1)
+
+
+def return_freed_memory() -> None:
+    """Make glibc return all freed memory, also within the heap, and whatever `keep_freed_memory` has set."""
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def resident_bytes() -> int:
+    """Return this process's private memory in RAM. Files that it has mapped, such as published weights, do not
+    count."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))

@@ -58,7 +58,7 @@ class Layout:
 
     header: bytes
     offsets: Mapping[str, int]
-    """Of each tensor, from the start of the file."""
+    """Offsets of each tensor, from the start of the file."""
     specs: Mapping[str, TensorSpec]
 
     @classmethod

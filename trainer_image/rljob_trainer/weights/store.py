@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rljob_api.errors import TransientError
 from rljob_api.wire.contract import PORT_WEIGHTS
+from rljob_api.wire.ports import listening_port
 from rljob_api.wire.protocol import DigestUnit, LocalFile, WeightManifest
 from rljob_inputs.memory.limits import NUM_KEPT_VERSIONS
 from rljob_trainer.weights.checksum import memory_key
@@ -39,7 +40,7 @@ class _Slot:
         self.file.lock(exclusive=True)
         self.num_readers = 0
         self.hashes = b""
-        """Of the chunks."""
+        """Hashes of the chunks."""
 
     def rename(self, path: Path) -> None:
         self.path = self.path.replace(path)
@@ -54,14 +55,14 @@ class WeightStore:
 
     def __init__(self, host: str, token: str) -> None:
         """Raise TransientError if the port is in use."""
-        self._address = f"{host}:{PORT_WEIGHTS}"
+        self._address = f"{host}:{listening_port(PORT_WEIGHTS)}"
         self._folder: Path | None = None
         # The other ranks of this machine wait meanwhile.
         num_threads = min(len(os.sched_getaffinity(0)), _MAX_THREADS)
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="publish")
         self._num_files = 0
         self._lock = threading.Lock()
-        """Of what follows, and of the slots' readers."""
+        """Guards what follows, and the slots' readers."""
         self._published: list[_Slot] = []
         self._spare: _Slot | None = None
         try:

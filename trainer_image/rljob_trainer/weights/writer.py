@@ -33,7 +33,7 @@ class _Part:
     source: Tensor
     """The tensor on the host, contiguous."""
     begin: int
-    """Of the part in the tensor, in bytes."""
+    """Start of the part in the tensor, in bytes."""
     num_bytes: int
     offset: int
     """In the file."""

@@ -1,7 +1,8 @@
 """The trainer Pod: a Ray node that offers its ranks. `python -m rljob_trainer.worker`.
 
-After the head restarts, it joins again, so a dead driver costs no Pod. Invariant: no process of a node outlives the
-node or this program.
+After the head restarts, it joins again, so a dead driver costs no Pod. With rollout.placement trainer, the Pod has
+engines, too, which outlive a node. Invariants: no process of a node outlives the node or this program; a node joins
+only while the Pod's engines sleep.
 """
 
 from __future__ import annotations
@@ -14,18 +15,38 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from http.client import HTTPConnection, HTTPException
 from types import FrameType
 
 import psutil
 
-from rljob_api.errors import UserError
+from rljob_api.errors import RLJobError, UserError
+from rljob_api.manifest.job import RLJob
 from rljob_api.read.pod_files import load_job_file
 from rljob_api.wire import discovery
-from rljob_api.wire.contract import ENV_HEAD, ENV_JOB_FILE, ENV_POD_IP, RAY_RESOURCE_TRAINER, ExitCode
+from rljob_api.wire.contract import (
+    ENV_GRACE_SECONDS,
+    ENV_HEAD,
+    ENV_JOB_FILE,
+    ENV_MODEL,
+    ENV_POD_IP,
+    ENV_TOKEN,
+    GRACE_SECONDS,
+    PORT_DRIVER,
+    PORT_RAY,
+    RAY_RESOURCE_TRAINER,
+    ExitCode,
+    UrlPath,
+)
+from rljob_api.wire.ports import listening_port
 from rljob_api.wire.termination import end_program
 from rljob_inputs.memory.object_store import trainer_store_bytes
+from rljob_inputs.models.defaults import resolve_job
+from rljob_inputs.models.own_settings import ModelSettings, load_model_settings
 from rljob_trainer.ranks import ray_node
+from rljob_trainer.worker.engines import PodEngines
+from rljob_trainer.worker.supervisor import SupersededError
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +58,8 @@ _LOOKUP_SECONDS = 5.0
 """Interval of DNS lookups of the head. A new head has a new address, and another Pod may reuse the old one for its own
 Ray, which accepts connections."""
 _STOP_SECONDS = 8.0
+_LEAVE_SHARE = 0.75
+"""Part of the grace period for which a Pod that is terminated waits until its ranks are saved."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -44,7 +67,7 @@ def build_command(address: str, head_address: str, num_gpus: int, folder: str, s
     """Return the command line of the node, with an object store of `store_bytes`. It offers one rank per GPU,
     or one without GPUs."""
     arguments = [
-        f"--address={head_address}:{ray_node.ray_port()}",
+        f"--address={head_address}:{listening_port(PORT_RAY)}",
         f"--num-gpus={num_gpus}",
         f"--resources={json.dumps({RAY_RESOURCE_TRAINER: max(1, num_gpus)})}",
         # Any free port: Pods of one machine may share its network.
@@ -56,21 +79,50 @@ def build_command(address: str, head_address: str, num_gpus: int, folder: str, s
 
 def build_environment(values: Mapping[str, str]) -> dict[str, str]:
     num_threads = {ray_node.ENV_NUM_THREADS: values["OMP_NUM_THREADS"]} if values.get("OMP_NUM_THREADS") else {}
-    return {**values, **ray_node.ray_environment(), **num_threads}
+    # Of each rank's torch.compile; torch's default is one per core, up to 32.
+    compilers = {"TORCHINDUCTOR_COMPILE_THREADS": "4"}
+    return {**compilers, **values, **ray_node.ray_environment(), **num_threads}
 
 
 class Worker:
-    def __init__(self, address: str, head: str, num_gpus: int, store_bytes: int) -> None:
+    def __init__(
+        self, address: str, head: str, num_gpus: int, store_bytes: int, engines: PodEngines | None = None
+    ) -> None:
+        """`engines`: rollouts that share the Pod's devices."""
         self._address, self._head, self._num_gpus, self._store_bytes = address, head, num_gpus, store_bytes
-        self._stopping = False
+        self._engines = engines
+        self._is_stopped = False
 
     def stop(self, number: int, _: FrameType | None) -> None:
         log.info("received %s; stopping", signal.Signals(number).name)
-        self._stopping = True
+        self._is_stopped = True
 
     def run(self) -> None:
-        while (head_address := self._wait_for_head()) is not None:
+        """Run until stopped, or until the Pod must end because of an engine."""
+        while self._wait_for_engines() and (head_address := self._wait_for_head()) is not None:
             self._run_node(head_address)
+
+    @property
+    def _stopping(self) -> bool:
+        return self._is_stopped or (self._engines is not None and self._engines.failure is not None)
+
+    def _wait_for_engines(self) -> bool:
+        """Wait until all engines sleep; the first time, until each was warm before. Return False when stopped."""
+        if self._engines is None:
+            return True
+        asleep, next_log = self._engines.sleep_all(), 0.0
+        while not self._stopping:
+            try:
+                asleep.result(_POLL_SECONDS)
+                return True
+            except TimeoutError:
+                pass
+            except SupersededError:  # by a driver that lost its ranks and does not know it
+                asleep = self._engines.sleep_all()
+            if time.monotonic() >= next_log:
+                log.info("waiting for the engines, before joining a head: %s", self._engines.reason_not_warm())
+                next_log = time.monotonic() + _WAIT_LOG_SECONDS
+        return False
 
     def _wait_for_head(self) -> str | None:
         """Return the address of a head that accepts connections; None when stopped."""
@@ -80,7 +132,7 @@ class Worker:
                 if ray_node.is_listening(address):
                     return address
             if time.monotonic() >= next_log:
-                log.info("waiting for the head: %s:%d", self._head, ray_node.ray_port())
+                log.info("waiting for the head: %s:%d", self._head, listening_port(PORT_RAY))
                 next_log = time.monotonic() + _WAIT_LOG_SECONDS
             time.sleep(_POLL_SECONDS)
         return None
@@ -95,8 +147,11 @@ class Worker:
             try:
                 reason = self._watch(node, head_address)
                 log.info("leaving the head at %s: %s", head_address, reason)
+                if self._is_stopped:
+                    log.info("the driver: %s", announce_leave(head_address, os.environ))
             finally:
-                terminate_descendants(_STOP_SECONDS if self._stopping else 0)
+                keep = self._engines.sessions if self._engines is not None else set
+                terminate_descendants(_STOP_SECONDS if self._stopping else 0, keep)
         # A node that cannot join must not be restarted in a tight loop.
         while not self._stopping and time.monotonic() < started + _HEAD_GONE_SECONDS:
             time.sleep(_POLL_SECONDS)
@@ -125,29 +180,63 @@ class Worker:
         return "the worker was stopped"
 
 
+def announce_leave(head_address: str, values: Mapping[str, str]) -> str:
+    """Let the driver save what this Pod's ranks hold. Return its report, or why there is none."""
+    seconds = _LEAVE_SHARE * float(values.get(ENV_GRACE_SECONDS) or GRACE_SECONDS)
+    connection = HTTPConnection(head_address, listening_port(PORT_DRIVER), timeout=seconds)
+    try:
+        connection.request(
+            "POST", UrlPath.LEAVE.value, headers={"Authorization": f"Bearer {values.get(ENV_TOKEN, '')}"}
+        )
+        response = connection.getresponse()
+        return response.read().decode(errors="replace") if response.status == 200 else f"HTTP {response.status}"
+    except (OSError, HTTPException) as error:  # it ends, too
+        return f"{type(error).__name__}: {error}"
+    finally:
+        connection.close()
+
+
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose parent ends, so that terminate_descendants finds it."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def terminate_descendants(grace_seconds: float) -> None:
+def terminate_descendants(grace_seconds: float, keep: Callable[[], set[int]] = set) -> None:
     """Send SIGTERM to all descendants, after `grace_seconds` SIGKILL, and return once all have ended. With 0, kill them
-    at once."""
+    at once. `keep`: returns the sessions of those to be left alone."""
     deadline = time.monotonic() + grace_seconds
-    this_process = psutil.Process()
     if grace_seconds:
-        for process in this_process.children(recursive=True):
+        for process in _find_descendants(keep()):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.terminate()
-    while remaining := this_process.children(recursive=True):
-        if time.monotonic() >= deadline:
-            for process in remaining:
+    while remaining := _find_descendants(keep()):
+        for process in remaining:
+            if time.monotonic() >= deadline:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(process.pid, os.WNOHANG)
         time.sleep(0.05)
+
+
+def _find_descendants(sessions: set[int]) -> list[psutil.Process]:
+    """Return the descendants outside of these sessions."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(process.pid) not in sessions:
+                found.append(process)
+    return found
+
+
+def read_lengths(job: RLJob, model: str) -> ModelSettings:
+    """Return the job with the lengths that it leaves to its model. The head reports a model that cannot be read; a
+    store that is too small spills to disk."""
+    try:
+        return load_model_settings(job, model)
+    except RLJobError as error:
+        log.warning("the model's settings are unknown: %s", error)
+        return ModelSettings(resolve_job(job, None))
 
 
 def main() -> int:
@@ -156,11 +245,21 @@ def main() -> int:
         job = load_job_file(os.environ[ENV_JOB_FILE])
     except UserError as error:
         return end_program(str(error), ExitCode.USER)
-    worker = Worker(
-        os.environ[ENV_POD_IP], os.environ[ENV_HEAD], job.spec.trainer.gpus_per_replica, trainer_store_bytes(job)
-    )
+    settings = read_lengths(job, os.environ[ENV_MODEL])
+    store_bytes = trainer_store_bytes(settings.job, settings.context_length)
+    adopt_orphans()
+    try:
+        engines = PodEngines(job, os.environ, _STOP_SECONDS) if job.spec.shares_trainer else None
+    except UserError as error:
+        return end_program(str(error), ExitCode.USER)
+    num_gpus = job.spec.trainer.gpus_per_replica
+    worker = Worker(os.environ[ENV_POD_IP], os.environ[ENV_HEAD], num_gpus, store_bytes, engines)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, worker.stop)
-    adopt_orphans()
     worker.run()
-    return ExitCode.SUCCEEDED
+    if engines is None:
+        return ExitCode.SUCCEEDED
+    failure = engines.failure
+    engines.close()
+    terminate_descendants(0)
+    return end_program(*failure) if failure is not None else ExitCode.SUCCEEDED

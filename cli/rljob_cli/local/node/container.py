@@ -17,7 +17,7 @@ from rljob_cli.local.node.podshim import SIGNAL_KILL_ALL
 from rljob_cli.local.node.podspec import ContainerConfigError, Process
 from rljob_cli.local.node.podstatus import EXIT_OF_SIGNAL, ContainerRecord
 from rljob_cli.local.node.probes import ProbeState, run_probe, spawn
-from rljob_operator.backend import Manifest
+from rljob_core.backend import Manifest
 
 _BACKOFF_SECONDS = 1.0
 _BACKOFF_MAX_SECONDS = 30.0
@@ -42,11 +42,15 @@ class Container:
     cwd: Path
     on_change: Callable[[], None]
     on_lost_shim: Callable[[], None]
+    listening_port: Callable[[int], int]
+    """listening_port(containerPort) returns the port at which the process listens instead."""
     started: asyncio.Event = field(default_factory=asyncio.Event)
     """It has started and passed its startup probe (if any) once, or it will not run again."""
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _process: asyncio.subprocess.Process | None = None
     _address: str = ""
+    _failed_probe: str = ""
+    """Why it was killed."""
 
     @property
     def termination_log(self) -> Path:
@@ -107,7 +111,8 @@ class Container:
         if code < 0:  # the shim itself was killed; its descendants are orphans now
             self.on_lost_shim()
             code = EXIT_OF_SIGNAL - code
-        message = read_termination_log(self.termination_log) or read_tail(self.log)
+        message = read_termination_log(self.termination_log) or self._failed_probe or read_tail(self.log)
+        self._failed_probe = ""
         with self.log.open("ab") as log:
             log.write(self._marker(f"ended with exit code {code}"))
         self.record.record_terminated(code, message, datetime.now(UTC))
@@ -128,8 +133,8 @@ class Container:
     async def _probe(self, grace_seconds: float) -> None:
         """Run the startup probe, then the readiness and liveness probes concurrently."""
         startup = self.manifest.get("startupProbe")
-        if startup and not await self._wait_until_started(ProbeState(startup)):
-            await self._fail("startup", grace_seconds)
+        if startup and (problem := await self._wait_until_started(ProbeState(startup))):
+            await self._fail("startup", startup, problem, grace_seconds)
             return
         readiness, liveness = self.manifest.get("readinessProbe"), self.manifest.get("livenessProbe")
         self.record.started, self.record.ready = True, readiness is None
@@ -143,17 +148,18 @@ class Container:
             loops.append(self._watch_liveness(ProbeState(liveness), grace_seconds))
         await asyncio.gather(*loops)
 
-    async def _wait_until_started(self, state: ProbeState) -> bool:
-        """Probe every second, to notice a start early. A failure counts once per period."""
+    async def _wait_until_started(self, state: ProbeState) -> str:
+        """Probe every second, to notice a start early. A failure counts once per period. Return the last error of a
+        start that took too long."""
         await asyncio.sleep(state.delay_seconds)
         failed_at = float("-inf")
         while True:
-            if not await self._probe_once(state):
-                return True
+            if not (problem := await self._probe_once(state)):
+                return ""
             if time.monotonic() - failed_at >= state.period_seconds:
                 failed_at = time.monotonic()
                 if state.record(False) is False:
-                    return False
+                    return problem
             await asyncio.sleep(min(state.period_seconds, _EAGER_PERIOD_SECONDS))
 
     async def _watch_readiness(self, state: ProbeState) -> None:
@@ -168,22 +174,25 @@ class Container:
     async def _watch_liveness(self, state: ProbeState, grace_seconds: float) -> None:
         await asyncio.sleep(state.delay_seconds)
         while True:
-            if state.record(not await self._probe_once(state)) is False:
-                await self._fail("liveness", grace_seconds)
+            problem = await self._probe_once(state)
+            if state.record(not problem) is False:
+                await self._fail("liveness", state.probe, problem, grace_seconds)
                 return
             await asyncio.sleep(state.period_seconds)
 
     async def _probe_once(self, state: ProbeState) -> str:
         command = state.probe.get("exec", {}).get("command")
         ports = {port["name"]: port["containerPort"] for port in self.manifest.get("ports", []) if "name" in port}
-        return await run_probe(state.probe, self._address, ports, self.build(command))
+        listening = {name: self.listening_port(port) for name, port in ports.items()}
+        return await run_probe(state.probe, self._address, listening, self.build(command))
 
-    async def _fail(self, which: str, grace_seconds: float) -> None:
+    async def _fail(self, which: str, probe: Manifest, problem: str, grace_seconds: float) -> None:
         """Kill the container for a failed probe; `supervise` decides whether it restarts."""
+        self._failed_probe = f"its {which} probe failed: {problem}"
         with self.log.open("ab") as log:
-            log.write(self._marker(f"killed: its {which} probe failed"))
+            log.write(self._marker(f"killed: {self._failed_probe}"))
         # Shielded, because this task is cancelled as soon as the process ends.
-        await asyncio.shield(self._terminate(grace_seconds))
+        await asyncio.shield(self._terminate(float(probe.get("terminationGracePeriodSeconds", grace_seconds))))
 
     async def _terminate(self, grace_seconds: float) -> None:
         running = self._process

@@ -27,8 +27,8 @@ from rljob_cli.local.node.probes import SHIM
 from rljob_cli.local.node.volumes import RunPaths
 from rljob_cli.local.store import LocalStore
 from rljob_cli.manifests import is_sidecar, phase_of
-from rljob_operator.backend import Manifest
-from rljob_operator.plan.observed_job import is_terminating, name_of
+from rljob_core.backend import Manifest
+from rljob_core.plan.observed_job import is_terminating, name_of
 
 _RETRY_SECONDS = 1.0
 _RESCAN_SECONDS = 0.01
@@ -65,6 +65,7 @@ class PodRunner:
             cwd=paths.pod(name_of(self.pod)),
             on_change=self._publish,
             on_lost_shim=self._kubelet.kill_orphans,
+            listening_port=self._kubelet.network.port,
         )
 
     def _process(self, manifest: Manifest, command: list[str] | None) -> Process:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rljob_api.wire.contract import ENV_CONTAINER_ENV, ENV_HOSTS_FILE
+from rljob_api.wire.contract import ENV_CONTAINER_ENV, ENV_GRACE_SECONDS, ENV_HOSTS_FILE
 from rljob_cli.manifests import labels_of, namespace_of
-from rljob_operator.backend import Manifest
-from rljob_operator.plan.observed_job import name_of
+from rljob_core.backend import Manifest
+from rljob_core.plan.observed_job import name_of
 
 Find = Callable[[str, str], Manifest | None]
 """(kind, name) -> the object in the Pod's namespace, or None."""
@@ -59,7 +59,9 @@ def build_process(container: Manifest, context: PodContext) -> Process:
         argv[0] = sys.executable
     local = {name: replace_mounts(value, context.mounts) for name, value in env.items()}
     hosts = {ENV_HOSTS_FILE: str(context.hosts_file), "HOSTNAME": name_of(context.pod)}
-    return Process(tuple(argv), {**context.base_env, **hosts, **local, ENV_CONTAINER_ENV: " ".join(local)})
+    # How long a Pod has to end is this machine's, whatever its template says.
+    grace = {name: value for name, value in context.base_env.items() if name == ENV_GRACE_SECONDS}
+    return Process(tuple(argv), {**context.base_env, **hosts, **local, **grace, ENV_CONTAINER_ENV: " ".join(local)})
 
 
 def build_env(container: Manifest, context: PodContext) -> dict[str, str]:

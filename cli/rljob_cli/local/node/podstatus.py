@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from rljob_cli.manifests import timestamp
-from rljob_operator.backend import Manifest
+from rljob_core.backend import Manifest
 
 EXIT_OF_SIGNAL = 128
 

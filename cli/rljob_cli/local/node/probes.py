@@ -14,7 +14,7 @@ import aiohttp
 
 from rljob_cli.local.node.podshim import SIGNAL_KILL_ALL
 from rljob_cli.local.node.podspec import Process
-from rljob_operator.backend import Manifest
+from rljob_core.backend import Manifest
 
 SHIM = Path(__file__).with_name("podshim.py")
 _MESSAGE_CHARACTERS = 200

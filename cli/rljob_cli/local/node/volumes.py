@@ -13,8 +13,8 @@ from pathlib import Path
 from rljob_api.wire.contract import PATH_RUN
 from rljob_cli.local.node.podspec import ContainerConfigError, Find, Mount, read_data
 from rljob_cli.manifests import digest
-from rljob_operator.backend import Manifest
-from rljob_operator.plan.observed_job import name_of
+from rljob_core.backend import Manifest
+from rljob_core.plan.observed_job import name_of
 
 _SHARED_MEMORY = Path("/dev/shm")
 

@@ -9,7 +9,7 @@ import yaml
 
 from rljob_api.manifest.job import RLJob
 from rljob_cli.check.jobfile import load
-from rljob_cli.check.trial import call_rewards, find_problems
+from rljob_cli.check.trial import call_rewards, find_missed_groups, find_problems
 from rljob_inputs.prompts import Prompt
 
 PROMPT = Prompt(3, "1 + 1 =", [], "2", "sums", {"level": 1})
@@ -38,7 +38,8 @@ def call(tmp_path):
         (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
         loaded, reports = load(tmp_path / "job.yaml").job, []
         trials = call_rewards(loaded, PROMPT, reports.append, limit)
-        found = [f"{finding.path} {finding.message}" for finding in find_problems(loaded, trials)]
+        findings = [*find_problems(loaded, trials), *find_missed_groups(loaded, trials)]
+        found = [f"{finding.path} {finding.message}" for finding in findings]
         return trials, found, reports
 
     return call
@@ -51,6 +52,27 @@ def test_each_reward_is_called_once_with_the_rows_answer(call):
     assert [trial.result.score for trial in trials] == [1, 0.25]
     assert trials[0].result.components == {"same": 1, "level": 1}
     assert trials[0].describe().startswith("reward r0: score 1 (same 1, level 1), ready after ")
+
+
+LENGTHS = """
+def shorter_is_better(prompts, completions, **kwargs):
+    lengths = [len(completion) for completion in completions]
+    spread = max(lengths) - min(lengths) or 1
+    return [0.5 - (length - min(lengths)) / spread for length in lengths]
+"""
+
+
+def test_function_that_compares_samples_is_found_and_one_that_does_not_is_left_alone(call):
+    own = (
+        "def correct(completions, answer, **kwargs):\n    return [float(a in c) for c, a in zip(completions, answer)]\n"
+    )
+    trials, [found], _ = call(LENGTHS, own)
+    assert found == (
+        "spec.rewards[0].scope scores the answer of the first row, and a longer text with it, 0.5 and 0.5 one at a "
+        "time and 0.5 and -0.5 together: if it compares the samples of a prompt, set scope: group"
+    )
+    assert [score.score for score in trials[1].together] == [1.0, 1.0]
+    assert call(LENGTHS, scope="group")[1] == []
 
 
 def test_calls_without_a_valid_result_are_reported_with_their_places(call, tmp_path):

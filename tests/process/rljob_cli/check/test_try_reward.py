@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
+import yaml
 from typer.testing import CliRunner
 
+from rljob_cli.check import try_reward
 from rljob_cli.main import app
 from tests.paths import EXAMPLES
 from tests.support.model_folder import write_model
@@ -69,7 +71,18 @@ def test_reward_that_reads_token_ids_gets_those_of_the_jobs_model(tmp_path):
     arguments = ["--completion", "four", "--answer", "4", "-o", "json", "--set", f"spec.model.source={model}"]
     done = CliRunner().invoke(app, ["test-reward", str(job), *arguments])
     [result] = json.loads(done.stdout)["results"]
-    assert (result["score"], result["reason"]) == (4.0, None)
+    assert (result["score"], result["reason"]) == (5.0, None), "a token per byte, and eos_token"
+
+
+def test_import_that_hangs_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(try_reward, "LIMIT_SECONDS", 5.0)
+    folder = tmp_path / "job"
+    assert rljob("init", folder)[0] == 0
+    reward = "def compute_score(data_source, solution_str, ground_truth): return 1\n"
+    (folder / "reward.py").write_text(f"import threading\nthreading.Event().wait()\n{reward}")
+    code, output = rljob("test-reward", folder / "rljob.yaml", "--completion", "5", "--answer", "5")
+    assert code == 2, output
+    assert "reward correct: its import did not end within 5 s" in output
 
 
 def test_slow_import_is_reported_while_it_lasts(tmp_path):
@@ -81,3 +94,24 @@ def test_slow_import_is_reported_while_it_lasts(tmp_path):
     code, output = rljob("test-reward", folder / "rljob.yaml", "--completion", "5", "--answer", "5")
     assert code == 0, output
     assert "waits for the import of reward correct (" in output
+
+
+def test_mechanism_that_the_jobs_env_names_is_disabled(tmp_path):
+    folder = tmp_path / "job"
+    assert rljob("init", folder)[0] == 0
+    (folder / "reward.py").write_text(
+        "import tempfile\n"
+        "def compute_score(data_source, solution_str, ground_truth):\n"
+        "    with tempfile.NamedTemporaryFile(dir='/var/tmp') as file:\n"
+        "        return file.write(b'xxx')\n"
+    )
+    arguments = "test-reward", folder / "rljob.yaml", "--completion", "5", "--answer", "5"
+    code, output = rljob(*arguments)
+    assert code == 1, output
+    assert "only to its scratch directory" in output
+    job = yaml.safe_load((folder / "rljob.yaml").read_text())
+    job["spec"]["rewards"][0]["env"] = {"RLJOB_REWARD_DISABLE_ISOLATION": "landlock"}
+    (folder / "rljob.yaml").write_text(yaml.safe_dump(job))
+    code, output = rljob(*arguments)
+    assert code == 0, output
+    assert "landlock: turned off" in output

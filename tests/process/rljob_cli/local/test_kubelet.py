@@ -22,7 +22,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(200 if pathlib.Path('flag').exists() else 503)
         self.end_headers()
     def log_message(self, *args): pass
-http.server.HTTPServer((os.environ['IP'], 8080), Handler).serve_forever()
+http.server.HTTPServer((os.environ['IP'], 8080 + int(os.environ['RLJOB_PORT_OFFSET'])), Handler).serve_forever()
 """
 IP = {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
 READINESS = {"httpGet": {"port": "http", "path": "/ready"}, "periodSeconds": 0.1, "failureThreshold": 1}
@@ -78,7 +78,8 @@ async def test_service_name_resolves_only_while_its_pod_is_ready(cluster):
     flag.touch()
     address = pod["status"]["podIP"]
     await until(lambda: f"{address} s " in hosts.read_text(), "the ready Pod is in the hosts file")
-    async with aiohttp.ClientSession() as session, session.get(f"http://{address}:8080/") as response:
+    url = f"http://{address}:{cluster.network.port(8080)}/"
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
         assert response.status == 200
     flag.unlink()
     await until(lambda: hosts.read_text() == "", "the unready Pod left the hosts file")
@@ -148,6 +149,25 @@ async def test_failed_liveness_probe_restarts_the_container(cluster):
         lambda: container_status(cluster) if container_status(cluster).get("restartCount") else None, "a restart"
     )
     assert status["lastState"]["terminated"]["exitCode"] == 143
+
+
+STOPPED = """
+import os, signal, socket
+server = socket.create_server((os.environ['IP'], 8080 + int(os.environ['RLJOB_PORT_OFFSET'])))
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+async def test_stopped_program_is_killed_and_its_status_says_why(cluster):
+    """Its port accepts connections, and it hears no signal."""
+    alive = {"httpGet": {"port": "http", "path": "/live"}, "timeoutSeconds": 0.2, "terminationGracePeriodSeconds": 0.1}
+    start = {"tcpSocket": {"port": "http"}, "periodSeconds": 0.1, "failureThreshold": 200}
+    probes = {"startupProbe": start, "livenessProbe": alive | {"periodSeconds": 0.1, "failureThreshold": 2}}
+    ports = [{"name": "http", "containerPort": 8080}]
+    await cluster.store.apply(deployment("d", STOPPED, env=[IP], ports=ports, **probes))
+    status = await until(lambda: restarted(cluster), "a restart")
+    ended = status["lastState"]["terminated"]
+    assert (ended["exitCode"], ended["message"]) == (137, "its liveness probe failed: no answer within 0.2 s")
 
 
 async def test_changed_config_map_updates_the_file_of_a_running_pod(cluster, tmp_path):

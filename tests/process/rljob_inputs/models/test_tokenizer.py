@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 
 import pytest
 
 from examples import prepare
+from rljob_api.manifest.job_sections import Data, DataSource, Model
+from rljob_api.manifest.sources import RESERVED_TEMPLATE_ARGUMENTS, ChatTemplate
+from rljob_inputs.data.prompts import tokenize
 from rljob_inputs.models.files import open_model
 from rljob_inputs.models.tokenizer import load_tokenizer
+from rljob_trainer.head import tokenizer as head_tokenizer
 from tests.paths import EXAMPLES
+from tests.support.model_templates import GEMMA4, GPT_OSS, HYBRID_QWEN3
 
 CHATS = [
     [{"role": "user", "content": "What is 2 + 3?"}],
@@ -50,6 +56,45 @@ def folder(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("bos")
     tokenizer.save_pretrained(folder)
     return folder
+
+
+ARGUMENTS = [
+    {},
+    {"enable_thinking": False},
+    {"enable_thinking": True, "reasoning_effort": "low"},
+    {"enable_thinking": None, "names": ["a", {"b": 1.5}], "custom": "<&>"},
+]
+OWN = (
+    "{{ bos_token }}{{ eos_token }}{{ names | tojson if names is defined }}{{ custom }}{{ reasoning_effort }}"
+    "{% for m in messages %}\n<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% if enable_thinking is false %}<think></think>{% endif %}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS)
+@pytest.mark.parametrize("family", ["own", "hybrid qwen 3", "gemma 4", "gpt-oss"])
+def test_texts_are_equal_with_the_jobs_template_and_its_variables(folder, family, arguments):
+    texts = {"own": OWN, "hybrid qwen 3": HYBRID_QWEN3, "gemma 4": GEMMA4, "gpt-oss": GPT_OSS}
+    inline = texts[family]
+    model = Model(source=str(folder), chat_template=ChatTemplate(inline=inline))
+    theirs = head_tokenizer.load_tokenizer(str(folder), model)
+    ours = load_tokenizer(open_model(str(folder), None), inline)
+    data = Data(train=DataSource(source="/d"), chat_template_arguments=arguments)
+    assert tokenize(data, CHATS, ours) == tokenize(data, CHATS, theirs)
+
+
+def test_reserved_variables_are_the_parameters_of_transformers():
+    """One that is missing there would be taken for a parameter, and never reach the template."""
+    from transformers import PreTrainedTokenizerBase
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    taken = {
+        name
+        for function in (PreTrainedTokenizerBase.apply_chat_template, render_jinja_template)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name != "self" and parameter.kind is not parameter.VAR_KEYWORD
+    }
+    assert taken <= {*RESERVED_TEMPLATE_ARGUMENTS}
 
 
 def test_ids_are_equal(folder):

@@ -8,7 +8,7 @@ from aiohttp import web
 from kubernetes.aio.client import Configuration
 
 from rljob_api.errors import TransientError
-from rljob_operator.kube import client
+from rljob_core.kube import client
 
 
 @pytest.fixture

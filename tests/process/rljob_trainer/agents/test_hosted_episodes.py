@@ -23,6 +23,7 @@ from rljob_trainer.episodes.types import Episode, EpisodeEnd
 from rljob_trainer.gateway.server import ModelGateway
 from rljob_trainer.replicas.http import open_session
 from tests.support.chat_templates import build_template
+from tests.support.episodes import listed
 from tests.support.gateways import SpelledPolicy
 from tests.support.reward_process import TOKEN, Server
 from tests.support.reward_servers import start_server
@@ -109,7 +110,7 @@ async def test_program_plays_an_episode_with_exact_tokens(players: Players) -> N
     episode = await players.play("", policy)
     assert (episode.end, episode.failure, episode.own_reward) == (EpisodeEnd.RETURNED, None, 1.0)
     assert [(turn.text, turn.reward) for turn in episode.turns] == [("It is 3.", 0.5), ("It is 4.", None)]
-    [segment] = episode.segments
+    [segment] = listed(episode.segments)
     for number, completion in enumerate(policy.completions):
         places = [index for index, turn in enumerate(segment.turns) if turn == number]
         assert [segment.token_ids[index] for index in places] == completion.token_ids

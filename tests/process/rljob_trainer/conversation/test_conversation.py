@@ -11,6 +11,7 @@ from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.conversation.transcript import Transcript
 from rljob_trainer.episodes.types import Completion
 from rljob_trainer.head.tokenizer import load_tokenizer
+from tests.support.episodes import listed
 
 FOLDER = prepare.MODELS / "smollm2-135m-instruct"
 FIRST = [{"role": "user", "content": "What is 2 + 2?"}]
@@ -50,7 +51,7 @@ def test_conversation_is_one_segment_of_what_was_sampled(template):
         conversation.add_answer(completion, {"role": "assistant", "content": completion.text})
         conversation.add([{"role": "user", "content": "Too high."}])
     assert conversation.breaks == []
-    [segment] = conversation.segments
+    [segment] = listed(conversation.segments)
     trained = [i for i, is_sampled in zip(segment.token_ids, segment.loss_mask, strict=True) if is_sampled]
     assert trained == [token_id for completion in completions for token_id in completion.token_ids]
     assert segment.token_ids[: len(prompt)] == prompt
@@ -86,7 +87,7 @@ def test_a_program_gets_the_tokens_of_a_conversation(template):
         following = [{"role": "tool", "tool_call_id": call["id"], "content": "4"} for call in calls]
         conversation.add(following or [{"role": "user", "content": "Too high."}])
         history = [*history, message, *(following or [{"role": "user", "content": "Too high."}])]
-    assert transcript.segments == conversation.segments
+    assert listed(transcript.segments) == listed(conversation.segments)
     assert (len(transcript.segments), transcript.breaks) == (1, [])
 
 
@@ -98,7 +99,7 @@ def test_a_branch_begins_with_the_sampled_tokens(template):
         pending = transcript.plan([*FIRST, message, {"role": "user", "content": text}])
         assert template.decode(pending.prompt) == pending.text
         transcript.record(pending, other := sample(template, "4"), transcript.read_answer(pending, other))
-    first, second = transcript.segments
+    first, second = listed(transcript.segments)
     assert [each.cause for each in transcript.breaks] == ["branch"]
     start = second.turns.index(2)
     assert second.token_ids[:start] == pending.prompt

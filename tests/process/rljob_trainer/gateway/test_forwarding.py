@@ -69,13 +69,12 @@ class Endpoint:
 class Episode:
     """One episode, whose program may call the policy and the judge."""
 
-    def __init__(self, gateway: ModelGateway, endpoint: Endpoint) -> None:
+    def __init__(self, gateway: ModelGateway, endpoint: Endpoint, responses: list[tuple[str, str, int]]) -> None:
         self.endpoint = endpoint
         self.policy = SpelledPolicy()
         self.open: OpenEpisode = gateway.open(make_task(self.policy, "g/train/1/5/2"))
         self.access: ModelAccess = self.open.start_attempt()[1]
-        self.responses: list[tuple[str, str, int]] = []
-        gateway.on_response = lambda *response: self.responses.append(response)
+        self.responses = responses
 
     def openai(self, **settings: Any) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=f"{self.access.url}/v1", api_key=self.access.api_key, **settings)
@@ -89,11 +88,18 @@ async def run_episode(url: str | None = None) -> AsyncIterator[Episode]:
     other = {"name": "org/small", "url": model["url"]}
     runner = {"function": {"inline": "def run(): pass"}}
     agent = Agent.model_validate({"type": "program", "runner": runner, "models": [model, other]})
-    gateway = ModelGateway(agent, build_template("qwen25"), None, api_keys={"gpt-5-mini": KEY})
+    responses: list[tuple[str, str, int]] = []
+    gateway = ModelGateway(
+        agent,
+        build_template("qwen25"),
+        None,
+        api_keys={"gpt-5-mini": KEY},
+        on_response=lambda *response: responses.append(response),
+    )
     await gateway.start("127.0.0.1", 0)
     try:
         async with asyncio.timeout(DEADLINE_SECONDS):
-            yield Episode(gateway, endpoint)
+            yield Episode(gateway, endpoint, responses)
     finally:
         await gateway.close()
         await endpoint.server.close()

@@ -11,6 +11,7 @@ from typing import Any
 import anthropic
 import httpx2
 import openai
+import pydantic
 import pytest
 
 from rljob_trainer.agents.base import OpenEpisode
@@ -32,8 +33,8 @@ async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
     """Return a function that begins an episode, whose address and key are in the environment from then on."""
     async with AsyncExitStack() as stack:
 
-        async def begin(policy: SpelledPolicy, **options: Any) -> OpenEpisode:
-            gateway = running_gateway(policy.family, maxAssistantTurns=8, options=options)
+        async def begin(policy: SpelledPolicy, constraints: str = "refuse", **options: Any) -> OpenEpisode:
+            gateway = running_gateway(policy.family, maxAssistantTurns=8, constraints=constraints, options=options)
             episode = (await stack.enter_async_context(gateway)).open(make_task(policy))
             for name, value in build_environment(episode.start_attempt()[1]).items():
                 monkeypatch.setenv(name, value)
@@ -96,7 +97,7 @@ async def test_reasoning_is_not_text_and_leaves_the_segment_as_the_template_says
     assert [answer.strip() for answer in answers] == ["It is 4.", "It is 6."]
     recording = episode.read()
     check_exact(recording, policy)
-    assert [len(set(segment.turns) - {NOT_SAMPLED}) for segment in recording.segments] == [2, 2]
+    assert [len(set(segment.turns.tolist()) - {NOT_SAMPLED}) for segment in recording.segments] == [2, 2]
     assert [each.cause for each in recording.breaks] == ["history"]
 
 
@@ -217,6 +218,44 @@ async def test_a_refused_field_is_an_error_of_the_client_that_names_it(start, pr
 
     assert text.split(":")[0] in episode.read().refusal
     assert not policy.prompts
+
+
+class Sum(pydantic.BaseModel):
+    value: int
+
+
+async def test_ignored_constraints_are_named_and_the_client_reads_its_own_form(start):
+    call = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
+    policy = SpelledPolicy('{"value": 4}', '{"value": 4}', call, "I will not call.", call)
+    episode = await start(policy, constraints="ignore")
+    schema = {"type": "object", "properties": {}}
+    function = {"type": "function", "function": {"name": "add", "parameters": schema}}
+
+    def program() -> list[Any]:
+        chat, responses = openai.OpenAI().chat.completions, openai.OpenAI().responses
+        parsed = chat.parse(model="policy", messages=QUESTION, response_format=Sum).choices[0].message.parsed
+        output = responses.parse(model="policy", input=QUESTION, text_format=Sum).output_parsed
+        found = [parsed, output]
+        for choice in ("required", {"type": "function", "function": {"name": "add"}}):
+            raw = chat.with_raw_response.create(model="policy", messages=QUESTION, tools=[function], tool_choice=choice)
+            found.append((raw.headers["x-rljob-ignored"], bool(raw.parse().choices[0].message.tool_calls)))
+        message = anthropic.Anthropic().messages.create(
+            model="policy",
+            max_tokens=64,
+            messages=QUESTION,
+            tools=[{"name": "add", "input_schema": schema}],
+            tool_choice={"type": "any"},
+        )
+        return [*found, message.stop_reason]
+
+    assert await run(program) == [
+        Sum(value=4),
+        Sum(value=4),
+        ("tool_choice", True),
+        ("tool_choice", False),
+        "tool_use",
+    ]
+    check_exact(episode.read(), policy)
 
 
 async def count_requests(client_type: type, ask: Callable[[Any], Any], library: Any) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from rljob_trainer.episodes.types import PromptTooLongError
 from rljob_trainer.gateway import attempt, server
 from rljob_trainer.gateway.server import ModelGateway
 from tests.support.chat_templates import build_template
+from tests.support.episodes import listed
 from tests.support.gateways import SpelledPolicy, check_exact, make_task
 from tests.support.waiting import DEADLINE_SECONDS
 
@@ -180,7 +181,8 @@ async def test_a_program_that_calls_after_its_episode_ended_is_refused(bench):
 
     for path in [*PATHS, "/v1/rewards"]:
         assert (await client.post(path, json=CHAT))[0] == 410
-    assert recording == episode.read()
+    again = episode.read()
+    assert (recording.turns, listed(recording.segments)) == (again.turns, listed(again.segments))
     assert len(policy.prompts) == 1
 
 
@@ -198,10 +200,19 @@ async def test_an_episode_that_ends_cancels_what_is_in_flight(bench):
     assert not episode.read().turns
 
 
-async def test_name_that_areal_gives_the_model_trains_too(bench):
+@pytest.mark.parametrize("name", ["default", "auto"])
+async def test_names_of_other_projects_for_the_model_train_too(bench, name):
     episode, client = bench.begin(SpelledPolicy("yes"))
-    status, _ = await client.chat(model="default")
+    status, _ = await client.chat(model=name)
     assert (status, len(episode.read().turns)) == (200, 1)
+
+
+async def test_only_reward_events_of_agent_lightning_are_rewards(bench):
+    episode, client = bench.begin(SpelledPolicy("yes"))
+    await client.ask()
+    for event, data in (("reward", {"value": 0.5}), ("trace", {"steps": 3})):
+        assert (await client.post("/v1/rewards", json={"event_type": event, "data": data}))[0] == 200
+    assert episode.read().reward == 0.5
 
 
 async def test_other_models_and_paths_are_not_found(bench):
@@ -272,7 +283,7 @@ async def test_parallel_requests_are_recorded_with_their_exact_tokens(bench, mon
     assert sorted(texts) == [f"answer {i}" for i in range(8)], "identical requests are samples"
     recording = episode.read()
     assert sorted(turn.text for turn in recording.turns) == sorted(texts)
-    recorded = [segment.token_ids for segment in recording.segments]
+    recorded = [segment.token_ids.tolist() for segment in recording.segments]
     assert sorted(recorded) == sorted(
         prompt + completion.token_ids for prompt, completion in zip(policy.prompts, policy.completions, strict=True)
     )
@@ -511,7 +522,7 @@ async def test_messages_that_the_template_refuses_are_an_error_of_the_request():
         calls = [{"id": str(i), "function": {"name": "f", "arguments": "{}"}} for i in range(2)]
         status, body = await client.chat(USER, {"role": "assistant", "content": "", "tool_calls": calls})
         assert (status, body["error"]["code"]) == (400, "template_error")
-        assert "the chat template of the model fails" in body["error"]["message"]
+        assert "the chat template fails" in body["error"]["message"]
 
 
 # The policy and the server
@@ -558,10 +569,17 @@ async def test_close_ends_requests_in_flight():
             await client.chat()
 
 
-async def test_turns_and_responses_are_counted(bench):
+async def test_turns_and_responses_are_counted():
     turns, responses = [], []
-    bench.gateway.on_turn = turns.append
-    bench.gateway.on_response = lambda api, model, status: responses.append((api, status))
+    callbacks = {
+        "on_turn": turns.append,
+        "on_response": lambda api, model, status: responses.append((api, status)),
+    }
+    async with run_bench(**callbacks) as bench:
+        await count_turns_and_responses(bench, turns, responses)
+
+
+async def count_turns_and_responses(bench, turns, responses):
     policy = SpelledPolicy("a", "b", "c")
     policy.may_answer.clear()
     episode, client = bench.begin(policy)

@@ -72,15 +72,15 @@ head.read_environment = read_environment
 RUN_WITH_STUCK_THREAD = """
 import asyncio, os, signal, sys, time, types
 from rljob_api.errors import UserError
-async def run_head(environment, on_ray):
+async def run_head(environment, on_ray, on_stopped):
     asyncio.get_running_loop().run_in_executor(None, time.sleep, 600)  # for example a download
     try:
         {body}
     finally:
         print("ended in order", flush=True)
 sys.modules["rljob_trainer.head.wiring"] = types.SimpleNamespace(run_head=run_head)
-head.read_environment = lambda _: None
-head._STOP_SECONDS = head._FAIL_SECONDS = 0.3
+head.read_environment = lambda _: types.SimpleNamespace(grace_seconds=1.0)
+head._STOP_SHARE = head._FAIL_SECONDS = 0.3
 """
 
 
@@ -90,11 +90,18 @@ head._STOP_SECONDS = head._FAIL_SECONDS = 0.3
         (
             "os.kill(os.getpid(), signal.SIGTERM); await asyncio.sleep(600)",
             ExitCode.INFRASTRUCTURE,
-            "stopped by a signal; a restart resumes from the last checkpoint (it did not end in time)",
+            "stopped by a signal; a restart resumes from the last checkpoint; it did not end in time",
+        ),
+        (
+            "os.kill(os.getpid(), signal.SIGTERM); await asyncio.sleep(600)\n"
+            "    except asyncio.CancelledError:\n"
+            "        on_stopped('step 3 is saved'); raise",
+            ExitCode.INFRASTRUCTURE,
+            "stopped by a signal; a restart resumes from the last checkpoint; step 3 is saved",
         ),
         ('raise UserError("the message")', ExitCode.USER, "the message"),
     ],
-    ids=["signal", "error"],
+    ids=["signal", "signal with a report", "error"],
 )
 def test_run_ends_in_order_and_in_time_despite_a_stuck_thread(body, code, message):
     ended = run_head(RUN_WITH_STUCK_THREAD.format(body=body))

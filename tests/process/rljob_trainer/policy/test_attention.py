@@ -6,8 +6,9 @@ import torch
 
 from rljob_trainer.episodes.types import NOT_SAMPLED, TrainRow
 from rljob_trainer.policy import attention
+from rljob_trainer.policy.compilation import prepare_layers
 from rljob_trainer.policy.micro_batches import plan_micro_batches
-from rljob_trainer.policy.model_loading import ScoringModel
+from rljob_trainer.policy.model_loading import ScoringModel, compute_as_sampled, decoder_layers
 
 CONFIGS = {
     "llama": {},
@@ -43,7 +44,7 @@ def score(network, rows, micro_batch_tokens):
     """Return the log-probs of each row, and the gradient of their weighted sum."""
     model = ScoringModel(network, torch.float32)
     found, total = {}, 0.0
-    layout = attention.find_layout(network.config)
+    layout = attention.find_layout(network.get_decoder())
     for batch in plan_micro_batches(rows, num_ranks=1, micro_batch_tokens=micro_batch_tokens, layout=layout)[0]:
         logprobs, _ = model(batch, 1.0)
         owners = batch.row_indices[batch.rows]
@@ -66,10 +67,22 @@ def expect_equal(found, expected, tolerance):
 def test_packed_rows_have_the_logprobs_and_gradients_of_rows_alone(model_type):
     network, rows = build_network(model_type), build_rows()
     alone = score(network, rows, micro_batch_tokens=16)
-    attention.install(network, "packed", dtype=torch.float32, device=torch.device("cpu"))
+    attention.install(network.get_decoder(), "packed", dtype=torch.float32, device=torch.device("cpu"))
     expect_equal(score(network, rows, micro_batch_tokens=64), alone, 1e-4)
-    network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    prepare_layers(decoder_layers(network), "full")
     expect_equal(score(network, rows, micro_batch_tokens=24), alone, 1e-4)
+
+
+def test_dropout_of_the_configuration_is_off():
+    """Rollouts sample without it: the same rows scored twice would have other log-probs."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model("gpt2", vocab_size=97, n_positions=64, n_embd=64, n_layer=2, n_head=4)
+    assert config.resid_pdrop == config.attn_pdrop == 0.1
+    network, rows = AutoModelForCausalLM.from_config(config), build_rows()
+    compute_as_sampled(network.train())
+    first = score(network, rows, micro_batch_tokens=64)
+    expect_equal(score(network, rows, micro_batch_tokens=64), first, 0)
 
 
 def test_flash_attention_of_transformers_gets_the_lengths_of_packed_rows(monkeypatch):
@@ -101,6 +114,6 @@ def test_flash_attention_of_transformers_gets_the_lengths_of_packed_rows(monkeyp
 def test_packed_rows_on_a_gpu_have_the_logprobs_of_rows_alone(model_type):
     network, rows = build_network(model_type).to("cuda", torch.bfloat16), build_rows()
     alone = score(network, rows, micro_batch_tokens=16)
-    attention.install(network, "auto", dtype=torch.bfloat16, device=torch.device("cuda"))
+    attention.install(network.get_decoder(), "auto", dtype=torch.bfloat16, device=torch.device("cuda"))
     assert network.config._attn_implementation == attention.PACKED
     expect_equal(score(network, rows, micro_batch_tokens=64), alone, 0.1)

@@ -6,6 +6,7 @@ checkpoint_scenarios.py runs each scenario; each test compares their results.
 from __future__ import annotations
 
 import errno
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ from typing import Any
 import pytest
 import torch
 
+from rljob_trainer.run_folder.file_facts import describe_file
 from rljob_trainer.run_folder.server import RunFileServer
 from tests.support import checkpoint_scenarios
 from tests.support.checkpoint_scenarios import KINDS, MESHES
 from tests.support.loopback import next_address
 from tests.support.policy_scenarios import HEAD_TOKEN
-from tests.support.rank_programs import run_program
+from tests.support.rank_programs import run_forked
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     server = RunFileServer(run, next_address(), HEAD_TOKEN)
     (folder / "url").write_text(server.folder.url)
     try:
-        return run_program(checkpoint_scenarios.__name__, folder)
+        return run_forked(checkpoint_scenarios.__name__, folder)
     finally:
         server.close()
 
@@ -73,5 +75,28 @@ def test_checkpoint_that_is_written_during_training_has_the_state_at_its_beginni
 
 def test_failure_of_one_rank_fails_the_checkpoint_on_all(folder: Path) -> None:
     outcome = read(folder, "failed")
-    assert outcome["raised"] == [[errno.ENOSPC] * 2] * 2, "each time it is asked for"
+    assert outcome["raised"] == [[errno.ENOSPC]] * 2, "once: the next one may be written"
     assert not outcome["is_complete"]
+
+
+@pytest.mark.parametrize(("name", "stored"), [("here", "damaged"), ("on-the-head", "head/checkpoints/step-000099")])
+def test_damage_that_torch_does_not_notice_is_found_by_the_rank_that_reads_the_file(
+    name: str, stored: str, folder: Path
+) -> None:
+    outcome = read(folder, f"damage-{name}")
+    names = {f"trainer/{path.name}" for path in (folder / stored / "trainer").iterdir()}
+    assert (
+        outcome["written"].keys()
+        == names
+        == {f"trainer/{each}" for each in ("__0_0.distcp", "__1_0.distcp", ".metadata")}
+    )
+    assert outcome["intact"] == ["", ""]
+    first, second = outcome["found"]
+    assert first == ""
+    assert re.search(r"step-000099/trainer/__1_0.distcp on the head has|damaged/trainer/__1_0.distcp has", second), (
+        second
+    )
+    intact = names - {"trainer/__1_0.distcp"}
+    assert {each: describe_file(folder / stored, each) for each in intact} == {
+        each: outcome["written"][each] for each in intact
+    }

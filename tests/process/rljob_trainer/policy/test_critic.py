@@ -14,7 +14,7 @@ import torch
 from rljob_trainer.episodes.types import TrainRow
 from tests.support import critic_scenarios
 from tests.support.critic_scenarios import BIAS, HEAD
-from tests.support.rank_programs import run_program
+from tests.support.rank_programs import run_forked
 
 NAMES = ["plain", "accumulated", "unshared"]
 CLIP = 0.5
@@ -23,7 +23,7 @@ MAX_NORM = 1.0
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_program(critic_scenarios.__name__, tmp_path_factory.mktemp("critic"))
+    return run_forked(critic_scenarios.__name__, tmp_path_factory.mktemp("critic"))
 
 
 class PlainCritic:

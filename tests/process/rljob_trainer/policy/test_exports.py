@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support import export_scenarios, policy_scenarios
-from tests.support.rank_programs import run_program
+from tests.support.rank_programs import run_forked
 from tests.support.reference_trainer import ReferenceTrainer
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_program(export_scenarios.__name__, tmp_path_factory.mktemp("exports"))
+    return run_forked(export_scenarios.__name__, tmp_path_factory.mktemp("exports"))
 
 
 def outcome(folder: Path, num_ranks: int) -> dict[str, Any]:

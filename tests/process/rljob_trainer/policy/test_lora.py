@@ -10,7 +10,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from tests.support import lora_scenarios, policy_scenarios
-from tests.support.rank_programs import run_program
+from tests.support.rank_programs import run_forked
 from tests.support.reference_trainer import ReferenceTrainer
 
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -18,7 +18,7 @@ MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_program(lora_scenarios.__name__, tmp_path_factory.mktemp("lora"))
+    return run_forked(lora_scenarios.__name__, tmp_path_factory.mktemp("lora"))
 
 
 def build_peft(folder: Path, modules: list[str]) -> Any:

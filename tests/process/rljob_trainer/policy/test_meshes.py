@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from tests.support import mesh_scenarios
-from tests.support.rank_programs import run_program
+from tests.support.rank_programs import run_forked
 
 Outcome = Callable[[str, str], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_program(mesh_scenarios.__name__, tmp_path_factory.mktemp("meshes"))
+    return run_forked(mesh_scenarios.__name__, tmp_path_factory.mktemp("meshes"))
 
 
 def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance: float) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,17 +11,15 @@ import pytest
 import torch
 from memory_plan import accelerator
 
-from tests.paths import ROOT
 from tests.support import accelerator_offload, offload_scenarios
-from tests.support.rank_programs import run_program
-from tests.support.waiting import DEADLINE_SECONDS
+from tests.support.rank_programs import run_forked
 
 Outcome = Callable[[str, str], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_program(offload_scenarios.__name__, tmp_path_factory.mktemp("offload"))
+    return run_forked(offload_scenarios.__name__, tmp_path_factory.mktemp("offload"))
 
 
 @pytest.mark.parametrize("offload", ["reference", "all"])
@@ -58,14 +54,10 @@ def test_the_models_of_the_chosen_value_are_offloaded(kind, offload, expected, o
 
 
 @pytest.fixture(scope="module")
-def devices() -> dict[str, dict[str, list[str]]]:
+def devices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[str]]]:
     """What is on which device after an update on an accelerator of fake tensors, by the value of trainer.offload."""
-    done = subprocess.run(
-        [sys.executable, "-m", accelerator_offload.__name__],
-        cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    found: dict[str, dict[str, list[str]]] = json.loads(done.stdout.splitlines()[-1])
+    folder = run_forked(accelerator_offload.__name__, tmp_path_factory.mktemp("devices"))
+    found: dict[str, dict[str, list[str]]] = json.loads((folder / "devices.json").read_text())
     return found
 
 
@@ -78,5 +70,18 @@ def test_an_accelerator_computes_what_is_in_host_memory(offload, state, referenc
         for name in (model, f"{model} gradients", f"{model} moments"):
             assert found[name] == [state], name
     assert found["reference"] == [reference]
-    for name in ("buffers", "published", "summed norm"):
+    for name in ("buffers", "published", "summed norm", "freed published"):
         assert found[name] == [accelerator.NAME], name
+
+
+@pytest.mark.parametrize("offload", offload_scenarios.VALUES)
+def test_free_moves_everything_to_host_memory_and_restore_undoes_it(offload, devices):
+    found = devices[offload]
+    for model in ("policy", "critic", "reference"):
+        assert found[f"freed {model}"] == ["cpu"]
+        assert found[f"restored {model}"] == found[model]
+    for model in ("policy", "critic"):
+        assert found[f"freed {model} gradients"] == []
+        assert found[f"freed {model} moments"] == ["cpu"]
+        for part in ("gradients", "moments"):
+            assert found[f"restored {model} {part}"] == found[f"{model} {part}"]

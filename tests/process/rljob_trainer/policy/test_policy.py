@@ -16,7 +16,7 @@ from rljob_trainer.run_folder.location import EXPORT_PARTIAL
 from rljob_trainer.run_folder.server import RunFileServer
 from tests.support import policy_scenarios
 from tests.support.loopback import next_address
-from tests.support.rank_programs import run_program
+from tests.support.rank_programs import run_forked
 from tests.support.reference_trainer import ReferenceTrainer
 
 
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             server = RunFileServer(run, next_address(), policy_scenarios.HEAD_TOKEN)
             stack.callback(server.close)
             (folder / f"url-{num_ranks}").write_text(server.folder.url)
-        return run_program(policy_scenarios.__name__, folder)
+        return run_forked(policy_scenarios.__name__, folder)
 
 
 CASES = {
@@ -45,7 +45,7 @@ CASES = {
     "everything-accumulated": "everything",
     "everything-split": "everything",
     "given-reference": "given-reference",
-    **{kind: kind for kind in policy_scenarios.TYPES},
+    **{name: name for name in policy_scenarios.OTHERS},
 }
 """Reference computation of each scenario."""
 
@@ -55,14 +55,14 @@ def references(folder: Path) -> dict[str, tuple[float, dict[str, torch.Tensor], 
     plain = ReferenceTrainer(folder, policy_scenarios.PLAIN)
     everything = ReferenceTrainer(folder, policy_scenarios.EVERYTHING, temperature=0.7)
     rows, later = policy_scenarios.build_rows(), policy_scenarios.LATER
-    by_type = {
-        kind: ReferenceTrainer(
-            folder, Algorithm.model_validate({"type": kind, "optimizer": policy_scenarios.OPTIMIZER})
+    others = {
+        name: ReferenceTrainer(
+            folder, Algorithm.model_validate({**settings, "optimizer": policy_scenarios.OPTIMIZER})
         ).gradients(policy_scenarios.build_rows(level="sequence"), later, "sequence")
-        for kind in policy_scenarios.TYPES
+        for name, settings in policy_scenarios.OTHERS.items()
     }
     return {
-        **by_type,
+        **others,
         "plain": plain.gradients(rows),
         "without-signal": plain.gradients(policy_scenarios.without_advantages(rows, policy_scenarios.NO_SIGNAL)),
         "everything": everything.gradients(policy_scenarios.build_rows(level="sequence"), later, "sequence"),
@@ -84,13 +84,25 @@ def test_loss_and_gradients_equal_an_independent_computation(name, num_ranks, re
         assert difference.norm() < 1e-4 * gradient.norm(), f"{key}: small gradients must be right, too"
 
 
-def test_gradients_in_float16_are_close(references, outcome):
+def test_weights_of_sequences_are_truncated_and_some_are_rejected(outcome):
+    [metrics, *_] = outcome("corrected", 2)["metrics"]
+    assert 0.1 < metrics.corrected_share < 0.9, "otherwise the comparison shows little"
+    assert 0.1 < metrics.rejected_share < 0.9
+
+
+@pytest.mark.parametrize("name", ["half", "half-fp32-head"])
+def test_gradients_in_float16_are_close(name, references, outcome):
     """Scaled for the backward pass, and back before the clip."""
     _, gradients, norm = references["plain"]
-    ours = outcome("half", 2)
+    ours = outcome(name, 2)
     assert ours["metrics"][0].grad_norm == pytest.approx(norm, rel=0.02)
     for key, gradient in gradients.items():
         assert (ours["gradients"][key] - gradient).norm() < 0.05 * gradient.norm(), key
+
+
+def test_logits_in_fp32_change_what_float16_computes(outcome):
+    mismatches = {name: outcome(name, 1)["metrics"][0].mismatch_max for name in ("plain", "half", "half-fp32-head")}
+    assert len(set(mismatches.values())) == 3
 
 
 def test_ranks_accumulation_sharing_and_recomputation_do_not_change_the_update(outcome):

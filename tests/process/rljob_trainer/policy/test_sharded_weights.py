@@ -9,14 +9,14 @@ import torch
 
 from tests.support import loading_scenarios
 from tests.support.loading_scenarios import MODELS, WHOLE
-from tests.support.rank_programs import run_program
+from tests.support.rank_programs import run_forked
 
 CASES = [*(f"{name}-float32" for name in (*MODELS, *WHOLE)), "llama-bfloat16"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_program(loading_scenarios.__name__, tmp_path_factory.mktemp("loading"))
+    return run_forked(loading_scenarios.__name__, tmp_path_factory.mktemp("loading"))
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

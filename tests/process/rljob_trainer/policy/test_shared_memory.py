@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from tests.support import shared_memory_scenarios
-from tests.support.rank_programs import run_program
+from tests.support.rank_programs import run_forked
 
 RANKS = [(rank, num_ranks) for num_ranks in (2, 3) for rank in range(num_ranks)]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_program(shared_memory_scenarios.__name__, tmp_path_factory.mktemp("shared-memory"))
+    return run_forked(shared_memory_scenarios.__name__, tmp_path_factory.mktemp("shared-memory"))
 
 
 @pytest.fixture(params=RANKS, ids=lambda each: f"{each[0]}-of-{each[1]}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import socket
 import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
@@ -17,6 +19,7 @@ from rljob_api.errors import TransientError
 from rljob_api.wire.contract import PORT_RUN_FILES
 from rljob_trainer.run_folder import server as server_module
 from rljob_trainer.run_folder.client import HeadUnreachableError, RemoteFolder, reach
+from rljob_trainer.run_folder.file_facts import FileFacts, HashedStream, describe_file
 from rljob_trainer.run_folder.server import RunFileServer
 from tests.support.loopback import next_address
 
@@ -119,9 +122,43 @@ def test_head_that_has_ended_is_an_error_of_the_connection(tmp_path: Path) -> No
         stream.write(b"x")
 
 
+def test_whole_file_is_streamed_in_pieces(folder: RemoteFolder) -> None:
+    content = os.urandom((9 << 20) + 5)
+    with folder.create("__0_0.distcp") as stream:
+        stream.write(content)
+    pieces = list(folder.stream("__0_0.distcp"))
+    assert b"".join(pieces) == content
+    assert max(map(len, pieces)) <= 4 << 20
+    assert describe_file(folder, "__0_0.distcp") == stream_facts(content)
+
+
+def test_head_that_dies_while_it_sends_has_not_sent_a_damaged_file(tmp_path: Path) -> None:
+    """A checkpoint would be set aside for that."""
+    with socket.create_server((next_address(), 0)) as listening:
+        host, port = listening.getsockname()
+
+        def answer() -> None:
+            with listening.accept()[0] as connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n" + bytes(40))
+
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(answer)
+            with pytest.raises(HeadUnreachableError, match="lacks 60 bytes"):
+                describe_file(RemoteFolder(f"http://{host}:{port}/run", STEP, TOKEN), "__0_0.distcp")
+
+
+def stream_facts(content: bytes) -> FileFacts:
+    stream = HashedStream(io.BytesIO())
+    stream.write(content)
+    return stream.facts
+
+
 def test_missing_file_is_not_found(folder: RemoteFolder) -> None:
     with pytest.raises(FileNotFoundError):
         folder.read(".metadata")
+    with pytest.raises(FileNotFoundError):
+        describe_file(folder, ".metadata")
 
 
 def test_nothing_else_of_the_run_can_be_reached(server: RunFileServer, tmp_path: Path) -> None:

@@ -5,18 +5,22 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
 
+from rljob_api.wire.contract import PORT_DRIVER, PORT_RAY
 from tests.support.loopback import next_address
+from tests.support.model_folder import write_model
 from tests.support.waiting import DEADLINE_SECONDS
 from tests.unit.rljob_trainer.worker.test_main import JOB
 
-PORT = "23791"
+PORT = 23791
 
 # Starts an orphan that ignores SIGTERM, and prints its process id before and the number of descendants after.
 ORPHAN_PROGRAM = """
@@ -67,8 +71,10 @@ class TrainerPod:
             "RLJOB_POD_IP": next_address(),
             "RLJOB_HEAD": "head",
             "RLJOB_JOB_FILE": str(folder / "job.yaml"),
+            "RLJOB_MODEL": str(write_model(folder / "model")),
             "RLJOB_HOSTS_FILE": str(self.hosts),
-            "RLJOB_RAY_PORT": PORT,
+            "RLJOB_PORT_OFFSET": str(PORT - PORT_RAY),
+            "RLJOB_TOKEN": "secret",
         }
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -102,7 +108,7 @@ class TrainerPod:
 def listen(address: str) -> socket.socket:
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((address, int(PORT)))
+    listener.bind((address, PORT))
     listener.listen(128)
     return listener
 
@@ -141,3 +147,39 @@ def test_node_stays_while_the_head_has_no_address(pod):
         while time.monotonic() < deadline:
             assert pod.nodes() == nodes
             time.sleep(0.05)
+
+
+class Driver(HTTPServer):
+    """The driver of a head: answers once its steps are saved."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__((address, PORT_DRIVER + PORT - PORT_RAY), _Answer)
+        self.is_asked, self.is_saved, self.requests = threading.Event(), threading.Event(), []
+
+
+class _Answer(BaseHTTPRequestHandler):
+    server: Driver
+
+    def do_POST(self) -> None:
+        self.server.requests.append((self.path, self.headers["Authorization"]))
+        self.server.is_asked.set()
+        self.server.is_saved.wait(DEADLINE_SECONDS)
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"step 7 is saved")
+
+
+def test_pod_that_is_told_to_end_keeps_its_ranks_until_they_are_saved(pod):
+    head = next_address()
+    with listen(head), Driver(head) as driver:
+        threading.Thread(target=driver.serve_forever, daemon=True).start()
+        pod.name_head(head)
+        pod.wait_for_nodes(head)
+        pod.process.send_signal(signal.SIGTERM)
+        assert driver.is_asked.wait(DEADLINE_SECONDS), pod.log.read_text()
+        assert list(pod.nodes().values()) == [head]
+        driver.is_saved.set()
+        assert pod.process.wait(DEADLINE_SECONDS) == 0
+        driver.shutdown()
+    assert driver.requests == [("/rljob/leave", "Bearer secret")]
+    assert "the driver: step 7 is saved" in pod.log.read_text()

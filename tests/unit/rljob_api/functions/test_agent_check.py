@@ -6,6 +6,7 @@ import pytest
 
 from rljob_api.functions.agent_check import check_environment, check_program, check_tools, check_user
 from rljob_api.functions.user_forms import UserSpec
+from tests.support.plugins import KNOWN
 
 INTERACTION = """
 from verl.interactions.base import BaseInteraction
@@ -37,7 +38,7 @@ class Sums(BaseInteraction):
     ],
 )
 def test_user_that_can_be_called_has_no_problem(source: str) -> None:
-    assert check_user(source, "user.py", UserSpec()) == []
+    assert check_user(source, "user.py", UserSpec(), KNOWN) == []
 
 
 @pytest.mark.parametrize(
@@ -56,20 +57,20 @@ def test_user_that_can_be_called_has_no_problem(source: str) -> None:
     ],
 )
 def test_user_that_cannot_be_called_is_reported_with_line_and_fix(source: str, line: int, expected: str) -> None:
-    [problem] = check_user(source, "user.py", UserSpec())
+    [problem] = check_user(source, "user.py", UserSpec(), KNOWN)
     assert problem.startswith(f"user.py:{line}: ")
     assert expected in problem
 
 
 def test_settings_of_a_user_are_checked() -> None:
     source = "class Strict:\n    def __init__(self, level): ...\n    def respond(self, messages): ...\n"
-    assert check_user(source, "user.py", UserSpec("Strict", {"level": 1})) == []
-    assert check_user(source, "user.py", UserSpec(None, {}, {"level": 1})) == []
-    [problem] = check_user(source, "user.py", UserSpec("Stricd"))
+    assert check_user(source, "user.py", UserSpec("Strict", {"level": 1}), KNOWN) == []
+    assert check_user(source, "user.py", UserSpec(None, {}, {"level": 1}), KNOWN) == []
+    [problem] = check_user(source, "user.py", UserSpec("Stricd"), KNOWN)
     assert "did you mean Strict?" in problem
-    [problem] = check_user("def respond(messages): ...", "user.py", UserSpec(None, {"levle": 1}))
+    [problem] = check_user("def respond(messages): ...", "user.py", UserSpec(None, {"levle": 1}), KNOWN)
     assert "does not accept levle" in problem
-    [problem] = check_user("class U:\n    def m(self): ...", "user.py", UserSpec("U"))
+    [problem] = check_user("class U:\n    def m(self): ...", "user.py", UserSpec("U"), KNOWN)
     assert "without respond; add respond(self, messages, state)" in problem
 
 

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 
-from rljob_api.functions.conventions import CONVENTIONS, Convention
+from rljob_api.functions.conventions import Convention
 from rljob_api.functions.static_check import check_function
-from rljob_api.manifest.reward import FunctionReward, Scope
+from rljob_api.manifest.services.reward import FunctionReward, Scope
+from tests.support.plugins import KNOWN
 
 
-def check(source: str, scope: Scope = "sample", **settings: object) -> list[str]:
+def check(
+    source: str, scope: Scope = "sample", columns: Collection[str] | None = None, **settings: object
+) -> list[str]:
+    """`columns`: of the data; None if unknown."""
     function = FunctionReward.model_validate({"inline": source or "#", **settings})
-    return check_function(source, "reward.py", function, scope)
+    return check_function(source, "reward.py", function, KNOWN, scope, columns)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +36,7 @@ def test_check_accepts_functions_of_all_conventions(source: str) -> None:
     assert check(source) == []
 
 
-@pytest.mark.parametrize("convention", CONVENTIONS, ids=lambda convention: "|".join(convention.markers))
+@pytest.mark.parametrize("convention", KNOWN.conventions, ids=lambda convention: "|".join(convention.markers))
 def test_convention_is_detected_from_its_arguments(convention: Convention) -> None:
     markers = [marker for marker in convention.markers if ":" in marker]
     plain = [name for name in convention.arguments if f"{name}: str" not in markers]
@@ -64,6 +70,12 @@ def test_check_reports_a_missing_entry_point_with_defined_names() -> None:
     assert problem.endswith("was found (it defines score, helper); set function.entrypoint")
 
 
+def test_only_public_function_is_the_entry_point() -> None:
+    assert check("def grade(solution_str): ...\ndef _helper(): ...\nclass Cache: ...") == []
+    (problem,) = check("def main(): ...")
+    assert problem.startswith("reward.py:1: main() ")
+
+
 def test_check_suggests_the_nearest_function_for_a_misspelled_entry_point() -> None:
     (problem,) = check("def my_reward(solution_str): ...", entrypoint="my_rewrad")
     assert problem.endswith("did you mean my_reward?")
@@ -73,7 +85,7 @@ def test_check_writes_what_would_adapt_an_unknown_signature() -> None:
     (problem,) = check("\ndef compute_score(text, *, gold, **rest): ...")
     assert problem.startswith("reward.py:2: compute_score(text, gold, **rest) does not match a convention")
     assert "function.columns: {text: completion, gold: ground_truth}" in problem
-    assert problem.endswith("return compute_score(text=solution_str, gold=ground_truth)")
+    assert problem.endswith("return compute_score(text=response, gold=ground_truth)")
 
 
 def test_check_compares_an_explicit_signature_with_the_parameters() -> None:
@@ -86,9 +98,13 @@ def test_check_compares_an_explicit_signature_with_the_parameters() -> None:
 
 def test_check_reports_required_parameters_that_are_not_passed() -> None:
     source = "def compute_score(solution_str, ground_truth, tolerance, *, unit): ..."
-    (problem,) = check(source)
+    (problem,) = check(source, columns=["units", "level"])
     assert "requires tolerance, unit" in problem
-    assert check(source, kwargs={"tolerance": 0.1, "unit": "m"}) == []
+    assert "the columns are units, level; add a default, a value in function.kwargs, or function.columns" in problem
+    assert "{tolerance: extra_info.COLUMN, unit: extra_info.units}" in problem
+    assert check(source, kwargs={"tolerance": 0.1, "unit": "m"}, columns=[]) == []
+    assert check(source, columns=["tolerance", "unit"]) == [], "columns reach the parameters with their names"
+    assert check(source) == [], "without the data, it may have them"
 
 
 def test_check_rejects_classes_and_positional_only_parameters() -> None:
@@ -137,12 +153,12 @@ def test_check_rejects_a_function_of_one_sample_with_scope_group() -> None:
     for signature in ("auto", "verl"):
         (problem,) = check(source, "group", signature=signature)
         assert "takes one sample, but scope: group passes lists" in problem
-        assert "def compute_score(data_sources, solution_strs, ground_truths, extra_infos):" in problem
+        assert "set function.columns: {texts: completion, truths: ground_truth} and write" in problem
 
 
 def test_explicit_verl_signature_means_lists_with_scope_group() -> None:
     assert check("def compute_score(**everything): ...", "group", signature="verl") == []
-    (problem,) = check("def compute_score(solution_strs, tool): ...", "group", signature="verl")
+    (problem,) = check("def compute_score(solution_strs, tool): ...", "group", signature="verl", columns=["level"])
     assert "requires tool" in problem
 
 

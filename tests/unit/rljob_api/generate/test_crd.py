@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ import yaml
 from rljob_api.generate import crd
 from rljob_api.manifest.base import Spec
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.reward import RewardModel
 from rljob_api.manifest.schedule import MUTABLE_SCHEDULE_FIELDS
+from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.read.load import InvalidManifestError, load_manifests
 from tests.paths import ROOT
 
@@ -145,6 +146,22 @@ def test_all_fields_have_a_description(model: Any) -> None:
         assert node.get("description") or path.endswith(("[]", "{}")), path
 
 
+FOREIGN = {
+    *("Exists", "Equal", "NoSchedule", "PreferNoSchedule", "NoExecute"),  # Kubernetes
+    *("3.11", "3.12", "3.13"),
+    "flash_attention_2",  # transformers
+    *("max_tokens", "max_completion_tokens", "json_schema", "json_object"),  # OpenAI
+}
+"""Values that are spelled as by the project that they belong to."""
+
+
+@pytest.mark.parametrize("model", KINDS)
+def test_values_of_enumerations_are_lower_camel(model: Any) -> None:
+    for path, node in nodes(root_schema(model)["properties"]["spec"], "spec"):
+        for value in {*node.get("enum", [])} - FOREIGN:
+            assert re.fullmatch("[a-z][A-Za-z0-9]*", value), f"{path}: {value}"
+
+
 @pytest.mark.parametrize("model", KINDS)
 def test_defaults_conform_to_their_schema(model: Any) -> None:
     for path, node in nodes(root_schema(model)["properties"]["spec"], "spec"):
@@ -202,8 +219,8 @@ def test_named_lists_merge_by_key() -> None:
 def test_columns_and_subresources_refer_to_existing_fields() -> None:
     job, reward_model = (crd.build_crd(model)["spec"]["versions"][0] for model in KINDS)
     assert [column["name"] for column in job["additionalPrinterColumns"]] == [
-        *("Phase", "Step", "Reward", "Rollouts", "Rewards"),
-        *("Schedule", "Staleness", "Busy", "Waits For", "Age"),
+        *("Phase", "Step", "Last Step", "Reward", "Rollouts", "Rewards"),
+        *("Schedule", "Staleness", "Busy", "Progress", "Waits For", "Age"),
     ]
     for version in (job, reward_model):
         paths = dict(nodes(version["schema"]["openAPIV3Schema"], ""))
@@ -232,11 +249,13 @@ ACCEPTED = [
     ("spec.suspend", False),
     ("spec.data.maxPromptTokens", None),
     ("spec.algorithm", {"optimizer": {"maxGradNorm": None, "learningRate": 1e-6}}),
-    ("spec.algorithm", {"type": "dapo", "loss": {"clipHigh": 0.3}, "clipHigh": 0.2}),
+    ("spec.algorithm", {"type": "dapo", "loss": {"clipHigh": 0.3}}),
     ("spec.trainer.resources", {"limits": {"cpu": 2, "memory": "16Gi", "nvidia.com/gpu": 1}}),
     ("spec.trainer.template", {"spec": {"containers": [{"name": "trainer", "securityContext": {"x": [1]}}]}}),
     ("spec.trainer.nodePool", {"tolerations": [{"operator": "Exists"}], "nodeSelector": {"pool": "a"}}),
     ("spec.rewards.0.function.kwargs", {"tolerance": 0.1, "deep": {"er": [1, "x"]}}),
+    ("spec.rewards.0.function.maxMemory", "1.5Gi"),
+    ("spec.rewards.0.function.maxFileSize", 1048576),
     ("spec.rewards.0.weight", -0.5),
     ("spec.schedule.seed", -1),
 ]
@@ -251,16 +270,20 @@ REJECTED = [
     ("spec.rewards", {}),
     ("spec.rewards.0.name", "Bad Name"),
     ("spec.rewards.0.name", "a" * 16),
-    ("spec.rewards.0.function.signature", "ppo"),
-    ("spec.rewards.0.function.max_memory_mib", 4096),
-    ("spec.rewards.0.function.maxMemoryMiB", 1),
+    ("spec.rewards.0.function.signature", "a b"),
+    ("spec.rewards.0.function.max_memory", 4096),
+    ("spec.rewards.0.function.maxMemory", "2GB"),
+    ("spec.rewards.0.function.maxMemory", 0.5),
+    ("spec.rewards.0.function.maxMemoryMiB", 2048),
     ("spec.rewards.0.slots", 0),
     ("spec.rewards.0.timeoutSeconds", 0),
+    ("spec.rewards.0.timeoutSeconds", 0.5),
     ("spec.schedule.steps", 0),
     ("spec.schedule.steps", "4"),
     ("spec.schedule.steps", 1.5),
     ("spec.schedule.maxStaleness", 9),
     ("spec.algorithm", {"groupSize": 1}),
+    ("spec.algorithm", {"clipHigh": 0.3}),
     ("spec.algorithm", {"type": "grpo2"}),
     ("spec.algorithm", {"optimizer": {"beta2": 1.0}}),
     ("spec.algorithm", {"optimizer": {"learningRate": 0}}),

@@ -1,10 +1,22 @@
 from __future__ import annotations
 
+import pytest
+
 from rljob_api.generate import __main__ as files
 
 
 def test_generated_files_are_up_to_date(capsys):
     assert files.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_table_between_the_comments_is_replaced_and_the_rest_stays():
+    page = "# A\n<!-- generated: step, by x -->\n| old |\n<!-- end: step -->\nB\n"
+    changed = files.replace_table(page, "step", "| new |\n")
+    assert changed == page.replace("old", "new")
+    assert files.replace_table(changed, "step", "| new |\n") == changed
+    for broken in ("", page.replace("generated", "x"), page.replace("end", "x")):
+        with pytest.raises(ValueError, match="needs the comments `<!-- generated: step"):
+            files.replace_table(broken, "step", "")
 
 
 def test_check_fails_and_writes_nothing_when_a_file_drifts(tmp_path, monkeypatch, capsys):

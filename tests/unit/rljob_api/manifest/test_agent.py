@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from rljob_api.manifest.job import RLJobSpec
-from rljob_api.manifest.simulated_user import UserModelService
-from rljob_api.manifest.tool import MCP_MODULE
+from rljob_api.manifest.services.calls import CallService
+from rljob_api.manifest.services.tool import MCP_MODULE
 
 FUNCTION = {"function": {"inline": "x = 1"}}
 USER: dict[str, Any] = {"type": "loop", "user": FUNCTION}
@@ -28,7 +28,7 @@ def build(reward: str = "correct", data_format: str = "chat", **agent: Any) -> R
 
 def test_services_are_the_rewards_the_user_and_the_tools_with_their_paths() -> None:
     spec = build(**USER, tools=[TOOL, TOOL | {"name": "search"}])
-    assert [(service.kind, service.path, service.reward.name) for service in spec.services] == [
+    assert [(service.kind, service.path, service.settings.name) for service in spec.services] == [
         ("reward", "spec.rewards[0]", "correct"),
         ("user", "spec.agent.user", "user"),
         ("tool", "spec.agent.tools[0]", "calculator"),
@@ -40,9 +40,10 @@ def test_services_are_the_rewards_the_user_and_the_tools_with_their_paths() -> N
 def test_settings_of_a_function_are_those_of_its_server() -> None:
     settings = {"replicas": 3, "slots": 5, "timeoutSeconds": 7, "retries": 4, "env": {"A": "b"}, "backoffLimit": 1}
     tool = TOOL | settings | {"onError": "invalid", "maxResultCharacters": 9}
-    reward = build(type="loop", tools=[tool]).services[1].reward
-    assert (reward.replicas, reward.slots, reward.timeout_seconds, reward.failure_policy.retries) == (3, 5, 7, 4)
-    assert (reward.env, reward.backoff_limit, reward.is_served) == ({"A": "b"}, 1, True)
+    server = build(type="loop", tools=[tool]).services[1].settings
+    assert isinstance(server, CallService)
+    assert (server.replicas, server.slots, server.timeout_seconds, server.retries) == (3, 5, 7, 4)
+    assert (server.env, server.backoff_limit, server.is_served) == ({"A": "b"}, 1, True)
 
 
 def test_a_tool_may_be_an_mcp_server() -> None:
@@ -50,7 +51,7 @@ def test_a_tool_may_be_an_mcp_server() -> None:
     clock = {"command": ["mcp-server-time"], "requirements": ["mcp-server-time"]}
     spec = build(type="loop", tools=[{"name": "search", "mcp": search}, {"name": "clock", "mcp": clock}])
 
-    functions = [service.reward.function for service in spec.services[1:]]
+    functions = [service.settings.function for service in spec.services[1:]]
     assert [(each.module, each.entrypoint, each.network) for each in functions if each] == [
         (MCP_MODULE, "McpTools", True),
         (MCP_MODULE, "McpTools", False),
@@ -74,18 +75,19 @@ def build_model_user(**fields: Any) -> dict[str, Any]:
 def test_a_user_may_be_a_chat_model_at_an_endpoint() -> None:
     service = build(**build_model_user(replicas=4, timeoutSeconds=7)).services[1]
     assert (service.kind, service.source) == ("user", "spec.agent.user.model")
-    assert isinstance(service.reward, UserModelService)
-    assert (service.reward.replicas, service.reward.timeout_seconds, service.reward.is_served) == (4, 7, True)
-    assert service.reward.endpoint is not None
-    assert service.reward.endpoint.model == "m"
-    assert service.reward.served_model is None
+    assert isinstance(service.settings, CallService)
+    assert service.settings.user_model is not None
+    assert (service.settings.replicas, service.settings.timeout_seconds, service.settings.is_served) == (4, 7, True)
+    assert service.settings.endpoint is not None
+    assert service.settings.endpoint.model == "m"
+    assert service.settings.served_model is None
 
 
 def test_served_models_are_found_by_path_and_may_be_changed_in_place() -> None:
     spec = build(type="loop", user={"model": {"model": {"source": "./m"}, "persona": "x"}})
     assert [*spec.served_models] == ["spec.agent.user.model.model"]
     spec.served_models["spec.agent.user.model.model"].source = "/m"
-    model = spec.services[1].reward.served_model
+    model = spec.services[1].settings.served_model
     assert model is not None
     assert model.source == "/m"
 
@@ -109,19 +111,19 @@ def test_a_model_user_that_cannot_work_is_refused(fields: dict[str, Any], messag
 
 
 def test_a_tool_may_be_a_sandbox_whose_code_ends_before_its_worker() -> None:
-    sandbox = {"languages": ["shell"], "requirements": ["numpy"], "maxMemoryMiB": 64}
+    sandbox = {"languages": ["shell"], "requirements": ["numpy"], "maxMemory": "64Mi"}
     settings = {"timeoutSeconds": 7, "maxResultCharacters": 9}
     service = build(type="loop", tools=[{"name": "code", "sandbox": sandbox} | settings]).services[1]
-    function = service.reward.function
+    function = service.settings.function
     assert function is not None
-    assert (service.source, service.reward.timeout_seconds) == ("spec.agent.tools[0].sandbox", 12)
+    assert (service.source, service.settings.timeout_seconds) == ("spec.agent.tools[0].sandbox", 12)
     assert function.factory_args == {
         "provider": "process",
         "languages": ["shell"],
         "timeout_seconds": 7,
         "max_characters": 9,
     }
-    assert (function.requirements, function.max_memory_mib, function.network) == (["numpy"], 64, False)
+    assert (function.requirements, function.max_memory, function.network) == (["numpy"], "64Mi", False)
 
 
 @pytest.mark.parametrize(
@@ -144,8 +146,8 @@ def test_functions_are_found_by_path_and_may_be_changed_in_place() -> None:
         "spec.rewards[0].function", "spec.agent.user.function", "spec.agent.tools[0].function"
     ]  # fmt: skip
     spec.functions["spec.agent.user.function"].inline = "y = 2"
-    assert spec.services[1].reward.function is not None
-    assert spec.services[1].reward.function.inline == "y = 2"
+    assert spec.services[1].settings.function is not None
+    assert spec.services[1].settings.function.inline == "y = 2"
 
 
 @pytest.mark.parametrize(
@@ -184,21 +186,27 @@ def test_rule_names_the_offender(fields: dict[str, Any], message: str) -> None:
 
 
 def test_reward_may_be_named_user_without_a_simulated_one() -> None:
-    assert build(reward="user").services[0].reward.name == "user"
+    assert build(reward="user").services[0].settings.name == "user"
 
 
 def test_runner_is_a_service_with_the_function_the_command_or_the_environment() -> None:
     of_function = build(**PROGRAM).services[1]
-    assert (of_function.kind, of_function.path, of_function.reward.name) == ("runner", "spec.agent.runner", "runner")
-    of_command = build(type="program", runner=COMMAND | {"workingDir": "agents"}).services[1].reward.function
+    assert (of_function.kind, of_function.path, of_function.settings.name) == ("runner", "spec.agent.runner", "runner")
+    of_command = build(type="program", runner=COMMAND | {"workingDir": "agents"}).services[1].settings.function
     assert of_command is not None
     assert of_command.factory_args == {"command": ["python", "agent.py"], "working_dir": "agents"}
-    assert of_command.max_memory_mib == 65536, "Node.js reserves much more than it uses"
+    assert of_command.max_memory == "64Gi", "Node.js reserves much more than it uses"
     service = build(type="environment", environment=GYM | {"args": {"a": 1}}, runner={"slots": 2}).services[1]
-    assert (service.framework, service.reward.slots) == ("gymnasium", 2)
-    assert service.reward.function is not None
-    assert service.reward.function.requirements == ["gymnasium"]
-    assert service.reward.function.factory_args == {"framework": "gymnasium", "id": "Blackjack-v1", "args": {"a": 1}}
+    assert (service.framework, service.settings.slots) == ("gymnasium", 2)
+    assert service.settings.function is not None
+    assert service.settings.function.requirements == ["gymnasium"]
+    assert service.settings.function.factory_args == {"id": "Blackjack-v1", "args": {"a": 1}}
+
+
+def test_python_of_the_runner_reaches_its_server() -> None:
+    runner = {"python": "3.12"}
+    assert build(type="environment", environment=GYM, runner=runner).services[1].settings.python == "3.12"
+    assert build(type="environment", environment=GYM).services[1].settings.python is None
 
 
 def test_environment_of_the_users_source_gets_its_arguments_and_packages() -> None:
@@ -206,9 +214,9 @@ def test_environment_of_the_users_source_gets_its_arguments_and_packages() -> No
     function = {"function": {"inline": "x = 1", "requirements": ["numpy"]}}
     service = build(type="environment", environment=environment, runner=function).services[1]
     assert service.framework == "trl"
-    assert service.reward.function is not None
-    assert (service.reward.function.inline, service.reward.function.factory_args) == ("x = 1", {"a": 1})
-    assert service.reward.function.requirements == ["trl", "numpy"]
+    assert service.settings.function is not None
+    assert (service.settings.function.inline, service.settings.function.factory_args) == ("x = 1", {"a": 1})
+    assert service.settings.function.requirements == ["trl", "numpy"]
 
 
 def test_rewards_may_be_absent_only_where_the_agent_brings_one() -> None:

@@ -14,21 +14,48 @@ def build(**fields: Any) -> RLJobSpec:
     return RLJobSpec.model_validate({**required, **fields})
 
 
+SHARED: dict[str, Any] = {"placement": "trainer"}
+
+
+def in_trainer(**changes: Any) -> dict[str, Any]:
+    """Return a reward whose model runs in the trainer's Pods."""
+    return {"name": "rm", "model": {"source": "/m", "placement": "trainer", **changes}}
+
+
+IN_TRAINER = in_trainer()
+ONE_GPU: dict[str, Any] = {
+    "trainer": {"gpusPerReplica": 1},
+    "rollout": SHARED | {"gpusPerReplica": 1},
+    "rewards": [in_trainer(gpusPerReplica=1)],
+}
+
 ACCEPTED: list[dict[str, Any]] = [
     {},
+    {"rollout": SHARED},
+    {"rollout": SHARED, "schedule": {"type": "synchronous"}, "trainer": {"replicas": 2}, "suspend": True},
+    {"rollout": SHARED | {"gpusPerReplica": 2}, "trainer": {"gpusPerReplica": 4}},
+    {"rollout": SHARED | {"kvCacheMemory": "64Mi", "maxModelLen": 64, "extraArgs": ["--x"], "backoffLimit": 3}},
     {"schedule": {"promptsPerStep": 6, "miniBatches": 3}, "algorithm": {"groupSize": 4}, "trainer": {"replicas": 8}},
     {"rollout": {"replicas": 0}, "suspend": True},
     {"rollout": {"maxModelLen": 64, "sampling": {"maxTokens": 63}}},
+    {"rollout": {"maxModelLen": 64}, "evaluation": {"sampling": {}}},
+    {"model": {"source": "/m", "chatTemplate": {"inline": "{{ messages }}"}}},
+    {"data": {"train": {"source": "d"}, "chatTemplateArguments": {"enable_thinking": False, "effort": "low"}}},
     {"rewards": [{"name": "x", "http": {"url": "https://x"}, "replicas": 0}]},
     {"evaluation": {"everySteps": 1}, "data": {"train": {"source": "d"}, "eval": {"source": "e"}}},
     {"rewards": [{"name": "penalty", "function": {"file": "x"}, "weight": -1}]},
     {"rewards": [{"name": n, "function": {"file": "x"}, "weight": w} for n, w in (("logged", 0), ("counts", 1))]},
     {"algorithm": {"type": "gspo", "loss": {"clipLow": 3e-3, "clipHigh": 4e-3}}},
-    {"algorithm": {"type": "dapo", "clipLow": 0.2, "clipHigh": 0.2, "lossLevel": "token", "normalization": "group"}},
-    {"algorithm": {"importanceCap": 0.5}},
+    {
+        "trainer": {"headDtype": "float32"},
+        "rollout": {"extraArgs": ["--hf-overrides", '{"head_dtype": "float32", "rope_theta": 1e6}']},
+    },
+    {"trainer": {"headDtype": "model"}, "rollout": {"extraArgs": ["--hf-overrides", "{}"]}},
+    {"algorithm": {"correction": {"level": "geometric", "type": "mask", "rejection": {"level": "token", "cap": 2}}}},
     {"evaluation": {"sampling": {"topP": 0.9, "topK": 20}}},
     {"trainer": {"lora": {}}},
     {"trainer": {"lora": {"rank": 8, "alpha": 16, "targetModules": ["q_proj", "v_proj"], "publish": "adapter"}}},
+    {"rewards": [{"name": "x", "function": {"file": "x"}, "env": {"RLJOB_REWARD_DISABLE_ISOLATION": "landlock"}}]},
     {"data": {"train": {"source": "hf://a/b"}, "template": "{question} Put the answer in \\boxed{}."}},
 ]
 
@@ -41,21 +68,38 @@ VIOLATIONS: list[tuple[dict[str, Any], str]] = [
     ({"rewards": [{"name": "x", "function": {"file": "x"}}] * 2}, "different names"),
     ({"rewards": [{"name": n, "function": {"file": "x"}, "weight": 0} for n in "ab"]}, "weight other than 0"),
     ({"schedule": {"maxStepsWithoutSignal": -1}}, "greater than or equal to 0"),
+    ({"schedule": {"type": "bounded", "maxStaleness": 0}}, "greater than or equal to 1"),
+    ({"schedule": {"type": "oneStepOff", "maxStaleness": 1}}, "is for type bounded alone, got 1"),
+    (
+        {"head": {"backoffLimit": 9, "backoffWindowSeconds": 5999}},
+        r"must be at least 600 x \(backoffLimit \+ 1\): .*, got 5999",
+    ),
     ({"rollout": {"maxModelLen": 64, "sampling": {"maxTokens": 64}}}, "leave room for the prompt"),
     (
-        {"rollout": {"maxModelLen": 600}, "data": {"train": {"source": "d"}, "maxPromptTokens": 100}},
+        {"rollout": {"maxModelLen": 100}, "data": {"train": {"source": "d"}, "maxPromptTokens": 100}},
         "leave room for the prompt",
     ),
-    ({"rollout": {"maxModelLen": 512, "sampling": {"maxTokens": 9}}, "evaluation": {"sampling": {}}}, "evaluation"),
+    (
+        {"rollout": {"maxModelLen": 64, "sampling": {"maxTokens": 9}}, "evaluation": {"sampling": {"maxTokens": 64}}},
+        "evaluation",
+    ),
     ({"rollout": {"sampling": {"temperature": 0}}}, "greedy"),
+    ({"model": {"source": "/m", "chatTemplate": {}}}, "exactly one of inline, file"),
     ({"evaluation": {"everySteps": 1}}, "without data.eval"),
     ({"data": {"train": {"source": "d"}, "template": "no column"}}, "at least one column"),
     ({"model": {"source": "s3://a/b"}}, "hf://org/name"),
     ({"model": {"source": "hf://a/b/c"}}, "hf://org/name"),
     ({"head": {"env": {"RLJOB_TOKEN": "x"}}}, "reserved"),
-    ({"algorithm": {"type": "dapo", "clipHigh": 0.3}}, "set loss.clipHigh instead"),
-    ({"algorithm": {"type": "cispo", "normalization": "batch"}}, "set advantages.normalization instead"),
-    ({"algorithm": {"importanceCap": 3, "correction": {"type": "none"}}}, "set correction.cap"),
+    ({"head": {"env": {"RLJOB_REWARD_DISABLE_ISOLATION": "uid"}}}, "reserved"),
+    (
+        {"rewards": [{"name": "x", "function": {"file": "x"}, "env": {"RLJOB_TOKEN": "x"}}]},
+        "except RLJOB_REWARD_DISABLE_ISOLATION: they are reserved",
+    ),
+    (
+        {"trainer": {"headDtype": "float32"}, "rollout": {"extraArgs": ["--hf_overrides={}"]}},
+        "must have head_dtype in --hf-overrides",
+    ),
+    ({"algorithm": {"type": "cispo", "loss": {"dualClip": 3}}}, "has no effect with cispo"),
     ({"algorithm": {"type": "reinforcePlusPlus", "advantages": {"normalization": "none"}}}, "must be batch or null"),
     ({"algorithm": {"type": "ppo", "advantages": {"normalization": "group"}}}, "must be batch, none or null with ppo"),
     ({"algorithm": {"type": "drGrpo", "advantages": {"perReward": True}}}, "needs a type that divides"),
@@ -77,6 +121,35 @@ VIOLATIONS: list[tuple[dict[str, Any], str]] = [
     ({"trainer": {"nodePool": {"gpuResource": "gpu"}}}, "should match pattern"),
     ({"trainer": {"nodePool": {"gpuResource": "Nvidia.com/gpu"}}}, "should match pattern"),
     ({"trainer": {"nodePool": {"gpuResource": "kubernetes.io/gpu"}}}, "outside kubernetes.io"),
+    (
+        {"rollout": SHARED, "schedule": {"type": "bounded"}},
+        "schedule.type must be onPolicy or synchronous with rollout.placement trainer: .* alternate, got bounded",
+    ),
+    ({"rollout": SHARED, "schedule": {"type": "oneStepOff"}}, "set schedule.type, or remove rollout.placement"),
+    ({"rollout": SHARED | {"replicas": 2}}, r"rollout.replicas must be 1 \(its default\) .*, got 2"),
+    ({"rollout": SHARED | {"replicas": 0}, "suspend": True}, r"rollout.replicas must be 1 \(its default\) .*, got 0"),
+    ({"rollout": SHARED | {"gpusPerReplica": 1}}, "a divisor of trainer.gpusPerReplica .*, got 1"),
+    ({"rollout": SHARED, "trainer": {"gpusPerReplica": 1}}, "or 0 if that is 0, got 0"),
+    ({"rollout": SHARED | {"gpusPerReplica": 3}, "trainer": {"gpusPerReplica": 4}}, "trainer.gpusPerReplica is 4"),
+    ({"rollout": SHARED | {"image": "x"}}, "rollout.image must be left out .* set trainer.image"),
+    ({"rollout": SHARED | {"env": {"A": "b"}}}, "rollout.env must be left out .* set trainer.env"),
+    ({"rollout": SHARED | {"nodePool": {"exclusive": True}}}, "rollout.nodePool must be left out"),
+    ({"rollout": SHARED | {"resources": {"limits": {"cpu": 1}}}}, "rollout.resources must be left out"),
+    ({"rewards": [IN_TRAINER]}, r"unless rollout.placement is trainer, too, got spec.rewards\[0\].model.placement"),
+    ({"rollout": SHARED, "rewards": [in_trainer(gpusPerReplica=1)]}, "must have a divisor of trainer.gpusPerReplica"),
+    ({"rollout": SHARED, "rewards": [in_trainer(image="x")]}, "image must be left out with placement trainer"),
+    (
+        {"rollout": SHARED, "rewards": [in_trainer(resources={"limits": {"cpu": 1}})]},
+        "resources must be left out with placement trainer: .* set spec.trainer.resources",
+    ),
+    (
+        ONE_GPU | {"rollout": SHARED | {"gpusPerReplica": 1, "gpuMemoryUtilization": 0.81}},
+        "rollout.gpuMemoryUtilization plus that of all models with placement trainer must be at most 1",
+    ),
+    (
+        ONE_GPU | {"rewards": [in_trainer(gpusPerReplica=1, gpuMemoryUtilization=0.8)]},
+        "plus that of all models with placement trainer must be at most 1",
+    ),
     ({"trainer": {"nodePool": {"gpuResource": "requests.nvidia.com/gpu"}}}, "without requests. before it"),
 ]
 
@@ -96,3 +169,43 @@ def test_indivisible_batch_is_reported_once() -> None:
     with pytest.raises(ValidationError) as caught:
         build(schedule={"promptsPerStep": 8, "miniBatches": 3}, trainer={"replicas": 5})
     assert "ranks" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "gpus", "per_pod", "total"),
+    [({"replicas": 3}, 0, 1, 3), ({"gpusPerReplica": 1}, 1, 1, 1), ({"replicas": 2, "gpusPerReplica": 8}, 2, 4, 8)],
+)
+def test_replicas_that_share_the_trainer_follow_from_its_gpus(trainer, gpus, per_pod, total) -> None:
+    schedule, algorithm = {"promptsPerStep": 16}, {"groupSize": 6}
+    rollout = SHARED | {"gpusPerReplica": gpus}
+    spec = build(trainer=trainer, rollout=rollout, schedule=schedule, algorithm=algorithm)
+    assert (spec.engines_per_pod, spec.num_rollout_replicas, spec.num_rollout_pods) == (per_pod, total, 0)
+    assert list(spec.own_roles) == ["head", "trainer"]
+
+
+def test_replicas_with_pods_of_their_own_are_those_of_the_field() -> None:
+    spec = build(rollout={"replicas": 3})
+    assert (spec.engines_per_pod, spec.num_rollout_replicas, spec.num_rollout_pods) == (0, 3, 3)
+    assert list(spec.own_roles) == ["head", "trainer", "rollout"]
+
+
+@pytest.mark.parametrize(
+    ("rollout", "share"), [({}, 0.9), (SHARED, 0.8), (SHARED | {"gpuMemoryUtilization": 0.5}, 0.5)]
+)
+def test_memory_of_a_shared_gpu_leaves_room_for_the_ranks(rollout, share) -> None:
+    assert build(rollout=rollout).rollout_gpu_share == share
+
+
+def test_models_in_the_trainers_pods_take_their_share_from_the_rollouts() -> None:
+    spec = build(**ONE_GPU)
+    assert (spec.rollout_gpu_share, spec.models_gpu_share) == (0.6, 0.2)
+    given = build(**ONE_GPU | {"rollout": SHARED | {"gpusPerReplica": 1, "gpuMemoryUtilization": 0.8}})
+    assert (given.rollout_gpu_share, given.models_gpu_share) == (0.8, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("source", "chosen", "seconds"), [("/model", None, 600), ("hf://org/name", None, 4200), ("hf://org/name", 90, 90)]
+)
+def test_start_of_a_rollout_has_more_time_for_a_download(source: str, chosen: int | None, seconds: int):
+    spec = build(model={"source": source}, rollout={"startupTimeoutSeconds": chosen})
+    assert spec.rollout_startup_seconds == seconds

@@ -7,7 +7,7 @@ import pytest
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.reward import RewardModel
+from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.read.load import InvalidManifestError, load_job, load_manifests
 
 GOOD = """\

@@ -5,8 +5,9 @@ import logging
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.reward import Reward
-from rljob_api.read.pod_files import drop_unknown_fields, load_job_file
+from rljob_api.manifest.services.reward import Reward
+from rljob_api.read.pod_files import load_job_file
+from rljob_api.read.unknown_fields import drop_unknown_fields
 
 JOB = """\
 apiVersion: rljob.dev/v1alpha1
@@ -55,5 +56,5 @@ def test_file_that_is_not_one_job_is_an_error(tmp_path, text):
 
 def test_known_data_is_unchanged(caplog):
     data = {"name": "correct", "function": {"inline": "x"}}
-    assert drop_unknown_fields(Reward, data, "reward.yaml") is data
+    assert drop_unknown_fields(Reward, data, "service.yaml") is data
     assert not caplog.text

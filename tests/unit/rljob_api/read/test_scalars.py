@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rljob_api.read import scalars
 from rljob_api.read.documents import read_documents
-from rljob_operator.children.common import to_yaml
+from rljob_core.children.common import to_yaml
 from tests.support.kubectl_scalars import AS_KUBECTL_READS
 
 

@@ -12,6 +12,7 @@ from rljob_cli.agents.command import describe_rest, is_invalid, place_row, read_
 from rljob_cli.check.jobfile import load
 from rljob_cli.main import app
 from tests.paths import EXAMPLES
+from tests.support.records import result_row, sample_row
 
 FEEDBACK = EXAMPLES / "feedback" / "rljob.yaml"
 
@@ -31,7 +32,13 @@ def test_episodes_have_copies_of_one_row_and_the_sampling_of_training(tmp_path):
     assert read_row(job, 2, {}) != read_row(job, 0, {})
     assert placed.evaluation.sampling == job.spec.rollout.sampling
     assert placed.evaluation.at_start
-    assert placed.data.train.data_source == job.spec.data.train.data_source, "as the reward sees it in training"
+
+
+@pytest.mark.parametrize(("column", "expected"), [({}, "train.jsonl"), ({"data_source": "mine"}, "mine")])
+def test_copies_of_a_row_have_the_data_source_of_training(tmp_path, column, expected):
+    job = load(FEEDBACK).job
+    placed = place_row(job, {**read_row(job, 0, {}), **column}, 1, tmp_path).spec.data
+    assert (placed.train.data_source, placed.eval.data_source) == (expected, expected)
 
 
 @pytest.mark.parametrize("agent", ["program", "environment"])
@@ -47,11 +54,11 @@ def test_program_that_fails_is_not_tried_again(tmp_path, agent):
 def test_environment_without_a_runner_is_not_tried_again(tmp_path):
     agent = {"type": "environment", "environment": {"framework": "verifiers", "id": "gsm8k"}, "runner": None}
     job = load(FEEDBACK, [f"spec.agent={json.dumps(agent)}"]).job
-    assert place_row(job, {}, 1, tmp_path).spec.agent.runner_settings.failure_policy.retries == 0
+    assert place_row(job, {}, 1, tmp_path).spec.agent.runner_settings.retries == 0
 
 
 def row(num_turns, end, **fields):
-    return {"turns": [{}] * num_turns, "end": end, "failure": None, "rewards": [{"valid": True}], **fields}
+    return sample_row(**{"turns": [{"text": "30"}] * num_turns, "end": end, "rewards": [result_row(1.0)]} | fields)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +78,7 @@ def test_answers_that_are_too_many_or_too_few_are_reported(found, answers, lines
 def test_episode_without_a_score_is_invalid():
     assert not is_invalid(row(1, "user"))
     assert is_invalid(row(1, "failed", failure="spec.agent.user: timeout: killed", rewards=[]))
-    assert is_invalid(row(1, "user", rewards=[{"valid": False}]))
+    assert is_invalid(row(1, "user", rewards=[result_row()]))
 
 
 @pytest.mark.parametrize(

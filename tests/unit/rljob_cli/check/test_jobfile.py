@@ -37,7 +37,6 @@ def test_relative_paths_start_at_the_job_file(path):
     assert spec.model.source == str(path.parent / "model")
     assert spec.data.train.source == str(path.parent / "train.jsonl")
     assert spec.rewards[0].function.file == str(path.parent / "reward.py")
-    assert spec.data.train.data_source == "train.jsonl", "the dataset name of functions does not depend on the folder"
 
 
 def test_relative_paths_of_an_agent_start_at_the_job_file(path):

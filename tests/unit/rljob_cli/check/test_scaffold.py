@@ -14,16 +14,33 @@ import yaml
 from typer.testing import CliRunner
 
 from rljob_api.read.documents import read_documents
+from rljob_cli.check import scaffold
+from rljob_cli.check.device_fields import DEFAULT_MODEL, Devices
 from rljob_cli.check.jobfile import load
-from rljob_cli.check.scaffold import DEFAULT_MODEL, TASKS, name_job
+from rljob_cli.check.scaffold import TASKS, name_job
 from rljob_cli.main import app
-from rljob_operator.plan.job import render_children
+from rljob_core.plan.job import render_children
+from rljob_inputs.data.rows import read_rows
+from rljob_inputs.machine.nvidia import Gpu
 
 SCORES = {"sums": [1.0, 0.5, 0.0], "chat": [1.0, 0.8, 0.7], "gsm8k": [1.0, 0.0, 0.0], "own": [1.0, 0.5, 0.1]}
 SCORES["judge"] = SCORES["sums"]
 SCORES["products"] = [1.0, 0.6, 0.2]
+SMALL = "hf://Qwen/Qwen2.5-0.5B-Instruct"
 HOSTED = {"tries": "program", "quiz": "environment"}
 """Tasks whose agent brings the reward."""
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """A machine without GPUs; `machine(GPU, ...)` gives it some."""
+
+    def show(*gpus):
+        monkeypatch.setattr(scaffold, "find_gpus", lambda: [gpu.index for gpu in gpus])
+        monkeypatch.setattr(scaffold, "describe_gpus", lambda: list(gpus))
+
+    show()
+    return show
 
 
 def init(*arguments):
@@ -41,9 +58,9 @@ def rows(tmp_path, monkeypatch):
     return path
 
 
-def make(task, folder):
+def make(task, folder, *options):
     arguments = ["--data", "rows.jsonl"] if task == "own" else ["--task", task]
-    done = init(folder, *arguments)
+    done = init(folder, *arguments, *options)
     assert done.exit_code == 0, done.output
     return folder
 
@@ -54,6 +71,67 @@ def test_job_of_each_task_can_be_planned(rows, tmp_path, task):
     assert (file.job.metadata.name, file.job.spec.model.source) == (f"my-{task}", DEFAULT_MODEL)
     assert render_children(file.job, "token")
     assert file.job.spec.evaluation.accuracy or file.job.spec.data.eval is None or task in HOSTED
+
+
+L4 = [Gpu(str(index), "GPU-0", "NVIDIA L4", 23034 * 2**20, "580.65.06", 8.9) for index in range(8)]
+T4 = Gpu("1", "GPU-1", "Tesla T4", 15360 * 2**20, "580.65.06", 7.5)
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2, 3, 8])
+@pytest.mark.parametrize("task", TASKS)
+def test_job_of_each_task_uses_the_gpus_of_the_machine(rows, machine, tmp_path, task, num_gpus):
+    machine(*L4[:num_gpus])
+    spec = load(make(task, tmp_path / task) / "rljob.yaml").job.spec
+    served = [model for service in spec.services if (model := service.settings.served_model)]
+    apart = 0 if spec.shares_trainer else spec.rollout.replicas * spec.rollout.gpus_per_replica
+    used = spec.trainer.gpus_per_replica + apart + sum(model.gpus_per_replica for model in served)
+    assert used == num_gpus
+    assert spec.shares_trainer is (num_gpus - len(served) == 1)
+    assert spec.rollout.gpus_per_replica == 1
+    assert all(model.gpus_per_replica == 1 for model in served), "vLLM's build for GPUs does not run on CPUs"
+    assert spec.trainer.num_ranks * spec.trainer.replicas in (1, 2, 4)
+    assert spec.schedule.prompts_per_step * spec.algorithm.group_size % spec.trainer.num_ranks == 0
+    assert spec.trainer.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(("task", "model"), [("sums", DEFAULT_MODEL), ("gsm8k", SMALL), ("own", SMALL)])
+def test_task_that_has_something_to_teach_gets_the_largest_model_that_fits(rows, machine, tmp_path, task, model):
+    machine(L4[0])
+    done = init(tmp_path / "j", *(["--data", "rows.jsonl"] if task == "own" else ["--task", task]))
+    assert source_of(tmp_path / "j") == model
+    assert "found 1 GPU (NVIDIA L4, 22.5 GiB); the job: trainer and rollouts share 1 GPU, bfloat16" in done.stdout
+    text = (tmp_path / "j" / "rljob.yaml").read_text()
+    assert "# For 1 GPU (NVIDIA L4, 22.5 GiB). On another machine: `rljob init` there, or here with --gpus N" in text
+
+
+def test_weakest_gpu_decides_on_model_and_dtype(rows, machine, tmp_path):
+    machine(L4[0], T4)
+    init(tmp_path / "j", "--task", "gsm8k")
+    job = load(tmp_path / "j" / "rljob.yaml").job
+    assert (job.spec.trainer.dtype, job.spec.model.source) == ("float16", SMALL)
+
+
+def test_gpus_that_nvidia_smi_does_not_know_have_unknown_memory(monkeypatch):
+    monkeypatch.setattr(scaffold, "find_gpus", lambda: ["MIG-1"])
+    monkeypatch.setattr(scaffold, "describe_gpus", list)
+    assert scaffold.find_devices() == Devices(1)
+
+
+@pytest.mark.parametrize(("here", "asked", "gpus"), [(0, 1, 1), (2, 0, 0), (1, 4, 2)])
+def test_option_overrides_what_the_machine_has(machine, tmp_path, here, asked, gpus):
+    machine(*L4[:here])
+    done = json.loads(init(tmp_path / "j", "--gpus", str(asked), "-o", "json").stdout)
+    assert (done["gpus_found"], done["gpus"]) == (here, asked)
+    spec = load(tmp_path / "j" / "rljob.yaml").job.spec
+    assert spec.trainer.gpus_per_replica == gpus
+
+
+def test_judge_without_a_gpu_of_its_own_asks_an_endpoint(machine, tmp_path):
+    machine(L4[0])
+    init(tmp_path / "j", "--task", "judge")
+    judge = load(tmp_path / "j" / "rljob.yaml").job.spec.rewards[1].judge
+    assert (judge.model, judge.endpoint.model) == (None, "gpt-4.1-mini")
+    assert "# Or, with a GPU for the judge:" in (tmp_path / "j" / "rljob.yaml").read_text()
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -234,7 +312,7 @@ def test_own_rows_on_the_hub_need_no_file(tmp_path):
         (["d", "--data", "rows.jsonl", "--agent", "loop"], "--agent loop is for the task products, got own"),
         (["d", "--task", "own"], "the task own needs --data FILE"),
         (["d", "--task", "sums", "--data", "rows.jsonl"], "--data is for the task own, and this one is sums"),
-        (["d", "--data", "none.jsonl"], "--data none.jsonl: not found; correct the path"),
+        (["d", "--data", "none.jsonl"], "--data file none.jsonl not found; did you mean rows.jsonl?"),
         (["d", "--data", "rows.jsonl", "--prompt", "text"], "--prompt must be a column of the rows, got text; they ha"),
         (["d", "--model", "Qwen/Qwen2.5"], "folder not found; for a model on the hub write hf://Qwen/Qwen2.5"),
         (["d", "--model", "s3://b/m"], "must be hf://org/name, pvc://claim/path or a path, got s3://b/m"),
@@ -264,3 +342,64 @@ def test_files_of_the_templates_are_in_yaml_that_kubectl_reads_alike(rows, tmp_p
     assert not problems
     assert yaml.safe_load(text)["spec"] == document.data["spec"]
     assert "$" not in text.replace("$OPENAI_API_KEY", "")
+
+
+def write_rows(path, count, **columns):
+    rows = [{"question": f"q{i}", "label": f"a{i}", "level": i} | columns for i in range(count)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(("count", "held_out"), [(9, 0), (10, 1), (200, 20), (1000, 64)])
+def test_rows_are_held_out_for_evaluation(tmp_path, monkeypatch, count, held_out):
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "rows.jsonl", count)
+    data = load(make("own", tmp_path / "own") / "rljob.yaml").job.spec.data
+    assert data.train.offset == held_out
+    assert (data.eval.limit if data.eval else 0) == held_out
+    if held_out:
+        read = [
+            [row.values["question"] for row in read_rows(source, source.source, split="train")]
+            for source in (data.train, data.eval)
+        ]
+        assert (len(read[0]), len(read[1])) == (count - held_out, held_out)
+        assert not set(read[0]) & set(read[1])
+
+
+def test_completions_are_of_the_users_rows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "rows.jsonl", 5)
+    folder = make("own", tmp_path / "own")
+    lines = [json.loads(line) for line in (folder / "data" / "completions.jsonl").read_text().splitlines()]
+    assert lines[0] == {"prompt": "q0", "completion": "a0", "answer": "a0", "level": 0}
+    assert [line["completion"] for line in lines] == ["a0", "It is a0.", "a0 or something else", "a1", "a2"]
+
+
+def test_a_conversation_gives_its_last_message_as_the_answer(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    messages = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+    write_rows(tmp_path / "rows.jsonl", 1, messages=messages)
+    folder = tmp_path / "own"
+    init(folder, "--data", "rows.jsonl", "--prompt", "messages")
+    train = load(folder / "rljob.yaml").job.spec.data.train
+    assert (train.prompt, train.answer) == ("messages", "messages")
+    first = json.loads((folder / "data" / "completions.jsonl").read_text().splitlines()[0])
+    assert (first["prompt"], first["completion"], first["answer"]) == (messages[:1], "2", "2")
+
+
+def test_a_saved_dataset_is_evaluated_with_its_own_split(tmp_path):
+    import datasets
+
+    rows = datasets.Dataset.from_list([{"question": str(i), "answer": str(i)} for i in range(20)])
+    for name, split in (("a", "test"), ("b", "validation")):
+        datasets.DatasetDict({"train": rows, split: rows}).save_to_disk(tmp_path / name)
+        init(tmp_path / f"job-{name}", "--data", tmp_path / name)
+    first, second = (load(tmp_path / f"job-{name}" / "rljob.yaml").job.spec.data for name in "ab")
+    assert (first.train.offset, first.eval.limit, first.eval.split) == (0, None, None)
+    assert (second.train.offset, second.eval.limit, second.eval.split) == (2, 2, "train")
+
+
+def test_a_dataset_of_the_hub_is_split_by_its_rows(tmp_path):
+    init(tmp_path / "own", "--data", "hf://org/rows")
+    data = load(tmp_path / "own" / "rljob.yaml").job.spec.data
+    assert (data.train.offset, data.eval.limit, data.eval.split) == (64, 64, "train")

@@ -118,6 +118,15 @@ def test_restart_of_other_roles_needs_no_checkpoint() -> None:
     assert plan_restart(training_job(), ["rollout", "reward-correct"], NOW).patch
 
 
+def test_rollouts_in_the_trainers_pods_are_restarted_with_these() -> None:
+    shared = training_job(checkpoint=CLAIM, rollout={"placement": "trainer"})
+    with pytest.raises(UserError, match=r"in the trainer's Pods \(spec.rollout.placement: trainer\).* --role trainer"):
+        plan_restart(shared, ["rollout"], NOW)
+    with pytest.raises(UserError, match="its roles are head, trainer, reward-correct, reward-style"):
+        plan_restart(shared, ["other"], NOW)
+    assert plan_restart(shared, ["trainer"], NOW).patch
+
+
 @pytest.mark.parametrize("role", ["reward-remote", "reward-shared", "rollouts", ""])
 def test_restart_names_the_roles_that_have_pods(role: str) -> None:
     with pytest.raises(UserError, match="its roles are head, trainer, rollout, reward-correct, reward-style"):

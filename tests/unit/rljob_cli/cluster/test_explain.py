@@ -11,8 +11,8 @@ from rljob_cli.cluster.client import ClusterError
 from rljob_cli.cluster.explain import _command_for, explain
 from rljob_cli.cluster.explanation import format_explanation
 from rljob_cli.cluster.observation import JobObservation, fetch_observation, name_claims
-from rljob_operator.backend import utc_now
-from rljob_operator.plan.causes import REMEDIES, Cause
+from rljob_core.backend import utc_now
+from rljob_core.plan.causes import REMEDIES, Cause
 
 INLINE = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n"
 NOW = "2026-01-01T00:00:00Z"
@@ -104,6 +104,15 @@ def test_job_that_learns_nothing_is_explained_with_the_exceptions_of_its_reward(
     text = format_explanation(found, utc_now())
     assert "Samples without a valid score\n  correct: exception, first in step 2: f.py:3: KeyError: 'a'" in text
     assert found.to_json()["invalid_samples"][0]["first_step"] == 2
+
+
+def test_damaged_checkpoint_is_named_and_no_sample() -> None:
+    manifest = job()
+    problem = {"reward": "spec.checkpoint", "reason": "damaged", "message": "driver.json has ...", "step": 2}
+    manifest["status"]["progress"] = {"step": 5, "totalSteps": 9, "problems": [problem]}
+    found = explain(JobObservation(manifest, [], claims=[claim("Bound")]))
+    assert "Damaged checkpoints\n  driver.json has ..." in format_explanation(found, utc_now())
+    assert found.to_json()["invalid_samples"] == []
 
 
 def test_unbound_claim_is_reported_with_its_phase() -> None:
@@ -232,3 +241,26 @@ def test_roles_have_the_images_that_they_run() -> None:
     assert {role.name: role.image for role in found.roles if role.image} == images
     lines = format_explanation(found, utc_now()).splitlines()
     assert any(line.split() == ["head", "0/1", "ready", "rljob/trainer:0.1.0"] for line in lines)
+
+
+def test_job_without_progress_names_who_hangs_since_when_and_what_is_done() -> None:
+    manifest = job(message="all Pods are ready")
+    message = "trainer: rank 3 hangs since 2026-01-01T00:00:00Z (limit 60 s); update; it is replaced"
+    stalled = {"type": "Progressing", "status": "False", "reason": "PartHung", "message": message}
+    manifest["status"]["conditions"].append(stalled | {"lastTransitionTime": NOW})
+    manifest["status"]["progress"] = {
+        "step": 4,
+        "totalSteps": 9,
+        "lastStepTime": NOW,
+        "trainingShare": 0.93,
+        "hung": [{"role": "trainer", "name": "rank 3", "since": NOW, "limitSeconds": 60}],
+    }
+    at = datetime(2026, 1, 1, 0, 10, tzinfo=UTC)
+    found = explain(JobObservation(manifest, [], claims=[claim("Bound")], observed_at=at))
+    assert found.progress == "step 4/9, the last one 10m ago, trained in 93% of its time"
+    assert found.stalls == ["trainer: rank 3 hangs for 10m (limit 60 s)"]
+    assert found.conditions == [("Progressing is false (PartHung)", message)]
+    assert found.next == ["kubectl rljob logs sums -n ns --role trainer"]
+    text = " ".join(format_explanation(found, at).split())
+    assert "rank 3 hangs for 10m" in text
+    assert message in text

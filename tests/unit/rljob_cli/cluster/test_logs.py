@@ -94,6 +94,13 @@ def test_role_without_pods_is_rejected_with_its_place() -> None:
         check_role(job, "judge")
 
 
+def test_rollouts_in_the_trainers_pods_log_there() -> None:
+    job = {"metadata": {"namespace": "ns", "name": "sums"}, "spec": {"rollout": {"placement": "trainer"}}}
+    check_role(job, "trainer")
+    with pytest.raises(UserError, match=r"rollouts run in the trainer's Pods .* log there: --role trainer"):
+        check_role(job, "rollout")
+
+
 def test_roles_of_an_agent_are_known_if_the_job_has_one() -> None:
     agent = {"tools": [{"name": "search"}]}
     job = {"metadata": {"namespace": "ns", "name": "sums"}, "spec": {"rewards": [], "agent": agent}}

@@ -64,7 +64,7 @@ rljob_reward_latency_seconds_count{lane="train",outcome="valid",reward="correct"
 rljob_reward_invalid_total{lane="train",reason="timeout",reward="correct"} 3.0
 """
 SERVER = """
-rljob_reward_slots_total{reward="correct"} 16.0
+rljob_reward_slots{reward="correct"} 16.0
 rljob_reward_slots_in_use{lane="train",reward="correct"} 12.0
 rljob_reward_queue_length{lane="train",reward="correct"} 0.0
 rljob_reward_queue_oldest_seconds{lane="train",reward="correct"} 0.0
@@ -181,3 +181,25 @@ def test_schedule_of_a_job_that_does_not_run_is_not_shown() -> None:
         view = top.view_job(manifest, [], [], NOW)
         assert view.job.schedule is None
         assert "SCHEDULE" not in to_text(top.draw_job(view))
+
+
+STALLED = {
+    "lastStepTime": "2026-01-01T23:45:00Z",
+    "waitsFor": "episodes",
+    "hung": [{"role": "trainer", "name": "rank 3", "since": "2026-01-01T23:48:00Z", "limitSeconds": 60}],
+    "outages": [{"what": "spec.rewards[0].http (http://judge)", "since": "2026-01-01T23:55:00Z", "limitSeconds": 7200}],
+}
+
+
+def test_last_step_what_hangs_and_the_time_left_of_an_outage_are_shown() -> None:
+    running = [{"type": "Running", "status": "True", "reason": "Running", "lastTransitionTime": "2026-01-01T00:00:00Z"}]
+    status = {"phase": "Running", "progress": STALLED, "conditions": running}
+    [row] = top.view_jobs([JOB | {"status": status}], NOW)
+    assert row.last_step_age == "15m"
+    assert row.waits_for == (
+        "trainer: rank 3 hangs for 12m (limit 60 s); "
+        "waits for spec.rewards[0].http (http://judge), which fails for 5m; 115m left; episodes"
+    )
+    assert "LAST STEP" in to_text(top.draw_jobs([row], "ns", False))
+    [ended] = top.view_jobs([JOB | {"status": status | {"phase": "Succeeded"}}], NOW)
+    assert (ended.last_step_age, "hangs" in ended.waits_for) == ("-", False), "it is over"

@@ -9,7 +9,7 @@ import pytest
 
 from rljob_cli.local.controllers import build_pod, plan_pods
 from rljob_cli.manifests import timestamp
-from rljob_operator.plan.observed_job import name_of
+from rljob_core.plan.observed_job import name_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

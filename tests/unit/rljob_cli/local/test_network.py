@@ -1,13 +1,16 @@
-"""Blocks of loopback addresses: never shared, and stable for an identity; the hosts file: the addresses of a name."""
+"""Blocks of loopback addresses: never shared, and stable for an identity; free ports; the hosts file."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 
 import pytest
 
 from rljob_api.errors import UserError
+from rljob_api.wire.contract import PORT_RAY, PORT_ROLLOUT, PORT_RUN_FILES, PORT_SERVICE, PORTS
+from rljob_cli.local import network
 from rljob_cli.local.network import build_hosts, claim_block
 
 SEED = f"process {os.getpid()}"
@@ -34,40 +37,59 @@ def test_same_run_gets_the_same_block_again():
     again = claim_block(SEED)
     again.close()
     assert again.prefix == first.prefix
-    assert again.ray_port == first.ray_port
+    assert again.port(PORT_RAY) == first.port(PORT_RAY)
 
 
 def test_identity_keeps_its_address():
-    network = claim_block(SEED)
-    one, two = network.address("one"), network.address("two")
+    claimed = claim_block(SEED)
+    one, two = claimed.address("one"), claimed.address("two")
     assert one != two
-    assert network.address("one") == one
-    network.close()
+    assert claimed.address("one") == one
+    claimed.close()
 
 
 def test_more_pods_than_addresses_are_an_error():
-    network = claim_block(SEED)
+    claimed = claim_block(SEED)
     with pytest.raises(UserError, match=r"all 253 addresses of .* are in use; use fewer replicas"):
-        [network.address(str(number)) for number in range(254)]
-    network.close()
+        [claimed.address(str(number)) for number in range(254)]
+    claimed.close()
 
 
-def test_port_in_use_is_reported_with_its_process():
-    prefix = unused_block(1)
-    with socket.socket() as busy:
-        busy.bind((f"{prefix}.1", 8100))
-        busy.listen(1)
-        with pytest.raises(UserError, match=rf"port 8100 on {prefix}\.1 is in use by .*pid {os.getpid()}"):
-            claim_block("x", f"{prefix}.0")
+def test_ports_of_other_programs_are_left_to_them(monkeypatch):
+    """In a separate range, of ports 30000 to 32767: above those of runs, and below those of outgoing connections."""
+    offset = 23_650 + 32 * (os.getpid() % 16)
+    offsets = range(offset, offset + 32)
+    monkeypatch.setattr(network, "_OFFSETS", offsets)
+    block = f"{unused_block(1)}.0"
+    with contextlib.ExitStack() as stack:
+        found = []
+        last_engine = PORT_ROLLOUT + 15  # of a trainer Pod with 16 GPUs
+        for address, port in (("0.0.0.0", last_engine), ("127.0.0.1", PORT_SERVICE), ("127.9.9.9", PORT_RUN_FILES)):
+            with contextlib.closing(claim_block("x", block)) as claimed:
+                found.append(claimed.port(PORT_RAY) - PORT_RAY)
+            stack.enter_context(socket.create_server((address, port + found[-1])))
+        with contextlib.closing(claim_block("x", block)) as claimed:
+            found.append(claimed.port(PORT_RAY) - PORT_RAY)
+            assert claimed.environment == {"RLJOB_PORT_OFFSET": str(found[-1])}
+    assert len(set(found)) == 4, "each listener moves all ports of the next run"
+    assert set(found) <= set(offsets)
 
 
-def test_port_in_use_on_all_addresses_is_reported():
-    with socket.socket() as busy:
-        busy.bind(("0.0.0.0", 0))
-        busy.listen(1)
-        port = busy.getsockname()[1]
-        with pytest.raises(UserError, match=f"port {port} "):
-            claim_block("x", f"{unused_block(2)}.0", ports=[port])
+def test_machine_without_free_ports_is_an_error(monkeypatch):
+    offset = 23_650 + os.getpid() % 512
+    monkeypatch.setattr(network, "_OFFSETS", range(offset, offset + 1))
+    with (
+        socket.create_server(("127.0.0.1", PORT_SERVICE + offset)),
+        pytest.raises(UserError, match="too many ports between 20000 and 30000 are in use: a run needs 23"),
+    ):
+        claim_block("x", f"{unused_block(2)}.0")
+
+
+def test_shifted_ports_are_below_those_of_outgoing_connections():
+    claimed = claim_block(SEED)
+    claimed.close()
+    assert all(20_000 <= claimed.port(port) < 30_000 for port in PORTS)
+    assert claimed.port(9400) == 9400, "the port of a user's container"
 
 
 @pytest.mark.parametrize("block", ["10.0.0.0", "nonsense", "127.1"])

@@ -93,7 +93,8 @@ def test_run_without_anything_but_a_job_has_a_page(run, tmp_path):
 
 
 def test_versions_of_the_driver_and_the_models_commit_are_shown(run):
-    summary = run.summary | {"versions": {"torch": "9.9.9", "new-part": "1.2"}, "model_commit": "c0ffee"}
+    versions = {"torch": "9.9.9", "new-part": "1.2"}
+    summary = run.summary.model_copy(update={"versions": versions, "model_commit": "c0ffee"})
     page = render_page(replace(run, summary=summary), NOW)
     assert "9.9.9" in page
     assert "new-part" in page
@@ -105,10 +106,19 @@ def test_page_of_a_small_run_is_small(run):
 
 
 def test_run_without_reward_functions_has_the_results_of_its_agent(run):
-    own = add_agent({**run.samples[0][0], "rewards": [], "own_reward": 0.5})
+    own = add_agent(run.samples[0][0].model_copy(update={"rewards": [], "own_reward": 0.5}))
     page = render_page(replace(run, samples=[[own]]), NOW)
     outline(page)
     [data] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     [sample] = json.loads(data)
     assert [(result["name"], result["score"]) for result in sample["rewards"]] == [("runner", 0.5)]
     assert "reward runner" not in page, "an agent's reward has no version"
+
+
+def test_turns_on_shared_devices_have_a_table(run):
+    held = {"rollouts_awake": 2**31, "rollouts_asleep": 2**30, "trainer_update": 2**31, "trainer_freed": 2**30}
+    steps = tuple(step.model_copy(update={"device_bytes": held}) for step in run.metrics.steps)
+    page = render_page(replace(run, metrics=replace(run.metrics, steps=steps)), NOW)
+    outline(page)
+    assert "<td>2.0 GiB</td><td>1.0 GiB</td><td>-</td><td>-</td>" in page
+    assert "Turns on shared devices" not in render_page(run, NOW)

@@ -5,20 +5,17 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljob_api.run.trajectories import TurnRow
 from rljob_cli.report.samples import choose_samples, describe_sample, format_answers, rank_samples, spread
+from tests.support.records import result_row, sample_row
 
-
-def result(score=None, **fields):
-    given_ = {"name": "r", "valid": score is not None, "score": score, "components": {}, "reason": None, "message": ""}
-    return given_ | {"attempts": 1, "latency_seconds": 0.1} | fields
+TURN = {"text": "2"}
 
 
 def sample(score, **fields):
-    reason = {"reason": "timeout"} if score is None else {}
-    row = {"step": 1, "lane": "train", "group": 0, "sample": 0, "score": score, "advantage": None, "truncated": False}
-    row |= {"num_sampled_tokens": 4, "prompt": "p", "completion": "c", "ground_truth": None}
-    row |= {"turns": None, "messages": None}
-    return row | {"rewards": [result(score, **reason)]} | fields
+    reason = None if score is not None else "timeout"
+    result = result_row(score, reason=reason, attempts=1, latency_seconds=0.1)
+    return sample_row(**{"score": score, "num_sampled_tokens": 4, "rewards": [result]} | fields)
 
 
 @given(st.integers(0, 300))
@@ -33,8 +30,8 @@ def test_spread_reaches_the_middle_early():
 
 
 def test_best_worst_and_first_failures_come_first():
-    rows = [sample(0.5), sample(0.1), sample(None), sample(0.9), sample(None), sample(0.4)]
-    rows[4]["rewards"] = [result(reason="exception")]
+    failed = sample(None, rewards=[result_row(reason="exception")])
+    rows = [sample(0.5), sample(0.1), sample(None), sample(0.9), failed, sample(0.4)]
     assert rank_samples(rows)[:4] == [3, 1, 2, 4]
     assert sorted(rank_samples(rows)) == list(range(6))
 
@@ -52,13 +49,13 @@ def test_small_run_is_shown_whole_and_in_order():
 def test_limit_is_shared_by_all_steps():
     steps = [[sample(i / 10, step=number, sample=i) for i in range(10)] for number in range(5)]
     chosen = choose_samples(steps, max_samples=10)
-    assert [(row["step"], row["sample"]) for row in chosen] == [(n, i) for n in range(5) for i in (0, 9)]
+    assert [(row.step, row.sample) for row in chosen] == [(n, i) for n in range(5) for i in (0, 9)]
 
 
 def test_long_texts_are_bounded():
     steps = [[sample(0.5, completion="x" * 10_000), sample(0.6, completion="y" * 10_000)]]
     assert len(choose_samples(steps, max_characters=7_000)) == 1, "one is shown, however long"
-    shown = describe_sample(steps[0][0] | {"completion": "begin" + "x" * 10_000 + "answer 42"})
+    shown = describe_sample(sample(0.5, completion="begin" + "x" * 10_000 + "answer 42"))
     assert len(shown["completion"]) < 6_100
     assert shown["completion"].startswith("begin")
     assert shown["completion"].endswith("answer 42")
@@ -79,14 +76,14 @@ def test_conversation_is_shown_from_its_first_answer():
         {"role": "assistant", "content": "I add.", "tool_calls": [call]},
         {"role": "assistant", "content": "2"},
     ]
-    row = sample(1.0, prompt=json.dumps(prompt), messages=json.dumps(prompt + answers), turns=[{}] * 3)
+    row = sample(1.0, prompt=json.dumps(prompt), messages=json.dumps(prompt + answers), turns=[TURN] * 3)
     text = 'assistant: 3\nuser: Too high.\nassistant: I add.\nadd({"a": 1})\nassistant: 2'
     assert format_answers(row) == text
     assert describe_sample(row)["completion"] == text
-    assert format_answers(row | {"turns": [{}]}) == "c"
+    assert format_answers(row.model_copy(update={"turns": [TurnRow(text="2")]})) == "c"
 
 
 def test_conversation_that_replaced_its_prompt_is_shown_as_a_whole():
     messages = [{"role": "user", "content": "other"}, {"role": "assistant", "content": "2"}]
-    row = sample(1.0, prompt='[{"role": "user", "content": "1 + 1?"}]', messages=json.dumps(messages), turns=[{}] * 2)
+    row = sample(1.0, prompt='[{"role": "user", "content": "1 + 1?"}]', messages=json.dumps(messages), turns=[TURN] * 2)
     assert format_answers(row) == "user: other\nassistant: 2"

@@ -8,15 +8,13 @@ import aiohttp
 from aiohttp import web
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.contract import PORT_DRIVER, PORT_REWARD
+from rljob_api.wire.contract import PORT_DRIVER, PORT_SERVICE
 from rljob_cli.run.command import build_rewards, fetch_metrics
 from rljob_cli.run.reward_rows import RewardMetrics
 from tests.support.loopback import next_address
 
 HEAD, FIRST, SECOND, SILENT = (next_address() for _ in range(4))
-SERVER = (
-    'rljob_reward_slots_total{reward="correct"} 4.0\nrljob_reward_slots_in_use{lane="train",reward="correct"} 3.0\n'
-)
+SERVER = 'rljob_reward_slots{reward="correct"} 4.0\nrljob_reward_slots_in_use{lane="train",reward="correct"} 3.0\n'
 DRIVER = (
     'rljob_reward_invalid_total{lane="train",reason="timeout",reward="correct"} 2.0\n'
     'rljob_reward_waiting{reward="correct"} 5.0\n'
@@ -59,11 +57,11 @@ async def serve(address: str, port: int, text: str) -> web.AppRunner:
 
 async def test_row_sums_the_servers_and_is_unknown_when_one_does_not_answer() -> None:
     runners = [await serve(HEAD, PORT_DRIVER, DRIVER)]
-    runners += [await serve(address, PORT_REWARD, SERVER) for address in (FIRST, SECOND)]
+    runners += [await serve(address, PORT_SERVICE, SERVER) for address in (FIRST, SECOND)]
     try:
         async with aiohttp.ClientSession() as session:
-            known = await fetch_metrics(session, PODS)
-            partly = await fetch_metrics(session, [*PODS, ready_pod(SILENT, role="reward", reward="correct")])
+            known = await fetch_metrics(session, PODS, int)
+            partly = await fetch_metrics(session, [*PODS, ready_pod(SILENT, role="reward", reward="correct")], int)
     finally:
         for runner in runners:
             await runner.cleanup()

@@ -1,19 +1,18 @@
 """The curves of a run."""
 
+import math
+
 import pytest
 
+from rljob_api.run.metrics import Metrics
 from rljob_cli.run.curves import build_panels, invalid_share
 from rljob_cli.run.plot import draw_curves
+from tests.support.records import evaluation_record, metrics_of, step_record
 
-
-def step(number, **row):
-    return {"type": "step", "step": number, **row}
-
-
-ROWS = [
-    {"type": "eval", "step": 0, "accuracy": 0.25, "means": {"score": 0.1, "exact": 0.25}},
+METRICS = metrics_of(
+    evaluation_record(0, 0.25, means={"score": 0.1, "exact": 0.25}),
     *(
-        step(
+        step_record(
             number,
             reward=0.1 * number,
             components={"score": 0.1 * number, "exact": 0.05 * number, "length": 40.0 + number},
@@ -41,12 +40,12 @@ ROWS = [
         )
         for number in (1, 2, 3)
     ),
-]
+)
 
 
 @pytest.fixture
 def panels():
-    return {panel.title: panel for panel in build_panels(ROWS)}
+    return {panel.title: panel for panel in build_panels(METRICS)}
 
 
 def test_panels_cover_what_a_run_is_judged_by(panels):
@@ -78,14 +77,14 @@ def test_component_is_drawn_in_training_and_held_out(panels):
 
 def test_unknown_values_have_no_point(panels):
     assert "KL to the reference" not in panels, "null at every step: no reference was loaded"
-    [panel] = build_panels([step(1, reward=None), step(2, reward=float("nan")), step(3, reward=0.5)])
+    [panel] = build_panels(metrics_of(*(step_record(i, reward=x) for i, x in enumerate((None, math.nan, 0.5), 1))))
     assert panel.curves[0].points == ((3, 0.5),)
 
 
 def test_invalid_share_counts_results_of_all_rewards(panels):
     shares = {curve.name: curve.points for curve in panels["Shares"].curves}
     assert shares["invalid"][0] == (1, 0.25), "4 of 8 samples x 2 rewards"
-    assert invalid_share(step(1)) is None
+    assert invalid_share(step_record(1)) is None
 
 
 def test_stacked_phases_have_a_value_at_every_step(panels):
@@ -101,8 +100,14 @@ def test_roles_at_work_are_unknown_in_steps_of_an_older_driver(panels):
     assert panel.curves[2].points == ((2, 0.3), (3, 0.3)), "step 1 has no shares"
 
 
+def test_memory_of_shared_devices_has_a_curve_for_each_state():
+    steps = [step_record(number, device_bytes={"trainer_freed": number * 2**30}) for number in (1, 2)]
+    [panel] = [panel for panel in build_panels(metrics_of(*steps)) if panel.title == "Memory of shared devices"]
+    assert [(curve.name, curve.points) for curve in panel.curves] == [("trainer freed", ((1.0, 1.0), (2.0, 2.0)))]
+
+
 def test_long_runs_have_the_mean_of_several_steps():
-    [panel] = build_panels([step(number, reward=float(number % 2)) for number in range(1, 4001)])
+    [panel] = build_panels(metrics_of(*(step_record(number, reward=float(number % 2)) for number in range(1, 4001))))
     assert panel.note == "each point: mean of 10 steps"
     assert len(panel.curves[0].points) == 400
     assert panel.curves[0].points[0] == (5.5, 0.5)
@@ -110,6 +115,6 @@ def test_long_runs_have_the_mean_of_several_steps():
 
 def test_picture_is_drawn_for_any_names(tmp_path):
     path = tmp_path / "curves.png"
-    assert not draw_curves([], path)
-    assert draw_curves([step(4, components={"$x_{": 1.0}, phase_seconds={"$y_{": 2.0})], path)
+    assert not draw_curves(Metrics(), path)
+    assert draw_curves(metrics_of(step_record(4, components={"$x_{": 1.0}, phase_seconds={"$y_{": 2.0})), path)
     assert path.stat().st_size > 10_000

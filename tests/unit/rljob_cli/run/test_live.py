@@ -10,10 +10,11 @@ from rich.console import Console
 
 from rljob_api.wire.protocol import BusyShares, DriverStatus, Learning, ScheduleStatus
 from rljob_cli.run.live import JsonOutput, LiveOutput, PlainOutput, format_seconds, make_output, render
-from rljob_cli.run.snapshot import Failure, RoleRow, Snapshot
+from rljob_cli.run.snapshot import RoleRow, Snapshot
+from tests.support.records import container_failure, evaluation_record, step_record
 
-FAILURE = Failure("sums-head-0", "head", "head", 75, "Error", "no space left")
-STEP = {"type": "step", "step": 1, "reward": 0.5}
+FAILURE = container_failure(pod="sums-head-0", role="head", exit_code=75, message="no space left")
+STEP = step_record(1, reward=0.5)
 SNAPSHOT = Snapshot(
     name="sums", phase="Running", roles=(RoleRow("head", 1, 1, 0),), steps=(STEP,), total_steps=2, failures=(FAILURE,)
 )
@@ -39,9 +40,8 @@ def test_plain_output_prints_one_line_per_change_once():
 def test_steps_of_an_earlier_session_are_not_shown_again():
     output = console()
     plain = PlainOutput(output)
-    earlier = tuple({"type": "step", "step": number} for number in (1, 2, 3))
-    plain.begin(Snapshot(steps=earlier, evals=({"type": "eval", "step": 0, "accuracy": 0.5},)))
-    evals = ({"type": "eval", "step": 0, "accuracy": 0.5},)
+    earlier, evals = tuple(map(step_record, (1, 2, 3))), (evaluation_record(0, 0.5),)
+    plain.begin(Snapshot(steps=earlier, evals=evals))
     plain.show(Snapshot(steps=earlier, evals=evals, total_steps=4))
     assert output.file.getvalue() == ""
     plain.show(Snapshot(steps=earlier[:2], evals=evals, total_steps=4))
@@ -49,11 +49,26 @@ def test_steps_of_an_earlier_session_are_not_shown_again():
     assert output.file.getvalue().splitlines() == ["[    0s] resumed after step 2", "[    0s] step 3/4"]
 
 
+def test_evaluation_has_the_numbers_of_failed_and_left_out_episodes():
+    evals = (evaluation_record(0, 0.5, num_failed=3, num_left_out=2), evaluation_record(2, 0.75))
+    output = console()
+    PlainOutput(output).show(Snapshot(evals=evals))
+    assert output.file.getvalue().splitlines() == [
+        "[    0s] evaluation after step 0: accuracy 0.500 (3 failed, counted as 0, 2 without a score, left out)",
+        "[    0s] evaluation after step 2: accuracy 0.750",
+    ]
+    output = console(force_terminal=True)
+    live = LiveOutput(output)
+    live.show(Snapshot(evals=evals[:1]))
+    live.close()
+    assert "held out; 3 failed, counted as 0, 2 without a score, left out" in output.file.getvalue()
+
+
 def test_json_output_prints_one_object_per_change(capsys):
     JsonOutput(console()).show(SNAPSHOT)
     objects = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [found["type"] for found in objects] == ["phase", "role", "failure", "step"]
-    assert objects[-1] == {"elapsed_seconds": 0.0, **STEP}
+    assert objects[-1] == {"elapsed_seconds": 0.0, **STEP.model_dump()}
 
 
 def test_live_output_scrolls_failures_above_the_view():
@@ -127,3 +142,34 @@ def test_output_is_live_only_on_a_terminal(kind, is_terminal, expected):
 @pytest.mark.parametrize(("seconds", "text"), [(59.4, "59s"), (61, "1m01s"), (3660, "1h01m")])
 def test_elapsed_time_has_two_units(seconds, text):
     assert format_seconds(seconds) == text
+
+
+def test_a_long_step_says_what_it_does():
+    output = console()
+    plain = PlainOutput(output)
+    driver = DriverStatus(phase="generate", waits_for="generates 12 of 64 samples")
+
+    def show(seconds, phase="Running", waits_for=driver.waits_for):
+        status = driver.model_copy(update={"waits_for": waits_for})
+        plain.show(Snapshot(phase=phase, driver=status, steps=(STEP,), total_steps=3, elapsed_seconds=seconds))
+
+    for seconds in (1, 10, 20, 21, 30, 40):
+        show(seconds)
+    show(41, waits_for="generates 3 of 64 samples")
+    show(50, phase="Succeeded")
+    show(90, phase="Succeeded")
+    assert output.file.getvalue().splitlines() == [
+        "[    1s] Running",
+        "[    1s] step 1/3  reward 0.500",
+        "[   21s] step 2/3, generate: generates 12 of 64 samples",
+        "[   41s] step 2/3, generate: generates 3 of 64 samples",
+        "[   50s] Succeeded",
+    ]
+
+
+def test_a_long_start_says_what_it_waits_for():
+    output = console()
+    plain = PlainOutput(output)
+    for seconds in (0, 25):
+        plain.show(Snapshot(phase="Pending", roles=(RoleRow("rollout", 1, 0, 0),), elapsed_seconds=seconds))
+    assert output.file.getvalue().splitlines()[-1] == "[   25s] rollout 0/1"

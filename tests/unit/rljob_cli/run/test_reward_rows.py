@@ -7,8 +7,8 @@ from dataclasses import asdict
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.scaling import RewardScaling
+from rljob_api.manifest.services.reward import Reward
 from rljob_cli.run.reward_rows import (
     HEADER,
     RewardMetrics,
@@ -24,7 +24,7 @@ FUNCTION = Reward.model_validate({"name": "correct", "slots": 8, "function": {"f
 HTTP = Reward.model_validate({"name": "correct", "http": {"url": "http://r"}})
 
 SERVER = """
-rljob_reward_slots_total{reward="correct"} 8.0
+rljob_reward_slots{reward="correct"} 8.0
 rljob_reward_slots_in_use{lane="train",reward="correct"} 5.0
 rljob_reward_slots_in_use{lane="eval",reward="correct"} 1.0
 rljob_reward_queue_length{lane="train",reward="correct"} 3.0

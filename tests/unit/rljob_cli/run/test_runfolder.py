@@ -3,7 +3,9 @@
 import pytest
 
 from rljob_api.manifest.job import RLJob
+from rljob_api.run.metrics import Metrics
 from rljob_cli.run import runfolder
+from tests.support.records import step_record
 
 
 def build_job(data=None, **schedule):
@@ -41,14 +43,6 @@ def complete(folder, step):
     (checkpoint / "COMPLETE").touch()
 
 
-def test_last_checkpoint_is_the_newest_complete_one(tmp_path):
-    assert runfolder.last_checkpoint(tmp_path) is None
-    for step in (9, 1_000_000, 200_000):
-        complete(tmp_path, step)
-    (tmp_path / "checkpoints" / "step-2000000").mkdir()
-    assert runfolder.last_checkpoint(tmp_path) == 1_000_000
-
-
 @pytest.mark.parametrize("has_checkpoint", [True, False])
 def test_history_of_a_run_that_starts_over_is_removed(tmp_path, has_checkpoint):
     if has_checkpoint:
@@ -62,12 +56,13 @@ def test_history_of_a_run_that_starts_over_is_removed(tmp_path, has_checkpoint):
 
 def test_reader_follows_a_file_that_grows_and_is_truncated(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    reader = runfolder.RowReader(path)
-    assert reader.read() == []
-    path.write_text('{"step": 1}\n{"step": 2}\n{"st')
-    assert reader.read() == [{"step": 1}, {"step": 2}]
+    reader = runfolder.MetricsReader(path)
+    assert reader.read() == Metrics()
+    first, second = (step_record(number).model_dump_json() for number in (1, 2))
+    path.write_text(f"{first}\n{second}\n{first[:9]}")
+    assert reader.read().last_step == 2
     assert reader.read() is reader.read(), "an unchanged file is not read again"
-    path.write_text('{"step": 1}\n')
-    assert reader.read() == [{"step": 1}]
+    path.write_text(f"{first}\n")
+    assert reader.read().last_step == 1
     path.unlink()
-    assert reader.read() == []
+    assert reader.read() == Metrics()

@@ -1,35 +1,29 @@
 """The sessions of a run."""
 
-from rljob_cli.run.sessions import SessionLog, read_sessions, total_restarts, total_seconds
+from rljob_api.run.sessions import read_sessions
+from rljob_cli.run.sessions import SessionLog
+from tests.support.records import container_failure
 
 
 def test_sessions_of_a_folder_are_kept_in_order(tmp_path):
     SessionLog(tmp_path, 0).update(seconds=10.0, phase="Interrupted", last_step=3, restarts={"head": 1})
     log = SessionLog(tmp_path, 2)
-    log.update(seconds=5.0)
-    log.update(seconds=7.5, restarts={"head": 2})
+    log.update(seconds=5.0, last_step=2)
+    log.update(seconds=7.5, last_step=4, restarts={"head": 2})
     first, second = read_sessions(tmp_path)
-    assert (first.phase, first.last_step, second.after_step, second.phase) == ("Interrupted", 3, 2, "")
-    assert total_seconds([first, second]) == 17.5
-    assert total_restarts([first, second]) == {"head": 3}
-    assert log.sessions[0] == first
+    assert (first.phase, first.last_step, first.restarts) == ("Interrupted", 3, {"head": 1})
+    assert (second.after_step, second.phase, second.last_step, second.seconds) == (2, "", 4, 7.5)
+    assert log.sessions == [first, second]
 
 
 def test_session_has_the_versions_of_this_environment(tmp_path):
-    log = SessionLog(tmp_path, 0)
-    log.update()
+    SessionLog(tmp_path, 0).update(seconds=0.0, last_step=0)
     [session] = read_sessions(tmp_path)
     assert {"python", "rljob-cli", "torch"} <= session.versions.keys()
 
 
-def test_unreadable_sessions_are_unknown(tmp_path):
-    assert read_sessions(tmp_path) == []
-    (tmp_path / "sessions.json").write_text('[{"started": "now", "unknown": 1}]')
-    assert read_sessions(tmp_path) == []
-
-
 def test_failures_of_a_crash_loop_are_bounded(tmp_path):
-    SessionLog(tmp_path, 0).update(failures=tuple({"exit_code": code} for code in range(1000)))
+    failures = [container_failure(exit_code=code) for code in range(1000)]
+    SessionLog(tmp_path, 0).update(seconds=1.0, last_step=0, failures=failures)
     [session] = read_sessions(tmp_path)
-    assert len(session.failures) == 50
-    assert session.failures[0] == {"exit_code": 0}
+    assert [failure.exit_code for failure in session.failures] == list(range(50))

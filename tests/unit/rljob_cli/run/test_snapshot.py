@@ -6,15 +6,17 @@ import pytest
 from rich.console import Console
 
 from rljob_api.manifest.status import RewardProblem, RLJobStatus, RoleStatus
-from rljob_api.wire.protocol import DriverStatus
+from rljob_api.wire.protocol import DriverStatus, HungPart, Outage
 from rljob_cli.run.live import render, sparkline
 from rljob_cli.run.reward_rows import RewardRow
-from rljob_cli.run.runfolder import read_rows
-from rljob_cli.run.snapshot import Failure, RoleRow, RunHistory, Snapshot, build_roles, diff_snapshots
+from rljob_cli.run.snapshot import RoleRow, RunHistory, Snapshot, build_roles, diff_snapshots
+from tests.support.records import container_failure, step_record
+
+RANK = HungPart(role="trainer", name="rank 3", seconds=80, limit_seconds=60)
 
 
-def step(number, **row):
-    return {"type": "step", "step": number, "reward": 0.5, "step_seconds": 2.0, **row}
+def step(number, **fields):
+    return step_record(number, **{"reward": 0.5, "step_seconds": 2.0} | fields)
 
 
 def texts(old, new):
@@ -71,12 +73,6 @@ def test_roles_are_in_order_with_the_agents_last():
     assert rows[-1] == RoleRow("agent-user", 2, 0, 3)
 
 
-def test_incomplete_line_of_metrics_is_skipped(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n{"step": 2, "rew')
-    assert read_rows(path) == [{"step": 1}]
-
-
 def test_sparkline_is_scaled_from_minimum_to_maximum():
     assert sparkline([0, 1, 2]) == "▁▅█"
     assert sparkline([1, 1]) == "▁▁"
@@ -96,7 +92,7 @@ def test_narrow_terminal_cuts_invalid_reasons_and_no_number(width):
 
 
 def failed(code, message, *, pod="p-1", role="rollout"):
-    return Failure(pod, role, "c", code, "Error", message, f"/run/logs/{pod}.log")
+    return container_failure(pod=pod, role=role, exit_code=code, message=message, log=f"/run/logs/{pod}.log")
 
 
 def test_user_error_is_shown_once_with_its_log_whichever_snapshot_sees_it_first():
@@ -135,10 +131,31 @@ def test_problem_of_a_reward_is_shown_once_and_its_event_not_at_all():
     assert texts(after, after) == []
 
 
-def test_warning_that_the_job_learns_nothing_stays_on_the_screen():
-    [change] = diff_snapshots(Snapshot(), Snapshot(events=("NoAdvantages: since step 2 ...",)))
+def test_damaged_checkpoint_is_shown_once():
+    problem = RewardProblem(reward="spec.checkpoint", reason="damaged", message="driver.json has ...", step=2)
+    after = Snapshot(problems=(problem,), events=(f"CheckpointDamaged: {problem.describe()}",))
+    shown = [change.text for change in diff_snapshots(Snapshot(), after) if change.text]
+    assert shown == ["spec.checkpoint: damaged: driver.json has ..."]
+
+
+def test_outage_is_reported_when_it_begins_and_when_it_ends():
+    def seen(*outages):
+        return Snapshot(driver=DriverStatus(outages=list(outages)))
+
+    first = Outage(what="spec.rewards[0].http (http://r)", seconds=12, limit_seconds=21600, message="503 gone")
+    later = first.model_copy(update={"seconds": 70, "message": "refused"})
+    assert texts(seen(), seen(first)) == [
+        "spec.rewards[0].http (http://r) is away: 503 gone; the job waits for at most 21600 s"
+    ]
+    assert texts(seen(first), seen(later)) == []
+    assert texts(seen(later), seen()) == ["spec.rewards[0].http (http://r) is back after 70 s"]
+
+
+@pytest.mark.parametrize("reason", ["NoAdvantages", "PartHung", "ProgressDeadlineExceeded"])
+def test_warning_that_nothing_is_learned_or_finished_stays_on_the_screen(reason):
+    [change] = diff_snapshots(Snapshot(), Snapshot(events=(f"{reason}: since step 2 ...",)))
     assert change.is_urgent
-    assert change.text == "NoAdvantages: since step 2 ..."
+    assert change.text == f"{reason}: since step 2 ..."
 
 
 @pytest.mark.parametrize(
@@ -146,6 +163,10 @@ def test_warning_that_the_job_learns_nothing_stays_on_the_screen():
     [
         (Snapshot(driver=DriverStatus(waits_for="waits for 3 of 8 completions")), "waits for 3 of 8 completions"),
         (Snapshot(roles=(RoleRow("rollout", 2, 1, 0),)), "rollout 1/2"),
+        (
+            Snapshot(driver=DriverStatus(hung=[RANK], waits_for="waits for 3 of 8 completions")),
+            "trainer: rank 3 hangs for 80 s; waits for 3 of 8 completions",
+        ),
     ],
 )
 def test_what_a_job_waits_for_is_composed_once(snapshot, expected):

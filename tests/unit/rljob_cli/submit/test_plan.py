@@ -12,7 +12,7 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_cli.submit.plan import ClaimOptions, build_owners_patch, plan_submission
 from rljob_cli.submit.sources import MAX_SMALL_BYTES, File, Tree
-from rljob_operator.plan.job import render_children
+from rljob_core.plan.job import render_children
 
 TRAIN = b'{"prompt": "a", "answer": "b"}\n'
 
@@ -58,7 +58,7 @@ def test_functions_and_small_data_become_one_config_map():
     spec = submission.job["spec"]
     reference = {"name": name, "key": "correct.reward.py"}
     assert spec["rewards"][0]["function"] == {"entrypoint": "compute_score", "configMapKeyRef": reference}
-    assert spec["data"]["train"] == {"source": "/mnt/files/train/train.jsonl", "dataSource": "train.jsonl"}
+    assert spec["data"]["train"] == {"source": "/mnt/files/train/train.jsonl"}
     assert submission.uploads == []
     assert [m["kind"] for m in submission.objects] == ["ConfigMap", "RLJob"]
 
@@ -88,11 +88,11 @@ def test_folder_of_data_and_binary_files_keep_their_names():
     rows = Tree("rows", True, (file("a.parquet", b"\xff\x00"), file("b/c.jsonl", TRAIN)))
     submission = plan(make_job(train="rows"), trees=TREES | {"rows": rows})
     assert submission.config_map["binaryData"] == {"train.a.parquet": base64.b64encode(b"\xff\x00").decode()}
-    assert submission.job["spec"]["data"]["train"]["source"] == "/mnt/files/train"
+    assert submission.job["spec"]["data"]["train"]["source"] == "/mnt/files/train/rows"
     items = submission.job["spec"]["head"]["template"]["spec"]["volumes"][0]["configMap"]["items"]
     assert items == [
-        {"key": "train.a.parquet", "path": "train/a.parquet"},
-        {"key": "train.b-c.jsonl", "path": "train/b/c.jsonl"},
+        {"key": "train.a.parquet", "path": "train/rows/a.parquet"},
+        {"key": "train.b-c.jsonl", "path": "train/rows/b/c.jsonl"},
     ]
 
 
@@ -101,7 +101,7 @@ def test_model_and_large_data_are_copied_to_a_new_claim_that_fits_them():
     model, data = submission.uploads
     spec = submission.job["spec"]
     assert spec["model"]["source"] == f"pvc://sums-files/{model.folder}/model"
-    assert spec["data"]["train"] == {"source": f"pvc://sums-files/{data.folder}/big", "dataSource": "big"}
+    assert spec["data"]["train"] == {"source": f"pvc://sums-files/{data.folder}/big"}
     assert model.folder == f"sums/{TREES['./model'].digest}"
     assert submission.claim["spec"] == {
         "accessModes": ["ReadWriteMany"],

@@ -6,7 +6,7 @@ import pytest
 
 from rljob_api.manifest.job import RLJob
 from rljob_cli.submit.references import Need, find_needs, is_missing
-from rljob_operator.plan.job import render_children
+from rljob_core.plan.job import render_children
 
 
 def make_job(**spec):

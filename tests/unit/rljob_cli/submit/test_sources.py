@@ -160,3 +160,15 @@ def test_function_comes_with_the_modules_of_its_folder_that_it_imports(tmp_path)
 def test_function_that_is_not_python_comes_alone(tmp_path):
     (tmp_path / "reward.py").write_text("def (")
     assert len(read_tree(source("reward.py", "function"), tmp_path).files) == 1
+
+
+def test_a_glob_comes_with_its_files_alone(tmp_path):
+    (tmp_path / "shards").mkdir()
+    for name in ("b.csv", "a.csv", "notes.txt"):
+        (tmp_path / "shards" / name).write_text("x\n")
+    tree = read_tree(source("./shards/*.csv"), tmp_path)
+    assert (tree.name, [file.name for file in tree.files]) == ("shards", ["a.csv", "b.csv"])
+    with pytest.raises(UserError, match=r"no file matches .*/shards/\*.json; correct the path"):
+        read_tree(source("./shards/*.json"), tmp_path)
+    with pytest.raises(UserError, match="matches files of several folders; copy them into one"):
+        read_tree(source("./**/*.csv"), tmp_path)

@@ -9,7 +9,7 @@ from rljob_api.read.load import load_manifests
 from rljob_cli.cluster.client import ClusterError
 from rljob_cli.cluster.pod_exec import Ended
 from rljob_cli.submit import upload
-from rljob_operator.plan.job import render_children
+from rljob_core.plan.job import render_children
 
 JOB = """\
 apiVersion: rljob.dev/v1alpha1

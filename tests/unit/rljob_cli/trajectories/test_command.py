@@ -7,11 +7,11 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from rljob_api.run.folder import trajectory_file
 from rljob_api.wire.protocol import InvalidReason
 from rljob_cli.main import app
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.episodes.types import Group, ScoredResult
-from rljob_trainer.history.run_state import trajectory_file
 from rljob_trainer.history.trajectory_log import write_file
 from tests.support.episodes import episode
 
@@ -206,7 +206,7 @@ def test_table_in_a_pipe_folds_no_line(run_dir, monkeypatch):
 
 
 def test_run_without_a_log_is_explained(tmp_path):
-    assert "trajectoriesMiB" in rljob(tmp_path).output
+    assert "trajectoriesSize" in rljob(tmp_path).output
 
 
 def test_unreadable_file_or_other_version_is_named(run_dir):

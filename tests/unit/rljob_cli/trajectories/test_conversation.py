@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from rljob_api.run.folder import trajectory_file
 from rljob_api.wire.protocol import Message
 from rljob_cli.main import app
 from rljob_cli.trajectories.conversation import _build_rewards, _is_answer
@@ -24,8 +25,8 @@ from rljob_trainer.episodes.types import (
     Turn,
     empty_segment,
 )
-from rljob_trainer.history.run_state import trajectory_file
 from rljob_trainer.history.trajectory_log import write_file
+from tests.support.records import sample_row
 
 PROMPT: list[Message] = [
     {"role": "user", "content": "1 + 1?"},
@@ -215,7 +216,7 @@ def test_message_is_an_answer_even_without_its_calls_and_reasoning(message, text
 
 
 def test_rewards_and_info_of_the_agent_are_shown():
-    row = {"rewards": [], "own_reward": 0.5, "failure": None, "state": "{}", "info": '{"wrong": 1}'}
+    row = sample_row(own_reward=0.5, state="{}", info='{"wrong": 1}')
     assert [line.plain for line in _build_rewards(row)] == ["  runner's reward: 0.5", '  info: {"wrong": 1}']
 
 

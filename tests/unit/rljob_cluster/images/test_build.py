@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from rljob_cluster.images import __main__ as images
 from rljob_cluster.images import build
-from rljob_cluster.images.base_image import LOCAL_BASE
+from rljob_cluster.images.base_image import LOCAL_BASE, NoBaseError, hub_name
 from rljob_cluster.images.tools import Buildah, Docker, ImageInfo, _megabytes
+from rljob_core.defaults import DEFAULTS
 from tests.paths import ROOT
 
 
@@ -32,6 +34,36 @@ def test_digest_changes_with_one_byte_or_another_extra(tmp_path: Path) -> None:
 def test_only_the_trainer_takes_an_extra() -> None:
     assert "EXTRA=gpu" in build.build_command(Docker(), "trainer", "b", "gpu", "d", None)
     assert "EXTRA=gpu" not in build.build_command(Docker(), "reward", "b", "gpu", "d", None)
+
+
+def test_image_of_another_python_has_its_own_base_and_refuses_one_without_it() -> None:
+    assert "PYTHON=3.12" in build.build_command(Docker(), "reward-py312", "b", "cpu", "d", None)
+    assert "PYTHON=3.12" not in build.build_command(Docker(), "reward", "b", "cpu", "d", None)
+    assert (Docker().find_base("3.12"), Docker().find_base()) == (hub_name("3.12"), hub_name())
+    assert build.image_name("reward-py312") == DEFAULTS.python_images["3.12"], "what is built is what jobs use"
+
+
+def test_base_of_another_python_has_its_own_variable(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BASE_IMAGE", "mirror/python:3.11")
+    monkeypatch.setenv("BASE_IMAGE_PY312", "mirror/python:3.12")
+    inputs = build.list_inputs(ROOT, "reward-py312")
+    digest = build.digest_inputs(ROOT, inputs, ("mirror/python:3.12", "cpu", "3.12"))
+    assert build.build_image(ROOT, "reward-py312", FakeTool(ImageInfo(digest, 60)), archive="no").reused
+
+
+def test_only_a_named_image_needs_its_base(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def build_image(root: Path, name: str, *_: object) -> build.BuildResult:
+        if name == "reward-py312":
+            raise NoBaseError("cannot pull python:3.12-slim-bookworm; set BASE_IMAGE_PY312")
+        return build.BuildResult(name, "d", 1, 0.0, False, None)
+
+    monkeypatch.setattr(images, "choose_tool", lambda: Docker())
+    monkeypatch.setattr(images, "build_image", build_image)
+    assert images.main([]) == 0
+    output = capsys.readouterr()
+    assert "reward-py312 is left out: cannot pull" in output.err
+    assert "operator" in output.out
+    assert images.main(["reward-py312"]) == 1
 
 
 def test_local_base_is_never_pulled() -> None:
@@ -66,7 +98,7 @@ class FakeTool(Docker):
         self.image = image
         self.saved: list[Path] = []
 
-    def find_base(self) -> str:
+    def find_base(self, python: str | None = None) -> str:
         return "base"
 
     def inspect(self, image: str) -> ImageInfo | None:
@@ -99,7 +131,9 @@ def test_new_archive_replaces_the_older_one_and_is_reused(cache: Path) -> None:
     cache.mkdir(parents=True)
     (cache / "operator-older.tar").touch()
     (cache / "reward-older.tar").touch()
+    (cache / "operator-other-older.tar").touch()
     result = build.build_image(ROOT, "operator", tool, archive="needed")
     assert build.build_image(ROOT, "operator", tool, archive="yes").archive == result.archive
-    assert sorted(path.name for path in cache.iterdir()) == [f"operator-{result.digest}.tar", "reward-older.tar"]
+    others = ["operator-other-older.tar", "reward-older.tar"]
+    assert sorted(path.name for path in cache.iterdir()) == sorted([f"operator-{result.digest}.tar", *others])
     assert len(tool.saved) == 1

@@ -2,8 +2,8 @@
 
 import re
 
-from rljob_operator.children import build_children
-from rljob_operator.defaults import DEFAULTS
+from rljob_core.children import build_children
+from rljob_core.defaults import DEFAULTS
 from tests.paths import ROOT
 from tests.support.job_simulation import make_job
 

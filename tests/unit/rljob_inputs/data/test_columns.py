@@ -37,6 +37,7 @@ def test_all_fields_are_reported_at_once_with_near_names():
         (3, "got int"),
         ([], "got an empty list"),
         ([{"content": "x"}], "got list"),
+        ([{"from": "human", "value": "x"}], "of {from, value}, as ShareGPT; rename the keys to role and content"),
     ],
 )
 def test_a_prompt_is_text_or_messages(prompt, message):

@@ -38,6 +38,11 @@ def test_evaluation_has_its_own_room():
     assert find_limit(job, "train", None).num_tokens == 32
 
 
+def test_a_limit_that_evaluation_shares_with_training_has_one_name():
+    limit = find_limit(spec({"maxModelLen": 64}, evaluation={"sampling": {"maxTokens": 32}}), "test", None)
+    assert limit.reason == "rollout.maxModelLen 64 - rollout.sampling.maxTokens 32"
+
+
 def test_the_table_counts_what_is_left_out():
     table = measure([*range(1, 100), 6_011], "spec.data.train", 100, PromptLimit(99, "data.maxPromptTokens"))
     assert (table.min, table.median, table.p95, table.max) == (1, 50, 95, 6_011)

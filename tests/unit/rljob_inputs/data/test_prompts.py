@@ -19,10 +19,10 @@ class Tokenizer:
     def __call__(self, texts, add_special_tokens=True):
         return {"input_ids": [[ord(c) for c in text] for text in texts]}
 
-    def apply_chat_template(self, messages, *, add_generation_prompt, tokenize):
+    def apply_chat_template(self, messages, *, add_generation_prompt, tokenize, **arguments):
         assert add_generation_prompt
         assert not tokenize
-        return "".join(f"<{m['role']}>{m['content']}\n" for m in messages) + "<assistant>"
+        return "".join(f"<{m['role']}>{m['content']}\n" for m in messages) + "<assistant>" + arguments.get("end", "")
 
 
 def text_of(prompt):
@@ -47,13 +47,22 @@ def test_text_is_the_filled_in_template():
     prompt = prompt_of({"q": "1 + 1", "a": 2, "unit": "kg"}, format="text", template="{prompt} in {unit}?")
     assert text_of(prompt) == prompt.prompt == "1 + 1 in kg?"
     assert prompt.ground_truth == 2
-    assert prompt.extra_info == {"unit": "kg", "index": 0, "split": "train"}
+    assert prompt.extra_info == {"q": "1 + 1", "unit": "kg", "index": 0, "split": "train"}
+    assert prompt.answer_column == "a"
 
 
 def test_chat_adds_a_system_message_only_if_configured():
     assert text_of(prompt_of({"q": "hi", "a": 1})) == "<user>hi\n<assistant>"
     assert text_of(prompt_of({"q": "hi", "a": 1}, system_prompt="be brief")).startswith("<system>be brief\n<user>hi")
     assert text_of(prompt_of({"q": "hi", "a": 1}, system_prompt="")).startswith("<system>\n<user>hi"), "no default"
+
+
+def test_chat_has_the_variables_of_the_job():
+    arguments = {"end": "<think></think>"}
+    assert text_of(prompt_of({"q": "hi", "a": 1}, chat_template_arguments=arguments)).endswith(
+        "<assistant>" + "<think></think>"
+    )
+    assert text_of(prompt_of({"q": "hi", "a": 1}, format="text", chat_template_arguments=arguments)) == "hi"
 
 
 def test_prompt_of_messages_is_unchanged():
@@ -68,6 +77,50 @@ def test_prompt_of_messages_is_unchanged():
         prompt_of({"q": messages, "a": 1}, format="text")
 
 
+CONVERSATION = [
+    {"role": "user", "content": "1 + 1?"},
+    {"role": "assistant", "content": [{"type": "text", "text": "It is "}, {"type": "text", "text": "2"}]},
+]
+
+
+def test_a_conversation_that_ends_with_the_answer_is_refused():
+    """Every chat dataset for supervised training is one: the prompt would hold the answer."""
+    with pytest.raises(InputError, match="the last message is the assistant's") as raised:
+        prompt_of({"q": CONVERSATION, "a": "2"})
+    assert raised.value.path == "spec.data.train.prompt"
+    assert "d.jsonl:1: " in raised.value.message
+    assert "set answer: q to use it as the answer" in raised.value.message
+    with pytest.raises(InputError, match="the last message is the assistant's"):
+        prompt_of({"q": CONVERSATION}, source=DataSource(source="./d.jsonl", prompt="q", answer=None))
+
+
+def test_the_last_message_is_the_answer_if_both_columns_are_one():
+    source = DataSource(source="./d.jsonl", prompt="q", answer="q")
+    prompt = prompt_of({"q": CONVERSATION, "level": 1}, source=source)
+    assert prompt.prompt == CONVERSATION[:1]
+    assert text_of(prompt) == "<user>1 + 1?\n<assistant>"
+    assert (prompt.ground_truth, prompt.answer_column) == ("It is 2", "")
+    assert prompt.extra_info["level"] == 1
+    with pytest.raises(InputError, match="must be the assistant's to be the answer, got 1, and the last is of user"):
+        prompt_of({"q": CONVERSATION[:1]}, source=source)
+
+
+def test_parts_of_text_are_text_and_other_parts_are_named():
+    def ask(*parts):
+        return prompt_of({"q": [{"role": "user", "content": list(parts)}], "a": 1})
+
+    text = {"type": "text", "text": "What is this?"}
+    assert text_of(ask(text, {"type": "text", "text": " Say it.", "image": None})) == (
+        "<user>What is this? Say it.\n<assistant>"
+    )
+    for part in ({"type": "image_url", "image_url": {"url": "x"}}, {"type": "image"}, {"type": "input_audio"}):
+        message = f"d.jsonl:1: a message has a part of type {part['type']}; only text trains, no images"
+        with pytest.raises(InputError, match=message):
+            ask(text, part)
+    with pytest.raises(InputError, match="a part of type text without text"):
+        ask({"type": "text", "text": None})
+
+
 def test_nested_columns_and_verls_extra_info_are_read():
     source = DataSource(source="hf://org/d", prompt="q", answer="reward_model.ground_truth")
     row = {"q": "x", "reward_model": {"ground_truth": "7"}, "extra_info": {"level": 3}}
@@ -75,6 +128,31 @@ def test_nested_columns_and_verls_extra_info_are_read():
     assert (prompt.ground_truth, prompt.data_source) == ("7", "org/d")
     assert prompt.extra_info["level"] == 3
     assert prompt.extra_info["index"] == 4
+
+
+def test_data_source_is_the_setting_else_the_rows_column_else_the_files_name():
+    row = {"q": "x", "a": 1, "data_source": "lighteval/MATH"}
+    assert prompt_of(row).data_source == "lighteval/MATH", "as in verl's files, where rows may differ"
+    fixed = DataSource(source="./d.jsonl", prompt="q", answer="a", data_source="gsm8k")
+    assert prompt_of(row, source=fixed).data_source == "gsm8k"
+    assert prompt_of({"q": "x", "a": 1}).data_source == "d.jsonl"
+    assert prompt_of({"q": "x", "a": 1, "data_source": None}).data_source == "d.jsonl"
+
+
+@pytest.mark.parametrize("source", ["./math/d.jsonl", "/home/me/d.jsonl", "pvc://data/math/d.jsonl", "pvc://d.jsonl"])
+def test_data_source_of_a_file_is_the_same_wherever_it_is(source):
+    data = DataSource(source=source, prompt="q", answer="a")
+    assert prompt_of({"q": "x", "a": 1}, source=data).data_source == "d.jsonl"
+
+
+def test_every_column_reaches_rewards_by_its_name():
+    row = {"q": "x", "a": 1, "nested": {"b": 2}}
+    assert prompt_of(row, template="<{prompt}>").extra_info["q"] == "x", "as it was before the template"
+    assert (prompt_of(row).answer_column, "a" in prompt_of(row).extra_info) == ("a", False)
+    part = DataSource(source="./d.jsonl", prompt="prompt", answer="nested.b")
+    prompt = prompt_of(row | {"prompt": "y"}, source=part)
+    assert (prompt.ground_truth, prompt.answer_column, prompt.extra_info["nested"]) == (2, "", {"b": 2})
+    assert "prompt" not in prompt.extra_info, "every form has a name for it"
 
 
 @pytest.mark.parametrize("row", [{"q": "x", "a": 1, "index": 7}, {"q": "x", "a": 1, "extra_info": {"index": 7}}])
@@ -110,7 +188,7 @@ def test_chat_needs_a_template_that_renders():
         def apply_chat_template(self, messages, **options):
             raise RuntimeError("only user and assistant roles are supported")
 
-    with pytest.raises(InputError, match="template of the model fails: RuntimeError: only user and assistant"):
+    with pytest.raises(InputError, match="the chat template fails: RuntimeError: only user and assistant"):
         prompt_of({"q": "x", "a": 1}, tokenizer=Strict())
 
 

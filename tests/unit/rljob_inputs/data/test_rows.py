@@ -29,6 +29,9 @@ def test_rows_have_positions_and_places(tmp_path):
         "a.jsonl:1", "a.jsonl:3", "b.parquet row 1", "b.parquet row 2",
     ]  # fmt: skip
     assert [row.values["x"] for row in read(tmp_path, limit=3)] == [1, 2, 3]
+    rest = read(tmp_path, limit=2, offset=1)
+    assert [(row.values["x"], row.position) for row in rest] == [(2, 0), (3, 1)]
+    assert rest[0].place.endswith("a.jsonl:3")
 
 
 def test_a_byte_order_mark_is_accepted(tmp_path):
@@ -45,7 +48,7 @@ def test_a_byte_order_mark_is_accepted(tmp_path):
         (b"[" * 100_000, r"d.jsonl:1: not JSON"),
         ('{"a": "é"}'.encode("latin-1"), r"d.jsonl:1: is not UTF-8 text \(byte 0xe9\); save it as JSON lines in UTF-8"),
         ('{"a": 1}\n'.encode("utf-16"), "is UTF-16 text; save it as UTF-8"),
-        (gzip.compress(b'{"a": 1}'), "is compressed with gzip; unpack it"),
+        (gzip.compress(b'{"a": 1}'), "is compressed with gzip; name it .jsonl.gz"),
         (b"\x89PNG\r\n\x1a\n\xff", "is not UTF-8 text"),
     ],
     ids=["cut", "list", "deep", "latin-1", "utf-16", "gzip", "png"],
@@ -61,11 +64,11 @@ def test_what_is_not_json_lines_is_named(tmp_path, content, message):
 def test_what_is_not_a_dataset_is_named(tmp_path):
     with pytest.raises(InputError, match="no not found"):
         read(tmp_path / "no")
-    with pytest.raises(InputError, match=r"has neither .jsonl nor .parquet files"):
+    with pytest.raises(InputError, match=r"has no data: a .jsonl, .parquet, .json, .csv or .tsv file$"):
         read(tmp_path)
-    (tmp_path / "d.csv").write_text("a,b\n")
-    with pytest.raises(InputError, match=r"must be .jsonl or .parquet, got .csv"):
-        read(tmp_path / "d.csv")
+    (tmp_path / "d.txt").write_text("a,b\n")
+    with pytest.raises(InputError, match=r"must be a .jsonl, .* or .tsv file, also compressed as .gz, got .txt"):
+        read(tmp_path / "d.txt")
     (tmp_path / "d.parquet").write_text(json.dumps({"a": 1}))
     with pytest.raises(InputError, match="is not a readable Parquet file"):
         read(tmp_path / "d.parquet")
@@ -103,6 +106,8 @@ def test_dataset_of_the_hub_is_read_by_subset_and_limit(hub, is_check):
     expected = [("b1", "hf://org/data row 1"), ("b2", "hf://org/data row 2")]
     assert read_hub(access, is_check=is_check, subset="b") == expected
     assert read_hub(access, is_check=is_check, subset="b", limit=1) == expected[:1]
+    assert read_hub(access, is_check=is_check, subset="b", limit=1, offset=1) == expected[1:]
+    assert read_hub(access, is_check=is_check, subset="b", offset=1) == expected[1:]
     with pytest.raises(InputError, match=r"spec.data.train.subset: hf://org/data has several subsets: .*'a', 'b'"):
         read_hub(access, is_check=is_check)
     with pytest.raises(InputError, match=r"spec.data.train.subset: hf://org/data has no subset c: .*'a', 'b'"):

@@ -18,6 +18,14 @@ MIB = 2**20
         ("a100", 81920),
         ("NVIDIA-L4", 23034),
         ("Tesla-T4", 15360),
+        ("NVIDIA-GeForce-RTX-3090", 24576),
+        ("rtx4090", 24564),
+        ("4090", 24564),
+        ("NVIDIA GeForce RTX 5090", 32607),
+        ("NVIDIA-RTX-A6000", 49140),
+        ("a6000", 49140),
+        ("NVIDIA-RTX-6000-Ada-Generation", 49140),
+        ("NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition", 97887),
         ("80GiB", 80 * 1024),
         ("24564MiB", 24564),
     ],
@@ -26,7 +34,19 @@ def test_names_and_sizes_are_understood(name, mib):
     assert find_gpu_bytes(name) == mib * MIB
 
 
-@pytest.mark.parametrize("name", ["x100", "", "80", "h1000", "gb", "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x100",
+        "",
+        "80",
+        "h1000",
+        "gb",
+        "6000",
+        "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb",
+        "NVIDIA-GeForce-RTX-4090-Laptop-GPU",
+    ],
+)
 def test_an_unknown_name_has_no_memory(name):
     assert find_gpu_bytes(name) is None
 

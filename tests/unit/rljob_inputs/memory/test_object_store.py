@@ -23,13 +23,15 @@ def job_of(prompts: int, answer: int, replicas: int = 1) -> RLJob:
 
 
 @pytest.mark.parametrize(
-    ("job", "head", "trainer"),
+    ("job", "context", "head", "trainer"),
     [
-        (job_of(8, 64), 100 * MB, 100 * MB),
+        (job_of(8, 64), None, 100 * MB, 100 * MB),
         # 512 rows of 4,608 tokens, 29 bytes each, in half of the store.
-        (job_of(64, 4096), 2 * 512 * 4608 * 29, 2 * 512 * 4608 * 29),
-        (job_of(1024, 8192, replicas=4), 2 * 8192 * 8704 * 29, 2 * 2048 * 8704 * 29),
+        (job_of(64, 4096), None, 2 * 512 * 4608 * 29, 2 * 512 * 4608 * 29),
+        (job_of(64, 4096), 8192, 2 * 512 * 4608 * 29, 2 * 512 * 4608 * 29),
+        (job_of(64, 4096), 4200, 2 * 512 * 4200 * 29, 2 * 512 * 4200 * 29),
+        (job_of(1024, 8192, replicas=4), None, 2 * 8192 * 8704 * 29, 2 * 2048 * 8704 * 29),
     ],
 )
-def test_stores_hold_the_rows_of_a_step_twice(job, head, trainer):
-    assert (head_store_bytes(job), trainer_store_bytes(job)) == (head, trainer)
+def test_stores_hold_the_rows_of_a_step_twice(job, context, head, trainer):
+    assert (head_store_bytes(job, context), trainer_store_bytes(job, context)) == (head, trainer)

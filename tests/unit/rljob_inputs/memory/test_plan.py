@@ -3,17 +3,18 @@
 from dataclasses import replace
 
 import pytest
-from memory_plan.cases import QWEN25_7B, SMOLLM2_135M
+from memory_plan.cases import QWEN25_1B5, QWEN25_7B, QWEN25_32B, SMOLLM2_135M
 
 from rljob_api.manifest.job import RLJob
 from rljob_inputs.memory.plan import ModelFacts, Question, build_work, max_row_tokens, micro_batch_tokens, plan_memory
-from rljob_inputs.memory.remedies import find_remedies
+from rljob_inputs.memory.remedies import find_remedies, lower_share
+from rljob_inputs.models.defaults import resolve_job
 
 GIB = 2**30
 REWARD = {"name": "r", "function": {"inline": "def compute_score(**k): return 1.0"}}
 USER = {"function": {"inline": "def respond(messages): return 'again'"}}
 ON_GPUS = {
-    "trainer": {"replicas": 1, "gpusPerReplica": 4, "gradientCheckpointing": False},
+    "trainer": {"replicas": 1, "gpusPerReplica": 4, "gradientCheckpointing": "none"},
     "rollout": {"replicas": 2, "gpusPerReplica": 1, "sampling": {"maxTokens": 2048}},
 }
 
@@ -22,8 +23,8 @@ def ask(config=QWEN25_7B, *, gpu_gib=None, prompt=None, models=None, **spec):
     spec = {"model": {"source": "/m"}, "data": {"train": {"source": "/d"}}, "rewards": [REWARD], **spec}
     job = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "j"}, "spec": spec}
     facts = {"/m": ModelFacts(config), **{source: ModelFacts(each) for source, each in (models or {}).items()}}
-    quantities = {"512Mi": GIB // 2, "64Gi": 64 * GIB, "1Gi": GIB, "200Gi": 200 * GIB}
-    return Question(RLJob.model_validate(job), facts, quantities.get, gpu_gib and int(gpu_gib * GIB), prompt)
+    resolved = resolve_job(RLJob.model_validate(job), None)
+    return Question(resolved, facts, gpu_gib and int(gpu_gib * GIB), prompt)
 
 
 def find(question, role, resource="host"):
@@ -49,10 +50,10 @@ def test_every_role_has_a_need_per_pod_and_per_gpu():
 @pytest.mark.parametrize(
     ("asynchronous", "trainer", "ranks_per_pod", "num_ranks"),
     [
-        (None, {"replicas": 2, "gpusPerReplica": 4}, 4, 8),
-        (True, {"replicas": 2}, 1, 2),
-        (None, {"replicas": 2}, 0, 2),
-        (False, {"replicas": 2, "gpusPerReplica": 4}, 0, 8),
+        ("auto", {"replicas": 2, "gpusPerReplica": 4}, 4, 8),
+        ("always", {"replicas": 2}, 1, 2),
+        ("auto", {"replicas": 2}, 0, 2),
+        ("never", {"replicas": 2, "gpusPerReplica": 4}, 0, 8),
     ],
 )
 def test_host_holds_a_copy_of_what_is_saved_next_to_training(asynchronous, trainer, ranks_per_pod, num_ranks):
@@ -65,8 +66,8 @@ def test_host_without_memory_for_the_copy_may_save_without_it():
     trainer = ON_GPUS["trainer"] | {"resources": {"limits": {"memory": "64Gi"}}}
     question = ask(trainer=trainer)
     (remedy,) = find_remedies(question, find(question, "trainer"))
-    assert remedy.fields == {"checkpoint.asynchronous": False}
-    waiting = ask(trainer=trainer, checkpoint={"asynchronous": False})
+    assert remedy.fields == {"checkpoint.asynchronous": "never"}
+    waiting = ask(trainer=trainer, checkpoint={"asynchronous": "never"})
     assert find(waiting, "trainer").fits
     assert not find_remedies(waiting, find(waiting, "trainer"))
 
@@ -78,7 +79,7 @@ def test_without_a_known_gpu_nothing_is_said_to_fit():
 
 def test_labels_of_the_node_pool_are_the_gpu():
     pool = {"nodeSelector": {"nvidia.com/gpu.memory": "81559"}}
-    trainer = {"gpusPerReplica": 4, "gradientCheckpointing": False, "nodePool": pool}
+    trainer = {"gpusPerReplica": 4, "gradientCheckpointing": "none", "nodePool": pool}
     need = find(ask(trainer=trainer), "trainer", "gpu")
     assert need.available == 81559 * 2**20
     assert need.fits is False
@@ -108,7 +109,7 @@ def test_an_estimate_alone_refuses_nothing():
     assert not need.cannot_fit
 
 
-@pytest.mark.parametrize(("gpus", "setting", "is_on"), [(4, None, True), (0, None, False), (4, False, False)])
+@pytest.mark.parametrize(("gpus", "setting", "is_on"), [(4, "auto", True), (0, "auto", False), (4, "none", False)])
 def test_activations_are_recomputed_on_gpus_unless_the_job_says_otherwise(gpus, setting, is_on):
     question = ask(trainer={"gpusPerReplica": gpus, "gradientCheckpointing": setting})
     need = find(question, "trainer", "gpu" if gpus else "host")
@@ -140,7 +141,7 @@ def test_remedies_are_tried_on_the_plan():
     remedies = {next(iter(each.fields)): each for each in find_remedies(question, find(question, "trainer", "gpu"))}
     assert remedies.keys() == {"trainer.gradientCheckpointing", "trainer.microBatchTokens"}
     assert all(each.num_bytes <= 80 * GIB for each in remedies.values())
-    assert "trainer.gradientCheckpointing: true (" in remedies["trainer.gradientCheckpointing"].describe()
+    assert "trainer.gradientCheckpointing: full (" in remedies["trainer.gradientCheckpointing"].describe()
 
 
 def test_pairs_are_tried_if_no_field_alone_is_enough():
@@ -152,6 +153,39 @@ def test_pairs_are_tried_if_no_field_alone_is_enough():
 def test_a_gpu_that_is_too_small_for_any_setting_has_no_remedy():
     question = ask(gpu_gib=2, **ON_GPUS)
     assert find_remedies(question, find(question, "trainer", "gpu")) == []
+
+
+SHARED = {"placement": "trainer", "gpusPerReplica": 1, "maxModelLen": 1536}
+
+
+def test_vllm_gets_less_of_a_shared_gpu_before_anything_slower_is_suggested():
+    rollout = {**SHARED, "gpuMemoryUtilization": 0.99}
+    question = ask(QWEN25_1B5, gpu_gib=48, prompt=512, trainer={"gpusPerReplica": 1}, rollout=rollout)
+    first, *_ = find_remedies(question, find(question, "trainer", "gpu"))
+    assert first.fields == {"rollout.gpuMemoryUtilization": 0.9}
+
+
+def test_remedies_begin_with_the_cheapest_and_end_with_a_smaller_model():
+    question = ask(gpu_gib=80, **ON_GPUS, algorithm={"kl": {"coefficient": 0.1}})
+    order = [next(iter(each.fields)) for each in find_remedies(question, find(question, "trainer", "gpu"))]
+    assert order == ["trainer.microBatchTokens", "trainer.gradientCheckpointing"]
+    question = ask(QWEN25_32B, gpu_gib=24, prompt=512, trainer={"gpusPerReplica": 1}, rollout=SHARED)
+    question = replace(question, num_gpus=1)
+    remedies = find_remedies(question, find(question, "trainer", "gpu"))
+    assert [(list(each.fields), each.model) for each in remedies] == [
+        ([], "Qwen2.5-0.5B"),
+        (["trainer.lora"], "Qwen2.5-3B"),
+    ]
+    assert remedies[1].describe().startswith("trainer.lora: {rank: 32}, a model of the size of Qwen2.5-3B (")
+
+
+def test_a_remedy_takes_the_gpu_from_no_other_need():
+    """A seventh of the GPU would do for a trainer that frees nothing, but not for vLLM."""
+    rollout = {**SHARED, "maxModelLen": 32768, "gpuMemoryUtilization": 0.95}
+    question = ask(gpu_gib=18.5, trainer={"gpusPerReplica": 1, "lora": {"rank": 8}}, rollout=rollout)
+    need = find(question, "trainer", "gpu")
+    generate = replace(need, moments=need.moments[:1])
+    assert lower_share(question, generate) is None
 
 
 def test_ranks_that_the_batch_does_not_allow_are_not_a_remedy():
@@ -275,7 +309,7 @@ def test_rows_are_as_long_as_turns_and_the_rollout_allow(spec, prompt, tokens):
 
 
 def test_a_served_model_is_planned_as_a_rollout_is():
-    model = {"name": "j", "model": {"source": "/judge", "gpus": 1}}
+    model = {"name": "j", "model": {"source": "/judge", "gpusPerReplica": 1}}
     needs = plan_memory(ask(rewards=[model], models={"/judge": SMOLLM2_135M}))
     assert [(need.role, need.resource) for need in needs][-3:] == [
         ("reward j", "host"), ("reward j vllm", "gpu"), ("reward j vllm", "host"),

@@ -13,8 +13,11 @@ WHOLE = ShardingMode(keep_gathered=True, reduce_once=True)
 SHARDED = ShardingMode(keep_gathered=False, reduce_once=False)
 SMALL = Case("", SMOLLM2_135M, 4, 4, 512, WHOLE).build_work()
 MEDIUM = Case("", QWEN25_1B5, 4, 8, 2048, SHARDED).build_work()
-LARGEST = Case("", QWEN25_32B, 16, 8, 2048, SHARDED, checkpoints_activations=True).build_work()
-LARGE = Case("", QWEN25_7B, 4, 8, 2048, SHARDED, checkpoints_activations=True).build_work()
+SELECTIVE = Case("", QWEN25_1B5, 4, 8, 2048, SHARDED, recomputation="selective").build_work()
+LARGEST = Case("", QWEN25_32B, 16, 8, 2048, SHARDED, recomputation="full").build_work()
+LARGE = Case("", QWEN25_7B, 4, 8, 2048, SHARDED, recomputation="full").build_work()
+WIDE = Case("", SMOLLM2_135M, 4, 2, 512, WHOLE, head_dtype="float32").build_work()
+WIDE_CHUNKS = Case("", SMOLLM2_135M, 4, 8, 512, WHOLE, head_dtype="float32").build_work()
 
 
 @pytest.mark.parametrize(
@@ -22,16 +25,21 @@ LARGE = Case("", QWEN25_7B, 4, 8, 2048, SHARDED, checkpoints_activations=True).b
     [  # MiB, by torch's memory tracker
         (SMALL, {"state": 384.9, "activation": 1451.8, "logits": 1592.3}),
         (MEDIUM, {"state": 4416.6, "activation": 45465.9, "logits": 3686.6}),
+        (SELECTIVE, {"activation": 23062.5}),
         (LARGE, {"state": 21788.5, "activation": 3585.5, "logits": 6060.8}),
+        (WIDE, {"logits": 1057.1}),
+        (WIDE_CHUNKS, {"logits": 1446.2}),
     ],
-    ids=["0.135B", "1.5B", "7B with checkpointing"],
+    ids=["0.135B", "1.5B", "1.5B, selective", "7B with checkpointing", "fp32 head", "fp32 head in chunks"],
 )
 def test_parts_are_those_of_the_memory_tracker(work, found):
     planned = {name: getattr(trainer, f"{name}_bytes")(work) / MIB for name in found}
     assert planned == pytest.approx(found, rel=0.01)
 
 
-@pytest.mark.parametrize(("work", "total"), [(MEDIUM, 56466.0), (LARGE, 45379.2), (LARGEST, 61019.8)])
+@pytest.mark.parametrize(
+    ("work", "total"), [(MEDIUM, 56466.0), (SELECTIVE, 34062.5), (LARGE, 45379.2), (LARGEST, 61019.8)]
+)
 def test_the_peak_of_an_update_is_that_of_the_memory_tracker(work, total):
     (update,) = trainer.plan_rank(work)
     assert update.num_bytes / MIB == pytest.approx(total, rel=0.01)

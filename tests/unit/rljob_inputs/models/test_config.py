@@ -4,9 +4,9 @@ import pytest
 
 from rljob_inputs.models.config import (
     find_context_length,
+    find_device_problem,
     find_dtype_problem,
     find_length_problem,
-    find_training_problems,
 )
 
 
@@ -31,40 +31,21 @@ def test_context_length_is_what_vllm_derives(config, length):
     assert find_context_length(config) == length
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"architectures": ["BertForMaskedLM"]}, "not a causal language model, but BertForMaskedLM"),
-        ({"architectures": ["Qwen3ForSequenceClassification"]}, "not a causal language model"),
-        ({"architectures": ["Qwen3Model"]}, "not a causal language model"),
-        ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "not a causal language model"),
-        ({"architectures": ["Gemma2ForCausalLM"], "final_logit_softcapping": 30.0}, "final_logit_softcapping"),
-        ({"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "awq"}}, "quantized (awq)"),
-    ],
-)
-def test_models_that_cannot_be_trained_are_named(config, message):
-    (problem,) = find_training_problems(config)
-    assert message in problem
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {},
-        {"architectures": ["Qwen3ForCausalLM"], "logit_scale": 1.0},
-        {"architectures": ["GPT2LMHeadModel"]},
-        {"architectures": ["Gemma3ForConditionalGeneration"]},
-    ],
-)
-def test_models_that_may_be_trained_pass(config):
-    assert not list(find_training_problems(config))
-
-
 def test_limits_above_the_context_and_unstable_types_are_named():
     config = {"max_position_embeddings": 1024, "model_type": "gemma2"}
     assert find_length_problem(config, 4096) == (
         "is 4096, but the model's context is 1024 tokens (config.json); set it to 1024 or less"
     )
     assert not find_length_problem(config, 1024)
-    assert "numerically unstable; set it to bfloat16" in find_dtype_problem(config, "float16")
-    assert not find_dtype_problem(config, "bfloat16")
+    assert "numerically unstable; set it to bfloat16" in find_dtype_problem(config, "float16", on_cpus=False)
+    assert not find_dtype_problem(config, "bfloat16", on_cpus=True)
+
+
+def test_what_vllm_does_not_compute_on_cpus_is_named():
+    qwen, ernie = ({"architectures": [name]} for name in ("Qwen3_5ForConditionalGeneration", "Ernie4_5_MoeForCausalLM"))
+    message = "is float32, and vLLM computes Qwen3_5ForConditionalGeneration on CPUs in bfloat16 alone"
+    assert message in find_dtype_problem(qwen, "float32", on_cpus=True)
+    assert not find_dtype_problem(qwen, "bfloat16", on_cpus=True)
+    assert not find_dtype_problem(qwen, "float32", on_cpus=False)
+    assert "give each rollout a GPU" in find_device_problem(ernie)
+    assert not find_device_problem(qwen)

@@ -46,6 +46,21 @@ def test_templates_have_what_transformers_gives_them(tmp_path, template):
     assert render(tmp_path) == '"héllo {{ x }}"x'
 
 
+def test_arguments_are_variables_of_the_template_and_replace_special_tokens(tmp_path):
+    write_model(tmp_path, chat_template="{{ effort | default('high') }}{{ eos_token }}{{ flag }}")
+    options = {"add_generation_prompt": True, "tokenize": False}
+    assert load(tmp_path).apply_chat_template(MESSAGES, **options) == "high</s>"
+    found = load(tmp_path).apply_chat_template(MESSAGES, **options, effort="low", flag=False, eos_token="!")
+    assert found == "low!False"
+
+
+def test_a_given_template_replaces_the_models(tmp_path):
+    write_model(tmp_path)
+    tokenizer = load_tokenizer(open_model(str(tmp_path), None), "own {{ messages[0].content }}{{ eos_token }}")
+    text = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=False)
+    assert text == "own héllo {{ x }}</s>"
+
+
 def test_template_may_be_in_the_config_and_may_refuse(tmp_path):
     write_model(tmp_path, chat_template=None)
     assert load(tmp_path).chat_template is None

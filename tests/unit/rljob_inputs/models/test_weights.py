@@ -64,3 +64,18 @@ def test_modules_with_a_matrix_are_found_by_the_last_part_of_their_names(tmp_pat
     write_weights(write_model(tmp_path) / "model.safetensors", shapes)
     assert find_matrices(open_model(str(tmp_path), None)) == {"q_proj"}
     assert not find_matrices(ModelFiles("hf://o/m", {"a.safetensors": 400}, lambda name: None, None))
+
+
+def test_parts_that_read_no_text_are_not_counted(tmp_path):
+    shapes = {
+        "model.language_model.layers.0.q_proj.weight": [2, 2],
+        "model.visual.blocks.0.attn.qkv.weight": [6, 2],
+        "vision_tower.encoder.fc1.weight": [2, 2],
+        "multi_modal_projector.linear_1.weight": [2, 2],
+        "mtp.layers.0.fc.weight": [2, 2],
+        "lm_head.weight": [3, 2],
+    }
+    write_weights(write_model(tmp_path) / "model.safetensors", shapes)
+    files = open_model(str(tmp_path), None)
+    assert count_parameters(files) == 4 + 6
+    assert find_matrices(files) == {"q_proj", "lm_head"}

@@ -6,7 +6,7 @@ import pytest
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.wire.protocol import DriverStatus, RewardDemand
-from rljob_operator.backend import (
+from rljob_core.backend import (
     DEMAND_POLL_SECONDS,
     PROGRESS_POLL_SECONDS,
     Demand,
@@ -15,10 +15,10 @@ from rljob_operator.backend import (
     JobKey,
     RewardModelKey,
 )
+from rljob_core.kube.client import ApiError
+from rljob_core.kube.resources import REWARD_MODEL, RLJOB
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache
-from rljob_operator.kube.client import ApiError
-from rljob_operator.kube.resources import REWARD_MODEL, RLJOB
 
 SCORE = {"function": {"inline": "def score(sample):\n    return 1.0\n"}}
 BURST = RewardDemand(samples=640, expected=640, is_open=True)

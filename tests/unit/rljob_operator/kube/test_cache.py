@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljob_core.kube.resources import BY_KEY
 from rljob_operator.kube.cache import MAX_UNMATCHED_WARNINGS, Cache, ObjectKey
-from rljob_operator.kube.resources import BY_KEY
 
 DEPLOYMENTS = BY_KEY["Deployment"]
 JOB = ObjectKey("RLJob", "ns", "a")

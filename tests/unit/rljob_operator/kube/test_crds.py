@@ -1,17 +1,17 @@
 """CRDs that are older or newer than the operator: the difference and the upgrade are reported."""
 
 import pytest
-import yaml
 
 from rljob_api.errors import TransientError
-from rljob_operator.kube.client import ApiError
+from rljob_core.kube.client import ApiError
+from rljob_core.kube.resources import REWARD_MODEL, RLJOB
 from rljob_operator.kube.crds import describe_problem, find_crd_problem
-from rljob_operator.kube.resources import REWARD_MODEL, RLJOB
 from tests.paths import ROOT
+from tests.support import fast_yaml
 
 
 def read(resource):
-    return yaml.safe_load((ROOT / "crds" / f"{resource.plural}.{resource.group}.yaml").read_text())
+    return fast_yaml.load((ROOT / "crds" / f"{resource.plural}.{resource.group}.yaml").read_text())
 
 
 def schema_of(crd):
@@ -64,7 +64,7 @@ class Api:
     async def request(self, method, path):
         if self.error:
             raise self.error
-        return yaml.safe_load((ROOT / "crds" / f"{path.rpartition('/')[2]}.yaml").read_text())
+        return fast_yaml.load((ROOT / "crds" / f"{path.rpartition('/')[2]}.yaml").read_text())
 
 
 async def test_operator_starts_with_matching_crds_or_without_permission_to_read_them(caplog):

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from rljob_api.wire.protocol import DriverStatus
-from rljob_operator.backend import DRIVER_UNREADABLE, DriverAnswer, JobKey, RewardModelKey
+from rljob_core.backend import DRIVER_UNREADABLE, DriverAnswer, JobKey, RewardModelKey
 from rljob_operator.kube import driver
 from rljob_operator.kube.driver import DriverClient, DriverEndpoint
 from rljob_operator.kube.driver_request import UnreadableAnswerError

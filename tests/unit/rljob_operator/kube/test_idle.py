@@ -4,15 +4,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rljob_api.wire.protocol import DriverStatus, RewardDemand
-from rljob_operator.backend import PROGRESS_POLL_SECONDS, DriverAnswer, JobKey
-from rljob_operator.children.common import WORKLOAD_KINDS
+from rljob_api.wire.protocol import DriverStatus, HungPart, Outage, RewardDemand
+from rljob_core.backend import PROGRESS_POLL_SECONDS, DriverAnswer, JobKey
+from rljob_core.children.common import WORKLOAD_KINDS
+from rljob_core.kube.resources import EVENT, RLJOB
+from rljob_core.loop.reconcile import reconcile
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache, ObjectKey
 from rljob_operator.kube.driver_request import DriverEndpoint
 from rljob_operator.kube.idle import MAX_IDLE_SECONDS, IdleTracker
-from rljob_operator.kube.resources import EVENT, RLJOB
-from rljob_operator.loop.reconcile import reconcile
 
 KEY = JobKey("ns", "gsm8k")
 OWNER = ObjectKey(RLJOB.kind, *KEY)
@@ -237,3 +237,34 @@ async def test_autoscaled_job_is_never_idle():
     harness = OperatorHarness(rewards=[scaled])
     for _ in range(4):
         assert (await harness.step())[0], "its demand depends on the time"
+
+
+async def test_job_that_stops_making_steps_is_idle_until_its_deadline():
+    """Times that pass are no reason to reconcile: the plan says when they are."""
+    harness = await OperatorHarness(progressDeadlineSeconds=60).settle()
+    harness.start_pods()
+    part, outage = {"role": "trainer", "name": "rank 3", "limit_seconds": 9}, {"what": "a judge", "limit_seconds": 9}
+
+    def report(seconds, **more):
+        harness.driver.status = DriverStatus(
+            step=1, since_step_seconds=seconds, training_share=1 / (1 + seconds), **more
+        )
+
+    report(0)
+    await harness.settle()
+    for seconds in range(10, 60, 10):
+        report(seconds)
+        assert not (await harness.step(seconds))[0]
+    report(60)
+    assert (await harness.step(60))[0]
+    conditions = harness.api.objects[RLJOB.path(*KEY)]["status"]["conditions"]
+    assert next(c["reason"] for c in conditions if c["type"] == "Progressing") == "ProgressDeadlineExceeded"
+    writes = []
+    for seconds in range(70, 110, 10):
+        named = {"hung": [HungPart(**part, seconds=seconds)], "outages": [Outage(**outage, seconds=seconds)]}
+        report(seconds, **named)
+        harness.api.num_writes = 0
+        await harness.step(seconds)
+        writes.append(harness.api.num_writes)
+    assert writes == [2, 0, 0, 0], "who hangs is in the status and an event at once, and once"
+    assert not (await harness.step(110))[0]

@@ -1,6 +1,6 @@
 """The Lease with an API server in memory: acquiring, expiry and release."""
 
-from rljob_operator.kube.client import ApiError
+from rljob_core.kube.client import ApiError
 from rljob_operator.kube.lease import Lease
 
 

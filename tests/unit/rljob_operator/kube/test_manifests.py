@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from rljob_operator.backend import InvalidOwnerError, UnknownFieldsError
+from rljob_core.backend import InvalidOwnerError, UnknownFieldsError
 from rljob_operator.kube.manifests import read_job, read_model
 
 JOB = {

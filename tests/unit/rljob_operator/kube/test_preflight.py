@@ -5,10 +5,10 @@ import copy
 import pytest
 
 from rljob_api.errors import TransientError
-from rljob_operator.backend import FieldProblem, ForbiddenError, PodRejectedError, RefusedError
-from rljob_operator.children import WORKLOAD_KINDS, build_children
-from rljob_operator.defaults import DEFAULTS
-from rljob_operator.kube.client import ApiError
+from rljob_core.backend import FieldProblem, ForbiddenError, PodRejectedError, RefusedError
+from rljob_core.children import WORKLOAD_KINDS, build_children
+from rljob_core.defaults import DEFAULTS
+from rljob_core.kube.client import ApiError
 from rljob_operator.kube.preflight import VERDICT_SECONDS, Preflight
 from tests.support.job_simulation import make_job
 

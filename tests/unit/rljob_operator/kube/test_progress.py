@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.wire.protocol import DriverProblem, DriverStatus, Learning, RewardDemand, ScheduleStatus
-from rljob_operator.backend import PROGRESS_POLL_SECONDS, DriverAnswer, JobKey
+from rljob_core.backend import PROGRESS_POLL_SECONDS, DriverAnswer, JobKey
 from rljob_operator.kube.progress import MAX_REPORT_SECONDS, MAX_REPORTS_PER_SECOND, ProgressReports
 
 KEY = JobKey("ns", "a")

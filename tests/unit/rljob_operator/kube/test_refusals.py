@@ -3,9 +3,9 @@
 import pytest
 
 from rljob_api.errors import TransientError
-from rljob_operator.backend import FieldProblem, ForbiddenError, RefusedError
+from rljob_core.backend import FieldProblem, ForbiddenError, RefusedError
+from rljob_core.kube.client import ApiError
 from rljob_operator.kube import refusals
-from rljob_operator.kube.client import ApiError
 
 STATEFUL_SET = 'statefulsets.apps "gsm8k-trainer"'
 TYPED = "failed to create typed patch object (x/gsm8k-trainer; apps/v1, Kind=StatefulSet): "

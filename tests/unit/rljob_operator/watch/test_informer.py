@@ -11,10 +11,10 @@ from aiohttp.test_utils import TestServer
 from kubernetes.aio.client import Configuration
 
 from rljob_api.errors import TransientError
-from rljob_operator.backend import JobKey, RewardModelKey
+from rljob_core.backend import JobKey, RewardModelKey
+from rljob_core.kube.client import ApiError, KubeApi, ListPage
+from rljob_core.kube.resources import POD, REWARD_MODEL, RLJOB, WATCHED
 from rljob_operator.kube.cache import Cache
-from rljob_operator.kube.client import ApiError, KubeApi, ListPage
-from rljob_operator.kube.resources import POD, REWARD_MODEL, RLJOB, WATCHED
 from rljob_operator.watch.informer import SLICE_OBJECTS, Informer
 from tests.support.waiting import DEADLINE_SECONDS
 

@@ -22,6 +22,7 @@ from tests.support.agent_services import (
     reply,
 )
 from tests.support.chat_templates import build_template
+from tests.support.episodes import listed
 
 ADD, MUL = call_text("add", '{"a": 2, "b": 2}'), call_text("mul", '{"a": 3}')
 
@@ -49,7 +50,7 @@ async def test_user_replies_rewards_and_ends_the_conversation():
     assert (first["extra_info"]["level"], first["episode"]) == ("easy", "g/train/1/5/2")
     assert first["messages"][-1] == {"role": "assistant", "content": "3"}, "the call has its own copy"
     assert len({request.id for request in services.requests}) == 2
-    [segment] = episode.segments
+    [segment] = listed(episode.segments)
     assert policy.prompts[1] == segment.token_ids[: len(policy.prompts[1])], "the second prompt continues the first"
     assert segment.turns.count(0) == len(complete("3").token_ids)
 
@@ -251,7 +252,7 @@ async def test_timeout_of_the_rollouts_is_not_that_of_the_episode():
 
 
 async def test_template_that_refuses_the_data_is_a_user_error():
-    with pytest.raises(UserError, match=r"^spec.model.source: the chat template of the model fails"):
+    with pytest.raises(UserError, match=r"^spec.model.source: the chat template fails"):
         await play(make_agent(user=True), FakeServices(user=reply(None)), GivenPolicy(), messages=[{"role": "user"}])
 
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_trainer.algorithms.advantages import has_signal, normalize
+from rljob_trainer.algorithms.advantages import has_signal, normalize, whiten
+from rljob_trainer.algorithms.base import EpisodeAdvantages
 from rljob_trainer.algorithms.registry import build_algorithm
 from tests.support.algorithms import algorithm_spec, rewards_of
 
@@ -128,6 +129,32 @@ def test_batch_baseline_gives_no_advantage_without_differences():
     assert algorithm.advantages([[None, None]]) == [[None, None]]
     huge = algorithm.advantages([[rewards_of(1e200), rewards_of(-1e200)]])[0]
     assert [each.advantages[0] for each in huge] == pytest.approx([0.5**0.5, -(0.5**0.5)])
+
+
+def test_baseline_of_the_group_is_subtracted_before_the_batch_is_whitened():
+    """What prompts differ by is in the deviation of grpo's batch normalization, and not in the paper's."""
+    groups = [[rewards_of(10.0, 3), rewards_of(9.0, 1)], [rewards_of(0.0, 1), rewards_of(1.0, 1)]]
+    found = build_algorithm(algorithm_spec(type="reinforcePlusPlusBaseline")).advantages(groups)
+    centered = np.array([0.5] * 3 + [-0.5, -0.5, 0.5])
+    expected = (centered - centered.mean()) / centered.std(ddof=1)
+    assert [value for group in found for each in group for value in each.advantages] == pytest.approx(expected)
+    batch = build_algorithm(algorithm_spec(advantages={"normalization": "batch"})).advantages(groups)
+    assert batch[0][0].advantages[0] == pytest.approx(0.5 / np.std([10, 9, 0, 1], ddof=1))
+
+
+def test_kl_penalty_in_the_reward_is_whitened_with_the_centered_rewards():
+    spec = algorithm_spec(type="reinforcePlusPlusBaseline", kl={"coefficient": 0.1, "estimator": "k1"})
+    group = [rewards_of(1.0, 2, reference_kl=np.array([1.0, 2.0])), rewards_of(0.0, 1, reference_kl=np.array([-1.0]))]
+    [found] = build_algorithm(spec).advantages([group])
+    penalized = np.array([0.5 - 0.3, 0.5 - 0.2, -0.5 + 0.1])  # the penalty's own mean falls out
+    expected = (penalized - penalized.mean()) / penalized.std(ddof=1)
+    assert np.concatenate([each.advantages for each in found]).tolist() == pytest.approx(expected.tolist())
+
+
+def test_whitening_amplifies_no_rounding():
+    noise = [[EpisodeAdvantages(np.array([1e-9, -1e-9])), None], [EpisodeAdvantages(np.array([0.0]))]]
+    assert [e and e.advantages.tolist() for group in whiten(noise) for e in group] == [[0, 0], None, [0]]
+    assert whiten([]) == []
 
 
 def test_turn_rewards_count_in_the_turn_and_not_before_it():

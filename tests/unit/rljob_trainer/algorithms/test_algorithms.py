@@ -16,7 +16,7 @@ from rljob_trainer.algorithms.base import LossInputs
 from rljob_trainer.algorithms.corrections import loglinear_proximal, proximal_shares
 from rljob_trainer.algorithms.losses import update_loss
 from rljob_trainer.algorithms.registry import ALGORITHMS, build_algorithm
-from rljob_trainer.episodes.batches import build_rows, denominator, episode_rewards
+from rljob_trainer.algorithms.rows import build_rows, denominator, episode_rewards
 from rljob_trainer.episodes.types import Episode, Group, Segment, Turn
 from tests.support.algorithms import algorithm_spec, rewards_of
 
@@ -85,7 +85,8 @@ def scored_results(groups):
 def project(toy, spec, num_parts=1):
     """Return the loss of the project's code, with gradients accumulated over so many parts."""
     algorithm, groups = build_algorithm(spec), scored_results(toy.groups)
-    rows = build_rows(groups, algorithm.advantages(episode_rewards(groups, spec)), spec)
+    settings = algorithm.settings
+    rows = build_rows(groups, algorithm.advantages(episode_rewards(groups, settings)), settings)
     loss = 0.0
     for part in np.array_split(np.arange(len(groups)), num_parts):
         pairs = [pair for g in part for pair in zip(groups[g].episodes, rows[g], strict=True)]
@@ -108,17 +109,16 @@ def project(toy, spec, num_parts=1):
             weights=torch.tensor([row.weight for _, row in pairs]).repeat_interleave(counts),
             reference_logprobs=torch.cat([toy.reference[e.group, e.sample] for e, _ in pairs]),
         )
-        (terms.loss / denominator(groups, spec)).backward()
-        loss += terms.loss.item() / denominator(groups, spec)
+        (terms.loss / denominator(groups, settings)).backward()
+        loss += terms.loss.item() / denominator(groups, settings)
     return loss, toy.gradient()
 
 
 def plain(toy, type_, clip, kl=0.0, cap=2.0):
     """Return the loss by the paper's formula."""
     losses, counts = [], []
-    every_score = torch.cat(
-        [torch.full((len(toy.logits[e.group, e.sample]),), e.score) for g in toy.groups for e in g.episodes]
-    )
+    every_score = of_tokens(toy, lambda group, episode: episode.score)
+    every_centered = of_tokens(toy, lambda group, episode: episode.score - mean_score(group))
     for group in toy.groups:
         scores = torch.tensor([episode.score for episode in group.episodes])
         for i, episode in enumerate(group.episodes):
@@ -134,6 +134,7 @@ def plain(toy, type_, clip, kl=0.0, cap=2.0):
                 "rloo": scores[i] - others.mean(),
                 "drGrpo": scores[i] - scores.mean(),
                 "reinforcePlusPlus": (scores[i] - every_score.mean()) / every_score.std(),
+                "reinforcePlusPlusBaseline": (scores[i] - scores.mean() - every_centered.mean()) / every_centered.std(),
             }.get(type_, (scores[i] - scores.mean()) / scores.std() if scores.std() > 0 else torch.tensor(0.0))
             if type_ == "rloo":
                 token = -r * advantage
@@ -152,6 +153,16 @@ def plain(toy, type_, clip, kl=0.0, cap=2.0):
     if type_ in ("drGrpo", "rloo"):
         return torch.cat(losses).sum() / (len(losses) * MAX_TOKENS)
     return torch.cat(losses).mean()
+
+
+def of_tokens(toy, value):
+    """Return the value of each episode once for each of its tokens.  [tokens of the step]"""
+    every = [(group, episode) for group in toy.groups for episode in group.episodes]
+    return torch.cat([torch.full((len(toy.logits[e.group, e.sample]),), value(group, e)) for group, e in every])
+
+
+def mean_score(group):
+    return sum(episode.score for episode in group.episodes) / len(group.episodes)
 
 
 CLIPS = {"grpo": (0.2, 0.2), "dapo": (0.2, 0.28), "drGrpo": (0.2, 0.2), "gspo": (3e-4, 4e-4)}
@@ -195,14 +206,15 @@ def bandit(type_, steps=60):
             toy_groups.append(group)
             sampled.append(chosen)
         groups = scored_results(toy_groups)
-        rows = build_rows(groups, algorithm.advantages(episode_rewards(groups, spec)), spec)
+        settings = algorithm.settings
+        rows = build_rows(groups, algorithm.advantages(episode_rewards(groups, settings)), settings)
         flat = [row for of_group in rows for row in of_group]
         logprobs = logits.log_softmax(-1)[torch.cat(sampled)]
         rollout = torch.tensor([float(row.rollout_logprobs[1]) for row in flat])
         advantages = torch.tensor([float(row.advantages[1]) for row in flat])
         inputs = LossInputs(logprobs, logprobs.detach(), rollout, advantages, torch.arange(16), 16)
         terms = update_loss(algorithm, inputs, weights=torch.tensor([row.weight for row in flat]))
-        (gradient,) = torch.autograd.grad(terms.loss / denominator(groups, spec), logits)
+        (gradient,) = torch.autograd.grad(terms.loss / denominator(groups, settings), logits)
         logits = (logits - 0.5 * gradient).detach().requires_grad_()
     return expected
 
@@ -271,7 +283,8 @@ def test_offset_of_rewards_does_not_matter(type_, scores, shift):
 def test_segments_of_an_episode_weigh_as_much_as_one(type_):
     """gspo has one ratio for each segment, which are equal here."""
     spec = algorithm_spec(type=type_, truncated={"answers": "train"}, max_tokens=MAX_TOKENS)
-    gradients = []
+    algorithm, gradients = build_algorithm(spec), []
+    settings = algorithm.settings
     for is_split in (False, True):
         groups = [Group(0, Prompt(0, "p", [1]))]
         for i, lengths in enumerate([(2, 3), (4, 1)]):
@@ -281,7 +294,7 @@ def test_segments_of_an_episode_weigh_as_much_as_one(type_):
             ]
             groups[0].episodes.append(Episode(0, 0, i, segments, [Turn("")], score=float(i)))
         scored_results(groups)
-        [rows] = build_rows(groups, build_algorithm(spec).advantages(episode_rewards(groups, spec)), spec)
+        [rows] = build_rows(groups, algorithm.advantages(episode_rewards(groups, settings)), settings)
         logprobs = torch.full((10,), -0.4, requires_grad=True)
         masks = [torch.from_numpy(row.loss_mask) for row in rows]
         counts = torch.tensor([int(mask.sum()) for mask in masks])
@@ -291,8 +304,8 @@ def test_segments_of_an_episode_weigh_as_much_as_one(type_):
             torch.arange(len(rows)).repeat_interleave(counts), len(rows),
         )  # fmt: skip
         weights = torch.tensor([row.weight for row in rows]).repeat_interleave(counts)
-        terms = update_loss(build_algorithm(spec), inputs, weights=weights)
-        (terms.loss / denominator(groups, spec)).backward()
+        terms = update_loss(algorithm, inputs, weights=weights)
+        (terms.loss / denominator(groups, settings)).backward()
         gradients.append(logprobs.grad)
     assert torch.allclose(*gradients)
     assert gradients[0].abs().min() > 0

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljob_trainer.algorithms.base import LossInputs
 from rljob_trainer.algorithms.corrections import correct, importance_weights, loglinear_proximal, proximal_shares
 from tests.support.algorithms import algorithm_spec
 
@@ -61,18 +62,82 @@ def test_importance_weights_carry_no_gradient_and_stay_finite():
     assert not weights.requires_grad
 
 
+def inputs_of(importance, rows=None, movement=1.0):
+    """Return tokens with these ratios prox / mu, and pi / prox = `movement`."""
+    rows = torch.zeros(len(importance), dtype=torch.int64) if rows is None else torch.tensor(rows)
+    proximal = torch.tensor(importance, dtype=torch.float64).log() - 1
+    rollout = torch.full_like(proximal, -1)
+    return LossInputs(
+        (proximal + math.log(movement)).requires_grad_(), proximal, rollout, rollout, rows, int(rows.max()) + 1
+    )
+
+
 @pytest.mark.parametrize(
     ("settings", "expected", "changed"),
     [
         ({}, [0.4, 1.0, 2.0], [False, False, True]),
         ({"correction": {"cap": 5}}, [0.4, 1.0, 3.0], [False, False, False]),
-        ({"importanceCap": 0.5}, [0.4, 0.5, 0.5], [False, True, True]),
+        ({"correction": {"cap": 1}}, [0.4, 1.0, 1.0], [False, False, True]),
         ({"correction": {"type": "mask"}}, [0.0, 1.0, 0.0], [True, False, True]),
-        ({"correction": {"type": "mask", "cap": 3, "floor": 0.4}}, [0.4, 1.0, 3.0], [False, False, False]),
+        ({"correction": {"type": "mask", "cap": 3.01, "floor": 0.39}}, [0.4, 1.0, 3.0], [False, False, False]),
         ({"correction": {"type": "none"}}, [1.0, 1.0, 1.0], [False, False, False]),
     ],
 )
 def test_weights_are_truncated_masked_or_ignored(settings, expected, changed):
-    found, is_changed = correct(torch.tensor([0.4, 1.0, 3.0], dtype=torch.float64), algorithm(**settings))
-    assert found.tolist() == pytest.approx(expected)
-    assert is_changed.tolist() == changed
+    found = correct(inputs_of([0.4, 1.0, 3.0]), algorithm(**settings))
+    assert found.weights.tolist() == pytest.approx(expected)
+    assert found.changed.tolist() == changed
+    assert not found.weights.requires_grad
+    assert not found.rejected.any()
+
+
+ROWS, RATIOS = [0, 1, 0, 0, 1, 2], [2.0, 0.25, 2.0, 0.5, 1.0, 8.0]
+"""Row 0: product 2, mean 2^(1/3). Row 1: product 1/4, mean 1/2. Row 2: one token of 8."""
+
+
+@pytest.mark.parametrize(
+    ("correction", "expected", "changed"),
+    [
+        ({"level": "sequence", "type": "truncate", "cap": 4}, [2, 0.25, 4], [False, False, True]),
+        ({"level": "sequence", "type": "mask", "cap": 4, "floor": 0.3}, [2, 0, 0], [False, True, True]),
+        ({"level": "sequence", "type": "none"}, [1, 1, 1], [False, False, False]),
+        ({"level": "geometric", "type": "truncate", "cap": 1.2}, [1.2, 0.5, 1.2], [True, False, True]),
+        ({"level": "geometric", "type": "mask", "cap": 2, "floor": 0.4}, [2 ** (1 / 3), 0.5, 0], [False, False, True]),
+    ],
+)
+def test_all_tokens_of_a_sequence_share_one_weight(correction, expected, changed):
+    found = correct(inputs_of(RATIOS, ROWS), algorithm(correction=correction))
+    assert found.weights.tolist() == pytest.approx([expected[row] for row in ROWS])
+    assert found.changed.tolist() == [changed[row] for row in ROWS]
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+def test_weights_stay_finite_in_long_sequences(level):
+    inputs = inputs_of([9.0] * 5000)
+    assert correct(inputs, algorithm(correction={"level": level, "cap": 1e12})).weights.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("rejection", "expected"),
+    [
+        ({"level": "token", "cap": 2.5}, [False, True, False, False, False, True]),
+        ({"level": "sequence", "cap": 2.5}, [False, True, False, False, True, True]),
+        ({"cap": 1.2}, [True, True, True, True, True, True]),
+        ({"cap": 1.5}, [False, True, False, False, True, True]),
+        ({"cap": 9, "floor": 0}, [False] * 6),
+        ({"cap": 9, "floor": 0.9}, [False, True, False, False, True, False]),
+    ],
+)
+def test_rejected_sequences_are_left_out_and_the_others_keep_their_weight(rejection, expected):
+    found = correct(inputs_of(RATIOS, ROWS), algorithm(correction={"rejection": rejection, "cap": 4}))
+    assert found.rejected.tolist() == expected
+    weights = [0 if rejected else min(ratio, 4) for ratio, rejected in zip(RATIOS, expected, strict=True)]
+    assert found.weights.tolist() == pytest.approx(weights)
+    assert found.changed.tolist() == [False] * 5 + [True], "what the weight's own limits changed"
+
+
+def test_rejection_sees_the_whole_difference_to_the_rollout():
+    """In later updates of a step prox is mu, so their ratio hides what the rollout computed."""
+    settings = algorithm(correction={"rejection": {"level": "token", "cap": 2}})
+    assert not correct(inputs_of([1.0, 1.0]), settings).rejected.any()
+    assert correct(inputs_of([1.0, 1.0], movement=2.5), settings).rejected.all()

@@ -15,7 +15,7 @@ REFERENCE = torch.tensor([0.6, -0.2, 0.5, 0.0], dtype=torch.float64).log_softmax
 
 
 def true_gradient():
-    """Of KL(policy || reference), with respect to the logits of a softmax over 4 answers."""
+    """The gradient of KL(policy || reference), with respect to the logits of a softmax over 4 answers."""
     logits = POLICY.clone().requires_grad_()
     logprobs = logits.log_softmax(-1)
     (logprobs.exp() * (logprobs - REFERENCE)).sum().backward()

@@ -11,7 +11,12 @@ from rljob_trainer.algorithms.losses import MAXIMA, SUMS, update_loss
 from rljob_trainer.algorithms.registry import ALGORITHMS, build_algorithm
 from tests.support.algorithms import algorithm_spec
 
-ALL_TERMS = {"importanceCap": 1.5, "entropyCoefficient": 0.01, "clipHigh": 0.28, "kl": {"coefficient": 0.1}}
+ALL_TERMS = {
+    "correction": {"cap": 1.5},
+    "entropyCoefficient": 0.01,
+    "loss": {"clipHigh": 0.28},
+    "kl": {"coefficient": 0.1},
+}
 
 
 def tensor(*values: float) -> torch.Tensor:
@@ -96,6 +101,31 @@ def test_loss_and_gradient_are_finite_for_extreme_log_probs(type_, estimator):
     terms.loss.backward()
     assert inputs.logprobs.grad.isfinite().all()
     assert all(value.isfinite() for value in (terms.loss, *terms.sums.values(), *terms.maxima.values()))
+
+
+def test_rejected_tokens_add_nothing_and_are_counted():
+    rejection = {"level": "sequence", "cap": 2.0}
+    rows = [0, 0, 1]
+    given = [-1.0, -2.0, -0.5], [-1.0, -2.0, -0.5], [-1.5, -2.5, -0.6], [1.0, 1.0, 1.0]
+    inputs = inputs_of(*given, rows)
+    terms = update_loss(
+        build_algorithm(algorithm_spec(correction={"rejection": rejection})), inputs, weights=tensor(1, 1, 1)
+    )
+    terms.loss.backward()
+    assert inputs.logprobs.grad.tolist() == pytest.approx([0, 0, -math.exp(0.1)]), "row 0: e^(0.5 + 0.5) is above 2"
+    found = {name: value.item() for name, value in terms.sums.items()}
+    assert (found["num_tokens"], found["rejected"], found["corrected"]) == (3, 2, 0)
+
+
+@pytest.mark.parametrize(
+    "correction", [{"level": "sequence"}, {"type": "none"}, {"type": "mask", "level": "geometric"}]
+)
+def test_effective_sample_size_does_not_depend_on_the_correction(correction):
+    """A sequence's weight spreads with its length: the driver would warn of every job with long answers."""
+    given = [-1.0, -2.0], [-1.0, -2.0], [-1.2, -2.2], [1.0, 1.0]
+    terms = update_loss(build_algorithm(algorithm_spec(correction=correction)), inputs_of(*given), weights=tensor(1, 1))
+    assert terms.sums["importance"].item() == pytest.approx(2 * math.exp(0.2))
+    assert terms.sums["squared_importance"].item() == pytest.approx(2 * math.exp(0.4))
 
 
 def test_micro_batch_of_padding_alone_is_zero_everywhere():

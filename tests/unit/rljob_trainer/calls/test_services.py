@@ -38,8 +38,8 @@ async def test_end_of_an_episode_is_one_more_call_in_the_background(call_harness
     server = await call_harness.serve("calc", "add")
     called = asyncio.Event()
     server.answer = lambda body: called.set()
-    async with call_harness.services(tools={"calc": {}}) as services:
-        services.on_call = lambda *found: pytest.fail("the policy did not call it")
+    on_call = lambda *found: pytest.fail("the policy did not call it")  # noqa: E731
+    async with call_harness.services(tools={"calc": {}}, on_call=on_call) as services:
         services.end_episode("calc", "g/train/1", "train")
         assert server.bodies == [], "it returns at once"
         await asyncio.wait_for(called.wait(), 10)

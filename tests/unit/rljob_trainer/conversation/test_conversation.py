@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import json
 from dataclasses import dataclass
 
 import pytest
@@ -15,6 +16,7 @@ from rljob_trainer.conversation.template import ChatTemplate, TemplateError
 from rljob_trainer.conversation.tool_calls import Answer, parse
 from rljob_trainer.episodes.types import NOT_SAMPLED, Completion
 from tests.support.chat_templates import ENDS, FAMILIES, SMOLLM2, build_template, build_tokenizer
+from tests.support.episodes import listed
 
 TOOLS = [ToolSchema(name="add", description="Adds.", parameters={"type": "object", "properties": {}})]
 FIRST = [{"role": "user", "content": "What is 2 + 2?"}]
@@ -78,7 +80,7 @@ def complete(family, answer, turn):
     truncated, end = answer.end == "cut", (ENDS[family] or "string") if answer.end == "own" else answer.end
     ending = [] if truncated else template.encode(STOP if end == "string" else end)
     token_ids = answer.token_ids + ending or template.encode("4")
-    logprobs = [-0.5 - turn - i / 100 for i in range(len(token_ids))]
+    logprobs = [-0.5 - turn - i / 128 for i in range(len(token_ids))]  # as fp32 has them
     versions = [turn + (i > 2) for i in range(len(token_ids))]
     stop = len(ending) if end == "string" else 0
     text = build_tokenizer().decode(token_ids[: len(token_ids) - stop], skip_special_tokens=True)
@@ -116,7 +118,7 @@ def play(family, played, tools=()):
 
 def read(segments, field):
     """Return a field of all sampled tokens, in order."""
-    rows = [zip(getattr(segment, field), segment.loss_mask, strict=True) for segment in segments]
+    rows = [zip(getattr(segment, field), segment.loss_mask, strict=True) for segment in listed(segments)]
     return [value for row in rows for value, is_sampled in row if is_sampled]
 
 
@@ -130,10 +132,10 @@ def test_trained_tokens_are_exactly_the_sampled_ones(family, data):
     played = data.draw(turns(TEXTS, CALL_TEXTS, REASONING_TEXTS))
     tools = data.draw(st.sampled_from([[], TOOLS]))
     conversation, completions, prompts = play(family, played, tools)
-    segments = conversation.segments
+    segments = listed(conversation.segments)
     for field in ("token_ids", "logprobs", "versions"):
-        assert read(segments, field) == join(completions, field), f"{field} of the trained tokens changed"
-    assert read(segments, "turns") == [i for i, c in enumerate(completions) for _ in c.token_ids]
+        assert read(conversation.segments, field) == join(completions, field), f"{field} of the trained tokens changed"
+    assert read(conversation.segments, "turns") == [i for i, c in enumerate(completions) for _ in c.token_ids]
     for segment in segments:
         context = [i for i, is_sampled in enumerate(segment.loss_mask) if not is_sampled]
         assert {segment.logprobs[i] for i in context} <= {0.0}
@@ -152,7 +154,7 @@ def squeeze(text):
 
 def split(segment):
     """Return the runs of context and of sampled tokens, as (turn, token ids)."""
-    pairs = zip(segment.turns, segment.token_ids, strict=True)
+    pairs = zip(segment.turns.tolist(), segment.token_ids.tolist(), strict=True)
     return [
         (turn, [token_id for _, token_id in run]) for turn, run in itertools.groupby(pairs, key=lambda pair: pair[0])
     ]
@@ -436,3 +438,101 @@ def test_what_follows_an_end_token_gets_no_space():
     assert conversation.next_prompt()[len(first) :] == template.encode("4") + template.encode(
         "<|im_end|>Again<|im_end|>"
     )
+
+
+@ALL_FAMILIES
+@given(data=st.data())
+def test_whole_conversation_is_one_sequence_with_each_answer_as_it_was_sampled(family, data):
+    played = data.draw(turns(TEXTS, CALL_TEXTS, REASONING_TEXTS))
+    tools = data.draw(st.sampled_from([[], TOOLS]))
+    conversation, completions, prompts = play(family, played, tools)
+    whole, decode = conversation.read_whole(), build_template(family).decode
+    assert whole.prompt_ids.tolist() == prompts[0]
+    if len(conversation.segments) == 1:
+        [segment] = listed(conversation.segments)
+        assert [*whole.prompt_ids.tolist(), *whole.completion_ids.tolist()] == segment.token_ids
+    first, last = completions[0].token_ids, completions[-1].token_ids
+    assert whole.completion_ids.tolist()[: len(first)] == first
+    assert whole.completion_ids.tolist()[-len(last) :] == last
+    remaining = iter(whole.completion_ids.tolist())
+    assert all(token_id in remaining for token_id in join(completions, "token_ids")), "in order"
+    text = "".join(decode(whole.completion_ids.tolist()).split())
+    for _, replies in played[:-1]:
+        written = [form for reply in replies for form in (reply, json.dumps(reply, ensure_ascii=False)[1:-1])]
+        assert any("".join(form.split()) in text for form in written), "what followed an answer"
+    roles = [message["role"] for message in whole.messages]
+    assert roles == [message["role"] for message in conversation.messages[len(FIRST) : len(FIRST) + len(roles)]]
+    assert (roles[0], roles[-1]) == ("assistant", "assistant")
+
+
+def exchange(family, *exchanges, tools=()):
+    """Play answers, each with its end token, and the messages that follow. Return the conversation."""
+    conversation, template = Conversation(build_template(family), FIRST, tools), build_template(family)
+    for turn, (text, following) in enumerate(exchanges):
+        conversation.next_prompt()
+        token_ids = template.encode(text + ENDS[family])
+        completion = Completion(token_ids, [0.0] * len(token_ids), [turn] * len(token_ids), text, False, "g")
+        conversation.add_answer(completion, as_message(family, text, tools)[0])
+        if following:
+            conversation.add(following)
+    return conversation
+
+
+USER = [{"role": "user", "content": "Again."}]
+RESULT = [{"role": "tool", "tool_call_id": "0", "name": "add", "content": "17"}]
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def test_whole_conversation_has_the_reasoning_that_the_template_drops():
+    thought = "<think>\nTwo and two.\n</think>\n\n4"
+    conversation = exchange("qwen3", (thought, USER), (thought, USER), ("5", None))
+    assert len(conversation.segments) == 3, "each message of the user drops reasoning"
+    whole, end = conversation.read_whole(), "<|im_end|>\n<|im_start|>user\nAgain.<|im_end|>\n<|im_start|>assistant\n"
+    text = build_template("qwen3").decode(whole.completion_ids.tolist())
+    assert text == f"{thought}{end}{thought}{end}5<|im_end|>"
+    assert [message["content"] for message in whole.messages] == [thought, "Again.", thought, "Again.", "5"]
+
+
+def test_messages_with_tools_have_reasoning_apart_and_calls_as_the_api_has_them():
+    text = f"<think>\nI add.\n</think>\n\nLet me see.\n{CALL}"
+    conversation = exchange("qwen3", (text, RESULT), ("<think>\n\n</think>\n\n17", None), tools=TOOLS)
+    call = {"id": "0", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    assert conversation.read_whole().messages == [
+        {"role": "assistant", "content": "Let me see.\n", "reasoning_content": "I add.", "tool_calls": [call]},
+        *RESULT,
+        {"role": "assistant", "content": "17", "reasoning_content": ""},
+    ]
+
+
+@pytest.mark.parametrize("tools", [(), TOOLS])
+def test_reasoning_stays_in_the_content_without_tools_or_a_template_that_reads_it(tools):
+    text = "<think>well</think>4"
+    for family in ("qwen3", "qwen25") if not tools else ("qwen25",):
+        [message] = exchange(family, (text, None), tools=tools).read_whole().messages
+        assert message == {"role": "assistant", "content": text}
+
+
+def test_whole_conversation_follows_an_answer_that_ended_otherwise():
+    template = build_template("qwen3")
+    thought = "<think>\nTwo.\n</think>\n\n4"
+    for end, kept in (("<|endoftext|>", "<|endoftext|>"), ("", "")):
+        conversation = Conversation(template, FIRST)
+        conversation.next_prompt()
+        token_ids = template.encode(thought + end)
+        zeros = [0.0] * len(token_ids)
+        completion = Completion(token_ids, zeros, [0] * len(token_ids), thought, not end, "g")
+        conversation.add_answer(completion, {"role": "assistant", "content": thought})
+        conversation.add(USER)
+        conversation.next_prompt()
+        five = template.encode("5<|im_end|>")
+        conversation.add_answer(
+            Completion(five, [0.0] * 2, [1] * 2, "5", False, "g"), {"role": "assistant", "content": "5"}
+        )
+        assert len(conversation.segments) == 2
+        cut = "" if end else "<|im_end|>"
+        header = "\n<|im_start|>user\nAgain.<|im_end|>\n<|im_start|>assistant\n"
+        assert template.decode(conversation.read_whole().completion_ids) == f"{thought}{kept}{cut}{header}5<|im_end|>"
+
+
+def test_conversation_without_an_answer_has_no_whole():
+    assert Conversation(build_template("qwen25"), FIRST).read_whole() is None

@@ -8,7 +8,8 @@ from rljob_api.manifest.job_sections import Data
 from rljob_api.wire.protocol import ToolSchema
 from rljob_inputs.data.prompts import tokenize
 from rljob_trainer.conversation.template import ChatTemplate, TemplateError
-from tests.support.chat_templates import FAMILIES, build_template, build_tokenizer
+from tests.support.chat_templates import ENDS, FAMILIES, build_template, build_tokenizer
+from tests.support.model_templates import HYBRID_QWEN3
 
 TOOLS = [ToolSchema(name="add", description="Adds.", parameters={"type": "object", "properties": {}})]
 FUNCTION = '{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": '
@@ -28,10 +29,10 @@ CALLED = [
 ]
 
 
-def with_template(source, tool_format="auto"):
+def with_template(source, tool_format="auto", **arguments):
     tokenizer = copy.deepcopy(build_tokenizer())
     tokenizer.chat_template = source
-    return ChatTemplate(tokenizer, tool_format)
+    return ChatTemplate(tokenizer, tool_format, arguments)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -40,6 +41,28 @@ def test_token_ids_are_those_of_prompts(family):
     data = Data.model_validate({"train": {"source": "x.jsonl", "prompt": "p"}, "format": "chat"})
     expected = tokenize(data, CHATS, template._tokenizer)
     assert [template.encode(template.render(chat, [], generate=True)) for chat in CHATS] == expected
+
+
+def test_token_ids_are_those_of_prompts_with_variables_of_the_template():
+    arguments = {"enable_thinking": False}
+    template = with_template(HYBRID_QWEN3, **arguments)
+    data = Data.model_validate({"train": {"source": "x.jsonl"}, "chatTemplateArguments": arguments})
+    expected = tokenize(data, CHATS, template._tokenizer)
+    assert [template.encode(template.render(chat, [], generate=True)) for chat in CHATS] == expected
+    assert template.render(CHATS[0], [], generate=True).endswith("assistant\n<think>\n\n</think>\n\n")
+    assert "think" not in with_template(HYBRID_QWEN3).render(CHATS[0], [], generate=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_end_token_is_the_one_of_the_template(family):
+    template = build_template(family)
+    expected = template.encode(ENDS[family])[0] if ENDS[family] else None
+    assert template.end_token == expected
+
+
+@pytest.mark.parametrize("source", ["{{ raise_exception('no') }}", "{{ messages[0].content }}", "{{ messages }}"])
+def test_a_template_without_an_end_of_answers_has_no_end_token(source):
+    assert with_template(source).end_token is None
 
 
 @pytest.mark.parametrize("text", ["", " 4", "<|im_start|>a\n漢🙂<|im_end|>", "\n\n  x", "<|eot_id|>"])
@@ -114,7 +137,7 @@ def test_half_a_surrogate_pair_is_replaced():
     "source", ["{{ raise_exception('no') }}", "{{ messages[7].content }}", "{{ messages[0].content + 1 }}", "{% if %}"]
 )
 def test_a_template_that_fails_is_a_typed_error(source):
-    with pytest.raises(TemplateError, match="the chat template of the model fails for messages that end with the role"):
+    with pytest.raises(TemplateError, match="the chat template fails for messages that end with the role"):
         with_template(source).render(CHATS[0], [], generate=True)
 
 

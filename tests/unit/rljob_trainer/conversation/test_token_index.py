@@ -31,4 +31,4 @@ def test_the_longest_recorded_tokens_are_found(steps, prompts):
         found = index.find(prompt)
         expected = max((len(each) for each in recorded if prompt[: len(each)] == each), default=0)
         assert (0 if found is None else found.end) == expected
-        assert found is None or tree.segments[found.segment].token_ids[: found.end] == prompt[: found.end]
+        assert found is None or tree.segments[found.segment].token_ids[: found.end].tolist() == prompt[: found.end]

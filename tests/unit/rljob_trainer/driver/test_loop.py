@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from rljob_api.errors import TransientError, UserError
+from rljob_api.run.metrics import StepRecord
 from rljob_api.wire.protocol import InvalidReason, ScoreResult
 from tests.support.driver_harness import run_undisturbed, stop_when, wait_until
 
@@ -16,23 +17,24 @@ from tests.support.driver_harness import run_undisturbed, stop_when, wait_until
 async def test_job_runs_to_its_end_and_reports_it(make_harness):
     async with make_harness() as harness:
         summary = await harness.run()
-    assert [len(step) for step in summary["prompts_trained"]] == [4] * 6
-    assert sorted(list(itertools.chain(*summary["prompts_trained"]))[:10]) == list(range(10)), (
+    assert [len(step) for step in summary.prompts_trained] == [4] * 6
+    assert sorted(list(itertools.chain(*summary.prompts_trained))[:10]) == list(range(10)), (
         "the first epoch sees each prompt once"
     )
-    assert summary["samples_trained"] == 6 * 4 * 4
-    assert summary["rewards_served"] == 6 * 4 * 4 + 2 * 4, "two evaluations of four prompts"
-    assert summary["invalid_by_reason"] == {}
-    assert summary["accuracy_before"] is not None
-    assert summary["accuracy_after"] is not None
-    assert len(set(summary["weight_digests"].values())) == 1, "every rollout serves the trainer's weights"
-    assert len(summary["weight_digests"]) == 3
-    assert summary["pause_seconds"] == 0.25
-    assert summary["transfer_seconds"] == 0.5
-    assert summary["export"] == str(harness.run_dir / "export")
-    kinds = [line["type"] for line in harness.metrics()]
-    assert sorted(kinds) == ["eval"] * 2 + ["step"] * 6
-    assert kinds[-1] == "eval"
+    assert summary.samples_trained == 6 * 4 * 4
+    assert summary.rewards_served == 6 * 4 * 4 + 2 * 4, "two evaluations of four prompts"
+    assert summary.invalid_by_reason == {}
+    assert summary.accuracy_before is not None
+    assert summary.accuracy_after is not None
+    assert len(set(summary.weight_digests.values())) == 1, "every rollout serves the trainer's weights"
+    assert len(summary.weight_digests) == 3
+    assert summary.pause_seconds == 0.25
+    assert summary.transfer_seconds == 0.5
+    assert summary.export == str(harness.run_dir / "export")
+    metrics = harness.metrics()
+    assert (len(metrics.steps), len(metrics.evaluations)) == (6, 2)
+    assert metrics.steps[-1].time < metrics.evaluations[-1].time
+    assert all(step.model_fields_set >= StepRecord.model_fields.keys() - {"type", "agent"} for step in metrics.steps)
     assert harness.board.snapshot().phase == "done"
     assert harness.board.snapshot().step == 6
     assert all(rollout.num_served for rollout in harness.rollouts), "the load is spread"
@@ -42,8 +44,8 @@ async def test_prompt_that_is_too_long_for_the_engine_is_invalid_with_its_reason
     async with make_harness(schedule={"steps": 3}, evaluation={"atStart": False}) as harness:
         harness.rejects = lambda token_ids: 5 in token_ids  # one of ten prompts
         summary = await harness.run()
-    assert summary["invalid_by_reason"] == {"context": 4}
-    [failure] = {row["failure"] for row in harness.trajectories().values() if row["failure"]}
+    assert summary.invalid_by_reason == {"context": 4}
+    [failure] = {row.failure for row in harness.trajectories().values() if row.failure}
     assert failure.startswith("spec.rollout.maxModelLen: context: the prompt has 3 tokens, and the context of the")
 
 
@@ -51,7 +53,7 @@ async def test_runs_of_the_same_job_are_identical(make_harness):
     first = await run_undisturbed(make_harness)
     async with make_harness("second") as second:
         summary = await second.run()
-    assert first.summary["prompts_trained"] == summary["prompts_trained"]
+    assert first.summary.prompts_trained == summary.prompts_trained
     assert first.final_weight == second.final_weight(), "the same samples, in the same order, with the same scores"
 
 
@@ -62,9 +64,7 @@ async def test_raised_steps_take_effect_while_the_job_runs(make_harness):
         summary = await harness.run()
     assert harness.board.snapshot().total_steps == 8
     assert harness.trainer_steps == [8], "the ranks need it for the learning rate"
-    assert summary["prompts_trained"] == expected.summary["prompts_trained"], (
-        "as if the job had started with these steps"
-    )
+    assert summary.prompts_trained == expected.summary.prompts_trained, "as if the job had started with these steps"
     assert harness.final_weight() == expected.final_weight
 
 
@@ -79,15 +79,15 @@ async def test_steps_raised_during_the_last_evaluation_are_trained(make_harness)
 
         harness.judge = judge
         summary = await harness.run()
-    assert len(summary["prompts_trained"]) == 3
+    assert len(summary.prompts_trained) == 3
 
 
 async def test_steps_below_the_current_one_end_the_job_after_it(make_harness):
     async with make_harness(schedule={"steps": 100}) as harness:
         harness.read_steps = lambda: 2 if len(harness.updates) >= 4 else 100
         summary = await harness.run()
-    assert len(summary["prompts_trained"]) == 4
-    assert summary["accuracy_after"] is not None, "the last step is evaluated"
+    assert len(summary.prompts_trained) == 4
+    assert summary.accuracy_after is not None, "the last step is evaluated"
     assert (harness.run_dir / "checkpoints" / "step-000004" / "COMPLETE").exists()
     assert harness.board.snapshot().total_steps == 2
 
@@ -129,9 +129,27 @@ async def test_failing_rollouts_and_rewards_change_nothing(make_harness, seed):
         harness.judge = judge
         harness.break_completion = lambda rollout: draw.random() < 0.05
         summary = await harness.run()
-    assert summary["prompts_trained"] == expected.summary["prompts_trained"]
-    assert summary["invalid_by_reason"] == {}, "each was valid in the end"
+    assert summary.prompts_trained == expected.summary.prompts_trained
+    assert summary.invalid_by_reason == {}, "each was valid in the end"
     assert harness.final_weight() == expected.final_weight
+
+
+async def test_failures_with_a_score_are_trained_and_counted(make_harness):
+    def judge(reward, body):
+        if int(body["id"].rpartition("/")[2]) == 3 and body["lane"] == "train":
+            return ScoreResult(id=body["id"], valid=False, reason=InvalidReason.TIMEOUT, message="too slow")
+        return None
+
+    policy = {"retries": 0, "scores": {"timeout": -1.0}}
+    rewards = [{"name": "correct", "function": {"inline": "x"}, "failurePolicy": policy}]
+    async with make_harness(schedule={"steps": 2}, rewards=rewards) as harness:
+        harness.judge = judge
+        summary = await harness.run()
+    assert (summary.invalid_by_reason, summary.samples_trained) == ({}, 2 * 4 * 4)
+    for samples in harness.updates:
+        assert all(sample.advantages.any() for sample in samples[3::4])
+    counted = [step.scored_failures_by_reason for step in harness.metrics().steps]
+    assert [each for each in counted if each] == [{"timeout": 4}] * 2
 
 
 async def test_invalid_samples_are_masked_and_counted(make_harness):
@@ -143,8 +161,8 @@ async def test_invalid_samples_are_masked_and_counted(make_harness):
     async with make_harness(schedule={"steps": 2}) as harness:
         harness.judge = judge
         summary = await harness.run()
-    assert summary["invalid_by_reason"] == {"timeout": 2 * 4}
-    assert summary["samples_trained"] == 2 * 4 * 3
+    assert summary.invalid_by_reason == {"timeout": 2 * 4}
+    assert summary.samples_trained == 2 * 4 * 3
     for samples in harness.updates:
         for i, sample in enumerate(samples):
             masked = i % 4 == 3
@@ -152,6 +170,20 @@ async def test_invalid_samples_are_masked_and_counted(make_harness):
             assert not masked or not sample.advantages.any()
     num_attempts = sum(body["id"].endswith("/train/1/0/3") for body in harness.requests)
     assert num_attempts == 3, "the policy's two retries"
+
+
+async def test_mean_of_a_step_is_that_of_its_valid_samples(make_harness):
+    """A failure that counted as a zero would lower it."""
+
+    def judge(reward, body):
+        if int(body["id"].rpartition("/")[2]) == 3:
+            return ScoreResult(id=body["id"], valid=False, reason=InvalidReason.EXCEPTION, message="no")
+        return ScoreResult(id=body["id"], valid=True, score=1.0, components={"exact": 1.0})
+
+    async with make_harness(schedule={"steps": 2}) as harness:
+        harness.judge = judge
+        summary = await harness.run()
+    assert summary.step_rewards == [1.0, 1.0]
 
 
 async def test_fail_job_ends_the_job_with_the_rewards_message(make_harness):
@@ -169,7 +201,7 @@ async def test_rollout_with_wrong_digest_is_not_used(make_harness):
         harness.rollouts[0].wrong_digest = True
         summary = await harness.run()
     assert harness.rollouts[0].num_served == 0
-    assert len(summary["weight_digests"]) == 2
+    assert len(summary.weight_digests) == 2
     assert b"rljob_weight_mismatches_total 3.0" in harness.prometheus.render(), "one per publication"
 
 
@@ -201,7 +233,7 @@ async def test_rollout_death_costs_only_a_retry(make_harness):
         summary = await harness.run()
     assert dead, "it must have died during the run"
     assert second.num_served > first.num_served
-    assert summary["prompts_trained"] == expected.summary["prompts_trained"]
+    assert summary.prompts_trained == expected.summary.prompts_trained
     assert harness.final_weight() == expected.final_weight
 
 
@@ -229,8 +261,8 @@ async def test_replicas_that_leave_and_return_lose_no_prompt(make_harness):
         await running
         summary = harness.summary()
     assert all(server.num_served for server in servers)
-    assert summary["prompts_trained"] == expected.summary["prompts_trained"]
-    assert summary["invalid_by_reason"] == {}
+    assert summary.prompts_trained == expected.summary.prompts_trained
+    assert summary.invalid_by_reason == {}
     assert harness.final_weight() == expected.final_weight
 
 
@@ -255,8 +287,8 @@ async def test_several_updates_per_step_refer_to_the_policy_at_its_start(make_ha
     versions = [(each.proximal, each.current) for each in harness.versions]
     assert sorted(set(versions)) == [(0, 0), (0, 0.5), (1, 1), (1, 1.5)]
     assert versions == sorted(versions)
-    assert sorted(summary["prompts_trained"][0] + summary["prompts_trained"][1]) == sorted(
-        set(summary["prompts_trained"][0] + summary["prompts_trained"][1])
+    assert sorted(summary.prompts_trained[0] + summary.prompts_trained[1]) == sorted(
+        set(summary.prompts_trained[0] + summary.prompts_trained[1])
     )
 
 
@@ -310,11 +342,11 @@ async def test_update_sees_a_single_version_when_a_new_one_appears(make_harness)
     async with make_harness(schedule={"steps": 3, "type": "synchronous"}) as harness:
         roll_out_in_step_two(harness)
         await harness.run()
-    steps = [line for line in harness.metrics() if line["type"] == "step"]
-    assert [step["reward_versions"] for step in steps] == [{"correct": 1}] * 3
+    steps = harness.metrics().steps
+    assert [step.reward_versions for step in steps] == [{"correct": 1}] * 3
     assert [versions_of_step(harness, i) for i in (1, 2, 3)] == [{"v1"}, {"v2"}, {"v2"}]
-    assert [step["num_invalid"] for step in steps] == [0, 0, 0]
-    assert steps[1]["num_samples"] == 16
+    assert [step.num_invalid for step in steps] == [0, 0, 0]
+    assert steps[1].num_samples == 16
 
 
 async def test_step_whose_first_part_was_used_reports_two_versions(make_harness, caplog):
@@ -331,8 +363,8 @@ async def test_step_whose_first_part_was_used_reports_two_versions(make_harness,
         harness.kill_trainer = roll_out
         harness.judge = lambda reward, body: delay_second_step(harness, body)
         await harness.run()
-    steps = [line for line in harness.metrics() if line["type"] == "step"]
-    assert [step["reward_versions"] for step in steps] == [{"correct": 1}, {"correct": 2}]
+    steps = harness.metrics().steps
+    assert [step.reward_versions for step in steps] == [{"correct": 1}, {"correct": 2}]
     assert "step 2: scored by 2 versions of reward correct" in caplog.text
 
 
@@ -352,7 +384,7 @@ async def test_failed_sample_ends_the_step_while_updates_wait_for_completions(ma
         async def fail_late(token_ids, *rest):
             if token_ids[0] == 1 and token_ids not in first_prompts:
                 if len(first_prompts) == 2:
-                    while driver._group.train.progress.num_scored < 2 * 4:  # noqa: ASYNC110
+                    while driver._loop.lane.progress.num_scored < 2 * 4:  # noqa: ASYNC110
                         await asyncio.sleep(0.01)
                     raise TransientError("no rollout answers")
                 first_prompts.append(token_ids)
@@ -385,10 +417,10 @@ async def test_job_fails_with_the_reason_when_no_sample_of_three_steps_is_valid(
         with pytest.raises(UserError, match=r"spec\.rewards\[0\]\.function: no sample of the last 3 steps") as caught:
             await harness.run()
     assert "16 x exception of reward correct: f.py:3: ZeroDivisionError: division by zero" in str(caught.value)
-    assert [line["step"] for line in harness.metrics() if line["type"] == "step"] == [1, 2, 3]
+    assert [step.step for step in harness.metrics().steps] == [1, 2, 3]
     [problem] = harness.board.snapshot().problems
     assert (problem.reward, problem.reason, problem.step, problem.count) == ("correct", "exception", 1, 48)
-    assert harness.summary()["invalid_by_reason"] == {"exception": 48}, "the report of the run has the reasons, too"
+    assert harness.summary().invalid_by_reason == {"exception": 48}, "the report of the run has the reasons, too"
 
 
 async def test_one_valid_step_resets_the_count_and_the_reason_stays_shown(make_harness):
@@ -406,7 +438,7 @@ async def test_count_of_steps_without_a_valid_sample_survives_a_restart_of_the_d
         await stop_when(harness, lambda: harness.board.status.step == 3)
         with pytest.raises(UserError, match="no sample of the last 3 steps"):
             await harness.run()
-    assert [line["step"] for line in harness.metrics() if line["type"] == "step"] == [1, 2, 3, 4]
+    assert [step.step for step in harness.metrics().steps] == [1, 2, 3, 4]
 
 
 async def test_steps_with_signal_are_saved_before_the_job_fails(make_harness):
@@ -429,7 +461,7 @@ async def test_equal_scores_are_reported_and_do_not_end_the_job(make_harness):
     async with make_harness() as harness:
         harness.judge = same_score
         summary = await harness.run()
-    assert len(summary["prompts_trained"]) == 6
+    assert len(summary.prompts_trained) == 6
     learning = harness.board.snapshot().learning
     assert (learning.is_learning, learning.reason) == (False, "NoAdvantages")
     assert learning.message.startswith("since step 1 no sample has had an advantage")
@@ -439,5 +471,5 @@ async def test_limit_of_zero_lets_a_job_without_valid_samples_end(make_harness):
     async with make_harness(schedule={"maxStepsWithoutSignal": 0}) as harness:
         harness.judge = fail_in(range(1, 7))
         summary = await harness.run()
-    assert summary["samples_trained"] == 0
+    assert summary.samples_trained == 0
     assert harness.board.snapshot().learning.is_learning is None

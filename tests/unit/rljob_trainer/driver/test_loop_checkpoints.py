@@ -7,6 +7,7 @@ import json
 import pytest
 
 from rljob_api.errors import UserError
+from rljob_trainer.outages.registry import OutageError
 from tests.support.driver_harness import run_undisturbed, stop_when, wait_until
 
 
@@ -39,7 +40,7 @@ async def test_training_continues_until_the_next_checkpoint_is_due(make_harness)
         assert gate.num_waiting == 3
         assert complete_steps(harness) == [4, 6]
         assert harness.final_weight() == expected.final_weight
-        assert harness.summary()["prompts_trained"] == expected.summary["prompts_trained"]
+        assert harness.summary().prompts_trained == expected.summary.prompts_trained
         metrics = harness.prometheus.render().decode()
         assert "rljob_checkpoint_wait_seconds" in metrics
         assert "rljob_checkpoint_write_seconds" in metrics
@@ -57,13 +58,13 @@ async def test_saved_state_is_that_of_its_step_though_training_continued(make_ha
 
         await stop_when(harness, is_later)
         saved = json.loads((harness.run_dir / "checkpoints" / "step-000002" / "driver.json").read_text())
-        assert (saved["step"], len(saved["prompts_trained"])) == (2, 2)
+        assert saved["step"] == 2
         for folder in harness.run_dir.glob("checkpoints/*"):  # as if the head had been lost then
             if folder.name != "step-000002":
                 (folder / "COMPLETE").unlink(missing_ok=True)
         await harness.run()
         assert harness.final_weight() == expected.final_weight
-        assert [line["step"] for line in harness.metrics() if line["type"] == "step"] == [1, 2, 3, 4, 5, 6]
+        assert [step.step for step in harness.metrics().steps] == [1, 2, 3, 4, 5, 6]
 
 
 async def test_job_ends_after_its_last_checkpoint_is_complete(make_harness):
@@ -91,18 +92,42 @@ async def test_stopped_driver_waits_for_the_checkpoint_that_is_being_written(mak
         assert complete_steps(harness)[0] == 2
 
 
-async def test_full_disk_ends_the_job_after_the_step_that_runs(make_harness):
-    async with make_harness() as harness:
+async def test_full_disk_is_waited_for_and_costs_nothing(make_harness):
+    """The checkpoint of step 4 is owed: that of step 5 is saved in its place, and training waits for it."""
+    expected = await run_undisturbed(make_harness)
+    async with make_harness() as harness, harness.driver() as driver:
+        is_full, num_failed = True, 0
 
         async def fail():
-            if harness.board.status.step >= 4:
+            nonlocal num_failed
+            if harness.board.status.step >= 4 and is_full:
+                num_failed += 1
                 raise OSError(errno.ENOSPC, "No space left on device")
 
         harness.before_write = fail
-        with pytest.raises(UserError, match=r"step-000004: no space left on device: .*spec.checkpoint.keep"):
-            await harness.run()
-        assert complete_steps(harness) == [2]
-        assert len(harness.updates) <= 5
+        running = asyncio.create_task(driver.run())
+        await wait_until(lambda: running.done() or num_failed > 1)
+        assert (complete_steps(harness), harness.board.status.step) == ([2], 5)
+        is_full = False
+        await asyncio.wait_for(running, 30)
+        assert complete_steps(harness) == [5, 6]
+        assert [step.step for step in harness.metrics().steps] == [1, 2, 3, 4, 5, 6]
+        assert harness.trajectories().keys() == expected.trajectories.keys()
+        assert harness.final_weight() == expected.final_weight
+
+
+async def test_disk_that_stays_full_ends_the_job_and_names_the_remedy(make_harness):
+    async with make_harness(outageSeconds=2) as harness, harness.driver() as driver:
+
+        async def fail():
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        harness.before_write = fail
+        running = asyncio.create_task(driver.run())
+        await wait_until(lambda: running.done() or harness.disk_waits())
+        assert "Read-only file system" in harness.disk_waits()
+        with pytest.raises(OutageError, match=r"^spec.checkpoint .*Read-only file system .*GiB free.*free space on"):
+            await running
 
 
 async def test_failure_of_the_job_waits_for_the_checkpoint_before(make_harness):
@@ -130,6 +155,6 @@ async def test_group_that_dies_while_it_writes_resumes_from_the_checkpoint_befor
         )
         summary = await harness.run()
         assert deaths == ["write"]
-        assert summary["restarts"]["trainer"] == 1
-        assert summary["prompts_trained"] == expected.summary["prompts_trained"]
+        assert summary.restarts["trainer"] == 1
+        assert summary.prompts_trained == expected.summary.prompts_trained
         assert harness.final_weight() == expected.final_weight

@@ -61,7 +61,7 @@ def score_last_answer(reward, body):
 
 
 def steps_of(harness):
-    return [line for line in harness.metrics() if line["type"] == "step"]
+    return harness.metrics().steps
 
 
 async def test_status_reports_the_demand_on_user_and_tools(make_talks):
@@ -81,7 +81,7 @@ async def test_status_reports_the_demand_on_user_and_tools(make_talks):
         assert seen[-1][name].due_seconds > 0
         assert (last[name].samples, last[name].is_open) == (0, False), "no step follows the last one"
     assert seen[-1]["user"].latency_seconds is not None
-    busy = steps_of(harness)[-1]["busy_shares"]
+    busy = steps_of(harness)[-1].busy_shares
     assert list(busy) == ["rollouts", "rewards", "trainer", "users", "tools"]
     assert min(busy.values()) > 0
 
@@ -90,20 +90,20 @@ async def test_conversations_train_and_are_reported(make_talks):
     async with make_talks(schedule={"steps": 2}) as harness:
         summary = await harness.run()
         metrics = harness.prometheus.render().decode()
-    assert summary["samples_trained"] == 2 * 4 * 4
-    assert summary["invalid_by_reason"] == {}
-    step = steps_of(harness)[-1]["agent"]
-    assert 1 < step["turns_mean"] <= 4
-    assert step["tools"]["calc"]["calls"] > 0
-    assert step["user_seconds_mean"] > 0
-    assert sum(step["episodes_by_end"].values()) == 16
-    assert set(step["episodes_by_end"]) <= {"user", "max_turns"}
-    assert -0.25 <= step["turn_reward_mean"] <= 1
-    assert (step["segments_mean"], step["segments_by_cause"], step["failures"]) == (1, {}, {})
-    evaluations = [line for line in harness.metrics() if line["type"] == "eval"]
-    assert all(line["agent"]["turns_mean"] >= 1 for line in evaluations)
+    assert summary.samples_trained == 2 * 4 * 4
+    assert summary.invalid_by_reason == {}
+    step = steps_of(harness)[-1].agent
+    assert 1 < step.turns_mean <= 4
+    assert step.tools["calc"].calls > 0
+    assert step.user_seconds_mean > 0
+    assert sum(step.episodes_by_end.values()) == 16
+    assert set(step.episodes_by_end) <= {"user", "max_turns"}
+    assert -0.25 <= step.turn_reward_mean <= 1
+    assert (step.segments_mean, step.segments_by_cause, step.failures) == (1, {}, {})
+    evaluations = harness.metrics().evaluations
+    assert all(line.agent.turns_mean >= 1 for line in evaluations)
     status = harness.board.snapshot().agent
-    assert (status.turns_mean, status.episodes_by_end) == (step["turns_mean"], step["episodes_by_end"])
+    assert (status.turns_mean, status.episodes_by_end) == (step.turns_mean, step.episodes_by_end)
     assert 'rljob_agent_call_seconds_count{lane="train",outcome="valid",service="calc"}' in metrics
     assert 'rljob_agent_episodes_total{end="user",lane="train"}' in metrics
     assert 'rljob_agent_in_flight{service="user"} 0.0' in metrics
@@ -120,17 +120,17 @@ async def test_trained_tokens_are_the_sampled_ones_with_the_advantage_of_their_t
         answers = decode(row.token_ids[row.loss_mask])
         assert answers.count("<|im_end|>") == answers.count("is it") + answers.count("</tool_call>")
         assert (row.versions[row.loss_mask] >= 0).all()
-    talks = [row for row in logged if len(row["turns"]) > 1 and any(turn["reward"] for turn in row["turns"])]
+    talks = [row for row in logged if len(row.turns) > 1 and any(turn.reward for turn in row.turns)]
     assert talks, "an episode of several turns with rewards"
-    assert any(len({round(turn["advantage"], 6) for turn in row["turns"]}) > 1 for row in talks), (
+    assert any(len({round(turn.advantage, 6) for turn in row.turns}) > 1 for row in talks), (
         "turns of one episode have different advantages"
     )
     for row in talks:
-        [segment] = row["segments"]
-        spans = [span for span in segment["spans"] if span["turn"] >= 0]
-        assert [span["turn"] for span in spans] == list(range(len(row["turns"])))
-        assert [span["text"] for span in spans] == [turn["text"] + "<|im_end|>" for turn in row["turns"]]
-        assert json.loads(row["messages"])[0]["role"] == "user"
+        [segment] = row.segments
+        spans = [span for span in segment.spans if span.turn >= 0]
+        assert [span.turn for span in spans] == list(range(len(row.turns)))
+        assert [span.text for span in spans] == [turn.text + "<|im_end|>" for turn in row.turns]
+        assert json.loads(row.messages)[0]["role"] == "user"
 
 
 async def test_reward_sees_the_whole_conversation(make_talks):
@@ -158,7 +158,7 @@ async def test_driver_killed_in_a_conversation_repeats_it(make_talks, seed):
         ids = Counter(body["id"] for body in await run_with_killed_drivers(harness, "user", seed))
         summary = harness.summary()
     assert set(ids.values()) == {1}, "a repeated episode has other ids"
-    assert (harness.final_weight(), summary["prompts_trained"]) == (weight, expected["prompts_trained"])
+    assert (harness.final_weight(), summary.prompts_trained) == (weight, expected.prompts_trained)
 
 
 def fail_for(episodes):
@@ -179,19 +179,17 @@ async def test_failed_episode_is_masked_and_its_group_trains_on_the_others(make_
         summary = await harness.run()
         metrics = harness.prometheus.render().decode()
     step = steps_of(harness)[0]
-    assert (step["num_masked"], step["num_invalid"], step["invalid_by_reason"]) == (2, 2, {"exception": 2})
-    assert step["agent"]["failures"] == {"user": 2}
-    assert summary["samples_trained"] == 14
+    assert (step.num_masked, step.num_invalid, step.invalid_by_reason) == (2, 2, {"exception": 2})
+    assert step.agent.failures == {"user": 2}
+    assert summary.samples_trained == 14
     train = {key[2:]: row for key, row in harness.trajectories().items() if key[1] == "train"}
-    failed = {key for key, row in train.items() if row["failure"]}
+    failed = {key for key, row in train.items() if row.failure}
     assert failed == {(1, 2), (3, 0)}
     for key in failed:
         row = train[key]
-        assert row["failure"] == "spec.agent.user: exception: user.py:3: KeyError: 'a'"
-        assert (row["score"], row["advantage"], row["rewards"], row["end"]) == (None, None, [], "failed")
-    assert all(
-        train[group, sample]["advantage"] is not None for group, sample in train if (group, sample) not in failed
-    )
+        assert row.failure == "spec.agent.user: exception: user.py:3: KeyError: 'a'"
+        assert (row.score, row.advantage, row.rewards, row.end) == (None, None, [], "failed")
+    assert all(train[group, sample].advantage is not None for group, sample in train if (group, sample) not in failed)
     assert not [body for body in harness.requests if body["id"].endswith(("/1/2", "/3/0")) and body["lane"] == "train"]
     masked = [row for update in harness.updates for row in update if not row.loss_mask.any()]
     assert len(masked) == 2, "their rows train nothing"

@@ -69,7 +69,7 @@ def make_programs(make_harness):
 
 
 def steps_of(harness):
-    return [line for line in harness.metrics() if line["type"] == "step"]
+    return harness.metrics().steps
 
 
 async def test_status_reports_a_slot_for_each_episode(make_programs):
@@ -82,28 +82,28 @@ async def test_status_reports_a_slot_for_each_episode(make_programs):
     async with make_programs(play=play, schedule={"steps": 2}, evaluation={"atStart": False}) as harness:
         await harness.run()
         last = harness.board.snapshot().demand["runner"]
-        [*_, step] = (line for line in harness.metrics() if line["type"] == "step")
+        [*_, step] = harness.metrics().steps
     assert all(each.holds_slots and each.is_open for each in seen)
     assert {each.samples for each in seen[: 2 * 16]} == {16}, "an evaluation follows"
     assert (last.samples, last.is_open) == (0, False), "no step follows the last one"
-    assert 0 < step["busy_shares"]["runners"] <= 1
+    assert 0 < step.busy_shares["runners"] <= 1
 
 
 async def test_program_trains_without_rewards_of_the_job(make_programs):
     async with make_programs(schedule={"steps": 2}) as harness:
         summary = await harness.run()
         metrics = harness.prometheus.render().decode()
-    assert (summary["samples_trained"], summary["invalid_by_reason"]) == (2 * 16, {})
+    assert (summary.samples_trained, summary.invalid_by_reason) == (2 * 16, {})
     for step in steps_of(harness):
-        assert step["reward"] == pytest.approx(2 * step["rewards"]["runner"])
-        assert 0 <= step["components"]["exact"] <= 1
-        assert step["reward_latency_p50_seconds"] is None
-        assert step["agent"]["turns_mean"] == 2
-        assert step["agent"]["episodes_by_end"] == {"returned": 16}
-        assert (step["agent"]["segments_mean"], step["agent"]["failures"]) == (1, {})
-    first, _ = (line for line in harness.metrics() if line["type"] == "eval")
-    assert first["accuracy"] == first["means"]["exact"]
-    assert (summary["rewards_served"], len(harness.requests)) == (0, 0)
+        assert step.reward == pytest.approx(2 * step.rewards["runner"])
+        assert 0 <= step.components["exact"] <= 1
+        assert step.reward_latency_p50_seconds is None
+        assert step.agent.turns_mean == 2
+        assert step.agent.episodes_by_end == {"returned": 16}
+        assert (step.agent.segments_mean, step.agent.failures) == (1, {})
+    first, _ = harness.metrics().evaluations
+    assert first.accuracy == first.means["exact"]
+    assert (summary.rewards_served, len(harness.requests)) == (0, 0)
     status = harness.board.snapshot()
     assert (status.agent.turns_mean, status.agent.episodes_by_end) == (2, {"returned": 16})
     assert status.learning.is_learning
@@ -122,13 +122,13 @@ async def test_trained_tokens_are_the_sampled_ones_and_the_log_has_the_program(m
     logged = [row for key, row in harness.trajectories().items() if key[1] == "train"]
     assert len(rows) == len(logged) == 16
     texts = sorted(decode(row.token_ids[row.loss_mask]) for row in rows)
-    assert texts == sorted("".join(f"{turn['text']}<|im_end|>" for turn in row["turns"]) for row in logged)
+    assert texts == sorted("".join(f"{turn.text}<|im_end|>" for turn in row.turns) for row in logged)
     for row in logged:
-        number = int(row["completion"].split()[0])
-        assert (row["own_reward"], row["score"], row["end"]) == (number / 100, 2 * number / 100, "returned")
-        assert (json.loads(row["state"]), json.loads(row["info"])) == ({"number": number}, {"exact": number > 50})
-        assert [message["role"] for message in json.loads(row["messages"])] == ["user", "assistant"] * 2
-    assert any(row["advantage"] for row in logged)
+        number = int(row.completion.split()[0])
+        assert (row.own_reward, row.score, row.end) == (number / 100, 2 * number / 100, "returned")
+        assert (json.loads(row.state), json.loads(row.info)) == ({"number": number}, {"exact": number > 50})
+        assert [message["role"] for message in json.loads(row.messages)] == ["user", "assistant"] * 2
+    assert any(row.advantage for row in logged)
 
 
 async def test_rewards_of_the_job_are_added_and_see_the_episode(make_programs):
@@ -136,13 +136,13 @@ async def test_rewards_of_the_job_are_added_and_see_the_episode(make_programs):
     async with make_programs(rewards=rewards, schedule={"steps": 1}, evaluation={"atStart": False}) as harness:
         await harness.run()
     row = next(row for key, row in harness.trajectories().items() if key[1] == "train")
-    [given] = row["rewards"]
-    assert row["score"] == pytest.approx(given["score"] + 2 * row["own_reward"])
+    [given] = row.rewards
+    assert row.score == pytest.approx(given.score + 2 * row.own_reward)
     info = harness.requests[0]["extra_info"]
     assert (len(info["turns"]), info["end"], set(info["state"])) == (2, "returned", {"number"})
     [step] = steps_of(harness)
-    assert set(step["rewards"]) == {"correct", "runner"}
-    assert {"correct/exact", "runner/exact"} <= set(step["components"])
+    assert set(step.rewards) == {"correct", "runner"}
+    assert {"correct/exact", "runner/exact"} <= set(step.components)
 
 
 async def reward_turns(model):
@@ -157,19 +157,17 @@ async def test_rewards_of_turns_give_each_turn_its_advantage(make_programs):
     async with make_programs(play=reward_turns, schedule={"steps": 1}, evaluation={"accuracy": None}) as harness:
         await harness.run()
     logged = [row for key, row in harness.trajectories().items() if key[1] == "train"]
-    assert {row["turns"][0]["reward"] for row in logged} == {-0.5}
-    assert all(row["score"] == 0.0 and row["own_reward"] is None for row in logged)
-    assert any(turn["advantage"] for row in logged for turn in row["turns"])
+    assert {row.turns[0].reward for row in logged} == {-0.5}
+    assert all(row.score == 0.0 and row.own_reward is None for row in logged)
+    assert any(turn.advantage for row in logged for turn in row.turns)
     [step] = steps_of(harness)
-    assert step["agent"]["turn_reward_mean"] is not None
+    assert step.agent.turn_reward_mean is not None
 
 
 def fail_for(*episodes, how):
     async def play(model):
         found = await guess_twice(model)
-        if model.call.episode.endswith(episodes) and "/train/" in model.call.episode:
-            return how(found)
-        return found
+        return how(found) if model.call.episode.endswith(episodes) else found
 
     return play
 
@@ -182,18 +180,18 @@ def raise_error(found):
     ("how", "reason"), [(raise_error, "exception"), (lambda found: {}, "abstained"), (lambda found: [1], "bad_return")]
 )
 async def test_failed_episode_is_masked_and_its_group_trains_on_the_others(make_programs, how, reason):
-    play = fail_for("/1/2", "/3/0", how=how)
+    play = fail_for("/train/1/1/2", "/train/1/3/0", how=how)
     async with make_programs(play=play, schedule={"steps": 1}, evaluation={"atStart": False}) as harness:
         summary = await harness.run()
         metrics = harness.prometheus.render().decode()
     [step] = steps_of(harness)
-    assert (step["num_masked"], step["invalid_by_reason"]) == (2, {reason: 2})
-    assert (step["agent"]["failures"], summary["samples_trained"]) == ({"runner": 2}, 14)
+    assert (step.num_masked, step.invalid_by_reason) == (2, {reason: 2})
+    assert (step.agent.failures, summary.samples_trained) == ({"runner": 2}, 14)
     train = {key[2:]: row for key, row in harness.trajectories().items() if key[1] == "train"}
-    assert {key for key, row in train.items() if row["failure"]} == {(1, 2), (3, 0)}
-    assert train[1, 2]["failure"].startswith(f"spec.agent.runner: {reason}: ")
-    assert (train[1, 2]["score"], train[1, 2]["advantage"]) == (None, None)
-    assert len(train[1, 2]["turns"]) == 2, "what it did is in the log"
+    assert {key for key, row in train.items() if row.failure} == {(1, 2), (3, 0)}
+    assert train[1, 2].failure.startswith(f"spec.agent.runner: {reason}: ")
+    assert (train[1, 2].score, train[1, 2].advantage) == (None, None)
+    assert len(train[1, 2].turns) == 2, "what it did is in the log"
     [problem] = harness.board.snapshot().problems
     assert (problem.reward, problem.reason, problem.count) == ("spec.agent.runner", reason, 2)
     assert f'rljob_agent_failures_total{{lane="train",reason="{reason}",service="runner"}} 2.0' in metrics
@@ -220,7 +218,7 @@ async def test_groups_with_equal_rewards_are_replaced_by_dynamic_sampling(make_p
     async with make_programs(play=play, schedule={"steps": 1}, **settings) as harness:
         await harness.run()
     [step] = steps_of(harness)
-    assert (step["num_replaced_groups"], step["zero_signal_share"]) == (2, 0)
+    assert (step.num_replaced_groups, step.zero_signal_share) == (2, 0)
     train = [key for key in harness.trajectories() if key[1] == "train"]
     assert len({group for _, _, group, _ in train}) == 4
 
@@ -259,7 +257,7 @@ async def test_long_episodes_span_updates_and_no_token_is_older_than_the_bound(m
     runner = AGENT["runner"] | {"slots": 32}  # for the episodes of two steps
     async with make_programs(play=play, agent={"runner": runner}, **settings) as harness:
         await harness.run()
-    staleness = [int(key) for step in steps_of(harness) for key in step["staleness_histogram"]]
+    staleness = [key for step in steps_of(harness) for key in step.staleness_histogram]
     assert max(staleness) == 1
     rows = [row for update in harness.updates for row in update]
     mixed = [row for row in rows if {0, 1} <= set(row.versions[row.loss_mask].tolist())]
@@ -282,17 +280,31 @@ async def test_branches_and_foreign_histories_are_segments_and_each_token_trains
         await harness.run()
         metrics = harness.prometheus.render().decode()
     [step] = steps_of(harness)
-    assert (step["agent"]["turns_mean"], step["agent"]["segments_mean"]) == (4, 3)
-    assert step["agent"]["segments_by_cause"] == {"branch": 16, "unmatched": 16}
+    assert (step.agent.turns_mean, step.agent.segments_mean) == (4, 3)
+    assert step.agent.segments_by_cause == {"branch": 16, "unmatched": 16}
     assert 'rljob_agent_further_segments_total{cause="branch",lane="train"} 16.0' in metrics
     logged = [row for key, row in harness.trajectories().items() if key[1] == "train"]
     for row in logged:
-        found = [[span for span in segment["spans"] if span["turn"] >= 0] for segment in row["segments"]]
-        assert [[span["turn"] for span in spans] for spans in found] == [[0, 1], [2], [3]]
-        texts = [span["text"] for spans in found for span in spans]
-        assert texts == [f"{turn['text']}<|im_end|>" for turn in row["turns"]]
+        found = [[span for span in segment.spans if span.turn >= 0] for segment in row.segments]
+        assert [[span.turn for span in spans] for spans in found] == [[0, 1], [2], [3]]
+        texts = [span.text for spans in found for span in spans]
+        assert texts == [f"{turn.text}<|im_end|>" for turn in row.turns]
     rows = [row for update in harness.updates for row in update]
-    assert sum(int(row.loss_mask.sum()) for row in rows) == sum(row["num_sampled_tokens"] for row in logged)
+    assert sum(int(row.loss_mask.sum()) for row in rows) == sum(row.num_sampled_tokens for row in logged)
+
+
+async def test_evaluation_counts_an_episode_that_its_program_failed_as_not_solved(make_programs):
+    async def play(model):
+        solved = await guess_twice(model) | {"info": {"exact": True}}
+        found = {"eval/0/0/0": raise_error(solved), "eval/0/1/0": {"info": {"exact": True}}}
+        return found.get(model.call.episode.partition("/")[2], solved)
+
+    async with make_programs(play=play, schedule={"steps": 1}) as harness:
+        await harness.run()
+    first, _ = harness.metrics().evaluations
+    num_solved = first.num_samples - 2
+    assert (first.num_failed, first.num_left_out) == (1, 1)
+    assert first.accuracy == num_solved / (num_solved + 1)
 
 
 async def test_second_attempt_of_an_episode_drops_the_first_one_whose_key_is_refused(make_programs):
@@ -317,9 +329,9 @@ async def test_second_attempt_of_an_episode_drops_the_first_one_whose_key_is_ref
     assert (status, found["error"]["code"]) == (410, "attempt_superseded")
     assert [body["arguments"]["attempt"] for body in bodies] == [0, 1]
     assert len({body["arguments"]["model"]["api_key"] for body in bodies}) == 2
-    assert (summary["samples_trained"], summary["invalid_by_reason"]) == (16, {})
+    assert (summary.samples_trained, summary.invalid_by_reason) == (16, {})
     row = next(row for key, row in harness.trajectories().items() if key[1:] == ("train", 1, 2))
-    assert len(row["turns"]) == 3, "of the second attempt alone"
+    assert len(row.turns) == 3, "of the second attempt alone"
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -331,7 +343,7 @@ async def test_driver_killed_during_episodes_repeats_them_and_ends_the_same(make
         ids = Counter(body["id"] for body in await run_with_killed_drivers(harness, "runner", seed))
         summary = harness.summary()
     assert set(ids.values()) == {1}, "a repeated episode has another id"
-    assert (harness.final_weight(), summary["prompts_trained"]) == (weight, expected["prompts_trained"])
+    assert (harness.final_weight(), summary.prompts_trained) == (weight, expected.prompts_trained)
 
 
 async def test_stopped_driver_closes_the_requests_of_its_episodes(make_programs):

@@ -27,12 +27,12 @@ def name(request):
 
 def prompts_of(summary):
     """Return how often each prompt was trained on, by row."""
-    return sorted(itertools.chain(*summary["prompts_trained"]))
+    return sorted(itertools.chain(*summary.prompts_trained))
 
 
 def check_staleness(harness, bound):
-    steps = [line for line in harness.metrics() if line["type"] == "step"]
-    assert all(0 <= line["staleness_max"] <= bound for line in steps), [line["staleness_max"] for line in steps]
+    steps = harness.metrics().steps
+    assert all(0 <= line.staleness_max <= bound for line in steps), [line.staleness_max for line in steps]
 
 
 async def test_each_prompt_trains_once_within_the_bound(make_harness, name):
@@ -40,7 +40,7 @@ async def test_each_prompt_trains_once_within_the_bound(make_harness, name):
     async with make_harness(schedule=SCHEDULES[name]) as harness:
         summary = await harness.run()
     assert prompts_of(summary) == prompts_of(expected.summary)
-    assert [len(step) for step in summary["prompts_trained"]] == [4] * 6
+    assert [len(step) for step in summary.prompts_trained] == [4] * 6
     check_staleness(harness, BOUNDS[name])
 
 
@@ -69,7 +69,7 @@ async def test_on_policy_step_is_the_synchronous_one(make_harness):
     expected = await run_undisturbed(make_harness)
     async with make_harness(schedule=SCHEDULES["synchronous"]) as harness:
         summary = await harness.run()
-    assert summary["prompts_trained"] == expected.summary["prompts_trained"]
+    assert summary.prompts_trained == expected.summary.prompts_trained
     assert harness.final_weight() == expected.final_weight
 
 
@@ -82,7 +82,7 @@ async def test_driver_killed_at_any_moment_trains_each_prompt_once(make_harness,
             await stop_when(harness, lambda: len(harness.requests) - start >= dies_after)  # noqa: B023
         summary = await harness.run()
     assert prompts_of(summary) == prompts_of(expected.summary)
-    assert [len(step) for step in summary["prompts_trained"]] == [4] * 6
+    assert [len(step) for step in summary.prompts_trained] == [4] * 6
     check_staleness(harness, BOUNDS[name])
 
 
@@ -93,7 +93,7 @@ async def test_trainers_that_die_at_any_moment_train_each_prompt_once(make_harne
         harness.kill_trainer = lambda what: draw.random() < 0.05
         summary = await harness.run()
     assert prompts_of(summary) == prompts_of(expected.summary)
-    assert [len(step) for step in summary["prompts_trained"]] == [4] * 6
+    assert [len(step) for step in summary.prompts_trained] == [4] * 6
 
 
 async def test_bounded_schedule_trains_on_while_a_slow_group_is_not_due(make_harness):
@@ -110,7 +110,7 @@ async def test_bounded_schedule_trains_on_while_a_slow_group_is_not_due(make_har
 
         harness.judge = judge
         summary = await harness.run()
-    slow = summary["prompts_trained"][2]
+    slow = summary.prompts_trained[2]
     assert set(steps) == {2}, "two steps finished without it"
     assert len(slow) == 4
     check_staleness(harness, 2)
@@ -154,9 +154,10 @@ async def test_evaluation_runs_next_to_training(make_harness):
 
         harness.judge = judge
         summary = await harness.run()
-    assert summary["accuracy_before"] is not None
-    kinds = [(line["type"], line["step"]) for line in harness.metrics()]
-    assert kinds.index(("step", 1)) < kinds.index(("eval", 0)), "its rewards came after the first step"
+    assert summary.accuracy_before is not None
+    metrics = harness.metrics()
+    assert metrics.steps[0].time < metrics.evaluations[0].time, "its rewards came after the first step"
+    assert (metrics.steps[0].step, metrics.evaluations[0].step) == (1, 0)
 
 
 async def test_no_request_of_a_group_goes_to_weights_before_those_of_its_ticket(make_harness):
@@ -167,7 +168,7 @@ async def test_no_request_of_a_group_goes_to_weights_before_those_of_its_ticket(
 
         async def record(*args):
             version = int(rollouts.replicas.fleet.required_key.rpartition(":")[2])
-            seen.append(version - driver._group.train.finished_steps)
+            seen.append(version - driver._loop.lane.finished_steps)
             return await complete(*args)
 
         async def sync_late(manifest):

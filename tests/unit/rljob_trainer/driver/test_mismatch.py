@@ -3,6 +3,7 @@
 import pytest
 
 from rljob_trainer.driver.mismatch import MAX_MISMATCH_KL, MIN_EFFECTIVE_SAMPLE_SHARE, NUM_STEPS, judge_mismatch
+from tests.support.records import step_record
 
 
 def records(kls=None, shares=None, staleness=0):
@@ -10,7 +11,7 @@ def records(kls=None, shares=None, staleness=0):
     kls = kls or [0.001] * len(shares)
     shares = shares or [0.9] * len(kls)
     return [
-        {"step": step, "mismatch_kl": kl, "effective_sample_share": share, "staleness_max": staleness}
+        step_record(step, mismatch_kl=kl, effective_sample_share=share, staleness_max=staleness)
         for step, (kl, share) in enumerate(zip(kls, shares, strict=True), 5)
     ]
 
@@ -23,7 +24,7 @@ def records(kls=None, shares=None, staleness=0):
         records(kls=[1.0, 1.0, MAX_MISMATCH_KL]),
         records(kls=[1.0, MAX_MISMATCH_KL, 1.0]),
         records(shares=[0.1, MIN_EFFECTIVE_SAMPLE_SHARE, 0.1]),
-        [{"step": 1}] * NUM_STEPS,
+        [step_record()] * NUM_STEPS,
         records(kls=[1.0, None, 1.0]),
     ],
 )

@@ -2,8 +2,14 @@
 
 import pytest
 
+from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.driver.overlong import MAX_SHAPED_SHARE, judge_overlong
 from tests.support.algorithms import algorithm_spec
+from tests.support.records import step_record
+
+
+def settings(**algorithm):
+    return build_algorithm(algorithm_spec(**algorithm)).settings
 
 
 @pytest.mark.parametrize(
@@ -16,11 +22,11 @@ from tests.support.algorithms import algorithm_spec
     ],
 )
 def test_few_cut_answers_or_no_punishment_give_no_warning(algorithm, share):
-    assert judge_overlong({"step": 1, "truncated_share": share}, algorithm_spec(**algorithm)) == ""
+    assert judge_overlong(step_record(truncated_share=share), settings(**algorithm)) == ""
 
 
 def test_warning_names_the_numbers_and_the_fields():
-    spec = algorithm_spec(type="dapo", max_tokens=12, truncated={"penalty": 0.5})
-    found = judge_overlong({"step": 3, "truncated_share": 0.67}, spec)
+    shaped = settings(type="dapo", max_tokens=12, truncated={"penalty": 0.5})
+    found = judge_overlong(step_record(3, truncated_share=0.67), shaped)
     assert found.startswith("in step 3 67% of the answers reached rollout.sampling.maxTokens (12), and each lost 0.5 ")
     assert "algorithm.truncated.answers" in found

@@ -20,7 +20,7 @@ def test_overlapping_work_of_a_role_counts_once():
 
 
 def test_only_roles_of_the_job_are_reported():
-    clock = RoleClock(0.0, ["runners"])
+    clock = RoleClock(0.0, ["runner"])
     clock.begin("runners", 0.0)
     clock.begin("tools", 0.0)
     assert clock.shares(4.0) == {"rollouts": 0.0, "rewards": 0.0, "trainer": 0.0, "runners": 1.0}
@@ -92,14 +92,16 @@ def test_streaming_step_is_split_by_what_it_waits_for():
     assert taken == {"starting": 1.0, "generate": 6.0, "update": 3.0, "score": 3.0, "publish": 1.0, "sync": 2.0}
 
 
-def test_evaluation_gets_only_time_that_no_step_needs():
+def test_wait_for_an_evaluation_is_not_one_for_rewards():
     clock = PhaseClock(0.0)
     clock.begin("evaluate", 0.0)
     clock.begin("score", 0.0)
-    clock.end("score", 5.0)
+    clock.begin("generate", 0.0)
+    clock.end("generate", 5.0)
     assert clock.phase == "evaluate"
+    clock.end("score", 6.0)
     clock.end("evaluate", 7.0)
-    assert clock.take(8.0) == {"score": 5.0, "evaluate": 3.0}, "a gap belongs to the phase before it"
+    assert clock.take(8.0) == {"generate": 5.0, "evaluate": 3.0}, "a gap belongs to the phase before it"
 
 
 PHASES = st.sampled_from(["generate", "score", "update", "publish", "sync", "evaluate", "checkpoint"])

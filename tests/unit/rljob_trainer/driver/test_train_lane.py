@@ -5,7 +5,8 @@ import asyncio
 from rljob_api.wire.protocol import ScoreResult
 from rljob_inputs.data.prompts import PromptSet
 from rljob_inputs.prompts import Prompt
-from rljob_trainer.driver.collection import Collector
+from rljob_trainer.algorithms.registry import build_algorithm
+from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.driver.dispatcher import DispatchState
 from rljob_trainer.driver.train_lane import LaneState, TrainLane
 from tests.support.driver_harness import make_job, wait_until
@@ -24,7 +25,7 @@ class Groups(Collector):
     """Groups that end when the test says so, with the scores that it gives."""
 
     def __init__(self):
-        super().__init__(None, None, Rewards(), ())
+        super().__init__(None, None, Rewards(), (), None)
         self.open = {}
 
     async def run_group(self, group, plan, progress):
@@ -50,7 +51,15 @@ async def test_group_that_replaces_another_between_two_steps_starts_with_the_nex
     )
     prompts = {i: Prompt(i, f"p{i}", [1]) for i in range(10)}
     groups = Groups()
-    lane = TrainLane(groups, PromptSet(10, prompts), job.spec, "g", LaneState(dispatch=DispatchState()))
+    lane = TrainLane(
+        groups,
+        PromptSet(10, prompts),
+        CollectionPlan("train", 0, 2, job.spec.rollout.sampling, 0, "g"),
+        job.spec.schedule,
+        build_algorithm(job.spec),
+        LaneState(dispatch=DispatchState()),
+        shuffle=True,
+    )
     async with lane, asyncio.timeout(10):
         assert lane.episodes_at_once == 2 * 2, "those that the first step will start"
         lane.begin_step(10)

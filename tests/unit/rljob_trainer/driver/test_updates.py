@@ -12,7 +12,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.wire.protocol import ScoreResult
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.algorithms.registry import build_algorithm
-from rljob_trainer.driver.updates import StepOutcome, StepUpdates
+from rljob_trainer.driver.updates import MiniBatch, StepUpdates
 from rljob_trainer.episodes.types import Group, UpdateVersions
 from tests.support.driver_harness import make_job
 from tests.support.episodes import episode
@@ -29,8 +29,6 @@ def make_group(number: int) -> Group:
 
 class Lane:
     """Hands over groups as the test says: after a wait, [] is that nothing came in time."""
-
-    finished_steps = num_replaced = 0
 
     def __init__(self, *arrivals: int, is_generating: Sequence[bool] = ()) -> None:
         self._arrivals, self._is_generating = list(arrivals), list(is_generating)
@@ -59,9 +57,6 @@ class Trainer:
         self.calls.append(len(rows) // 2)
         self.versions.append(versions)
 
-    async def apply(self, denominator: float) -> Any:
-        return type("Metrics", (), {"seconds": 0.0})()
-
 
 @pytest.mark.parametrize(
     ("lane", "calls"),
@@ -81,17 +76,27 @@ async def test_groups_train_in_few_calls(lane: Any, calls: list[int]) -> None:
     )
     trainer: Any = Trainer()
 
-    outcome = await run_updates(job, trainer, lane)
+    [batch] = await run_updates(job, trainer, lane)
 
     assert trainer.calls == calls
-    assert [group.index for group in outcome.groups] == list(range(8))
+    assert [group.index for group in batch.groups] == list(range(8))
 
 
-async def run_updates(job: RLJob, trainer: Any, lane: Any) -> StepOutcome:
+async def run_updates(job: RLJob, trainer: Any, lane: Any) -> list[MiniBatch]:
+    """Accumulate the rows of one step, as the loop does."""
+    spec, batches = job.spec, []
     updates = StepUpdates(
-        job.spec, build_algorithm(job.spec), trainer, contextlib.nullcontext, before_apply=lambda: None
+        spec.schedule,
+        build_algorithm(spec),
+        trainer,
+        contextlib.nullcontext,
+        full_tokens=spec.trainer.micro_batch_tokens * spec.trainer.num_ranks,
     )
-    return await updates.run(lane)
+    for batch in updates.mini_batches(0):
+        async for rows in updates.rows(batch, lane):
+            await trainer.accumulate(rows, batch.versions)
+        batches.append(batch)
+    return batches
 
 
 @pytest.mark.parametrize(("type_", "ends"), [("grpo", [1, 1]), ("gspo", [0, 0.5])])

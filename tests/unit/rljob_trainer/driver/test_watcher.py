@@ -52,3 +52,12 @@ async def test_watcher_error_wins_only_over_failed_work(does_fail, expected):
     else:
         with pytest.raises(expected):
             await run_with_watcher(work(), fail())
+
+
+async def test_result_is_that_of_the_work_also_after_the_watcher_has_returned():
+    async def work():
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return 7
+
+    assert await run_with_watcher(work(), asyncio.sleep(0)) == 7

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rljob_trainer.gateway.rewards import PostedReward, find_answer, read_reward
+from rljob_trainer.gateway.rewards import PostedReward, find_answer, read_posted, read_reward
 from rljob_trainer.gateway.types import RequestError
 
 
@@ -53,3 +53,19 @@ def test_an_answer_is_found_by_its_number_or_id():
 def test_rewards_of_unknown_answers_are_refused(posted):
     with pytest.raises(RequestError, match=r"turn: must be less than 2|no answer of this episode"):
         find_answer(posted, ["a", "b"])
+
+
+def test_events_of_agent_lightning_are_rewards_of_the_episode_or_nothing():
+    assert read_posted({"event_type": "reward", "data": {"value": 0.5}}) == PostedReward(0.5)
+    assert read_posted({"event_type": "reward", "data": {"value": 1, "source": "grader"}}) == PostedReward(1.0)
+    assert read_posted({"event_type": "trace", "data": {"steps": 3}}) is None
+    assert read_posted({"reward": 1, "turn": 0}) == PostedReward(1.0, turn=0)
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [({}, "data.value: required"), (1.0, "data.value: required"), ({"value": "1"}, "finite number")],
+)
+def test_an_event_without_a_number_is_refused(data, problem):
+    with pytest.raises(RequestError, match=problem):
+        read_posted({"event_type": "reward", "data": data})

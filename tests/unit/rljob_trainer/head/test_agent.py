@@ -10,6 +10,7 @@ from rljob_api.manifest.job import RLJobSpec
 from rljob_api.wire.contract import PORT_GATEWAY
 from rljob_trainer.agents import HostedLoop
 from rljob_trainer.head.agent import start_agent
+from rljob_trainer.history.prometheus import PrometheusMetrics
 from tests.support.driver_harness import NETWORK
 
 FUNCTION = {"function": {"inline": "x"}}
@@ -39,16 +40,34 @@ def accepts_connections():
 @pytest.mark.parametrize("agent", [{}, {"type": "loop", "user": FUNCTION}])
 async def test_agent_without_a_runner_has_no_gateway(agent):
     async with AsyncExitStack() as stack:
-        parts = await start_agent(stack, build_spec(agent), Tokenizer(), 64, None, ADDRESS)
+        parts = await start_agent(stack, build_spec(agent), Tokenizer(), 64, None, ADDRESS, PrometheusMetrics())
         assert (parts.gateway, parts.template is None) == (None, not agent)
         assert not accepts_connections()
+
+
+async def test_turns_have_the_variables_of_the_chat_template():
+    spec = build_spec({"type": "loop", "user": FUNCTION})
+    spec.data.chat_template_arguments = {"enable_thinking": False}
+    given = []
+
+    class Recorder(Tokenizer):
+        def apply_chat_template(self, messages, **options):
+            given.append(options)
+            return "x"
+
+    async with AsyncExitStack() as stack:
+        parts = await start_agent(stack, spec, Recorder(), 64, None, ADDRESS, PrometheusMetrics())
+        parts.template.render([{"role": "user", "content": "?"}], [], generate=True)
+    assert given[-1]["enable_thinking"] is False
 
 
 @pytest.mark.parametrize("rewards", [0, 1])
 async def test_gateway_of_a_program_listens_on_the_heads_address_until_the_end(rewards):
     program = {"type": "program", "runner": FUNCTION}
     async with AsyncExitStack() as stack:
-        parts = await start_agent(stack, build_spec(program, rewards), Tokenizer(), 64, None, ADDRESS)
+        parts = await start_agent(
+            stack, build_spec(program, rewards), Tokenizer(), 64, None, ADDRESS, PrometheusMetrics()
+        )
         assert isinstance(parts.loop, HostedLoop)
         assert parts.loop.needs_reward == (rewards == 0)
         assert parts.gateway.url == f"http://{ADDRESS}:{PORT_GATEWAY}"
@@ -59,4 +78,12 @@ async def test_gateway_of_a_program_listens_on_the_heads_address_until_the_end(r
 async def test_program_needs_a_chat_template():
     async with AsyncExitStack() as stack:
         with pytest.raises(UserError, match="has no chat template"):
-            await start_agent(stack, build_spec({"type": "program", "runner": FUNCTION}), object(), 64, None, ADDRESS)
+            await start_agent(
+                stack,
+                build_spec({"type": "program", "runner": FUNCTION}),
+                object(),
+                64,
+                None,
+                ADDRESS,
+                PrometheusMetrics(),
+            )

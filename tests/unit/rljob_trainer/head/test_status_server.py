@@ -8,9 +8,10 @@ import pytest
 
 from rljob_api.errors import UserError
 from rljob_api.wire.contract import PORT_DRIVER
-from rljob_api.wire.protocol import DriverStatus, PullReport, WeightManifest
+from rljob_api.wire.protocol import DriverStatus, HungPart, PullReport, WeightManifest
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.head.status_server import StatusServer
+from rljob_trainer.worker.main import announce_leave
 from tests.support.driver_harness import NETWORK
 
 ADDRESS = f"{NETWORK}.252.1"
@@ -28,8 +29,9 @@ def manifest(version, generation="g"):
 async def board(monkeypatch):
     monkeypatch.setenv("RLJOB_TOKEN", "secret")
     board = StatusBoard()
-    board.reports = []
-    server = StatusServer(board, lambda: b"metric 1\n", board.reports.append)
+    board.reports, board.hung = [], []
+    server = StatusServer(board, lambda: b"metric 1\n", board.reports.append, board.hung.append)
+    board.server = server
     await server.start(ADDRESS)
     yield board
     await server.close()
@@ -53,8 +55,9 @@ async def test_readiness_and_metrics_need_no_token(board):
 
 async def test_status_is_the_current_snapshot_of_the_board(board):
     board.update(step=3, phase="generate")
-    board.describe_live = lambda status: status.model_copy(update={"waits_for": "waits for 3 of 64 rewards"})
-    status = DriverStatus.model_validate_json((await get("/status"))[1])
+    waits = {"waits_for": "waits for 3 of 64 rewards"}
+    with board.live(lambda status: status.model_copy(update=waits)):
+        status = DriverStatus.model_validate_json((await get("/status"))[1])
     assert (status.step, status.waits_for) == (3, "waits for 3 of 64 rewards")
 
 
@@ -98,3 +101,27 @@ async def test_port_in_use_is_a_user_error(board):
         match=rf"cannot listen on {ADDRESS}:{PORT_DRIVER} \(driver\): .*; stop the process that holds the port",
     ):
         await StatusServer(StatusBoard(), lambda: b"").start(ADDRESS)
+
+
+async def test_pod_that_leaves_gets_what_became_of_the_last_steps(board):
+    def announce():
+        return announce_leave(ADDRESS, {"RLJOB_TOKEN": "secret", "RLJOB_GRACE_SECONDS": "60"})
+
+    async def leave():
+        return "step 3 is saved"
+
+    assert await asyncio.to_thread(announce) == "no trainer group runs"
+    board.server.leave = leave
+    assert await asyncio.to_thread(announce) == "step 3 is saved"
+    await board.server.close()
+    assert "refused" in await asyncio.to_thread(announce), "the head has ended before"
+
+
+async def test_a_part_that_hangs_is_recorded_and_liveness_needs_no_token(board):
+    part = HungPart(role="rollout", name="10.0.0.7:8000", seconds=70, limit_seconds=60)
+    async with aiohttp.ClientSession(headers=TOKEN) as session:
+        for text, status in ((part.model_dump_json(), 200), ('{"of": "another version"}', 422)):
+            async with session.post(URL + "/hung", data=text) as response:
+                assert response.status == status
+    assert board.hung == [part]
+    assert (await get("/rljob/live", {}))[0] == 200

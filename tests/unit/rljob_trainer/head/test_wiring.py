@@ -1,15 +1,24 @@
 """What the head reads before it starts Ray."""
 
+import asyncio
 import json
+import socket
+import threading
 
 import pytest
 
-from rljob_api.errors import UserError
+from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
+from rljob_inputs.hub.repository import HubAccess, find_repository
 from rljob_inputs.models.files import open_model
+from rljob_inputs.models.own_settings import load_model_settings
 from rljob_inputs.models.tokenizer import load_tokenizer
+from rljob_trainer.driver.status import StatusBoard
+from rljob_trainer.failures.configuration import SourceAwayError
 from rljob_trainer.head import wiring
 from rljob_trainer.head.environment import Environment
+from rljob_trainer.outages.registry import OutageError, Outages
+from tests.support.hub import LocalHub
 from tests.support.model_folder import write_model
 
 
@@ -35,14 +44,57 @@ def environment(tmp_path, monkeypatch):
 
 def test_prompts_beyond_the_models_context_are_left_out_and_reported(environment, caplog):
     with caplog.at_level("INFO", logger="rljob_trainer"):
-        inputs = wiring.load_inputs(environment)
+        inputs = wiring.load_inputs(environment, load_model_settings(environment.job, environment.model, {}))
     assert (inputs.train.num_rows, list(inputs.train.by_row)) == (3, [0, 2])
     assert [prompt.prompt for prompt in inputs.held_out] == ["held out"]
-    assert inputs.context_length == 64, "conversations end there"
     assert "at most 48 (the model's context 64 - rollout.sampling.maxTokens 16); 1 are left out" in caplog.text
 
 
-def test_model_without_config_is_a_user_error(environment, tmp_path):
-    (tmp_path / "model" / "config.json").unlink()
-    with pytest.raises(UserError, match=r"spec.model.source: .*/model has no config.json; set a Hugging Face folder"):
-        wiring.load_inputs(environment)
+def find_model(hub, name="org/small"):
+    return find_repository(f"hf://{name}", "model", None, HubAccess(hub, "hf_x"))
+
+
+async def test_hub_that_is_away_is_waited_for_with_its_error_in_the_status(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    outages = Outages()
+    board = StatusBoard(outages)
+    url = f"http://127.0.0.1:{port}"
+    reading = asyncio.create_task(wiring.HubWait(outages, board).read(lambda: find_model(url)))
+    async with asyncio.timeout(30):
+        while "cannot reach the Hub" not in board.snapshot().waits_for:
+            assert not reading.done()
+            await asyncio.sleep(0.01)
+    hub = LocalHub(tmp_path, port=port)
+    hub.add("models/org/small").joinpath("config.json").write_text("{}")
+    threading.Thread(target=hub.serve, daemon=True).start()
+    try:
+        assert (await reading).name == "org/small"
+        assert board.snapshot().waits_for == "reads the data and starts Ray"
+        with pytest.raises(UserError, match="does not exist"):
+            await wiring.HubWait(outages, board).read(lambda: find_model(url, "org/other"))
+    finally:
+        hub.close()
+
+
+async def test_hub_that_stays_away_ends_the_job():
+    outages = Outages(0.5)
+    with pytest.raises(
+        OutageError, match=r"^spec.hub \(.*\): away since .*cannot reach the Hub .* set spec.hub.endpoint"
+    ):
+        await wiring.HubWait(outages, StatusBoard(outages)).read(lambda: find_model("http://127.0.0.1:1"))
+
+
+async def test_trainer_group_whose_ranks_cannot_read_the_model_is_started_again():
+    outages, errors = Outages(), [SourceAwayError("cannot load the model from hf://org/small: ConnectError")]
+
+    async def start(*, generation):
+        if errors:
+            raise errors.pop()
+        return generation
+
+    hub = wiring.HubWait(outages, StatusBoard(outages))
+    assert await hub.start_trainer(start, generation="g") == "g"
+    errors.append(TransientError("a trainer rank failed in start: EOFError"))
+    with pytest.raises(TransientError, match="EOFError"):
+        await hub.start_trainer(start, generation="g")

@@ -2,10 +2,11 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from rljob_api.wire.protocol import CallResult
+from rljob_api.wire.protocol import CallResult, InvalidReason
 from rljob_trainer.episodes.types import ContextBreak, EpisodeEnd, EpisodeFailure, ScoredResult, ToolCall, Turn
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from tests.support.episodes import episode
+from tests.support.records import evaluation_record, step_record
 
 
 def trajectory(**results):
@@ -41,6 +42,17 @@ def test_results_are_counted_by_reward_lane_and_outcome():
     assert value(prometheus, "rljob_sampled_tokens_total", lane="train") == 1
 
 
+def test_failure_with_a_score_is_counted_by_its_reason_and_in_the_score_histogram():
+    prometheus = PrometheusMetrics()
+    result = valid(-0.5).model_copy(update={"failed_as": InvalidReason.TIMEOUT})
+    prometheus.record_scored("train", trajectory(a=result))
+    labels = {"reward": "a", "lane": "train"}
+    assert value(prometheus, "rljob_reward_scored_failures_total", reason="timeout", **labels) == 1
+    assert value(prometheus, "rljob_reward_invalid_total", reason="timeout", **labels) is None
+    assert value(prometheus, "rljob_reward_latency_seconds_count", outcome="timeout", **labels) == 1
+    assert value(prometheus, "rljob_reward_score_count", component="score", **labels) == 1
+
+
 def test_invalid_result_is_not_in_the_score_histogram():
     prometheus = PrometheusMetrics()
     prometheus.record_scored("train", trajectory(a=invalid("exception")))
@@ -66,20 +78,20 @@ def test_number_of_series_of_components_is_limited():
     assert len(components) == 33, "the score and 32 components"
     assert value(prometheus, "rljob_reward_score_count", reward="a", lane="train", component="score") == 100
     for step in range(10):
-        means = {f"components/key{i}": 1.0 for i in range(100 * step, 100 * step + 100)}
-        prometheus.log("step", step, means | {"grad_norm": 0.5})
-    gauges = [name for name, _ in read(prometheus) if name.startswith("rljob_step_components_")]
+        means = {f"key{i}": 1.0 for i in range(100 * step, 100 * step + 100)}
+        prometheus.log(step_record(step, components=means, grad_norm=0.5))
+    gauges = [name for name, _ in read(prometheus) if name == "rljob_step_components"]
     assert len(gauges) == 256
     assert value(prometheus, "rljob_step_grad_norm") == 0.5
 
 
 def test_steps_are_counted_by_staleness_and_role():
     prometheus = PrometheusMetrics()
-    step = {"step_seconds": 10.0, "busy_shares/rollouts": 1.0, "busy_shares/trainer": 0.25, "mismatch_kl": 0.004}
-    tokens = {"staleness_histogram/0": 100.0, "staleness_histogram/2": 20.0}
-    prometheus.log("step", 1, step | tokens | {"num_skipped_updates": 1, "num_replaced_groups": 4})
-    prometheus.log("step", 2, step | {"staleness_histogram/0": 30.0})
-    prometheus.log("eval", 2, {"seconds": 3.0})
+    step = {"step_seconds": 10.0, "busy_shares": {"rollouts": 1.0, "trainer": 0.25}, "mismatch_kl": 0.004}
+    first = step | {"staleness_histogram": {0: 100, 2: 20}, "num_skipped_updates": 1, "num_replaced_groups": 4}
+    prometheus.log(step_record(1, **first))
+    prometheus.log(step_record(2, **step, staleness_histogram={0: 30}))
+    prometheus.log(evaluation_record(2, seconds=3.0))
     assert value(prometheus, "rljob_trained_tokens_total", staleness="0") == 130
     assert value(prometheus, "rljob_trained_tokens_total", staleness="2") == 20
     assert value(prometheus, "rljob_busy_seconds_total", role="trainer") == 5
@@ -103,7 +115,7 @@ async def test_driver_counts_samples_and_time_by_phase(make_harness):
     )
     assert value(text, "rljob_reward_in_flight", reward="correct") == 0
     assert value(text, "rljob_reward_attempts_total", reward="correct", lane="train") == 2 * 4 * 4
-    assert value(text, "rljob_step_reward_versions_correct") == 1
+    assert value(text, "rljob_step_reward_versions", reward="correct") == 1
     assert value(text, "rljob_reward_waiting", reward="correct") == 0
     assert value(text, "rljob_reward_waiting_oldest_seconds", reward="correct") == 0
     for name in ("hedges", "hedge_wins", "rescored"):

@@ -10,7 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from rljob_api.errors import UserError
+from rljob_api.run.folder import trajectory_file
 from rljob_trainer.history import run_state as state
+from rljob_trainer.history.disk import DiskError
 from rljob_trainer.history.run_state import (
     History,
     begin_checkpoint,
@@ -18,14 +20,13 @@ from rljob_trainer.history.run_state import (
     complete_checkpoint,
     export_model,
     resume,
-    trajectory_file,
 )
 from tests.support.driver_harness import make_job
 
 
 async def save_checkpoint(run_dir, history, save_trainer, *, keep):
     folder = await begin_checkpoint(run_dir, history, save_trainer)
-    complete_checkpoint(run_dir, folder, keep=keep)
+    complete_checkpoint(run_dir, folder, {}, keep=keep)
     return folder
 
 
@@ -50,7 +51,7 @@ async def test_export_is_replaced_by_a_complete_one_only(tmp_path):
         (folder / "other").write_text("torn")
         raise RuntimeError("a rank died")
 
-    assert await export_model(tmp_path, write) == tmp_path / "export"
+    assert await export_model(tmp_path, write) == (tmp_path / "export", None)
     with pytest.raises(RuntimeError):
         await export_model(tmp_path, fail)
     assert [path.name for path in (tmp_path / "export").iterdir()] == ["config.json"]
@@ -68,13 +69,13 @@ async def test_run_without_a_checkpoint_starts_with_empty_files(tmp_path):
 
 async def test_resume_returns_the_saved_history_and_truncates_later_entries(tmp_path):
     write_steps(tmp_path, 1, 2)
-    saved = History(step=2, evaluated_at=1, epoch=1, position=3, accuracy_before=0.25, prompts_trained=[[1], [2]])
+    saved = History(step=2, evaluated_at=1, epoch=1, position=3, accuracy_before=0.25)
     folder = await save_checkpoint(tmp_path, saved, save_nothing, keep=2)
     write_steps(tmp_path, 3)
     (tmp_path / "trajectories" / ".step-000003.train.parquet.partial").write_text("torn")
     (tmp_path / "trajectories" / "step-000003.train.copy.parquet").write_text("a user's copy")
     history, found = resume(tmp_path)
-    assert found == folder
+    assert found.folder == folder
     assert history == saved
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
     assert [file.name for file in sorted((tmp_path / "trajectories").iterdir())] == [
@@ -87,13 +88,11 @@ async def test_resume_returns_the_saved_history_and_truncates_later_entries(tmp_
 
 async def test_checkpoint_with_numbers_that_are_not_finite_is_readable(tmp_path):
     """Training skips an update whose gradient is not finite. Its checkpoint must be readable nevertheless."""
-    saved = History(
-        step=1, logprob_difference=[math.inf, 0.5], eval_after={"length": math.nan}, step_rewards=[-math.inf]
-    )
+    saved = History(step=1, accuracy_after=math.inf, eval_after={"length": math.nan})
     await save_checkpoint(tmp_path, saved, save_nothing, keep=2)
     history, _ = resume(tmp_path)
     assert history.model_dump_json() == saved.model_dump_json()
-    assert history.logprob_difference == [math.inf, 0.5]
+    assert history.accuracy_after == math.inf
 
 
 async def test_incomplete_checkpoint_does_not_count_and_is_removed(tmp_path):
@@ -105,7 +104,7 @@ async def test_incomplete_checkpoint_does_not_count_and_is_removed(tmp_path):
 
     with pytest.raises(ConnectionResetError):
         await save_checkpoint(tmp_path, History(step=4), dies, keep=2)
-    assert resume(tmp_path)[1] == good
+    assert resume(tmp_path)[1].folder == good
     assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
 
 
@@ -119,10 +118,10 @@ async def test_checkpoint_has_the_history_at_its_beginning_and_counts_at_its_end
     write_steps(tmp_path, 3)
     assert not state.checkpoint_exists(tmp_path, 2)
     assert older.exists(), "the older one stays until the new one is complete"
-    complete_checkpoint(tmp_path, folder, keep=1)
+    complete_checkpoint(tmp_path, folder, {}, keep=1)
     assert not older.exists()
     resumed, found = resume(tmp_path)
-    assert (found, resumed.step, resumed.samples_trained) == (folder, 2, 8)
+    assert (found.folder, resumed.step, resumed.samples_trained) == (folder, 2, 8)
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
 
 
@@ -145,18 +144,18 @@ async def test_metrics_are_flushed_before_a_checkpoint_is_complete(tmp_path, mon
 async def test_newest_checkpoints_are_kept(tmp_path, steps):
     for step in steps:
         newest = await save_checkpoint(tmp_path, History(step=step), save_nothing, keep=2)
-    assert resume(tmp_path)[1] == newest
+    assert resume(tmp_path)[1].folder == newest
     assert {folder.name for folder in (tmp_path / "checkpoints").iterdir()} == {f"step-{n:06d}" for n in steps[1:]}
 
 
 @pytest.mark.parametrize(
     "error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("rank 1: No space left on device")]
 )
-async def test_full_disk_is_a_user_error(tmp_path, error):
+async def test_full_disk_is_an_error_of_the_disk(tmp_path, error):
     async def fails(folder):
         raise error
 
-    with pytest.raises(UserError, match=r"step-000002: no space left on device: .*spec.checkpoint.keep"):
+    with pytest.raises(DiskError, match="step-000002: No space left on device"):
         await save_checkpoint(tmp_path, History(step=2), fails, keep=2)
 
 
@@ -173,17 +172,23 @@ def test_job_whose_checkpoints_do_not_fit_is_rejected(tmp_path, monkeypatch, num
     model.mkdir()
     (model / "model.safetensors").write_bytes(b"0" * 2_000_000)
     needed = 3 * num_models * 12_000_000 + 2 * 2_000_000  # with the export and what is published
-    job = make_job(checkpoint={"keep": 2}, **spec)
+    num_optimized = make_job(**spec).spec.num_optimized_models
     free = SimpleNamespace(free=needed)
     monkeypatch.setattr(state.shutil, "disk_usage", lambda _: free)
-    check_disk_space(tmp_path, model, job.spec)
+    check_disk_space(tmp_path, model, keep=2, num_models=num_optimized)
     free.free = needed - 1
     with pytest.raises(UserError, match=r"GiB free, but 2 checkpoints"):
-        check_disk_space(tmp_path, model, job.spec)
+        check_disk_space(tmp_path, model, keep=2, num_models=num_optimized)
+    (tmp_path / "checkpoints" / "step-000001").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step-000001" / "COMPLETE").touch()
+    free.free = 2 * 2_000_000 - 1
+    with pytest.raises(DiskError, match="GiB free"):  # it had the room before
+        check_disk_space(tmp_path, model, keep=2, num_models=num_optimized)
 
 
-async def test_broken_driver_file_error_contains_the_folder_to_remove(tmp_path):
-    folder = await save_checkpoint(tmp_path, History(step=2), save_nothing, keep=2)
-    (folder / "driver.json").write_text("{")
+async def test_error_of_a_driver_file_by_another_version_contains_the_folder_to_remove(tmp_path):
+    folder = await begin_checkpoint(tmp_path, History(step=2), save_nothing)
+    (folder / "driver.json").write_text('{"step": 2, "unknown": 1}')
+    complete_checkpoint(tmp_path, folder, {}, keep=2)
     with pytest.raises(UserError, match=r"remove .*step-000002"):
         resume(tmp_path)

@@ -1,80 +1,131 @@
-"""Trackers: TensorBoard's curves, and trackers that fail."""
+"""Which trackers a job has, and what they get."""
 
-from rljob_trainer.episodes.types import ScoredResult
-from rljob_trainer.history.metrics import flatten, summarize_scores
+import asyncio
+import dataclasses
+import threading
+import time
+
+import pytest
+
+from rljob_api.errors import UserError
+from rljob_api.run.summaries import DeliveryCounts
+from rljob_inputs.prompts import Prompt
+from rljob_trainer.episodes.types import Group
+from rljob_trainer.history.delivery import Delivery
 from rljob_trainer.history.prometheus import PrometheusMetrics
-from rljob_trainer.history.tracking import TensorBoard, Trackers
+from rljob_trainer.history.trackers import SAMPLE_COLUMNS
+from rljob_trainer.history.tracking import Trackers, build_trackers, describe_samples
+from tests.support.driver_harness import make_job
 from tests.support.episodes import episode
+from tests.support.records import step_record
+from tests.support.waiting import DEADLINE_SECONDS
 
 
-def trajectory(**results):
-    return episode(results=results, score=1.0)
+class Recording:
+    def __init__(self):
+        self.records, self.may_answer = [], threading.Event()
+        self.may_answer.set()
+
+    def log(self, record):
+        assert self.may_answer.wait(DEADLINE_SECONDS)
+        self.records.append(record)
+
+    def restart_at(self, step):
+        self.records.append(step)
+
+    def close(self): ...
 
 
-def valid(score, **components):
-    return ScoredResult(id="x", valid=True, score=score, components=components)
+def make_group(number, num_samples=2, text="answer"):
+    episodes = [
+        dataclasses.replace(episode(text=f"{text} {number}.{i}", index=(number, number, i)), score=float(i))
+        for i in range(num_samples)
+    ]
+    return Group(number, Prompt(number, f"prompt {number}", [1], ground_truth=str(number)), episodes)
 
 
-def test_tensorboard_gets_one_curve_per_component(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    samples = [trajectory(a=valid(1.0, exact=1.0), b=valid(0.5)), trajectory(a=valid(0.0), b=valid(0.5, steps=3.0))]
-    tracker = TensorBoard(tmp_path)
-    tracker.log("step", 1, flatten({"components": summarize_scores(samples)}))
-    tracker.log("step", 2, flatten({"components": summarize_scores(samples[:1])}))
-    tracker.close()
-    events = EventAccumulator(str(tmp_path)).Reload()
-    curves = {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-    assert curves == {
-        "step/components/score": [1, 2],
-        "step/components/a": [1, 2],
-        "step/components/a/exact": [1, 2],
-        "step/components/b": [1, 2],
-        "step/components/b/steps": [1],
-    }
-
-
-def test_restart_truncates_only_the_steps_that_are_repeated(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    trackers = Trackers([TensorBoard(tmp_path)])
+async def test_a_tracker_that_hangs_delays_neither_the_loop_nor_another_tracker():
+    slow, quick = Recording(), Recording()
+    slow.may_answer.clear()
+    trackers = Trackers([Delivery("slow", lambda: slow), Delivery("quick", lambda: quick)])
     trackers.restart_at(0)
-    for step in (1, 2, 3):
-        trackers.log("step", step, {"reward": float(step)})
-    trackers.restart_at(2)
-    trackers.log("step", 3, {"reward": 30.0})
-    trackers.close()
-    events = EventAccumulator(str(tmp_path)).Reload()
-    found = [(event.step, event.value) for event in events.Scalars("step/reward")]
-    assert found == [(1, 1.0), (2, 2.0), (3, 30.0)], "step 2 is in the checkpoint and is not repeated"
+    for step in (1, 2):
+        trackers.log(step_record(step, reward=0.5))
+    counts = await trackers.flush(seconds=0.05)
+    assert counts["slow"] == DeliveryCounts(sent=1, waiting=2)
+    assert counts["quick"] == DeliveryCounts(sent=3)
+    slow.may_answer.set()
+    await trackers.close()
+    assert [record.step for record in slow.records[1:]] == [1, 2]
+    assert slow.records[0] == 0
+    assert slow.records[1].named["step/reward"] == 0.5
 
 
-def test_tracker_that_fails_to_close_does_not_fail_the_job():
-    class Broken:
-        num_ends = 0
-
-        def log(self, kind, step, numbers): ...
-
-        def close(self):
-            self.num_ends += 1
-            raise ConnectionError
-
-    broken = Broken()
-    Trackers([broken, PrometheusMetrics()]).close()
-    assert broken.num_ends == 1
+async def test_a_record_has_the_time_of_its_step():
+    slow = Recording()
+    slow.may_answer.clear()
+    trackers, before = Trackers([Delivery("slow", lambda: slow)]), time.time()
+    trackers.log(step_record(1))
+    after = time.time()
+    await asyncio.to_thread(trackers._deliveries[0].flush, 0.01)
+    slow.may_answer.set()
+    await trackers.close()
+    assert before <= slow.records[0].time <= after
 
 
-def test_failing_tracker_is_disabled():
-    class Broken:
-        def log(self, kind, step, numbers):
-            raise ConnectionError
+def test_samples_come_from_many_groups():
+    groups = [make_group(number) for number in range(6)]
+    rows = [dict(zip(SAMPLE_COLUMNS, row, strict=True)) for row in describe_samples(7, groups, 4)]
+    assert [row["completion"] for row in rows] == ["answer 0.0", "answer 1.0", "answer 3.0", "answer 4.0"]
+    assert rows[1] | {"end": ""} == {
+        "step": 7,
+        "group": 1,
+        "prompt": "prompt 1",
+        "answer": "1",
+        "completion": "answer 1.0",
+        "score": 0.0,
+        "advantage": None,
+        "end": "",
+    }
+    assert len(describe_samples(7, groups, 100)) == 12
+    assert describe_samples(7, groups, 0) == describe_samples(7, [], 4) == []
 
-        def close(self): ...
 
+def test_long_texts_of_samples_are_cut():
+    (row,) = describe_samples(1, [make_group(0, 1, "x" * 20_000)], 1)
+    assert row[4].endswith("... (20004 characters)")
+    assert len(row[4]) < 11_000
+
+
+def test_mlflow_without_an_address_is_a_user_error(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(UserError, match=r"spec.tracking.mlflowExperiment is set, but MLFLOW_TRACKING_URI is not"):
+        build_trackers(make_job(tracking={"mlflowExperiment": "e"}), tmp_path)
+
+
+def test_a_missing_package_is_a_user_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"spec.tracking.wandbProject is set, but the package wandb is not installed"):
+        build_trackers(make_job(tracking={"wandbProject": "p"}), tmp_path)
+
+
+def test_the_job_decides_on_the_trackers(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    tracking = {"tensorboard": True, "wandbProject": "p", "mlflowExperiment": "e", "wandbSamples": 3}
+    trackers = build_trackers(make_job(tracking=tracking), tmp_path)
+    assert set(trackers.counts()) == {"tensorboard", "wandb", "mlflow"}
+    assert trackers._num_samples == 3
+    assert not build_trackers(make_job(), tmp_path).counts()
+
+
+async def test_metrics_count_what_each_tracker_lost():
+    trackers = Trackers([Delivery("mlflow", Recording)])
     prometheus = PrometheusMetrics()
-    trackers = Trackers([Broken(), prometheus])
-    trackers.log("step", 1, {"reward": 0.5, "phase_seconds/update": 2.0})
-    trackers.log("step", 2, {"reward": 0.75})
+    prometheus.register_trackers(trackers.counts)
+    trackers.log(step_record(1))
+    await trackers.close()
+    trackers.log(step_record(2))
     text = prometheus.render().decode()
-    assert "rljob_step_reward 0.75" in text
-    assert "rljob_step_phase_seconds_update 2.0" in text
+    assert 'rljob_tracker_records_total{outcome="sent",tracker="mlflow"} 1.0' in text
+    assert 'rljob_tracker_records_total{outcome="lost",tracker="mlflow"} 1.0' in text
+    assert 'rljob_tracker_waiting_records{tracker="mlflow"} 0.0' in text

@@ -8,7 +8,7 @@ import threading
 import pyarrow.parquet as pq
 import pytest
 
-from rljob_api.errors import UserError
+from rljob_api.run.folder import TRAJECTORIES, list_trajectory_files, trajectory_file
 from rljob_api.wire.protocol import InvalidReason, ScoreResult
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.episodes.types import (
@@ -23,7 +23,6 @@ from rljob_trainer.episodes.types import (
     Turn,
 )
 from rljob_trainer.history import trajectory_log
-from rljob_trainer.history.run_state import list_trajectory_files, trajectory_file
 from rljob_trainer.history.trajectory_log import TrajectoryLog
 from tests.support.episodes import episode
 
@@ -44,7 +43,7 @@ def group_of(*episodes, prompt="6 x 7?"):
 
 
 async def write(folder, *groups, step=3, lane="train", max_mib=1):
-    log = TrajectoryLog(folder, max_mib)
+    log = TrajectoryLog(folder, max_mib << 20)
     log.record(lane, step, groups)
     await log.flush()
     await log.close()
@@ -97,7 +96,7 @@ async def test_conversation_has_turns_calls_and_spans_of_each_segment(tmp_path):
         failure=EpisodeFailure("user", "spec.agent.user", "timeout", "took 9 s"),
         breaks=[ContextBreak("history rewritten", "<think>")],
     )  # fmt: skip
-    log = TrajectoryLog(tmp_path, 1, decode=lambda token_ids: "".join(map(str, token_ids)))
+    log = TrajectoryLog(tmp_path, 1 << 20, decode=lambda token_ids: "".join(map(str, token_ids)))
     log.record("train", 3, [group_of(conversation)])
     await log.close()
     [row] = pq.read_table(trajectory_file(tmp_path, 3, "train")).to_pylist()
@@ -169,14 +168,17 @@ async def test_interrupted_write_keeps_the_previous_file(tmp_path, monkeypatch):
     monkeypatch.setattr("os.fsync", die)
     with pytest.raises(OSError, match="the node failed"):
         await write(tmp_path, group_of(sample(0, text="new", correct=valid(0.0))))
-    [file] = list_trajectory_files(tmp_path)
+    [file] = list_trajectory_files(tmp_path / TRAJECTORIES)
     assert pq.read_table(file.path).to_pylist() == before
 
 
 async def test_training_and_evaluation_of_a_step_have_separate_files(tmp_path):
     await write(tmp_path, group_of(sample(0)), lane="train")
     await write(tmp_path, group_of(sample(0)), lane="eval")
-    assert [(file.step, file.lane) for file in list_trajectory_files(tmp_path)] == [(3, "eval"), (3, "train")]
+    assert [(file.step, file.lane) for file in list_trajectory_files(tmp_path / TRAJECTORIES)] == [
+        (3, "eval"),
+        (3, "train"),
+    ]
 
 
 async def test_log_can_be_disabled(tmp_path):
@@ -186,19 +188,19 @@ async def test_log_can_be_disabled(tmp_path):
 async def test_oldest_steps_are_deleted_first_and_the_newest_stays(tmp_path):
     draw = random.Random(0)
     noise = "".join(map(chr, draw.choices(range(0x4E00, 0x9FFF), k=200_000)))  # about 470 kB per file
-    log = TrajectoryLog(tmp_path, 1)
+    log = TrajectoryLog(tmp_path, 1 << 20)
     for step in range(1, 6):
         log.record("train", step, [group_of(sample(0, text=noise))])
     log.record("train", 6, [group_of(*(sample(i, text=noise[i:] + noise[:i]) for i in range(4)))])
     await log.flush()
-    [newest] = list_trajectory_files(tmp_path)
+    [newest] = list_trajectory_files(tmp_path / TRAJECTORIES)
     assert newest.step == 6
     log.record("train", 7, [group_of(sample(0, text=noise))])
     log.record("train", 8, [group_of(sample(0, text=noise))])
     await log.flush()
     await log.close()
-    assert [file.step for file in list_trajectory_files(tmp_path)] == [7, 8]
-    assert sum(file.path.stat().st_size for file in list_trajectory_files(tmp_path)) <= 1 << 20
+    assert [file.step for file in list_trajectory_files(tmp_path / TRAJECTORIES)] == [7, 8]
+    assert sum(file.path.stat().st_size for file in list_trajectory_files(tmp_path / TRAJECTORIES)) <= 1 << 20
 
 
 async def test_event_loop_runs_while_a_step_is_written(tmp_path, monkeypatch):
@@ -209,7 +211,7 @@ async def test_event_loop_runs_while_a_step_is_written(tmp_path, monkeypatch):
         assert may_end.wait(30)
 
     monkeypatch.setattr(trajectory_log, "write_file", slow)
-    log = TrajectoryLog(tmp_path, 1)
+    log = TrajectoryLog(tmp_path, 1 << 20)
     log.record("train", 1, [group_of(sample(0))])
     await asyncio.to_thread(writing.wait, 30)
     flush = asyncio.create_task(log.flush())
@@ -230,7 +232,7 @@ async def test_cancelled_flush_leaves_the_files_to_the_next_one(tmp_path, monkey
         original_write(*args)
 
     monkeypatch.setattr(trajectory_log, "write_file", slow)
-    log = TrajectoryLog(tmp_path, 1)
+    log = TrajectoryLog(tmp_path, 1 << 20)
     for lane in ("train", "eval"):
         log.record(lane, 3, [group_of(sample(0))])
     flushes = [asyncio.create_task(log.flush()) for _ in range(2)]
@@ -244,17 +246,22 @@ async def test_cancelled_flush_leaves_the_files_to_the_next_one(tmp_path, monkey
     assert not flush.done()
     may_end.set()
     await flush
-    assert [file.lane for file in list_trajectory_files(tmp_path)] == ["eval", "train"]
+    assert [file.lane for file in list_trajectory_files(tmp_path / TRAJECTORIES)] == ["eval", "train"]
     await log.close()
 
 
-async def test_full_disk_is_a_user_error(tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
+async def test_file_that_found_the_disk_full_is_written_again(tmp_path, monkeypatch):
+    attempts, original_write = [], trajectory_log.pq.write_table
 
-    monkeypatch.setattr(trajectory_log.pq, "write_table", full)
-    with pytest.raises(UserError, match="no space left"):
-        await write(tmp_path, group_of(sample(0)))
+    def full_at_first(*args, **settings):
+        attempts.append(args)
+        if len(attempts) <= 2:
+            raise OSError(28, "No space left on device")
+        original_write(*args, **settings)
+
+    monkeypatch.setattr(trajectory_log.pq, "write_table", full_at_first)
+    rows = await write(tmp_path, group_of(sample(0)))
+    assert (len(rows), len(attempts)) == (1, 3)
 
 
 async def test_sample_outside_the_schema_costs_only_its_step(tmp_path, caplog):
@@ -273,8 +280,8 @@ async def test_log_contains_the_advantages_of_the_updates(make_harness):
     rows = {key: row for key, row in harness.trajectories().items() if key[1] == "train"}
     updated = sorted((row for rows in harness.updates for row in rows), key=lambda row: row.episode)
     used = [row.advantages[row.loss_mask].mean() if row.loss_mask.any() else None for row in updated]
-    found = [row["advantage"] for _, row in sorted(rows.items())]
+    found = [row.advantage for _, row in sorted(rows.items())]
     assert found == [None if each is None else pytest.approx(each) for each in used]
     masked = rows[1, "train", 2, 1]
-    assert (masked["advantage"], masked["score"], masked["rewards"][0]["reason"]) == (None, None, "abstained")
-    assert all(row["rewards"][0]["attempts"] == 1 for row in rows.values())
+    assert (masked.advantage, masked.score, masked.rewards[0].reason) == (None, None, "abstained")
+    assert all(row.rewards[0].attempts == 1 for row in rows.values())

@@ -125,7 +125,7 @@ def h200(monkeypatch):
 
 def installed(network, wanted, device, dtype=torch.bfloat16):
     attention.install(network, wanted, dtype=dtype, device=device)
-    return attention.find_layout(network.config)
+    return attention.find_layout(network)
 
 
 def test_auto_packs_on_gpus_and_shares_prompts_under_masks_on_cpus(h200):
@@ -140,7 +140,7 @@ def test_auto_packs_on_gpus_and_shares_prompts_under_masks_on_cpus(h200):
         ({}, torch.float32, "needs trainer.dtype bfloat16 or float16"),
         ({"head_dim": 512}, torch.bfloat16, "no kernel for heads of 512"),
         ({"head_dim": 36}, torch.bfloat16, "no kernel for heads of 36"),
-        ({"attn_logit_softcapping": 30.0}, torch.bfloat16, "caps its scores"),
+        ({"attn_logit_softcapping": 30.0}, torch.bfloat16, "limits its attention scores"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, torch.bfloat16, "without full attention"),
         ({"sliding_window": 512}, torch.bfloat16, "without full attention"),
     ],
@@ -158,6 +158,20 @@ def test_auto_falls_back_on_gpus_before_ampere(monkeypatch):
     assert installed(Network(), "auto", torch.device("cuda", 0)) is MASKED_TREES
 
 
+def test_a_model_with_a_state_has_a_line_for_each_row():
+    network = Network()
+    network._is_stateful = True
+    assert attention.find_layout(network) is PLAIN
+
+
+@pytest.mark.parametrize(
+    ("supports_sdpa", "wanted", "chosen"),
+    [(True, "auto", "sdpa"), (True, "packed", "sdpa"), (False, "auto", "eager"), (False, "sdpa", "sdpa")],
+)
+def test_auto_is_built_with_what_the_class_supports(supports_sdpa, wanted, chosen):
+    assert attention.initial_attention(SimpleNamespace(_supports_sdpa=supports_sdpa), wanted) == chosen
+
+
 @pytest.mark.parametrize(
     ("config", "layout"),
     [
@@ -169,4 +183,4 @@ def test_auto_falls_back_on_gpus_before_ampere(monkeypatch):
     ],
 )
 def test_layout_follows_from_the_implementation_and_the_layers(config, layout):
-    assert attention.find_layout(Network(**config).config) is layout
+    assert attention.find_layout(Network(**config)) is layout

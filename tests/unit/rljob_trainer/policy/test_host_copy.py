@@ -1,11 +1,8 @@
 """The copy of a rank's state; tests/process/rljob_trainer/policy/test_checkpoints.py has it with shards."""
 
-import os
-
-import pytest
 import torch
 
-from rljob_trainer.policy.host_copy import HostCopy, pin_exact_sizes
+from rljob_trainer.policy.host_copy import HostCopy
 
 
 def test_copy_stays_as_it_was_until_the_next_one():
@@ -20,13 +17,3 @@ def test_copy_stays_as_it_was_until_the_next_one():
     second = copy.stage(state)
     assert (second["model"]["a"].tolist(), second["num_updates"]) == ([2, 2, 2], 2)
     assert second["model"]["a"].data_ptr() == first["model"]["a"].data_ptr(), "the memory is used again"
-
-
-@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
-def test_the_users_settings_of_the_allocator_stay(name, monkeypatch):
-    monkeypatch.setattr(os, "environ", {})
-    pin_exact_sizes()
-    assert os.environ == {"PYTORCH_ALLOC_CONF": "pinned_max_round_threshold_mb:1"}
-    monkeypatch.setattr(os, "environ", {name: "mine"})
-    pin_exact_sizes()
-    assert os.environ == {name: "mine"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from torch import nn
 
@@ -18,6 +20,7 @@ class Network(nn.Module):
         )
         self.embed_tokens = nn.Embedding(3, 2)
         self.lm_head = nn.Linear(2, 3)
+        self.config = SimpleNamespace(model_type="llama")
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
@@ -33,8 +36,35 @@ def test_module_that_cannot_have_an_adapter_is_refused_with_those_that_can(name)
     with pytest.raises(UserError) as caught:
         find_targets(Network(), ["q_proj", name])
     assert str(caught.value) == (
-        f"spec.trainer.lora.targetModules: the model has no linear module called {name}; it has q_proj, up_proj"
+        "spec.trainer.lora.targetModules: the model has no linear module that can have an adapter called "
+        f"{name}; it has q_proj, up_proj"
     )
+
+
+def test_a_linear_module_with_another_result_gets_no_adapter():
+    class Router(nn.Linear):
+        def forward(self, states):
+            return super().forward(states), None
+
+    network = Network()
+    network.layers[0]["router"] = Router(2, 2)
+    assert find_targets(network, ["all-linear"]) == ["q_proj", "up_proj"]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "targets"),
+    [
+        ("llama", ["out_proj", "q_proj", "up_proj"]),
+        ("nemotron_h", ["q_proj", "up_proj"]),
+        ("glm4_moe", ["out_proj", "q_proj"]),
+    ],
+)
+def test_names_that_peft_cannot_load_get_no_adapter(model_type, targets):
+    """peft takes up_proj of a mixture for its experts', and refuses out_proj of Mamba."""
+    network = Network()
+    network.config.model_type = model_type
+    network.layers[0]["out_proj"] = nn.Linear(2, 2)
+    assert find_targets(network, ["all-linear"]) == targets
 
 
 def test_names_are_those_of_peft():

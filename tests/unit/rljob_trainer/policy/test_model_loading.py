@@ -8,7 +8,7 @@ import torch
 from rljob_api.errors import TransientError, UserError
 from rljob_trainer.policy import model_loading
 from rljob_trainer.policy.model_loading import open_network
-from rljob_trainer.policy.sharded_weights import UnreadableError
+from rljob_trainer.policy.sharded_weights import OtherTensors, UnreadableError
 
 NETWORK = SimpleNamespace(config=SimpleNamespace(), get_output_embeddings=lambda: None)
 
@@ -42,7 +42,9 @@ def test_model_that_cannot_be_loaded_is_reported_in_one_line(raised, expected, m
     with pytest.raises(expected) as opening:
         open_model()
     monkeypatch.setattr(
-        model_loading, "_open_skeleton", lambda *args, **options: SimpleNamespace(network=NETWORK, fill=fail)
+        model_loading,
+        "_open_skeleton",
+        lambda *args, **options: SimpleNamespace(network=NETWORK, fill=fail, other_tensors=OtherTensors()),
     )
     with pytest.raises(expected) as filling:
         open_model().fill(torch.device("cpu"))

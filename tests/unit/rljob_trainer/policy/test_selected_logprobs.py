@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from rljob_inputs.models.logits import LogitTransform
 from rljob_trainer.policy import selected_logprobs as module
 
 
@@ -15,15 +17,16 @@ def memory(request, monkeypatch):
 
 
 @pytest.mark.parametrize("entropy_gradient", [False, True])
+@pytest.mark.parametrize("transform", [LogitTransform(), LogitTransform(0.25), LogitTransform(3.0, limit=1.5)])
 @pytest.mark.usefixtures("memory")
-def test_values_and_gradients_equal_log_softmax(entropy_gradient):
+def test_values_and_gradients_equal_log_softmax(entropy_gradient, transform):
     torch.manual_seed(0)
     hidden = torch.randn(10, 8, requires_grad=True)
     weight = torch.randn(50, 8, requires_grad=True)
     targets = torch.randint(50, (10,))
     factors = torch.randn(2, 10)
 
-    logprobs, entropy = module.selected_logprobs(hidden, weight, targets, 0.7, entropy_gradient)
+    logprobs, entropy = module.selected_logprobs(hidden, weight, targets, 0.7, entropy_gradient, transform)
     loss = (factors[0] * logprobs).sum()
     if entropy_gradient:
         loss = loss + (factors[1] * entropy).sum()
@@ -31,7 +34,10 @@ def test_values_and_gradients_equal_log_softmax(entropy_gradient):
     ours = hidden.grad, weight.grad
 
     hidden.grad = weight.grad = None
-    all_logprobs = torch.log_softmax(hidden @ weight.T / 0.7, dim=-1)
+    logits = transform.factor * (hidden @ weight.T)
+    if transform.limit is not None:
+        logits = transform.limit * torch.tanh(logits / transform.limit)
+    all_logprobs = torch.log_softmax(logits / 0.7, dim=-1)
     plain_entropy = -(all_logprobs.exp() * all_logprobs).sum(dim=-1)
     plain = all_logprobs.gather(1, targets[:, None]).squeeze(1)
     torch.testing.assert_close(logprobs, plain)
@@ -59,3 +65,56 @@ def test_head_without_gradient_gives_the_same_gradient_of_the_hidden_states():
         logprobs, _ = module.selected_logprobs(hidden, head, torch.arange(10), 1.0)
         gradients.append(torch.autograd.grad(logprobs.sum(), hidden)[0])
     assert torch.equal(*gradients)
+
+
+def bf16_inputs():
+    """Logits of up to 100, where neighbours in bf16 are 0.5 apart."""
+    torch.manual_seed(0)
+    hidden = torch.randn(10, 64).mul(4).bfloat16().requires_grad_()
+    weight = torch.randn(50, 64).bfloat16().requires_grad_()
+    return hidden, weight, torch.randint(50, (10,))
+
+
+@pytest.mark.parametrize("transform", [LogitTransform(), LogitTransform(0.5, limit=30.0)])
+@pytest.mark.usefixtures("memory")
+def test_logits_in_fp32_are_not_rounded_to_the_dtype_of_the_weights(transform, monkeypatch):
+    monkeypatch.setattr(module, "HEAD_BLOCK_ROWS", 7)
+    hidden, weight, targets = bf16_inputs()
+    logits = transform.factor * (hidden.double() @ weight.double().T)
+    if transform.limit is not None:
+        logits = transform.limit * torch.tanh(logits / transform.limit)
+    exact = torch.log_softmax(logits / 0.7, dim=-1)
+    exact_entropy = -(exact.exp() * exact).sum(dim=-1)
+    chosen = exact.gather(1, targets[:, None]).squeeze(1)
+    rounded, _ = module.selected_logprobs(hidden, weight, targets, 0.7, False, transform)
+    assert (rounded - chosen).abs().max() > 0.02
+    logprobs, entropy = module.selected_logprobs(hidden, weight, targets, 0.7, False, transform, torch.float32)
+    assert (logprobs - chosen).abs().max() < 1e-4
+    assert (entropy - exact_entropy).abs().max() < 1e-3
+    for ours, expected in zip(
+        torch.autograd.grad(logprobs.sum(), [hidden, weight]),
+        torch.autograd.grad(chosen.sum(), [hidden, weight]),
+        strict=True,
+    ):
+        assert ours.dtype == torch.bfloat16
+        assert (ours - expected).norm() < 0.01 * expected.norm(), "they are rounded, but no worse"
+
+
+class LargestCopy(TorchDispatchMode):
+    """Records how many numbers are converted at once."""
+
+    num_values = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function is torch.ops.aten._to_copy.default:
+            self.num_values = max(self.num_values, result.numel())
+        return result
+
+
+def test_weights_are_converted_in_blocks(monkeypatch):
+    monkeypatch.setattr(module, "HEAD_BLOCK_ROWS", 5)
+    hidden, weight, targets = bf16_inputs()
+    with LargestCopy() as copies:
+        module.selected_logprobs(hidden.detach(), weight.detach(), targets, 1.0, logits_dtype=torch.float32)
+    assert copies.num_values == hidden.numel(), "5 rows of the head are fewer than the hidden states"

@@ -5,6 +5,7 @@ import torch
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
+from rljob_inputs.models.defaults import resolve_job
 from rljob_trainer.ranks import actor
 from rljob_trainer.ranks.actor import RankProcess, choose_num_threads
 
@@ -30,16 +31,17 @@ def start_rank(monkeypatch, num_gpus, device=None, offload="none"):
         "rewards": [{"name": "r", "function": {"inline": "x"}}],
         "trainer": trainer,
     }
-    job = RLJob.model_validate({"metadata": {"name": "t"}, "spec": spec})
+    job = resolve_job(RLJob.model_validate({"metadata": {"name": "t"}, "spec": spec}), None)
     monkeypatch.setenv("RLJOB_POD_IP", "127.0.0.1")
     monkeypatch.setattr(actor, "keep_freed_memory", lambda: calls.append("mallopt"))
-    monkeypatch.setattr(actor, "pin_exact_sizes", lambda: None)
+    monkeypatch.setattr(actor, "configure_allocator", lambda: None)
     monkeypatch.setattr(torch, "set_num_threads", lambda number: calls.append("threads"))
     if device is not None:
         monkeypatch.setattr(actor, "choose_device", lambda *_: device)
 
-    def join(*arguments):
-        calls.append(str(arguments[-1]))
+    def join(rank, num_ranks, address, port, device, timeout):
+        assert timeout.total_seconds() > job.spec.hang_detection.max_seconds, "the watch finds a hang first"
+        calls.append(str(device))
         raise _JoinedError
 
     monkeypatch.setattr(actor, "join_process_group", join)

@@ -1,6 +1,7 @@
 """Types of errors on a rank, and of failures of a whole group."""
 
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -45,8 +46,9 @@ class Rank:
 
     address = "10.0.0.3"
 
-    def __init__(self, error):
+    def __init__(self, error, recomputation="full"):
         self._error = error
+        self.policy = SimpleNamespace(recomputation=recomputation)
 
     @typed_errors
     def start(self):
@@ -54,6 +56,14 @@ class Rank:
 
     @typed_errors
     def accumulate(self, plan):
+        raise self._error
+
+    @typed_errors
+    def free(self):
+        raise self._error
+
+    @typed_errors
+    def restore(self):
         raise self._error
 
 
@@ -81,24 +91,43 @@ def test_errors_of_a_rank_get_their_type(raised, expected):
         assert caught.value.address == "10.0.0.3"
 
 
-def test_memory_that_an_update_lacks_names_the_real_size_of_the_largest_micro_batch():
+@pytest.mark.parametrize(
+    ("choice", "advice"),
+    [
+        ("none", "set gradientCheckpointing: selective, lower microBatchTokens"),
+        ("selective", "set gradientCheckpointing: full, lower microBatchTokens"),
+        ("full", "lower microBatchTokens"),
+    ],
+)
+def test_memory_that_an_update_lacks_names_the_micro_batch_and_what_needs_less(choice, advice):
     row = TrainRow(
         np.arange(5), np.array([False] + [True] * 4), np.ones(5, np.float32), np.zeros(5, np.float32),
         np.array([NOT_SAMPLED] + [0] * 4, np.int32),
     )  # fmt: skip
     [part] = divide_rows([row, row], num_ranks=1, micro_batch_tokens=64, layout=PLAIN)
     with pytest.raises(DeviceMemoryError) as caught:
-        Rank(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")).accumulate(part)
+        Rank(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"), choice).accumulate(part)
     assert str(caught.value) == (
         "spec.trainer.microBatchTokens: a rank ran out of GPU memory in accumulate: CUDA out of memory. Tried to "
-        "allocate 2.00 GiB.; the largest micro-batch has 8 tokens (2 x 4 with padding); lower "
-        "microBatchTokens, set gradientCheckpointing, or use more ranks"
+        f"allocate 2.00 GiB.; the largest micro-batch has 8 tokens (2 x 4 with padding); {advice}, or use more ranks"
     )
 
 
 def test_memory_that_the_model_lacks_is_the_users_at_once():
     with pytest.raises(UserError, match=r"^spec\.trainer: .* while it loaded the model: CUDA out of memory"):
         Rank(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")).start()
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("free", r"^spec\.trainer\.resources: a rank got no pinned host memory .*: CUDA error: out of memory"),
+        ("restore", r"^spec\.trainer: .* do not fit next to rollouts that sleep: CUDA error: out of memory"),
+    ],
+)
+def test_memory_that_a_change_of_turns_lacks_is_not_that_of_micro_batches(method, message):
+    with pytest.raises(DeviceMemoryError, match=message):
+        getattr(Rank(torch.AcceleratorError("CUDA error: out of memory")), method)()
 
 
 def test_fault_of_one_gpu_is_the_reason_though_the_peers_are_lost():

@@ -1,12 +1,15 @@
 """The pure parts of the group; tests/integration/test_trainer_group_real.py runs the rest on Ray."""
 
+import asyncio
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from rljob_api.manifest.job import RLJob
+from rljob_inputs.models.defaults import resolve_job
 from rljob_trainer.episodes.types import NOT_SAMPLED, TrainRow, UpdateVersions
+from rljob_trainer.ranks import group as group_module
 from rljob_trainer.ranks.actor import RankProcess
 from rljob_trainer.ranks.group import TrainerGroup
 
@@ -18,7 +21,7 @@ def job_of(**algorithm):
         "rewards": [{"name": "r", "function": {"inline": "x"}}],
         "algorithm": algorithm,
     }
-    return RLJob.model_validate({"metadata": {"name": "t"}, "spec": spec})
+    return resolve_job(RLJob.model_validate({"metadata": {"name": "t"}, "spec": spec}), None)
 
 
 async def test_set_steps_reaches_the_learning_rate_of_every_rank(monkeypatch):
@@ -45,3 +48,75 @@ async def test_rows_without_advantage_train_a_critic(monkeypatch, algorithm, tra
     row = TrainRow(np.array([1, 2]), mask, zeros, zeros, np.array([NOT_SAMPLED, 0], np.int32))
     await TrainerGroup(job_of(type=algorithm), "g", []).accumulate([row], UpdateVersions(0, 0, 1))
     assert [method for method, _ in sent] == ["accumulate"] * trains
+
+
+async def test_memory_of_all_ranks_adds_up(monkeypatch):
+    async def call_all(self, method, arguments):
+        return [(5, 2), (7, 3)] if method == "free" else [None, None]
+
+    monkeypatch.setattr(TrainerGroup, "_call_all", call_all)
+    group = TrainerGroup(job_of(), "g", [object(), object()])
+    assert await group.free() == (12, 5)
+    assert await group.restore() is None
+
+
+async def test_devices_are_reserved_after_all_pods_have_joined_and_before_ranks_are_placed(monkeypatch):
+    events = []
+
+    async def record(event):
+        events.append(event)
+
+    monkeypatch.setattr(group_module, "connect", lambda: events.append("connect"))
+    monkeypatch.setattr(group_module, "_wait_for_nodes", lambda *_: record("nodes"))
+    monkeypatch.setattr(group_module, "find_trainer_nodes", frozenset)
+    monkeypatch.setattr(group_module, "_place_ranks", lambda *_, **__: events.append("place") or [])
+    monkeypatch.setattr(TrainerGroup, "_load", lambda *_: record("load"))
+    await TrainerGroup.start(
+        job_of(), model="/m", run=None, generation="g", checkpoint=None, report=lambda text: None,
+        reserve=lambda: record("reserve"),
+    )  # fmt: skip
+    assert events == ["connect", "nodes", "reserve", "place", "load"]
+
+
+class Calls:
+    """A method of two ranks, which ends when the test says so."""
+
+    def __init__(self, monkeypatch):
+        self.futures, self.killed = [asyncio.Future(), asyncio.Future()], []
+        monkeypatch.setattr(group_module, "future", lambda future: future)
+        monkeypatch.setattr(group_module.ray, "kill", self.killed.append)
+        self.ranks = [
+            SimpleNamespace(publish=SimpleNamespace(remote=lambda *_, future=future: future)) for future in self.futures
+        ]
+        self.group = TrainerGroup(job_of(), "g", self.ranks)
+
+    async def cancel(self):
+        calling = asyncio.create_task(self.group.publish(1))
+        await asyncio.sleep(0)
+        calling.cancel()
+        await asyncio.sleep(0)
+        assert not calling.done()
+        return calling
+
+
+async def test_cancelled_call_ends_on_all_ranks_which_then_have_one_state(monkeypatch):
+    calls = Calls(monkeypatch)
+    calling = await calls.cancel()
+    for future in calls.futures:
+        future.set_result(None)
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    assert calls.killed == []
+
+
+@pytest.mark.parametrize("failure", [ValueError("a rank failed"), None], ids=["fails", "does not end"])
+async def test_cancelled_call_that_does_not_end_well_ends_the_ranks(monkeypatch, failure):
+    monkeypatch.setattr(group_module, "_FINISH_SECONDS", 0.01)
+    calls = Calls(monkeypatch)
+    calling = await calls.cancel()
+    calls.futures[0].set_result(None)
+    if failure is not None:
+        calls.futures[1].set_exception(failure)
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    assert calls.killed == calls.ranks

@@ -44,6 +44,7 @@ SUMS = {
     "logprob_difference": 0.4,
     "mismatch_kl": 0.2,
     "corrected": 2.0,
+    "rejected": 1.0,
     "importance": 4.0,
     "squared_importance": 8.0,
 }
@@ -54,6 +55,7 @@ def test_update_means_are_over_the_trained_tokens():
     update = summarize_update(metrics, UpdateCounts(num_tokens=5, num_micro_batches=3, seconds=2.0), 6.0)
     assert (update.loss, update.policy_loss) == (0.5, pytest.approx(0.4))
     assert (update.kl, update.entropy, update.clip_fraction, update.corrected_share) == (0.5, 2.0, 0.25, 0.5)
+    assert update.rejected_share == 0.25
     assert (update.logprob_difference, update.mismatch_kl) == (pytest.approx(0.1), pytest.approx(0.05))
     assert (update.mismatch_max, update.effective_sample_share) == (0.3, 0.5)
     assert (update.num_tokens, update.trained_share, update.num_micro_batches) == (5, 0.8, 3)

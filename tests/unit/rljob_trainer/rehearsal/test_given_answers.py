@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from rljob_inputs.prompts import Prompt
@@ -12,6 +14,7 @@ from rljob_trainer.rehearsal.given_answers import (
     GivenAnswers,
     build_completion,
     end_after_given_answers,
+    find_end_id,
     limit_turns,
 )
 from tests.support.agent_services import MESSAGES, FakeServices, call_text, make_agent, reply
@@ -30,6 +33,12 @@ async def play(answers: list[str], services: FakeServices, **agent: object) -> E
     if given.is_used_up:
         end_after_given_answers(episode)
     return episode
+
+
+def test_end_token_is_the_templates_and_without_one_the_tokenizers() -> None:
+    tokenizer = SimpleNamespace(eos_token_id=77)
+    assert find_end_id(TEMPLATE, tokenizer) == END_ID
+    assert find_end_id(build_template("plain"), tokenizer) == 77
 
 
 def test_completion_ends_with_the_end_token() -> None:

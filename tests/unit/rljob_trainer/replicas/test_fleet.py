@@ -1,5 +1,6 @@
 """The choice of the replica for the next request."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -149,12 +150,15 @@ def test_draining_replica_is_not_a_straggler():
 
 def test_success_ends_the_failing_period():
     fleet = fleet_of("a", "b")
-    fleet.record_suspect("a", 5.0)
-    fleet.record_suspect("b", 6.0)
-    assert fleet.failing_since == 5.0
+    fleet.record_suspect("a", 5.0, "first")
+    since = fleet.health.failing_since
+    fleet.record_suspect("b", 6.0, "second")
+    assert since is not None
+    assert (fleet.health.failing_since, fleet.health.last_error) == (since, "second")
     fleet.pick(20.0)
     fleet.record_done("a")
-    assert fleet.failing_since is None
+    assert fleet.health.failing_since is None
+    assert fleet.health.has_answered
 
 
 def test_progress_of_a_long_request_ends_the_failing_period():
@@ -162,7 +166,39 @@ def test_progress_of_a_long_request_ends_the_failing_period():
     fleet.pick(0.0)
     fleet.record_suspect("b", 5.0)
     fleet.record_progress("a", 6.0)
-    assert fleet.failing_since is None, "its end may be many minutes away"
+    assert fleet.health.failing_since is None, "its end may be many minutes away"
+
+
+@pytest.mark.parametrize(
+    ("others", "is_awaited", "is_failing"),
+    [([], True, True), ([], False, False), (["idle"], True, True), (["idle"], False, False), (["works"], True, False)],
+)
+def test_service_is_away_while_nothing_that_may_succeed_is_under_way(others, is_awaited, is_failing):
+    fleet = fleet_of("failed", *others)
+    if others == ["works"]:
+        fleet.pick(0.0, avoid={"failed"})
+    fleet.record_suspect("failed", 0.0)
+    fleet.judge_health(is_awaited=is_awaited)
+    assert (fleet.health.failing_since is not None) == is_failing
+
+
+def test_wait_is_a_failure_without_a_replica_and_none_with_an_outdated_one():
+    fleet = fleet_of()
+    fleet.judge_health(is_awaited=True)
+    assert fleet.health.last_error == "no replica exists"
+    fleet = fleet_of("a")
+    fleet.required_key = "g:2"
+    fleet.judge_health(is_awaited=True)
+    assert fleet.health.failing_since is None, "it loads the weights, or another version of a reward is pinned soon"
+
+
+def test_answer_without_a_result_ends_the_failing_period_and_proves_no_success():
+    fleet = fleet_of("a")
+    fleet.record_suspect("a", 0.0)
+    fleet.pick(20.0)
+    fleet.record_answered("a")
+    assert (fleet.health.failing_since, fleet.health.has_answered) == (None, False)
+    assert (fleet.replicas["a"].num_failures, fleet.replicas["a"].in_flight) == (0, 0)
 
 
 def test_silent_request_makes_only_a_silent_replica_suspect():

@@ -19,10 +19,10 @@ def choice(**fields):
 def read(*choices):
     reader = ResponseReader()
     for each in choices:
-        reader.add_line(f"data: {json.dumps({'choices': [each]})}\n")
-        reader.add_line("\n")
-    reader.add_line(": a comment")
-    reader.add_line("data: [DONE]\n")
+        reader.add_line(f"data: {json.dumps({'choices': [each]})}\n".encode())
+        reader.add_line(b"\n")
+    reader.add_line(b": a comment")
+    reader.add_line(b"data: [DONE]\n")
     return reader.finish()
 
 
@@ -33,6 +33,15 @@ def test_payload_requests_sampled_tokens_and_their_log_probs():
     sampling = payload["sampling_params"]
     assert (sampling["logprobs"], sampling["seed"], sampling["max_tokens"]) == (0, 7, 9)
     assert (sampling["temperature"], sampling["top_k"], sampling["stop"]) == (0.7, 5, ["\n"])
+
+
+def test_the_text_of_a_special_token_stands_for_the_token():
+    special = {"<|im_end|>": 2, "<|eot_id|>": 9}
+    sampling = Sampling(stop=["END", "<|im_end|>"], max_tokens=9)
+    found = build_payload([1], sampling, 7, "g:3", special)["sampling_params"]
+    assert (found["stop"], found["stop_token_ids"]) == (["END"], [2])
+    found = build_payload([1], sampling, 7, "g:3")["sampling_params"]
+    assert (found["stop"], found["stop_token_ids"]) == (["END", "<|im_end|>"], [])
 
 
 def test_completion_keeps_its_end_of_sequence_token_and_has_a_version_for_each_token():
@@ -90,4 +99,4 @@ def test_response_without_an_end_is_rejected():
 )
 def test_error_in_the_stream_is_the_users_or_temporary(code, error, match):
     with pytest.raises(error, match=match):
-        ResponseReader().add_line(f'data: {{"error": {{"message": "bad", "code": {code}}}}}')
+        ResponseReader().add_line(b'data: {"error": {"message": "bad", "code": %d}}' % code)

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from rljob_api.errors import TransientError
+from rljob_trainer.outages.registry import OutageError, Outages
 from rljob_trainer.replicas import pool
 from rljob_trainer.replicas.pool import ReplicaPool
 
@@ -84,9 +84,9 @@ async def test_waiter_cancelled_while_being_served_releases_the_replica(started)
         assert lease.address == "a"
 
 
-async def test_waiters_fail_after_the_unavailable_timeout(started):
-    replicas = await started([], unavailable_timeout_seconds=0.1)
-    with pytest.raises(TransientError, match="rollouts: no replica has answered for 0 s"):
+async def test_waiters_fail_after_the_time_that_a_job_waits_for_an_outage(started):
+    replicas = await started([], health=Outages(0.1).watch("spec.rollout (rollouts)"))
+    with pytest.raises(OutageError, match=r"away since .* last error: no replica exists"):
         await replicas.lease().__aenter__()
 
 
@@ -145,34 +145,23 @@ async def test_hanging_name_server_blocks_no_waiter():
         await replicas.close()
 
 
-async def test_empty_pool_has_no_unavailable_timeout_when_allowed(started):
-    addresses = []
-    replicas = await started(addresses, allow_empty=True, unavailable_timeout_seconds=0.0)
-    waiting = asyncio.create_task(replicas.lease().__aenter__())
-    for _ in range(20):
-        replicas.fail_expired_waiters()
-        await asyncio.sleep(0)
-    assert not waiting.done()
-    addresses.append("a")
-    assert (await waiting).address == "a"
-
-
-async def test_failing_replicas_reach_the_unavailable_timeout_when_empty_is_allowed(started):
-    replicas = await started(["a"], allow_empty=True, unavailable_timeout_seconds=0.0)
+async def test_failing_replicas_end_the_job_though_they_come_back_to_the_list(started):
+    replicas = await started(["a"], health=Outages(0.1).watch("r"))
 
     async def retry_forever():
         while True:
             async with replicas.lease() as lease:
                 lease.failed("connection refused")
 
-    with pytest.raises(TransientError, match="no replica has answered"):
+    with pytest.raises(OutageError, match=r"last error: a: connection refused"):
         await retry_forever()
 
 
-async def test_unavailable_timeout_restarts_after_an_idle_period():
+async def test_outage_starts_again_after_an_idle_period():
     """A new replica's first probe failed between two steps; there were no requests since."""
     now = 100.0
-    replicas = ReplicaPool("rewards", list, max_in_flight=1, unavailable_timeout_seconds=600.0, clock=lambda: now)
+    health = Outages(600.0, lambda: now).watch("r")
+    replicas = ReplicaPool("rewards", list, max_in_flight=1, health=health, clock=lambda: now)
     replicas.fleet.observe_addresses(["a", "b"])
     replicas.fleet.record_suspect("b", now)
     replicas.fail_expired_waiters()

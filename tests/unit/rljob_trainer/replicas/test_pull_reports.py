@@ -2,7 +2,7 @@
 
 import pytest
 
-from rljob_api.wire.protocol import PullReport
+from rljob_api.wire.protocol import HungPart, PullReport
 from rljob_trainer.replicas.pull_reports import PullReports
 
 SECONDS = 600
@@ -76,3 +76,14 @@ def test_replicas_with_the_same_reason_are_named_together():
     for i in range(7):
         reports.record(report(0, f"x{i}", error=f"error {i}"), 0)
     assert reports.describe_errors("g:1", 1).endswith("; x3: error 3 and 3 more")
+
+
+def test_a_hung_replica_is_listed_until_it_serves_or_has_left():
+    reports = PullReports()
+    for name in ("a", "b"):
+        reports.record_hung(HungPart(role="rollout", name=name, seconds=60, limit_seconds=50), 100.0)
+    assert [(part.name, part.seconds) for part in reports.list_hung({"a", "b"}, 105.0)] == [("a", 65), ("b", 65)]
+    reports.record_serves("a")
+    assert [part.name for part in reports.list_hung({"a", "b"}, 106.0)] == ["b"]
+    assert reports.list_hung({"a"}, 107.0) == []
+    assert reports.list_hung({"a", "b"}, 108.0) == [], "a new replica with the old address does not hang"

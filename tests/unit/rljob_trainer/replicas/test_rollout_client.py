@@ -11,13 +11,16 @@ from rljob_api.manifest.roles import RolloutRole, Sampling
 from rljob_api.wire.contract import PORT_ROLLOUT
 from rljob_api.wire.protocol import PullReport, RolloutWeights, WeightManifest
 from rljob_trainer.episodes.types import Completion, PromptTooLongError
+from rljob_trainer.outages.registry import OutageError, Outages
 from rljob_trainer.replicas import fleet, generate
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.replicas.pull_reports import PullReports
-from rljob_trainer.replicas.rollout_client import RolloutClient, judge_versions
+from rljob_trainer.replicas.rollout_client import RolloutClient, judge_versions, list_addresses
+from tests.support import seconds
 from tests.support.loopback import next_address
 
 ADDRESS = next_address()
+NAME = f"{ADDRESS}:{PORT_ROLLOUT}"
 MANIFEST = WeightManifest(generation="g", version=1, url="http://x", num_bytes=1, file_hash="s", checksum="c")
 
 
@@ -98,7 +101,7 @@ async def make_client(tmp_path, monkeypatch):
     async with open_session() as session, asyncio.timeout(20):
 
         async def make(**options):
-            role = RolloutRole(**options.pop("role", {}))
+            role = seconds.validate(RolloutRole, options.pop("role", {}))
             clients.append(RolloutClient(role, session, **options))
             await clients[-1].start()
             return clients[-1]
@@ -120,23 +123,32 @@ async def until(condition):
 
 
 def replica_of(client):
-    return client.replicas.fleet.replicas[ADDRESS]
+    return client.replicas.fleet.replicas[NAME]
 
 
 async def test_completion_has_exact_tokens_log_probs_and_versions(rollouts):
     async with Server(events("g:1", "g:1", "g:1")) as server:
         await rollouts.sync(MANIFEST)
-        found = await rollouts.complete([1, 2], Sampling(), seed=9)
+        found = await rollouts.complete([1, 2], Sampling(max_tokens=512), seed=9)
     assert found == Completion([5, 6, 7], [-0.1] * 3, [1] * 3, "0 1 2 ", truncated=False, generation="g")
     [request] = server.requests
     assert (request["token_ids"], request["cache_salt"], request["sampling_params"]["seed"]) == ([1, 2], "g:1", 9)
+
+
+async def test_special_tokens_end_a_completion_by_their_ids(make_client):
+    rollouts = await make_client(special_ids={"<|im_end|>": 2})
+    async with Server(events("g:1")) as server:
+        await rollouts.sync(MANIFEST)
+        await rollouts.complete([1], Sampling(max_tokens=8, stop=["END", "<|im_end|>"]), 0)
+    [request] = server.requests
+    assert (request["sampling_params"]["stop"], request["sampling_params"]["stop_token_ids"]) == (["END"], [2])
 
 
 async def test_completion_of_other_weights_is_retried(rollouts):
     stale, changed, started = events("g:0"), events("g:1", "g:2"), events("default")
     async with Server(stale, changed, started, events("g:1")) as server:
         await rollouts.sync(MANIFEST)
-        found = await rollouts.complete([1], Sampling(), 0)
+        found = await rollouts.complete([1], Sampling(max_tokens=512), 0)
     assert len(server.requests) == 4
     assert (found.generation, found.versions) == ("g", [1])
 
@@ -145,7 +157,7 @@ async def test_completion_that_spans_an_update_is_accepted_if_the_schedule_allow
     rollouts = await make_client(spans_updates=True)
     async with Server(events("g:1", "g:2", "g:2")) as server:
         await rollouts.sync(MANIFEST)
-        found = await rollouts.complete([1], Sampling(), 0)
+        found = await rollouts.complete([1], Sampling(max_tokens=512), 0)
     assert len(server.requests) == 1
     assert found.versions == [1, 2, 2]
     assert replica_of(rollouts).num_failures == 0
@@ -154,7 +166,7 @@ async def test_completion_that_spans_an_update_is_accepted_if_the_schedule_allow
 async def test_update_during_a_request_does_not_count_as_a_failure(rollouts):
     async with Server(events("g:1", "g:2"), events("g:2")) as server:
         await rollouts.sync(MANIFEST)
-        request = asyncio.create_task(rollouts.complete([1], Sampling(), 0))
+        request = asyncio.create_task(rollouts.complete([1], Sampling(max_tokens=512), 0))
         await until(lambda: server.requests and not replica_of(rollouts).serves)
         assert replica_of(rollouts).num_failures == 0
         server.weights.version = 2
@@ -180,22 +192,22 @@ def test_completion_never_has_a_token_of_older_or_unknown_weights(versions, gene
 
 
 async def test_long_completion_outlives_the_timeout_while_tokens_arrive(make_client):
-    rollouts = await make_client(role={"requestTimeoutSeconds": 0.5})
+    rollouts = await make_client(role={"stallTimeoutSeconds": 0.5})
     async with Server(events(*["g:1"] * 40)) as server:
         server.seconds_between_events = 0.02
         await rollouts.sync(MANIFEST)
-        found = await rollouts.complete([1], Sampling(), 0)
+        found = await rollouts.complete([1], Sampling(max_tokens=512), 0)
     assert len(found.token_ids) == 40
     assert len(server.requests) == 1, "0.8 s are more than the timeout"
     assert replica_of(rollouts).num_failures == 0
 
 
 async def test_request_without_tokens_is_retried_after_the_timeout(make_client):
-    rollouts = await make_client(role={"requestTimeoutSeconds": 0.1})
+    rollouts = await make_client(role={"stallTimeoutSeconds": 0.1})
     async with Server(events("g:1")) as server:
         await rollouts.sync(MANIFEST)
         server.hangs.clear()
-        request = asyncio.create_task(rollouts.complete([1], Sampling(), 0))
+        request = asyncio.create_task(rollouts.complete([1], Sampling(max_tokens=512), 0))
         await until(lambda: replica_of(rollouts).num_failures)
         server.hangs.set()
         assert (await request).token_ids == [5]
@@ -203,17 +215,17 @@ async def test_request_without_tokens_is_retried_after_the_timeout(make_client):
 
 
 async def test_replica_that_serves_others_stays_in_use_when_a_request_gets_no_token(make_client):
-    rollouts = await make_client(role={"requestTimeoutSeconds": 0.3})
+    rollouts = await make_client(role={"stallTimeoutSeconds": 0.3})
     async with Server(events("g:1"), events(*["g:1"] * 60)) as server:
         await rollouts.sync(MANIFEST)
         server.hangs.clear()
-        queued = asyncio.create_task(rollouts.complete([1], Sampling(), 0))
+        queued = asyncio.create_task(rollouts.complete([1], Sampling(max_tokens=512), 0))
         await until(lambda: server.requests)
         server.hangs, server.seconds_between_events = asyncio.Event(), 0.02
         server.hangs.set()  # for the second request: it takes 1.2 s
         suspects = []
         rollouts.replicas.fleet.record_suspect = lambda address, now: suspects.append(address)
-        other = asyncio.create_task(rollouts.complete([2], Sampling(), 0))
+        other = asyncio.create_task(rollouts.complete([2], Sampling(max_tokens=512), 0))
         await until(lambda: len(server.requests) == 3 or suspects)
         assert not suspects
         assert len((await other).token_ids) == len((await queued).token_ids) == 60
@@ -232,7 +244,7 @@ async def test_prompt_that_vllm_rejects_is_too_long_or_a_user_error(rollouts, nu
         await rollouts.sync(MANIFEST)
         for _ in range(2):  # before the stream, and as its only event
             with pytest.raises(error, match=match):
-                await rollouts.complete([1] * num_tokens, Sampling(), 0)
+                await rollouts.complete([1] * num_tokens, Sampling(max_tokens=512), 0)
     assert replica_of(rollouts).num_failures == 0
 
 
@@ -241,32 +253,41 @@ async def test_stream_that_ends_early_or_with_an_error_is_retried(rollouts):
     failed = {"error": {"message": "Internal server error", "code": 500}}
     async with Server([first], [first, failed], events("g:1", "g:1")) as server:
         await rollouts.sync(MANIFEST)
-        assert (await rollouts.complete([1], Sampling(), 0)).token_ids == [5, 6]
+        assert (await rollouts.complete([1], Sampling(max_tokens=512), 0)).token_ids == [5, 6]
     assert len(server.requests) == 3
 
 
-async def test_job_stops_when_every_rollout_serves_a_wrong_digest(rollouts):
-    messages = []
-    rollouts.on_mismatch = messages.append
+async def test_job_stops_when_every_rollout_serves_a_wrong_digest(make_client, caplog):
+    mismatches = []
+    rollouts = await make_client(on_mismatch=lambda: mismatches.append(1))
     async with Server(events("g:1")) as server:
         server.weights.checksum = "other"
         with pytest.raises(TransientError, match="differs from the trainer's"):
             await rollouts.sync(MANIFEST)
-    assert "digest other, but the trainer published c" in messages[0]
+    assert mismatches == [1]
+    assert "digest other, but the trainer published c" in caplog.text
+
+
+async def test_new_weights_wait_no_longer_than_the_job_for_rollouts_that_are_away(make_client):
+    rollouts = await make_client(outages=Outages(0.3))
+    with pytest.raises(OutageError, match=r"^spec.rollout \(.*\): away since"):
+        async with asyncio.timeout(20):
+            await rollouts.sync(MANIFEST)
+    assert not rollouts.replicas.is_awaited
 
 
 async def test_job_stops_when_no_rollout_can_apply_the_weights(make_client):
-    rollouts = await make_client(unavailable_timeout_seconds=0.3)
+    rollouts = await make_client(stall_seconds=0.3)
     async with Server(events("g:1")) as server:
         server.weights = RolloutWeights(generation="g", version=0, error="weights g:1: no space left")
-        with pytest.raises(TransientError, match=rf"g:1 for 0 s: {ADDRESS}: weights g:1: no space left"):
+        with pytest.raises(TransientError, match=rf"g:1 for 0 s: {NAME}: weights g:1: no space left"):
             async with asyncio.timeout(10):
                 await rollouts.sync(MANIFEST)
 
 
 async def test_job_waits_for_weights_while_a_rollout_makes_progress(make_client):
     reports = PullReports()
-    rollouts = await make_client(unavailable_timeout_seconds=0.3, reports=reports)
+    rollouts = await make_client(stall_seconds=0.3, reports=reports)
     async with Server(events("g:1")) as server:
         server.weights = RolloutWeights(generation="g", version=0, error="no space left")
         sync = asyncio.create_task(rollouts.sync(MANIFEST))
@@ -274,7 +295,7 @@ async def test_job_waits_for_weights_while_a_rollout_makes_progress(make_client)
             await asyncio.sleep(0.1)
             reports.record(PullReport(replica="other", key="g:1", progress=progress), rollouts.replicas.now())
         server.weights = RolloutWeights(generation="g", version=1, file_hash="s", checksum="c")
-        assert list(await sync) == [ADDRESS]
+        assert list(await sync) == [NAME]
 
 
 async def test_wait_for_weights_is_described(make_client):
@@ -285,3 +306,13 @@ async def test_wait_for_weights_is_described(make_client):
     assert rollouts.describe_wait().startswith("waits for a rollout to serve weights g:1 (0 of")
     reports.record(PullReport(replica="10.0.0.7", key="g:1", error="no space left"), rollouts.replicas.now())
     assert rollouts.describe_wait().endswith(": 10.0.0.7: no space left")
+
+
+def test_replicas_of_one_pod_have_consecutive_ports(tmp_path, monkeypatch):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("10.0.0.7 trainers\n10.0.0.8 trainers\n")
+    monkeypatch.setenv("RLJOB_HOSTS_FILE", str(hosts))
+    expected = [f"10.0.0.{host}:{PORT_ROLLOUT + number}" for host in (7, 8) for number in (0, 1)]
+    assert list_addresses("trainers", 2) == expected
+    monkeypatch.setenv("RLJOB_PORT_OFFSET", "100")
+    assert list_addresses("trainers", 1) == [f"10.0.0.{host}:{PORT_ROLLOUT + 100}" for host in (7, 8)]

@@ -10,20 +10,22 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from rljob_api.errors import TransientError, UserError
-from rljob_api.manifest.reward import Reward
-from rljob_api.wire.contract import PORT_REWARD
+from rljob_api.errors import UserError
+from rljob_api.manifest.services.reward import Reward
+from rljob_api.wire.contract import PORT_SERVICE
 from rljob_api.wire.protocol import InvalidReason, RewardDemand, ScoreRequest
+from rljob_trainer.outages.registry import OutageError, Outages
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.client import RewardClient
-from rljob_trainer.rewards.clients import RewardClients
-from rljob_trainer.rewards.forecast import DemandForecast
+from rljob_trainer.rewards.groups import RewardClients
+from rljob_trainer.services.demand import ScoreForecast
+from tests.support import seconds
 from tests.support.driver_harness import NETWORK
-from tests.support.reward_harness import score_alone
+from tests.support.reward_harness import Decoder, score_alone
 
 ADDRESSES = (f"{NETWORK}.251.1", f"{NETWORK}.251.2")
-FORECAST = DemandForecast(RewardDemand(samples=5120, expected=5000, is_open=True, due_seconds=40.0))
-REQUEST = ScoreRequest(id="r", prompt="1+1=", completion="2", ground_truth="2")
+FORECAST = ScoreForecast(RewardDemand(samples=5120, expected=5000, is_open=True, due_seconds=40.0))
+REQUEST = ScoreRequest(id="r", prompt="1+1=", completion="2", ground_truth="2", prompt_ids=[1, 2], completion_ids=[3])
 
 
 def result(score=1.0, reason=None):
@@ -54,7 +56,7 @@ class Servers:
         self.runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self.runner.setup()
         for address in self.addresses:
-            await web.TCPSite(self.runner, address, PORT_REWARD).start()
+            await web.TCPSite(self.runner, address, PORT_SERVICE).start()
         return self
 
     async def __aexit__(self, *_):
@@ -71,12 +73,12 @@ def environment(tmp_path, monkeypatch):
 
 
 def reward(**fields):
-    return Reward.model_validate({"name": "r", "function": {"inline": "x"}, **fields})
+    return seconds.validate(Reward, {"name": "r", "function": {"inline": "x"}, **fields})
 
 
 async def score(spec, request=REQUEST):
     async with open_session() as session, asyncio.timeout(20):
-        client = RewardClient(spec, session)
+        client = RewardClient(spec, session, Decoder())
         await client.start()
         try:
             [found] = await client.score(request)
@@ -178,17 +180,17 @@ def vanished(address):
     """An address that responses no SYN: the backlog of its listening socket is full."""
     with socket.socket() as gone, contextlib.ExitStack() as fillers:
         gone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        gone.bind((address, PORT_REWARD))
+        gone.bind((address, PORT_SERVICE))
         gone.listen(0)
         for _ in range(3):
             filler = fillers.enter_context(socket.socket())
             filler.setblocking(False)
-            filler.connect_ex((address, PORT_REWARD))
+            filler.connect_ex((address, PORT_SERVICE))
         yield
 
 
 async def test_vanished_replica_costs_no_sample(monkeypatch):
-    monkeypatch.setattr("rljob_trainer.rewards.transport.CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr("rljob_trainer.services.requests.CONNECT_SECONDS", 0.3)
     with vanished(ADDRESSES[1]):
         async with Servers([lambda: result(1.0)], ADDRESSES[:1]), open_session() as session, asyncio.timeout(20):
             client = RewardClient(reward(failurePolicy={"retries": 0}), session)
@@ -202,14 +204,17 @@ async def test_vanished_replica_costs_no_sample(monkeypatch):
 
 
 async def test_endpoint_that_refuses_connections_uses_up_no_retry(monkeypatch, caplog):
-    monkeypatch.setattr("rljob_trainer.rewards.transport.CONNECT_SECONDS", 0.1)
-    url = f"http://{ADDRESSES[1]}:{PORT_REWARD}/v1/score"
-    spec = reward(function=None, http={"url": url}, failurePolicy={"retries": 0}, deadlineSeconds=0.5)
-    with vanished(ADDRESSES[1]):
-        found = await score(spec)
-    assert found.reason is InvalidReason.UNREACHABLE, "it was never executed"
-    assert found.attempts > 1
-    assert "ConnectionTimeoutError: " in caplog.text
+    monkeypatch.setattr("rljob_trainer.services.requests.CONNECT_SECONDS", 0.1)
+    url = f"http://{ADDRESSES[1]}:{PORT_SERVICE}/v1/score"
+    spec = reward(function=None, http={"url": url}, failurePolicy={"retries": 0})
+    async with connected(spec) as client:
+        with vanished(ADDRESSES[1]):
+            scoring = asyncio.create_task(client.score(REQUEST))
+            await until(lambda: caplog.text.count("ConnectionTimeoutError: ") > 1)
+        async with Servers([lambda: result(1.0)], ADDRESSES[1:]):
+            [found] = await scoring
+    assert found.valid, "it was never executed before"
+    assert found.attempts > 2
 
 
 async def test_response_that_breaks_the_protocol_is_invalid():
@@ -222,7 +227,7 @@ async def test_response_that_breaks_the_protocol_is_invalid():
 @pytest.mark.parametrize("status", [200, 500])
 @pytest.mark.parametrize("body", [b"\xff\xfe\x00garbage", b'{"rewards": [1' + b"0" * 400 + b"]}", b"[" * 200_000])
 async def test_garbage_from_an_external_endpoint_costs_one_result(protocol, status, body):
-    url = f"http://{ADDRESSES[0]}:{PORT_REWARD}/v1/score"
+    url = f"http://{ADDRESSES[0]}:{PORT_SERVICE}/v1/score"
     spec = reward(function=None, http={"url": url, "protocol": protocol}, failurePolicy={"retries": 0})
     async with Servers([lambda: web.Response(body=body, status=status, content_type="application/json")]):
         found = await score(spec)
@@ -236,14 +241,166 @@ async def test_rejected_request_is_a_user_error():
 
 
 async def test_rejected_request_of_an_external_endpoint_costs_one_result():
-    spec = reward(function=None, http={"url": f"http://{ADDRESSES[0]}:{PORT_REWARD}/v1/score"})
+    spec = reward(function=None, http={"url": f"http://{ADDRESSES[0]}:{PORT_SERVICE}/v1/score"})
     async with Servers([lambda: web.Response(status=422, text="this text is odd"), lambda: result(1.0)]):
         found = await score(spec)
     assert found.valid
 
 
+REFUSALS = [401, 403, 404, 405]
+EXTERNAL = {"url": f"http://{ADDRESSES[0]}:{PORT_SERVICE}/v1/score"}
+
+
+class Refusing(Servers):
+    """An endpoint that refuses the samples with a completion in `refused`, or while `is_away` every sample."""
+
+    def __init__(self, status, refused=(), is_away=False):
+        super().__init__([], ADDRESSES[:1])
+        self.status, self.refused, self.is_away = status, set(refused), is_away
+        self.num_refused = 0
+
+    async def handle(self, request):
+        body = await request.json()
+        if self.is_away or body["completion"] in self.refused:
+            self.num_refused += 1
+            return web.Response(status=self.status, text="not this one")
+        return web.json_response({"id": body["id"], "valid": True, "score": 1.0})
+
+
+class Faulty(Servers):
+    """One endpoint that scores each sample, unless `fault` returns something else, or waits."""
+
+    def __init__(self, fault=lambda body: None):
+        super().__init__([], ADDRESSES[:1])
+        self.fault = fault
+
+    async def handle(self, request):
+        body = await request.json()
+        self.asked.append(body["id"])
+        answer = self.fault(body)
+        if asyncio.iscoroutine(answer):
+            answer = await answer
+        if answer == "hang up":
+            request.transport.abort()
+            return web.Response()
+        return answer or web.json_response({"id": body["id"], "valid": True, "score": 1.0})
+
+
+def sample(completion):
+    return REQUEST.model_copy(update={"id": f"s/{completion}", "completion": completion})
+
+
+@contextlib.asynccontextmanager
+async def connected(spec, outages=None):
+    async with open_session() as session, asyncio.timeout(20):
+        client = RewardClient(spec, session, Decoder(), outages=outages)
+        await client.start()
+        try:
+            yield client
+        finally:
+            await client.close()
+
+
+@pytest.mark.parametrize("status", REFUSALS)
+async def test_endpoint_that_never_answered_and_refuses_is_a_user_error(status):
+    async with Refusing(status, is_away=True):
+        with pytest.raises(UserError, match=f"spec.rewards: r: .* returned {status}: not this one"):
+            await score(reward(function=None, http=EXTERNAL))
+
+
+async def test_servers_of_the_job_that_refuse_all_after_an_answer_cost_no_sample():
+    """A RewardModel that was created again has another token, until the driver restarts with it."""
+    async with Faulty() as server, connected(reward(failurePolicy={"retries": 0})) as client:
+        await client.score(sample("first"))
+        server.fault = lambda body: web.Response(status=401)
+        scoring = asyncio.create_task(client.score(sample("second")))
+        await until(lambda: server.asked.count("s/second") > 1)
+        server.fault = lambda body: None
+        [found] = await scoring
+    assert found.valid
+
+
+@pytest.mark.parametrize("status", REFUSALS)
+async def test_samples_that_an_answering_endpoint_refuses_are_invalid_with_the_status(status):
+    spec = reward(function=None, http=EXTERNAL, failurePolicy={"retries": 1})
+    refused = [f"odd {i}" for i in range(8)]
+    async with Refusing(status, refused) as endpoint, connected(spec) as client:
+        [first] = await client.score(sample("fine"))
+        found = await asyncio.gather(*(client.score(sample(text)) for text in refused))  # as of one prompt, at the end
+        [last] = await client.score(sample("fine again"))
+    assert (first.valid, last.valid) == (True, True)
+    assert {(each.reason, each.message) for [each] in found} == {("exception", f"{status} not this one")}
+    assert endpoint.num_refused == 8 * 3, "each is sent a second time, and then retried as failurePolicy says"
+
+
+async def test_endpoint_that_refuses_everything_for_a_while_costs_no_sample():
+    spec = reward(function=None, http=EXTERNAL, failurePolicy={"retries": 0})
+    async with Refusing(404) as endpoint, connected(spec) as client:
+        [first] = await client.score(sample("fine"))
+        endpoint.is_away = True
+        scored = asyncio.gather(*(client.score(sample(f"fine {i}")) for i in range(8)))
+        async with asyncio.timeout(20):
+            while endpoint.num_refused < 10:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        endpoint.is_away = False
+        found = await scored
+    assert first.valid
+    assert all(each.valid for [each] in found), "404 of a route that is away for a minute"
+
+
+AWAY = {
+    "404": lambda body: web.Response(status=404, text="default backend"),
+    "500": lambda body: web.Response(status=500, text="no database"),
+    "hangs": lambda body: asyncio.sleep(60),
+}
+
+
+@pytest.mark.parametrize("kind", AWAY)
+async def test_endpoint_that_is_away_costs_no_sample_and_then_the_job(kind):
+    spec = reward(function=None, http=EXTERNAL, timeoutSeconds=0.2, failurePolicy={"retries": 0})
+    outages = Outages(2.0)
+    async with Faulty() as endpoint, connected(spec, outages) as client:
+        await client.score(sample("fine"))
+        endpoint.fault = AWAY[kind]
+        waiting = asyncio.gather(*(client.score(sample(f"{i}")) for i in range(4)))
+        await until(outages.is_open)
+        assert outages.describe().startswith(f"waits for spec.rewards[0].http ({EXTERNAL['url']}), away for 1 s: ")
+        endpoint.fault = lambda body: None
+        assert all(each.valid for [each] in await waiting)
+        assert not outages.is_open()
+        assert outages.seconds() > 1
+        endpoint.fault = AWAY[kind]
+        with pytest.raises(OutageError, match=r"^spec.rewards\[0\].http .* make it answer at its url"):
+            await client.score(sample("last"))
+
+
+async def test_what_answered_before_a_restart_of_the_driver_is_no_wrong_configuration():
+    spec, outages = reward(function=None, http=EXTERNAL), Outages()
+    outages.recall([f"spec.rewards[0].http ({EXTERNAL['url']})"])
+    async with Refusing(404, is_away=True) as endpoint, connected(spec, outages) as client:
+        scoring = asyncio.create_task(client.score(sample("fine")))
+        await until(lambda: endpoint.num_refused > 1)
+        endpoint.is_away = False
+        [found] = await scoring
+    assert found.valid
+
+
+async def test_error_next_to_the_scores_of_an_endpoint_makes_them_invalid():
+    spec = reward(function=None, http=EXTERNAL | {"protocol": "openrlhf"}, failurePolicy={"retries": 0})
+    for error, text in (("out of memory", "out of memory"), ({"code": 3}, '{"code": 3}'), (["bad"], "bad")):
+        async with Servers([lambda error=error: web.json_response({"rewards": [0.0], "error": error})]):
+            found = await score(spec)
+        assert (found.reason, found.message) == ("exception", f"the endpoint returned an error: {text}")
+    for nothing in (None, "", [], [None]):
+        async with Servers([lambda error=nothing: web.json_response({"rewards": [0.5], "error": error})]):
+            assert (await score(spec)).score == 0.5
+    async with Servers([lambda: web.json_response({"id": "r", "valid": True, "score": 0.0, "error": "x"})]):
+        found = await score(reward(function=None, http=EXTERNAL, failurePolicy={"retries": 0}))
+    assert found.reason is InvalidReason.BAD_RETURN
+
+
 async def test_endless_response_costs_one_result():
-    url = f"http://{ADDRESSES[0]}:{PORT_REWARD}/v1/score"
+    url = f"http://{ADDRESSES[0]}:{PORT_SERVICE}/v1/score"
     spec = reward(function=None, http={"url": url}, failurePolicy={"retries": 0})
     async with Servers([lambda: web.Response(body=b'{"id": "r", ' + b" " * (1 << 20))]):
         found = await score(spec)
@@ -275,25 +432,36 @@ async def test_data_that_the_server_cannot_read_is_not_sent_again():
     assert len(servers.asked) == 1
 
 
-async def test_unavailable_replicas_raise_a_transient_error(monkeypatch):
-    monkeypatch.setattr("rljob_trainer.rewards.client.UNAVAILABLE_SECONDS", 0.5)
-    with pytest.raises(TransientError, match="no replica has answered"):
-        await score(reward(timeoutSeconds=0.2))
+async def test_replicas_that_are_away_for_long_end_the_job():
+    async with connected(reward(), Outages(0.5)) as client:
+        with pytest.raises(
+            OutageError, match=r"^spec.rewards\[0\].function \(rewards\): .* see `kubectl rljob explain`"
+        ):
+            await client.score(REQUEST)
 
 
-async def test_sample_without_any_response_is_unreachable():
-    async with Servers(["hang up"]):
-        found = await score(reward(deadlineSeconds=0.3))
+async def test_sample_that_alone_breaks_its_connection_is_unreachable():
+    """Others are answered meanwhile, so the reward is not away."""
+    is_poison = lambda body: body["id"] == "s/poison"  # noqa: E731
+    async with (
+        Faulty(lambda body: "hang up" if is_poison(body) else None),
+        connected(reward(deadlineSeconds=1)) as client,
+    ):
+        poison = asyncio.create_task(client.score(sample("poison")))
+        while not poison.done():
+            [fine] = await client.score(sample("fine"))
+            assert fine.valid
+        [found] = await poison
     assert found.reason is InvalidReason.UNREACHABLE
 
 
 async def test_external_endpoint_gets_no_token_and_may_use_openrlhfs_protocol():
-    url = f"http://{ADDRESSES[0]}:{PORT_REWARD}/v1/score"
+    url = f"http://{ADDRESSES[0]}:{PORT_SERVICE}/v1/score"
     spec = Reward.model_validate({"name": "r", "http": {"url": url, "protocol": "openrlhf"}})
     async with Servers([lambda: web.json_response({"rewards": [0.25]})]) as servers:
         found = await score(spec)
     assert found.score == 0.25
-    assert servers.bodies == [{"query": ["1+1=2"], "prompts": ["1+1="], "labels": ["2"]}]
+    assert servers.bodies == [{"query": ["1 2 3"], "prompts": ["1 2"], "labels": ["2"]}]
     assert "Authorization" not in servers.headers[0], "the job's token must not leave the job"
 
 
@@ -339,17 +507,16 @@ async def test_replica_that_appears_during_a_burst_gets_its_share():
         for i in range(12):
             tasks.create_task(client.score(REQUEST.model_copy(update={"id": f"r{i}"})))
         await until(lambda: len(servers.asked) == 4)
-        demand = client.demand(FORECAST)
+        demand = FORECAST.demand_on(client.load())
         assert (demand.in_flight, demand.waiting) == (12, 8), "two per slot are sent, the others wait in the driver"
         write_hosts(ADDRESSES)
         await until(lambda: servers.asked.count(ADDRESSES[1]) == 4)
         servers.go.set()
-        await until(lambda: not client.in_flight)
+        await until(lambda: not client.requests.in_flight)
         await client.close()
 
 
-async def test_samples_wait_while_scaled_to_zero(monkeypatch):
-    monkeypatch.setattr("rljob_trainer.rewards.client.UNAVAILABLE_SECONDS", 0.0)
+async def test_samples_wait_while_scaled_to_zero():
     write_hosts([])
     scaled = reward(timeoutSeconds=0.001, slots=2, autoscaling={"minReplicas": 0, "maxReplicas": 2})
     async with SlowServers() as servers, open_session() as session, asyncio.TaskGroup() as tasks:
@@ -381,9 +548,9 @@ async def test_demand_latency_includes_retries():
     async with Servers(responses), open_session() as session:
         client = RewardClient(reward(), session)
         await client.start()
-        assert client.demand(FORECAST).latency_seconds is None, "unknown, not zero"
+        assert FORECAST.demand_on(client.load()).latency_seconds is None, "unknown, not zero"
         await client.score(REQUEST)
         await client.close()
-    demand = client.demand(FORECAST)
+    demand = FORECAST.demand_on(client.load())
     assert (demand.latency_seconds, demand.latency_p95_seconds) == (5.0, 5.0)
     assert (demand.samples, demand.expected, demand.due_seconds) == (5120, 5000, 40.0)

@@ -6,9 +6,9 @@ import pytest
 from aiohttp import web
 
 from rljob_api.errors import UserError
-from rljob_api.wire.contract import PORT_REWARD
+from rljob_api.wire.contract import PORT_SERVICE
 from rljob_api.wire.protocol import InvalidReason, RewardDemand
-from rljob_trainer.rewards.forecast import DemandForecast
+from rljob_trainer.services.demand import ScoreForecast
 from tests.support.reward_harness import make_request, make_reward, until
 
 
@@ -25,7 +25,7 @@ async def test_group_is_sent_when_its_last_sample_ends(reward_harness):
         first = [asyncio.create_task(scorer.score(i, make_request(i))) for i in (2, 0)]
         await until(lambda: len(server.asked) == 2)  # the reward of single samples does not wait
         assert not server.groups
-        assert not rewards.clients["r"].in_flight, "no group request is sent yet"
+        assert not rewards.clients["r"].requests.in_flight, "no group request is sent yet"
         found = [await scorer.score(1, make_request(1)), *[await task for task in first]]
     assert [each["r"].score for each in found] == [1.0, 2.0, 0.0]
     [group] = server.groups
@@ -113,7 +113,7 @@ async def test_demand_of_a_group_reward_counts_executions(reward_harness):
     reward_harness.list(server)
     server.open.clear()
     demand = RewardDemand(samples=80, expected=30, is_open=True, due_seconds=100.0)
-    forecast = DemandForecast(demand, ends=(1.0, 2.0), group_size=4, group_ends=(90.0, 95.0))
+    forecast = ScoreForecast(demand, ends=(1.0, 2.0), group_size=4, group_ends=(90.0, 95.0))
     async with reward_harness.rewards(make_reward(scope="group"), make_reward(name="s")) as rewards:
         scoring = asyncio.create_task(score_group(rewards, [make_request(i) for i in range(4)]))
         await until(lambda: server.groups and len(server.asked) == 4)
@@ -133,7 +133,7 @@ async def test_demand_of_sample_then_group_counts_samples_only(reward_harness):
     reward_harness.list(server)
     async with reward_harness.rewards(make_reward(scope="sampleThenGroup")) as rewards:
         await score_group(rewards, [make_request(i) for i in range(4)])
-        demand = rewards.demand(DemandForecast(RewardDemand(samples=80, expected=30), group_size=4))["r"]
+        demand = rewards.demand(ScoreForecast(RewardDemand(samples=80, expected=30), group_size=4))["r"]
     assert (demand.samples, demand.expected, demand.latency_seconds) == (80, 30, 1.0)
 
 
@@ -153,16 +153,17 @@ async def test_an_endpoint_of_scope_group_gets_the_group_at_its_url(reward_harne
     app.router.add_post("/any", handle)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, server.address, PORT_REWARD + 1)
+    site = web.TCPSite(runner, server.address, PORT_SERVICE + 1)
     await site.start()
-    url = f"http://{server.address}:{PORT_REWARD + 1}/any"
+    url = f"http://{server.address}:{PORT_SERVICE + 1}/any"
     spec = make_reward(function=None, scope="group", http={"url": url, "protocol": protocol})
     async with reward_harness.rewards(spec) as rewards:
-        found = await score_group(rewards, [make_request(i, ground_truth=i) for i in range(2)])
+        ids = {"prompt_ids": [1], "completion_ids": [2]}
+        found = await score_group(rewards, [make_request(i, ground_truth=i, **ids) for i in range(2)])
     await runner.cleanup()
     assert [each["r"].score for each in found] == [0.25, 0.5]
     if protocol == "openrlhf":
-        assert bodies == [{"query": ["p0", "p1"], "prompts": ["p", "p"], "labels": [0, 1]}]
+        assert bodies == [{"query": ["1 2", "1 2"], "prompts": ["1", "1"], "labels": [0, 1]}]
     else:
         assert [sample["id"] for sample in bodies[0]["samples"]] == ["s0", "s1"]
 
@@ -193,3 +194,33 @@ async def test_group_without_any_episode_is_not_scored(reward_harness):
         await scorer.skip()
         await scorer.skip()
     assert not server.groups
+
+
+@pytest.mark.parametrize("scope", ["sample", "sampleThenGroup"])
+async def test_failure_with_a_score_is_valid_and_keeps_its_reason(reward_harness, scope):
+    server = await reward_harness.serve()
+    reward_harness.list(server)
+    reasons = {"s1": "timeout", "s2": "exception"}
+    server.fault = lambda body: (
+        {"valid": False, "reason": reasons[body["id"]], "message": "m"} if body["id"] in reasons else None
+    )
+    server.judge_group = lambda samples, results: [10.0 for _ in results]
+    policy = {"retries": 0, "scores": {"timeout": -0.5}, "action": "dropGroup"}
+    async with reward_harness.rewards(make_reward(scope=scope, failurePolicy=policy)) as rewards:
+        found = [each["r"] for each in await score_group(rewards, [make_request(i) for i in range(3)])]
+    assert (found[1].valid, found[1].score, found[1].reason) == (True, -0.5, None)
+    assert (found[1].failed_as, found[1].message) == (InvalidReason.TIMEOUT, "m")
+    assert (found[2].valid, found[2].score, found[2].reason) == (False, None, InvalidReason.EXCEPTION)
+    assert found[0].failed_as is None
+    for group in server.groups:
+        assert [sample.id for sample in group.samples] == ["s0"], "a failed sample stays out of the group step"
+
+
+async def test_failure_with_a_score_does_not_fail_the_job(reward_harness):
+    server = await reward_harness.serve()
+    reward_harness.list(server)
+    server.fault = lambda body: {"valid": False, "reason": "timeout", "message": "m"}
+    policy = {"retries": 0, "scores": {"timeout": 0.0}, "action": "failJob"}
+    async with reward_harness.rewards(make_reward(failurePolicy=policy)) as rewards:
+        [found] = await score_group(rewards, [make_request(0)])
+    assert found["r"].score == 0.0

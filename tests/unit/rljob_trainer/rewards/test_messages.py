@@ -1,15 +1,69 @@
-"""Parsing of reward responses."""
+"""Bodies of requests to rewards, and parsing of their responses."""
+
+import json
 
 import pytest
 
-from rljob_api.wire.protocol import GroupRequest, InvalidReason, ScoreRequest
-from rljob_trainer.rewards.messages import RewardCall, busy_seconds
+from rljob_api.wire.protocol import GroupRequest, InvalidReason, ScoreRequest, WholeCompletion
+from rljob_trainer.rewards.messages import RewardCall
 
 
 def read(text, *ids, protocol="rljob", group=None):
     samples = [ScoreRequest(id=each, prompt="p", completion="c") for each in ids]
     request = GroupRequest(id=group, lane="train", samples=samples) if group or len(ids) > 1 else samples[0]
     return RewardCall(request, protocol).read(text, 0.0)
+
+
+class Decoder:
+    """Token 3 is special."""
+
+    def decode(self, token_ids, *, skip_special_tokens):
+        assert not skip_special_tokens
+        return " ".join(map(str, token_ids))
+
+
+WHOLE = WholeCompletion(text="5 6", messages=[{"role": "assistant"}], prompt_ids=[1], completion_ids=[5, 3, 6])
+IDS = {"prompt_ids": [1, 5, 3], "completion_ids": [6]}
+
+
+def sent(*reads, whole=WHOLE, group=False, protocol="rljob"):
+    sample = ScoreRequest(id="s", prompt="p", completion="6", ground_truth="g", whole=whole, **IDS)
+    request = GroupRequest(id="g", samples=[sample, sample]) if group else sample
+    return json.loads(RewardCall(request, protocol, Decoder()).encode(reads))
+
+
+@pytest.mark.parametrize("group", [False, True])
+def test_parts_are_sent_to_servers_that_read_them(group):
+    def parts(*reads):
+        body = sent(*reads, group=group)
+        first = body["samples"][0] if group else body
+        assert not group or body["samples"][1] == first
+        return {name: first[name] for name in ("whole", "rendered", *IDS) if first.get(name) is not None}
+
+    text = {"text": "5 6", "messages": [{"role": "assistant"}]}
+    rendered = {"prompt": "1", "query": "1 5 3 6"}
+    assert parts() == {}
+    assert parts("whole") == {"whole": text}
+    assert parts("tokens") == IDS
+    assert parts("tokens", "whole") == {**IDS, "whole": text | {"prompt_ids": [1], "completion_ids": [5, 3, 6]}}
+    assert parts("rendered") == {"rendered": rendered}
+    assert parts("whole", "rendered", "tokens")["rendered"] == rendered
+
+
+def test_text_with_special_tokens_is_of_the_last_answer_without_the_whole_completion():
+    assert sent("rendered", whole=None)["rendered"] == {"prompt": "1 5 3", "query": "1 5 3 6"}
+
+
+def test_openrlhfs_protocol_has_the_texts_with_special_tokens():
+    expected = {"query": ["1 5 3 6"], "prompts": ["1"], "labels": ["g"]}
+    assert sent(protocol="openrlhf") == expected
+    assert sent(protocol="openrlhf", group=True) == {name: each * 2 for name, each in expected.items()}
+
+
+def test_sample_without_token_ids_is_refused_by_a_reward_that_reads_rendered_text():
+    call = RewardCall(ScoreRequest(id="s", prompt="p", completion="c"), "openrlhf", Decoder())
+    with pytest.raises(ValueError, match="the sample s has no token ids"):
+        call.encode()
 
 
 @pytest.mark.parametrize("number", ["NaN", "1e999"])
@@ -37,13 +91,6 @@ def test_openrlhf_responses_may_be_nested():
 def test_response_for_another_sample_is_invalid():
     [found] = read('{"id": "r", "valid": true, "score": 1.0}', "q")
     assert found.reason is InvalidReason.BAD_RETURN
-
-
-def test_busy_seconds_are_limited():
-    assert busy_seconds("2") == 2.0
-    assert busy_seconds("9999") == busy_seconds("Fri, 31 Dec 9999 23:59:59 GMT") == 60.0
-    assert busy_seconds("0") == 0.05
-    assert busy_seconds("nan") == busy_seconds(None) == 1.0
 
 
 def test_group_response_that_breaks_the_protocol_is_invalid():

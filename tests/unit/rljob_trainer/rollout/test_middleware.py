@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from rljob_api.wire.protocol import RolloutWeights, WeightManifest
-from rljob_trainer.rollout.middleware import RolloutMiddleware
+from rljob_api.wire.protocol import EngineMemory, RolloutWeights, WeightManifest
+from rljob_trainer.rollout.middleware import ModelMiddleware, RolloutMiddleware
+from rljob_trainer.rollout.naps import NotWarmError
 from rljob_trainer.rollout.puller import ReplicaState
 
 TOKEN = "secret"
@@ -29,15 +30,33 @@ class Inner:
             await send({"type": "http.response.body", "body": b"inner"})
 
 
+class Watch:
+    """Stands for the watch of the engine, which answers unless there is a reason."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+
+    def reason_silent(self) -> str:
+        return self.reason
+
+    async def check(self, seconds: float) -> str:
+        return self.reason
+
+
 class Client:
     """Sends requests through the middleware."""
 
-    def __init__(self) -> None:
-        self.inner, self.state = Inner(), ReplicaState()
-        self.middleware = RolloutMiddleware(self.inner, token=TOKEN, state=self.state)
+    def __init__(self, naps: Any = None) -> None:
+        self.inner, self.state, self.watch = Inner(), ReplicaState(), Watch()
+        self.middleware = RolloutMiddleware(self.inner, token=TOKEN, state=self.state, watch=self.watch, naps=naps)
 
     async def request(
-        self, path: str, headers: list[tuple[bytes, bytes]] | None = None, query: str = "", kind: str = "http"
+        self,
+        path: str,
+        headers: list[tuple[bytes, bytes]] | None = None,
+        query: str = "",
+        kind: str = "http",
+        method: str = "GET",
     ) -> tuple[int, str, dict[str, str]]:
         sent: list[dict[str, Any]] = []
 
@@ -47,7 +66,7 @@ class Client:
         async def receive() -> dict[str, Any]:
             return {"type": "http.request"}
 
-        scope = {"type": kind, "path": path, "headers": headers or [], "query_string": query.encode()}
+        scope = {"type": kind, "path": path, "headers": headers or [], "query_string": query.encode(), "method": method}
         await self.middleware(scope, receive, send)
         if kind != "http":
             return (sent[0]["code"] if sent else 0), "", {}
@@ -71,7 +90,18 @@ def _serve(state: ReplicaState, version: int) -> None:
 
 GUARDED = [
     *("/v1/completions", "/update_weights", "/pause", "/resume", "/start_weight_update", "/collective_rpc"),
-    *("/rljob/weights", "/rljob/ready/", "/rljob/ready/x", "/RLJOB/READY", "/metrics/", "/health", "/", ""),
+    *(
+        "/rljob/sleep",
+        "/rljob/wake",
+        "/rljob/weights",
+        "/rljob/ready/",
+        "/rljob/ready/x",
+        "/RLJOB/READY",
+        "/metrics/",
+        "/health",
+        "/",
+        "",
+    ),
 ]
 
 
@@ -118,7 +148,7 @@ async def test_lifespan_passes(client: Client) -> None:
 
 def test_empty_token_is_rejected() -> None:
     with pytest.raises(ValueError, match="token"):
-        RolloutMiddleware(Inner(), token="", state=ReplicaState())
+        RolloutMiddleware(Inner(), token="", state=ReplicaState(), watch=Watch())
 
 
 async def test_readiness_follows_the_weights_and_reports_the_reason(client: Client) -> None:
@@ -182,3 +212,109 @@ async def test_replica_rejects_completions_before_its_first_weights(client: Clie
     assert client.inner.scopes == []
     _serve(client.state, 0)
     assert (await client.request(path, GOOD))[0] == 200
+
+
+class ScriptedNaps:
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.error: Exception | None = None
+
+    async def sleep(self) -> EngineMemory:
+        return self._answer("sleep")
+
+    async def wake(self, generation: str, version: int) -> EngineMemory:
+        return self._answer((generation, version))
+
+    def _answer(self, call: Any) -> EngineMemory:
+        self.calls.append(call)
+        if self.error:
+            raise self.error
+        return EngineMemory(num_bytes=7, seconds=0.5)
+
+
+async def test_replica_of_a_trainer_pod_sleeps_and_wakes_on_request() -> None:
+    naps = ScriptedNaps()
+    client = Client(naps)
+    status, body, _ = await client.request("/rljob/sleep", GOOD, method="POST")
+    assert (status, EngineMemory.model_validate_json(body).num_bytes) == (200, 7)
+    assert (await client.request("/rljob/wake", GOOD, "want=g:3", method="POST"))[0] == 200
+    assert naps.calls == ["sleep", ("g", 3)]
+    for query in ("", "want=", "want=g", "want=:1", "want=g:-1"):
+        status, body, _ = await client.request("/rljob/wake", GOOD, query, method="POST")
+        assert status == 400
+        assert "GENERATION:VERSION" in body
+    assert (await client.request("/rljob/sleep", GOOD))[0] == 405
+    for error, status in ((NotWarmError("warming up"), 409), (RuntimeError("CUDA error"), 500)):
+        naps.error = error
+        assert (await client.request("/rljob/sleep", GOOD, method="POST"))[:2][0] == status
+    assert len(naps.calls) == 4
+    assert client.inner.scopes == []
+
+
+async def test_replica_with_devices_of_its_own_does_not_sleep(client: Client) -> None:
+    for path in ("/rljob/sleep", "/rljob/wake"):
+        assert (await client.request(path, GOOD, "want=g:1", method="POST"))[0] == 404
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/inference/v1/generate"])
+async def test_sleeping_replica_rejects_completions(client: Client, path: str) -> None:
+    _serve(client.state, 0)
+    client.state.record_change(is_warm=True, is_asleep=True)
+    status, body, _ = await client.request(path, GOOD)
+    assert (status, "asleep" in body) == (503, True)
+
+
+async def test_a_silent_engine_is_not_ready_not_healthy_and_reports_no_weights(client: Client) -> None:
+    """The API server would answer for it."""
+    client.state.record_change(is_warm=True, announced=_manifest(3))
+    _serve(client.state, 3)
+    assert (await client.request("/health", GOOD))[:2] == (200, "inner")
+    client.watch.reason = "the engine has not answered for 40 s"
+    for path in ("/rljob/ready", "/health", "/rljob/weights"):
+        assert (await client.request(path, GOOD))[:2] == (503, client.watch.reason), path
+    assert (await client.request("/rljob/live"))[0] == 200, "the process ends itself: a probe need not"
+
+
+class ModelClient(Client):
+    """The same through the middleware of a served model's engine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reason, self.changes = "", list[str]()
+        self.middleware = ModelMiddleware(self.inner, token=TOKEN, naps=self)  # type: ignore[arg-type, assignment]
+
+    def reason_not_ready(self) -> str:
+        return self.reason
+
+    async def sleep(self) -> EngineMemory:
+        self.changes.append("sleep")
+        return EngineMemory(num_bytes=1, seconds=0)
+
+    async def wake(self) -> EngineMemory:
+        if self.reason == "warming":
+            raise NotWarmError(self.reason)
+        self.changes.append("wake")
+        return EngineMemory(num_bytes=2, seconds=0)
+
+
+async def test_engine_of_a_served_model_answers_while_it_is_awake() -> None:
+    client = ModelClient()
+    assert (await client.request("/classify"))[0] == 401
+    assert (await client.request("/classify", GOOD))[:2] == (200, "inner")
+    assert (await client.request("/rljob/ready"))[:2] == (200, "ready")
+    client.reason = "asleep"
+    assert (await client.request("/classify", GOOD))[:2] == (503, "asleep")
+    assert (await client.request("/v1/chat/completions", GOOD))[:2] == (503, "asleep")
+    assert (await client.request("/rljob/ready"))[:2] == (503, "asleep")
+    assert (await client.request("/metrics"))[:2] == (200, "inner")
+
+
+async def test_engine_of_a_served_model_changes_its_turn_without_a_version() -> None:
+    client = ModelClient()
+    assert (await client.request("/rljob/sleep", GOOD))[0] == 405
+    for path, num_bytes in (("/rljob/sleep", 1), ("/rljob/wake", 2)):
+        status, body, _ = await client.request(path, GOOD, method="POST")
+        assert (status, EngineMemory.model_validate_json(body).num_bytes) == (200, num_bytes)
+    client.reason = "warming"
+    assert (await client.request("/rljob/wake", GOOD, method="POST"))[0] == 409
+    assert client.changes == ["sleep", "wake"]

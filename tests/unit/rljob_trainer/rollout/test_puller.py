@@ -30,6 +30,7 @@ class PullerHarness:
 
     def __init__(self) -> None:
         self.state = ReplicaState()
+        self.exclusive = asyncio.Lock()
         self.manifests: asyncio.Queue[WeightManifest | Exception] = asyncio.Queue()
         self.is_warm = asyncio.Event()
         self.is_warm.set()
@@ -303,3 +304,11 @@ async def test_error_of_a_load_is_reported_while_the_head_is_reachable(harness: 
         assert report is not None
         assert "out of memory" in report.error
         assert not report.is_draining, "nothing waits for requests any longer"
+
+
+def test_a_file_of_many_gigabytes_can_be_reported() -> None:
+    state = _warm_state()
+    state.record_change(announced=_manifest(), progress=200 << 30)
+    report = state.report("10.0.0.7")
+    assert report is not None
+    assert report.progress == 200 << 30

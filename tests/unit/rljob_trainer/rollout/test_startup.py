@@ -9,7 +9,6 @@ from rljob_api.errors import TransientError, UserError
 from rljob_trainer.failures.configuration import ErrorFacts
 from rljob_trainer.failures.devices import GpuFaultError
 from rljob_trainer.rollout.startup import StartupFields, explain, install_recorder, startup_errors
-from tests.support.driver_harness import make_job
 
 
 @pytest.fixture(autouse=True)
@@ -19,8 +18,8 @@ def _restore_factory():
     logging.setLogRecordFactory(before)
 
 
-def fields(**rollout):
-    return StartupFields.of_rollout(make_job(rollout=rollout).spec)
+def fields(*, on_gpu=False, shares_trainer=False):
+    return StartupFields.of_rollout(on_gpu=on_gpu, shares_trainer=shares_trainer)
 
 
 def fail_in_child(error, text="EngineCore failed to start."):
@@ -75,24 +74,24 @@ def test_own_errors_pass():
 
 
 @pytest.mark.parametrize(
-    ("message", "rollout", "field"),
+    ("message", "on_gpu", "field"),
     [
-        ("needs 2 GiB KV cache, max seq len 9", {}, "spec.rollout.kvCacheGiB"),
-        ("No available memory for the cache blocks", {"gpusPerReplica": 1}, "spec.rollout.gpuMemoryUtilization"),
-        ("Bfloat16 is only supported on GPUs with ...", {}, "spec.trainer.dtype"),
-        ("Total number of attention heads (9) must be", {"gpusPerReplica": 2}, "spec.rollout.gpusPerReplica"),
-        ("no file named model.safetensors", {}, "spec.model.source"),
-        ("who knows", {}, "spec.model.source"),
+        ("needs 2 GiB KV cache, max seq len 9", False, "spec.rollout.kvCacheMemory"),
+        ("No available memory for the cache blocks", True, "spec.rollout.gpuMemoryUtilization"),
+        ("Bfloat16 is only supported on GPUs with ...", False, "spec.trainer.dtype"),
+        ("Total number of attention heads (9) must be", True, "spec.rollout.gpusPerReplica"),
+        ("no file named model.safetensors", False, "spec.model.source"),
+        ("who knows", False, "spec.model.source"),
     ],
 )
-def test_message_names_the_field(message, rollout, field):
-    assert str(explain(ErrorFacts.of(ValueError(message)), fields(**rollout))).startswith(f"{field}: ")
+def test_message_names_the_field(message, on_gpu, field):
+    assert str(explain(ErrorFacts.of(ValueError(message)), fields(on_gpu=on_gpu))).startswith(f"{field}: ")
 
 
 def test_message_of_a_sidecar_names_the_field_of_its_model():
     error = ErrorFacts.of(ValueError("needs 2 GiB KV cache"))
     on_cpu, on_gpu = (explain(error, StartupFields.of_served_model(on_gpu=on_gpu)) for on_gpu in (False, True))
-    assert str(on_cpu).startswith("model.kvCacheGiB: ")
+    assert str(on_cpu).startswith("model.kvCacheMemory: ")
     assert str(on_gpu).startswith("model.gpuMemoryUtilization: ")
 
 

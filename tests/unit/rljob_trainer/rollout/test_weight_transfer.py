@@ -258,9 +258,15 @@ class Engine:
     def __init__(self, fails_at: str = "") -> None:
         self.calls: list[str] = []
         self.fails_at = fails_at
+        self.tags: list[list[str]] = []
+        self.levels: list[int] = []
 
     def __getattr__(self, name: str) -> Any:
         async def call(*args: Any, **options: Any) -> Any:
+            if name == "wake_up" and self.fails_at != name:
+                self.tags.append(args[0])
+            if name == "sleep":
+                self.levels.append(args[0])
             self.calls.append(" ".join([name, *map(str, options.values()), *(a for a in args if isinstance(a, str))]))
             if name == self.fails_at:
                 raise RuntimeError(name)
@@ -361,3 +367,62 @@ async def test_adapter_is_replaced_in_its_slot_and_read_back(tmp_path: Path) -> 
     ]
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"]) == (4, 4), "the published tensors have the scale already"
+
+
+async def test_cache_wakes_after_the_digest_was_compared() -> None:
+    engine = Engine()
+    loader = EngineLoader(engine, "keep")
+    await loader.load(Path("f"), PUBLISHED, _ignore)
+    del engine.calls[:]
+    await loader.sleep(2)
+    await loader.wake_weights(2)
+    await loader.load(Path("f"), PUBLISHED, _ignore)
+    assert engine.calls == [
+        *("sleep abort", "wake_up", "collective_rpc rljob_fill", "pause_generation keep True", *LOAD),
+        *("update_weight_version g:0", "wake_up", "resume_generation"),
+    ]
+    assert engine.tags == [["weights"], ["kv_cache"]]
+    await loader.load(Path("f"), PUBLISHED, _ignore)
+    assert len(engine.tags) == 2, "it is awake"
+
+
+async def test_failed_load_does_not_resume_an_engine_whose_cache_sleeps() -> None:
+    engine = Engine()
+    loader = EngineLoader(engine, "keep")
+    await loader.sleep(2)
+    await loader.wake_weights(2)
+    for fails_at in ("pause_generation", "update_weights", "wake_up"):
+        engine.fails_at = fails_at
+        with pytest.raises(RuntimeError):
+            await loader.load(Path("f"), PUBLISHED, _ignore)
+    assert "resume_generation" not in engine.calls
+    engine.fails_at = ""
+    await loader.load(Path("f"), PUBLISHED, _ignore)
+    assert engine.calls[-2:] == ["wake_up", "resume_generation"]
+
+
+async def test_weights_that_sleep_on_the_host_are_not_overwritten() -> None:
+    engine = Engine()
+    loader = EngineLoader(engine, "keep")
+    await loader.sleep(1)
+    await loader.wake_weights(1)
+    assert engine.calls == ["sleep abort", "wake_up"]
+    assert engine.levels == [1]
+
+
+async def test_load_into_an_engine_that_died_can_be_cancelled() -> None:
+    class DeadEngine(Engine):
+        async def update_weights(self, _: object) -> None:
+            self.calls.append("update_weights")
+            await asyncio.Event().wait()
+
+    engine = DeadEngine()
+    load = asyncio.create_task(EngineLoader(engine, "keep").load(Path("f"), PUBLISHED, _ignore))
+    async with asyncio.timeout(5):
+        while "update_weights" not in engine.calls:  # noqa: ASYNC110 - the condition is any state of the engine
+            await asyncio.sleep(0)
+    engine.fails_at = "pause_generation"
+    load.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await load
+    assert engine.calls[-1] == "resume_generation"

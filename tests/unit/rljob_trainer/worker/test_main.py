@@ -1,7 +1,9 @@
 """What the trainer Pod's program reads, and the Ray node that it starts."""
 
+from rljob_api.manifest.job import RLJob
 from rljob_trainer.ranks.ray_node import ENV_NUM_THREADS
-from rljob_trainer.worker.main import build_command, build_environment
+from rljob_trainer.worker.main import build_command, build_environment, read_lengths
+from tests.support.model_folder import write_model
 
 JOB = {
     "apiVersion": "rljob.dev/v1alpha1",
@@ -32,6 +34,22 @@ def test_node_without_gpus_offers_one_rank():
     assert "--num-gpus=0" in command
 
 
+def test_the_store_is_as_large_as_the_models_answers_need(tmp_path, caplog):
+    job = RLJob.model_validate(JOB)
+    folder = write_model(tmp_path, {"max_position_embeddings": 65536}, chat_template="<think>")
+    found = read_lengths(job, str(folder))
+    assert (found.job.spec.rollout.sampling.max_tokens, found.context_length) == (16384, 65536)
+    unknown = read_lengths(job, str(tmp_path / "none"))
+    assert unknown.job.spec.rollout.sampling.max_tokens == 512, "the head reports the model"
+    assert "the model's settings are unknown: spec.model.source: folder" in caplog.text
+
+
 def test_number_of_threads_is_passed_to_the_ranks():
     assert build_environment({"OMP_NUM_THREADS": "3"})[ENV_NUM_THREADS] == "3"
     assert ENV_NUM_THREADS not in build_environment({})
+
+
+def test_compilers_of_many_ranks_leave_room_on_the_node_unless_the_user_decides():
+    name = "TORCHINDUCTOR_COMPILE_THREADS"
+    assert build_environment({})[name] == "4"
+    assert build_environment({name: "16"})[name] == "16"

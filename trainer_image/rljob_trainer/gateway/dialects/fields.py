@@ -18,7 +18,9 @@ KEEP_ALIVE = b": keep-alive\n\n"
 """A comment in a stream: clients skip it."""
 
 _DISTRIBUTION = "it changes which tokens can be sampled, and the policy trains on the job's sampling; remove it"
-_PROMPT = "the prompt is that of the model's chat template; remove it"
+_PROMPT = (
+    "the prompt is that of the job's chat template, whose variables are spec.data.chatTemplateArguments; remove it"
+)
 _ONE_ANSWER = "one request gets one answer; send one request per answer"
 REFUSED: dict[str, str] = {
     "n": _ONE_ANSWER,
@@ -27,11 +29,6 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(
         (
             "logit_bias",
-            "response_format",
-            "structured_outputs",
-            "guided_json",
-            "guided_regex",
-            "guided_choice",
             "guided_grammar",
             "allowed_token_ids",
             "bad_words",
@@ -42,6 +39,10 @@ REFUSED: dict[str, str] = {
             "logits_processors",
         ),
         _DISTRIBUTION,
+    ),
+    **dict.fromkeys(
+        ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
+        f"{_DISTRIBUTION}, or set agent.constraints: ignore",
     ),
     **dict.fromkeys(
         ("chat_template", "chat_template_kwargs", "documents", "prompt_embeds", "truncate_prompt_tokens"), _PROMPT
@@ -161,7 +162,8 @@ def may_call(choice: Any) -> bool:
     if kind not in (None, "auto", "none"):
         raise refuse(
             "tool_choice",
-            f"{_show(kind)} is not supported: a forced call is not the policy's own; use auto or none",
+            f"{_show(kind)} is not supported: a forced call is not the policy's own; use auto or none, or set "
+            "agent.constraints: ignore",
             "unsupported_value",
         )
     return kind != "none"

@@ -45,9 +45,9 @@ _REFUSED = {
 }
 _LOGPROBS = "message.output_text.logprobs"
 _ITEM_ID = re.compile(r"(?:rs|msg|fc)_(.+)\.\d+")
-"""Of an item that this gateway wrote: the id of its answer is in the group."""
+"""Id of an item that this gateway wrote: the id of its answer is in the group."""
 _CALL_ID = re.compile(r"call_(\d+)_\d+")
-"""Of a call of this gateway (Transcript.read_answer): the number of its answer is in the group."""
+"""Id of a call of this gateway (Transcript.read_answer): the number of its answer is in the group."""
 _REASONING, _MESSAGE, _CALL = range(3)
 """The order of the items of an answer."""
 
@@ -154,7 +154,7 @@ class _Answer:
     names: dict[str, str]
     """What identifies it, by kind of name. Empty: nothing that the items have."""
     place: int
-    """Of its last item."""
+    """Position of its last item."""
 
     def continues_with(self, names: Mapping[str, str], place: int) -> bool:
         """Whether the next item belongs to this answer: it follows in its order, and does not name another one."""

@@ -1,8 +1,9 @@
 """The reward of a conversation. Change it to train for another goal.
 
-The signature is verl's; `solution_str` is the last answer. `extra_info` has the other columns of the row, and the whole
-conversation: `messages`, `turns` (text, reward and tool_calls of each answer), `state` of the user, and `end`. A dict
-needs `score`; other numbers in it become curves. After an exception the sample is masked: it never counts as zero.
+The signature is verl's; with `completion: last`, `solution_str` is the last answer. `extra_info` has the other columns
+of the row, and the whole conversation: `messages`, `turns` (text, reward and tool_calls of each answer), `state` of the
+user, and `end`. A dict needs `score`; other numbers in it become curves. After an exception the sample is masked: it
+never counts as zero.
 """
 
 import re

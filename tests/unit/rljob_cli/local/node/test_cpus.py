@@ -33,10 +33,10 @@ def test_a_system_without_cpuinfo_keeps_the_default(tmp_path: Path) -> None:
 
 def test_open_types_of_cpus_become_float32() -> None:
     job = load_partial(EXAMPLES / "judge/rljob.yaml").job
-    assert use_float32(job) == ["spec.trainer.dtype", "spec.rewards[1].judge.model.dtype"]
+    assert use_float32(job, {}) == ["spec.trainer.dtype", "spec.rewards[1].judge.model.dtype"]
     assert job.spec.trainer.dtype == "float32"
     assert {model.dtype for model in job.spec.served_models.values()} == {"float32"}
-    assert not use_float32(job)
+    assert not use_float32(job, {})
 
 
 @pytest.mark.parametrize(
@@ -45,5 +45,11 @@ def test_open_types_of_cpus_become_float32() -> None:
 )
 def test_a_given_type_and_that_of_gpus_stay(example: str, override: str) -> None:
     job = load_partial(EXAMPLES / example / "rljob.yaml", [override]).job
-    assert not use_float32(job)
+    assert not use_float32(job, {})
+    assert job.spec.trainer.dtype == "bfloat16"
+
+
+def test_a_model_that_vllm_computes_on_cpus_in_bfloat16_alone_keeps_it() -> None:
+    job = load_partial(EXAMPLES / "quickstart/rljob.yaml").job
+    assert not use_float32(job, {"architectures": ["Qwen3_5ForConditionalGeneration"]})
     assert job.spec.trainer.dtype == "bfloat16"

@@ -1,0 +1,67 @@
+"""The names of the files and folders of a run. Invariant: a checkpoint counts once it has FILE_COMPLETE, and until its
+folder gets DAMAGED_PREFIX."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from rljob_api.wire.protocol import Lane
+
+FILE_JOB = "job.yaml"
+FILE_METRICS = "metrics.jsonl"
+FILE_DRIVER_SUMMARY = "driver-summary.json"
+FILE_SUMMARY = "summary.json"
+FILE_CURVES = "curves.png"
+FILE_REPORT = "report.html"
+FILE_SESSIONS = "sessions.json"
+CHECKPOINTS = "checkpoints"
+FILE_COMPLETE = "COMPLETE"
+FILE_DAMAGED = "DAMAGED"
+"""Says why a checkpoint is damaged."""
+DAMAGED_PREFIX = "damaged-"
+"""Begins the name of its folder."""
+TRAJECTORIES = "trajectories"
+_TRAJECTORY_NAME = re.compile(r"step-(\d+)\.(train|eval)\.parquet")
+
+
+class TrajectoryFile(NamedTuple):
+    """One file of the trajectory log. Files sort by age."""
+
+    step: int
+    lane: str
+    path: Path
+
+
+def trajectory_file(run_dir: Path, step: int, lane: Lane) -> Path:
+    return run_dir / TRAJECTORIES / f"step-{step:06d}.{lane}.parquet"
+
+
+def list_trajectory_files(folder: Path) -> list[TrajectoryFile]:
+    """Return the complete files of a trajectory log, oldest first."""
+    named = [
+        (match, path) for path in folder.glob("step-*.parquet") if (match := _TRAJECTORY_NAME.fullmatch(path.name))
+    ]
+    return sorted(TrajectoryFile(int(match[1]), match[2], path) for match, path in named)
+
+
+def checkpoint_folder(run_dir: Path, step: int) -> Path:
+    return run_dir / CHECKPOINTS / f"step-{step:06d}"
+
+
+def complete_checkpoints(run_dir: Path) -> dict[int, Path]:
+    """Return the folders of complete checkpoints by step, oldest first: names of 7 digits sort differently."""
+    folders = (file.parent for file in (run_dir / CHECKPOINTS).glob(f"step-*/{FILE_COMPLETE}"))
+    return dict(sorted((int(folder.name.removeprefix("step-")), folder) for folder in folders))
+
+
+def last_checkpoint(run_dir: Path) -> int | None:
+    """Return the step of the newest complete checkpoint; None without one."""
+    return next(reversed(complete_checkpoints(run_dir)), None)
+
+
+def damaged_checkpoints(run_dir: Path) -> dict[str, str]:
+    """Return why each damaged checkpoint is, by the name of its folder."""
+    found = sorted((run_dir / CHECKPOINTS).glob(f"{DAMAGED_PREFIX}step-*/{FILE_DAMAGED}"))
+    return {file.parent.name: file.read_text(errors="replace").strip() for file in found}

@@ -1,0 +1,145 @@
+"""The labels, annotations and scheduler fields that spec.scheduling adds to Pods, and the PodGroup.
+
+Owns the field names of other schedulers; its test names their sources. Invariant: they depend on the spec only, and a
+running workload keeps its own (`keep_gang`), because a changed template would restart its Pods needlessly.
+"""
+
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.roles import Role
+from rljob_api.manifest.services.base import ServiceSettings
+from rljob_api.wire.contract import SCHEDULING_GATE
+from rljob_core.backend import Manifest
+from rljob_core.children.common import build_child
+from rljob_core.defaults import Defaults
+
+ANNOTATION_VOLCANO_GROUP = "scheduling.k8s.io/group-name"
+LABEL_COSCHEDULING_GROUP = "scheduling.x-k8s.io/pod-group"
+LABEL_KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
+LABEL_KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
+LABEL_KUEUE_MANAGED = "kueue.x-k8s.io/managed"
+GATE_KUEUE = "kueue.x-k8s.io/admission"
+"""Kueue adds it to a Pod and removes it when it admits the group."""
+ANNOTATION_KUEUE_COUNT = "kueue.x-k8s.io/pod-group-total-count"
+ANNOTATION_KUEUE_PARENT = "kueue.x-k8s.io/pod-suspending-parent"
+"""Declares that a controller replaces these Pods. Without it Kueue keeps a failed Pod by a finalizer until its
+replacement exists, but a StatefulSet never creates that while the failed Pod has the name."""
+ANNOTATION_KUEUE_RETRIABLE = "kueue.x-k8s.io/retriable-in-group"
+"""false: the group is finished, and its quota released, when none of its Pods runs. Otherwise all Pods would have to
+succeed, which rollouts and rewards never do."""
+_METADATA = {
+    *(LABEL_COSCHEDULING_GROUP, LABEL_KUEUE_QUEUE, LABEL_KUEUE_GROUP, LABEL_KUEUE_MANAGED),
+    *(ANNOTATION_VOLCANO_GROUP, ANNOTATION_KUEUE_COUNT, ANNOTATION_KUEUE_PARENT, ANNOTATION_KUEUE_RETRIABLE),
+}
+DISK = "ephemeral-storage"
+_GATE = {"name": SCHEDULING_GATE}
+_SCHEDULERS = {"volcano": "volcano", "coscheduling": "scheduler-plugins-scheduler"}
+"""The scheduler names in their own charts."""
+
+
+def is_outside_gang(job: RLJob, role: Role) -> bool:
+    """Whether each Pod of the role is queued alone. Kueue deletes Pods beyond a group's count, so what is autoscaled
+    cannot be in the group. The groups of other schedulers are minimums: they count its minReplicas."""
+    return job.spec.scheduling.gang == "kueue" and isinstance(role, ServiceSettings) and role.autoscaling is not None
+
+
+def count_gang_pods(job: RLJob) -> int:
+    """Pods that start together. Rewards served elsewhere have none."""
+    spec = job.spec
+    members = [role for role in _find_served(job) if not is_outside_gang(job, role)]
+    of_services = [r.autoscaling.min_replicas if r.autoscaling else r.replicas for r in members]
+    return 1 + spec.trainer.replicas + spec.num_rollout_pods + sum(of_services)
+
+
+def _find_served(job: RLJob) -> list[ServiceSettings]:
+    return [service.settings for service in job.spec.services if service.settings.is_served]
+
+
+def build_gang_metadata(job: RLJob, role: Role) -> tuple[dict[str, str], dict[str, str]]:
+    """Labels and annotations for the Pods of a role."""
+    scheduling, name = job.spec.scheduling, job.metadata.name
+    if scheduling.gang == "volcano":
+        return {}, {ANNOTATION_VOLCANO_GROUP: name}
+    if scheduling.gang == "coscheduling":
+        return {LABEL_COSCHEDULING_GROUP: name}, {}
+    if scheduling.gang == "kueue":
+        labels = {LABEL_KUEUE_QUEUE: scheduling.queue or "", LABEL_KUEUE_MANAGED: "true"}
+        annotations = {ANNOTATION_KUEUE_PARENT: "rljob"}
+        if is_outside_gang(job, role):  # as Kueue's own integration of Deployments
+            return labels, annotations
+        group = {ANNOTATION_KUEUE_COUNT: str(count_gang_pods(job)), ANNOTATION_KUEUE_RETRIABLE: "false"}
+        return labels | {LABEL_KUEUE_GROUP: name}, annotations | group
+    return {}, {}
+
+
+def build_gang_spec(job: RLJob) -> Manifest:
+    scheduling = job.spec.scheduling
+    scheduler = scheduling.scheduler_name or _SCHEDULERS.get(scheduling.gang)
+    spec: Manifest = {"schedulerName": scheduler} if scheduler else {}
+    return spec | ({"schedulingGates": [_GATE]} if scheduling.gang == "gates" else {})
+
+
+def build_pod_group(job: RLJob, defaults: Defaults) -> list[Manifest]:
+    """The PodGroup, for schedulers that have one."""
+    scheduling = job.spec.scheduling
+    spec: Manifest = {"minMember": count_gang_pods(job)}
+    if scheduling.gang == "volcano":
+        api_version = "scheduling.volcano.sh/v1beta1"
+        spec |= {"queue": scheduling.queue} if scheduling.queue else {}
+        spec |= {"priorityClassName": priority} if (priority := _common_priority(job, defaults)) else {}
+    elif scheduling.gang == "coscheduling":
+        api_version = "scheduling.x-k8s.io/v1alpha1"
+        spec["scheduleTimeoutSeconds"] = scheduling.timeout_seconds
+    else:
+        return []
+    return [build_child(api_version, "PodGroup", job, job.metadata.name, {}, spec=spec)]
+
+
+def _common_priority(job: RLJob, defaults: Defaults) -> str | None:
+    """The PriorityClass of all Pods, if they have the same. Volcano orders groups by their own class, not by their
+    Pods'."""
+    spec, name = job.spec, "priorityClassName"
+    common = spec.priority_class_name or defaults.priority_class_name
+    roles = [*spec.own_roles.values(), *_find_served(job)]
+    first, *others = [(role.template.get("spec") or {}).get(name, common) for role in roles]
+    return first if isinstance(first, str) and all(other == first for other in others) else None
+
+
+def keep_gang(desired: Manifest, running: Manifest | None) -> Manifest:
+    """The workload `desired` with the gang fields of the template of `running`."""
+    if running is None:
+        return desired
+    old, new = running["spec"]["template"], desired["spec"]["template"]
+    if _gang_of(old) == _gang_of(new):
+        return desired
+    metadata = dict(new["metadata"])
+    for part in ("labels", "annotations"):
+        others = {key: value for key, value in (metadata.get(part) or {}).items() if key not in _METADATA}
+        metadata[part] = others | _gang_of(old)[part]
+    spec = {name: value for name, value in new["spec"].items() if name not in ("schedulerName", "schedulingGates")}
+    if "schedulerName" in old["spec"]:
+        spec["schedulerName"] = old["spec"]["schedulerName"]
+    gates = [gate for gate in new["spec"].get("schedulingGates") or [] if gate != _GATE] + _gang_of(old)["gates"]
+    spec |= {"schedulingGates": gates} if gates else {}
+    for name in ("containers", "initContainers"):
+        if name in spec:
+            spec[name] = [_keep_disk(container, old["spec"].get(name) or []) for container in spec[name]]
+    return desired | {"spec": desired["spec"] | {"template": new | {"metadata": metadata, "spec": spec}}}
+
+
+def _keep_disk(container: Manifest, running: list[Manifest]) -> Manifest:
+    """The container with the disk that it requested: a Pod in a Kueue workload may not begin to request any."""
+    before = next((each for each in running if each["name"] == container["name"]), container)
+    kept = {name: value for name, value in _requests_of(before).items() if name == DISK}
+    requests = {name: value for name, value in _requests_of(container).items() if name != DISK} | kept
+    return container | {"resources": (container.get("resources") or {}) | {"requests": requests}}
+
+
+def _requests_of(container: Manifest) -> Manifest:
+    requests: Manifest = (container.get("resources") or {}).get("requests") or {}
+    return requests
+
+
+def _gang_of(template: Manifest) -> Manifest:
+    parts = {part: (template.get("metadata") or {}).get(part) or {} for part in ("labels", "annotations")}
+    found: Manifest = {part: {k: v for k, v in all_.items() if k in _METADATA} for part, all_ in parts.items()}
+    return found | {"gates": [gate for gate in template["spec"].get("schedulingGates") or [] if gate == _GATE]}

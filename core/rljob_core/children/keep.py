@@ -1,0 +1,95 @@
+"""What an existing workload keeps over an upgrade of the operator: all that would replace its Pods, or is immutable.
+
+Two digests on the workload itself decide: of the user's configuration (`configuration`), and of what the operator built
+from it. If only the second differs, the operator has changed, and the workload keeps what it runs. If the configuration
+differs, the current operator rebuilds the workload. Pure. Invariant: new images, defaults, commands or probes of the
+operator never replace a Pod of an existing workload.
+"""
+
+from collections.abc import Mapping
+
+from rljob_core.backend import Manifest
+from rljob_core.children.common import SANDBOX_TEMPLATE, digest
+
+ANNOTATION_CONFIGURATION = "rljob.dev/configuration"
+"""Digest of the user's configuration of the role."""
+ANNOTATION_SCHEDULING = "rljob.dev/scheduling"
+"""Digest of the user's settings of the gang, which matter until the job runs."""
+ANNOTATION_BUILT = "rljob.dev/built"
+"""Digest of what is kept, as the operator built it."""
+_MUTABLE = {
+    "Job": {"parallelism", "backoffLimit", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "suspend"},
+    "StatefulSet": {"replicas", "updateStrategy", "minReadySeconds", "persistentVolumeClaimRetentionPolicy"},
+    "Deployment": {"replicas", "strategy", "minReadySeconds", "progressDeadlineSeconds"},
+    SANDBOX_TEMPLATE: set[str](),
+}
+"""Fields of a workload's spec that may change at any time without replacing Pods."""
+KINDS = tuple(_MUTABLE)
+"""What keeps what it runs."""
+_RECREATED = ("Job", "StatefulSet")
+
+
+def record_configuration(workload: Manifest, configuration: Manifest, scheduling: Manifest) -> Manifest:
+    """The built workload with the digests of what it was built from."""
+    digests = {ANNOTATION_CONFIGURATION: digest(configuration), ANNOTATION_SCHEDULING: digest(scheduling)}
+    return _with_annotations(workload, digests)
+
+
+def record_built(child: Manifest) -> Manifest:
+    """The child with the digest of what it keeps, if it is a workload."""
+    if child["kind"] not in KINDS:
+        return child
+    return _with_annotations(child, {ANNOTATION_BUILT: digest(_kept_fields(child))})
+
+
+def has_same_configuration(desired: Manifest, running: Manifest, *, ignores_scheduling: bool) -> bool:
+    """Whether the user's configuration is the one from which `running` was built."""
+    new, old = _annotations_of(desired), _annotations_of(running)
+    names = (ANNOTATION_CONFIGURATION,) if ignores_scheduling else (ANNOTATION_CONFIGURATION, ANNOTATION_SCHEDULING)
+    return all(new[name] == old.get(name) for name in names)
+
+
+def keep_running(desired: Manifest, running: Manifest) -> Manifest:
+    """`desired` with all that `running` must keep, if the operator built it differently."""
+    if not is_outdated(desired, running):
+        return desired
+    mutable = _MUTABLE[desired["kind"]]
+    spec = {name: value for name, value in desired["spec"].items() if name in mutable}
+    built = _annotations_of(running).get(ANNOTATION_BUILT)
+    kept = _with_annotations(desired, {ANNOTATION_BUILT: built})
+    return kept | {"spec": spec | _kept_fields(running)}
+
+
+def is_outdated(desired: Manifest, running: Manifest) -> bool:
+    """Whether the operator built `running` differently."""
+    return bool(_annotations_of(desired).get(ANNOTATION_BUILT) != _annotations_of(running).get(ANNOTATION_BUILT))
+
+
+def must_recreate(desired: Manifest, running: Manifest) -> bool:
+    """Whether `running` must be deleted before `desired` is applied. The template of a Job is immutable. A StatefulSet
+    would replace the trainers one after the other, and each would end the training group."""
+    return desired["kind"] in _RECREATED and is_outdated(desired, running)
+
+
+def without_kept_fields(child: Manifest) -> Manifest:
+    """The child without what ANNOTATION_BUILT has the digest of."""
+    mutable = _MUTABLE.get(child.get("kind", ""))
+    if mutable is None:
+        return child
+    return child | {"spec": {name: value for name, value in child["spec"].items() if name in mutable}}
+
+
+def _kept_fields(workload: Manifest) -> Manifest:
+    mutable = _MUTABLE[workload["kind"]]
+    return {name: value for name, value in workload["spec"].items() if name not in mutable}
+
+
+def _annotations_of(workload: Manifest) -> dict[str, str]:
+    return workload["metadata"].get("annotations") or {}
+
+
+def _with_annotations(workload: Manifest, changes: Mapping[str, str | None]) -> Manifest:
+    """The workload with changed annotations; None removes one."""
+    annotations = {**_annotations_of(workload), **changes}
+    metadata = workload["metadata"] | {"annotations": {k: v for k, v in annotations.items() if v is not None}}
+    return workload | {"metadata": metadata}

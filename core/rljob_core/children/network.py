@@ -1,0 +1,231 @@
+"""NetworkPolicies, closed by default, and PodDisruptionBudgets.
+
+Open within a job: head <-> trainers and trainers among themselves (all ports: Ray and NCCL choose their own), head ->
+rollouts, head -> rewards, simulated user, tools and runner, rollouts -> head and trainers (weights), rollouts among
+themselves (weights), runner -> head (the gateway to the policy). With rollout.placement trainer,
+the rollouts' Pods are the trainers, which also get requests of servers whose models run there. Open beyond it: DNS,
+what the spec names (hf://, an http reward, URLs in a role's env), the operator's poll of the driver, and scrapes from
+labelled namespaces. Functions are user code: they reach nothing, unless function.network is set, or requirements need
+the package index.
+Invariant: except for DNS, no Pod reaches the metadata address of its node, where clouds serve the node's credentials.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
+from urllib.parse import urlsplit
+
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.roles import Role
+from rljob_api.manifest.services.reward import RewardModel
+from rljob_api.wire.contract import PORT_DRIVER, PORT_GATEWAY, PORT_ROLLOUT, PORT_SANDBOX, PORT_SERVICE, PORT_WEIGHTS
+from rljob_core.backend import Manifest, Owner
+from rljob_core.children.common import AGENT, HEAD, REWARD, ROLLOUT, TRAINER, build_child, build_selector, child_name
+from rljob_core.children.reward_refs import served_models
+from rljob_core.children.sandbox import find_sandbox_labels
+from rljob_core.children.service import HostedService, build_model_selector, find_services, hub_of
+from rljob_core.children.trainer import name_engine_ports
+
+LABEL_MONITORING = "rljob.dev/monitoring"
+"""A namespace with this label set to `true` may scrape /metrics. All other paths need the token."""
+OPERATOR_LABELS = {"app.kubernetes.io/name": "rljob-operator"}
+_MONITORING: Manifest = {"namespaceSelector": {"matchLabels": {LABEL_MONITORING: "true"}}}
+_NAMESPACE_NAME = "kubernetes.io/metadata.name"
+"""A label that the API server sets on every namespace; no one can change it."""
+_METADATA_ADDRESSES = {"0.0.0.0/0": "169.254.169.254/32", "::/0": "fd00:ec2::254/128"}
+"""Clouds serve the node's credentials there."""
+_ANYWHERE: list[Manifest] = [
+    *({"ipBlock": {"cidr": cidr, "except": [address]}} for cidr, address in _METADATA_ADDRESSES.items()),
+    {"namespaceSelector": {}},  # some network plugins apply address blocks only to what is outside the cluster
+]
+_DEFAULT_PORTS = {"http": 80, "https": 443, "hf": 443}
+_PACKAGE_INDEX, _WANDB = "https://pypi.org", "https://api.wandb.ai"
+_API_SERVER = [{"protocol": "TCP", "port": port} for port in (443, 6443, 8443)]
+"""Ports of API servers. A NetworkPolicy cannot name one: it is not a Pod, and its address differs by cluster."""
+_ONE_AT_A_TIME = {"maxUnavailable": 1}
+_DNS_PORTS = (53, 5353)
+"""OpenShift's DNS Pods listen on 5353. A policy sees the port of the Pod, not of its Service."""
+_DNS: Manifest = {"ports": [{"protocol": protocol, "port": port} for port in _DNS_PORTS for protocol in ("UDP", "TCP")]}
+"""To any address: cluster DNS may be Pods, or an address of the node (NodeLocal DNSCache)."""
+
+
+def build_network_policies(
+    job: RLJob, models: Mapping[str, RewardModel], operator_namespace: str | None = None
+) -> list[Manifest]:
+    """One policy per role and per service. The head's also opens egress to the RewardModels in `models`, and
+    ingress from the operator; if its namespace is unknown, from any."""
+    services = find_services(job)
+    head, trainer, rollout = (_peer(build_selector(job, role)) for role in (HEAD, TRAINER, ROLLOUT))
+    rollouts = [] if job.spec.shares_trainer else [rollout]
+    servers = [_peer(build_selector(job, REWARD))]
+    servers += [_peer(build_selector(job, AGENT))] if any(s.role == AGENT for s in services) else []
+    servers += [_peer(build_model_selector(name)) for name in served_models(job, models)]
+    runners = [_peer(service.selector) for service in services if service.calls_policy]
+    group = [head, trainer]
+    operator = {"namespaceSelector": _select_namespace(operator_namespace)} | _peer(OPERATOR_LABELS)
+
+    def build(role: str, ingress: list[Manifest], egress: list[Manifest], urls: Iterable[str]) -> Manifest:
+        egress = [*egress, _DNS, *_egress_to(urls)]
+        return _build_policy(job, child_name(job, role), build_selector(job, role), ingress, egress)
+
+    policies = [
+        build(
+            HEAD,
+            [
+                {"from": group},
+                *_open("from", rollouts, PORT_DRIVER),
+                *_open("from", [operator, _MONITORING], PORT_DRIVER),
+                *_open("from", runners, PORT_GATEWAY),
+            ],
+            [{"to": group}, *_open("to", rollouts, PORT_ROLLOUT), *_open("to", servers, PORT_SERVICE)],
+            _head_urls(job),
+        ),
+        build(
+            TRAINER,
+            [
+                {"from": group},
+                *_open("from", rollouts, PORT_WEIGHTS),
+                *_open("from", [_MONITORING], *name_engine_ports(job).values()),
+                *(rule for each in services for rule in _open("from", [_peer(each.selector)], *each.engine_ports)),
+            ],
+            [{"to": group}],
+            [*_hub_urls(job), *_trainer_sources(job), *_env_urls(job.spec.trainer)],
+        ),
+        *(build_service_policy(service, head) for service in services),
+    ]
+    if rollouts:
+        rollout_policy = build(
+            ROLLOUT,
+            [
+                *_open("from", [head], PORT_ROLLOUT),
+                *_open("from", [_MONITORING], PORT_ROLLOUT),
+                *_open("from", rollouts, PORT_WEIGHTS),
+            ],
+            [*_open("to", [head], PORT_DRIVER), *_open("to", [trainer, *rollouts], PORT_WEIGHTS)],
+            [*_hub_urls(job), job.spec.model.source, *_env_urls(job.spec.rollout)],
+        )
+        policies.insert(2, rollout_policy)
+    return policies
+
+
+def build_service_policy(service: HostedService, head: Manifest) -> Manifest:
+    """The policy of the Pods of a service. `head` selects the Pods that may send requests."""
+    ingress = [*_open("from", [head], PORT_SERVICE), *_open("from", [_MONITORING], PORT_SERVICE)]
+    egress = _build_service_egress(service)
+    egress += _open("to", [head], PORT_GATEWAY) if service.calls_policy else []
+    return _build_policy(service.owner, service.name, service.selector, ingress, egress)
+
+
+def _build_service_egress(service: HostedService) -> list[Manifest]:
+    """For a function: all but the node's metadata, the package index of its requirements, or nothing. For a tool with
+    sandboxes: these, and the API server to claim them. For others:
+    the URLs in their env, the chat endpoint, and the hub that a model comes from. A runner's workers may open sockets
+    in any case, so it gets the URLs in its env, too."""
+    settings, hub = service.settings, hub_of(service.owner)
+    function = settings.function
+    if service.sandbox:
+        sandboxes = _open("to", [_peer(find_sandbox_labels(service))], PORT_SANDBOX)
+        return [_DNS, *sandboxes, {"to": _ANYWHERE, "ports": _API_SERVER}]
+    if function and function.network:
+        return [_DNS, {"to": _ANYWHERE}]
+    reads_env = not function or function.requirements or service.calls_policy
+    urls = _env_urls(settings) if reads_env else []
+    if function and function.requirements:
+        urls.append(_PACKAGE_INDEX)
+    if settings.served_model and service.has_sidecar:
+        urls += [settings.served_model.source, hub.endpoint or ""]
+    if settings.endpoint:
+        urls.append(settings.endpoint.url)
+    egress = _open("to", _trainers(service), *service.engine_ports) + _egress_to(urls)
+    return [_DNS, *egress] if egress else []
+
+
+def _trainers(service: HostedService) -> list[Manifest]:
+    owner = service.owner
+    return [_peer(build_selector(owner, TRAINER))] if isinstance(owner, RLJob) else []
+
+
+def _build_policy(
+    owner: Owner, name: str, selector: dict[str, str], ingress: list[Manifest], egress: list[Manifest]
+) -> Manifest:
+    spec = {
+        "podSelector": {"matchLabels": selector},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": ingress,
+        "egress": egress,
+    }
+    return build_child("networking.k8s.io/v1", "NetworkPolicy", owner, name, selector, spec=spec)
+
+
+def _peer(labels: dict[str, str]) -> Manifest:
+    return {"podSelector": {"matchLabels": labels}}
+
+
+def _select_namespace(name: str | None) -> Manifest:
+    return {"matchLabels": {_NAMESPACE_NAME: name}} if name else {}
+
+
+def _open(direction: Literal["from", "to"], peers: list[Manifest], *ports: int) -> list[Manifest]:
+    """The rule for these peers and ports. No rule without peers or without ports: Kubernetes reads an empty list as
+    everything."""
+    rule = {direction: peers, "ports": [{"protocol": "TCP", "port": port} for port in ports]}
+    return [rule] if peers and ports else []
+
+
+def _head_urls(job: RLJob) -> Iterator[str]:
+    spec = job.spec
+    yield from (*_hub_urls(job), spec.model.source, spec.data.train.source, *_env_urls(spec.head))
+    if spec.data.eval:
+        yield spec.data.eval.source
+    if spec.tracking.wandb_project:
+        yield _WANDB
+    yield from (reward.http.url for reward in spec.rewards if reward.http)
+    yield from (model.url for model in spec.agent.models)
+
+
+def _trainer_sources(job: RLJob) -> list[str]:
+    return [job.spec.model.source, *(model.source for model in job.spec.models_in_trainer.values())]
+
+
+def _hub_urls(job: RLJob) -> list[str]:
+    return [job.spec.hub.endpoint] if job.spec.hub.endpoint else []
+
+
+def _env_urls(role: Role) -> list[str]:
+    """The URLs in a role's env (HF_ENDPOINT, HTTPS_PROXY, MLFLOW_TRACKING_URI, a judge's base URL)."""
+    return [value for value in role.env.values() if value.startswith(("http://", "https://"))]
+
+
+def _egress_to(urls: Iterable[str]) -> list[Manifest]:
+    """Egress on the ports of URLs and sources to any address but the node's metadata: a NetworkPolicy cannot name
+    hosts."""
+    ports = sorted({port for port in map(_port_of, urls) if port})
+    return [{"to": _ANYWHERE, "ports": [{"protocol": "TCP", "port": port} for port in ports]}] if ports else []
+
+
+def _port_of(url: str) -> int | None:
+    """None for paths, claims, and templates such as http://$(HOST):$(PORT), which the kubelet expands."""
+    try:
+        parts = urlsplit(url)
+        return parts.port or _DEFAULT_PORTS.get(parts.scheme)
+    except ValueError:
+        return None
+
+
+def build_disruption_budgets(job: RLJob) -> list[Manifest]:
+    """Serving roles allow the eviction of one Pod at a time. The head is protected only if an eviction would lose the
+    run, that is without a checkpoint claim. Otherwise, and for trainers, it costs some steps, which is better than to
+    block node drains for days. A Job has no scale subresource, so its budget must use minAvailable."""
+    amounts = {} if job.spec.checkpoint.persistent_volume_claim else {HEAD: {"minAvailable": 1}}
+    amounts |= {} if job.spec.shares_trainer else {ROLLOUT: _ONE_AT_A_TIME}
+    budgets = [_build_budget(job, child_name(job, r), build_selector(job, r), a) for r, a in amounts.items()]
+    return budgets + [build_service_budget(service) for service in find_services(job)]
+
+
+def build_service_budget(service: HostedService) -> Manifest:
+    return _build_budget(service.owner, service.name, service.selector, _ONE_AT_A_TIME)
+
+
+def _build_budget(owner: Owner, name: str, selector: dict[str, str], amount: dict[str, int]) -> Manifest:
+    # A Pod that never becomes ready must not block a drain.
+    spec = amount | {"selector": {"matchLabels": selector}, "unhealthyPodEvictionPolicy": "AlwaysAllow"}
+    return build_child("policy/v1", "PodDisruptionBudget", owner, name, selector, spec=spec)

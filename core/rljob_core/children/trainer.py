@@ -1,0 +1,90 @@
+"""The trainers: a StatefulSet of Ray nodes for the driver's FSDP ranks, and its governing Service.
+
+All Pods start at once (Parallel): the group works only if complete. The ranks get their settings from the driver, so a
+changed algorithm or batch size restarts the head, not these Pods. With rollout.placement trainer, the Pods also run the
+rollouts, and served models with this placement, so what these read at their start replaces the Pods, too.
+"""
+
+from typing import Any
+
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.pod_engines import find_engines
+from rljob_api.quantity import format_bytes, parse_quantity
+from rljob_api.wire.contract import GRACE_SECONDS, PORT_ROLLOUT, PORT_WEIGHTS
+from rljob_core.backend import Manifest
+from rljob_core.children import pods
+from rljob_core.children.common import TRAINER, build_selector, child_name, digest
+from rljob_core.children.configuration import shared_claim
+from rljob_core.children.rollout import read_by_engine
+from rljob_core.children.vllm_sidecar import build_engines_env
+from rljob_core.defaults import Defaults
+
+
+def build_trainer(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
+    name, trainer = child_name(job, TRAINER), job.spec.trainer
+    shares_run = shared_claim(job) is not None  # else the ranks send their files to the head
+    sources = [job.spec.model.source, *(model.source for model in job.spec.models_in_trainer.values())]
+    spec = {"replicas": trainer.replicas, "serviceName": name, "podManagementPolicy": "Parallel"}
+    parts = pods.PodParts(
+        role=TRAINER,
+        spec=trainer,
+        image=defaults.trainer_image,
+        defaults=_with_engines(defaults, len(find_engines(job.spec))),
+        command=["python", "-m", "rljob_trainer.worker"],
+        labels=build_selector(job, TRAINER),
+        config={
+            "model": pods.read_settings(job.spec.model),
+            "gpusPerReplica": trainer.gpus_per_replica,
+            "token": digest(token),
+            **({"engine": read_by_engine(job)} if job.spec.shares_trainer else {}),
+            **({"models": models} if (models := _read_models(job)) else {}),
+        },
+        ports={"weights": PORT_WEIGHTS} | name_engine_ports(job),
+        env=pods.build_job_env(job, run_dir=shares_run)
+        + build_engines_env(job)
+        + pods.build_grace_env(trainer.template),
+        # No probes: only rank 0 serves requests, and the driver knows which nodes have joined.
+        volumes=pods.build_job_volumes(job, sources, run_dir=shares_run),
+        grace_seconds=GRACE_SECONDS,
+        gpus=trainer.gpus_per_replica,
+        annotations=pods.KEEP_ANNOTATIONS,
+    )
+    return pods.build_workload(job, "StatefulSet", name, parts, spec, publish_not_ready=True)
+
+
+def _with_engines(defaults: Defaults, num_engines: int) -> Defaults:
+    """The defaults for a Pod that also runs so many rollouts: the sums of requests, and of limits that both have."""
+    if not num_engines:
+        return defaults
+    resources = defaults.resources
+    trainer, rollout = resources.trainer, resources.rollout
+    requests = {
+        name: _add(trainer.requests.get(name, "0"), rollout.requests.get(name, "0"), num_engines)
+        for name in {**trainer.requests, **rollout.requests}
+    }
+    limits = {
+        name: _add(trainer.limits[name], rollout.limits[name], num_engines)
+        for name in trainer.limits
+        if name in rollout.limits
+    }
+    whole = trainer.model_copy(update={"requests": requests, "limits": limits})
+    return defaults.model_copy(update={"resources": resources.model_copy(update={"trainer": whole})})
+
+
+def _add(trainer: str, rollout: str, num_engines: int) -> str:
+    own, engine = parse_quantity(trainer), parse_quantity(rollout)
+    assert own is not None, trainer
+    assert engine is not None, rollout
+    total = own + num_engines * engine
+    return format_bytes(int(total)) if total % 1024 == 0 else f"{total.normalize():f}"
+
+
+def _read_models(job: RLJob) -> dict[str, Any]:
+    """What the engines of other models read at their start, by path."""
+    return {path: pods.read_settings(model) for path, model in job.spec.models_in_trainer.items()}
+
+
+def name_engine_ports(job: RLJob) -> dict[str, int]:
+    """The ports of the engines in each Pod: http, http-1, http-2. The chart's PodMonitor scrapes the first eight."""
+    numbers = [engine.number for engine in find_engines(job.spec)]
+    return {f"http-{number}" if number else "http": PORT_ROLLOUT + number for number in numbers}

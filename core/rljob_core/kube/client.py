@@ -1,0 +1,270 @@
+"""Requests to the API server through one session, and errors in the operator's terms.
+
+Needs neither kopf nor the rest of the operator, so the CLI uses it too. Invariant: every request, kopf's included,
+passes `hooks` and `on_response`: tests can delay or fail each request, and metrics count all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import ssl
+import urllib.parse
+import urllib.request
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+from kubernetes.aio import config
+from kubernetes.aio.client import Configuration
+
+from rljob_api.errors import TransientError, UserError
+from rljob_api.wire.text import clean_text
+from rljob_core.backend import Manifest
+from rljob_core.kube.resources import Resource
+
+REQUEST_TIMEOUT_SECONDS = 30.0
+MAX_CONNECTIONS = 20
+MAX_MESSAGE_LENGTH = 4000
+"""Limit of an error: an admission webhook may answer anything."""
+PAGE_OBJECTS = 250
+"""Objects per page of a LIST. Parsing a page of Pods, 2 MB, blocks the loop for 20 to 40 ms."""
+_TOKEN_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+SSA = "application/apply-patch+yaml"
+MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
+"""Merges conditions by type."""
+
+_ESCAPED = re.compile("[\x7f-\uffff]")
+"""What is valid JSON as an escape only: all but ASCII and the characters beyond 16 bits."""
+
+Hook = Callable[[aiohttp.ClientRequest], Awaitable[None]]
+"""Gets a request before it is sent; may wait, or raise aiohttp.ClientError to make it fail."""
+OnResponse = Callable[[str, str, int], None]
+"""verb, path, status code."""
+
+
+class ApiError(Exception):
+    """An error response of the API server. `causes` are those of its details, each with field, reason and message."""
+
+    def __init__(self, code: int, reason: str, message: str, causes: Sequence[Manifest] = ()) -> None:
+        message = clean_text(message, MAX_MESSAGE_LENGTH)
+        super().__init__(message)
+        self.code, self.reason, self.message, self.causes = code, reason, message, causes
+
+
+class ListPage(NamedTuple):
+    """One page of a LIST."""
+
+    items: list[Manifest]
+    version: str
+    """The resourceVersion of the whole LIST."""
+
+
+class KubeApi:
+    """A client of one API server. See `connect`."""
+
+    def __init__(self, configuration: Configuration, max_connections: int = MAX_CONNECTIONS) -> None:
+        self._configuration, self._max_connections = configuration, max_connections
+        self.server = configuration.host.rstrip("/")
+        self.hooks: list[Hook] = []
+        self.on_response: OnResponse = lambda verb, path, code: None
+        self._ssl = _ssl_context(configuration)
+        self._proxy = configuration.proxy or _proxy_of_environment(configuration.host)
+        self._session: aiohttp.ClientSession | None = None
+
+    def separate(self, max_connections: int) -> KubeApi:
+        """Return a client with its own connections, and the same hooks and metrics."""
+        other = KubeApi(self._configuration, max_connections)
+        other.hooks = self.hooks
+        other.on_response = lambda verb, path, code: self.on_response(verb, path, code)
+        return other
+
+    def new_session(
+        self,
+        limit: int = MAX_CONNECTIONS,
+        middlewares: tuple[aiohttp.ClientMiddlewareType, ...] = (),
+        response_class: type[aiohttp.ClientResponse] = aiohttp.ClientResponse,
+    ) -> aiohttp.ClientSession:
+        """Return a session whose requests carry the current credentials and pass the hooks."""
+        connector = aiohttp.TCPConnector(limit=limit, ssl=self._ssl if self._ssl is not None else True)
+        return aiohttp.ClientSession(
+            connector=connector,
+            middlewares=(*middlewares, self._pass),
+            response_class=response_class,
+            proxy=self._proxy,
+        )
+
+    async def _pass(self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        if token := await self._configuration.get_api_key_with_prefix("BearerToken", "authorization"):
+            request.headers["Authorization"] = token
+        verb, path = request.method, request.url.path
+        try:
+            for hook in self.hooks:
+                await hook(request)
+            response = await handler(request)
+        except (aiohttp.ClientError, OSError):
+            self.on_response(verb, path, 0)
+            raise
+        self.on_response(verb, path, response.status)
+        return response
+
+    async def request(
+        self, method: str, path: str, *, query: dict[str, str] | None = None, body: Any = None, content_type: str = ""
+    ) -> Manifest:
+        """Return the JSON of the response. Raise ApiError if the server refuses, TransientError if it is silent."""
+        headers = {"Content-Type": content_type or "application/json"} if body is not None else {}
+        data = _encode_json(body) if body is not None else None
+        timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS)
+        async with self._open(method, path, params=query, data=data, headers=headers, timeout=timeout) as response:
+            return _parse_json(await response.read())
+
+    async def read_text(self, path: str, *, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> str:
+        """Return the body of a response that is not JSON, such as a proxied Pod's metrics."""
+        async with self._open("GET", path, timeout=aiohttp.ClientTimeout(total=timeout_seconds)) as response:
+            return (await response.read()).decode(errors="replace")
+
+    async def stream_lines(
+        self, path: str, query: dict[str, str], *, idle_timeout_seconds: float
+    ) -> AsyncGenerator[str, None]:
+        """Yield the lines of a response as they arrive. A connection that breaks after the first byte ends them."""
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=REQUEST_TIMEOUT_SECONDS, sock_read=idle_timeout_seconds
+        )
+        rest = b""
+        async with self._open("GET", path, params=query, timeout=timeout) as response:
+            with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
+                async for chunk in response.content.iter_any():
+                    *whole, rest = (rest + chunk).split(b"\n")
+                    for line in whole:
+                        yield line.decode(errors="replace")
+        if rest:
+            yield rest.decode(errors="replace")
+
+    @contextlib.asynccontextmanager
+    async def open_websocket(
+        self, path: str, query: Sequence[tuple[str, str]], protocol: str
+    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """Connect to a subresource such as exec. Raise ApiError for a refusal, TransientError if the connection fails
+        before its end."""
+        if self._session is None:
+            self._session = self.new_session(self._max_connections)
+        try:
+            async with self._session.ws_connect(
+                self.server + path,
+                params=query,
+                protocols=(protocol,),
+                server_hostname=self._configuration.tls_server_name,
+            ) as socket:
+                yield socket
+        except aiohttp.WSServerHandshakeError as error:
+            raise ApiError(error.status, "", error.message) from None
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise TransientError(f"{path}: the API server did not answer: {error or type(error).__name__}") from error
+
+    @contextlib.asynccontextmanager
+    async def _open(self, method: str, path: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request. Raise ApiError for a refusal, TransientError if the connection fails before its end."""
+        if self._session is None:
+            self._session = self.new_session(self._max_connections)
+        try:
+            async with self._session.request(
+                method, self.server + path, server_hostname=self._configuration.tls_server_name, **options
+            ) as response:
+                if response.status >= HTTPStatus.BAD_REQUEST:
+                    answer = _parse_json(await response.read())
+                    message = str(answer.get("message") or f"HTTP {response.status}").strip()
+                    causes = (answer.get("details") or {}).get("causes") or []
+                    raise ApiError(response.status, str(answer.get("reason", "")), message, causes)
+                yield response
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise TransientError(
+                f"{method} {path}: the API server did not answer: {error or type(error).__name__}"
+            ) from error
+
+    async def list_pages(self, resource: Resource, namespace: str | None) -> AsyncGenerator[ListPage, None]:
+        """Yield the objects of a kind that the operator watches. All pages show the state of one resourceVersion.
+
+        Raises ApiError with code 410 if that state is too old for the next page: the LIST must start again."""
+        query = {"limit": str(PAGE_OBJECTS)} | selectors_of(resource)
+        while True:
+            page = await self.request("GET", resource.path(namespace), query=query)
+            yield ListPage(page.get("items") or [], page["metadata"]["resourceVersion"])
+            if not (token := page["metadata"].get("continue")):
+                return
+            del page  # at most one page in memory
+            query["continue"] = token
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+
+def selectors_of(resource: Resource) -> dict[str, str]:
+    """Return the query parameters that select the objects of the operator."""
+    selectors = {"labelSelector": resource.label_selector, "fieldSelector": resource.field_selector}
+    return {name: value for name, value in selectors.items() if value}
+
+
+async def connect(
+    kubeconfig: str | None = None, context: str | None = None, *, max_connections: int = MAX_CONNECTIONS
+) -> KubeApi:
+    """Use the service account if no file is given and the process runs in a cluster, otherwise the kubeconfig."""
+    found = Configuration()
+    try:
+        if kubeconfig is None and _TOKEN_FILE.exists():  # noqa: ASYNC240 - once, at the start
+            config.load_incluster_config(client_configuration=found)
+        else:
+            await config.load_kube_config(config_file=kubeconfig, context=context, client_configuration=found)
+    except (config.ConfigException, OSError) as error:
+        raise UserError(
+            f"cannot connect to the API server: {error}; run in a cluster, or pass --kubeconfig FILE"
+        ) from error
+    return KubeApi(found, max_connections)
+
+
+def _proxy_of_environment(server: str) -> str | None:
+    """Return the proxy that HTTPS_PROXY and NO_PROXY choose for the server, as kubectl does."""
+    url = urllib.parse.urlsplit(server)
+    if urllib.request.proxy_bypass(url.hostname or ""):
+        return None
+    return urllib.request.getproxies().get(url.scheme)
+
+
+def _encode_json(body: Any) -> bytes:
+    """Return JSON that is YAML, too: the API server reads an apply as YAML, which has no raw control characters and no
+    surrogate pairs, as ASCII JSON has for an emoji."""
+    return _ESCAPED.sub(_escape, json.dumps(body, ensure_ascii=False)).encode()
+
+
+def _escape(character: re.Match[str]) -> str:
+    is_surrogate = "\ud800" <= character[0] <= "\udfff"
+    return "\\ufffd" if is_surrogate else f"\\u{ord(character[0]):04x}"
+
+
+def _parse_json(raw: bytes) -> Manifest:
+    """Return an object; empty if the body is empty or another kind of JSON."""
+    try:
+        answer = json.loads(raw or b"{}")
+    except ValueError:
+        return {"message": raw.decode(errors="replace")[:300]}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _ssl_context(found: Configuration) -> ssl.SSLContext | None:
+    if not found.host.startswith("https"):
+        return None
+    context = ssl.create_default_context(cafile=found.ssl_ca_cert, cadata=found.ca_cert_data)
+    if found.cert_file:
+        context.load_cert_chain(found.cert_file, keyfile=found.key_file)
+    # The default since Python 3.13 is stricter than kubectl: it rejects CAs without a key usage or key identifiers,
+    # which many clusters have. Signatures, names and dates are still checked.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    if not found.verify_ssl:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

@@ -1,0 +1,1 @@
+"""The work queue and the reconcile loop. No I/O with Kubernetes."""

@@ -1,0 +1,95 @@
+"""Apply the children of one owner in an order that leaves nothing half done.
+
+First the accounts of Pods, and their roles. Then what Pods read or are protected by, and at the same time dry runs of
+the workloads that are new or whose Pods change. Then the workloads and the pools of sandboxes. Invariant: if anything
+is refused, none of these is created or changed.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import NamedTuple
+
+from rljob_api.errors import UserError
+from rljob_core.backend import Backend, ChildKey, ForbiddenError, Manifest, Owner, PodRejectedError, key_of
+from rljob_core.children import SANDBOX_POOL, WORKLOAD_KINDS
+from rljob_core.children.difference import contains
+from rljob_core.plan.causes import Cause
+from rljob_core.plan.rejections import describe_pod_rejection, describe_refusal
+
+_FIRST = ("ServiceAccount", "Role")
+"""In this order. Dry runs of Pods need their account. The API server refuses a RoleBinding whose Role is missing."""
+
+
+class ApplyFailure(NamedTuple):
+    """A child that a retry does not help to apply: refused by the API server, or another owner's object."""
+
+    child: ChildKey
+    error: UserError
+    problems: list[str]
+    """In terms of the owner's manifest."""
+
+
+async def apply_children(
+    backend: Backend,
+    owner: Owner,
+    observed: Mapping[ChildKey, Manifest],
+    changed: Collection[Manifest],
+    replaced: Collection[Manifest] = (),
+) -> list[ApplyFailure]:
+    """Apply the changed children and return what was refused. `replaced` workloads are checked only: they are applied
+    after the deletion of the existing ones. Raises the first error that is worth a retry, if nothing was refused."""
+    standing = [child for child in changed if child["kind"] not in (*_FIRST, SANDBOX_POOL, *WORKLOAD_KINDS)]
+    workloads = [child for child in changed if child["kind"] in WORKLOAD_KINDS]
+    pools = [child for child in changed if child["kind"] == SANDBOX_POOL]
+    checked = [child for child in (*workloads, *replaced) if _needs_check(observed.get(key_of(child)), child)]
+    for kind in _FIRST:
+        applied = await _call_all(owner, backend.apply, [child for child in changed if child["kind"] == kind])
+        if not applied.is_ok:  # what refers to it would be refused, too
+            return _read_failures(applied)
+    applied, checks = await asyncio.gather(
+        _call_all(owner, backend.apply, standing), _call_all(owner, backend.check, checked)
+    )
+    if applied.is_ok:  # Pods must not start from another owner's Secret, or without their NetworkPolicy
+        # Workloads that only change their replicas are applied although a change of others is refused.
+        unchecked = [child for child in workloads if checks.is_ok or child not in checked]
+        applied = await _call_all(owner, backend.apply, [*(pools if checks.is_ok else []), *unchecked])
+    return _read_failures(applied, checks)
+
+
+def _needs_check(known: Manifest | None, workload: Manifest) -> bool:
+    return known is None or not contains(known["spec"]["template"], workload["spec"]["template"])
+
+
+class _Outcome(NamedTuple):
+    failures: list[ApplyFailure]
+    error: BaseException | None
+
+    @property
+    def is_ok(self) -> bool:
+        return not self.failures and self.error is None
+
+
+def _read_failures(*outcomes: _Outcome) -> list[ApplyFailure]:
+    """Return the failures. Raises the first error if there are none."""
+    failures = [failure for outcome in outcomes for failure in outcome.failures]
+    if not failures and (error := next((each.error for each in outcomes if each.error), None)):
+        raise error
+    return failures
+
+
+async def _call_all(
+    owner: Owner, call: Callable[[Manifest], Awaitable[None]], children: Collection[Manifest]
+) -> _Outcome:
+    outcomes = await asyncio.gather(*map(call, children), return_exceptions=True)
+    failures, rejected, errors = list[ApplyFailure](), list[Cause](), list[BaseException]()
+    for child, outcome in zip(children, outcomes, strict=True):
+        if isinstance(outcome, UserError):
+            failures.append(ApplyFailure(key_of(child), outcome, describe_refusal(owner, child, outcome)))
+        elif isinstance(outcome, PodRejectedError):
+            rejected.append(describe_pod_rejection(owner, child["metadata"]["name"], str(outcome)))
+        elif outcome is not None:
+            errors.append(outcome)
+    if rejected:
+        message = "; ".join(cause.message for cause in dict.fromkeys(rejected))
+        errors.insert(0, ForbiddenError(message, rejected[0].reason))
+    return _Outcome(failures, errors[0] if errors else None)

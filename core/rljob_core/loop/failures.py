@@ -1,0 +1,107 @@
+"""Reconciles that fail: since when, and what the object's status and events say about it.
+
+`FailureTracker` remembers the first failure of each object until its next success. What only an administrator or a
+developer can change is reported at once, anything else when it lasts. Invariant: reporting never raises, so that a
+status or event that the API server refuses costs nothing but itself.
+"""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from rljob_api.errors import RLJobError, TransientError, UserError
+from rljob_core.backend import Backend, Event, ForbiddenError, Key, Owner, OwnerStatus
+from rljob_core.plan.reconcile_failure import set_reconcile_failed
+
+log = logging.getLogger(__name__)
+
+REPORT_AFTER_SECONDS = 10.0
+"""How long a reconcile must fail to be reported. With the retries' backoff the status is written within 16 s."""
+REASON_API_SERVER_ERROR = "ApiServerError"
+REASON_STATUS_REFUSED = "StatusRefused"
+REASON_OPERATOR_ERROR = "OperatorError"
+
+
+@dataclass
+class Attempt:
+    """One reconcile, as far as it came."""
+
+    key: Key
+    now: datetime
+    started: float
+    owner: Owner | None = None
+    status: OwnerStatus | None = None
+    """As planned. None: there is no plan yet."""
+
+
+@dataclass
+class _Failing:
+    since: float
+    reported: tuple[str, str] | None = None
+    """Reason and message of the last event."""
+
+
+class FailureTracker:
+    """The objects whose last reconcile failed. `clock` gives seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failing: dict[Key, _Failing] = {}
+
+    def start(self, key: Key, now: datetime) -> Attempt:
+        return Attempt(key, now, self._clock())
+
+    def clear(self, key: Key) -> None:
+        """The object was reconciled, or does not exist."""
+        self._failing.pop(key, None)
+
+    async def report(self, backend: Backend, attempt: Attempt, error: Exception) -> None:
+        """Record the failure of an attempt. Write the status and an event once it is to be reported."""
+        failing = self._failing.setdefault(attempt.key, _Failing(attempt.started))
+        reason, message = describe_failure(error)
+        is_lasting = self._clock() - failing.since >= REPORT_AFTER_SECONDS
+        if attempt.owner is None or not (is_lasting or reason not in (REASON_API_SERVER_ERROR, REASON_STATUS_REFUSED)):
+            return
+        try:
+            owner = await backend.get_owner(attempt.key)  # its status may have been written since
+        except RLJobError:
+            return
+        if owner is None:
+            return
+        planned = None if isinstance(error, UserError) else attempt.status  # the planned status may be what is refused
+        status = set_reconcile_failed(owner, planned or owner.status, reason, message, attempt.now)
+        if status != owner.status:
+            with _ignore_failure(owner, "its status cannot be written"):
+                await backend.update_status(owner, status)
+        if failing.reported != (reason, message):
+            await record_event(backend, owner, Event("Warning", reason, message))
+            failing.reported = (reason, message)
+
+
+def describe_failure(error: Exception) -> tuple[str, str]:
+    """The reason and message of a failed reconcile, the same for the same failure."""
+    if isinstance(error, ForbiddenError):
+        return error.reason, str(error)
+    if isinstance(error, TransientError):
+        return REASON_API_SERVER_ERROR, f"{error}; the operator retries"
+    if isinstance(error, UserError):
+        return REASON_STATUS_REFUSED, f"the API server refuses a write: {error}; the operator retries"
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return REASON_OPERATOR_ERROR, f"defect of the operator: {what}; its log has the traceback; report it"
+
+
+async def record_event(backend: Backend, owner: Owner, event: Event) -> None:
+    """Emit an event if the API server takes it."""
+    with _ignore_failure(owner, f"the event {event.reason} cannot be recorded"):
+        await backend.record_event(owner, event)
+
+
+@contextlib.contextmanager
+def _ignore_failure(owner: Owner, what: str) -> Iterator[None]:
+    try:
+        yield
+    except RLJobError as error:
+        log.warning("%s %s/%s: %s: %s", owner.kind, owner.metadata.namespace, owner.metadata.name, what, error)

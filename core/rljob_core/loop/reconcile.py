@@ -1,0 +1,181 @@
+"""Reconcile one RLJob or RewardModel: observe, plan, apply, delete, write the status once, then record events.
+
+Any write may be the last one before a crash: each can be repeated, and the next reconcile starts from what it observes.
+Any error of a reconcile ends in the status of its object (`failures`), and what the API server refuses in the status
+that says which field (`apply`).
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from rljob_api.errors import TransientError, UserError
+from rljob_api.manifest.job import RLJob
+from rljob_core.backend import (
+    Backend,
+    Event,
+    ForbiddenError,
+    ForeignObjectError,
+    InvalidOwnerError,
+    JobKey,
+    Key,
+    ObservedState,
+    Owner,
+    OwnerStatus,
+    Plan,
+    UnknownFieldsError,
+    key_of,
+)
+from rljob_core.children.difference import contains, stamp
+from rljob_core.defaults import DEFAULTS, Defaults
+from rljob_core.loop.apply import ApplyFailure, apply_children
+from rljob_core.loop.failures import Attempt, FailureTracker, record_event
+from rljob_core.plan.conditions import (
+    add_refused_deletion,
+    conflict_events,
+    derive_cause_events,
+    derive_events,
+    set_name_conflict,
+)
+from rljob_core.plan.job import plan_job
+from rljob_core.plan.job_status import build_invalid_status
+from rljob_core.plan.lifecycle import is_managed
+from rljob_core.plan.lost_nodes import describe_forced_deletion, describe_refused_deletion
+from rljob_core.plan.reward_model import plan_invalid_model, plan_rejected_model, plan_reward_model
+
+OnUnchanged = Callable[[Owner, ObservedState, Plan[Any]], None]
+
+CONFLICT_RETRY_SECONDS = 30.0
+"""How soon to retry a name that another owner's object has: its deletion causes no watch event."""
+REASON_FORBIDDEN = "Forbidden"
+REASON_FORCE_DELETED = "ForceDeleted"
+REASON_OUTDATED_OPERATOR = "OutdatedOperator"
+
+
+async def reconcile(
+    backend: Backend,
+    key: Key,
+    now: datetime,
+    defaults: Defaults = DEFAULTS,
+    *,
+    failures: FailureTracker | None = None,
+    on_unchanged: OnUnchanged = lambda owner, observed, wanted: None,
+) -> float | None:
+    """Converge one object. Return the seconds after which to requeue it; None: only when something changes.
+
+    Calls `on_unchanged` with the observed state and the plan if nothing had to be written. Raises TransientError: the
+    caller retries later. `failures` remembers what fails from one reconcile to the next, and reports it.
+    """
+    failures = failures or FailureTracker()
+    attempt = failures.start(key, now)
+    try:
+        requeue_after_seconds = await _reconcile(backend, attempt, defaults, on_unchanged)
+    except UnknownFieldsError as error:
+        await record_event(backend, error.owner, Event("Warning", REASON_OUTDATED_OPERATOR, str(error)))
+        raise
+    except Exception as error:
+        await failures.report(backend, attempt, error)
+        raise
+    failures.clear(key)
+    return requeue_after_seconds
+
+
+async def _reconcile(backend: Backend, attempt: Attempt, defaults: Defaults, on_unchanged: OnUnchanged) -> float | None:
+    key, now = attempt.key, attempt.now
+    try:
+        owner = await backend.get_owner(key)
+    except InvalidOwnerError as error:
+        await _report(backend, error.owner, _plan_invalid(error.owner, error.problems, now))
+        return None
+    if owner is None or (isinstance(owner, RLJob) and not is_managed(owner)):
+        return None  # the garbage collector deletes the children of a deleted owner
+    attempt.owner = owner
+    observed = await backend.observe(owner)
+    wanted = _plan(owner, observed, now, defaults)
+    attempt.status = _status_unless_replaced(owner, wanted)
+    changed = [c for c in map(stamp, wanted.children) if not contains(observed.children.get(key_of(c)), c)]
+    refused = await apply_children(backend, owner, observed.children, changed, wanted.replaced)
+    if all(isinstance(failure.error, ForeignObjectError) for failure in refused):
+        for child in wanted.delete:
+            await backend.delete(key.namespace, child)
+    for pod in wanted.ungate:
+        await backend.ungate(key.namespace, pod)
+    final = _add_failures(owner, observed, wanted, refused, now)
+    final = await _delete_by_force(backend, owner, final)
+    await _report(backend, owner, final)
+    if final.delete_job:
+        await backend.delete_job(JobKey(key.namespace, key.name))
+    writes = (*changed, *wanted.delete, *wanted.ungate, *wanted.force_delete, *final.events)
+    if not writes and final.status == owner.status and not final.delete_job:
+        on_unchanged(owner, observed, final)
+    return final.requeue_after_seconds
+
+
+def _status_unless_replaced(owner: Owner, wanted: Plan[Any]) -> OwnerStatus:
+    """The planned status if nothing can be applied. The planned conditions know of workloads that are replaced."""
+    if not isinstance(owner, RLJob) or not wanted.replaced:
+        return wanted.status
+    return wanted.status.model_copy(update={"conditions": owner.status.conditions, "phase": owner.status.phase})
+
+
+def _plan(owner: Owner, observed: ObservedState, now: datetime, defaults: Defaults) -> Plan[Any]:
+    if isinstance(owner, RLJob):
+        return plan_job(owner, observed, now, defaults=defaults)
+    return plan_reward_model(owner, observed, now, defaults=defaults)
+
+
+def _plan_invalid(owner: Owner, problems: list[str], now: datetime) -> Plan[Any]:
+    """Return a plan that reports the problems of the spec and leaves the children alone."""
+    if not isinstance(owner, RLJob):
+        return plan_invalid_model(owner, problems, now)
+    status = build_invalid_status(owner, problems, now)
+    return Plan((), (), status, derive_events(owner.status, status))
+
+
+def _add_failures(
+    owner: Owner, observed: ObservedState, wanted: Plan[Any], failures: list[ApplyFailure], now: datetime
+) -> Plan[Any]:
+    """Return the plan whose status and events report what could not be applied."""
+    if not isinstance(owner, RLJob):
+        rejections = "; ".join(problem for failure in failures for problem in failure.problems)
+        return plan_rejected_model(owner, observed, rejections, now) if failures else wanted
+    rejected = [failure for failure in failures if not isinstance(failure.error, ForeignObjectError)]
+    if problems := list(dict.fromkeys(problem for failure in rejected for problem in failure.problems)):
+        invalid = _plan_invalid(owner, problems, now)
+        return replace(wanted, status=invalid.status, events=invalid.events, delete_job=False)
+    conflicts = [f"{failure.child.kind} {failure.child.name}" for failure in failures]
+    status = set_name_conflict(wanted.status, conflicts, now)
+    events = (*wanted.events, *conflict_events(owner.status, status))
+    requeue = wanted.requeue_after_seconds
+    if conflicts:
+        requeue = min(CONFLICT_RETRY_SECONDS, requeue or CONFLICT_RETRY_SECONDS)
+    return replace(wanted, status=status, events=events, requeue_after_seconds=requeue)
+
+
+async def _delete_by_force(backend: Backend, owner: Owner, wanted: Plan[Any]) -> Plan[Any]:
+    """Delete the Pods that lost nodes keep. Return the plan with an event per Pod. A refusal stops nothing else: the
+    status says which right is missing, and the deletion is retried."""
+    if not isinstance(owner, RLJob) or not wanted.force_delete:
+        return wanted
+    status, events = wanted.status, list(wanted.events)
+    for deletion in wanted.force_delete:
+        try:
+            await backend.force_delete(owner.metadata.namespace, deletion.pod)
+            events.append(Event("Warning", REASON_FORCE_DELETED, describe_forced_deletion(owner, deletion)))
+        except (ForbiddenError, UserError) as error:
+            refusal = describe_refused_deletion(error)
+            status = add_refused_deletion(wanted.status, refusal)
+            events += derive_cause_events(owner.status, status, [(REASON_FORBIDDEN, refusal)])
+            break
+        except TransientError:
+            break
+    requeue = min(CONFLICT_RETRY_SECONDS, wanted.requeue_after_seconds or CONFLICT_RETRY_SECONDS)
+    return replace(wanted, status=status, events=tuple(events), requeue_after_seconds=requeue)
+
+
+async def _report(backend: Backend, owner: Owner, wanted: Plan[Any]) -> None:
+    if wanted.status != owner.status:
+        await backend.update_status(owner, wanted.status)
+    for event in wanted.events:
+        await record_event(backend, owner, event)

@@ -1,0 +1,233 @@
+"""Why a job or a RewardModel waits: one cause per reason, each with a message that names the field to change.
+
+Reads Pods, conditions of workloads and Warning events; decides nothing. Invariant: the message of a cause is the same
+in every reconcile. It has no counts, times or generated Pod names, so its event is emitted once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from rljob_api.manifest.services.reward import RewardBase, RewardModel
+from rljob_api.wire.contract import ExitCode
+from rljob_api.wire.text import clean_line, clean_text
+from rljob_core.backend import ChildKey, Manifest, ObservedState
+from rljob_core.children import reward_refs
+from rljob_core.children.avoidance import avoided_by
+from rljob_core.children.common import TRAINER, child_name
+from rljob_core.plan import observed_job
+from rljob_core.plan.disruptions import exceeded_own_limit, find_disruption
+from rljob_core.plan.observed_job import ObservedJob, RoleView
+
+_IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+_SLOW_KUBELET = re.compile(r"failed to sync \w+ cache: timed out")
+"""A busy kubelet has not read the object yet. This resolves without help; nothing is missing."""
+_MAX_DETAIL_LENGTH = 1200
+"""A condition has room for a cause and its remedy."""
+_MAX_REJECTION_LENGTH = 4000
+"""Limit of the API server's message: an admission webhook may answer anything."""
+_GARBAGE_COLLECTION_GRACE = timedelta(seconds=60)
+"""Time to delete the Pods of an earlier StatefulSet, and to adopt those without a controller."""
+_STARTING_REASONS = ("", "WaitingForPods", "WaitingForDeletion")
+"""Reasons for which a RewardModel is not ready and needs no help yet. "" is a ready or a new one."""
+REMEDIES = {
+    "OOMKilled": "raise {path}.resources.limits.memory",
+    "DiskLimitExceeded": "raise {path}.resources.limits.ephemeral-storage, or write less to files",
+    "Evicted": "no action needed: the Pod is replaced, and backoffLimit is not charged",
+    "ImagePull": "correct {path}.image, or name a Secret in spec.imagePullSecrets",
+    "CreateContainerConfigError": "create the ConfigMap or Secret that the message names, or correct {path}.template",
+    "Unschedulable": "compare {path}.nodePool (nodeSelector, tolerations) and {path}.resources with the nodes",
+    "VolumeUnbound": "create the PersistentVolumeClaim that {claims} name, or see why it is not bound",
+    "QuotaUnspecified": "set them in {path}.resources: the quota requires every Pod to specify them",
+    "QuotaExceeded": "raise the namespace's ResourceQuota, or lower {path}.replicas or {path}.resources",
+    "FailedCreate": "see {path}.template and the namespace's policies",
+    "FailedMount": "create the ConfigMap, Secret or volume that the message names",
+    "RewardModelMissing": "create it in the job's namespace, or correct {path}.rewardModelRef",
+    "RewardModelNotReady": "see kubectl describe rewardmodel, or correct {path}.rewardModelRef",
+    "PodNameTaken": "if it is not needed: kubectl delete pod {claims}",
+    "FunctionFailed": "fix {path} or the ConfigMap it references; the Pods retry automatically",
+}
+"""By cause. {path} is the path of the role in the manifest."""
+
+
+class Cause(NamedTuple):
+    """One reason for which a job waits."""
+
+    reason: str
+    message: str
+
+    @classmethod
+    def of(cls, cause: str, path: str, detail: str, claims: str = "") -> Cause:
+        remedy = REMEDIES[cause].format(path=path, claims=clean_line(claims, _MAX_DETAIL_LENGTH))
+        return cls(cause, f"{clean_text(detail, _MAX_DETAIL_LENGTH)}; {remedy}")
+
+
+def find_causes(observed: ObservedJob) -> list[Cause]:
+    """Every cause of a job, each once, in the order of the roles."""
+    found: list[Cause] = []
+    for role in observed.roles:
+        name = child_name(observed.job, role.name)
+        found += _causes_of_role(role, name, observed.children, observed.state.warnings)
+    found += _unready_reward_models(observed)
+    return list(dict.fromkeys(found))
+
+
+def find_blocking_pods(observed: ObservedJob) -> list[tuple[datetime, Cause]]:
+    """Pods that have the name of a trainer and do not belong to its StatefulSet, which waits for the name silently and
+    indefinitely. Each comes with the time from which it counts: until then Pods are deleted or adopted."""
+    job = observed.job
+    stateful_set = observed.children.get(ChildKey("StatefulSet", child_name(job, TRAINER)))
+    if stateful_set is None or observed_job.is_terminating(stateful_set):
+        return []
+    metadata = stateful_set["metadata"]
+    names = {f"{metadata['name']}-{index}" for index in range(job.spec.trainer.replicas)}
+    taken = sorted(
+        observed_job.name_of(pod)
+        for pod in observed.state.pods
+        if observed_job.name_of(pod) in names
+        and not observed_job.is_terminating(pod)
+        and observed_job.find_controller(pod).get("uid") != metadata.get("uid")
+    )
+    created = metadata.get("creationTimestamp")
+    since = datetime.fromisoformat(created) + _GARBAGE_COLLECTION_GRACE if created else datetime.min.replace(tzinfo=UTC)
+    detail = "trainer: Pod {} occupies a name of the StatefulSet but is not controlled by it"
+    namespace = job.metadata.namespace
+    return [(since, Cause.of("PodNameTaken", "", detail.format(pod), f"-n {namespace} {pod}")) for pod in taken]
+
+
+def find_model_causes(
+    model: RewardModel, role: RoleView, children: Mapping[ChildKey, Manifest], state: ObservedState
+) -> list[Cause]:
+    """Every cause of a RewardModel. A job fails when its own reward's function cannot start. A model has no end, and
+    others may use it, so it reports the failure and its Pods retry."""
+    name = reward_refs.child_name(model.metadata.name)
+    failed = [_function_failure(role, pod) for pod in role.pods if not observed_job.is_ready(pod)]
+    found = [*filter(None, failed), *_causes_of_role(role, name, children, state.warnings)]
+    return list(dict.fromkeys(found))
+
+
+def _causes_of_role(
+    role: RoleView, workload: str, children: Mapping[ChildKey, Manifest], warnings: Iterable[Manifest]
+) -> Iterator[Cause]:
+    unready = [pod for pod in role.pods if not observed_job.is_ready(pod)]
+    for pod in unready:
+        if cause := _cause_of_pod(role, pod):
+            yield cause
+    names = {observed_job.name_of(pod) for pod in unready}
+    for event in warnings:
+        is_mount = event.get("reason") == "FailedMount" and _involved_name(event) in names
+        message = str(event.get("message", ""))
+        if is_mount and not _SLOW_KUBELET.search(message):
+            yield Cause.of("FailedMount", role.path, f"{role.name}: {stable_message(message)}")
+    if message := _creation_failure(workload, children, warnings if len(role.pods) < role.desired else ()):
+        yield _cause_of_rejection(role, message)
+
+
+def _creation_failure(workload: str, children: Mapping[ChildKey, Manifest], warnings: Iterable[Manifest]) -> str:
+    """Why the API server rejected a Pod of the workload last; empty if it did not. A condition is current, also about
+    the first new Pod of an update. An Event may be old."""
+    for key, child in children.items():
+        if key.name == workload and observed_job.has_condition(child, "ReplicaFailure"):
+            return str(observed_job.find_condition(child, "ReplicaFailure").get("message", ""))
+    # The ReplicaSet of a Deployment has its name and a hash of at most ten letters or digits.
+    involved = re.compile(re.escape(workload) + r"(-[a-z0-9]{1,10})?")
+    for event in warnings:
+        if event.get("reason") == "FailedCreate" and involved.fullmatch(_involved_name(event)):
+            return str(event.get("message", ""))
+    return ""
+
+
+def _cause_of_rejection(role: RoleView, message: str) -> Cause:
+    message = message[:_MAX_REJECTION_LENGTH]
+    if exceeded := re.search(r"exceeded quota: ([^,]+), requested: (.*?), used:", message):
+        return Cause.of("QuotaExceeded", role.path, f"{role.name}: exceeds quota {exceeded[1]} with {exceeded[2]}")
+    if missing := re.search(r"failed quota: ([^:]+): must specify (\S+)", message):
+        resources = missing[2].replace(",", ", ")
+        return Cause.of("QuotaUnspecified", role.path, f"{role.name}: quota {missing[1]} requires {resources}")
+    return Cause.of("FailedCreate", role.path, f"{role.name}: {stable_message(message)}")
+
+
+def _involved_name(event: Manifest) -> str:
+    return str((event.get("involvedObject") or {}).get("name", ""))
+
+
+def _function_failure(role: RoleView, pod: Manifest) -> Cause | None:
+    end = observed_job.last_termination(pod)
+    if end is None or end["exitCode"] != int(ExitCode.USER):
+        return None
+    error = observed_job.extract_error_message(end.get("message")) or "see its log"
+    kind = role.spec.kind if isinstance(role.spec, RewardBase) else "function"
+    return Cause.of("FunctionFailed", f"spec.{kind}", f"{role.name}: {error}")
+
+
+def _cause_of_pod(role: RoleView, pod: Manifest) -> Cause | None:
+    if message := exceeded_own_limit(pod):
+        return Cause.of("DiskLimitExceeded", role.path, f"{role.name}: {stable_message(message)}")
+    if reason := find_disruption(pod):
+        return Cause.of("Evicted", role.path, f"{role.name}: a Pod was evicted or lost its node ({reason})")
+    for container in observed_job.container_statuses(pod):
+        if cause := _cause_of_container(role, container):
+            return cause
+    scheduled = observed_job.find_condition(pod, "PodScheduled")
+    if scheduled.get("reason") == "Unschedulable":
+        return _unschedulable(role, scheduled.get("message", ""), pod)
+    return None
+
+
+def _cause_of_container(role: RoleView, container: Manifest) -> Cause | None:
+    waiting = (container.get("state") or {}).get("waiting") or {}
+    if waiting.get("reason") in _IMAGE_REASONS:
+        image = container.get("image") or role.spec.image or "of the role"
+        return Cause.of("ImagePull", role.path, f"{role.name}: image {image} cannot be pulled")
+    if waiting.get("reason") == "CreateContainerConfigError":
+        message = stable_message(waiting.get("message", ""))
+        return Cause.of("CreateContainerConfigError", role.path, f"{role.name}: {message}")
+    ends = [(container.get(state) or {}).get("terminated") or {} for state in ("state", "lastState")]
+    if any(end.get("reason") == "OOMKilled" for end in ends):
+        return Cause.of("OOMKilled", role.path, f"{role.name} ran out of memory")
+    return None
+
+
+def _unschedulable(role: RoleView, message: str, pod: Manifest) -> Cause:
+    message = message.partition(" preemption:")[0]  # repeats for each node that nothing can be evicted from it
+    detail = f"{role.name}: {stable_message(message)}"
+    if "persistentvolumeclaim" in message.lower():
+        volumes = pod.get("spec", {}).get("volumes") or []
+        names = sorted({v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v})
+        fields = "spec.checkpoint.persistentVolumeClaim.claimName and pvc:// sources (spec.model, spec.data)"
+        detail += f" (its claims: {', '.join(names)})" if names else ""
+        return Cause.of("VolumeUnbound", role.path, detail, fields)
+    selector = pod.get("spec", {}).get("nodeSelector") or {}
+    if selector and "node affinity/selector" in message:
+        labels = ", ".join(f"{key}={value}" for key, value in sorted(selector.items()))
+        detail += f" (it requires nodes with {labels})"
+    if avoided := avoided_by(pod.get("spec") or {}):
+        detail += f" (it avoids the nodes {', '.join(avoided)})"
+    return Cause.of("Unschedulable", role.path, detail)
+
+
+def _unready_reward_models(observed: ObservedJob) -> Iterator[Cause]:
+    for index, reward in enumerate(observed.job.spec.rewards):
+        if reward.reward_model_ref is None:
+            continue
+        name, path = reward.reward_model_ref.name, f"spec.rewards[{index}]"
+        model = observed.state.reward_models.get(name)
+        if model is None:
+            detail = f"reward {reward.name}: RewardModel {name} does not exist"
+            yield Cause.of("RewardModelMissing", path, detail)
+        elif (reason := _unready_reason(model)) not in _STARTING_REASONS:
+            # The model's own message has generated Pod names.
+            detail = f"reward {reward.name}: RewardModel {name} is not ready ({reason})"
+            yield Cause.of("RewardModelNotReady", path, detail)
+
+
+def _unready_reason(model: RewardModel) -> str:
+    return next((c.reason for c in model.status.conditions if (c.type, c.status) == ("Ready", "False")), "")
+
+
+def stable_message(message: str) -> str:
+    """The message without generated Pod names."""
+    return re.sub(r'pods? "[^"]*" ', "", message, flags=re.IGNORECASE).removeprefix("Error creating: ")[:300]

@@ -1,0 +1,43 @@
+"""What the API server refused, in terms of the user's manifest. Pure.
+
+`pod_checks` finds most problems before anything is applied. What is left are the answers of policies, of webhooks, of
+a cluster whose version differs, and of what the checks do not know. Invariant: a message about a workload begins with a
+path in the manifest.
+"""
+
+from collections.abc import Iterator
+
+from rljob_core.backend import Manifest, Owner, RefusedError
+from rljob_core.children import WORKLOAD_KINDS
+from rljob_core.plan.causes import Cause, stable_message
+from rljob_core.plan.validate import find_role_paths
+from rljob_core.pod_checks.answers import find_location
+from rljob_core.pod_checks.origin import RolePath, find_origin
+
+_TEMPLATE = ("spec", "template")
+
+
+def describe_refusal(owner: Owner, child: Manifest, error: Exception) -> list[str]:
+    """The problems of a child that was refused for good: each with the user's field, if it is known."""
+    what = f"{child['kind']} {child['metadata']['name']} was refused"
+    if child["kind"] not in WORKLOAD_KINDS:
+        return [f"{what}: {error}"]
+    role = find_role_paths(owner)[child["metadata"]["name"]]
+    found = list(_describe_fields(role, child, error)) if isinstance(error, RefusedError) else []
+    return found or [f"{role.path}.template: {what}: {error}"]
+
+
+def _describe_fields(role: RolePath, workload: Manifest, error: RefusedError) -> Iterator[str]:
+    for path, message in error.fields:
+        location = find_location(workload, path)
+        origin = None
+        if location[: len(_TEMPLATE)] == _TEMPLATE:
+            origin = find_origin(role, workload["spec"]["template"], location[len(_TEMPLATE) :])
+        known = origin or f"{role.path}.template: {workload['kind']} {workload['metadata']['name']}: {path.lstrip('.')}"
+        yield f"{known}: {message}"
+
+
+def describe_pod_rejection(owner: Owner, workload: str, message: str) -> Cause:
+    """The cause of a job that waits because the Pods of a workload are not admitted."""
+    role, name = find_role_paths(owner)[workload], workload.removeprefix(f"{owner.metadata.name}-")
+    return Cause.of("FailedCreate", role.path, f"{name}: {stable_message(message)}")

@@ -1,0 +1,61 @@
+"""What becomes of the run's files: checkpoints, metrics, trajectories and the exported model. Pure.
+
+Without a claim they are in the head's Pod. Invariant: steps are never lost without a condition and an event that name
+the number of steps and the field to set.
+"""
+
+from rljob_api.manifest.status import RLJobStatus
+from rljob_core.backend import Event
+from rljob_core.plan import conditions
+from rljob_core.plan.conditions import Reasons
+from rljob_core.plan.observed_job import ObservedJob
+
+FIELD = "spec.checkpoint.persistentVolumeClaim"
+_NOT_KEPT = "FilesNotKept"
+"""Reason of the event at the start of a job without a claim."""
+_NEW_FOLDER = "NewRunFolder"
+"""Reason of ProgressLost."""
+
+
+def keeps_files(observed: ObservedJob) -> bool:
+    """Whether the run's files outlive the head's Pod."""
+    return observed.state.keeps_files or observed.job.spec.checkpoint.persistent_volume_claim is not None
+
+
+def add_progress_lost(observed: ObservedJob, true: Reasons) -> None:
+    """Add the condition ProgressLost once the driver has found a new folder after completed steps. It then stays."""
+    job, driver = observed.job, observed.state.driver
+    before, old = job.status.progress, conditions.find(job.status, conditions.PROGRESS_LOST)
+    if driver and driver.run_id and before.run_id not in ("", driver.run_id) and before.step > 0:
+        is_kept = keeps_files(observed)
+        why = "the claim no longer has the folder of this run" if is_kept else "they were in the head's Pod"
+        message = f"the run's files were lost at step {before.step}, because {why}; training starts again at step 0"
+        true[conditions.PROGRESS_LOST] = (_NEW_FOLDER, message + ("" if is_kept else f"; set {FIELD}"))
+    elif old is not None:
+        true[conditions.PROGRESS_LOST] = (old.reason, old.message)
+
+
+def derive_warnings(observed: ObservedJob, new: RLJobStatus, *, was_running: bool) -> tuple[Event, ...]:
+    """An event when the job begins to run, also after a suspension, if its files will be lost."""
+    if keeps_files(observed) or was_running or not conditions.is_true(new, conditions.RUNNING):
+        return ()
+    files = "checkpoints, metrics" + (" and the exported model" if observed.job.spec.checkpoint.export else "")
+    message = f"{FIELD} is not set: {files} are deleted with the head's Pod, also at the end of the job"
+    return (Event("Warning", _NOT_KEPT, f"{message}; set a claim to keep them"),)
+
+
+def describe_success(observed: ObservedJob) -> str:
+    message = "the driver has finished all steps"
+    return (
+        message
+        if keeps_files(observed)
+        else f"{message}; its files were deleted with its Pod, because {FIELD} is not set"
+    )
+
+
+def describe_suspension(observed: ObservedJob) -> str:
+    message = "spec.suspend is true; set it to false to resume from the checkpoint"
+    step = observed.job.status.progress.step
+    if keeps_files(observed) or not step:
+        return message
+    return f"spec.suspend is true; its {step} steps were lost, because {FIELD} is not set; resumed, it starts at step 0"

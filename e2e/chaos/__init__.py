@@ -1,0 +1,1 @@
+"""Drawn faults of a real job on this machine's cluster: how fast each is found, and what it costs."""

@@ -1,0 +1,81 @@
+"""What a job shows while it runs: its steps, and all that its status, its Pods and its events say of a fault."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import CommandError, Job, Manifest
+
+from chaos.plan import Injection
+from chaos.report import Outcome
+from rljob_api.run.folder import FILE_METRICS
+from rljob_api.run.metrics import read_metrics
+
+_POLL_SECONDS = 0.5
+
+
+@dataclass
+class Observer:
+    """Follows one job. Its steps are read from the claim's folder, everything else from the API server."""
+
+    job: Job
+    folder: Path
+    """The run's files."""
+    limit_seconds: float
+    """For one fault."""
+
+    def step(self) -> int:
+        return read_metrics(self.folder / FILE_METRICS).last_step
+
+    def look(self) -> dict[str, Any]:
+        """Return what a fault changes, by what it is called in a report. Empty: no answer."""
+        with suppress(CommandError):
+            pods = self.job.cluster.get("pods", "-l", f"rljob.dev/job={self.job.name}", "--request-timeout=5s")["items"]
+            status = self.job.cluster.get("rljob", self.job.name, "--request-timeout=5s").get("status") or {}
+            progress = status.get("progress") or {}
+            conditions = {each["type"]: (each["status"], each["reason"]) for each in status.get("conditions", [])}
+            return {
+                "hung": bool(progress.get("hung")),
+                "outage": bool(progress.get("outages")),
+                "condition": conditions,
+                "restarts": sum(role.get("restarts", 0) for role in status.get("roles", [])),
+                "containers": sorted(_count_restarts(pod) for pod in pods),
+                "readiness": sorted((pod["metadata"]["name"], _is_ready(pod)) for pod in pods),
+            }
+        return {}
+
+    def follow(self, injection: Injection, before: dict[str, Any], at_step: int) -> Outcome:
+        """Return once the job has recovered, or the limit has passed. `before`: what `look` returned."""
+        injected_at = time.monotonic()
+        detected: float | None = None
+        found, lowest, recovered = "", at_step, None
+        while (now := time.monotonic() - injected_at) < self.limit_seconds:
+            step, seen = self.step(), self.look()
+            lowest = min(lowest, step)
+            changed = [name for name, value in seen.items() if value != before[name]]
+            if detected is None and changed:
+                detected, found = now, ", ".join(changed)
+            is_replaced = not injection.fault.is_replaced or {"containers", "restarts"} & set(changed)
+            if step > at_step and seen and is_replaced and self.is_whole(seen) and now > injection.fault.seconds:
+                recovered = now
+                break
+            time.sleep(_POLL_SECONDS)
+        return Outcome(injection.fault.name, at_step, detected, found, recovered, at_step - lowest)
+
+    @staticmethod
+    def is_whole(seen: dict[str, Any]) -> bool:
+        return all(is_ready for _, is_ready in seen["readiness"]) and not seen["hung"] and not seen["outage"]
+
+
+def _count_restarts(pod: Manifest) -> tuple[str, str, int]:
+    statuses = pod["status"].get("containerStatuses", [])
+    return pod["metadata"]["name"], pod["metadata"]["uid"], sum(each["restartCount"] for each in statuses)
+
+
+def _is_ready(pod: Manifest) -> bool:
+    conditions = pod["status"].get("conditions", [])
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)

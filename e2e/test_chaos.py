@@ -1,0 +1,170 @@
+"""Drawn faults on a real cluster: the job succeeds, trains each prompt once, gives no false zero, and leaves nothing.
+
+`make e2e` injects a handful; `make chaos SEED=7 FAULTS=60` draws from all. Both print a table, and one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from itertools import chain, count, islice
+from pathlib import Path
+
+import pytest
+import yaml
+from chaos import machine
+from chaos.observer import Observer
+from chaos.plan import IN_CI, PROCESSES, QUICK, Fault, Injection, draw_plan
+from chaos.report import Outcome, Report
+from harness import NAMESPACE, ROOT, Cluster, Job, log_step, python, wait_for
+
+from rljob_api.manifest.schedule import Schedule
+from rljob_api.run.folder import FILE_METRICS
+from rljob_api.run.metrics import read_metrics
+from rljob_cluster.host.paths import state_folder
+from rljob_trainer.episodes.cursor import epoch_order
+
+JOB = "chaos"
+CLAIM = "rljob-chaos"
+DISK_MEGABYTES = 512
+PROMPTS_PER_STEP = 4
+SEED = int(os.environ.get("RLJOB_CHAOS_SEED", "1"))
+NUM_FAULTS = int(os.environ.get("RLJOB_CHAOS_FAULTS", "0"))
+INTERVAL_SECONDS = float(os.environ.get("RLJOB_CHAOS_INTERVAL", "0"))
+"""Between two faults, at least."""
+
+
+@pytest.fixture
+def disk(cluster: Cluster) -> Iterator[Path]:
+    """A claim for the run's files with a small file system."""
+    if not cluster.is_local:
+        pytest.skip("faults of processes, networks and disks need a cluster of this machine")
+    folder = state_folder() / "volumes/chaos"
+    with machine.small_disk(folder, DISK_MEGABYTES):
+        python("-m", "rljob_cluster", "volume", CLAIM, folder, "--namespace", NAMESPACE)
+        yield folder
+        cluster.kubectl("delete", "rljob", "-n", NAMESPACE, JOB, "--ignore-not-found", "--wait")
+
+
+def test_job_under_drawn_faults(cluster: Cluster, submit: Callable[..., Job], disk: Path) -> None:
+    plan = draw_plan(SEED, NUM_FAULTS) if NUM_FAULTS else plan_for_ci()
+    job = submit_endless(submit)
+    observer = Observer(job, disk / JOB, limit_seconds=900)
+    job.wait_for("two checkpoints", lambda: len(list(disk.glob(f"{JOB}/checkpoints/step-*/COMPLETE"))) >= 2)
+    outcomes = [inject(injection, observer) for injection in plan]
+    end(job, observer)
+    report = Report(SEED, outcomes, job.status["progress"].get("trainingShare"))
+    print(report.to_table())
+    print(report.to_json())
+    assert not report.failures()
+    metrics = read_metrics(disk / JOB / FILE_METRICS)
+    assert [step.step for step in metrics.steps] == list(range(1, len(metrics.steps) + 1))
+    assert metrics.prompts_trained == expect_prompts(len(metrics.steps))
+    assert not any(step.invalid_by_reason for step in metrics.steps), "a fault costs no sample"
+    wait_for("no Pod after the end", lambda: not cluster.get("pods", "-l", f"rljob.dev/job={JOB}")["items"], 60)
+
+
+def plan_for_ci() -> list[Injection]:
+    faults = {fault.name: fault for fault in QUICK}
+    return [Injection(faults[name], delay) for name, delay in zip(IN_CI, (0.5, 1.0, 0.0, 0.5, 0.0), strict=True)]
+
+
+def submit_endless(submit: Callable[..., Job]) -> Job:
+    """The tiny job, until somebody ends it. Faults are many: no role gives up because of their number."""
+    patient = {"backoffLimit": 1000}
+    [reward] = yaml.safe_load((Path(__file__).parent / "job.yaml").read_text())["spec"]["rewards"]
+    return submit(
+        JOB,
+        rewards=[reward | patient],
+        **dict.fromkeys(("head", "trainer", "rollout"), patient),
+        schedule={"steps": 100_000, "promptsPerStep": PROMPTS_PER_STEP},
+        checkpoint={"persistentVolumeClaim": {"claimName": CLAIM}, "export": False},
+        hangDetection={"minSeconds": 30},
+    )
+
+
+def inject(injection: Injection, observer: Observer) -> Outcome:
+    """Inject a fault while a step is in progress, and return what followed."""
+    job, fault = observer.job, injection.fault
+    started_at, first = time.monotonic(), observer.step()
+    job.wait_for("a new step", lambda: observer.step() > first and time.monotonic() > started_at + INTERVAL_SECONDS)
+    time.sleep(injection.delay)
+    before, at_step = observer.look(), observer.step()
+    log_step(f"{job.name}: {fault.name} at step {at_step}")
+    with apply_fault(fault, observer):
+        outcome = observer.follow(injection, before, at_step)
+    log_step(f"{job.name}: {outcome}")
+    return outcome
+
+
+@contextmanager
+def apply_fault(fault: Fault, observer: Observer) -> Iterator[None]:
+    """Within, the fault is there, for as long as it lasts: a thread ends it."""
+    job, cluster = observer.job, observer.job.cluster
+    if fault.action in ("kill", "freeze"):
+        target = PROCESSES[fault.target]
+        pids = job.wait_for(f"a {fault.target}", lambda: machine.find_processes(cluster, job, target))
+        machine.send(pids[:1], signal.SIGKILL if fault.action == "kill" else signal.SIGSTOP)
+        yield
+    elif fault.action == "drain":
+        machine.drain(cluster, job, fault.target)
+        yield
+    elif fault.action == "flip-bit":
+        complete = sorted(observer.folder.glob("checkpoints/step-*/COMPLETE"))
+        log_step(f"{job.name}: a flipped bit in {machine.flip_bit(complete[-1].parent)}")
+        machine.send(machine.find_processes(cluster, job, PROCESSES["head"])[:1], signal.SIGKILL)
+        yield
+    else:
+        with lasting(open_fault(fault, observer), fault.seconds):
+            yield
+
+
+def open_fault(fault: Fault, observer: Observer) -> AbstractContextManager[None]:
+    match fault.action:
+        case "cut":
+            return machine.network_cut(*fault.target.split("-"))
+        case "fill-disk":
+            return machine.full_disk(observer.folder)
+        case "power-off":
+            return machine.node_without_power(observer.job.cluster, fault.target)
+        case _:
+            return machine.frozen_api_server()
+
+
+@contextmanager
+def lasting(fault: AbstractContextManager[None], seconds: float) -> Iterator[None]:
+    """Begin the fault, and end it after its time, while the body observes."""
+    with ThreadPoolExecutor(1) as pool:
+        begun = threading.Event()
+
+        def last() -> None:
+            with fault:
+                begun.set()
+                time.sleep(seconds)
+
+        end = pool.submit(last)
+        begun.wait(60)
+        yield
+        end.result()
+
+
+def end(job: Job, observer: Observer) -> None:
+    """Let the job end with its next steps."""
+    patch = json.dumps({"spec": {"schedule": {"steps": observer.step() + 4}}})
+    job.cluster.kubectl("patch", "rljob", "-n", NAMESPACE, job.name, "--type=merge", "-p", patch)
+    job.wait_for("Succeeded", lambda: job.condition("Succeeded").get("status") == "True")
+
+
+def expect_prompts(num_steps: int) -> list[list[int]]:
+    """The rows of the steps of an undisturbed run: `schedule.seed` orders each epoch."""
+    num_rows = len((ROOT / "examples/quickstart/data/train.jsonl").read_text().splitlines())
+    seed, wanted = Schedule().seed, num_steps * PROMPTS_PER_STEP
+    orders = (epoch_order(num_rows, epoch, seed=seed, shuffle=True).tolist() for epoch in count())
+    rows = list(islice(chain.from_iterable(orders), wanted))
+    return [rows[start : start + PROMPTS_PER_STEP] for start in range(0, wanted, PROMPTS_PER_STEP)]

@@ -1,0 +1,1 @@
+"""gymnasium: environments of text."""

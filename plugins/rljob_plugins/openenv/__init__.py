@@ -1,0 +1,1 @@
+"""OpenEnv: environments, in this process or in a server."""

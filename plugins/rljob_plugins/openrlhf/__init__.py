@@ -1,0 +1,1 @@
+"""OpenRLHF: reward functions of queries, and agents with reset and step."""

@@ -1,0 +1,1 @@
+"""TRL: reward functions of lists, and classes of environment_factory."""

@@ -1,0 +1,1 @@
+"""verl: reward functions, reward managers, and former interaction classes."""

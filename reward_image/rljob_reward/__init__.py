@@ -1,4 +1,0 @@
-"""RLJob's reward server: a user's Python function as isolated, bounded, observable requests.
-
-Empty on purpose: worker processes import from this package and must stay small (standard library only).
-"""

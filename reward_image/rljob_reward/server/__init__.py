@@ -1,1 +1,0 @@
-"""The HTTP server of a reward: routes, lanes, scoring and metrics."""

@@ -1,0 +1,1 @@
+"""HTTP/1.1 connections: bytes to requests and back. Knows nothing of RLJob."""

@@ -1,0 +1,35 @@
+"""A runner: a call is an episode, which an environment or a program plays against the policy. It may release what it
+holds before it ends, and its workers reach the model's gateway."""
+
+from __future__ import annotations
+
+from rljob_api.errors import UserError
+from rljob_api.functions.plugins import ENVIRONMENTS, describe_unknown, find_plugins
+from rljob_api.manifest.services.calls import CallService
+from rljob_api.manifest.services.runner import COMMAND_MODULE
+from rljob_api.wire.protocol import EpisodeCall
+from rljob_service.kinds.calls import CallKind, reply_format
+from rljob_service.results import EpisodeCallReply
+from rljob_service.worker.settings import EPISODES, FunctionSettings
+
+
+class Episodes(CallKind):
+    name = EPISODES
+    noun = "runner"
+    arguments = EpisodeCall
+    replies = reply_format(EpisodeCallReply)
+    has_teardown = True
+
+    def complete(self, function: FunctionSettings, settings: CallService, framework: str) -> FunctionSettings:
+        # Only the network policy of its Pod says what else it reaches.
+        folder = (function.factory_args or {}).get("working_dir") if function.module == COMMAND_MODULE else None
+        adapter = _find_adapter(framework) if framework else ""
+        folders = (folder,) if folder else ()
+        return function._replace(network=True, folders=folders, framework=framework, adapter=adapter)
+
+
+def _find_adapter(framework: str) -> str:
+    adapters = find_plugins(ENVIRONMENTS)
+    if framework not in adapters:
+        raise UserError(f"agent.environment.framework: {describe_unknown(framework, adapters)}")
+    return adapters[framework]

@@ -1,0 +1,204 @@
+"""What judges and simulated users share: a chat model on the vLLM sidecar or at an endpoint, and its rate limits.
+
+Owns the endpoint's key, the payload of requests, and the text and tokens of answers. Callers write the messages and
+read the text. Invariant: the endpoint's key is sent only to the endpoint.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from rljob_api.errors import RLJobError, UserError
+from rljob_api.manifest.services.models import EndpointLimits, JudgeEndpoint, JudgeSampling, ServedModel
+from rljob_api.wire.contract import ENV_JUDGE_API_KEY
+from rljob_api.wire.protocol import InvalidReason, Message
+from rljob_service.models import vllm_sidecar
+from rljob_service.models.backend import ModelBackend
+from rljob_service.models.execution import ExecutionProgress, NoScoreError
+from rljob_service.models.metrics import UpstreamMetrics
+from rljob_service.models.rate_limiter import RateLimiter
+from rljob_service.models.replicas import ReplicaCounter
+from rljob_service.models.texts import describe
+from rljob_service.models.upstream import UpstreamClient
+from rljob_service.results import StartupReport
+from rljob_service.worker.forms.outcome import encodable
+
+_PATH = "/chat/completions"
+_EXPECTED_PROMPT_TOKENS = 1000
+"""Estimate until actual numbers are known."""
+_MAX_TOKENS = 10**8
+"""Larger counts are ignored: charging them would block the limit indefinitely."""
+
+
+@dataclass(frozen=True)
+class ChatSettings:
+    """Which chat model answers, and how it is asked."""
+
+    who: Literal["judge", "user"]
+    """In messages."""
+    path: str
+    """Field that has `model` or `endpoint`, in messages."""
+    model: ServedModel | None
+    """On the sidecar."""
+    endpoint: JudgeEndpoint | None
+    """None: the sidecar."""
+    sampling: JudgeSampling
+    num_requests: int = 1
+    """Requests of one execution, sent at once."""
+    system_prompt: str | None = None
+    """System message of the warm-up."""
+    payload: dict[str, Any] = field(default_factory=dict)
+    """Additional fields of each request."""
+
+
+class ChatAnswer(NamedTuple):
+    text: str | NoScoreError
+    """Never empty; or why there is none."""
+    tokens: float | None
+    """Tokens of the prompt and the answer; None if the endpoint did not report them."""
+
+
+class ChatBackend(ModelBackend):
+    def __init__(
+        self,
+        settings: ChatSettings,
+        replicas: int,
+        metrics: UpstreamMetrics,
+        on_fatal_error: Callable[[RLJobError], None],
+        *,
+        limits_executions: bool = True,
+    ) -> None:
+        """`replicas`: that share the limits, until they are counted. With `limits_executions` false, the caller asks
+        `chat_limiter` before each request. Raises UserError if the key or vLLM's socket is missing.
+        """
+        endpoint = settings.endpoint
+        key = _take_key(endpoint) if endpoint else ""
+        limits = endpoint.limits if endpoint else EndpointLimits()
+        tokens_per_request = _EXPECTED_PROMPT_TOKENS + settings.sampling.max_tokens
+        self.chat_limiter = RateLimiter(
+            limits, settings.num_requests, float(settings.num_requests * tokens_per_request)
+        )
+        limiter = self.chat_limiter if limits_executions else RateLimiter()
+        super().__init__(limiter, uses_vllm=endpoint is None)
+        self._chat_settings, self._chat_metrics = settings, metrics
+        metrics.watch_pause(lambda: self.chat_limiter.pause_seconds)
+        self._replicas = ReplicaCounter(replicas, self._set_replicas) if limits != EndpointLimits() else None
+        self._payload = _build_payload(settings)
+        self.upstream = UpstreamClient(
+            self._session,
+            (endpoint.url if endpoint else f"{'' if self._engines else vllm_sidecar.URL}/v1").rstrip("/") + _PATH,
+            self.chat_limiter,
+            metrics,
+            name=f"the {settings.who}'s {'endpoint' if endpoint else 'vLLM'}",
+            secret=key,
+            headers=endpoint.headers if endpoint else None,
+            engines=self._engines,
+            on_refused=lambda answer: on_fatal_error(
+                UserError(f"{settings.path}.endpoint: {answer}; correct its url, model or apiKeySecretRef")
+            ),
+        )
+
+    @property
+    def pause_seconds(self) -> float:
+        return self.chat_limiter.pause_seconds
+
+    async def start(self) -> StartupReport:
+        if self._replicas is not None:
+            await self._replicas.start()
+        if self._engines is not None:
+            self._engines.start()
+        if self._sidecar is not None:
+            await self._warm_up(self._ask_for_nothing, f"{self._chat_settings.path}.model")
+        return StartupReport(entrypoint=str(self._payload["model"]), signature=self._chat_settings.who)
+
+    async def ask(self, messages: list[Message], progress: ExecutionProgress) -> ChatAnswer:
+        """Send one question. A failure is a value, so that it does not affect other questions of the execution."""
+        tokens = None
+        try:
+            answer = await self.upstream.post(self._payload | {"messages": messages}, progress)
+            tokens = self._count_tokens(answer.get("usage"))
+            return ChatAnswer(_text_of(answer, self._chat_settings.who, self.upstream.hide_key), tokens)
+        except NoScoreError as error:
+            return ChatAnswer(error, tokens)
+
+    async def close(self) -> None:
+        if self._replicas is not None:
+            self._replicas.close()
+        self.upstream.close()
+        await super().close()
+
+    async def _ask_for_nothing(self, progress: ExecutionProgress) -> None:
+        """Send a minimal question that initializes everything in vLLM, including the grammar of a schema."""
+        system = self._chat_settings.system_prompt
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        warm = self._payload | {"messages": [*messages, {"role": "user", "content": "Hello"}], "max_tokens": 1}
+        await self.upstream.post(warm, progress)
+
+    def _count_tokens(self, usage: Any) -> float | None:
+        prompt, completion = (_count(usage, f"{kind}_tokens") for kind in ("prompt", "completion"))
+        self._chat_metrics.record_tokens(prompt, completion)
+        return prompt + completion or None
+
+    def _set_replicas(self, number: int) -> None:
+        self.chat_limiter.set_replicas(number)
+        self._chat_metrics.record_replicas(number)
+
+
+def _take_key(endpoint: JudgeEndpoint) -> str:
+    """Remove the key from the environment, so that child processes and dumps do not contain it."""
+    key = os.environ.pop(ENV_JUDGE_API_KEY, "").strip()
+    reference = endpoint.api_key_secret_ref
+    if reference and not key:
+        raise UserError(f"${ENV_JUDGE_API_KEY} is not set: Secret {reference.name} has no key {reference.key}")
+    return key
+
+
+def _build_payload(settings: ChatSettings) -> dict[str, Any]:
+    endpoint, sampling = settings.endpoint, settings.sampling
+    payload: dict[str, Any] = {
+        "model": endpoint.model if endpoint else vllm_sidecar.SERVED_MODEL_NAME,
+        **({} if sampling.temperature is None else {"temperature": sampling.temperature}),
+        endpoint.max_tokens_field if endpoint else "max_tokens": sampling.max_tokens,
+    }
+    if settings.model is not None and settings.model.chat_template_arguments:
+        payload["chat_template_kwargs"] = settings.model.chat_template_arguments
+    return payload | settings.payload | sampling.extra_body
+
+
+def _text_of(answer: dict[str, Any], who: str, hide_key: Callable[[str], str]) -> str:
+    """Return the model's text. Raises NoScoreError if it is missing or incomplete, or if there is no chat
+    completion."""
+    try:
+        choice = answer["choices"][0]
+        text = encodable(_join_parts(choice["message"].get("content")))
+        refusal = choice["message"].get("refusal")
+        finish_reason = choice.get("finish_reason")
+    except (KeyError, IndexError, TypeError, AttributeError):
+        shown = describe(hide_key(str(answer)))
+        raise NoScoreError(InvalidReason.BAD_RETURN, f"not a chat completion: {shown}") from None
+    if finish_reason == "content_filter":
+        shown = f" after {describe(text)}" if text else ""
+        raise NoScoreError(InvalidReason.CONTENT_FILTER, f"a filter withheld the {who}'s answer{shown}")
+    if refusal and not text:
+        raise NoScoreError(InvalidReason.REFUSED, f"the {who} refused: {describe(refusal)}")
+    if finish_reason == "length":
+        message = f"the {who}'s answer was cut off at sampling.maxTokens: {describe(text)}"
+        raise NoScoreError(InvalidReason.BAD_RETURN, message)
+    if not text:
+        raise NoScoreError(InvalidReason.EMPTY, f"the {who}'s answer is empty")
+    return text
+
+
+def _join_parts(content: Any) -> str:
+    """Return the text of a message: null, a string, or a list of parts."""
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if isinstance(part.get("text"), str))
+    return content if isinstance(content, str) else ""
+
+
+def _count(usage: Any, name: str) -> float:
+    value = usage.get(name) if isinstance(usage, dict) else None
+    return float(value) if isinstance(value, int | float) and 0 < value <= _MAX_TOKENS else 0.0

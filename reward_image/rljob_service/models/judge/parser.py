@@ -1,0 +1,193 @@
+"""Read the score from a judge's answer, and combine votes into one score. Pure.
+
+Invariant: an unreadable answer is invalid, with its beginning in the message, and never counts as zero.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any
+
+from rljob_api.errors import UserError
+from rljob_api.manifest.judge_regex import compile_judge_regex
+from rljob_api.manifest.services.models import JudgeParser, JudgeReward, find_judge_problems
+from rljob_api.wire.contract import MAX_COMPONENTS
+from rljob_api.wire.protocol import InvalidReason
+from rljob_service.models.execution import NoScoreError, Score
+from rljob_service.models.judge.json_answer import SchemaChecker, read_json
+from rljob_service.models.texts import describe, drop_reasoning
+from rljob_service.worker.forms.outcome import read_components
+
+_MAX_READ_CHARACTERS = 1 << 14
+"""Regular expressions are applied to the end of an answer only: one match is linear in it, but all may be quadratic."""
+_SCORE_GROUP = "score"
+_SCHEMA_NAME = "verdict"
+
+
+class Parser:
+    def __init__(self, judge: JudgeReward) -> None:
+        """Raises UserError if the parser cannot read any answer."""
+        problems = [f"judge.{field} {problem}" for field, problem in find_judge_problems(judge)]
+        if problems:
+            raise UserError("; ".join(problems))
+        self._spec: JudgeParser = judge.parser
+        self._scores = {word.strip().casefold(): score for word, score in judge.parser.scores.items()}
+        self._regex = compile_judge_regex(judge.parser.regex) if judge.parser.regex else None
+        self._path = judge.parser.score_path.split(".")
+        self._schema: SchemaChecker | None = None
+        if judge.parser.json_schema is not None:
+            try:
+                self._schema = SchemaChecker(judge.parser.json_schema)
+            except ValueError as error:
+                raise UserError(f"judge.parser.jsonSchema {error}") from None
+
+    @property
+    def response_format(self) -> dict[str, Any] | None:
+        """Field of the request that asks for the schema; None without a schema, or if it is not sent."""
+        schema, form = self._spec.json_schema, self._spec.response_format
+        if schema is None or form == "none":
+            return None
+        if form == "json_object":
+            return {"type": "json_object"}
+        strict = {"strict": True} if is_strict(schema) else {}
+        return {"type": "json_schema", "json_schema": {"name": _SCHEMA_NAME, "schema": schema, **strict}}
+
+    def read(self, answer: str) -> Score:
+        """Return the score of an answer. Raises NoScoreError."""
+        if self._regex:
+            return self._read_text(self._regex, _drop_reasoning(answer))
+        value, components = self._find(answer)
+        return Score(self.to_number(value, answer), components)
+
+    def _read_text(self, regex: Any, answer: str) -> Score:
+        # Earlier matches belong to the reasoning.
+        matches = deque(regex.finditer(answer.rstrip()[-_MAX_READ_CHARACTERS:]), maxlen=1)
+        if not matches:
+            raise _unreadable(f"the judge's answer does not match judge.parser.regex: {describe(answer)}")
+        [last] = matches
+        word = last[_SCORE_GROUP] if _SCORE_GROUP in regex.groupindex else last[1]
+        return Score(self.to_number(word, answer))
+
+    def read_list(self, answer: str) -> tuple[list[Any], dict[str, float]]:
+        """Return the elements of the list at scorePath, and the components on its level."""
+        value, components = self._find(answer)
+        if not isinstance(value, list):
+            raise _unreadable(f"the judge's {self._spec.score_path} is not a list: {describe(answer)}")
+        return value, components
+
+    def _find(self, answer: str) -> tuple[Any, dict[str, float]]:
+        """Return the value at scorePath, and the numbers on its level."""
+        try:
+            value = read_json(_drop_reasoning(answer))
+        except ValueError as error:
+            raise _unreadable(f"the judge's answer is not JSON ({error}): {describe(answer)}") from None
+        whole = value
+        parent: Any = None
+        for part in self._path:
+            parent = value
+            try:
+                value = value[int(part)] if isinstance(value, list) else value[part]
+            except (KeyError, IndexError, TypeError, ValueError):
+                raise _unreadable(f"the judge's answer has no {self._spec.score_path}: {describe(answer)}") from None
+        if self._schema and (problem := self._schema.find_problem(whole, self._path)):
+            shown = f"{problem}: {describe(answer)}"
+            raise _unreadable(f"the judge's answer does not meet judge.parser.jsonSchema: {shown}")
+        siblings = parent if isinstance(parent, dict) else {}
+        components = read_components((name, other) for name, other in siblings.items() if name != self._path[-1])
+        if len(components) > MAX_COMPONENTS:
+            raise _unreadable(f"the judge's answer has more than {MAX_COMPONENTS} components")
+        return value, components
+
+    def to_number(self, value: Any, answer: str) -> float:
+        """Convert a number, or a word of judge.parser.scores. Raises NoScoreError for other values."""
+        if value is None:
+            raise _abstained(answer)
+        word = str(value).strip().casefold()
+        if word in self._scores:
+            return self._scores[word]
+        try:
+            number = float(value.strip() if isinstance(value, str) else value)
+        except (TypeError, ValueError, OverflowError):
+            known = f" (judge.parser.scores has {', '.join(self._spec.scores)})" if self._scores else ""
+            raise _unreadable(f"the judge's score is {describe(value)}, which is not a number{known}") from None
+        if not math.isfinite(number):
+            raise NoScoreError(InvalidReason.NOT_FINITE, f"the judge's score is {number}: {describe(answer)}")
+        for limit, name, is_within in (
+            (self._spec.min_score, "minScore", operator.ge),
+            (self._spec.max_score, "maxScore", operator.le),
+        ):
+            if limit is not None and not is_within(number, limit):
+                shown = f"judge.parser.{name} is {limit:g}: {describe(answer)}"
+                raise _unreadable(f"the judge's score is {number:g}; {shown}")
+        return number
+
+
+def _drop_reasoning(answer: str) -> str:
+    """Return the answer without its reasoning. Raises NoScoreError if nothing is left."""
+    rest = drop_reasoning(answer)
+    if answer.strip() and not rest:
+        raise NoScoreError(InvalidReason.EMPTY, f"the judge's answer has its reasoning alone: {describe(answer)}")
+    return rest
+
+
+def _abstained(answer: str) -> NoScoreError:
+    return NoScoreError(InvalidReason.ABSTAINED, f"the judge's score is null: {describe(answer)}")
+
+
+def combine(votes: Sequence[Score | NoScoreError], aggregate: str) -> Score:
+    """Combine votes into one score. Raises NoScoreError unless more than half are readable."""
+    scores = require_majority(votes, "votes")
+    if len(votes) == 1:
+        return scores[0]
+    counts = Counter(score.value for score in scores)
+    top_count = max(counts.values())
+    value = mean_value(scores)
+    if aggregate == "majority":
+        value = mean_value([Score(winner) for winner, count in counts.items() if count == top_count])
+    components = mean_components(scores) | {"votes": float(len(scores)), "agreement": top_count / len(scores)}
+    return Score(value, components)
+
+
+def require_majority(answers: Sequence[Score | NoScoreError], what: str) -> list[Score]:
+    """Return the answers that are scores. Raises NoScoreError unless they are more than half."""
+    scores = [answer for answer in answers if isinstance(answer, Score)]
+    failed = [answer for answer in answers if isinstance(answer, NoScoreError)]
+    failed.sort(key=lambda error: error.reason is not InvalidReason.UNREACHABLE)  # clients wait for an endpoint
+    if 2 * len(scores) > len(answers):
+        return scores
+    if len(answers) == 1:
+        raise failed[0]
+    raise NoScoreError(failed[0].reason, f"{len(failed)} of {len(answers)} {what} failed, the first: {failed[0]}")
+
+
+def mean_value(scores: Sequence[Score]) -> float:
+    return math.fsum(score.value for score in scores) / len(scores)
+
+
+def mean_components(scores: Sequence[Score]) -> dict[str, float]:
+    """Return each component's mean over the scores that have it."""
+    names = {name: None for score in scores for name in score.components}
+    found = {name: [score.components[name] for score in scores if name in score.components] for name in names}
+    return {name: math.fsum(values) / len(values) for name, values in found.items()}
+
+
+def is_strict(schema: Any) -> bool:
+    """Return whether a schema meets OpenAI's conditions for `strict`: closed objects, all properties required."""
+    if isinstance(schema, list):
+        return all(map(is_strict, schema))
+    if not isinstance(schema, dict):
+        return True
+    properties = schema.get("properties")
+    if schema.get("type") == "object" or isinstance(properties, dict):
+        if schema.get("additionalProperties") is not False:
+            return False
+        if set(schema.get("required") or ()) != set(properties or ()):
+            return False
+    return all(map(is_strict, schema.values()))
+
+
+def _unreadable(message: str) -> NoScoreError:
+    return NoScoreError(InvalidReason.BAD_RETURN, message)

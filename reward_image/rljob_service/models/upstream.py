@@ -1,0 +1,205 @@
+"""HTTP requests to a model's server, with retries until the deadline of the execution.
+
+Decides what a status means: 429 is waited for and is not a failure; 5xx, broken connections and, once the server has
+answered, refusals of the key or the URL are retried with jitter; everything else is final. If the server also fails
+the request that it answered last, it is away: the reason is then `unreachable`, with which clients wait for it. Callers
+interpret the JSON. Invariant: no message contains the API key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import aiohttp
+
+from rljob_api.wire.protocol import InvalidReason
+from rljob_api.wire.retry_after import parse_retry_after
+from rljob_service.models.execution import ExecutionProgress, NoScoreError
+from rljob_service.models.metrics import UpstreamMetrics
+from rljob_service.models.rate_limiter import RateLimiter
+from rljob_service.models.shared_engines import SharedEngines
+
+FIRST_DELAY_SECONDS = 0.25
+MAX_DELAY_SECONDS = 8.0
+_CONNECT_SECONDS = 10.0
+_MAX_SHOWN_CHARACTERS = 500
+_MAX_ANSWER_BYTES = 4 << 20
+_RETRYABLE_STATUSES = {408, 409, 425, *range(500, 600)} - {501, 505}  # 501 and 505 are permanent
+_UNAVAILABLE = 503
+"""The status of an engine that sleeps, or that is about to."""
+_REFUSING_STATUSES = {401, 404, 405}
+"""Statuses of a wrong key, model or URL. Not 403, with which some endpoints refuse a single text."""
+_AWAY_STATUSES = _REFUSING_STATUSES | {402}
+"""They pass, if the server has answered before: an expired key, a route or a credit that is used up."""
+_PROBE_SECONDS = 60.0
+_MARGIN_SECONDS = 0.1
+"""Before the end of an execution, in which its result must be reported."""
+
+
+class _Response(NamedTuple):
+    status: int
+    text: str
+    retry_after: str | None
+
+
+class UpstreamClient:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        limiter: RateLimiter,
+        metrics: UpstreamMetrics,
+        *,
+        name: str,
+        secret: str = "",
+        headers: Mapping[str, str] | None = None,
+        on_refused: Callable[[str], None] = lambda answer: None,
+        engines: SharedEngines | None = None,
+    ) -> None:
+        """`on_refused` is called if the server refuses requests before it has ever answered one: the configuration is
+        wrong. Later, the same answer is a failure of one request, because the configuration worked. `engines`: the
+        servers whose path `url` is, instead of one server."""
+        self._session = session
+        self._url, self._engines = url, engines
+        self._limiter = limiter
+        self._metrics = metrics
+        self._secret = secret
+        self._headers = {**(headers or {}), **({"Authorization": f"Bearer {secret}"} if secret else {})}
+        self._name = name
+        self._on_refused = on_refused
+        self._answered: dict[str, Any] | None = None
+        """The payload that was answered last."""
+        self._probe: asyncio.Task[None] | None = None
+        self.is_away = False
+        """Whether it fails what it answered before."""
+
+    def close(self) -> None:
+        if self._probe is not None:
+            self._probe.cancel()
+
+    def suspect(self) -> None:
+        """A request failed, or got no answer: find out whether the server still answers what it answered last. Engines
+        of the trainer's Pods say themselves whether they are awake."""
+        if self._engines is None and self._answered is not None and (self._probe is None or self._probe.done()):
+            self._probe = asyncio.create_task(self._ask_again(self._answered))
+
+    async def _ask_again(self, payload: dict[str, Any]) -> None:
+        await self._limiter.acquire_retry()
+        try:
+            async with asyncio.timeout(_PROBE_SECONDS):
+                status = (await self._send(self._url, payload)).status
+            self._metrics.record_request(str(status))
+            self.is_away = status not in (200, 429)
+        except (aiohttp.ClientError, OSError):  # a TimeoutError is an OSError
+            self._metrics.record_request("connection")
+            self.is_away = True
+
+    async def post(self, payload: dict[str, Any], progress: ExecutionProgress) -> dict[str, Any]:
+        """Return the JSON object of the answer. Raises NoScoreError, and AwayError if all engines are away."""
+        num_tries = 0
+        last = ""
+        while True:
+            if num_tries:
+                await self._limiter.acquire_retry()
+            num_tries += 1
+            progress.activity = f"waiting for an answer of {self._name}{f' after {last}' if last else ''}"
+            server = self._engines.pick() if self._engines else ""
+            try:
+                response = await self._send(f"{server}{self._url}", payload)
+            except (aiohttp.ClientError, OSError) as error:  # includes timeouts of connecting
+                self._metrics.record_request("connection")
+                if self._engines:
+                    self._engines.drop(server)
+                    continue
+                last = f"{type(error).__name__}: {self.show(str(error))}"
+                await self._back_off(self._delay(num_tries), progress, InvalidReason.EXCEPTION, num_tries, last)
+                continue
+            self._metrics.record_request(str(response.status))
+            if response.status == 200:
+                self._answered, self.is_away = payload, False
+                return self._parse(response.text)
+            last = f"{response.status} {self.show(response.text)}".strip()
+            if self._engines and response.status == _UNAVAILABLE:
+                self._engines.drop(server)
+                continue
+            await self._handle_error(response, progress, num_tries, last)
+
+    async def _send(self, url: str, payload: dict[str, Any]) -> _Response:
+        async with self._session.post(
+            url,
+            json=payload,
+            headers=self._headers,
+            timeout=aiohttp.ClientTimeout(sock_connect=_CONNECT_SECONDS),
+            allow_redirects=False,  # never send the key to another URL
+        ) as response:
+            return _Response(response.status, await _read_text(response), response.headers.get("Retry-After"))
+
+    async def _handle_error(self, response: _Response, progress: ExecutionProgress, num_tries: int, last: str) -> None:
+        """Wait before a retry. Raises NoScoreError if a retry cannot help or would be too late."""
+        retry_after = parse_retry_after(response.retry_after)
+        if response.status == 429:
+            self.is_away = False
+            seconds = self._delay(num_tries) if retry_after is None else retry_after
+            self._limiter.pause(seconds)
+            # Requests that wait for the same moment are not sent all at once.
+            wait = seconds + random.random() * FIRST_DELAY_SECONDS
+            await self._back_off(wait, progress, InvalidReason.TIMEOUT, num_tries, last)
+        elif response.status in _RETRYABLE_STATUSES or (self._answered and response.status in _AWAY_STATUSES):
+            delay = max(retry_after or 0.0, self._delay(num_tries))
+            await self._back_off(delay, progress, InvalidReason.EXCEPTION, num_tries, last)
+        else:
+            message = f"{self._name} answered {last}"
+            if response.status in _REFUSING_STATUSES and not self._answered:
+                self._on_refused(message)
+            raise NoScoreError(InvalidReason.EXCEPTION, message)
+
+    def show(self, text: str) -> str:
+        """Return the beginning of a text from the server, without the key."""
+        return self.hide_key(" ".join(text.split()))[:_MAX_SHOWN_CHARACTERS]
+
+    def hide_key(self, text: str) -> str:
+        """Remove the key, which some servers repeat. Pass the whole text: a truncated key is not found."""
+        return text.replace(self._secret, "***") if self._secret else text
+
+    def _delay(self, num_tries: int) -> float:
+        return random.random() * min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0**num_tries)
+
+    async def _back_off(
+        self, seconds: float, progress: ExecutionProgress, reason: InvalidReason, num_tries: int, last: str
+    ) -> None:
+        if reason is InvalidReason.EXCEPTION:
+            self.suspect()
+            self.is_away |= self._answered is None
+        if seconds >= progress.seconds_left:
+            if self._probe is not None:
+                await asyncio.wait((self._probe,), timeout=max(0.0, progress.seconds_left - _MARGIN_SECONDS))
+            reason = InvalidReason.UNREACHABLE if self.is_away else reason
+            tries = "1 try" if num_tries == 1 else f"{num_tries} tries"
+            more = f", next try in {seconds:.1f} s" if reason is InvalidReason.TIMEOUT else ""
+            raise NoScoreError(reason, f"{self._name} failed within timeoutSeconds ({tries}{more}); last: {last}")
+        progress.activity = f"waiting {seconds:.1f} s after {last}"
+        await asyncio.sleep(seconds)
+
+    def _parse(self, text: str) -> dict[str, Any]:
+        try:
+            answer = json.loads(text)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            message = f"{self._name} did not return a JSON object: {self.show(text)}"
+            raise NoScoreError(InvalidReason.BAD_RETURN, message)
+        return answer
+
+
+async def _read_text(response: aiohttp.ClientResponse) -> str:
+    """Return the body, truncated to the maximum size of an answer."""
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > _MAX_ANSWER_BYTES:
+            break
+    return body[:_MAX_ANSWER_BYTES].decode(errors="replace")

@@ -1,0 +1,275 @@
+"""The worker processes of one service: started a few at a time as demand grows, replaced when they die.
+
+Owns their number. Consumes demand (ensure), produces idle workers (acquire, and on_idle when one becomes idle). At most
+`size` and the spare ones are ready; the caller runs at most `size` requests. If the first worker cannot start, the
+service is not served. Invariant: a worker whose last request failed is idle for as long as another one is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Hashable, Iterator
+from typing import Any
+
+from rljob_api.errors import TransientError, UserError
+from rljob_api.quantity import format_bytes
+from rljob_api.wire.protocol import InvalidReason
+from rljob_service.pool.health import PoolHealth
+from rljob_service.pool.isolation import Isolation
+from rljob_service.pool.output import OutputLog
+from rljob_service.pool.process import WorkerProcess
+from rljob_service.pool.shared_files import Share, SharedFiles, SharedFolders, count_shares
+from rljob_service.results import StartupReport
+from rljob_service.worker.settings import FunctionSettings
+
+logger = logging.getLogger(__name__)
+
+_IMPORT_REPORT_SECONDS = 3.0
+_MAX_IMPORT_REPORT_SECONDS = 60.0
+_MIN_PATIENCE_SECONDS = 5.0
+_PATIENCE_PER_START = 3.0
+"""A start that takes this many times as long as earlier ones is late."""
+_MAX_FAILED_STARTS = 5
+_MAX_BACKOFF_SECONDS = 5.0
+_SCRATCH_POLL_SECONDS = 0.5
+_SCRATCH_SLACK_BYTES = 1 << 20
+"""So that one file of the allowed size does not exceed the limit."""
+
+
+class WorkerPool:
+    enforces_timeout = False
+    notice = ""
+
+    def __init__(
+        self,
+        settings: FunctionSettings,
+        size: int,
+        *,
+        name: str = "",
+        on_idle: Callable[[], None],
+        on_restart: Callable[[], None],
+        on_fatal_error: Callable[[TransientError], None],
+    ) -> None:
+        self._settings = settings
+        self._name = name
+        self._isolation = Isolation(settings)
+        self._size = size
+        self._on_idle = on_idle
+        self._on_restart = on_restart
+        self._on_fatal_error = on_fatal_error
+        self._output = OutputLog()
+        self._shared_files: SharedFiles = SharedFolders()
+        self._health = PoolHealth()
+        self._idle: list[WorkerProcess] = []
+        self._resting: deque[WorkerProcess] = deque()
+        """Idle, and their last request failed; the oldest first."""
+        self._starting_since: dict[WorkerProcess, float] = {}
+        self._start_seconds = 0.0
+        """The longest start that has succeeded."""
+        self._workers: set[WorkerProcess] = set()
+        self._ready: set[WorkerProcess] = set()
+        self._num_starting = 0
+        self._max_starting = max(2, os.cpu_count() or 1)
+        self._num_failed_starts = 0
+        self._demand = 1
+        self._closing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def can_serve(self) -> bool:
+        """Whether a worker is ready, or is starting on time and no start has failed since the last success."""
+        return bool(self._ready) or not (self._num_failed_starts or self._is_start_late())
+
+    @property
+    def has_idle(self) -> bool:
+        return bool(self._idle or self._resting)
+
+    def owns(self, pid: int) -> bool:
+        return any(worker.pid == pid for worker in self._workers)
+
+    async def start_first(self) -> StartupReport:
+        worker = self._spawn()
+        report = await self._await_start(worker)
+        if report.error:
+            await worker.exited
+            raise UserError(report.error)
+        self._isolation.record(report.missing)
+        self._shared_files = self._isolation.find_shared_files()
+        self._keep(self._watch_scratch())
+        self._on_worker_ready(worker)
+        return report.model_copy(update={"missing": self._isolation.missing})
+
+    def acquire(self) -> WorkerProcess:
+        """Return the idle worker that was used last: its memory is warm, and the others stay swapped out.
+
+        Workers whose last request failed come last: a spoilt one must not draw the work, and with a spare worker a
+        retry always meets another one.
+        """
+        return self._idle.pop() if self._idle else self._resting.popleft()
+
+    def ensure(self, demand: int) -> None:
+        """Grow towards `demand` workers and the spare ones, and replace dead ones."""
+        self._demand = max(1, demand)
+        num_wanted = min(self._size, self._demand) + self._settings.spare_workers
+        max_starting = 1 if self._num_failed_starts else self._max_starting
+        while (
+            not self._closing
+            and len(self._ready) + self._num_starting < num_wanted
+            and self._num_starting < max_starting
+        ):
+            self._num_starting += 1
+            self._keep(self._start())
+
+    async def close(self) -> None:
+        self._closing = True
+        for task in list(self._tasks):
+            task.cancel()
+        workers = list(self._workers)
+        for worker in workers:
+            worker.kill(InvalidReason.CANCELLED, "the server shut down")
+        await asyncio.gather(*(worker.exited for worker in workers))
+        self._isolation.close()
+
+    def _keep(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _watch_scratch(self) -> None:
+        """Kill workers whose directory exceeds the limit. Without disk quotas no kernel limits a directory, so poll."""
+        limit = self._settings.max_file_bytes + _SCRATCH_SLACK_BYTES
+        while True:
+            await asyncio.sleep(_SCRATCH_POLL_SECONDS)
+            running = [worker for worker in self._workers if worker.is_busy]
+            if not running:
+                continue
+            self._shared_files.observe(self._list_running())
+            shares = self._shared_files.find_shares()
+            for worker in await asyncio.to_thread(_find_excessive, running, shares, limit):
+                message = (
+                    f"its files took more than {format_bytes(self._settings.max_file_bytes)} (maxFileSize), "
+                    "and the function was killed"
+                )
+                worker.kill(InvalidReason.WORKER_DIED, message)
+
+    async def _start(self) -> None:
+        try:
+            if self._num_failed_starts:
+                await asyncio.sleep(min(_MAX_BACKOFF_SECONDS, 0.1 * 2**self._num_failed_starts))
+            worker = self._spawn()
+            started = await self._await_start(worker)
+        except OSError as error:
+            started = StartupReport(error=f"cannot start a process: {error}")
+        finally:
+            self._num_starting -= 1
+        if not started.error:
+            self._num_failed_starts = 0
+            self._on_worker_ready(worker)
+        else:
+            self._num_failed_starts += 1
+            if self._num_failed_starts >= _MAX_FAILED_STARTS and not self._ready:
+                self._on_fatal_error(TransientError(f"{_MAX_FAILED_STARTS} workers failed to start: {started.error}"))
+        self.ensure(self._demand)
+
+    def _spawn(self) -> WorkerProcess:
+        worker = WorkerProcess(
+            self._settings, self._isolation, self._output, self._on_worker_idle, self._on_worker_exit
+        )
+        self._workers.add(worker)
+        return worker
+
+    async def _await_start(self, worker: WorkerProcess) -> StartupReport:
+        """Wait until the worker has imported the function or failed; log where it is, if that takes long."""
+        self._starting_since[worker] = started_at = time.monotonic()
+        reports = asyncio.create_task(self._report_import(worker, started_at))
+        try:
+            await worker.connect()
+            async with asyncio.timeout(self._settings.import_timeout_seconds):
+                report = await asyncio.shield(worker.started)
+        except TimeoutError:
+            place = await worker.locate()
+            where = f" and is still at {place}" if place else ""
+            limit = f"{self._settings.import_timeout_seconds:g} s (function.importTimeoutSeconds)"
+            worker.kill(InvalidReason.TIMEOUT, f"it took more than {limit}{where}")
+            report = await worker.started
+        finally:
+            reports.cancel()
+            del self._starting_since[worker]
+        if not report.error:
+            self._start_seconds = max(self._start_seconds, time.monotonic() - started_at)
+        return report
+
+    async def _report_import(self, worker: WorkerProcess, started_at: float) -> None:
+        pause = max(_IMPORT_REPORT_SECONDS, _PATIENCE_PER_START * self._start_seconds)
+        while True:
+            await asyncio.sleep(pause)
+            place = await worker.locate()
+            logger.info(
+                "%s: the import of %s has taken %.0f s so far%s; after %g s it fails (importTimeoutSeconds)",
+                self._name,
+                self._settings.module or self._settings.path,
+                time.monotonic() - started_at,
+                f", now at {place}" if place else "",
+                self._settings.import_timeout_seconds,
+            )
+            pause = min(_MAX_IMPORT_REPORT_SECONDS, 2 * pause)
+
+    def _is_start_late(self) -> bool:
+        patience = max(_MIN_PATIENCE_SECONDS, _PATIENCE_PER_START * self._start_seconds)
+        now = time.monotonic()
+        return bool(self._starting_since) and all(now - since > patience for since in self._starting_since.values())
+
+    def _on_worker_ready(self, worker: WorkerProcess) -> None:
+        if worker.exited.done():
+            return
+        self._shared_files.observe(self._list_running())
+        self._ready.add(worker)
+        self._idle.append(worker)
+        self._on_idle()
+
+    def _on_worker_idle(self, worker: WorkerProcess) -> None:
+        self._shared_files.observe(self._list_running())
+        self._shared_files.end(worker)
+        if reason := worker.problem or self._health.record(worker.history, failed=worker.has_failed):
+            logger.info("%s: worker %d is replaced: %s", self._name, worker.pid, reason)
+            worker.kill(InvalidReason.CANCELLED, reason)  # it has no request; its exit starts another one
+        else:
+            (self._resting if worker.has_failed else self._idle).append(worker)
+        self._on_idle()  # also after a replacement: a spare worker may be idle
+
+    def _list_running(self) -> Iterator[Hashable]:
+        """Yield what may be creating files: requests, by their worker, and imports."""
+        for worker in self._workers:
+            if worker not in self._ready:
+                yield worker, "import"
+            elif worker not in self._idle and worker not in self._resting:
+                yield worker
+
+    def _on_worker_exit(self, worker: WorkerProcess) -> None:
+        self._shared_files.observe(self._list_running())
+        self._shared_files.end(worker)
+        self._shared_files.end((worker, "import"))
+        self._workers.discard(worker)
+        for idle in (self._idle, self._resting):
+            if worker in idle:
+                idle.remove(worker)
+        if worker in self._ready:
+            self._ready.discard(worker)
+            if not self._closing:
+                self._on_restart()
+        if not self._closing:
+            self.ensure(self._demand)
+            self._on_idle()
+
+
+def _find_excessive(workers: list[WorkerProcess], shares: list[Share], limit_bytes: int) -> list[WorkerProcess]:
+    shared = count_shares(shares, limit_bytes)
+
+    def count(worker: WorkerProcess) -> float:
+        return worker.used_bytes(limit_bytes) + shared.get(worker, 0) + shared.get((worker, "import"), 0)
+
+    return [worker for worker in workers if count(worker) > limit_bytes]

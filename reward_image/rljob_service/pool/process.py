@@ -1,0 +1,332 @@
+"""One worker process as the server sees it: spawn, one request at a time, kill, notice its death.
+
+Owns the process, its socket, its pipes and its seccomp supervisor. Each request gets exactly one result: the worker's
+replies, or how the process ended. Processes that a request started end before the worker is idle again. The pool
+decides when to start and to replace a worker, isolation what it may do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from typing import cast
+
+import psutil
+from pydantic import ValidationError
+
+from rljob_api.wire.protocol import InvalidReason
+from rljob_service.kinds import KINDS
+from rljob_service.pool import process_marks
+from rljob_service.pool.environment import build_environment
+from rljob_service.pool.health import WorkerHistory, draw_max_requests, has_failed
+from rljob_service.pool.import_watch import StackPipe
+from rljob_service.pool.isolation import Isolation
+from rljob_service.pool.output import OutputLog
+from rljob_service.pool.seccomp_supervisor import SeccompSupervisor
+from rljob_service.results import ExecutionResult, StartupReport, failure
+from rljob_service.worker.process import frames, scratch
+from rljob_service.worker.sandbox import PRIVATE_SHM, lacks, private_folders
+from rljob_service.worker.settings import REQUEST, TEARDOWN_SECONDS, FunctionSettings
+
+_OUTPUT_CHUNK_BYTES = 64 << 10
+_EXIT_AFTER_CLOSE_SECONDS = 1.0
+_MAX_REPORT_BYTES = 1 << 20
+"""Limit of a worker's first frame."""
+_MAX_REASON_CHARACTERS = 300
+_MULTIPROCESSING = ("multiprocessing.spawn", "multiprocessing.forkserver")
+_GENTLE = frozenset((InvalidReason.TIMEOUT, InvalidReason.CANCELLED))
+"""Reasons for which a request may still run its `finally` blocks, if its kind has a teardown."""
+
+
+class WorkerProcess(asyncio.Protocol):
+    """Calls on_idle and on_exit for the pool; `started` and `exited` are the futures of both ends of its life."""
+
+    def __init__(
+        self,
+        settings: FunctionSettings,
+        isolation: Isolation,
+        output: OutputLog,
+        on_idle: Callable[[WorkerProcess], None],
+        on_exit: Callable[[WorkerProcess], None],
+    ) -> None:
+        self._function = settings
+        self._isolation = isolation
+        self._sandbox = isolation.allocate_sandbox()
+        self.scratch = self._sandbox.scratch
+        self._supervisor: SeccompSupervisor | None = None
+        self._output = output
+        self._on_idle = on_idle
+        self._on_exit = on_exit
+        kind = KINDS[settings.serves]
+        self._replies, self._has_teardown = kind.replies, kind.has_teardown
+        self._buffer = frames.FrameBuffer(_MAX_REPORT_BYTES)
+        self._callback: Callable[[ExecutionResult], None] | None = None
+        self._num_samples = 0
+        self._killed_as: ExecutionResult | None = None
+        self.history = WorkerHistory(draw_max_requests(settings.max_requests))
+        self.has_failed = False
+        """Whether the last request failed."""
+        self.problem = ""
+        """Why it must be replaced after the current request, as it said or as its processes show."""
+        self._has_private_memory = False
+        self._kept: set[psutil.Process] = set()
+        """Processes that the import started: they stay until the worker ends."""
+        self._ending: asyncio.Task[None] | None = None
+        self._transport: asyncio.WriteTransport | None = None
+        self._loop = asyncio.get_running_loop()
+        self.started: asyncio.Future[StartupReport] = self._loop.create_future()
+        self.exited: asyncio.Future[None] = self._loop.create_future()
+        self._spawn()
+
+    def _spawn(self) -> None:
+        self._socket, worker_socket = socket.socketpair()
+        self._handover, worker_handover = socket.socketpair()
+        self._stack = StackPipe()
+        descriptors = (worker_socket.fileno(), worker_handover.fileno(), self._stack.write_end)
+        # -P: Python must not import files that user code wrote into a working directory.
+        self._command = [self._isolation.python, "-P", "-m", "rljob_service.worker"]
+        self._command += map(str, (descriptors[0], os.getpid(), *descriptors[1:]))
+        with worker_socket, worker_handover:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=descriptors,
+                env=build_environment(os.environ, self._sandbox.home),
+                start_new_session=True,  # its own process group: a kill also reaches what user code started
+                bufsize=0,
+            )
+        self._stack.close_write_end()
+        self.pid = self._process.pid
+        assert self._process.stdout is not None
+        self._stdout = self._process.stdout
+        os.set_blocking(self._stdout.fileno(), False)
+        self._loop.add_reader(self._stdout.fileno(), self._drain_output)
+        # Only the pidfd reports the death: a grandchild may hold the socket's other end open.
+        self._pidfd = os.pidfd_open(self.pid)
+        self._loop.add_reader(self._pidfd, self._reap)
+        self._handover.setblocking(False)
+        self._loop.add_reader(self._handover, self._receive_listener)
+
+    @property
+    def is_busy(self) -> bool:
+        return self._callback is not None or not self.started.done()
+
+    async def connect(self) -> None:
+        """Send the settings. The worker's answer arrives in `started`."""
+        await self._loop.create_unix_connection(lambda: self, sock=self._socket)
+        if self._transport is not None:
+            first = {"settings": self._function._asdict(), "sandbox": self._sandbox._asdict()}
+            self._transport.write(frames.encode(json.dumps(first).encode()))
+
+    def execute(self, body: bytes, num_samples: int, callback: Callable[[ExecutionResult], None]) -> None:
+        assert self._callback is None
+        assert self._transport is not None
+        self._callback = callback
+        self._num_samples = num_samples
+        self._buffer.max_bytes = self._replies.max_bytes * num_samples
+        if not self._transport.is_closing():  # else _reap() delivers how the process ended
+            self._transport.write(frames.encode(body))
+
+    def used_bytes(self, limit: int) -> int:
+        """Return the size of its files, or more than `limit`. Blocks; may be called from another thread."""
+        total = scratch.used_bytes(self.scratch, limit)
+        processes = [self.pid]
+        if self._supervisor is not None and self._supervisor.has_spawned:
+            processes = [process.pid for process in process_marks.find_processes(self._sandbox.mark)]
+        total += sum(scratch.unnamed_bytes(pid, self.scratch, private_folders.TEMPORARY) for pid in processes)
+        if self._has_private_memory:
+            total += scratch.shared_memory_bytes(self.pid, private_folders.SHARED_MEMORY)
+        return total
+
+    async def locate(self) -> str:
+        """Return the line that its import executes; empty if that is unknown."""
+        can_answer = self._handover.fileno() < 0 and not self.started.done()
+        return await self._stack.locate(self.pid, self._function.path) if can_answer else ""
+
+    def kill(self, reason: InvalidReason, message: str) -> None:
+        """Kill the process and all that it started; its request, if any, fails with this reason once it is dead.
+
+        A request with a teardown gets SIGTERM first, and some seconds to release what it holds.
+        """
+        if self.exited.done():
+            return  # the kernel may have reused its pid
+        is_first = self._killed_as is None
+        self._killed_as = self._killed_as or failure(reason, message)
+        if not self._has_teardown or self._callback is None or reason not in _GENTLE:
+            self._kill_group()
+        elif is_first:
+            os.kill(self.pid, signal.SIGTERM)
+            self._loop.call_later(TEARDOWN_SECONDS, self._kill_group)
+
+    def _kill_group(self) -> None:
+        if not self.exited.done():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's share no base class with asyncio's
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._buffer.feed(data):
+                self._receive(frame)
+        except (frames.BrokenFrameError, ValidationError) as error:
+            what = str(error) if isinstance(error, frames.BrokenFrameError) else error.errors()[0]["msg"]
+            self.kill(InvalidReason.WORKER_DIED, f"the worker wrote garbage to its pipe and was replaced: {what}")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        # Usually the process is about to exit, and its exit status explains more than a closed pipe.
+        message = "the worker closed its pipe and was replaced"
+        self._loop.call_later(_EXIT_AFTER_CLOSE_SECONDS, self.kill, InvalidReason.WORKER_DIED, message)
+
+    def _receive(self, frame: bytes | None) -> None:
+        if self._killed_as is not None:
+            return self._kill_group()  # it has released what it held
+        if frame is None:
+            return self._finish(self._replies.too_long)
+        if not self.started.done():
+            self._stack.close()
+            if self._supervisor is not None and self._supervisor.has_new_processes:
+                self._kept = set(process_marks.find_processes(self._sandbox.mark))
+                self._supervisor.has_new_processes = False
+            report = StartupReport.model_validate_json(frame)
+            self._has_private_memory = not lacks(report.missing, PRIVATE_SHM)
+            self.started.set_result(report)
+            return
+        if frame.startswith(frames.RETIRING):
+            text = frame[len(frames.RETIRING) :].decode(errors="replace")
+            self.problem = text[:_MAX_REASON_CHARACTERS]
+            return
+        replies: ExecutionResult = self._replies.adapter.validate_json(frame)
+        failed_as_a_whole = len(replies) == 1 and replies[0].reason is not None
+        if len(replies) != self._num_samples and not failed_as_a_whole:
+            raise frames.BrokenFrameError(f"{len(replies)} answers for {self._num_samples} samples")
+        self._finish(replies)
+
+    def _finish(self, result: ExecutionResult) -> None:
+        callback, self._callback = self._callback, None
+        if callback is None:
+            raise frames.BrokenFrameError("an answer without a request")
+        callback(result)
+        self.has_failed = has_failed(result)
+        if self._supervisor is not None and self._supervisor.has_new_processes:
+            self._supervisor.has_new_processes = False
+            self._ending = self._loop.create_task(self._end_processes())
+        else:
+            self._on_idle(self)
+
+    async def _end_processes(self) -> None:
+        """Kill what the request started and left running."""
+        if self.exited.done():
+            return
+        kept = {psutil.Process(self.pid), *self._kept}
+        commands = await asyncio.to_thread(process_marks.kill_processes, self._sandbox.mark, kept)
+        if self.exited.done():
+            return
+        if self._function.isolation != REQUEST and any(map(self._may_depend_on, commands)):
+            self.problem = self.problem or (
+                "a request left processes of multiprocessing, which ended with it; create pools during the import"
+            )
+        self._on_idle(self)
+
+    def _may_depend_on(self, command: list[str]) -> bool:
+        """Whether the process was forked, or started by multiprocessing: without it, an object may be broken."""
+        return command == self._command or any(each in word for word in command for each in _MULTIPROCESSING)
+
+    def _receive_listener(self) -> None:
+        """Take the worker's seccomp listener; a worker without one closes the socket."""
+        try:
+            _, descriptors, _, _ = socket.recv_fds(self._handover, 1, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            descriptors = []
+        self._close_handover()
+        if descriptors:
+            self._supervisor = SeccompSupervisor(
+                descriptors[0],
+                self._sandbox.mark,
+                self.scratch,
+                self._function.process_limit,
+                self._kill_excessive,
+                self.pid if self._function.isolation == REQUEST else None,
+            )
+
+    def _close_handover(self) -> None:
+        if self._handover.fileno() >= 0:
+            self._loop.remove_reader(self._handover)
+            self._handover.close()
+
+    def _kill_excessive(self) -> None:
+        num = self._function.max_processes
+        message = f"the function had more than {num} processes and threads (maxProcesses) and was killed"
+        self.kill(InvalidReason.WORKER_DIED, message)
+
+    def _drain_output(self) -> None:
+        try:
+            data = os.read(self._stdout.fileno(), _OUTPUT_CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        if data:
+            self._output.write(data)
+        else:
+            self._loop.remove_reader(self._stdout.fileno())
+
+    def _reap(self) -> None:
+        """Clean up after the dead process. It is not reaped yet, so the kernel cannot have reused its group's id."""
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        code = self._process.wait()
+        self._release()
+        self._drain_output()
+        self._loop.remove_reader(self._stdout.fileno())
+        self._stdout.close()
+        self._stack.close()
+        if self._killed_as is None:
+            self._killed_as = failure(InvalidReason.WORKER_DIED, f"the worker process {_describe_exit(code)}")
+        if self._transport is not None:
+            self._transport.abort()
+        self.exited.set_result(None)
+        if not self.started.done():
+            message = f"{self._function.path}: while it was imported, {self._killed_as[0].message}"
+            self.started.set_result(StartupReport(error=message))
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback(self._name_cause(self._killed_as))
+        self._on_exit(self)
+
+    def _name_cause(self, result: ExecutionResult) -> ExecutionResult:
+        """Return why its request failed. Code of the policy that ended its worker would do it again: this is for the
+        model to know, and no reason to retry."""
+        if result[0].reason is InvalidReason.WORKER_DIED and self._function.runs_code_of_policy:
+            return failure(InvalidReason.BAD_REQUEST, f"the code ended its sandbox: {result[0].message}")
+        return result
+
+    def _release(self) -> None:
+        """Kill what it left behind. Once the supervisor is closed, none of that can start another process."""
+        self._close_handover()
+        had_children = self._supervisor is None or self._supervisor.has_spawned
+        if self._supervisor is not None:
+            self._supervisor.close()
+        self._isolation.release(self._sandbox, had_children)
+
+
+def _describe_exit(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hints: dict[int, str] = {signal.SIGKILL: " (perhaps out of memory)", signal.SIGXCPU: " (cpuSeconds)"}
+    return f"was ended by {name}{hints.get(-code, '')}; its log has what it printed"

@@ -1,0 +1,225 @@
+"""The virtual environment with a function's requirements, created once for the same lines and the same Python.
+
+It shares no packages with the server: a worker runs with its interpreter, and imports from RLJob and its plugins only
+modules for workers, which use only the standard library. Owns the folder in the user's cache; a Pod's cache ends with
+the Pod. Invariant: an incomplete environment is never used.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+from rljob_api.errors import RLJobError, TransientError, UserError
+from rljob_api.wire.contract import ENV_TOKEN
+from rljob_service.pool.worker_packages import find_worker_packages
+
+logger = logging.getLogger(__name__)
+
+_COMPLETE = "rljob-complete"
+_WORKER_FOLDER = "rljob-worker"
+_UNREACHABLE = re.compile(
+    r"connection|connect error|dns error|timed out|timeout|temporary failure|network is|"
+    r"status code \(5\d\d|5\d\d (server error|bad gateway|service unavailable)|error sending request",
+    re.IGNORECASE,
+)
+_NOT_FOUND = re.compile(r"could not find a version|no matching distribution", re.IGNORECASE)
+"""What pip says about a missing package and, without its warnings, about an index that does not answer."""
+_DEFAULT_INDEX = "https://pypi.org/simple"
+_INDEX_TIMEOUT_SECONDS = 10.0
+_DISK_FULL = re.compile(r"no space left|disk quota exceeded", re.IGNORECASE)
+_NUM_LINES_SHOWN = 12
+_PIP_INSTALL = ("pip", "install", "--quiet", "--disable-pip-version-check", "--no-input")
+_INSTALLER_VARIABLES = (
+    ("PIP_INDEX_URL", ("UV_DEFAULT_INDEX", "UV_INDEX_URL")),
+    ("PIP_EXTRA_INDEX_URL", ("UV_INDEX", "UV_EXTRA_INDEX_URL")),
+    ("PIP_FIND_LINKS", ("UV_FIND_LINKS",)),
+    ("PIP_CERT", ("SSL_CERT_FILE",)),
+)
+"""pip's variable, and uv's for the same setting (newest first). Neither installer reads the other's."""
+_FILE_VARIABLES = ("UV_CONSTRAINT", "UV_EXCLUDE", "UV_OVERRIDE")
+"""uv's variables that name files; their contents are part of the environment's digest."""
+
+
+def is_own(python: str | None) -> bool:
+    """Return whether this version, such as "3.12", is the server's, or None."""
+    return python in (None, f"{sys.version_info.major}.{sys.version_info.minor}")
+
+
+def ensure_environment(lines: Sequence[str], python_version: str | None = None) -> str:
+    """Return the interpreter of an environment with these packages, creating it if needed. `python_version`: such as
+    "3.12"; None: the server's.
+
+    Raise UserError if this Python or the packages cannot be installed, TransientError if the index cannot be reached.
+    """
+    version = None if is_own(python_version) else python_version
+    root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "rljob" / "requirements"
+    folder = root / _digest(lines, version)
+    python = folder / "bin" / "python"
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another server of this machine may be creating it
+        if not (folder / _COMPLETE).exists():
+            what = f"installing the function's requirements{f' for Python {version}' if version else ''}"
+            logger.info("%s: %s", what, ", ".join(lines) or "none")
+            shutil.rmtree(folder, ignore_errors=True)
+            _create(folder, python, lines, version)
+            (folder / _COMPLETE).touch()
+    return str(python)
+
+
+def _digest(lines: Sequence[str], version: str | None = None) -> str:
+    packages = {name: str(path) for name, path in find_worker_packages().items()}
+    files = [os.environ.get(name, "").split() for name in _FILE_VARIABLES]
+    contents = [[Path(file).read_text() if Path(file).is_file() else file for file in names] for names in files]
+    own = [sys.version, sysconfig.get_platform(), sys.base_prefix]
+    parts = [sorted(lines), *own, packages, contents, *([version] if version else [])]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def find_uv() -> str | None:
+    """Return uv: of this program's own environment, else of the package `uv`, else on PATH. None: use pip."""
+    own = Path(sys.executable).parent / "uv"
+    if os.access(own, os.X_OK):
+        return str(own)
+    try:
+        import uv
+    except ImportError:
+        return shutil.which("uv")
+    return str(uv.find_uv_bin())
+
+
+def _create(folder: Path, python: Path, lines: Sequence[str], version: str | None) -> None:
+    uv = find_uv()
+    install = [uv, "pip", "install", "--quiet", "--python", str(python)] if uv else [str(python), "-m", *_PIP_INSTALL]
+    environment = _build_environment(uses_uv=uv is not None)
+    if version:
+        _create_with(version, folder, uv, environment)
+    else:
+        create = [uv, "venv", "--quiet", "--python", sys.executable] if uv else [sys.executable, "-m", "venv"]
+        _run([*create, str(folder)], environment, lines)
+    if lines:
+        requirements = folder / "requirements.txt"
+        requirements.write_text("".join(f"{line}\n" for line in lines))
+        _run([*install, "--requirement", str(requirements)], environment, lines)
+    _link_worker(folder)
+
+
+def _create_with(version: str, folder: Path, uv: str | None, environment: dict[str, str]) -> None:
+    """Create an empty environment with another Python than the server's. uv installs it unless UV_PYTHON_DOWNLOADS is
+    never."""
+    create = [uv, "venv", "--quiet", "--python", version] if uv else [f"python{version}", "-m", "venv"]
+    downloads = os.environ.get("UV_PYTHON_DOWNLOADS", "automatic")
+    output = f"{create[0]} is not on PATH"
+    if uv or shutil.which(create[0]):
+        done = _call([*create, str(folder)], environment | {"UV_PYTHON_DOWNLOADS": downloads})
+        if done.returncode == 0:
+            return
+        output = done.stdout.strip()
+    raise UserError(
+        f"python: there is no Python {version} here: {output}\ninstall it (`uv python install {version}`); on a "
+        "cluster set `image`, or defaults.pythonImages of the chart, to an image that has it"
+    )
+
+
+def _link_worker(folder: Path) -> None:
+    """Let the environment's interpreter import the worker, and no other package of the server."""
+    worker = folder / _WORKER_FOLDER
+    worker.mkdir()
+    for path in find_worker_packages().values():
+        (worker / path.name).symlink_to(path)
+    (packages,) = (folder / "lib").glob("python3*/site-packages")
+    (packages / f"{_WORKER_FOLDER}.pth").write_text(f"{worker}\n")
+
+
+def _call(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+
+
+def _run(command: list[str], environment: dict[str, str], lines: Sequence[str]) -> None:
+    done = _call(command, environment)
+    if done.returncode != 0:
+        index = None
+        if _NOT_FOUND.search(done.stdout):
+            index = _find_unreachable_index(command[0], environment)
+        raise _explain(done.stdout, lines, index)
+
+
+def _find_unreachable_index(python: str, environment: dict[str, str]) -> str | None:
+    """Return the URL of an index of pip that does not answer; None if all do, or pip uses none.
+
+    Asked directly, since pip reports only retries: it calls a package of an unreachable index not found.
+    """
+    if any(environment.get(name) for name in ("PIP_NO_INDEX", "UV_NO_INDEX", "UV_OFFLINE")):
+        return None
+    indexes = environment.get("PIP_INDEX_URL", "") or _read_pip_setting(python, "index-url") or _DEFAULT_INDEX
+    for url in f"{indexes} {environment.get('PIP_EXTRA_INDEX_URL', '')}".split():
+        try:
+            with urllib.request.urlopen(url, timeout=_INDEX_TIMEOUT_SECONDS):
+                pass
+        except urllib.error.HTTPError as error:
+            if error.code >= 500:
+                return url
+        except (OSError, ValueError):  # ValueError: not a URL
+            return url
+    return None
+
+
+def _read_pip_setting(python: str, name: str) -> str:
+    for section in ("install", "global"):
+        command = [python, "-m", "pip", "config", "get", f"{section}.{name}"]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        if done.returncode == 0:
+            return done.stdout.strip()
+    return ""
+
+
+def _build_environment(*, uses_uv: bool) -> dict[str, str]:
+    """Return the installer's environment, without the token: building a package runs its code."""
+    environment = {"UV_PYTHON_DOWNLOADS": "never"} | dict(os.environ)
+    environment.pop(ENV_TOKEN, None)
+    for pip_name, uv_names in _INSTALLER_VARIABLES:
+        uv_value = next((environment[name] for name in uv_names if name in environment), None)
+        if uses_uv and uv_value is None and pip_name in environment:
+            environment[uv_names[0]] = environment[pip_name]
+        elif not uses_uv and uv_value:
+            environment.setdefault(pip_name, uv_value)
+    return environment
+
+
+def _explain(output: str, lines: Sequence[str], unreachable_index: str | None = None) -> RLJobError:
+    text = "\n".join(line.rstrip() for line in output.strip().splitlines()[-_NUM_LINES_SHOWN:])
+    what = f"function.requirements ({', '.join(lines)}) cannot be installed:\n{text}\n"
+    if unreachable_index or _UNREACHABLE.search(output):
+        index = f" {_hide_password(unreachable_index)}" if unreachable_index else ""
+        return TransientError(
+            f"{what}the package index{index} cannot be reached; set UV_INDEX_URL in the reward's env, or build an image"
+        )
+    if _DISK_FULL.search(output):
+        return TransientError(f"{what}the disk is full; give the Pod more ephemeral storage, or build an image")
+    return UserError(f"{what}correct the lines, or build an image that has the packages (rewards[].image)")
+
+
+def _hide_password(url: str) -> str:
+    return re.sub(r"//[^/@]*@", "//", url)

@@ -1,0 +1,230 @@
+"""From a request to a response: lanes, slots, timeouts, metrics. A group or a call is one request, like a sample.
+
+Consumes requests (submit) and idle slots; produces one encoded response per request, with a result for each of its
+samples, valid or invalid with a reason. Waits for a slot; unblocked by the pool's on_idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+
+from rljob_api.errors import RLJobError
+from rljob_api.manifest.services.models import JudgeReward, UserModel
+from rljob_api.wire.protocol import InvalidReason, Lane
+from rljob_service.kinds.base import Request
+from rljob_service.pool.pool import WorkerPool
+from rljob_service.results import ExecutionResult, failure
+from rljob_service.server.bodies import Unscorable
+from rljob_service.server.execution import Execution, Waiter, build_response
+from rljob_service.server.known_requests import KnownRequests
+from rljob_service.server.lanes import LANES, Lanes
+from rljob_service.server.metrics import VALID, ServerMetrics
+from rljob_service.server.pacing import START_WINDOW_SECONDS, may_start, start_limit
+from rljob_service.server.served_service import ServedService
+from rljob_service.slots import Slot, SlotPool
+from rljob_service.worker.settings import FunctionSettings
+
+_MAX_RETRY_AFTER_SECONDS = 60
+_MEAN_WEIGHT = 0.05
+"""Weight of the newest execution in the moving mean behind Retry-After."""
+_ABANDONED_SECONDS = 2.0
+"""For which an execution continues after its clients have left: a retry may join it, and most end sooner than a worker
+is replaced."""
+
+_ABANDONED = failure(InvalidReason.CANCELLED, "the client left before execution started")
+_SHUT_DOWN = failure(InvalidReason.CANCELLED, "the server shut down")
+
+
+class QueueFullError(Exception):
+    def __init__(self, retry_after_seconds: int) -> None:
+        super().__init__(f"the queue is full; try again in {retry_after_seconds} s")
+        self.retry_after_seconds = retry_after_seconds
+
+
+class Executor:
+    def __init__(self, service: ServedService, metrics: ServerMetrics) -> None:
+        self._config = service.config
+        self._version = service.version
+        self._metrics = metrics
+        self._lanes: Lanes[Execution] = Lanes(self._config.slots, self._config.queue_length)
+        metrics.watch(self._lanes)
+        self._loop = asyncio.get_running_loop()
+        self._known = KnownRequests(metrics, cache=service.kind.caches(service.config))
+        self._mean_seconds = 0.0
+        self._next_dispatch: asyncio.TimerHandle | None = None
+        self._next_timeout: asyncio.TimerHandle | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.fatal_error: asyncio.Future[RLJobError] = self._loop.create_future()
+        self.pool = build_pool(service, metrics, on_idle=self._dispatch, on_fatal_error=self._set_fatal_error)
+
+    def submit(self, request: Request, body: bytes, waiter: Waiter) -> None:
+        """Deliver the result to `waiter`, now or later. Raise QueueFullError if the request must be refused."""
+        execution = Execution(request, body, waiter, self._on_abandoned)
+        if self._known.serve(execution, request):
+            return
+        lane = execution.lane
+        if not self._lanes.admit(lane, execution):
+            self._metrics.record_refused(lane)
+            raise QueueFullError(self._retry_after(lane))
+        self._known.add(execution)
+        self._idle.clear()
+        self._dispatch()
+
+    def reject(self, unscorable: Unscorable, waiter: Waiter) -> None:
+        """Deliver invalid results for a request whose data cannot be read."""
+        replies = [*failure(InvalidReason.BAD_REQUEST, unscorable.problem)] * len(unscorable.sample_ids)
+        response = build_response(unscorable.request_id, unscorable.sample_ids, replies, unscorable.kind, self._version)
+        for _ in unscorable.sample_ids:
+            self._metrics.record_result(unscorable.lane, InvalidReason.BAD_REQUEST.value, 0.0, 0.0)
+        waiter.deliver(response.encoded)
+
+    async def drained(self) -> None:
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """Cancel what waits, kill what runs, end all slots."""
+        for timer in (self._next_dispatch, self._next_timeout):
+            if timer is not None:
+                timer.cancel()
+        for lane in LANES:
+            for execution in self._lanes.waiting(lane):
+                self._cancel(execution, _SHUT_DOWN)
+        await self.pool.close()
+
+    def _set_fatal_error(self, error: RLJobError) -> None:
+        if not self.fatal_error.done():
+            self.fatal_error.set_result(error)
+
+    def _retry_after(self, lane: Lane) -> int:
+        seconds = self._lanes.num_waiting(lane) * self._mean_seconds / self._config.slots
+        return max(1, min(_MAX_RETRY_AFTER_SECONDS, math.ceil(seconds)))
+
+    def _on_abandoned(self, execution: Execution) -> None:
+        """Free the slot of an execution that no client waits for, or its place in the queue."""
+        if execution.slot is not None:
+            self._loop.call_later(_ABANDONED_SECONDS, self._kill_abandoned, execution)
+        else:
+            self._cancel(execution, _ABANDONED)
+
+    def _kill_abandoned(self, execution: Execution) -> None:
+        if execution.slot is not None and execution.is_abandoned():
+            execution.slot.kill(InvalidReason.CANCELLED, "the client left while it was executed")
+
+    def _cancel(self, execution: Execution, result: ExecutionResult) -> None:
+        if self._lanes.cancel(execution.lane, execution):
+            self._deliver(execution, result)
+
+    def _dispatch(self) -> None:
+        """Start what may start."""
+        while self._lanes.has_waiting and self.pool.has_idle:
+            if not self._may_start():
+                # Usually an execution ends, and dispatches, before the window has passed.
+                if self._next_dispatch is None:
+                    self._next_dispatch = self._loop.call_later(START_WINDOW_SECONDS, self._dispatch_again)
+                return
+            execution = self._lanes.start_next()
+            if execution is None:
+                break
+            self._start(execution, self.pool.acquire())
+        self.pool.ensure(self._lanes.num_demanded)
+
+    def _may_start(self) -> bool:
+        limit = start_limit(self._mean_seconds)
+        if self._lanes.num_running < limit:
+            return True
+        starts = (execution.started or 0.0 for execution in self._lanes.running_newest_first())
+        return may_start(starts, limit, time.perf_counter())
+
+    def _dispatch_again(self) -> None:
+        self._next_dispatch = None
+        self._dispatch()
+
+    def _start(self, execution: Execution, slot: Slot) -> None:
+        execution.started = time.perf_counter()
+        execution.slot = slot
+        if self._next_timeout is None and not self.pool.enforces_timeout:
+            self._next_timeout = self._loop.call_later(self._config.timeout_seconds, self._kill_late)
+        slot.execute(execution.body, len(execution.sample_ids), partial(self._finish, execution))
+
+    def _kill_late(self) -> None:
+        """Kill what has run too long. One timer serves all: they have the same time, in the order of their starts."""
+        self._next_timeout = None
+        seconds = self._config.timeout_seconds
+        message = f"the {self._config.kind} ran longer than {seconds:g} s (timeoutSeconds) and was killed"
+        now = time.perf_counter()
+        for execution in list(self._lanes.running_oldest_first()):
+            assert execution.started is not None
+            assert execution.slot is not None
+            left = execution.started + seconds - now
+            if left > 0:
+                self._next_timeout = self._loop.call_later(left, self._kill_late)
+                return
+            execution.slot.kill(InvalidReason.TIMEOUT, message)
+
+    def _finish(self, execution: Execution, result: ExecutionResult) -> None:
+        execution.slot = None
+        self._lanes.finish(execution)
+        self._deliver(execution, result)
+
+    def _deliver(self, execution: Execution, result: ExecutionResult) -> None:
+        """Turn a result into the response that every waiter gets."""
+        now = time.perf_counter()
+        started = now if execution.started is None else execution.started
+        queue_seconds, execute_seconds = started - execution.arrived, now - started
+        response = execution.build_response(result, queue_seconds, execute_seconds, self._version)
+        self._known.finish(execution, response)
+        if execution.started is not None:
+            self._mean_seconds += _MEAN_WEIGHT * (execute_seconds - self._mean_seconds)
+        for each in response.replies:
+            outcome = VALID if each.reason is None else each.reason.value
+            self._metrics.record_result(execution.lane, outcome, queue_seconds, execute_seconds)
+        for waiter in execution.waiters:
+            waiter.deliver(response.encoded)
+        if not self._known.has_pending:
+            self._idle.set()
+
+
+def build_pool(
+    service: ServedService,
+    metrics: ServerMetrics,
+    *,
+    on_idle: Callable[[], None],
+    on_fatal_error: Callable[[RLJobError], None],
+) -> SlotPool:
+    """Return the pool of this service's kind. A server that runs a function imports no client of a model."""
+    config, backend = service.config, service.backend
+    if isinstance(backend, FunctionSettings):
+        return WorkerPool(
+            backend,
+            config.slots,
+            name=f"{service.kind.noun} {config.name}",
+            on_idle=on_idle,
+            on_restart=metrics.record_restart,
+            on_fatal_error=on_fatal_error,
+        )
+    from rljob_service.models.backend import ModelBackend
+    from rljob_service.models.metrics import UpstreamMetrics
+    from rljob_service.models.model_slots import ModelSlotPool
+
+    model: ModelBackend
+    upstream_metrics = UpstreamMetrics(metrics.registry, config.name)
+    # With autoscaling, the largest number of Pods shares an endpoint's limits until they are counted.
+    replicas = config.autoscaling.max_replicas if config.autoscaling else max(1, config.replicas)
+    if isinstance(backend, JudgeReward):
+        from rljob_service.models.judge.judge import Judge
+
+        model = Judge(backend, config.slots, replicas, config.timeout_seconds, upstream_metrics, on_fatal_error)
+    elif isinstance(backend, UserModel):
+        from rljob_service.models.user.user import ChatUser
+
+        model = ChatUser(backend, replicas, upstream_metrics, on_fatal_error)
+    else:
+        from rljob_service.models.classifier import Classifier
+
+        model = Classifier(backend, upstream_metrics, on_fatal_error)
+    return ModelSlotPool(model, upstream_metrics, config.slots, config.timeout_seconds, on_idle=on_idle)

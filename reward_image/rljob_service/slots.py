@@ -1,0 +1,56 @@
+"""What executes requests, as Executor sees it: a pool of slots, each with at most one request (a sample or a group).
+
+Worker processes (pool) are one implementation, calls of a model's server (models) the other. Invariant: a slot
+gives exactly one result for each request, also when it is killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from rljob_api.wire.protocol import InvalidReason
+from rljob_service.results import ExecutionResult, StartupReport
+
+
+class Slot(Protocol):
+    def execute(self, body: bytes, num_samples: int, callback: Callable[[ExecutionResult], None]) -> None:
+        """Run one request and call `callback` with its result. The slot must be idle."""
+
+    def kill(self, reason: InvalidReason, message: str) -> None:
+        """Fail the running request with this reason. No effect without one."""
+
+
+class SlotPool(Protocol):
+    """Slots of one service. Calls on_idle when one has become idle."""
+
+    @property
+    def can_serve(self) -> bool:
+        """Whether the server may be ready."""
+
+    @property
+    def has_idle(self) -> bool:
+        """Whether acquire() can return a slot now."""
+
+    @property
+    def enforces_timeout(self) -> bool:
+        """Whether its slots enforce timeoutSeconds. Otherwise the caller kills a slot after that time."""
+
+    @property
+    def notice(self) -> str:
+        """What delays requests although the server is ready; empty if nothing."""
+
+    def owns(self, pid: int) -> bool:
+        """Whether the pool waits for that process."""
+
+    async def start_first(self) -> StartupReport:
+        """Make the pool able to serve. Raise UserError if the service cannot start."""
+
+    def acquire(self) -> Slot:
+        """Return an idle slot, reserved for the caller until its result."""
+
+    def ensure(self, demand: int) -> None:
+        """Grow towards `demand` slots, as far as the pool may."""
+
+    async def close(self) -> None:
+        """Cancel every running request, and end what the pool started."""

@@ -1,0 +1,167 @@
+"""Claims of sandboxes in the Kubernetes API: found or made, waited for, and deleted.
+
+Speaks HTTPS with the Pod's service-account token, which may create, read and delete SandboxClaims and read the warm
+pool, and nothing else. Invariant: all replicas and workers of a tool find the same claim for an episode. A claim
+belongs to its pool and expires, so it never remains.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import ssl
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+_GROUP: Final = "extensions.agents.x-k8s.io/v1beta1"
+_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_SERVER: Final = "kubernetes.default.svc"
+_FIRST_WAIT_SECONDS, _MAX_WAIT_SECONDS, _GROWTH = 0.05, 1.0, 1.5
+_MIN_REQUEST_SECONDS, _MAX_REQUEST_SECONDS = 1.0, 30.0
+_MAX_SHOWN_CHARACTERS: Final = 300
+
+
+class ClaimError(Exception):
+    """No sandbox could be claimed."""
+
+
+class KubernetesApi(Protocol):
+    def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+        """Return the status and the object. Raise OSError and http.client.HTTPException."""
+
+
+class InClusterApi:
+    """The API server of the cluster in which this Pod runs."""
+
+    def __init__(self, deadline: float = math.inf, account: Path = _ACCOUNT, server: str = _SERVER) -> None:
+        """`deadline`: of all requests, by time.monotonic()."""
+        self._deadline, self._account, self._server = deadline, account, server
+
+    @property
+    def namespace(self) -> str:
+        """Namespace of this Pod."""
+        return (self._account / "namespace").read_text().strip()
+
+    def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+        """Make one request, with the current token: the kubelet replaces it every hour."""
+        context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
+        # After the deadline, too: the claim of a call that took all its time is still deleted.
+        seconds = max(_MIN_REQUEST_SECONDS, min(_MAX_REQUEST_SECONDS, self._deadline - time.monotonic()))
+        connection = http.client.HTTPSConnection(self._server, timeout=seconds, context=context)
+        headers = {"Authorization": f"Bearer {(self._account / 'token').read_text().strip()}"}
+        try:
+            content = None if body is None else json.dumps(body)
+            connection.request(method, path, content, {**headers, "Content-Type": "application/json"})
+            response = connection.getresponse()
+            return response.status, json.loads(response.read() or b"{}")
+        finally:
+            connection.close()
+
+
+class Claims:
+    """The claims of the episodes of one tool."""
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        namespace: str,
+        pool: str,
+        lifetime_seconds: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        """`lifetime_seconds`: after which the cluster deletes a claim that still exists."""
+        self._api, self._namespace, self._pool, self._lifetime_seconds = api, namespace, pool, lifetime_seconds
+        self._clock, self._sleep, self._now = clock, sleep, now
+
+    def get_address(self, episode: str, seconds: float) -> str:
+        """Return the address of the episode's sandbox. Claim one if it has none. Raise ClaimError if none is ready
+        within `seconds`."""
+        deadline, wait, problem = self._clock() + seconds, _FIRST_WAIT_SECONDS, "the claim has no status yet"
+        while True:
+            claim = self._find(episode) or self._create(episode)
+            is_leaving = claim["metadata"].get("deletionTimestamp")
+            if not is_leaving and (address := _read_address(claim)):
+                return address
+            problem = "its last claim is being deleted" if is_leaving else _describe(claim) or problem
+            left = deadline - self._clock()
+            if left <= 0:
+                raise ClaimError(f"no sandbox of the pool {self._pool} was ready within {seconds:.0f} s: {problem}")
+            self._sleep(min(wait, left))
+            wait = min(wait * _GROWTH, _MAX_WAIT_SECONDS)
+
+    def delete(self, episode: str) -> None:
+        """Delete the episode's claim, and with it its sandbox. Raise ClaimError."""
+        self._request("DELETE", self._path("sandboxclaims", build_name(self._pool, episode)))
+
+    def _find(self, episode: str) -> dict[str, Any] | None:
+        return self._request("GET", self._path("sandboxclaims", build_name(self._pool, episode)))
+
+    def _create(self, episode: str) -> dict[str, Any]:
+        pool = self._request("GET", self._path("sandboxwarmpools", self._pool))
+        if pool is None:
+            raise ClaimError(f"the SandboxWarmPool {self._pool} does not exist: the job ends or is suspended")
+        expiry = self._now() + timedelta(seconds=self._lifetime_seconds)
+        claim = build_claim(pool["metadata"], build_name(self._pool, episode), expiry)
+        made = self._request("POST", self._path("sandboxclaims"), claim)
+        return claim if made is None else made
+
+    def _path(self, plural: str, name: str = "") -> str:
+        path = f"/apis/{_GROUP}/namespaces/{self._namespace}/{plural}"
+        return f"{path}/{name}" if name else path
+
+    def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any] | None:
+        """Return the object; None if it does not exist, or if one to create exists."""
+        try:
+            status, answer = self._api.request(method, path, body)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise ClaimError(f"the Kubernetes API does not answer: {type(error).__name__}: {error}") from error
+        if status == 404 or (status == 409 and method == "POST"):
+            return None
+        if status >= 300:
+            message = str(answer.get("message", ""))[:_MAX_SHOWN_CHARACTERS]
+            raise ClaimError(f"the Kubernetes API answers {method} {path} with {status}: {message}")
+        return answer
+
+
+def build_name(pool: str, episode: str) -> str:
+    """Return the name of an episode's claim, and if no warm one is left of its sandbox and its Pod."""
+    return f"rljob-{sha256(f'{pool}/{episode}'.encode()).hexdigest()[:32]}"
+
+
+def build_claim(pool: dict[str, Any], name: str, expiry: datetime) -> dict[str, Any]:
+    """Return the SandboxClaim. `pool`: metadata of the warm pool, to which it belongs."""
+    owner = {"apiVersion": _GROUP, "kind": "SandboxWarmPool", "name": pool["name"], "uid": pool["uid"]}
+    return {
+        "apiVersion": _GROUP,
+        "kind": "SandboxClaim",
+        "metadata": {"name": name, "labels": pool.get("labels") or {}, "ownerReferences": [owner]},
+        "spec": {
+            "warmPoolRef": {"name": pool["name"]},
+            "lifecycle": {"shutdownTime": f"{expiry:%Y-%m-%dT%H:%M:%SZ}", "shutdownPolicy": "Delete"},
+        },
+    }
+
+
+def _read_address(claim: dict[str, Any]) -> str:
+    """Return the address of the sandbox's Pod; empty until it is ready."""
+    status = claim.get("status") or {}
+    addresses = (status.get("sandbox") or {}).get("podIPs") or []
+    return str(addresses[0]) if addresses and _find_ready(status).get("status") == "True" else ""
+
+
+def _describe(claim: dict[str, Any]) -> str:
+    ready = _find_ready(claim.get("status") or {})
+    text = f"{ready.get('reason', '')}: {ready.get('message', '')}" if ready else ""
+    return text[:_MAX_SHOWN_CHARACTERS]
+
+
+def _find_ready(status: dict[str, Any]) -> dict[str, Any]:
+    return next((each for each in status.get("conditions") or [] if each.get("type") == "Ready"), {})

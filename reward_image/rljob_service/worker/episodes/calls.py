@@ -1,0 +1,59 @@
+"""From a CallRequest to an episode that is played, and back: the fields, the environment variables, the signal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rljob_service.worker.episodes import reply
+from rljob_service.worker.episodes.ending import Waiter
+from rljob_service.worker.episodes.types import Access, Episode
+from rljob_service.worker.episodes.variables import set_variables
+from rljob_service.worker.forms.binding import CallBinding
+
+Play = Callable[[Episode, Waiter], Any]
+"""Plays an episode and returns what user code returned."""
+
+
+def bind(play: Play, name: str) -> CallBinding:
+    """Bind what plays episodes; `name` is for errors."""
+
+    def call(request: dict[str, Any]) -> Any:
+        episode = read_episode(request["arguments"])
+        with set_variables(episode.access), Waiter() as waiter:
+            return play(episode, waiter)
+
+    return CallBinding(call, lambda value, request: reply.read(value, name))
+
+
+def read_episode(arguments: Mapping[str, Any]) -> Episode:
+    """Return an episode from the fields of an EpisodeCall, which the server has checked."""
+    access = arguments["model"]
+    return Episode(
+        id=arguments["episode"],
+        attempt=arguments["attempt"],
+        access=Access(access["url"], access["api_key"], access.get("name", "policy")),
+        prompt=arguments["prompt"],
+        ground_truth=arguments.get("ground_truth"),
+        data_source=arguments.get("data_source", ""),
+        columns=arguments.get("extra_info", {}),
+        seed=arguments["seed"],
+        max_turns=arguments["max_turns"],
+        deadline_seconds=arguments["deadline_seconds"],
+    )
+
+
+def write_call(episode: Episode) -> dict[str, Any]:
+    """Return the fields of an EpisodeCall."""
+    return {
+        "episode": episode.id,
+        "attempt": episode.attempt,
+        "model": episode.access._asdict(),
+        "prompt": episode.prompt,
+        "ground_truth": episode.ground_truth,
+        "data_source": episode.data_source,
+        "extra_info": episode.columns,
+        "seed": episode.seed,
+        "max_turns": episode.max_turns,
+        "deadline_seconds": episode.deadline_seconds,
+    }

@@ -1,0 +1,151 @@
+"""A program of the user: `run`, as a function or a method, called by parameter names with what an episode has.
+
+A class is made once for each process. Its `setup` is called before each episode and its `close` after it, however it
+ended. All three may be async.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from rljob_api.errors import UserError
+from rljob_api.functions import episode_forms
+from rljob_api.functions.descriptions import Function
+from rljob_api.functions.episode_forms import CLIENT, CLOSE, RUN, SETUP
+from rljob_service.worker.episodes import client
+from rljob_service.worker.episodes.ending import Waiter
+from rljob_service.worker.episodes.types import Episode
+from rljob_service.worker.forms.inspection import read_parameters
+
+_ROW_OVERRIDES: Final = ("question", "answer", "ground_truth", "data_source")
+"""Values that a column with the parameter's name replaces."""
+
+
+class Step(NamedTuple):
+    """A function that an episode calls."""
+
+    function: Callable[..., Any]
+    parameters: Function
+    kwargs: Mapping[str, Any]
+    """Passed to each call."""
+    openai: types.ModuleType | None
+    """The package, if the function takes a client."""
+
+    @property
+    def is_async(self) -> bool:
+        function = inspect.unwrap(getattr(self.function, "func", self.function))
+        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def make_step(parameters: Function, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Step:
+    """Return the step. Raise UserError if it requires a client and there is none."""
+    package = client.find_package() if CLIENT in parameters.named and CLIENT not in kwargs else None
+    if package is None and CLIENT in parameters.required and CLIENT not in kwargs:
+        raise UserError(
+            f"{parameters.show()} takes client, which needs the package openai; add it to runner.function.requirements "
+            "or to the runner's image"
+        )
+    return Step(function, parameters, kwargs, package)
+
+
+class Program:
+    """Plays episodes with what the source of a program defines."""
+
+    def __init__(self, run: Step, setup: Step | None = None, close: Step | None = None) -> None:
+        self._run, self._setup, self._close = run, setup, close
+
+    def play(self, episode: Episode, waiter: Waiter) -> Any:
+        """Return what `run` returned."""
+        values = list_values(episode)
+        try:
+            if self._setup is not None:
+                self._call(self._setup, values, episode, waiter)
+            value = self._call(self._run, values, episode, waiter)
+        except BaseException:
+            with contextlib.suppress(Exception):  # how the episode failed says more
+                self._tear_down(values, episode, waiter)
+            raise
+        self._tear_down(values, episode, waiter)
+        return value
+
+    def _tear_down(self, values: dict[str, Any], episode: Episode, waiter: Waiter) -> None:
+        waiter.begin_teardown()
+        if self._close is not None:
+            self._call(self._close, values, episode, waiter)
+
+    def _call(self, step: Step, values: dict[str, Any], episode: Episode, waiter: Waiter) -> Any:
+        given = {**values, **step.kwargs}
+        with _open_client(step, episode, waiter) as opened:
+            given |= opened
+            missing = [name for name in step.parameters.required if name not in given]
+            if missing:
+                columns = ", ".join(episode.columns) or "none"
+                raise UserError(
+                    f"{step.parameters.show()} requires {', '.join(missing)}, which the row does not have (its other "
+                    f"columns: {columns}); it may take {', '.join(episode_forms.VALUES)}"
+                )
+            passed = {name: value for name, value in given.items() if step.parameters.accepts(name)}
+            return waiter.wait(step.function(**passed))
+
+
+@contextlib.contextmanager
+def _open_client(step: Step, episode: Episode, waiter: Waiter) -> Iterator[dict[str, Any]]:
+    """Yield the client as an argument, if the step takes one."""
+    if step.openai is None:
+        yield {}
+        return
+    opened = client.make(step.openai, episode, is_async=step.is_async)
+    try:
+        yield {CLIENT: opened}
+    finally:
+        with contextlib.suppress(Exception):
+            waiter.wait(opened.close())
+
+
+def list_values(episode: Episode) -> dict[str, Any]:
+    """Return what episode_forms.VALUES names, except the client, and the columns of the row."""
+    own = {
+        "question": episode.question,
+        "answer": episode.ground_truth,
+        "ground_truth": episode.ground_truth,
+        "data_source": episode.data_source,
+    }
+    columns = episode.columns
+    task = {"prompt": episode.prompt, "messages": copy.deepcopy(episode.prompt), **own, **columns}
+    row = {**own, **{name: value for name, value in columns.items() if name in _ROW_OVERRIDES}}
+    return {
+        **columns,
+        **row,
+        "prompt": episode.prompt,
+        "messages": copy.deepcopy(episode.prompt),
+        "extra_info": columns,
+        **dict.fromkeys(("task", "data", "example"), task),
+        "base_url": episode.access.base_url,
+        "api_key": episode.access.api_key,
+        "model": episode.access.name,
+        "seed": episode.seed,
+        "attempt": episode.attempt,
+        "episode": episode.id,
+        "max_turns": episode.max_turns,
+    }
+
+
+def from_function(value: Callable[..., Any], parameters: Function, kwargs: Mapping[str, Any]) -> Program:
+    """Return the program of a function. `kwargs`: of each call."""
+    return Program(make_step(parameters, value, kwargs))
+
+
+def from_object(made: Any, name: str) -> Program:
+    """Return the program of an object with `run`, or with `__call__`."""
+
+    def find(method: str) -> Step | None:
+        function = getattr(made, method, None)
+        return make_step(read_parameters(f"{name}.{method}", function), function, {}) if callable(function) else None
+
+    run = find(RUN) or make_step(read_parameters(name, made), made, {})
+    return Program(run, find(SETUP), find(CLOSE))

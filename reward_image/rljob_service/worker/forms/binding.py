@@ -1,0 +1,202 @@
+"""A user's function, bound by a plan: how to call it for samples, and how to read its return value."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import CodeType, SimpleNamespace
+from typing import Any, NamedTuple
+
+from rljob_api.functions import remedies
+from rljob_api.functions.descriptions import Function
+from rljob_api.functions.forms import CallPlan
+from rljob_api.functions.plugins import load_reference
+from rljob_api.functions.values import DATA_SOURCE, GROUND_TRUTH, Sample, as_whole
+from rljob_service.worker.forms import results
+from rljob_service.worker.forms.outcome import CallOutcome, Outcome, invalid
+
+_ROW_OVERRIDES = (GROUND_TRUTH, DATA_SOURCE)
+"""Values that a column with the parameter's name replaces."""
+
+
+class Binding(NamedTuple):
+    """A function ready to be called. One that takes a single sample gets lists of length one."""
+
+    call: Callable[[list[Sample]], Any]
+    """Call the user's function. May return an awaitable."""
+    read: Callable[[Any, list[Sample]], list[Outcome]]
+    """Read its return value: one outcome per sample, or a single one with a reason, which applies to all samples."""
+    reads: frozenset[str] = frozenset()
+    """The parts of a request that it needs (rljob_api.wire.protocol.Part)."""
+    takes_groups: bool = False
+    """Whether one call can score several samples."""
+
+
+class MissingColumnError(Exception):
+    """The row has no column for a parameter that neither the form nor function.kwargs gives."""
+
+
+class CallBinding(NamedTuple):
+    """A simulated user or tools, ready to be called with a CallRequest."""
+
+    call: Callable[[dict[str, Any]], Any]
+    """Call the user's function. May return an awaitable."""
+    read: Callable[[Any, dict[str, Any]], CallOutcome]
+    """Read its return value."""
+    find_problem: Callable[[], str] = str
+    """Return why the worker must be replaced after a call; '' if it need not."""
+
+
+class NamedBinding(NamedTuple):
+    """One of several functions whose scores are summed."""
+
+    name: str
+    """Name of its component."""
+    weight: float
+    binding: Binding
+
+
+def bind_call(function: Callable[..., Any], parameters: Function, plan: CallPlan) -> Binding:
+    """Bind a function by the plan that was made for its parameters."""
+    read_ids = [name for name in plan.optional if plan.values[name].part == "tokens" and mentions(function, name)]
+    names = [*plan.passed, *(n for n in plan.optional if plan.values[n].part != "tokens" or n in read_ids)]
+    readers = {name: plan.values[name].read for name in names}
+    whole, lists = plan.convention.whole, plan.convention.lists
+    logged: dict[str, float] = {}
+    constants = _constants(parameters, plan, logged)
+
+    def call(samples: list[Sample]) -> Any:
+        logged.clear()
+        if whole:
+            samples = [as_whole(sample) for sample in samples]
+        if lists:
+            given: dict[str, Any] = {name: [read(sample) for sample in samples] for name, read in readers.items()}
+        else:
+            given = {name: read(samples[0]) for name, read in readers.items()}
+        columns = _columns(samples, parameters, plan)
+        if missing := [name for name in plan.required_columns if name not in columns]:
+            raise MissingColumnError(_describe_missing(parameters, missing, samples, plan))
+        return function(**{**given, **columns, **constants})
+
+    return Binding(call, _reader(plan, logged), plan.reads(read_ids), lists)
+
+
+def _reader(plan: CallPlan, logged: dict[str, float]) -> Callable[[Any, list[Sample]], list[Outcome]]:
+    convention = plan.convention
+    if convention.read_returned:
+        read_all = load_reference(convention.read_returned)
+        return lambda value, samples: read_all(value, len(samples))
+    key = plan.kwargs.get(convention.key_option)
+    read_one = results.reader_of(convention.returns, (key,) if key else convention.score_keys, logged.items)
+    if convention.lists:
+        return lambda value, samples: results.read_list(value, len(samples), read_one)
+    return lambda value, samples: [read_one(value)]
+
+
+def _constants(parameters: Function, plan: CallPlan, logged: dict[str, float]) -> dict[str, Any]:
+    """Return the arguments that no sample changes."""
+    convention = plan.convention
+    if convention.kwargs_parameter:
+        return {convention.kwargs_parameter: SimpleNamespace(**{**convention.kwargs_defaults, **plan.kwargs})}
+    uses = {"component": logged.__setitem__, "ignored": lambda name, value: None}
+    taken = {name: uses[use] for name, use in convention.callbacks.items() if parameters.accepts(name)}
+    return taken | dict(plan.kwargs)
+
+
+def _columns(samples: list[Sample], parameters: Function, plan: CallPlan) -> dict[str, Any]:
+    """Return the columns of the rows that the function takes: by the names of its parameters, in every form."""
+    rows = [_row_of(sample) for sample in samples]
+    names = {name: None for row in rows for name in row}
+    taken = [name for name in names if _is_column(name, parameters, plan)]
+    if plan.convention.lists:
+        return {name: [row.get(name) for row in rows] for name in taken}
+    return {name: rows[0][name] for name in taken}
+
+
+def _row_of(sample: Sample) -> Mapping[str, Any]:
+    """Return the columns of the row besides the prompt: the answer has its own name, too."""
+    answer = sample.get("answer_column")
+    columns: Mapping[str, Any] = sample.get("extra_info", {})
+    return {answer: sample.get("ground_truth"), **columns} if answer else columns
+
+
+def _is_column(name: str, parameters: Function, plan: CallPlan) -> bool:
+    if plan.convention.has_columns:
+        value = plan.values.get(name)
+        is_mapped = value is not None and value != plan.convention.arguments.get(name)
+        return parameters.accepts(name) and (value is None or (value in _ROW_OVERRIDES and not is_mapped))
+    # Its project passes no columns: none replaces an argument of the form, and **kwargs stay what its project passes.
+    return name in parameters.named and name not in plan.values and name != plan.convention.kwargs_parameter
+
+
+def _describe_missing(parameters: Function, missing: list[str], samples: list[Sample], plan: CallPlan) -> str:
+    columns = [name for name in _row_of(samples[0]) if name]
+    return remedies.describe_missing_values(parameters.show(), missing, plan.convention, columns)
+
+
+def mentions(function: Any, name: str) -> bool:
+    """Return whether its code, or the code of its class's __call__, has the text `name`, as in kwargs["name"]."""
+    inner = inspect.unwrap(getattr(function, "func", function))
+    method = inner if inspect.isroutine(inner) else vars(type(inner)).get("__call__")
+    code = getattr(method, "__code__", None)
+    return isinstance(code, CodeType) and name in code.co_consts
+
+
+def combine(parts: Sequence[NamedBinding]) -> Binding:
+    """Return a binding that calls all parts and sums their scores. Each score becomes a component."""
+
+    def call(samples: list[Sample]) -> Any:
+        return gather([part.binding.call(samples) for part in parts])
+
+    def read(values: Any, samples: list[Sample]) -> list[Outcome]:
+        read = [part.binding.read(value, samples) for part, value in zip(parts, values, strict=True)]
+        columns = [each if len(each) == len(samples) else each * len(samples) for each in read]
+        return [add(parts, [column[i] for column in columns]) for i in range(len(samples))]
+
+    bindings = [part.binding for part in parts]
+    reads = frozenset().union(*(binding.reads for binding in bindings))
+    return Binding(call, read, reads, any(binding.takes_groups for binding in bindings))
+
+
+def add(parts: Sequence[NamedBinding], outcomes: Sequence[Outcome]) -> Outcome:
+    """Return the weighted sum; without a score if one part has none."""
+    components: dict[str, float] = {}
+    for part, each in zip(parts, outcomes, strict=True):
+        components |= {f"{part.name}/{name}": value for name, value in each.components.items()}
+        if each.score is not None:
+            components[part.name] = each.score
+    for part, each in zip(parts, outcomes, strict=True):
+        if each.reason is not None:
+            return invalid(each.reason, f"{part.name}: {each.message}", components)
+    return Outcome(
+        sum(part.weight * (each.score or 0.0) for part, each in zip(parts, outcomes, strict=True)), components
+    )
+
+
+def one_by_one(binding: Binding) -> Binding:
+    """Return a binding that calls a function of single samples once for each sample of a group."""
+
+    def read(values: Any, samples: list[Sample]) -> list[Outcome]:
+        return [binding.read(value, [sample])[0] for value, sample in zip(values, samples, strict=True)]
+
+    return Binding(lambda samples: gather([binding.call([s]) for s in samples]), read, binding.reads)
+
+
+def gather(values: list[Any]) -> list[Any] | Awaitable[list[Any]]:
+    """Return the values; as an awaitable if one of them is."""
+
+    async def wait() -> list[Any]:
+        return [await value if inspect.isawaitable(value) else value for value in values]
+
+    return wait() if any(inspect.isawaitable(value) for value in values) else values
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """Return the names with a number after each repeated one."""
+    seen: Mapping[str, int] = {}
+    unique = []
+    for name in names:
+        number = seen.get(name, 0) + 1
+        seen = {**seen, name: number}
+        unique.append(name if number == 1 else f"{name}_{number}")
+    return unique

@@ -1,0 +1,191 @@
+"""One worker process: `python -m rljob_service.worker FD PARENT_PID HANDOVER_FD STACK_FD`. One request at a time.
+
+The server kills it at a timeout, the kernel when the server dies. Frames have a dedicated socket, so output of user
+code cannot disturb them. Until the function has loaded, SIGUSR1 writes the stack to STACK_FD. Invariant: no user code
+runs outside the sandbox, and each request finds the process as the import left it, except for Python's objects.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import inspect
+import json
+import math
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rljob_api.errors import UserError
+from rljob_api.functions.values import Sample
+from rljob_service.worker import sandbox
+from rljob_service.worker.forked_calls import CallDiedError, ForkedCalls
+from rljob_service.worker.forms.outcome import EXCEPTION, WORKER_DIED, CallOutcome, Outcome, failed_call, invalid
+from rljob_service.worker.load.entrypoints import BoundFunction
+from rljob_service.worker.load.loading import describe_limit, explain, load
+from rljob_service.worker.process.frames import RETIRING, BlockingChannel
+from rljob_service.worker.process.leftovers import Leftovers, describe_exhaustion
+from rljob_service.worker.process.scratch import ScratchCleaner
+from rljob_service.worker.sandbox import WorkerSandbox, private_folders
+from rljob_service.worker.sandbox.system import die_with
+from rljob_service.worker.settings import REQUEST, FunctionSettings
+
+
+def main(arguments: list[str]) -> int:
+    descriptor, parent_pid, handover, stack = map(int, arguments)
+    die_with(parent_pid)
+    # A woken worker must not preempt the server in the middle of its loop: that would delay every request.
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    # A process that user code starts must not hold this socket open.
+    os.set_inheritable(descriptor, False)
+    os.set_inheritable(stack, False)
+    # Before the server sees the end of the handover, after which it may send the signal.
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
+    channel = BlockingChannel(socket.socket(fileno=descriptor))
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+    first = channel.read()
+    if first is None:
+        return 0
+    message = json.loads(first)
+    settings, worker_sandbox = FunctionSettings(**message["settings"]), WorkerSandbox(**message["sandbox"])
+    with socket.socket(fileno=handover) as sock:
+        missing = sandbox.enter(settings, worker_sandbox, sock)
+    _limit_cpu(settings)
+    sys.path.append(worker_sandbox.modules)
+    try:
+        bound = load(settings)
+    except UserError as error:
+        channel.write(json.dumps({"error": str(error)}).encode())
+        return 0
+    faulthandler.unregister(signal.SIGUSR1)
+    os.close(stack)
+    report: dict[str, Any] = {"entrypoint": bound.entrypoint, "signature": bound.signature, "missing": missing}
+    report |= {"reads": sorted(bound.reads), "takes_groups": bound.takes_groups, "tools": bound.tools}
+    others = [] if sandbox.lacks(missing, sandbox.PRIVATE_SHM) else [private_folders.SHARED_MEMORY]
+    cleaner = ScratchCleaner(worker_sandbox.home, worker_sandbox.temporary, *others)
+    executor = Executor(bound, settings)
+    try:
+        calls = ForkedCalls(executor.answer, [descriptor]) if settings.isolation == REQUEST else None
+    except UserError as error:
+        channel.write(json.dumps({"error": f"{bound.path}: {error}"}).encode())
+        return 0
+    leftovers = Leftovers()
+    channel.write(json.dumps(report).encode())
+    if calls is None:
+        _serve(channel, executor, leftovers, cleaner)
+    else:
+        _serve_forked(channel, calls, cleaner)
+    return 0
+
+
+def _limit_cpu(settings: FunctionSettings) -> None:
+    """Set the CPU limit of one call: the kernel counts the whole life of a process, so start from the time used."""
+    if settings.cpu_seconds is not None:
+        used = math.ceil(time.process_time())
+        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+        resource.setrlimit(resource.RLIMIT_CPU, (used + settings.cpu_seconds, hard))
+
+
+def _serve(channel: BlockingChannel, executor: Executor, leftovers: Leftovers, cleaner: ScratchCleaner) -> None:
+    own_pid = os.getpid()
+    while (body := channel.read()) is not None:
+        answer = executor.answer(body)
+        if os.getpid() != own_pid:
+            os._exit(0)  # a child that user code forked and let return: it must not answer or clean for the worker
+        problem = leftovers.reset() or executor.find_problem()
+        _answer(channel, answer, cleaner, problem)
+
+
+def _serve_forked(channel: BlockingChannel, calls: ForkedCalls, cleaner: ScratchCleaner) -> None:
+    """Serve with isolation: request. What a request leaves in memory has ended with its process."""
+    while (body := channel.read()) is not None:
+        problem = ""
+        try:
+            answer = calls.execute(body)
+        except CallDiedError as error:
+            answer = _encode([invalid(WORKER_DIED, str(error))])
+        except (OSError, MemoryError) as error:  # no process can be started
+            problem = describe_exhaustion(error)
+            answer = _encode([invalid(EXCEPTION, f"the process of the call cannot be started: {error}")])
+        _answer(channel, answer, cleaner, problem)
+
+
+def _answer(channel: BlockingChannel, answer: bytes, cleaner: ScratchCleaner, problem: str) -> None:
+    try:
+        cleaner.clean()
+    except OSError as error:
+        problem = problem or describe_exhaustion(error) or f"its scratch directory cannot be cleaned: {error}"
+    if problem:
+        channel.write(RETIRING + problem.encode(errors="replace"))
+    channel.write(answer)
+
+
+def _encode(outcomes: Sequence[Outcome | CallOutcome]) -> bytes:
+    return json.dumps([outcome._asdict() for outcome in outcomes], allow_nan=False).encode()
+
+
+class Executor:
+    """Calls the bound function, awaits it where it is async, and turns every failure into a reason."""
+
+    def __init__(self, bound: BoundFunction, settings: FunctionSettings) -> None:
+        self._bound = bound
+        self._settings = settings
+        self._loop: Any = None
+        self.exhaustion = ""
+        """The resource that the last request found used up: the next one would fail, too."""
+
+    def answer(self, body: bytes) -> bytes:
+        """Return the outcomes as JSON."""
+        return _encode(self.execute(body))
+
+    def execute(self, body: bytes) -> list[Outcome] | list[CallOutcome]:
+        """Return one outcome per sample or call; or a single one with a reason, which applies to all samples."""
+        self.exhaustion = ""
+        calls = self._bound.calls
+        try:
+            _limit_cpu(self._settings)
+            request = json.loads(body)
+            return self._score(request) if calls is None else [calls.read(self._wait(calls.call(request)), request)]
+        except BaseException as error:  # including SystemExit and KeyboardInterrupt: only this request fails
+            self.exhaustion = describe_exhaustion(error)
+            message = explain(error, self._bound.path) + describe_limit(error, self._settings)
+            return [invalid(EXCEPTION, message)] if calls is None else [failed_call(EXCEPTION, message)]
+
+    def find_problem(self) -> str:
+        """Return why the worker must be replaced after the last request; '' if it need not."""
+        calls = self._bound.calls
+        return self.exhaustion or (calls.find_problem() if calls is not None else "")
+
+    def _score(self, request: dict[str, Any]) -> list[Outcome]:
+        binding = self._bound.group if "samples" in request else self._bound.sample
+        if binding is None:
+            raise UserError(f"scope: {self._settings.scope} does not score requests of this kind")
+        samples = _samples_of(request)
+        return binding.read(self._wait(binding.call(samples)), samples)
+
+    def _wait(self, value: Any) -> Any:
+        """Return the value; of an awaitable its result. One event loop for the worker's life, so that the function may
+        keep sessions open across calls."""
+        if not inspect.isawaitable(value):
+            return value
+        if self._loop is None:
+            import asyncio  # here, since sync functions do not need it
+
+            self._loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._loop)
+        return self._loop.run_until_complete(value)
+
+
+def _samples_of(request: dict[str, Any]) -> list[Sample]:
+    """Return a ScoreRequest as the only sample, or a GroupRequest's samples, each with its individual result."""
+    if "samples" not in request:
+        return [request]
+    samples, results = request["samples"], request.get("results")
+    if results is None:
+        return list(samples)
+    return [{**sample, "result": result} for sample, result in zip(samples, results, strict=True)]

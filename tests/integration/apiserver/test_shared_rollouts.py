@@ -1,0 +1,77 @@
+"""A job whose rollouts run in the trainer's Pods, with the whole operator on a real API server. The test does what the
+controllers and the kubelet do."""
+
+from __future__ import annotations
+
+import pytest
+
+from rljob_core.children import WORKLOAD_KINDS
+from rljob_core.kube.client import ApiError
+from tests.integration.apiserver.manifests import put_all, smallest
+from tests.integration.apiserver.operator_harness import NAME, OperatorHarness, start_pod
+
+SHARED = {"rollout.placement": "trainer"}
+WORKLOADS = (("Job", "head"), ("StatefulSet", "trainer"), ("Deployment", "reward-correct"))
+CHILDREN = {
+    "ConfigMap": {"config", "reward-correct"},
+    "Deployment": {"reward-correct"},
+    "Job": {"head"},
+    "NetworkPolicy": {"head", "trainer", "reward-correct"},
+    "PodDisruptionBudget": {"head", "reward-correct"},
+    "Secret": {"token"},
+    "Service": {"head", "trainer", "reward-correct"},
+    "StatefulSet": {"trainer"},
+}
+
+
+OF_ROLLOUTS = {"NetworkPolicy", "PodDisruptionBudget", "Service"}
+"""Children, besides the workload, of rollouts with Pods of their own."""
+
+
+async def start_job(harness: OperatorHarness) -> None:
+    await harness.start()
+    await harness.create(put_all(smallest(), SHARED))
+    await harness.until_all_workloads(len(WORKLOADS))
+
+
+async def names_of(harness: OperatorHarness) -> dict[str, set[str]]:
+    """Return the children by kind, without the name of the job."""
+    found: dict[str, set[str]] = {kind: set() for kind in CHILDREN}
+    for child in await harness.list(*CHILDREN):
+        found[child["kind"]].add(child["metadata"]["name"].removeprefix(f"{NAME}-"))
+    return found
+
+
+async def test_job_has_no_child_of_rollouts_and_runs_without_them(harness):
+    await start_job(harness)
+    assert await names_of(harness) == CHILDREN
+    for kind, role in WORKLOADS:
+        await start_pod(harness, kind, role)
+    await harness.until_condition("Running")
+    status = (await harness.get("RLJob", NAME))["status"]
+    assert [role["name"] for role in status["roles"]] == ["head", "trainer", "reward-correct"]
+    assert not status.get("rollouts"), "the column is empty"
+
+
+async def test_placement_changes_only_while_the_job_is_suspended(harness):
+    await start_job(harness)
+    with pytest.raises(ApiError, match=r"rollout.placement is immutable while the job runs; set suspend: true first"):
+        await harness.patch("RLJob", NAME, {"spec": {"rollout": {"placement": "separate"}}})
+    await harness.patch("RLJob", NAME, {"spec": {"suspend": True}})
+    await harness.until_condition("Suspended")
+    kept = {kind: names for kind, names in CHILDREN.items() if kind not in WORKLOAD_KINDS}
+    for placement, added in (("separate", {"rollout"}), ("trainer", set[str]())):
+        await harness.patch("RLJob", NAME, {"spec": {"rollout": {"placement": placement}}})
+        expected = {k: n | added if k in OF_ROLLOUTS else n for k, n in kept.items()}
+
+        async def are_as_expected(expected: dict[str, set[str]] = expected) -> bool:
+            found = await names_of(harness)
+            return {kind: found[kind] for kind in expected} == expected
+
+        await harness.until(f"the children of {placement} rollouts", are_as_expected)
+
+
+async def test_scale_of_rollouts_that_follow_from_the_trainer_is_refused(harness):
+    await start_job(harness)
+    with pytest.raises(ApiError, match=r"rollout.replicas must be 1 \(its default\) with rollout.placement trainer"):
+        await harness.patch("RLJob", NAME, {"spec": {"rollout": {"replicas": 3}}})

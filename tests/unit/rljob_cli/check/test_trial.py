@@ -1,0 +1,45 @@
+"""What `rljob validate` says about functions that it does not call, and about answers that get nothing."""
+
+from dataclasses import replace
+
+from rljob_api.wire.protocol import ScoreResult
+from rljob_cli.check.trial import Trial, describe_skipped, find_unrewarded_answer
+from rljob_inputs.prompts import Prompt
+from tests.support.job_simulation import make_job
+
+
+def test_functions_that_are_not_called_are_named_with_the_reason():
+    function = {"module": "trl.rewards", "entrypoint": "accuracy_reward", "requirements": ["trl"]}
+    rewards = [{"name": "trl", "function": function}, {"name": "own", "function": {"inline": "x"}}]
+    [line] = describe_skipped(make_job(rewards=rewards))
+    assert line == (
+        "reward trl: not called, requirements are not installed by this check; `rljob test-reward` calls it"
+    )
+
+
+PROMPT = Prompt(0, "1 + 1 =", [], "2", "sums", {})
+
+
+def find_warnings(*scores, prompt=PROMPT, **rewards):
+    names = [f"r{number}" for number in range(len(scores))]
+    job = make_job(rewards=[{"name": name, "function": {"inline": "x"}} | rewards.get(name, {}) for name in names])
+    results = [ScoreResult(id="s", valid=True, score=score) for score in scores if score is not None]
+    trials = [Trial(number, names[number], 1.0, result) for number, result in enumerate(results)]
+    return [(found.path, found.is_warning) for found in find_unrewarded_answer(job, trials, prompt)]
+
+
+def test_answer_of_the_data_that_gets_nothing_is_a_warning():
+    assert find_warnings(0.0) == [("spec.rewards[0]", True)]
+    assert find_warnings(0.0, -0.5) == [("spec.rewards", True)]
+
+
+def test_answer_that_some_reward_pays_is_none():
+    assert find_warnings(1.0) == []
+    assert find_warnings(0.0, 0.5) == [], "of a penalty, 0 is the most"
+    assert find_warnings(0.0, 0.5, r1={"weight": 0.0}) == [("spec.rewards", True)]
+
+
+def test_nothing_is_said_about_what_is_not_known():
+    assert find_warnings(0.0, None) == [], "the other reward was not called"
+    assert find_warnings(0.0, prompt=replace(PROMPT, ground_truth=None)) == []
+    assert find_warnings(0.0, r0={"scope": "group"}) == [], "equal answers may get 0 in their group"

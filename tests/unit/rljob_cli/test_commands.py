@@ -1,0 +1,53 @@
+"""The commands between arguments and exit code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import yaml
+from memory_plan.cases import QWEN25_1B5
+
+from rljob_api.errors import UserError
+from rljob_api.manifest.job import RLJob
+from rljob_cli import commands
+from rljob_cli.check.jobfile import JobFile
+from rljob_cli.check.machine import Machine
+from tests.support.model_folder import write_model
+
+ONE_GPU = replace(Machine(0), num_gpus=1, gpu_bytes=lambda: 24 * 2**30)
+
+
+def write_job(folder: Path, trainer: dict[str, object]) -> Path:
+    write_model(folder / "model", QWEN25_1B5)
+    (folder / "train.jsonl").write_text('{"question": "1+1", "answer": "2"}\n')
+    spec = {
+        "model": {"source": "./model"},
+        "data": {"train": {"source": "train.jsonl", "prompt": "question"}},
+        "rewards": [{"name": "r", "http": {"url": "http://127.0.0.1:1"}}],
+        "trainer": {"gpusPerReplica": 1, **trainer},
+        "rollout": {"gpusPerReplica": 1, "maxModelLen": 1536},
+    }
+    job = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "j"}, "spec": spec}
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    return folder / "job.yaml"
+
+
+@pytest.mark.parametrize(("trainer", "placement"), [({"lora": {"rank": 8}}, "trainer"), ({}, "separate")])
+def test_run_has_trainer_and_rollouts_share_the_only_gpu_if_both_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: dict[str, object], placement: str
+) -> None:
+    checked: list[RLJob] = []
+
+    def judge(file: JobFile, *_: object, **__: object) -> NoReturn:
+        checked.append(file.job)
+        raise UserError("far enough")
+
+    monkeypatch.setattr(commands, "Machine", lambda: ONE_GPU)
+    monkeypatch.setattr(commands, "judge", judge)
+    path = write_job(tmp_path, trainer)
+    assert commands.run_command(path, tmp_path / "runs", [], [], False, "text", None, False) == 2
+    [job] = checked
+    assert job.spec.rollout.placement == placement

@@ -1,0 +1,770 @@
+"""Reconcile with a small API server in memory, whose calls fail and whose objects are changed by others."""
+
+import asyncio
+import contextlib
+import copy
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from rljob_api.errors import TransientError, UserError
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.services.reward import RewardModel
+from rljob_core.backend import (
+    ChildKey,
+    ForbiddenError,
+    ForeignObjectError,
+    InvalidOwnerError,
+    JobKey,
+    ObservedState,
+    PodRejectedError,
+    RewardModelKey,
+    UnknownFieldsError,
+    key_of,
+)
+from rljob_core.children import WORKLOAD_KINDS
+from rljob_core.loop import reconcile as reconcile_module
+from rljob_core.loop.failures import FailureTracker
+from rljob_core.loop.reconcile import CONFLICT_RETRY_SECONDS, reconcile
+from rljob_core.plan import conditions
+from rljob_core.plan.lifecycle import USER_ERROR
+
+KEY = JobKey("default", "gsm8k")
+MODEL_KEY = RewardModelKey("default", "math")
+START = datetime(2026, 1, 1, tzinfo=UTC)
+NUM_CHILDREN = 18
+
+
+def make_job(**spec):
+    return RLJob.model_validate(
+        {
+            "metadata": {"name": "gsm8k", "uid": "u1", "generation": 1},
+            "spec": {
+                "model": {"source": "/models/tiny"},
+                "data": {"train": {"source": "/data/train.jsonl"}},
+                "rewards": [reward("correct")],
+            }
+            | spec,
+        }
+    )
+
+
+def make_model(**spec):
+    metadata = {"name": "math", "uid": "u2", "generation": 1}
+    return RewardModel.model_validate({"metadata": metadata, "spec": {"function": {"inline": "x"}} | spec})
+
+
+def reward(name, source="def reward(): ..."):
+    return {"name": name, "function": {"inline": source}, "resources": {"requests": {"cpu": "0.5"}}}
+
+
+class MemoryBackend:
+    """Server-side apply for one manager, immutable fields, defaults, owner references, and calls that fail."""
+
+    def __init__(self, owner):
+        self.owner, self.objects, self.applied, self.pods = owner, {}, {}, {}
+        self.events, self.writes, self.version = [], [], 0
+        self.fail_at, self.fail_after_write = None, False
+        self.errors = {}
+        """The error that the apply of a kind raises."""
+        self.checks, self.pod_errors = [], {}
+        """The checked workloads; the error of the Pod of a workload."""
+
+    async def get_owner(self, key):
+        self._call()
+        return self.owner.model_copy(deep=True) if self.owner and key.name == self.owner.metadata.name else None
+
+    async def observe(self, owner):
+        self._call()
+        return ObservedState(copy.deepcopy(self.objects), tuple(copy.deepcopy(list(self.pods.values()))))
+
+    async def apply(self, manifest):
+        key = key_of(manifest)
+        with self._write(f"apply {key.kind} {key.name}"):
+            old = self.objects.get(key)
+            new = _merged(_without(old or {}, self.applied.get(key, {}), manifest), manifest)
+            self._admit(key, old, new)
+            self.applied[key], self.objects[key] = copy.deepcopy(manifest), _defaulted(new)
+            if self.objects[key] != old:
+                self.version += 1
+
+    async def check(self, workload):
+        self._call()
+        key = key_of(workload)
+        self.checks.append(key)
+        if error := self.errors.get(key.kind) or self.pod_errors.get(key.name):
+            raise error
+
+    async def delete(self, namespace, child):
+        with self._write(f"delete {child.kind} {child.name}"):
+            self.remove(child)
+
+    async def delete_job(self, key):
+        with self._write("delete the job"):
+            self.owner = None
+
+    async def force_delete(self, namespace, pod):
+        with self._write(f"force delete {pod}"):
+            if error := self.errors.get("Pod"):
+                raise error
+            self.pods.pop(pod, None)
+
+    async def update_status(self, owner, status):
+        with self._write("status"):
+            assert owner.metadata.uid == self.owner.metadata.uid
+            stored = type(status).model_validate(status.to_manifest())
+            self.owner = self.owner.model_copy(update={"status": stored})
+
+    async def record_event(self, owner, event):
+        self.events.append(event)
+
+    def remove(self, child):
+        self.objects.pop(child, None)
+        self.applied.pop(child, None)
+        self.pods = {name: pod for name, pod in self.pods.items() if pod["owner"] != child}
+
+    def _admit(self, key, old, new):
+        if error := self.errors.get(key.kind):
+            raise error
+        if old and key.kind == "Job" and old["spec"]["template"] != new["spec"]["template"]:
+            raise UserError("spec.template: field is immutable")
+        if old and key.kind == "Secret" and old["data"] != new["data"]:
+            raise UserError("data: field is immutable when `immutable` is set")
+        if sum(ref.get("controller", False) for ref in new["metadata"]["ownerReferences"]) > 1:
+            raise UserError("Only one reference can have Controller set to true")
+
+    def _call(self):
+        if self.fail_at is not None:
+            self.fail_at -= 1
+            if self.fail_at < 0:
+                self.fail_at = None
+                raise TransientError("the API server does not answer")
+
+    def _write(self, what):
+        backend = self
+
+        class Write:
+            """Fails before or after the write: the operator cannot know which."""
+
+            def __enter__(self):
+                self.lost = False
+                try:
+                    backend._call()
+                except TransientError:
+                    if not backend.fail_after_write:
+                        raise
+                    self.lost = True
+
+            def __exit__(self, kind, value, traceback):
+                if kind is None:
+                    backend.writes.append(what)
+                    if self.lost:
+                        raise TransientError("the answer was lost")
+
+        return Write()
+
+
+def _merged(old, new):
+    if isinstance(old, dict) and isinstance(new, dict):
+        return old | {name: _merged(old.get(name), value) for name, value in new.items()}
+    return copy.deepcopy(new)
+
+
+def _without(old, before, now):
+    """Remove what this manager applied before and leaves out now."""
+    if not isinstance(old, dict) or not isinstance(before, dict):
+        return old
+    removed = set(before) - set(now)
+    return {n: _without(v, before.get(n), now.get(n, {})) for n, v in old.items() if n not in removed}
+
+
+def _defaulted(manifest):
+    """Add some defaults of an API server, and format quantities as it does."""
+    manifest = copy.deepcopy(manifest)
+    manifest["metadata"].setdefault("creationTimestamp", "2026-01-01T00:00:00Z")
+    for container in manifest.get("spec", {}).get("template", {}).get("spec", {}).get("containers", []):
+        container.setdefault("imagePullPolicy", "IfNotPresent")
+        requests = container["resources"].get("requests", {})
+        requests.update({"cpu": "500m"} if requests.get("cpu") == "0.5" else {})
+    if not manifest.get("spec", {}).get("egress", True):
+        del manifest["spec"]["egress"]
+    return manifest
+
+
+@pytest.fixture
+def backend():
+    return MemoryBackend(make_job())
+
+
+@pytest.mark.parametrize(
+    ("owner", "key", "num_children"), [(make_job(), KEY, NUM_CHILDREN), (make_model(), MODEL_KEY, 6)]
+)
+async def test_new_owner_gets_all_children_and_a_second_reconcile_writes_nothing(owner, key, num_children):
+    backend, unchanged = MemoryBackend(owner), []
+
+    def on_unchanged(owner, observed, wanted):
+        unchanged.append(len(observed.children))
+
+    await reconcile(backend, key, START, on_unchanged=on_unchanged)
+    assert len(backend.objects) == num_children
+    assert backend.writes[-1] == "status", "one status write, at the end"
+    assert unchanged == []
+    backend.writes.clear()
+    backend.events.clear()
+    await reconcile(backend, key, START + timedelta(seconds=10), on_unchanged=on_unchanged)
+    assert (backend.writes, backend.events) == ([], [])
+    assert unchanged == [num_children]
+
+
+async def test_deleted_child_is_recreated_and_changed_child_is_reverted(backend):
+    await reconcile(backend, KEY, START)
+    del backend.objects[ChildKey("Service", "gsm8k-rollout")]
+    backend.objects[ChildKey("Deployment", "gsm8k-rollout")]["spec"]["replicas"] = 7
+    backend.writes.clear()
+    await reconcile(backend, KEY, START)
+    assert backend.writes == ["apply Service gsm8k-rollout", "apply Deployment gsm8k-rollout"]
+    assert backend.objects[ChildKey("Deployment", "gsm8k-rollout")]["spec"]["replicas"] == 1
+
+
+async def test_removed_setting_leaves_the_child(backend):
+    backend.owner = make_job(rollout={"nodePool": {"nodeSelector": {"pool": "a"}}})
+    await reconcile(backend, KEY, START)
+    backend.owner = make_job().model_copy(update={"status": backend.owner.status})
+    await reconcile(backend, KEY, START)
+    assert "nodeSelector" not in backend.objects[ChildKey("Deployment", "gsm8k-rollout")]["spec"]["template"]["spec"]
+
+
+async def test_additions_of_others_to_a_child_stay_and_cause_no_write(backend):
+    await reconcile(backend, KEY, START)
+    backend.objects[ChildKey("Deployment", "gsm8k-rollout")]["metadata"]["annotations"]["other"] = "tool"
+    backend.writes.clear()
+    await reconcile(backend, KEY, START)
+    assert backend.writes == []
+
+
+@pytest.mark.parametrize("key", [KEY, MODEL_KEY])
+async def test_deleted_owner_needs_no_reconcile(backend, key):
+    backend.owner = None
+    assert await reconcile(backend, key, START) is None
+    assert backend.writes == []
+
+
+async def test_rejected_child_makes_the_job_failed_until_it_is_accepted(backend):
+    backend.errors = {"StatefulSet": UserError("spec.template is invalid")}
+    await reconcile(backend, KEY, START)
+    failed = conditions.find(backend.owner.status, "Failed")
+    assert (failed.status, failed.reason) == ("True", "InvalidSpec")
+    message = "spec.trainer.template: StatefulSet gsm8k-trainer was refused: spec.template is invalid"
+    assert failed.message == message
+    assert not {key.kind for key in backend.objects} & set(WORKLOAD_KINDS), "nothing holds a node"
+    backend.errors = {}
+    await reconcile(backend, KEY, START)
+    assert backend.owner.status.phase == "Pending"
+    assert ChildKey("StatefulSet", "gsm8k-trainer") in backend.objects
+
+
+@pytest.mark.parametrize("error", [ForeignObjectError("taken"), UserError("too large")])
+@pytest.mark.parametrize(("owner", "key"), [(make_job(), KEY), (make_model(), MODEL_KEY)])
+async def test_no_workload_is_applied_while_a_child_that_pods_read_is_rejected(owner, key, error):
+    backend = MemoryBackend(owner)
+    backend.errors = {"ConfigMap": error}
+    requeue_seconds = await reconcile(backend, key, START)
+    assert not {child.kind for child in backend.objects} & set(WORKLOAD_KINDS)
+    assert "taken" not in str(error) or requeue_seconds <= CONFLICT_RETRY_SECONDS, "no event reports its deletion"
+    backend.writes.clear()
+    backend.events.clear()
+    await reconcile(backend, key, START)
+    assert (backend.writes, backend.events) == ([], []), "reported once"
+    backend.errors = {}
+    await reconcile(backend, key, START)
+    assert {child.kind for child in backend.objects} & set(WORKLOAD_KINDS)
+
+
+async def test_name_conflict_of_a_reward_model_is_its_ready_condition():
+    backend = MemoryBackend(make_model())
+    backend.errors = {"ConfigMap": ForeignObjectError("taken")}
+    await reconcile(backend, MODEL_KEY, START)
+    ready = next(c for c in backend.owner.status.conditions if c.type == "Ready")
+    message = "ConfigMap math-rewardmodel was refused: taken"
+    assert (ready.status, ready.reason, ready.message) == ("False", "Refused", message)
+
+
+@pytest.mark.parametrize(("owner", "key"), [(make_job(), KEY), (make_model(), MODEL_KEY)])
+async def test_invalid_owner_gets_one_condition_with_every_problem(owner, key):
+    backend = MemoryBackend(owner)
+
+    async def get_owner(key):
+        raise InvalidOwnerError(backend.owner, ["spec.model is missing", "spec.replicas must be at least 1"])
+
+    backend.get_owner = get_owner
+    for _ in range(2):
+        assert await reconcile(backend, key, START) is None
+    condition = next(c for c in backend.owner.status.conditions if c.reason == "InvalidSpec")
+    assert condition.message == "spec.model is missing; spec.replicas must be at least 1"
+    assert (backend.writes, len(backend.events)) == (["status"], 1), "reported once"
+
+
+@pytest.mark.parametrize(("owner", "key"), [(make_job(), KEY), (make_model(), MODEL_KEY)])
+async def test_owner_with_unknown_fields_gets_an_event_and_no_write(owner, key):
+    backend = MemoryBackend(owner)
+
+    async def get_owner(key):
+        raise UnknownFieldsError(backend.owner, "upgrade the operator")
+
+    backend.get_owner = get_owner
+    with pytest.raises(UnknownFieldsError):
+        await reconcile(backend, key, START)
+    assert backend.writes == []
+    assert [(event.reason, event.message) for event in backend.events] == [("OutdatedOperator", "upgrade the operator")]
+
+
+async def test_transient_error_is_raised_and_the_next_reconcile_completes(backend):
+    backend.fail_at = 5
+    with pytest.raises(TransientError):
+        await reconcile(backend, KEY, START)
+    await reconcile(backend, KEY, START)
+    assert len(backend.objects) == NUM_CHILDREN
+
+
+async def test_job_is_deleted_when_its_time_to_live_is_over(backend):
+    backend.owner = make_job(ttlSecondsAfterFinished=0)
+    await reconcile(backend, KEY, START)
+    backend.objects[ChildKey("Job", "gsm8k-head")]["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    for _ in range(2):
+        await reconcile(backend, KEY, START)
+    assert backend.owner is None
+
+
+@pytest.mark.parametrize(("owner", "key"), [(make_job(), KEY), (make_model(), MODEL_KEY)])
+async def test_forbidden_write_is_reported_then_recovers(owner, key):
+    backend = MemoryBackend(owner)
+    backend.errors = {"Service": ForbiddenError("Service gsm8k-head: the namespace's quota is exceeded")}
+    for _ in range(2):
+        with pytest.raises(ForbiddenError):
+            await reconcile(backend, key, START)
+    assert {event.reason for event in backend.events} == {"Forbidden"}
+    if key is KEY:
+        running = conditions.find(backend.owner.status, conditions.RUNNING)
+        assert (running.status, running.reason) == ("False", "Forbidden")
+        assert "quota is exceeded" in running.message
+        assert backend.writes.count("status") == 1, "once, however often it is retried"
+    backend.errors = {}
+    await reconcile(backend, key, START)
+    assert {c.reason for c in backend.owner.status.conditions} >= {"WaitingForPods"}
+
+
+def add_stuck_trainer(backend):
+    labels = {"rljob.dev/job": "gsm8k", "rljob.dev/role": "trainer", "app.kubernetes.io/managed-by": "rljob-operator"}
+    metadata = {"name": "gsm8k-trainer-0", "labels": labels, "deletionTimestamp": "2025-12-31T23:00:00Z"}
+    owner = ChildKey("StatefulSet", "gsm8k-trainer")
+    backend.pods["gsm8k-trainer-0"] = {"metadata": metadata, "spec": {"nodeName": "n1"}, "status": {}, "owner": owner}
+
+
+async def test_pod_of_a_lost_node_is_deleted_by_force_with_an_event():
+    backend = MemoryBackend(make_job(scheduling={"forceDeleteAfterSeconds": 10}))
+    await reconcile(backend, KEY, START)
+    add_stuck_trainer(backend)
+    await reconcile(backend, KEY, START)
+    (event,) = [event for event in backend.events if event.reason == "ForceDeleted"]
+    assert "deleted Pod gsm8k-trainer-0 of node n1 by force" in event.message
+    assert backend.pods == {}
+
+
+@pytest.mark.parametrize("error", [ForbiddenError("RBAC: may not delete pods"), UserError("the webhook says no")])
+async def test_refused_forced_deletion_is_in_the_status_and_stops_nothing_else(error):
+    backend = MemoryBackend(make_job(scheduling={"forceDeleteAfterSeconds": 10}))
+    add_stuck_trainer(backend)
+    backend.errors = {"Pod": error}
+    assert await reconcile(backend, KEY, START) <= CONFLICT_RETRY_SECONDS
+    assert len(backend.objects) == NUM_CHILDREN, "everything else continues"
+    message = conditions.find(backend.owner.status, conditions.RUNNING).message
+    assert "Pod gsm8k-trainer-0 is stuck in Terminating on node n1" in message
+    assert str(error) in message
+    await reconcile(backend, KEY, START)
+    await reconcile(backend, KEY, START)
+    assert backend.writes.count("status") == 1, "once, however often it is retried"
+    assert [event.reason for event in backend.events].count("Forbidden") == 1
+    backend.errors = {}
+    await reconcile(backend, KEY, START)
+    assert str(error) not in conditions.find(backend.owner.status, conditions.RUNNING).message
+
+
+async def test_forced_deletion_that_meets_a_conflict_is_retried_after_the_status():
+    backend = MemoryBackend(make_job(scheduling={"forceDeleteAfterSeconds": 10}))
+    add_stuck_trainer(backend)
+    backend.errors = {"Pod": TransientError("409")}
+    assert await reconcile(backend, KEY, START) <= CONFLICT_RETRY_SECONDS
+    assert "is stuck in Terminating" in conditions.find(backend.owner.status, conditions.RUNNING).message
+    assert "ForceDeleted" not in {event.reason for event in backend.events}
+
+
+OWNERS = pytest.mark.parametrize(("owner", "key"), [(make_job(), KEY), (make_model(), MODEL_KEY)])
+
+
+def workloads_of(backend):
+    return sorted(key.name for key in backend.objects if key.kind in WORKLOAD_KINDS)
+
+
+def make_running(backend):
+    """Every Pod of the job is ready."""
+    for role, kind in {"head": "Job", "trainer": "StatefulSet", "rollout": "Deployment"}.items():
+        ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+        metadata = {"name": role, "labels": {"rljob.dev/job": "gsm8k", "rljob.dev/role": role}}
+        owner = ChildKey(kind, f"gsm8k-{role}")
+        backend.pods[role] = {"metadata": metadata, "spec": {}, "status": ready, "owner": owner}
+    labels = {"rljob.dev/job": "gsm8k", "rljob.dev/role": "reward", "rljob.dev/reward": "correct"}
+    owner = ChildKey("Deployment", "gsm8k-reward-correct")
+    backend.pods["reward"] = {
+        "metadata": {"name": "reward", "labels": labels},
+        "spec": {},
+        "status": ready,
+        "owner": owner,
+    }
+
+
+def edit(backend, **spec):
+    """Change the spec of the job."""
+    manifest = backend.owner.model_dump(mode="json", by_alias=True)
+    for name, change in spec.items():
+        manifest["spec"][name] = manifest["spec"].get(name, {}) | change
+    manifest["metadata"]["generation"] += 1
+    backend.owner = RLJob.model_validate(manifest)
+
+
+@OWNERS
+async def test_new_workloads_are_checked_once_and_before_the_first_is_created(owner, key):
+    backend = MemoryBackend(owner)
+    await reconcile(backend, key, START)
+    assert sorted(child.name for child in backend.checks) == workloads_of(backend)
+    await reconcile(backend, key, START)
+    assert len(backend.checks) == len(workloads_of(backend)), "what exists is not checked again"
+
+
+@pytest.mark.parametrize("error", [UserError("invalid"), PodRejectedError("PodSecurity"), TransientError("503")])
+@pytest.mark.parametrize("role", ["head", "trainer", "rollout", "reward-correct"])
+async def test_one_refused_workload_or_pod_means_that_no_workload_exists(backend, role, error):
+    backend.pod_errors = {f"gsm8k-{role}": error}
+    with contextlib.suppress(TransientError):
+        await reconcile(backend, KEY, START)
+    assert workloads_of(backend) == []
+    assert len(backend.objects) == NUM_CHILDREN - 4, "what holds no node exists"
+    backend.pod_errors = {}
+    await reconcile(backend, KEY, START)
+    assert len(backend.objects) == NUM_CHILDREN
+
+
+SANDBOXES = {
+    "data": {"train": {"source": "/data/train.jsonl"}, "format": "chat"},
+    "agent": {"type": "loop", "tools": [{"name": "code", "sandbox": {"provider": "agentSandbox"}}]},
+}
+
+
+async def test_accounts_are_applied_first_and_pools_of_sandboxes_with_the_workloads():
+    backend = MemoryBackend(make_job(**SANDBOXES))
+    await reconcile(backend, KEY, START)
+    kinds = [write.split()[1] for write in backend.writes if write.startswith("apply")]
+    assert kinds[0] == "ServiceAccount", "dry runs of its Pods need it"
+    first = min(kinds.index(kind) for kind in (*WORKLOAD_KINDS, "SandboxWarmPool"))
+    assert not {*kinds[first:]} - {*WORKLOAD_KINDS, "SandboxWarmPool"}, "sandboxes start when all else is accepted"
+
+
+async def test_a_refused_account_means_that_nothing_else_is_applied():
+    backend = MemoryBackend(make_job(**SANDBOXES))
+    backend.errors = {"ServiceAccount": ForbiddenError("set features.agentSandbox")}
+    with pytest.raises(ForbiddenError):
+        await reconcile(backend, KEY, START)
+    assert list(backend.objects) == []
+    assert "features.agentSandbox" in conditions.find(backend.owner.status, "Running").message
+
+
+async def test_a_role_exists_before_its_binding():
+    backend = MemoryBackend(make_job(**SANDBOXES))
+    backend.errors = {"Role": TransientError("the API server is busy")}
+    with pytest.raises(TransientError):
+        await reconcile(backend, KEY, START)
+    assert {key.kind for key in backend.objects} == {"ServiceAccount"}, "the API server refuses a binding without it"
+
+
+async def test_a_cluster_without_sandboxes_fails_the_job_and_no_pod_starts():
+    backend = MemoryBackend(make_job(**SANDBOXES))
+    backend.errors = {"SandboxTemplate": UserError("this cluster has no SandboxTemplate")}
+    await reconcile(backend, KEY, START)
+    assert workloads_of(backend) == []
+    assert "this cluster has no SandboxTemplate" in str(backend.owner.status.conditions)
+
+
+async def test_what_runs_pods_is_deleted_before_what_protects_them():
+    backend = MemoryBackend(make_job(**SANDBOXES))
+    await reconcile(backend, KEY, START)
+    edit(backend, agent={"type": "singleTurn", "tools": []})
+    await reconcile(backend, KEY, START)
+    deleted = [write.split()[1] for write in backend.writes if write.startswith("delete")]
+    assert deleted[:3] == ["Deployment", "SandboxTemplate", "SandboxWarmPool"]
+    assert {"NetworkPolicy", "ServiceAccount"} < set(deleted)
+    assert not [key for key in backend.objects if key.name.startswith("gsm8k-agent-code")]
+
+
+@OWNERS
+async def test_rejected_pod_is_a_reason_to_wait_that_names_the_template(owner, key):
+    backend = MemoryBackend(owner)
+    is_job = key is KEY
+    backend.pod_errors = {"gsm8k-trainer" if is_job else "math-rewardmodel": PodRejectedError("violates PodSecurity")}
+    failures = FailureTracker()
+    for _ in range(2):
+        with pytest.raises(ForbiddenError):
+            await reconcile(backend, key, START, failures=failures)
+    waiting = conditions.find(backend.owner.status, "Running" if is_job else "Ready")
+    assert (waiting.status, waiting.reason) == ("False", "FailedCreate")
+    assert f"see {'spec.trainer' if is_job else 'spec'}.template and the namespace's policies" in waiting.message
+    assert [event.reason for event in backend.events].count("FailedCreate") == 1
+    backend.pod_errors = {}
+    await reconcile(backend, key, START)
+    assert conditions.find(backend.owner.status, conditions.RECONCILE_FAILED) is None
+
+
+async def test_scaling_needs_no_check_and_a_changed_template_does(backend):
+    await reconcile(backend, KEY, START)
+    backend.checks.clear()
+    edit(backend, rollout={"replicas": 3})
+    await reconcile(backend, KEY, START)
+    assert backend.checks == []
+    edit(backend, rollout={"env": {"A": "1"}})
+    await reconcile(backend, KEY, START)
+    assert ChildKey("Deployment", "gsm8k-rollout") in backend.checks
+
+
+@pytest.mark.parametrize("error", [UserError("no dnsPolicy X"), PodRejectedError("no dnsPolicy X")])
+async def test_refused_change_leaves_a_running_job_running_and_says_which_generation_stays(backend, error):
+    await reconcile(backend, KEY, START)
+    make_running(backend)
+    await reconcile(backend, KEY, START)
+    assert backend.owner.status.phase == "Running"
+    before = copy.deepcopy(backend.objects)
+    backend.pod_errors = {"gsm8k-head": error}
+    edit(backend, head={"env": {"A": "1"}}, rollout={"replicas": 3, "env": {"B": "1"}})
+    for _ in range(2):
+        with contextlib.suppress(TransientError):
+            await reconcile(backend, KEY, START)
+    after = backend.objects
+    assert {key: after[key] for key in after if key.kind in WORKLOAD_KINDS} == {
+        key: before[key] for key in before if key.kind in WORKLOAD_KINDS
+    }, "neither is the head deleted, nor is a part of the change applied"
+    status = backend.owner.status
+    running = conditions.find(status, "Running")
+    assert (running.status, running.observed_generation) == ("True", 1)
+    refused = next(
+        c for c in status.conditions if c.type in ("Failed", conditions.RECONCILE_FAILED) and c.status == "True"
+    )
+    assert refused.message.startswith("generation 2 is not applied: ")
+    assert refused.message.endswith("; generation 1 stays")
+    backend.pod_errors = {}
+    for _ in range(4):
+        await reconcile(backend, KEY, START)
+    assert after[ChildKey("Deployment", "gsm8k-rollout")]["spec"]["replicas"] == 3
+    assert {c.observed_generation for c in backend.owner.status.conditions} == {2}
+
+
+async def test_workload_is_scaled_although_a_change_of_another_is_refused(backend):
+    await reconcile(backend, KEY, START)
+    make_running(backend)
+    await reconcile(backend, KEY, START)
+    backend.pod_errors = {"gsm8k-reward-correct": UserError("no")}
+    changed = reward("correct") | {"env": {"A": "1"}}
+    manifest = backend.owner.model_dump(mode="json", by_alias=True)
+    manifest["spec"]["rewards"] = [changed]
+    manifest["spec"]["rollout"]["replicas"] = 4
+    backend.owner = RLJob.model_validate(manifest)
+    await reconcile(backend, KEY, START)
+    assert backend.objects[ChildKey("Deployment", "gsm8k-rollout")]["spec"]["replicas"] == 4
+
+
+@OWNERS
+async def test_defect_in_the_plan_is_in_the_status_until_it_is_repaired(owner, key, monkeypatch):
+    backend = MemoryBackend(owner)
+    plan = reconcile_module._plan
+
+    def fail(*arguments):
+        raise ValueError("cannot convert float NaN to integer")
+
+    monkeypatch.setattr(reconcile_module, "_plan", fail)
+    with pytest.raises(ValueError, match="NaN"):
+        await reconcile(backend, key, START)
+    failed = conditions.find(backend.owner.status, conditions.RECONCILE_FAILED)
+    assert (failed.reason, "ValueError: cannot convert float NaN" in failed.message) == ("OperatorError", True)
+    monkeypatch.setattr(reconcile_module, "_plan", plan)
+    await reconcile(backend, key, START)
+    assert conditions.find(backend.owner.status, conditions.RECONCILE_FAILED) is None
+
+
+@OWNERS
+@pytest.mark.parametrize(
+    "error", [ForbiddenError("events are forbidden"), TransientError("503"), UserError("too long")]
+)
+async def test_event_that_cannot_be_recorded_does_not_stop_the_reconcile(owner, key, error):
+    backend = MemoryBackend(owner)
+
+    async def refuse(owner, event):
+        raise error
+
+    backend.record_event = refuse
+    backend.errors = {"ConfigMap": UserError("too large")}
+    await reconcile(backend, key, START)
+    backend.errors = {}
+    await reconcile(backend, key, START)
+    assert workloads_of(backend)
+
+
+async def test_end_of_a_job_stays_when_its_workloads_cannot_be_deleted(backend):
+    await reconcile(backend, KEY, START)
+    backend.objects[ChildKey("Job", "gsm8k-head")]["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    await reconcile(backend, KEY, START)
+
+    async def refuse(namespace, child):
+        raise ForbiddenError(f"RBAC does not allow the operator to delete {child.kind}")
+
+    backend.delete = refuse
+    with pytest.raises(ForbiddenError):
+        await reconcile(backend, KEY, START)
+    assert backend.owner.status.phase == "Succeeded"
+    assert "delete" in conditions.find(backend.owner.status, conditions.RECONCILE_FAILED).message
+    del backend.delete
+    await reconcile(backend, KEY, START)
+    assert conditions.find(backend.owner.status, conditions.RECONCILE_FAILED) is None
+    assert backend.owner.status.phase == "Succeeded"
+
+
+class Operator(RuleBasedStateMachine):
+    """Users, the cluster and faults act in any order: the job always converges, and its status is true."""
+
+    def __init__(self):
+        super().__init__()
+        self.backend, self.now, self.settled, self.ended = MemoryBackend(make_job()), START, False, None
+
+    @property
+    def job(self):
+        return self.backend.owner
+
+    def change(self, **spec):
+        manifest = self.job.model_dump(mode="json", by_alias=True)
+        manifest["spec"] |= spec
+        manifest["metadata"]["generation"] += 1
+        self.backend.owner = RLJob.model_validate(manifest)
+        self.settled = False
+
+    def reconcile_once(self):
+        return asyncio.run(reconcile(self.backend, KEY, self.now))
+
+    @rule(replicas=st.integers(1, 5), steps=st.integers(1, 9))
+    def scale(self, replicas, steps):
+        rollout = self.job.spec.rollout.model_copy(update={"replicas": replicas})
+        schedule = self.job.spec.schedule.model_copy(update={"steps": steps})
+        dump = {"mode": "json", "by_alias": True}
+        self.change(rollout=rollout.model_dump(**dump), schedule=schedule.model_dump(**dump))
+
+    @rule(suspend=st.booleans())
+    def suspend(self, suspend):
+        self.change(suspend=suspend)
+
+    @rule(names=st.sets(st.sampled_from(["correct", "style", "length"]), min_size=1), version=st.integers(0, 2))
+    def choose_rewards(self, names, version):
+        self.change(rewards=[reward(name, f"def f(): return {version}") for name in sorted(names)])
+
+    @rule(broken=st.booleans())
+    def break_or_fix_a_template(self, broken):
+        head = self.job.spec.head.model_copy(update={"template": {"nonsense": 1} if broken else {}})
+        self.change(head=head.model_dump(mode="json", by_alias=True))
+
+    @precondition(lambda self: self.backend.objects)
+    @rule(data=st.data())
+    def delete_a_child(self, data):
+        self.backend.remove(data.draw(st.sampled_from(sorted(self.backend.objects))))
+        self.settled = False
+
+    @precondition(lambda self: any(k.kind == "Deployment" for k in self.backend.objects))
+    @rule(data=st.data())
+    def tamper_with_a_deployment(self, data):
+        key = data.draw(st.sampled_from(sorted(k for k in self.backend.objects if k.kind == "Deployment")))
+        self.backend.objects[key]["spec"]["replicas"] = 77
+        self.settled = False
+
+    @rule(code=st.sampled_from([None, 1, 78]), role=st.sampled_from(["head", "trainer", "rollout"]))
+    def start_or_crash_a_pod(self, code, role):
+        kind = {"head": "Job", "trainer": "StatefulSet", "rollout": "Deployment"}[role]
+        owner = ChildKey(kind, f"gsm8k-{role}")
+        if owner not in self.backend.objects:
+            return
+        old = self.backend.pods.get(role, {}).get("status", {}).get("containerStatuses", [{"restartCount": 0}])[0]
+        container = {"restartCount": old["restartCount"] + (code is not None), "state": {"running": {}}}
+        if code is not None:
+            container["lastState"] = {"terminated": {"exitCode": code}}
+        status = {"conditions": [{"type": "Ready", "status": str(code is None)}], "containerStatuses": [container]}
+        labels = {"rljob.dev/job": "gsm8k", "rljob.dev/role": role}
+        self.backend.pods[role] = {"metadata": {"name": role, "labels": labels}, "status": status, "owner": owner}
+        self.settled = False
+
+    @precondition(lambda self: ChildKey("Job", "gsm8k-head") in self.backend.objects)
+    @rule(how=st.sampled_from(["Complete", "Failed"]))
+    def the_head_ends(self, how):
+        head = self.backend.objects[ChildKey("Job", "gsm8k-head")]
+        head["status"] = {"conditions": [{"type": how, "status": "True"}]}
+        self.settled = False
+
+    @rule(seconds=st.integers(1, 1000))
+    def time_passes(self, seconds):
+        self.now += timedelta(seconds=seconds)
+
+    @rule(calls=st.integers(0, 25), after_write=st.booleans())
+    def a_reconcile_is_interrupted(self, calls, after_write):
+        self.backend.fail_at, self.backend.fail_after_write = calls, after_write
+        with contextlib.suppress(TransientError):
+            self.reconcile_once()
+        self.backend.fail_at, self.settled = None, False
+
+    @rule()
+    def settle(self):
+        for _ in range(6):
+            self.backend.writes.clear()
+            self.reconcile_once()
+            if not self.backend.writes:
+                break
+        assert self.backend.writes == [], "it never becomes idle"
+        self.settled = True
+        self._check_children()
+
+    def _check_children(self):
+        status, kinds = self.job.status, {key.kind for key in self.backend.objects}
+        assert status.observed_generation == self.job.metadata.generation
+        others = {c.observed_generation for c in status.conditions if c.type != conditions.RUNNING}
+        assert others == {self.job.metadata.generation}, "Running may have the one that runs"
+        if conditions.is_finished(status) or status.phase == "Suspended":
+            assert kinds.isdisjoint({"StatefulSet", "Deployment"})
+        elif status.phase != "Failed":
+            assert set(WORKLOAD_KINDS) <= kinds
+            wanted = {reward.name for reward in self.job.spec.rewards}
+            served = {k.name.removeprefix("gsm8k-reward-") for k in self.backend.objects if "-reward-" in k.name}
+            assert served == wanted, "no orphan, and none missing"
+            deployment = self.backend.objects[ChildKey("Deployment", "gsm8k-rollout")]
+            assert deployment["spec"]["replicas"] == self.job.spec.rollout.replicas
+
+    @invariant()
+    def an_end_is_permanent(self):
+        generation = self.job.metadata.generation
+        if self.ended and self.ended.reason == USER_ERROR and self.ended.observed_generation < generation:
+            self.ended = None  # a changed spec clears a user error
+        if self.ended:
+            assert conditions.find(self.job.status, self.ended.type).status == "True"
+            assert self.job.status.completion_time is not None
+        elif conditions.is_finished(self.job.status):
+            self.ended = next(c for c in self.job.status.conditions if c.status == "True" and c.type != "Running")
+
+    @invariant()
+    def conditions_do_not_contradict_each_other(self):
+        true = {c.type for c in self.job.status.conditions if c.status == "True"}
+        assert not {"Succeeded", "Failed"} <= true
+        assert not {"Suspended", "Running"} <= true
+        assert not {"Restarting", "Running"} <= true
+
+
+TestOperator = Operator.TestCase

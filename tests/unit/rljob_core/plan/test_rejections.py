@@ -1,0 +1,68 @@
+"""Refusals of the API server, by the user's field."""
+
+import pytest
+
+from rljob_api.errors import UserError
+from rljob_core.backend import FieldProblem, RefusedError
+from rljob_core.children import WORKLOAD_KINDS, build_children
+from rljob_core.defaults import DEFAULTS
+from rljob_core.plan.rejections import describe_pod_rejection, describe_refusal
+from tests.support.job_simulation import make_job
+
+TEMPLATE = {"spec": {"dnsPolicy": "X", "containers": [{"name": "own", "image": "i"}]}}
+JOB = make_job(trainer={"template": TEMPLATE, "resources": {"limits": {"cpu": 1}}})
+CHILDREN = {child["metadata"]["name"]: child for child in build_children(JOB, "token", DEFAULTS)}
+TRAINER = CHILDREN["gsm8k-trainer"]
+
+
+def refusal(*fields):
+    return RefusedError("no", tuple(FieldProblem(*field) for field in fields))
+
+
+@pytest.mark.parametrize(
+    ("path", "origin"),
+    [
+        ("spec.template.spec.dnsPolicy", "spec.trainer.template.spec.dnsPolicy"),
+        ("spec.template.spec.containers[1].image", "spec.trainer.template.spec.containers[0].image"),
+        ('spec.template.spec.containers[name="own"].imge', "spec.trainer.template.spec.containers[0].imge"),
+        ("spec.template.spec.containers[0].resources.limits[cpu]", "spec.trainer.resources.limits.cpu"),
+        (
+            "spec.template.spec.volumes[0]",
+            "spec.trainer.template: StatefulSet gsm8k-trainer: spec.template.spec.volumes[0]",
+        ),
+        ("spec.serviceName", "spec.trainer.template: StatefulSet gsm8k-trainer: spec.serviceName"),
+    ],
+)
+def test_problem_begins_with_the_field_that_the_user_wrote(path, origin):
+    assert describe_refusal(JOB, TRAINER, refusal((path, "wrong"))) == [f"{origin}: wrong"]
+
+
+def test_every_field_is_one_problem():
+    fields = [("spec.template.spec.dnsPolicy", "wrong"), ("spec.template.spec.containers[1].image", "missing")]
+    assert len(describe_refusal(JOB, TRAINER, refusal(*fields))) == 2
+
+
+@pytest.mark.parametrize("error", [refusal(), UserError("no")])
+def test_answer_without_fields_names_the_template_of_every_role(error):
+    paths = {}
+    for child in CHILDREN.values():
+        (problem,) = describe_refusal(JOB, child, error)
+        assert problem.endswith(f"{child['kind']} {child['metadata']['name']} was refused: no")
+        if child["kind"] in WORKLOAD_KINDS:
+            paths[child["metadata"]["name"]] = problem.partition(":")[0]
+        else:
+            assert problem.startswith(child["kind"])
+    assert paths == {
+        "gsm8k-head": "spec.head.template",
+        "gsm8k-trainer": "spec.trainer.template",
+        "gsm8k-rollout": "spec.rollout.template",
+        "gsm8k-reward-correct": "spec.rewards[0].template",
+    }
+
+
+def test_rejected_pod_has_the_role_and_the_remedy_and_no_generated_name():
+    message = 'pods "gsm8k-trainer-x7f2k" is forbidden: violates PodSecurity "restricted:latest"'
+    cause = describe_pod_rejection(JOB, "gsm8k-trainer", message)
+    assert cause.reason == "FailedCreate"
+    assert cause.message.startswith('trainer: is forbidden: violates PodSecurity "restricted:latest"; see ')
+    assert "see spec.trainer.template and the namespace's policies" in cause.message

@@ -1,0 +1,23 @@
+"""Kubernetes' schema of Pod templates: it is in the image, and loaded once."""
+
+from rljob_core.pod_checks import find_violations, schema
+from tests.paths import ROOT
+
+
+def test_operator_image_keeps_the_schema_that_is_used():
+    assert schema.FILE in (ROOT / "operator/Dockerfile").read_text()
+
+
+def test_template_is_checked_once(monkeypatch):
+    template = {"spec": {"containers": [{"name": "once", "image": "once:1"}]}}
+    assert find_violations(template) == ()
+    monkeypatch.setattr(schema, "_load", lambda: None)
+    assert find_violations(template) == ()
+
+
+def test_all_problems_of_a_template_are_found_at_once():
+    container = {"name": "a", "image": "a", "env": {"A": "b"}, "ports": [{"containerPort": 0}], "imagepullPolicy": "x"}
+    found = dict(find_violations({"metadata": {"labels": {"a b": "c"}}, "spec": {"containers": [container]}}))
+    main = ("spec", "containers", 0)
+    places = [(*main, "env"), (*main, "imagepullPolicy"), (*main, "ports", 0, "containerPort")]
+    assert set(found) == {*places, ("metadata", "labels", "a b")}

@@ -1,0 +1,127 @@
+"""Files that are neither JSON lines nor Parquet: read by `datasets`, as those of the Hub."""
+
+import bz2
+import gzip
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rljob_api.errors import UserError
+from rljob_api.manifest.job_sections import DataSource
+from rljob_inputs.data.files import find_files, list_splits
+from rljob_inputs.data.rows import read_rows
+from rljob_inputs.errors import InputError
+
+ROWS = [{"question": "1 + 1?", "answer": "two"}, {"question": "2, or 3?", "answer": "three"}]
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+
+
+@pytest.fixture(autouse=True)
+def caches_in_the_test(tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    yield
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()], "a check writes nothing"
+
+
+def read(path, lane="train", **fields):
+    return list(read_rows(DataSource(source="./d", **fields), str(path), split=lane))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("d.csv", b'question,answer\n1 + 1?,two\n"2, or 3?",three\n'),
+        ("d.tsv", b"question\tanswer\n1 + 1?\ttwo\n2, or 3?\tthree\n"),
+        ("d.json", json.dumps(ROWS).encode()),
+        ("d.json", json.dumps(ROWS, indent=2).encode()),
+        ("lines.json", LINES),
+        ("d.jsonl.gz", gzip.compress(LINES)),
+        ("d.jsonl.bz2", bz2.compress(LINES)),
+        ("d.csv.gz", gzip.compress(b'question,answer\n1 + 1?,two\n"2, or 3?",three\n')),
+    ],
+    ids=["csv", "tsv", "json", "indented", "lines", "gzip", "bzip2", "csv in gzip"],
+)
+def test_rows_and_places(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    rows = read(tmp_path / name)
+    assert [row.values for row in rows] == ROWS
+    assert [row.place for row in rows] == [f"{tmp_path / name} row 1", f"{tmp_path / name} row 2"]
+    assert [row.values for row in read(tmp_path / name, offset=1)] == ROWS[1:]
+
+
+def test_messages_of_a_json_array_are_lists_of_objects(tmp_path):
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    (tmp_path / "d.json").write_text(json.dumps([{"messages": messages}]))
+    assert read(tmp_path / "d.json")[0].values == {"messages": messages}
+
+
+def test_a_glob_is_read_in_the_order_of_the_names(tmp_path):
+    for folder, name, x in (("a", "2", 2), ("a", "1", 1), ("b", "1", 3)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / f"part-{name}.jsonl").write_text(json.dumps({"x": x}) + "\n")
+    (tmp_path / "a" / "part-3.txt").write_text("no data")
+    assert [row.values["x"] for row in read(tmp_path / "**" / "*.jsonl")] == [1, 2, 3]
+    assert [row.values["x"] for row in read(tmp_path / "a" / "part-?.jsonl")] == [1, 2]
+    with pytest.raises(InputError, match=r"no file matches .*x-\*.jsonl"):
+        read(tmp_path / "x-*.jsonl")
+    with pytest.raises(InputError, match=r"for those below, write .*/\*\*/\*.parquet"):
+        read(tmp_path)
+
+
+def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path):
+    (tmp_path / "d[1].jsonl").write_bytes(LINES)
+    assert len(read(tmp_path / "d[1].jsonl")) == 2
+
+
+def test_a_folder_has_one_kind_of_data(tmp_path):
+    for name in ("b.csv", "a.csv", ".hidden.json", "README.md"):
+        (tmp_path / name).write_text("x\n1\n")
+    assert [path.name for path in find_files(tmp_path)] == ["a.csv", "b.csv"]
+    (tmp_path / "c.json").write_text("[]")
+    with pytest.raises(UserError, match=r"has .csv, .json files; name those to use, as .*/\*.csv does"):
+        find_files(tmp_path)
+    (tmp_path / "d.jsonl").write_bytes(LINES)
+    assert [path.name for path in find_files(tmp_path)] == ["d.jsonl"], "the others may describe it"
+
+
+def test_a_saved_dataset_is_read_by_its_split(tmp_path):
+    import datasets
+
+    both = datasets.DatasetDict({split: datasets.Dataset.from_list(ROWS[i:]) for i, split in enumerate(("train", "x"))})
+    both["train"].save_to_disk(tmp_path / "one")
+    both.save_to_disk(tmp_path / "both")
+    for name in ("one", "both"):
+        assert [row.values for row in read(tmp_path / name)] == ROWS
+    assert (list_splits(tmp_path / "one"), list_splits(tmp_path / "both")) == ([], ["train", "x"])
+    assert [row.values for row in read(tmp_path / "both", lane="test", split="x")] == ROWS[1:]
+    with pytest.raises(InputError, match="has no split test; it has train, x: set split"):
+        read(tmp_path / "both", lane="test")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("d.json", b'[{"a": 1}, ', "d.json is not readable as .json: "),
+        ("d.csv", b'a,b\n1,2\n3,4,5\n"', "d.csv is not readable as .csv: ParserError"),
+        ("d.jsonl.gz", b"no gzip", "d.jsonl.gz is not readable as .jsonl: "),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=message) as raised:
+        read(tmp_path / name)
+    assert raised.value.path == "spec.data.train.source"
+    assert "\n" not in raised.value.message
+
+
+def test_two_threads_may_read_at_once(tmp_path):
+    """`rljob validate` reads train and eval concurrently."""
+    paths = [tmp_path / f"{index}.csv" for index in range(16)]
+    for path in paths:
+        path.write_bytes(b"x\n1\n")
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(read, paths))
+    assert [[row.values["x"] for row in rows] for rows in found] == [[1]] * 16

@@ -1,0 +1,36 @@
+"""Frames between server and worker: put together from any parts, and bounded before they are held in memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from rljob_service.worker.process.frames import MAX_FRAME_BYTES, BrokenFrameError, FrameBuffer, encode
+
+STREAM = encode(b"") + encode(b"first") + encode(b"x" * 300) + encode(b"last")
+
+
+@pytest.mark.parametrize("size", [1, 3, 100, len(STREAM)])
+def test_frames_are_put_together_from_parts(size: int) -> None:
+    buffer = FrameBuffer()
+    frames = [frame for at in range(0, len(STREAM), size) for frame in buffer.feed(STREAM[at : at + size])]
+    assert frames == [b"", b"first", b"x" * 300, b"last"]
+
+
+@pytest.mark.parametrize("size", [1, 3, 100, len(STREAM)])
+def test_long_frame_is_skipped_and_never_held(size: int) -> None:
+    buffer = FrameBuffer(max_bytes=10)
+    frames = []
+    for at in range(0, len(STREAM), size):
+        frames += buffer.feed(STREAM[at : at + size])
+        assert len(buffer._bytes) <= 10 + 4
+    assert frames == [b"", b"first", None, b"last"]
+
+
+def test_long_frame_that_arrives_whole_is_skipped() -> None:
+    buffer = FrameBuffer(max_bytes=10)
+    assert [*buffer.feed(encode(b"x" * 11)), *buffer.feed(encode(b"x" * 10))] == [None, b"x" * 10]
+
+
+def test_length_over_the_protocols_limit_breaks_the_stream() -> None:
+    with pytest.raises(BrokenFrameError, match="was announced"):
+        FrameBuffer().feed((MAX_FRAME_BYTES + 1).to_bytes(4, "big"))

@@ -1,0 +1,56 @@
+"""When the loop evaluates, saves and ends."""
+
+import pytest
+
+from rljob_api.manifest.job_sections import Evaluation
+from rljob_api.manifest.schedule import Schedule
+from rljob_trainer.driver.cadence import Cadence
+
+
+def cadence_of(steps=10, every=0, checkpoint_every=4, **evaluation):
+    return Cadence(
+        Schedule(steps=steps), Evaluation(every_steps=every, **evaluation), checkpoint_every=checkpoint_every
+    )
+
+
+def due_steps(is_due, last=10):
+    return [step for step in range(last + 1) if is_due(step)]
+
+
+@pytest.mark.parametrize(
+    ("cadence", "expected"),
+    [
+        (cadence_of(), [0, 10]),
+        (cadence_of(every=3), [0, 3, 6, 9, 10]),
+        (cadence_of(every=3, at_start=False), [3, 6, 9, 10]),
+        (Cadence(Schedule(steps=10), None, checkpoint_every=1), []),
+    ],
+)
+def test_evaluation_is_due_at_the_start_at_intervals_and_at_the_end(cadence, expected):
+    assert due_steps(lambda step: cadence.evaluation_is_due(step, None)) == expected
+
+
+def test_step_is_evaluated_once():
+    assert not cadence_of().evaluation_is_due(10, 10)
+    assert cadence_of().evaluation_is_due(10, 9)
+
+
+def test_checkpoint_is_due_at_intervals_and_at_the_end_and_never_at_the_start():
+    assert due_steps(cadence_of().checkpoint_is_due) == [4, 8, 10]
+
+
+def test_steps_may_change_at_any_time_and_the_last_one_is_always_due():
+    cadence = cadence_of()
+    assert cadence.update(None) == ""
+    assert cadence.update(Schedule(steps=10)) == ""
+    assert cadence.update(Schedule(steps=7)) == "steps is 7, max_steps_without_signal is 3"
+    assert cadence.is_over(7)
+    assert not cadence.is_over(6)
+    assert cadence.checkpoint_is_due(7)
+    assert cadence.evaluation_is_due(7, 0)
+
+
+def test_immutable_fields_stay_as_they_were():
+    cadence = cadence_of()
+    assert cadence.update(Schedule(steps=12, type="oneStepOff", seed=3)) != ""
+    assert (cadence.schedule.steps, cadence.schedule.type, cadence.schedule.seed) == (12, "onPolicy", 0)

@@ -1,0 +1,154 @@
+"""Which rank is to blame, by what each says about itself."""
+
+import pytest
+
+from rljob_api.manifest.job_sections import HangDetection
+from rljob_trainer.progress.pace import Pace
+from rljob_trainer.progress.work import WatchedClock
+from rljob_trainer.ranks.heartbeat import Beat
+from rljob_trainer.ranks.rank_watch import RankWatch, find_behind, hung_error
+
+MIN_SECONDS, MAX_SECONDS = 60, 7200
+
+
+class Group:
+    """Three ranks, and the seconds that the watch sees."""
+
+    def __init__(self):
+        pace = Pace(HangDetection(min_seconds=MIN_SECONDS, max_seconds=MAX_SECONDS))
+        self.watch, self.now, self.silent = RankWatch(pace, WatchedClock(0.0)), 0.0, set()
+        self.collectives = [0, 0, 0]
+
+    def pass_seconds(self, seconds, *, is_paused=False):
+        """Return what hangs after each second, first to last."""
+        found = None
+        for _ in range(seconds):
+            self.now += 1
+            self.watch.clock.tick(self.now, is_paused=is_paused)
+            for rank in range(3):
+                self.watch.record_asked(rank)
+                if rank not in self.silent:
+                    self.watch.record_beat(rank, Beat(self.collectives[rank], (2, 8)))
+            found = found or self.watch.find_hung()
+        return found
+
+    def call(self, method, seconds):
+        piece = self.watch.begin_call(method)
+        assert self.pass_seconds(seconds) is None
+        self.watch.end_call(piece, has_succeeded=True)
+
+
+@pytest.fixture
+def group():
+    group = Group()
+    for _ in range(3):
+        group.call("accumulate", 10)
+        group.call("apply", 2)
+    return group
+
+
+def test_a_stopped_rank_is_found_after_the_floor_although_the_call_may_take_longer(group):
+    group.watch.begin_call("accumulate")
+    group.silent = {1}
+    assert group.pass_seconds(MIN_SECONDS) is None
+    hung = group.pass_seconds(1)
+    assert (hung.ranks, hung.silent, hung.hang.kind) == ([1], {1}, "silence in accumulate")
+    assert hung.hang.seconds < group.watch.pace.limit("accumulate") == 250
+    assert hung.doing == "in accumulate, micro-batch 2 of 8, after 0 collectives"
+
+
+def test_the_rank_that_entered_fewer_collectives_hangs_and_the_others_wait_for_it(group):
+    group.watch.begin_call("accumulate")
+    group.collectives = [5, 5, 4]
+    hung = group.pass_seconds(300)
+    assert (hung.ranks, hung.silent, hung.hang.limit_seconds) == ([2], frozenset(), 250)
+
+
+def test_a_silent_rank_hangs_and_not_those_that_are_equally_far(group):
+    for _ in range(20):
+        group.watch.pace.record("silence in accumulate", 100)  # as if ranks often held the interpreter
+    group.watch.begin_call("accumulate")
+    group.silent = {2}
+    hung = group.pass_seconds(300)
+    assert (hung.ranks, hung.silent, hung.hang.kind) == ([2], {2}, "accumulate")
+
+
+def test_a_rank_that_has_returned_does_not_hang(group):
+    group.watch.begin_call("apply")
+    group.pass_seconds(MIN_SECONDS)
+    group.now += 1
+    group.watch.clock.tick(group.now)
+    assert group.watch.find_hung(returned={0, 1}).ranks == [2], "alone outside of any collective, such as in a write"
+
+
+def test_a_call_of_twenty_times_the_usual_time_is_no_hang(group):
+    group.call("accumulate", 200)
+
+
+def test_a_first_call_may_be_silent_until_the_ceiling(group):
+    group.watch.begin_call("export")
+    group.silent = {0, 1, 2}
+    assert group.pass_seconds(MAX_SECONDS - 1) is None
+    assert group.pass_seconds(10) is not None, "and no longer"
+
+
+def test_ranks_that_once_held_the_interpreter_may_do_it_again(group):
+    piece = group.watch.begin_call("export")
+    group.silent = {0, 1, 2}
+    group.pass_seconds(100)
+    group.silent = set()
+    group.pass_seconds(1)
+    group.watch.end_call(piece, has_succeeded=True)
+    group.watch.begin_call("export")
+    group.silent = {0, 1, 2}
+    assert group.pass_seconds(200) is None
+
+
+def test_a_pause_counts_for_nobody(group):
+    group.watch.begin_call("accumulate")
+    group.silent = {1}
+    assert group.pass_seconds(10 * MIN_SECONDS, is_paused=True) is None
+
+
+def test_a_stopped_rank_is_found_while_no_call_runs(group):
+    group.pass_seconds(10)
+    group.call("apply", 2)
+    group.silent = {0}
+    assert group.pass_seconds(MIN_SECONDS + 1).doing == "waiting for a call, micro-batch 2 of 8, after 0 collectives"
+
+
+def test_the_start_of_the_processes_is_no_measure_of_their_silence():
+    group = Group()
+    group.silent = {0, 1, 2}
+    piece = group.watch.begin_call("describe")
+    group.pass_seconds(100)
+    group.silent = set()
+    group.pass_seconds(3)
+    group.watch.end_call(piece, has_succeeded=True)
+    assert group.watch.pace.limit("silence in describe") == MIN_SECONDS
+
+
+def test_a_failed_call_teaches_nothing(group):
+    piece = group.watch.begin_call("save")
+    group.pass_seconds(5)
+    group.watch.end_call(piece, has_succeeded=False)
+    assert group.watch.pace.limit("save") == group.watch.pace.limit("silence in save") == MAX_SECONDS
+    assert group.watch.work.find_hang() is None
+
+
+@pytest.mark.parametrize(("entered", "behind"), [({0: 3, 1: 2, 2: 2}, [1, 2]), ({0: 1, 1: 1}, [0, 1]), ({}, [])])
+def test_all_ranks_are_named_if_nothing_tells_them_apart(entered, behind):
+    assert find_behind({rank: Beat(number, None) for rank, number in entered.items()}) == behind
+
+
+def test_the_error_names_the_ranks_the_time_and_the_limit(group):
+    group.watch.begin_call("accumulate")
+    group.silent = {1}
+    hung = group.pass_seconds(MIN_SECONDS + 1)
+    error = hung_error(hung, f"{hung.doing}; its process does not answer (state T (stopped))")
+    assert str(error) == (
+        "rank 1 hangs in accumulate, micro-batch 2 of 8, after 0 collectives; its process does not answer "
+        "(state T (stopped)): nothing for 61 s, and 60 s are allowed (spec.hangDetection)"
+    )
+    (part,) = error.hung
+    assert (part.role, part.name, part.limit_seconds) == ("trainer", "rank 1", 60)

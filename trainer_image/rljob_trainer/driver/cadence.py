@@ -1,0 +1,42 @@
+"""When the loop evaluates, saves and ends. Pure.
+
+Invariant: the last step is evaluated and saved, wherever the schedule's steps, which may change at any time, put it.
+"""
+
+from __future__ import annotations
+
+from rljob_api.manifest.job_sections import Evaluation
+from rljob_api.manifest.schedule import Schedule
+
+
+class Cadence:
+    def __init__(self, schedule: Schedule, evaluation: Evaluation | None, *, checkpoint_every: int) -> None:
+        """`evaluation`: None without held-out data. `checkpoint_every`: spec.checkpoint.everySteps."""
+        self.schedule = schedule
+        """As it is now."""
+        self._evaluation, self._checkpoint_every = evaluation, checkpoint_every
+
+    def update(self, read: Schedule | None) -> str:
+        """Take the fields of `read` that may change while the job runs; None: nothing was read. Return what they are
+        now, or an empty text if none has changed."""
+        if read is None:
+            return ""
+        mutable = {"steps": read.steps, "max_steps_without_signal": read.max_steps_without_signal}
+        before, self.schedule = self.schedule, self.schedule.model_copy(update=mutable)
+        return "" if self.schedule == before else ", ".join(f"{name} is {value}" for name, value in mutable.items())
+
+    def is_over(self, step: int) -> bool:
+        """Whether no step follows after `step` finished ones."""
+        return step >= self.schedule.steps
+
+    def evaluation_is_due(self, step: int, evaluated_at: int | None) -> bool:
+        """`evaluated_at`: finished steps at the last evaluation."""
+        if self._evaluation is None or evaluated_at == step:
+            return False
+        return self._evaluation.at_start if step == 0 else self._is_due(self._evaluation.every_steps, step)
+
+    def checkpoint_is_due(self, step: int) -> bool:
+        return step > 0 and self._is_due(self._checkpoint_every, step)
+
+    def _is_due(self, every: int, step: int) -> bool:
+        return self.is_over(step) or (every > 0 and step % every == 0)

@@ -1,0 +1,73 @@
+"""Publishes weights to the rollouts, and owns their update, which may outlast a step.
+
+    trainer.publish --> rollouts.require --> board.announce --> rollouts pull --> rollouts.sync
+                                                            '-> their turn, on shared devices
+
+Invariant: at most one update of the rollouts is under way, and each wait for it raises its error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from rljob_api.wire.protocol import WeightManifest
+from rljob_trainer.driver.evaluation import EvalLane
+from rljob_trainer.driver.ledger import Ledger
+from rljob_trainer.driver.ports import Trainer, Turns
+from rljob_trainer.driver.status import StatusBoard
+from rljob_trainer.replicas.rollout_client import RolloutClient
+
+
+class Publisher:
+    """Use it as a context: leaving it ends an update of the rollouts."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        turns: Turns,
+        rollouts: RolloutClient,
+        board: StatusBoard,
+        ledger: Ledger,
+        held_out: EvalLane,
+        *,
+        spans_updates: bool,
+    ) -> None:
+        """`spans_updates`: whether requests may run while weights change."""
+        self._trainer, self._turns, self._rollouts, self._board = trainer, turns, rollouts, board
+        self._ledger, self._held_out, self._spans_updates = ledger, held_out, spans_updates
+        self._syncing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Publisher:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._syncing is not None:
+            self._syncing.cancel()
+            await asyncio.gather(self._syncing, return_exceptions=True)
+
+    async def publish(self, version: int) -> None:
+        """Publish `version`, and wait until at least one rollout serves it, and soon all healthy ones. If requests may
+        run while weights change, the next step begins meanwhile."""
+        await self.wait()
+        # All completions of an evaluation must come from the same weights.
+        with self._ledger.phase("evaluate"):
+            await self._held_out.wait_until_generated()
+        with self._ledger.publishing():
+            manifest = await self._trainer.publish(version)
+        self._ledger.record_published(manifest)
+        # Before any group of the next step starts: its tokens must not be older than its ticket.
+        self._rollouts.require(manifest)
+        await self._board.announce(manifest)
+        await self._turns.give_to_rollouts(manifest)
+        self._syncing = asyncio.create_task(self._sync(manifest))
+        if version == 0 or not self._spans_updates:
+            with self._ledger.phase("sync"):
+                await self.wait()
+
+    async def wait(self) -> None:
+        """Wait for the update of the rollouts that is under way. Raise why it failed."""
+        if self._syncing is not None:
+            await asyncio.shield(self._syncing)  # a cancelled wait leaves it as it is
+
+    async def _sync(self, manifest: WeightManifest) -> None:
+        self._ledger.record_weights(manifest, await self._rollouts.sync(manifest))

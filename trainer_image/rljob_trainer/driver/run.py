@@ -1,0 +1,387 @@
+"""A run of the driver: the loop, and what happens around it when something dies.
+
+If the trainer group dies, a new one resumes from the last checkpoint. On cancellation, or if a trainer Pod leaves, the
+steps since are saved (driver.stopping). Invariant: whatever ends a group, its files are those of one history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from rljob_api.errors import TransientError, UserError
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.schedule import Schedule
+from rljob_api.run.folder import damaged_checkpoints
+from rljob_api.wire.contract import GRACE_SECONDS
+from rljob_api.wire.protocol import DriverStatus, HungPart, LearningReason
+from rljob_inputs.data.prompts import PromptSet
+from rljob_inputs.prompts import Prompt
+from rljob_trainer.algorithms.registry import build_algorithm
+from rljob_trainer.concurrency import run_in_thread
+from rljob_trainer.driver.cadence import Cadence
+from rljob_trainer.driver.checkpointer import Checkpointer, CheckpointSeconds
+from rljob_trainer.driver.collection import CollectionPlan, Collector
+from rljob_trainer.driver.evaluation import EvalLane
+from rljob_trainer.driver.learning import describe_failure, describe_skipped, judge
+from rljob_trainer.driver.ledger import Ledger
+from rljob_trainer.driver.live_status import describe_live
+from rljob_trainer.driver.loop import TrainLoop
+from rljob_trainer.driver.ports import Engines, StartTrainer, Trainer, TrainerGroupDiedError, Turns
+from rljob_trainer.driver.problems import find_problems
+from rljob_trainer.driver.publisher import Publisher
+from rljob_trainer.driver.rank_failures import RankFailureLog
+from rljob_trainer.driver.reports import Reports
+from rljob_trainer.driver.stacks import describe_tasks
+from rljob_trainer.driver.step_clock import StepClock
+from rljob_trainer.driver.stopping import NOTHING_TRAINS, LastSave, PodLeavesError
+from rljob_trainer.driver.train_lane import TrainLane, read_lane_state
+from rljob_trainer.driver.turns import Separate, Shared
+from rljob_trainer.driver.updates import StepOutcome, StepUpdates
+from rljob_trainer.driver.watcher import run_with_watcher
+from rljob_trainer.history.damage import set_aside
+from rljob_trainer.history.disk import RunDisk
+from rljob_trainer.history.run_state import export_model, resume
+from rljob_trainer.outages.registry import OutageError, Outages
+from rljob_trainer.progress.pace import Pace
+from rljob_trainer.run_folder.file_facts import Checkpoint, DamagedCheckpointError
+from rljob_trainer.services.demand import Forecaster
+
+log = logging.getLogger(__name__)
+
+_TICK_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Datasets:
+    train: PromptSet
+    eval: Sequence[Prompt]
+
+
+@dataclass(frozen=True)
+class DriverParts:
+    start_trainer: StartTrainer
+    collector: Collector
+    """With the clients of the rollouts and of the rewards."""
+    reports: Reports
+    data: Datasets
+    model: str
+    """The resolved source of spec.model, for the export."""
+    read_schedule: Callable[[], Schedule | None]
+    """Reads the current schedule; None: it is still the one at the job's start."""
+    engines: Engines | None = None
+    """Rollouts that share the trainer's devices. They sleep when `start_trainer` places ranks."""
+    outages: Outages = field(default_factory=Outages)
+    """Which of what the job depends on is away."""
+
+
+class _NoValidSamplesError(UserError):
+    """The last steps had no valid sample."""
+
+    def __init__(self, message: str, last_useful: int) -> None:
+        """`last_useful`: the last step with one."""
+        super().__init__(message)
+        self.last_useful = last_useful
+
+
+class Driver:
+    def __init__(
+        self,
+        job: RLJob,
+        run_dir: Path,
+        parts: DriverParts,
+        head_job_uid: str = "",
+        grace_seconds: float = GRACE_SECONDS,
+    ) -> None:
+        """`head_job_uid`: of the head's Kubernetes Job. Restarts count from zero in each. `grace_seconds`: of the Pods
+        of head and trainers."""
+        self._spec, self._run_dir, self._parts = job.spec, run_dir, parts
+        self._board, self._prometheus = parts.reports.board, parts.reports.prometheus
+        self._disk = RunDisk(run_dir, parts.outages)
+        self._head_job_uid, self._grace_seconds = head_job_uid, grace_seconds
+        self._num_restarts = 0
+        self._rank_failures = RankFailureLog(job.spec.trainer)
+        self._algorithm = build_algorithm(job.spec)
+        evaluation = job.spec.evaluation if parts.data.eval else None
+        self._cadence = Cadence(job.spec.schedule, evaluation, checkpoint_every=job.spec.checkpoint.every_steps)
+        self._trainer_steps = job.spec.schedule.steps
+        """Which the trainer's learning rate follows."""
+        self._checkpoint_seconds = 0.0
+        """Duration of the last checkpoint, from its beginning to its end."""
+        needs_whole_step = self._algorithm.needs.whole_step
+        self._forecaster = Forecaster.of(
+            job.spec.schedule, job.spec.algorithm.group_size, needs_whole_step=needs_whole_step
+        )
+        self._last: LastSave | None = None
+        """The one of the last trainer group."""
+        self._loop: TrainLoop | None = None
+        """Loop of the trainer group; None while none is ready."""
+        self._steps = StepClock(Pace(job.spec.hang_detection), time.monotonic())
+        self._hung: list[HungPart] = []
+        """Ranks that hung, until their group is replaced."""
+        self._prometheus.register_rewards(parts.collector.rewards.clients)
+        if parts.collector.services is not None and parts.collector.services.clients:
+            self._prometheus.register_agent(parts.collector.services.clients)
+
+    async def leave(self) -> str:
+        """A trainer Pod is terminated: save, and return what became of the last steps. Any number of Pods may call."""
+        return NOTHING_TRAINS if self._loop is None or self._last is None else await self._last.leave()
+
+    @property
+    def exit_report(self) -> str:
+        """After a cancellation: what became of the last steps."""
+        return NOTHING_TRAINS if self._last is None else self._last.report
+
+    async def run(self) -> None:
+        """Train. If the trainer group dies, start a new one from the last checkpoint. Deaths count against its backoff
+        limit, unless the group lost a node. If the ranks find that checkpoint damaged, use the one before. Raise
+        TransientError if the driver itself hangs."""
+        await run_with_watcher(self._run_groups(), self._watch_steps())
+
+    async def _run_groups(self) -> None:
+        while True:
+            try:
+                return await self._train()
+            except TrainerGroupDiedError as error:
+                self._record_death(error)
+            except DamagedCheckpointError as error:
+                set_aside(self._run_dir, error)
+
+    def describe_live(self, status: DriverStatus) -> DriverStatus:
+        """Return `status` with what changes by the second."""
+        lanes = None if self._loop is None else (self._loop.lane, self._loop.held_out)
+        steps, is_done = self._steps, status.phase == "done"
+        status.since_step_seconds = None if is_done else steps.seconds
+        status.step_limit_seconds = None if is_done or steps.seconds is None else steps.limit_seconds
+        status.hung = [*self._hung, *self._parts.collector.rollouts.list_hung()]
+        return describe_live(status, lanes, self._parts.collector, self._forecaster)
+
+    async def _watch_steps(self) -> NoReturn:
+        """Raise TransientError if a step is late and no role has work: the driver waits for itself alone."""
+        while True:
+            loop = self._loop
+            is_over = loop is not None and self._cadence.is_over(loop.ledger.history.step)
+            collector = self._parts.collector
+            is_idle = loop is not None and collector.phases.phase == "score" and collector.roles.is_idle()
+            self._steps.tick(time.monotonic(), is_paused=is_over or self._parts.outages.is_open(), is_idle=is_idle)
+            if self._steps.is_stuck:
+                log.error("the driver hangs; its tasks:\n%s", describe_tasks())
+                raise TransientError(
+                    f"the driver hangs: no step for {self._steps.seconds:.0f} s, {self._steps.limit_seconds:.0f} s are "
+                    "allowed (spec.hangDetection), and neither trainer, rollouts nor rewards have work"
+                )
+            await asyncio.sleep(_TICK_SECONDS)
+
+    async def _train(self) -> None:
+        """Train with one trainer group, from the last checkpoint."""
+        history, checkpoint = await run_in_thread(resume, self._run_dir)
+        self._parts.outages.recall(history.answered)
+        self._parts.reports.record_damaged(history.step, damaged_checkpoints(self._run_dir))
+        if history.head_job_uid == self._head_job_uid:  # the previous driver had restarts, too
+            self._num_restarts = max(self._num_restarts, history.restarts.get("trainer", 0))
+        history.head_job_uid, history.restarts = self._head_job_uid, {"trainer": self._num_restarts}
+        parts, spec = self._parts, self._spec
+        ledger = Ledger(
+            self._run_dir,
+            history,
+            parts.reports,
+            parts.collector.roles,
+            parts.collector.phases,
+            algorithm=self._algorithm,
+            schedule=self._cadence.schedule,
+            model=spec.model,
+            trajectory_bytes=spec.tracking.trajectories_size.num_bytes,
+            disk=self._disk,
+        )
+        with ledger.until_end():
+            await self._train_from(ledger, checkpoint)
+
+    async def _train_from(self, ledger: Ledger, checkpoint: Checkpoint | None) -> None:
+        generation = secrets.token_hex(4)
+        with ledger.phase("starting", "waits for the trainer group"):
+            trainer = await self._parts.start_trainer(
+                generation=generation, checkpoint=checkpoint, report=self._board.waits_for
+            )
+        self._trainer_steps = self._spec.schedule.steps
+        self._hung = []
+        self._steps.begin()
+        try:
+            self._loop = self._build_loop(trainer, ledger, generation)
+            await self._run_loop(self._loop)
+        finally:
+            self._loop = None
+            await ledger.trajectories.close()
+            await trainer.close()
+
+    def _build_loop(self, trainer: Trainer, ledger: Ledger, generation: str) -> TrainLoop:
+        parts, spec, collector = self._parts, self._spec, self._parts.collector
+        seed, sampling = spec.schedule.seed, spec.evaluation.sampling
+        assert sampling is not None, "the job's open settings are not resolved"
+        lane = TrainLane(
+            collector,
+            parts.data.train,
+            CollectionPlan("train", 0, spec.algorithm.group_size, spec.rollout.sampling, seed, generation),
+            spec.schedule,
+            self._algorithm,
+            read_lane_state(ledger.history, spec.schedule.prompts_per_step),
+            shuffle=spec.data.shuffle,
+            rewards_sleep=bool(spec.models_in_trainer),
+        )
+        plan = CollectionPlan("eval", 0, 1, sampling, seed, generation)
+        held_out = EvalLane(collector, parts.data.eval, plan, spec.evaluation.accuracy)
+        turns = self._build_turns(trainer, ledger, lane, held_out)
+
+        def record_checkpoint(seconds: CheckpointSeconds) -> None:
+            self._checkpoint_seconds = seconds.wait + seconds.write
+            ledger.record_checkpoint(seconds)
+
+        return TrainLoop(
+            cadence=self._cadence,
+            follow_schedule=partial(self._follow_schedule, trainer),
+            trainer=trainer,
+            turns=turns,
+            lane=lane,
+            held_out=held_out,
+            updates=StepUpdates(
+                spec.schedule,
+                self._algorithm,
+                trainer,
+                ledger.training,
+                full_tokens=spec.trainer.micro_batch_tokens * spec.trainer.num_ranks,
+            ),
+            publisher=Publisher(
+                trainer,
+                turns,
+                collector.rollouts,
+                self._board,
+                ledger,
+                held_out,
+                spans_updates=lane.schedule.spans_updates,
+            ),
+            ledger=ledger,
+            checkpoints=Checkpointer(
+                self._run_dir, trainer, keep=spec.checkpoint.keep, record=record_checkpoint, disk=self._disk
+            ),
+            collector=collector,
+            forecaster=self._forecaster,
+            judge=partial(self._judge, ledger),
+        )
+
+    def _build_turns(self, trainer: Trainer, ledger: Ledger, lane: TrainLane, held_out: EvalLane) -> Turns:
+        if self._parts.engines is None:
+            return Separate()
+
+        async def until_idle() -> None:
+            await lane.wait_until_scored()
+            with ledger.phase("evaluate"):
+                if self._spec.models_in_trainer:
+                    await held_out.wait_until_scored()
+                else:
+                    await held_out.wait_until_generated()
+
+        return Shared(self._parts.engines, trainer, ledger, until_idle)
+
+    async def _run_loop(self, loop: TrainLoop) -> None:
+        last = self._last = LastSave(loop, self._grace_seconds)
+        try:
+            async with loop.lane, loop.held_out, loop.publisher:
+                # The loop also waits for rollouts and rewards, which do not notice a dead rank.
+                await last.run(run_with_watcher(self._run_to_end(loop), loop.trainer.watch()))
+        except asyncio.CancelledError:
+            await last.save(self._checkpoint_seconds)
+            raise
+        except PodLeavesError:
+            await last.save(self._checkpoint_seconds)
+            await self._wait_for_death(loop)
+        except Exception as error:
+            if isinstance(error, _NoValidSamplesError):
+                await self._save_useful_steps(loop, last, error.last_useful)
+            elif isinstance(error, OutageError):
+                await last.save(self._checkpoint_seconds)
+            await loop.checkpoints.close(self._grace_seconds / 2)
+            raise
+        finally:
+            last.end()
+            await loop.checkpoints.close()
+
+    async def _wait_for_death(self, loop: TrainLoop) -> None:
+        """A Pod that leaves ends its ranks once it knows that they are saved: only then is its node gone."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._grace_seconds):
+                await loop.trainer.watch()
+        error = TrainerGroupDiedError("a trainer Pod got SIGTERM, and has not ended")
+        error.lost_node = True
+        raise error
+
+    async def _run_to_end(self, loop: TrainLoop) -> None:
+        await loop.run()
+        ledger = loop.ledger
+        await loop.publisher.wait()
+        with ledger.phase("checkpoint"):
+            await loop.checkpoints.wait()
+        if loop.checkpoints.is_owed:
+            await loop.save()
+        if self._spec.checkpoint.export:
+            await loop.turns.give_to_trainer()  # it gathers whole parameters
+            with ledger.phase("checkpoint"):
+                write = partial(loop.trainer.export, tokenizer_source=self._parts.model)
+                export = partial(export_model, self._run_dir, write)
+                ledger.record_export(*await self._disk.run(self._run_dir / "export", export))
+        await ledger.trajectories.flush()
+        await ledger.flush_trackers()
+        await ledger.write_summary()
+        self._board.set_phase("done")
+
+    async def _follow_schedule(self, trainer: Trainer) -> None:
+        """Take the mutable fields of the schedule, which every later decision uses."""
+        if changes := self._cadence.update(self._parts.read_schedule()):
+            log.info("spec.schedule changes: %s", changes)
+            self._board.update(total_steps=self._cadence.schedule.steps)
+        if (steps := self._cadence.schedule.steps) != self._trainer_steps:
+            await trainer.set_steps(steps)
+            self._trainer_steps = steps
+
+    def _judge(self, ledger: Ledger, outcome: StepOutcome) -> None:
+        """A step counts. Report whether the last ones taught anything. Raise UserError if they had no valid sample."""
+        self._steps.finish()
+        ledger.history.answered = self._parts.outages.answered()
+        if failure := describe_skipped(ledger.history.skipped_updates):
+            raise UserError(failure)
+        counts, step, settings = ledger.steps_without_signal, ledger.history.step, self._algorithm.settings
+        limit, threshold = self._cadence.schedule.max_steps_without_signal, settings.algorithm.zero_std_threshold
+        before, learning = self._board.status.learning, judge(counts, step, limit, threshold)
+        self._board.update(learning=learning, problems=self._parts.reports.problems.failures)  # their counts, too
+        if learning.reason == LearningReason.NO_VALID_SAMPLES:
+            problems = find_problems(step, outcome.groups)
+            message = describe_failure(counts, problems, settings.rewards)
+            raise _NoValidSamplesError(message, step - counts.without_valid)
+        if learning.is_learning is False and learning.message != before.message:
+            log.warning("%s", learning.message)
+
+    async def _save_useful_steps(self, loop: TrainLoop, last: LastSave, last_useful: int) -> None:
+        """Save before the job fails, unless a checkpoint has all steps with a valid sample."""
+        steps, saving = range(last_useful, loop.ledger.history.step + 1), loop.checkpoints.step
+        if last_useful > 0 and not any(step == saving or loop.checkpoints.exists(step) for step in steps):
+            await last.save(self._checkpoint_seconds)
+        await loop.ledger.write_summary()
+
+    def _record_death(self, error: TrainerGroupDiedError) -> None:
+        self._num_restarts += 1
+        self._hung = list(error.hung)
+        self._forecaster.record_interruption()
+        self._prometheus.restarts.labels("trainer").inc()
+        now = time.monotonic()
+        self._rank_failures.record(error, now)
+        self._board.update(rank_failures=self._rank_failures.report)
+        self._rank_failures.check_memory(error, self._board.status.step)
+        self._rank_failures.check(error, now)
+        why = "it has lost a node" if error.lost_node else "counts against spec.trainer.backoffLimit"
+        log.warning("the trainer group died (%s); restarting it from the last checkpoint: %s", why, error)

@@ -1,0 +1,80 @@
+"""Whose turn it is on the devices that trainer and rollouts share.
+
+    rollouts' turn --> no completion is open --> rollouts sleep --> ranks restore their state --> trainer's turn
+    trainer's turn --> publish, announce --> ranks free the devices --> rollouts wake --> rollouts' turn: they load
+
+Served models in the trainer's Pods, such as those of rewards, sleep and wake with the rollouts. So all scores of the
+turn are there before it ends.
+
+Invariant: the trainer works only while all rollouts sleep, and a rollout only after all ranks have freed the devices.
+What fails in between ends the group, and the next one begins with the trainer's turn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Literal, Protocol
+
+from rljob_api.wire.protocol import EnginesReport, Turn, WeightManifest
+from rljob_trainer.driver.ports import Engines, Trainer
+
+
+class TurnBooks(Protocol):
+    """What the ledger records about turns."""
+
+    def phase(self, name: Literal["sleep", "wake"]) -> AbstractContextManager[None]: ...
+
+    def record_turn(self, seconds: Mapping[str, float], num_bytes: Mapping[str, int], report: EnginesReport) -> None:
+        """Record a change of turns: the seconds of its parts, and what held how much, as in TurnNumbers."""
+        ...
+
+
+class Separate:
+    """Trainer and rollouts have devices of their own: each has its turn all the time."""
+
+    async def give_to_trainer(self) -> None: ...
+
+    async def give_to_rollouts(self, manifest: WeightManifest) -> None: ...
+
+
+class Shared:
+    """The turns of one trainer group, which begins with the trainer's."""
+
+    def __init__(
+        self, engines: Engines, trainer: Trainer, books: TurnBooks, until_idle: Callable[[], Awaitable[None]]
+    ) -> None:
+        """`until_idle`: returns once no completion is open, and none can follow in this turn."""
+        self._engines, self._trainer, self._books, self._until_idle = engines, trainer, books, until_idle
+        self._turn: Turn = "trainer"
+
+    async def give_to_trainer(self) -> None:
+        if self._turn == "trainer":
+            return
+        await self._until_idle()
+        with self._books.phase("sleep"):
+            started = time.monotonic()
+            report = await self._engines.sleep()
+            asleep = time.monotonic()
+            await self._trainer.restore()
+        self._turn = "trainer"
+        seconds = {"sleep": asleep - started, "restore": time.monotonic() - asleep}
+        self._books.record_turn(seconds, _name_bytes("asleep", report), report)
+
+    async def give_to_rollouts(self, manifest: WeightManifest) -> None:
+        assert self._turn == "trainer", "weights are published in the trainer's turn"
+        with self._books.phase("wake"):
+            started = time.monotonic()
+            memory = await self._trainer.free()
+            freed = time.monotonic()
+            report = await self._engines.wake(manifest)
+        self._turn = "rollouts"
+        seconds = {"free": freed - started, "wake": time.monotonic() - freed}
+        held = {"trainer_update": memory.before, "trainer_freed": memory.after}
+        self._books.record_turn(seconds, held | _name_bytes("awake", report), report)
+
+
+def _name_bytes(state: str, report: EnginesReport) -> dict[str, int]:
+    models = {} if report.model_bytes is None else {f"models_{state}": report.model_bytes}
+    return {f"rollouts_{state}": report.num_bytes} | models

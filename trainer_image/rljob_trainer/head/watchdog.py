@@ -1,0 +1,70 @@
+"""Ends the driver's process if its event loop no longer turns. A thread watches it.
+
+A blocked loop answers no probe, and not each node probes. Invariant: the stacks of all threads are in the log
+before the process ends. A process that is stopped as a whole has no thread that runs: its probe finds that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from rljob_api.manifest.job_sections import HangDetection
+from rljob_trainer.progress.pace import Pace
+from rljob_trainer.progress.work import WatchedClock, Work
+
+_PERIOD_SECONDS = 1.0
+_KIND = "a turn of the event loop"
+
+
+class LoopWatchdog:
+    def __init__(
+        self,
+        bounds: HangDetection,
+        end: Callable[[str], None],
+        *,
+        period_seconds: float = _PERIOD_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`end` gets why the process must end. It is called in the watchdog's thread, once."""
+        self._end, self._period_seconds, self._now = end, period_seconds, clock
+        self._work = Work(Pace(bounds), WatchedClock(clock()))
+        self._num_turns = 0
+        self._is_over = threading.Event()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the running event loop within."""
+        turning = asyncio.create_task(self._turn())
+        thread = threading.Thread(target=self._watch, name="loop-watchdog", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._is_over.set()
+            turning.cancel()
+
+    async def _turn(self) -> None:
+        while True:
+            self._num_turns += 1
+            await asyncio.sleep(self._period_seconds)
+
+    def _watch(self) -> None:
+        seen, piece = -1, self._work.begin(_KIND)
+        while not self._is_over.wait(self._period_seconds):
+            self._work.clock.tick(self._now())
+            if self._num_turns != seen:
+                seen = self._num_turns
+                self._work.finish(piece)
+                piece = self._work.begin(_KIND)
+            elif hang := self._work.find_hang():
+                faulthandler.dump_traceback(all_threads=True)
+                self._end(
+                    f"the driver's event loop has not turned for {hang.seconds:.0f} s, and {hang.limit_seconds:.0f} s "
+                    "are allowed (spec.hangDetection); its stacks are in the log"
+                )
+                return

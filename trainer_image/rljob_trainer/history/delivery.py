@@ -1,0 +1,188 @@
+"""Delivery of records to one tracker: a thread, a bounded queue, retries, and a count of what was lost.
+
+The tracker's client, which `trackers` has, does the I/O, always in this thread. Invariant: no method but `flush` and
+`close` waits, whatever the tracker's server does; and a record is sent, waits, or is counted as lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from rljob_api.run.summaries import DeliveryCounts
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING = 10_000
+"""Records. A step has one of some kilobytes, so these are hours of the fastest steps."""
+GIVE_UP_SECONDS = 6 * 3600.0
+"""Age at which a record that cannot be sent is lost."""
+FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 60.0
+
+
+class RefusedError(Exception):
+    """The tracker's server will never accept this record: another attempt is useless."""
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+_Client = TypeVar("_Client", bound=Closable)
+
+
+@dataclass(frozen=True)
+class DeliveryLimits:
+    max_waiting: int = MAX_WAITING
+    give_up_seconds: float = GIVE_UP_SECONDS
+    first_retry_seconds: float = FIRST_RETRY_SECONDS
+
+
+def retry_seconds(num_failures: int, first: float = FIRST_RETRY_SECONDS) -> float:
+    """Return the wait after this many failures in succession: it doubles up to MAX_RETRY_SECONDS."""
+    return min(MAX_RETRY_SECONDS, first * 2 ** min(num_failures - 1, 16))
+
+
+class Delivery(Generic[_Client]):
+    """Sends what is submitted, in order. A thread starts with the first record."""
+
+    def __init__(self, name: str, connect: Callable[[], _Client], limits: DeliveryLimits | None = None) -> None:
+        """`connect` returns a client. It is called again after a failure, since a client may be broken by it."""
+        self.name = name
+        self._connect, self._limits = connect, limits or DeliveryLimits()
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[float, Callable[[_Client], None]]] = deque()
+        self._sending = False
+        self._num_sent = self._num_lost = self._num_failures = 0
+        self._ends_at: float | None = None
+        self._client: _Client | None = None
+        self._thread = threading.Thread(target=self._run, name=f"tracker-{name}", daemon=True)
+
+    def submit(self, send: Callable[[_Client], None]) -> None:
+        """Queue a call. If the queue is full, its oldest record is lost."""
+        with self._changed:
+            if self._ends_at is not None:
+                self._lose(1, "it came after the end of the run")
+                return
+            if len(self._queue) >= self._limits.max_waiting:
+                self._queue.popleft()
+                self._lose(1, f"{self._limits.max_waiting} records wait")
+            self._queue.append((time.monotonic(), send))
+            if self._thread.ident is None:
+                self._thread.start()
+            self._changed.notify_all()
+
+    def counts(self) -> DeliveryCounts:
+        with self._changed:
+            return self._count()
+
+    def flush(self, seconds: float) -> DeliveryCounts:
+        """Wait until everything is sent or lost, but at most `seconds`."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._count().waiting, timeout=seconds)
+            return self._count()
+
+    def close(self, ends_at: float) -> None:
+        """Send what waits and close the client, until `ends_at` of time.monotonic(). What then waits is lost."""
+        with self._changed:
+            self._ends_at = ends_at
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(max(0.0, ends_at - time.monotonic()))
+        with self._changed:
+            if remaining := self._count().waiting:
+                self._queue.clear()
+                self._sending = False
+                self._lose(remaining, "the run ended")
+        counts = self.counts()
+        if counts.lost:
+            log.warning("%s: %d records were sent, %d are lost", self.name, counts.sent, counts.lost)
+
+    def _count(self) -> DeliveryCounts:
+        waiting = len(self._queue) + self._sending
+        return DeliveryCounts(sent=self._num_sent, lost=self._num_lost, waiting=waiting)
+
+    def _lose(self, count: int, why: str) -> None:
+        if not self._num_lost:
+            log.warning("%s: a record is lost, because %s; metrics.jsonl has it", self.name, why)
+        self._num_lost += count
+
+    def _run(self) -> None:
+        while (entry := self._take()) is not None:
+            outcome = self._deliver(*entry)
+            with self._changed:
+                if self._sending:  # else close() has counted it as lost
+                    self._sending = False
+                    if outcome is None:
+                        self._num_sent += 1
+                    else:
+                        self._lose(1, outcome)
+                self._changed.notify_all()
+        self._disconnect()
+
+    def _take(self) -> tuple[float, Callable[[_Client], None]] | None:
+        """Wait for the next record; None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._ends_at is not None)
+            if not self._queue:
+                return None
+            self._sending = True
+            return self._queue.popleft()
+
+    def _deliver(self, submitted_at: float, send: Callable[[_Client], None]) -> str | None:
+        """Send one record. Return why it is lost, or None."""
+        while True:
+            client = self._client
+            try:
+                if client is None:
+                    client = self._client = self._connect_client()
+                send(client)
+            except RefusedError as error:
+                return f"the server refuses it: {error}"
+            except Exception as error:  # unknown errors of three libraries: none is a reason to lose a run
+                if why := self._wait_after(error, submitted_at):
+                    return why
+            else:
+                if self._num_failures:
+                    log.info("%s answers again", self.name)
+                self._num_failures = 0
+                return None
+
+    def _connect_client(self) -> _Client:
+        try:
+            return self._connect()
+        except RefusedError as error:  # not the record's fault, and someone may correct the server
+            raise ConnectionError(str(error)) from error
+
+    def _wait_after(self, error: Exception, submitted_at: float) -> str:
+        """Wait before the next attempt. Return why there is none, else an empty text."""
+        self._num_failures += 1
+        if self._num_failures == 1:
+            log.warning("%s does not answer, and is tried again: %s: %s", self.name, type(error).__name__, error)
+        self._disconnect()
+        with self._changed:
+            now = time.monotonic()
+            if now - submitted_at > self._limits.give_up_seconds:
+                return f"{self.name} does not answer for {self._limits.give_up_seconds / 3600:.0f} hours"
+            wait = retry_seconds(self._num_failures, self._limits.first_retry_seconds)
+            if self._ends_at is None:
+                self._changed.wait_for(lambda: self._ends_at is not None, timeout=wait)
+            elif now + wait < self._ends_at:
+                self._changed.wait(timeout=wait)
+            else:
+                return "the run ended"
+        return ""
+
+    def _disconnect(self) -> None:
+        client, self._client = self._client, None
+        if client is None:
+            return
+        try:
+            client.close()
+        except Exception as error:
+            log.warning("%s: cannot close: %s: %s", self.name, type(error).__name__, error)

@@ -1,0 +1,1 @@
+"""Outages of what a job depends on, and how it waits for their end."""

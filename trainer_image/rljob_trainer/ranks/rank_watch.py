@@ -1,0 +1,152 @@
+"""Which rank of a group hangs: a pure state machine, fed once a second with what the ranks say.
+
+Two kinds of hangs. A rank that says nothing, though its process exists: stopped, in the kernel, or with the interpreter
+held. And a call that does not end: then the rank that has entered the fewest collectives is behind, and the others wait
+for it. Leaves kills to the group. Invariant: only time in which the watch ran, and was not paused, counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rljob_api.wire.protocol import HungPart
+from rljob_trainer.driver.ports import TrainerGroupDiedError
+from rljob_trainer.progress.pace import Pace
+from rljob_trainer.progress.work import Hang, Piece, WatchedClock, Work
+from rljob_trainer.ranks.heartbeat import Beat
+
+SILENT_SECONDS = 5.0
+"""In a call that hangs, a rank that has said nothing for this long is the cause."""
+_IDLE = "waiting for a call"
+_MAX_NAMED = 8
+
+
+@dataclass(frozen=True)
+class HungRanks:
+    """Ranks that hang, and what shows it."""
+
+    ranks: list[int]
+    """All ranks, if nothing tells the culprit from those that wait for it."""
+    silent: frozenset[int]
+    hang: Hang
+    doing: str
+
+
+@dataclass
+class _Rank:
+    beat: Beat | None = None
+    """The last one."""
+    heard_at: float = 0.0
+    """When it last answered, or was first asked."""
+
+
+@dataclass
+class RankWatch:
+    """The state of one group."""
+
+    pace: Pace
+    clock: WatchedClock
+    work: Work = field(init=False)
+    """The calls that run."""
+    _ranks: dict[int, _Rank] = field(default_factory=dict)
+    _call: Piece | None = None
+    _longest_silence: float | None = None
+    """Since the current call began, or since the last one ended; None: no rank answered."""
+
+    def __post_init__(self) -> None:
+        self.work = Work(self.pace, self.clock)
+
+    def begin_call(self, method: str) -> Piece:
+        """A call of all ranks begins; it is the only one but for the write of a checkpoint."""
+        self._end_span()
+        self._call = self.work.begin(method)
+        return self._call
+
+    def end_call(self, piece: Piece, *, has_succeeded: bool) -> None:
+        if has_succeeded:
+            self._end_span()
+            self.work.finish(piece)
+        self.work.drop(piece)
+        self._longest_silence, self._call = None, None
+
+    def reset_ranks(self) -> None:
+        """The ranks have other numbers now."""
+        self._ranks = {}
+
+    def record_asked(self, rank: int) -> None:
+        self._ranks.setdefault(rank, _Rank(heard_at=self.clock.seconds))
+
+    def record_beat(self, rank: int, beat: Beat) -> None:
+        known = self._ranks.setdefault(rank, _Rank(heard_at=self.clock.seconds))
+        if known.beat is not None:  # before its first answer, its process starts
+            self._longest_silence = max(self._longest_silence or 0.0, self.silence(rank))
+        known.beat, known.heard_at = beat, self.clock.seconds
+
+    def silence(self, rank: int) -> float:
+        """Return the seconds for which this rank has said nothing."""
+        return self.clock.seconds - self._ranks[rank].heard_at
+
+    def find_hung(self, returned: Collection[int] = ()) -> HungRanks | None:
+        """Return what hangs now. `returned`: the ranks whose part of the current call has ended."""
+        kind = self._silence_kind()
+        limit = self.pace.limit(kind)
+        silent = [rank for rank in self._ranks if self.silence(rank) > limit]
+        if silent:
+            longest = max(map(self.silence, silent))
+            return HungRanks(silent, frozenset(silent), Hang(kind, longest, limit), self._describe(silent))
+        hang = self.work.find_hang()
+        if hang is None:
+            return None
+        quiet = [rank for rank in self._ranks if self.silence(rank) > SILENT_SECONDS]
+        beats = {rank: each.beat for rank, each in self._ranks.items() if each.beat and rank not in returned}
+        ranks = quiet or find_behind(beats)
+        return HungRanks(ranks, frozenset(quiet), hang, self._describe(ranks))
+
+    def _silence_kind(self) -> str:
+        return f"silence in {self._call.kind if self._call else _IDLE}"
+
+    def _end_span(self) -> None:
+        """Learn from the time in which the ranks did one thing."""
+        if self._longest_silence is not None:
+            self.pace.record(self._silence_kind(), self._longest_silence)
+        self._longest_silence = None
+
+    def _describe(self, ranks: Sequence[int]) -> str:
+        doing = f"in {self._call.kind}" if self._call else _IDLE
+        beats = [self._ranks[rank].beat for rank in ranks]
+        beat = beats[0] if beats else None
+        if beat is None:
+            return doing
+        where = f", micro-batch {beat.micro_batch[0]} of {beat.micro_batch[1]}" if beat.micro_batch else ""
+        return f"{doing}{where}, after {beat.num_collectives} collectives"
+
+
+def find_behind(beats: Mapping[int, Beat]) -> list[int]:
+    """Return the ranks that have entered the fewest collectives: all, if they are equally far."""
+    fewest = min((beat.num_collectives for beat in beats.values()), default=0)
+    return sorted(rank for rank, beat in beats.items() if beat.num_collectives == fewest)
+
+
+def hung_error(hung: HungRanks, why: str) -> TrainerGroupDiedError:
+    """Return the error of a group whose ranks hang. `why`: what they do, and what the kernel says."""
+    names = ", ".join(f"rank {rank}" for rank in hung.ranks[:_MAX_NAMED])
+    if len(hung.ranks) > _MAX_NAMED:
+        names += f" and {len(hung.ranks) - _MAX_NAMED} others"
+    seconds, limit = hung.hang.seconds, hung.hang.limit_seconds
+    error = TrainerGroupDiedError(
+        f"{names or 'a rank'} hangs {why}: nothing for {seconds:.0f} s, and {limit:.0f} s are allowed "
+        "(spec.hangDetection)"
+    )
+    error.hung = tuple(
+        HungPart(
+            role="trainer",
+            name=f"rank {rank}",
+            seconds=seconds,
+            limit_seconds=limit,
+            doing=why,
+            action="the trainer group restarts from its last checkpoint",
+        )
+        for rank in hung.ranks[:_MAX_NAMED]
+    )
+    return error

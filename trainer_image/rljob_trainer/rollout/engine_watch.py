@@ -1,0 +1,104 @@
+"""Whether vLLM's engine works: asks the engine's own process, not the API server that runs here.
+
+Two facts. The engine answers a cheap question between two steps, so an answer that takes long shows a step, or a load,
+that takes long. And an engine that has requests puts out tokens. Each is a kind of work with its own history: a long
+prefill, a compilation or a load of weights is no hang. Invariant: an engine that answers within its limit, and puts out
+tokens within that, is never declared hung.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from rljob_trainer.progress.work import Hang, Piece, Work
+
+_PERIOD_SECONDS = 1.0
+_ANSWERS = ("an answer without requests", "an answer between two steps", "an answer after a load")
+"""What a question may wait for. One that waits for several things is the last of these kinds."""
+_TOKENS = "tokens of its requests"
+
+
+class EngineWatch:
+    def __init__(
+        self,
+        work: Work,
+        ask: Callable[[], Awaitable[object]],
+        has_requests: Callable[[], bool],
+        is_loading: Callable[[], bool],
+        count_outputs: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`ask`: returns once the engine's process has answered. `is_loading`: whether its weights or its memory are
+        being changed. `count_outputs`: the number of outputs with tokens so far."""
+        self._work, self._ask, self._has_requests, self._is_loading = work, ask, has_requests, is_loading
+        self._count_outputs, self._now = count_outputs, clock
+        self._tokens: Piece | None = None
+        self._num_outputs = 0
+
+    async def run(self) -> Hang:
+        """Return once the engine hangs."""
+        while True:
+            self._work.clock.tick(self._now())  # what was slept is no part of the answer
+            piece, answer = self._work.begin(_ANSWERS[0]), asyncio.ensure_future(self._ask())
+            try:
+                while not answer.done():
+                    await asyncio.wait((answer,), timeout=_PERIOD_SECONDS)
+                    piece.kind = max(piece.kind, self._kind(), key=_ANSWERS.index)
+                    self._observe_tokens()
+                    if not answer.done() and (hang := self._work.find_hang()):
+                        return hang
+                # A dead engine ends the server: that is no hang.
+                (self._work.drop if answer.exception() else self._work.finish)(piece)
+            except asyncio.CancelledError:
+                self._work.drop(piece)
+                raise
+            finally:
+                answer.cancel()
+            if hang := self._work.find_hang():
+                return hang
+            await asyncio.sleep(_PERIOD_SECONDS)
+
+    async def check(self, seconds: float) -> str:
+        """Ask now. Return why the engine gives no answer within `seconds`; empty if it does."""
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(seconds):
+                await self._ask()
+                return self.reason_silent()
+        return self.reason_silent(0.0) or "the engine does not answer"
+
+    def reason_silent(self, share: float = 0.5) -> str:
+        """Return what the engine owes for more than this share of its limit; else nothing."""
+        late = self._work.find_hang(share)
+        if late is None:
+            return ""
+        return f"the engine owes {late.kind} for {late.seconds:.0f} s; {late.limit_seconds:.0f} s are allowed"
+
+    def _observe_tokens(self) -> None:
+        self._work.clock.tick(self._now())
+        num_outputs, is_owed = self._count_outputs(), self._has_requests() and not self._is_loading()
+        if self._tokens is not None and (num_outputs > self._num_outputs or not is_owed):
+            (self._work.finish if num_outputs > self._num_outputs else self._work.drop)(self._tokens)
+            self._tokens = None
+        if is_owed and self._tokens is None:
+            self._tokens = self._work.begin(_TOKENS)
+        self._num_outputs = num_outputs
+
+    def _kind(self) -> str:
+        return _ANSWERS[2] if self._is_loading() else _ANSWERS[1] if self._has_requests() else _ANSWERS[0]
+
+
+def count_outputs(processor: Any) -> Callable[[], int]:
+    """Return a counter of the outputs of vLLM's output processor. Those without tokens are not counted."""
+    process, count = processor.process_outputs, 0
+
+    def counted(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += bool(outputs)
+        return process(outputs, *args, **kwargs)
+
+    processor.process_outputs = counted
+    return lambda: count

@@ -1,0 +1,60 @@
+"""The sleep of a replica that shares its devices with a trainer: on request, for the trainer's turn.
+
+Invariants: an engine that sleeps serves nothing, loads nothing, and reports no weights. It wakes for one version, and
+loads no older one. A request may be repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from rljob_api.wire.protocol import EngineMemory, RolloutWeights
+from rljob_trainer.rollout.puller import ReplicaState
+from rljob_trainer.rollout.weight_transfer import EngineLoader, Level
+
+logger = logging.getLogger(__name__)
+
+
+class NotWarmError(Exception):
+    """The engine has not answered its first request."""
+
+
+class Naps:
+    def __init__(self, state: ReplicaState, engine: EngineLoader, level: Level) -> None:
+        self._state, self._engine, self._level = state, engine, level
+
+    async def sleep(self) -> EngineMemory:
+        """Abort all requests, wait for a running load, and free the engine's memory. Raise NotWarmError."""
+        begin = self._begin()
+        self._fall_asleep()
+        async with self._engine.exclusive:
+            self._fall_asleep()
+            await self._engine.sleep(self._level)
+            return await self._measure("asleep", begin)
+
+    async def wake(self, generation: str, version: int) -> EngineMemory:
+        """Allocate the weights again. The puller loads this version once it is announced, or a newer one, and then
+        wakes the cache. Raise NotWarmError."""
+        begin, state = self._begin(), self._state
+        async with self._engine.exclusive:
+            if state.is_asleep:
+                await self._engine.wake_weights(self._level)
+            known = state.announced
+            if known is not None and (known.generation != generation or known.version < version):
+                known = None  # the head announces the version by now: this is from before
+            state.record_change(is_asleep=False, wanted=(generation, version), announced=known)
+            return await self._measure("awake", begin)
+
+    def _begin(self) -> float:
+        if not self._state.is_warm:
+            raise NotWarmError(self._state.reason_not_ready())
+        return time.perf_counter()
+
+    def _fall_asleep(self) -> None:
+        self._state.record_change(is_asleep=True, is_broken=False, error="", serving=RolloutWeights())
+
+    async def _measure(self, what: str, begin: float) -> EngineMemory:
+        memory = EngineMemory(num_bytes=await self._engine.measure(), seconds=time.perf_counter() - begin)
+        logger.info("%s after %.2f s, holds %.2f GiB", what, memory.seconds, memory.num_bytes / 2**30)
+        return memory

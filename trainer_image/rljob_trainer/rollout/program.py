@@ -1,0 +1,54 @@
+"""What the programs around vLLM share: their log, their signals, the variables of vLLM, and how they end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable
+
+from rljob_api.errors import UserError
+from rljob_api.wire.contract import ExitCode
+from rljob_api.wire.termination import end_program
+from rljob_trainer.failures.configuration import ErrorFacts, summarize
+
+logger = logging.getLogger(__name__)
+
+
+def set_defaults(*, on_gpu: bool) -> None:
+    """Set variables that are unset. Call it before vLLM is imported."""
+    for name, value in build_defaults(on_gpu=on_gpu).items():
+        os.environ.setdefault(name, value)
+
+
+def build_defaults(*, on_gpu: bool) -> dict[str, str]:
+    defaults = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "NO_COLOR": "1"}
+    if not on_gpu:
+        # auto binds each replica to the same first cores. With nobind, only OMP_NUM_THREADS sets the threads.
+        defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        # Even with --enforce-eager, the sampler compiles small C++ kernels at the first request, for 20 s.
+        defaults["TORCH_COMPILE_DISABLE"] = "1"
+    return defaults
+
+
+def run_program(what: str, run: Callable[[], int]) -> int:
+    """Run it, and return its exit code, or that of its error. `what`: the program, in the log."""
+    # Only this package's logger: vLLM's imports set the root logger's level to ERROR.
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    ours = logging.getLogger("rljob_trainer")
+    ours.setLevel(logging.INFO)
+    ours.handlers = [handler]
+    # The first process of a container ignores SIGTERM by default, and vLLM installs its handler only after a minute of
+    # loading.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return run()
+    except KeyboardInterrupt:  # vLLM also turns a SIGTERM into this while it loads
+        logger.info("stopped by a signal before serving")
+        return ExitCode.SUCCEEDED
+    except UserError as error:
+        return end_program(str(error), ExitCode.USER)
+    except Exception as error:
+        logger.exception("%s failed", what)
+        return end_program(summarize(ErrorFacts.of(error)), ExitCode.INFRASTRUCTURE)

@@ -1,0 +1,109 @@
+"""The engine of a served model in a trainer Pod: `python -m rljob_trainer.rollout.served` is vLLM's API server.
+
+Its model and arguments are those of $RLJOB_ENGINE_MODEL in $RLJOB_SERVED_MODELS. It sleeps in the trainer's turn, and
+takes no published weights. Invariant: all paths but readiness and metrics need the job's token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import Any
+
+from rljob_api.errors import RLJobError, TransientError
+from rljob_api.wire import contract
+from rljob_api.wire.ports import listening_port
+from rljob_trainer.failures.configuration import ErrorFacts, summarize
+from rljob_trainer.rollout.middleware import ModelMiddleware
+from rljob_trainer.rollout.model_naps import ModelNaps
+from rljob_trainer.rollout.plugin import SLEEPING_CPU_WORKER, WORKER_EXTENSION
+from rljob_trainer.rollout.program import run_program, set_defaults
+from rljob_trainer.rollout.startup import StartupFields, parse_arguments, startup_errors
+from rljob_trainer.rollout.vllm_app import Serving, start_engine
+
+
+def build_arguments(environment: Mapping[str, str]) -> list[str]:
+    """Return vLLM's command line. The arguments of the model come last, with the user's extraArgs."""
+    model: list[str] = json.loads(environment[contract.ENV_SERVED_MODELS])[environment[contract.ENV_ENGINE_MODEL]]
+    sleeps = ["--enable-sleep-mode"] if is_on_gpu(model) else ["--worker-cls", SLEEPING_CPU_WORKER]
+    return [
+        *("--host", environment.get(contract.ENV_POD_IP, "")),
+        *("--port", str(listening_port(contract.PORT_ROLLOUT) + int(environment[contract.ENV_ENGINE]))),
+        *("--worker-extension-cls", WORKER_EXTENSION),
+        "--disable-fastapi-docs",
+        *sleeps,
+        *model,
+    ]
+
+
+def is_on_gpu(arguments: list[str]) -> bool:
+    return "--tensor-parallel-size" in arguments
+
+
+def main() -> int:
+    return run_program("the engine of a served model", _run)
+
+
+def _run() -> int:
+    import uvloop
+    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+
+    arguments = build_arguments(os.environ)
+    set_defaults(on_gpu=is_on_gpu(arguments))
+    fields = StartupFields.of_served_model(
+        on_gpu=is_on_gpu(arguments), path=os.environ[contract.ENV_ENGINE_MODEL], resources="spec.trainer.resources"
+    )
+    cli_env_setup()
+    return uvloop.run(_serve_and_explain(parse_arguments(arguments, fields), fields))
+
+
+async def _serve_and_explain(args: Namespace, fields: StartupFields) -> int:
+    """Serve. Until the engine has answered its first request, an error may be one of the configuration."""
+    warm = asyncio.Event()
+    with startup_errors(fields):
+        try:
+            return await _serve(args, warm)
+        except Exception as error:
+            if warm.is_set() and not isinstance(error, RLJobError):
+                raise TransientError(f"the engine failed: {summarize(ErrorFacts.of(error))}") from error
+            raise
+
+
+async def _serve(args: Namespace, warm: asyncio.Event) -> int:
+    serving = Serving(args)
+    engine = start_engine(args)
+    try:
+        naps, app = ModelNaps(engine), await serving.build(engine)
+        app.middleware_stack = ModelMiddleware(app.middleware_stack, token=os.environ[contract.ENV_TOKEN], naps=naps)
+
+        async def warm_up() -> None:
+            await _send_first_request(engine)
+            naps.record_warm()
+            warm.set()
+
+        await serving.run(app, asyncio.create_task(warm_up()), "the first request")
+    finally:
+        engine.shutdown()
+    await serving.close()
+    return contract.ExitCode.SUCCEEDED
+
+
+async def _send_first_request(engine: Any) -> None:
+    """Pay for lazy initialization, so that no sample does."""
+    from vllm import PoolingParams, SamplingParams
+
+    prompt, name = {"prompt_token_ids": [1, 2, 3]}, "warm-up"
+    if "generate" in await engine.get_supported_tasks():
+        answers = engine.generate(prompt, SamplingParams(max_tokens=2, ignore_eos=True), request_id=name)
+    else:
+        answers = engine.encode(prompt, PoolingParams(task="classify"), request_id=name)
+    async for _ in answers:
+        pass
+
+
+if __name__ == "__main__":
+    sys.exit(main())

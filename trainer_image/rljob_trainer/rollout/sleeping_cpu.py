@@ -1,0 +1,48 @@
+"""vLLM's worker on CPUs, which really sleeps: vLLM's own ignores the request.
+
+Level 1 frees the cache, level 2 the weights, too. Waking up allocates nothing: memory is there again once it is
+touched. Invariant: after level 2, each packed copy of a layer fails until the layer is loaded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NoReturn, cast
+
+from torch import Tensor, nn
+from vllm.model_executor.layers.attention.mla_attention import MLAAttention
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from rljob_trainer.rollout.pages import drop_pages
+from rljob_trainer.weights.heap import return_freed_memory
+
+
+class SleepingCPUWorker(CPUWorker):
+    def sleep(self, level: int = 1) -> None:
+        drop_pages(self.model_runner.kv_caches)
+        if level == 2:
+            drop_weights(cast(nn.Module, self.model_runner.get_model()))
+        return_freed_memory()
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Do nothing: see the module."""
+
+
+def drop_weights(model: nn.Module) -> None:
+    """Free what the next load replaces: parameters, packed copies, and what is computed from
+    parameters. Buffers stay."""
+    for layer in model.modules():
+        if hasattr(layer, "cpu_linear"):
+            cast(Any, layer).cpu_linear = _fail
+    drop_pages(_loaded_tensors(model))
+
+
+def _loaded_tensors(model: nn.Module) -> Iterator[Tensor]:
+    yield from model.parameters()
+    for layer in model.modules():
+        if isinstance(layer, MLAAttention):
+            yield from (cast(Tensor, layer.W_UK_T), cast(Tensor, layer.W_UV))
+
+
+def _fail(*_: object) -> NoReturn:
+    raise RuntimeError("a layer computes with weights that were dropped and not loaded again")

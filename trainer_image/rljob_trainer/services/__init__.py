@@ -1,0 +1,1 @@
+"""Services of a job, whatever they host: their replicas, requests and demand."""

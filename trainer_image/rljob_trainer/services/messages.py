@@ -1,0 +1,75 @@
+"""What every request to a service has, and every result: of a reward, a function or an episode. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol, TypeVar
+
+from rljob_api.wire.protocol import InvalidReason, Lane, Part
+from rljob_api.wire.retry_after import parse_retry_after
+
+_FINAL_REASONS = (InvalidReason.ABSTAINED, InvalidReason.BAD_REQUEST)
+_DEFAULT_RETRY_AFTER_SECONDS = 1.0
+_MIN_RETRY_AFTER_SECONDS = 0.05
+
+
+class Outcome(Protocol):
+    """One result of a server: of a sample, or of a call."""
+
+    @property
+    def valid(self) -> bool: ...
+    @property
+    def reason(self) -> InvalidReason | None: ...
+    @property
+    def message(self) -> str: ...
+    @property
+    def execute_seconds(self) -> float: ...
+    @property
+    def version(self) -> str: ...
+
+
+R = TypeVar("R", bound=Outcome)
+
+
+class Call(Protocol[R]):
+    """One request. Retries and hedges send the same one."""
+
+    @property
+    def lane(self) -> Lane: ...
+    @property
+    def num_results(self) -> int: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def max_response_bytes(self) -> int: ...
+    @property
+    def is_short(self) -> bool:
+        """Whether it is short, so neither hedged nor measured."""
+        ...
+
+    def encode(self, reads: Collection[Part] = ()) -> bytes:
+        """Return the body. `reads`: the parts that the server reads."""
+        ...
+
+    def end(self) -> None:
+        """Its last request has ended, with a response or without."""
+        ...
+
+    def read(self, text: str, seconds: float) -> list[R]: ...
+    def fail(self, reason: InvalidReason, message: str, seconds: float = 0.0) -> list[R]: ...
+
+
+def is_final(results: Sequence[Outcome]) -> bool:
+    """Return whether a retry is useless. The same function on the same text abstains again."""
+    return all(result.valid or result.reason in _FINAL_REASONS for result in results)
+
+
+def num_valid(results: Sequence[Outcome]) -> int:
+    return sum(result.valid for result in results)
+
+
+def busy_seconds(retry_after: str | None) -> float:
+    """Return for how long to avoid a replica that answered 429 with this Retry-After."""
+    seconds = parse_retry_after(retry_after)
+    seconds = _DEFAULT_RETRY_AFTER_SECONDS if seconds is None else seconds
+    return max(seconds, _MIN_RETRY_AFTER_SECONDS)

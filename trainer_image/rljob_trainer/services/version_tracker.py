@@ -1,0 +1,113 @@
+"""Queries the version of each of a reward's replicas, and restricts requests to replicas of the pinned version.
+
+A replica that failed is queried again: it may have a new version now. `version_pin` decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+import aiohttp
+
+from rljob_api.wire.contract import PORT_SERVICE, UrlPath
+from rljob_api.wire.ports import listening_port
+from rljob_api.wire.protocol import PARTS, Part
+from rljob_trainer.replicas.http import CONNECT_SECONDS
+from rljob_trainer.replicas.pool import ReplicaPool
+from rljob_trainer.services.version_pin import PENDING, UNKNOWN_VERSION, VersionPin
+
+log = logging.getLogger(__name__)
+
+_INFO_TIMEOUT_SECONDS = 10.0
+_NO_VERSION_STATUSES = (401, 403, 404, 405)
+"""The server has no such page, or denies it. A request for a score then fails with a message that users can act on."""
+
+
+class VersionTracker:
+    def __init__(self, replicas: ReplicaPool, session: aiohttp.ClientSession, headers: Mapping[str, str]) -> None:
+        self.pin = VersionPin()
+        self._replicas = replicas
+        self._session = session
+        self._headers = headers
+        self._queries: dict[str, asyncio.Task[None]] = {}
+        self._is_collecting = False
+        self._reads: dict[str, frozenset[Part]] = {}
+        """By version."""
+
+    @property
+    def _known(self) -> set[str]:
+        return {"", *self._reads}
+
+    @property
+    def reads(self) -> frozenset[Part]:
+        """The parts that requests to the pinned version must have."""
+        return self._reads.get(self.pin.version or "", frozenset())
+
+    def begin(self) -> None:
+        """Start a collection: pin the version of most replicas, or of the first one that reports it."""
+        self._is_collecting = True
+        self.pin.begin(self._replicas.fleet.versions())
+        self._require_pinned()
+
+    def tick(self) -> None:
+        """Query replicas of unknown version, and check whether the pinned version still has a replica."""
+        fleet = self._replicas.fleet
+        self._queries = {address: task for address, task in self._queries.items() if not task.done()}
+        # A version that only a result reported: what it reads is unknown.
+        updated = [address for address, replica in fleet.replicas.items() if replica.serves not in self._known]
+        for address in (*fleet.list_unidentified(self._replicas.now()), *updated):
+            if address not in self._queries:
+                self._queries[address] = asyncio.create_task(self._identify(address))
+        self._update_pin()
+
+    async def close(self) -> None:
+        tasks = list(self._queries.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def record_result(self, address: str, version: str) -> bool:
+        """Return whether a result of `version` counts. If not, record the new version of the address."""
+        if self.pin.accepts(version):
+            return True
+        self._replicas.fleet.record_version(address, version)
+        return False
+
+    def _update_pin(self) -> None:
+        before = self.pin.version
+        if not self._is_collecting or not self.pin.observe(self._replicas.fleet.versions(), self._replicas.now()):
+            return
+        if before is not None:
+            log.warning(
+                "%s: version %s has no replicas left; rescoring with %s all samples not used in an update yet",
+                self._replicas.name, before, self.pin.version,
+            )  # fmt: skip
+        self._require_pinned()
+
+    def _require_pinned(self) -> None:
+        self._replicas.fleet.required_key = self.pin.version or PENDING
+        self._replicas.dispatch()
+
+    async def _identify(self, address: str) -> None:
+        fleet, url = self._replicas.fleet, f"http://{address}:{listening_port(PORT_SERVICE)}{UrlPath.INFO.value}"
+        timeout = aiohttp.ClientTimeout(total=_INFO_TIMEOUT_SECONDS, sock_connect=CONNECT_SECONDS)
+        try:
+            async with self._session.get(url, headers=self._headers, timeout=timeout) as response:
+                if response.status in _NO_VERSION_STATUSES:
+                    info = {}
+                else:
+                    response.raise_for_status()
+                    info = await response.json()
+                version = str(info.get("version") or "") or UNKNOWN_VERSION
+                self._reads[version] = frozenset(part for part in PARTS if part in (info.get("reads") or ()))
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, AttributeError) as error:
+            name = self._replicas.name
+            reason = f"{address}: cannot query its version: {type(error).__name__}: {error}"
+            log.info("%s %s", name, reason)
+            fleet.record_suspect(address, self._replicas.now(), reason)
+            return
+        fleet.record_version(address, version)
+        self._update_pin()
+        self._replicas.dispatch()

@@ -1,0 +1,176 @@
+"""Runs the engines of a trainer Pod as `Engines` says: starts, asks, kills and buries them.
+
+Invariant: an engine counts as dead only when none of its processes is left, so that its memory is free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+from rljob_api.errors import TransientError
+from rljob_api.wire.contract import ExitCode
+from rljob_api.wire.protocol import EngineMemory, EnginesReport
+from rljob_api.wire.termination import GPU_FAULT_PREFIX
+from rljob_trainer.worker.turns import Engines, Order
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.05
+
+
+class Process(Protocol):
+    """An EngineProcess."""
+
+    session: int
+
+    def poll(self) -> int | None: ...
+    def message(self) -> str: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+class Client(Protocol):
+    async def ask(self, number: int, wish: str, timeout: float, *, is_warm: bool) -> EngineMemory | None: ...
+
+
+class SupersededError(Exception):
+    """Another change of turns was requested meanwhile."""
+
+
+class Supervisor:
+    """All methods but those of a program's end are for one event loop."""
+
+    def __init__(self, engines: Engines, start: Callable[[int], Process]) -> None:
+        """`start`: starts the engine with this number."""
+        self._engines, self._start = engines, start
+        self._processes: dict[int, Process] = {}
+        self._dying: set[int] = set()
+        """Engines that are being killed."""
+        self._begun = asyncio.Event()
+        self.reasons: dict[int, str] = {}
+        """Why an engine is not warm, by its number; the last end of each that has died."""
+        self.failure: tuple[str, ExitCode] | None = None
+        """Message and code with which the Pod must end: a new start of the engine does not help."""
+
+    def sessions(self) -> set[int]:
+        """Return the sessions of the engines that run. For any thread."""
+        return {process.session for process in list(self._processes.values())}
+
+    @contextlib.asynccontextmanager
+    async def running(self, client: Client) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(self._run(client, number)) for number in range(len(self._engines.engines))]
+        tasks.append(asyncio.create_task(self._begin()))
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def change(self, order: Order) -> EnginesReport:
+        """Change the turn, and return once it is true. Before the first turn, all engines must have been warm. Raise
+        SupersededError if a later call asks for another turn."""
+        begin = time.monotonic()
+        await self._begun.wait()
+        if self._engines.order != order:
+            log.info("turn: %s %s", order.turn, order.want)
+            self._engines.order = order
+        await _poll(lambda: self._engines.order != order or self._engines.is_true(time.monotonic()))
+        if self._engines.order != order:
+            raise SupersededError(f"superseded by the turn: {self._engines.order.turn}")
+        seconds, engines = time.monotonic() - begin, self._engines
+        return EnginesReport(
+            num_running=engines.num_running,
+            num_restarts=engines.num_restarts,
+            num_bytes=engines.num_bytes(of_models=False),
+            model_bytes=engines.num_bytes(of_models=True) if engines.has_models else None,
+            seconds=seconds,
+        )
+
+    async def stop(self, grace_seconds: float) -> None:
+        """End all engines: ask them, and kill them after `grace_seconds`. Not while `running`."""
+        deadline = time.monotonic() + grace_seconds
+        for number in list(self._dying):
+            await self._bury(number)  # begun before
+        for process in self._processes.values():
+            process.terminate()
+        await _poll(lambda: time.monotonic() > deadline or all(p.poll() is not None for p in self._processes.values()))
+        for number in list(self._processes):
+            await self._bury(number)
+
+    async def _begin(self) -> None:
+        await _poll(lambda: self._engines.is_true(time.monotonic()))
+        self._engines.order = Order("trainer")
+        self._begun.set()
+
+    async def _run(self, client: Client, number: int) -> None:
+        while True:
+            await self._act(client, number)
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _act(self, client: Client, number: int) -> None:
+        process = self._processes.get(number)
+        if process is not None and (code := process.poll()) is not None:
+            await self._record_end(number, code, process.message())
+            return
+        step = self._engines.next_step(number, time.monotonic())
+        if step == "start":
+            try:
+                self._processes[number] = self._start(number)
+            except OSError as error:  # no memory or no process number left
+                self._engines.record_started(number, time.monotonic())
+                self._record_died(number, f"it does not start: {error}")
+                return
+            self._engines.record_started(number, time.monotonic())
+            self.reasons.setdefault(number, "it starts")
+        elif step == "kill":
+            await self._kill(number, "it did not obey in time")
+        elif step == "ask":
+            await self._ask(client, number)
+
+    async def _ask(self, client: Client, number: int) -> None:
+        engine = self._engines.engines[number]
+        wish = self._engines.order.wish_of(engine)
+        try:
+            timeout = max(1.0, engine.deadline - time.monotonic())
+            memory = await client.ask(number, wish, timeout, is_warm=engine.is_warm)
+        except TransientError as error:
+            await self._kill(number, str(error))
+            return
+        if memory is not None:
+            self._engines.record_obeyed(number, wish, memory, time.monotonic())
+            self.reasons.pop(number, None)
+
+    async def _kill(self, number: int, reason: str) -> None:
+        await self._bury(number)
+        self._record_died(number, f"killed: {reason}")
+
+    async def _record_end(self, number: int, code: int, message: str) -> None:
+        await self._bury(number)
+        is_misconfigured = code == ExitCode.USER and not self._engines.engines[number].was_warm
+        if is_misconfigured or message.startswith(GPU_FAULT_PREFIX):
+            known = code in {each.value for each in ExitCode}
+            self.failure = message or f"engine {number} ended", ExitCode(code if known else ExitCode.INFRASTRUCTURE)
+        end = f"ended with {code}" if code >= 0 else f"ended by signal {-code}"
+        self._record_died(number, f"{end}: {message}" if message else end)
+
+    async def _bury(self, number: int) -> None:
+        self._dying.add(number)
+        await asyncio.to_thread(self._processes[number].kill)
+        self._dying.discard(number)
+        del self._processes[number]
+
+    def _record_died(self, number: int, reason: str) -> None:
+        delay = self._engines.record_died(number, time.monotonic())
+        self.reasons[number] = reason
+        log.error("engine %d %s; it starts again after %.0f s, not in the trainer's turn", number, reason, delay)
+
+
+async def _poll(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - processes and clocks have no event
+        await asyncio.sleep(_POLL_SECONDS)

@@ -172,7 +172,7 @@ def _load(settings: Settings, device: torch.device, folder: Path) -> Policy:
     shared = [str(folder)]
     if dist.get_rank() == 0:
         _progress(f"writes random weights of the shape {settings.model} to {folder}")
-        write_model(MODELS[settings.model], folder)
+        write_model(MODELS[settings.model], folder, device.type)
     dist.broadcast_object_list(shared)
     _progress(f"rank {dist.get_rank()} loads them")
     policy = Policy(build_job(settings.trainer), shared[0], device)

@@ -19,11 +19,13 @@ MODELS: dict[str, dict[str, Any]] = {
 """tiny only tries the command out. The others are SmolLM2-135M, which CPUs can train, Qwen2.5-0.5B and Qwen2.5-1.5B."""
 
 
-def write_model(config: dict[str, Any], folder: Path) -> None:
-    """Write a Hugging Face folder with random weights, as the trainer loads it."""
+def write_model(config: dict[str, Any], folder: Path, device: str = "cpu") -> None:
+    """Write a Hugging Face folder with random weights, as the trainer loads it. `device`: draws them; a CPU takes a
+    minute for 1.5B."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    network = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.bfloat16)
+    with torch.device(device):
+        network = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.bfloat16)
     network.save_pretrained(folder)

@@ -2,9 +2,11 @@
 
 A digest of everything that decides the output (go.mod, go.sum, versions, flags) names the cache folder. A rename moves
 a finished program into it, so that the folder never holds a partial one. An add-on has a separate folder, named by its
-version: a new add-on does not rebuild Kubernetes.
+version: a new add-on does not rebuild Kubernetes. One process builds at a time: programs share most packages, and Go
+uses all cores for one.
 """
 
+import fcntl
 import functools
 import hashlib
 import json
@@ -75,10 +77,8 @@ def programs_folder() -> Path:
 def find_or_build(*names: str) -> Path:
     """The folder that contains the named programs; builds those that are missing."""
     folder = programs_folder()
-    folder.mkdir(parents=True, exist_ok=True)
     for name in names:
-        if not (folder / name).exists():
-            _build(name, folder)
+        _build_if_missing(name, folder)
     return folder
 
 
@@ -86,9 +86,7 @@ def find_or_build_addon(name: str) -> Path:
     """The program of an add-on; builds it if it is missing."""
     module, _ = ADDONS[name]
     folder = cache_root() / f"bin-{name}-{module.partition('@')[2]}"
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / name).exists():
-        _build(name, folder)
+    _build_if_missing(name, folder)
     return folder / name
 
 
@@ -96,6 +94,16 @@ def download_module(module: str) -> Path:
     """The folder of a module, given as PATH@VERSION, in Go's module cache; downloads it if it is missing."""
     downloaded = run(*go_command(), "-C", str(MODULE), "mod", "download", "-json", module)
     return Path(json.loads(downloaded)["Dir"])
+
+
+def _build_if_missing(name: str, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / name).exists():
+        return
+    with (cache_root() / "go.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not (folder / name).exists():  # another process may have built it in the meantime
+            _build(name, folder)
 
 
 def _build(name: str, folder: Path) -> None:

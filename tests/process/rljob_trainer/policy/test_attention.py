@@ -48,9 +48,9 @@ def score(network, rows, micro_batch_tokens):
     for batch in plan_micro_batches(rows, num_ranks=1, micro_batch_tokens=micro_batch_tokens, layout=layout)[0]:
         logprobs, _ = model(batch, 1.0)
         owners = batch.row_indices[batch.rows]
-        total = total + (logprobs * torch.tensor(np.cos(owners + batch.positions))).sum()
+        total = total + (logprobs * torch.tensor(np.cos(owners + batch.positions), device=logprobs.device)).sum()
         for owner in set(owners.tolist()):
-            found[owner] = logprobs[torch.tensor(owners == owner)].detach()
+            found[owner] = logprobs[torch.tensor(owners == owner, device=logprobs.device)].detach()
     network.zero_grad()
     total.backward()
     return found, {name: parameter.grad.clone() for name, parameter in network.named_parameters()}

@@ -2,6 +2,7 @@
 
 import subprocess
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -30,6 +31,22 @@ def test_existing_program_is_not_rebuilt(monkeypatch: pytest.MonkeyPatch, tmp_pa
     folder.mkdir(parents=True)
     (folder / "helm").touch()
     assert go_programs.find_or_build("helm") == folder
+
+
+def test_who_waits_for_a_build_does_not_repeat_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    second, built = Thread(target=go_programs.find_or_build, args=("helm",)), []
+
+    def build(name: str, folder: Path) -> None:
+        built.append(name)
+        if len(built) == 1:
+            second.start()
+        (folder / name).touch()
+
+    monkeypatch.setattr(go_programs, "_build", build)
+    go_programs.find_or_build("helm")
+    second.join(timeout=10)
+    assert built == ["helm"]
 
 
 def test_an_addon_has_a_folder_of_its_version_and_leaves_the_others(

@@ -166,10 +166,10 @@ async def test_completion_that_spans_an_update_is_accepted_if_the_schedule_allow
 async def test_update_during_a_request_does_not_count_as_a_failure(rollouts):
     async with Server(events("g:1", "g:2"), events("g:2")) as server:
         await rollouts.sync(MANIFEST)
+        server.weights.version = 2
         request = asyncio.create_task(rollouts.complete([1], Sampling(max_tokens=512), 0))
         await until(lambda: server.requests and not replica_of(rollouts).serves)
         assert replica_of(rollouts).num_failures == 0
-        server.weights.version = 2
         await rollouts.sync(MANIFEST.model_copy(update={"version": 2}))
         assert (await request).versions == [2]
     assert server.requests[1]["cache_salt"] == "g:2"

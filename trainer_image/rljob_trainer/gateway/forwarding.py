@@ -17,7 +17,7 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.agent import OtherModel
 from rljob_api.wire.contract import ENV_MODEL_API_KEY
 from rljob_trainer.gateway.types import RequestError
-from rljob_trainer.outages.registry import Dependency, Outages, hide_secrets
+from rljob_trainer.outages.registry import FIRST_ANSWER_SECONDS, Dependency, Outages, hide_secrets
 
 _SENT: Final = ("Accept", "anthropic-beta", "anthropic-version", "openai-beta")
 """Headers of a request that the endpoint gets, besides the key and the type of the body."""
@@ -49,7 +49,9 @@ def watch_models(models: Sequence[OtherModel], outages: Outages) -> dict[str, De
     """Return what learns whether each model answers, by name."""
     return {
         model.name: outages.watch(
-            f"spec.agent.models[{index}] ({hide_secrets(model.url)})", "make it answer at its url, or correct its key"
+            f"spec.agent.models[{index}] ({hide_secrets(model.url)})",
+            "make it answer at its url, or correct its key",
+            first_answer_seconds=FIRST_ANSWER_SECONDS,
         )
         for index, model in enumerate(models)
     }

@@ -21,6 +21,9 @@ from rljob_api.wire.text import clean_line
 DEFAULT_LIMIT_SECONDS = 21_600.0
 _OPENS_AFTER_SECONDS = 10.0
 """Shorter failures are what retries are for, and no outage: a replaced Pod, a lost connection."""
+FIRST_ANSWER_SECONDS = 1_800.0
+"""For an endpoint outside of the job: a server that was started with the job has loaded its model by then. Its address
+may be wrong, and nothing but the user can tell."""
 _MAX_MESSAGE_LENGTH = 300
 
 
@@ -31,14 +34,14 @@ class OutageError(UserError):
 class Dependency:
     """An endpoint, the replicas of a service, the Hub, or the volume of the run's folder."""
 
-    def __init__(self, outages: Outages, what: str, remedy: str) -> None:
+    def __init__(self, outages: Outages, what: str, remedy: str, first_answer_seconds: float) -> None:
         self.what = what
         self.has_answered = False
         """Now, or before the checkpoint from which the run resumed."""
         self.failing_since: float | None = None
         """Start of the period in which attempts were made and none succeeded."""
         self.last_error = ""
-        self._outages, self._remedy = outages, remedy
+        self._outages, self._remedy, self._first_answer_seconds = outages, remedy, first_answer_seconds
         self._ended_seconds = 0.0
         self._outage_ended_at = -math.inf
 
@@ -77,7 +80,14 @@ class Dependency:
 
     def check(self) -> None:
         """Raise OutageError if it is away for longer than the job waits."""
-        if self.failing_since is None or self.failing_seconds < self._outages.limit_seconds:
+        if self.failing_since is None:
+            return
+        if not self.has_answered and self.failing_seconds >= self._first_answer_seconds:
+            raise OutageError(
+                f"{self.what}: has not answered once in {self.failing_seconds:.0f} s; last error: {self.last_error}; "
+                f"{self._remedy}"
+            )
+        if self.failing_seconds < self._outages.limit_seconds:
             return
         since = datetime.fromtimestamp(self._outages.wall() - self.failing_seconds, UTC)
         raise OutageError(
@@ -121,10 +131,10 @@ class Outages:
         self._answered: set[str] = set()
         """What answered before this process started."""
 
-    def watch(self, what: str, remedy: str = "find out why") -> Dependency:
+    def watch(self, what: str, remedy: str = "find out why", *, first_answer_seconds: float = math.inf) -> Dependency:
         """Add a dependency. `what`: the field's path and the address, with which the message begins. `remedy`: what a
-        user does about it."""
-        found = Dependency(self, what, remedy)
+        user does about it. `first_answer_seconds`: for which the job waits for its first answer."""
+        found = Dependency(self, what, remedy, first_answer_seconds)
         found.has_answered = what in self._answered
         self._dependencies.append(found)
         return found

@@ -7,6 +7,7 @@ never a zero; every request has an end.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from abc import ABC, abstractmethod
@@ -22,7 +23,7 @@ from rljob_api.manifest.services.reward import Hedging, Reward
 from rljob_api.wire.contract import ENV_REWARD_SERVICES
 from rljob_api.wire.discovery import resolve
 from rljob_api.wire.protocol import Lane
-from rljob_trainer.outages.registry import Outages, hide_secrets
+from rljob_trainer.outages.registry import FIRST_ANSWER_SECONDS, Outages, hide_secrets
 from rljob_trainer.replicas.http import auth_headers
 from rljob_trainer.replicas.pool import ReplicaPool
 from rljob_trainer.services.load import CallTotals, ServiceLoad
@@ -66,7 +67,8 @@ class ServiceClient(ABC, Generic[R]):
         operator may scale it to zero, as it does with autoscaling. `pins_version`: one version answers a collection."""
         place = hide_secrets(url) if url else _host_of(settings.name)
         remedy = "make it answer at its url" if url else "see `kubectl rljob explain` and the log of its Pods"
-        self.health = (outages or Outages()).watch(f"{source} ({place})", remedy)
+        first = FIRST_ANSWER_SECONDS if url else math.inf
+        self.health = (outages or Outages()).watch(f"{source} ({place})", remedy, first_answer_seconds=first)
         self.headers = auth_headers() if headers is None else headers
         self.replicas = ReplicaPool(
             name,

@@ -44,6 +44,23 @@ def test_what_never_answered_is_no_outage_and_still_ends_the_job():
         world.parts[0].check()
 
 
+def test_an_endpoint_that_never_answered_is_not_waited_for_as_long_as_one_that_did():
+    world = World(limit=LIMIT)
+    part = world.outages.watch("spec.rewards[0].http (http://jugde)", "correct it", first_answer_seconds=LIMIT / 2)
+    part.failed("Name or service not known")
+    world.time = LIMIT / 2 - 1
+    part.check()
+    world.time += 1
+    with pytest.raises(
+        OutageError, match=r"jugde\): has not answered once in 50 s; last error: Name .* known; correct it"
+    ):
+        part.check()
+    part.succeeded()
+    part.failed("refused")
+    world.time += LIMIT / 2
+    part.check()
+
+
 def test_end_names_the_field_the_time_the_error_and_the_remedy():
     world = World("spec.rewards[0].http (http://r)")
     [part] = world.parts

@@ -15,8 +15,8 @@ PROCESS_BYTES = int(0.7 * GIB)
 ENGINE_BYTES = int(2.5 * GIB)
 """A vLLM server on CPUs, or the host's part of one on GPUs, without weights and KV cache. Measured on CPUs."""
 CUDA_BYTES = 3 * GIB // 2
-"""CUDA context, NCCL's buffers and what the allocator cannot use. An estimate: one rank on an H100 had 1.3 GiB outside of
-torch's allocator."""
+"""CUDA context, NCCL's buffers and what the allocator cannot use. An estimate: one rank on an H100 had 1.3 GiB outside
+of torch's allocator."""
 GRAPHS_BYTES = 2 * GIB
 """vLLM's CUDA graphs and the activations of a full batch. An estimate: not measured."""
 FREED_BYTES = CUDA_BYTES

@@ -11,46 +11,36 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.schedule import Schedule
 from rljob_api.run.folder import damaged_checkpoints
 from rljob_api.wire.contract import GRACE_SECONDS
 from rljob_api.wire.protocol import DriverStatus, HungPart, LearningReason
-from rljob_inputs.data.prompts import PromptSet
-from rljob_inputs.prompts import Prompt
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.concurrency import run_in_thread
+from rljob_trainer.driver.assembly import DriverParts, build_loop
 from rljob_trainer.driver.cadence import Cadence
 from rljob_trainer.driver.checkpointer import Checkpointer, CheckpointSeconds
-from rljob_trainer.driver.collection import CollectionPlan, Collector
-from rljob_trainer.driver.evaluation import EvalLane
 from rljob_trainer.driver.learning import describe_failure, describe_skipped, judge
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.live_status import describe_live
 from rljob_trainer.driver.loop import TrainLoop
-from rljob_trainer.driver.ports import Engines, StartTrainer, Trainer, TrainerGroupDiedError, Turns
+from rljob_trainer.driver.ports import Trainer, TrainerGroupDiedError
 from rljob_trainer.driver.problems import find_problems
-from rljob_trainer.driver.publisher import Publisher
 from rljob_trainer.driver.rank_failures import RankFailureLog
-from rljob_trainer.driver.reports import Reports
 from rljob_trainer.driver.stacks import describe_tasks
 from rljob_trainer.driver.step_clock import StepClock
 from rljob_trainer.driver.stopping import NOTHING_TRAINS, LastSave, PodLeavesError
-from rljob_trainer.driver.train_lane import TrainLane, read_lane_state
-from rljob_trainer.driver.turns import Separate, Shared
-from rljob_trainer.driver.updates import StepOutcome, StepUpdates
+from rljob_trainer.driver.updates import StepOutcome
 from rljob_trainer.driver.watcher import run_with_watcher
 from rljob_trainer.history.damage import set_aside
 from rljob_trainer.history.disk import RunDisk
 from rljob_trainer.history.run_state import export_model, resume
-from rljob_trainer.outages.registry import OutageError, Outages
+from rljob_trainer.outages.registry import OutageError
 from rljob_trainer.progress.pace import Pace
 from rljob_trainer.run_folder.file_facts import Checkpoint, DamagedCheckpointError
 from rljob_trainer.services.demand import Forecaster
@@ -58,29 +48,6 @@ from rljob_trainer.services.demand import Forecaster
 log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class Datasets:
-    train: PromptSet
-    eval: Sequence[Prompt]
-
-
-@dataclass(frozen=True)
-class DriverParts:
-    start_trainer: StartTrainer
-    collector: Collector
-    """With the clients of the rollouts and of the rewards."""
-    reports: Reports
-    data: Datasets
-    model: str
-    """The resolved source of spec.model, for the export."""
-    read_schedule: Callable[[], Schedule | None]
-    """Reads the current schedule; None: it is still the one at the job's start."""
-    engines: Engines | None = None
-    """Rollouts that share the trainer's devices. They sleep when `start_trainer` places ranks."""
-    outages: Outages = field(default_factory=Outages)
-    """Which of what the job depends on is away."""
 
 
 class _NoValidSamplesError(UserError):
@@ -222,72 +189,26 @@ class Driver:
             await trainer.close()
 
     def _build_loop(self, trainer: Trainer, ledger: Ledger, generation: str) -> TrainLoop:
-        parts, spec, collector = self._parts, self._spec, self._parts.collector
-        seed, sampling = spec.schedule.seed, spec.evaluation.sampling
-        assert sampling is not None, "the job's open settings are not resolved"
-        lane = TrainLane(
-            collector,
-            parts.data.train,
-            CollectionPlan("train", 0, spec.algorithm.group_size, spec.rollout.sampling, seed, generation),
-            spec.schedule,
-            self._algorithm,
-            read_lane_state(ledger.history, spec.schedule.prompts_per_step),
-            shuffle=spec.data.shuffle,
-            rewards_sleep=bool(spec.models_in_trainer),
-        )
-        plan = CollectionPlan("eval", 0, 1, sampling, seed, generation)
-        held_out = EvalLane(collector, parts.data.eval, plan, spec.evaluation.accuracy)
-        turns = self._build_turns(trainer, ledger, lane, held_out)
-
         def record_checkpoint(seconds: CheckpointSeconds) -> None:
             self._checkpoint_seconds = seconds.wait + seconds.write
             ledger.record_checkpoint(seconds)
 
-        return TrainLoop(
+        checkpoints = Checkpointer(
+            self._run_dir, trainer, keep=self._spec.checkpoint.keep, record=record_checkpoint, disk=self._disk
+        )
+        return build_loop(
+            self._spec,
+            self._parts,
+            trainer,
+            ledger,
+            generation,
+            algorithm=self._algorithm,
             cadence=self._cadence,
+            checkpoints=checkpoints,
             follow_schedule=partial(self._follow_schedule, trainer),
-            trainer=trainer,
-            turns=turns,
-            lane=lane,
-            held_out=held_out,
-            updates=StepUpdates(
-                spec.schedule,
-                self._algorithm,
-                trainer,
-                ledger.training,
-                full_tokens=spec.trainer.micro_batch_tokens * spec.trainer.num_ranks,
-            ),
-            publisher=Publisher(
-                trainer,
-                turns,
-                collector.rollouts,
-                self._board,
-                ledger,
-                held_out,
-                spans_updates=lane.schedule.spans_updates,
-            ),
-            ledger=ledger,
-            checkpoints=Checkpointer(
-                self._run_dir, trainer, keep=spec.checkpoint.keep, record=record_checkpoint, disk=self._disk
-            ),
-            collector=collector,
             forecaster=self._forecaster,
             judge=partial(self._judge, ledger),
         )
-
-    def _build_turns(self, trainer: Trainer, ledger: Ledger, lane: TrainLane, held_out: EvalLane) -> Turns:
-        if self._parts.engines is None:
-            return Separate()
-
-        async def until_idle() -> None:
-            await lane.wait_until_scored()
-            with ledger.phase("evaluate"):
-                if self._spec.models_in_trainer:
-                    await held_out.wait_until_scored()
-                else:
-                    await held_out.wait_until_generated()
-
-        return Shared(self._parts.engines, trainer, ledger, until_idle)
 
     async def _run_loop(self, loop: TrainLoop) -> None:
         last = self._last = LastSave(loop, self._grace_seconds)

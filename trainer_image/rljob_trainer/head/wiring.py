@@ -30,11 +30,12 @@ from rljob_inputs.memory.object_store import head_store_bytes
 from rljob_inputs.models.own_settings import ModelSettings, load_model_settings
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.calls.services import AgentServices
+from rljob_trainer.driver.assembly import Datasets, DriverParts
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.ports import StartTrainer, Trainer
 from rljob_trainer.driver.reports import Reports
 from rljob_trainer.driver.role_clock import ROLE_OF_SERVICE, RoleClock
-from rljob_trainer.driver.run import Datasets, Driver, DriverParts
+from rljob_trainer.driver.run import Driver
 from rljob_trainer.driver.schedules import build_schedule
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.watcher import run_with_watcher

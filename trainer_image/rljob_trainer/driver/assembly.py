@@ -1,0 +1,128 @@
+"""What a driver is made of, and the loop of one trainer group."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from rljob_api.manifest.job import RLJobSpec
+from rljob_api.manifest.schedule import Schedule
+from rljob_inputs.data.prompts import PromptSet
+from rljob_inputs.prompts import Prompt
+from rljob_trainer.algorithms.base import AlgorithmCode
+from rljob_trainer.driver.cadence import Cadence
+from rljob_trainer.driver.checkpointer import Checkpointer
+from rljob_trainer.driver.collection import CollectionPlan, Collector
+from rljob_trainer.driver.evaluation import EvalLane
+from rljob_trainer.driver.ledger import Ledger
+from rljob_trainer.driver.loop import TrainLoop
+from rljob_trainer.driver.ports import Engines, StartTrainer, Trainer, Turns
+from rljob_trainer.driver.publisher import Publisher
+from rljob_trainer.driver.reports import Reports
+from rljob_trainer.driver.train_lane import TrainLane, read_lane_state
+from rljob_trainer.driver.turns import Separate, Shared
+from rljob_trainer.driver.updates import StepOutcome, StepUpdates
+from rljob_trainer.outages.registry import Outages
+from rljob_trainer.services.demand import Forecaster
+
+
+@dataclass(frozen=True)
+class Datasets:
+    train: PromptSet
+    eval: Sequence[Prompt]
+
+
+@dataclass(frozen=True)
+class DriverParts:
+    start_trainer: StartTrainer
+    collector: Collector
+    """With the clients of the rollouts and of the rewards."""
+    reports: Reports
+    data: Datasets
+    model: str
+    """The resolved source of spec.model, for the export."""
+    read_schedule: Callable[[], Schedule | None]
+    """Reads the current schedule; None: it is still the one at the job's start."""
+    engines: Engines | None = None
+    """Rollouts that share the trainer's devices. They sleep when `start_trainer` places ranks."""
+    outages: Outages = field(default_factory=Outages)
+    """Which of what the job depends on is away."""
+
+
+def build_loop(
+    spec: RLJobSpec,
+    parts: DriverParts,
+    trainer: Trainer,
+    ledger: Ledger,
+    generation: str,
+    *,
+    algorithm: AlgorithmCode,
+    cadence: Cadence,
+    checkpoints: Checkpointer,
+    follow_schedule: Callable[[], Awaitable[None]],
+    forecaster: Forecaster,
+    judge: Callable[[StepOutcome], None],
+) -> TrainLoop:
+    """Return the loop of `trainer`, whose weights are published as `generation`, from where the ledger's history is.
+    The others are as in TrainLoop."""
+    collector, seed, sampling = parts.collector, spec.schedule.seed, spec.evaluation.sampling
+    assert sampling is not None, "the job's open settings are not resolved"
+    lane = TrainLane(
+        collector,
+        parts.data.train,
+        CollectionPlan("train", 0, spec.algorithm.group_size, spec.rollout.sampling, seed, generation),
+        spec.schedule,
+        algorithm,
+        read_lane_state(ledger.history, spec.schedule.prompts_per_step),
+        shuffle=spec.data.shuffle,
+        rewards_sleep=bool(spec.models_in_trainer),
+    )
+    plan = CollectionPlan("eval", 0, 1, sampling, seed, generation)
+    held_out = EvalLane(collector, parts.data.eval, plan, spec.evaluation.accuracy)
+    turns = _build_turns(spec, parts.engines, trainer, ledger, lane, held_out)
+    return TrainLoop(
+        cadence=cadence,
+        follow_schedule=follow_schedule,
+        trainer=trainer,
+        turns=turns,
+        lane=lane,
+        held_out=held_out,
+        updates=StepUpdates(
+            spec.schedule,
+            algorithm,
+            trainer,
+            ledger.training,
+            full_tokens=spec.trainer.micro_batch_tokens * spec.trainer.num_ranks,
+        ),
+        publisher=Publisher(
+            trainer,
+            turns,
+            collector.rollouts,
+            parts.reports.board,
+            ledger,
+            held_out,
+            spans_updates=lane.schedule.spans_updates,
+        ),
+        ledger=ledger,
+        checkpoints=checkpoints,
+        collector=collector,
+        forecaster=forecaster,
+        judge=judge,
+    )
+
+
+def _build_turns(
+    spec: RLJobSpec, engines: Engines | None, trainer: Trainer, ledger: Ledger, lane: TrainLane, held_out: EvalLane
+) -> Turns:
+    if engines is None:
+        return Separate()
+
+    async def until_idle() -> None:
+        await lane.wait_until_scored()
+        with ledger.phase("evaluate"):
+            if spec.models_in_trainer:
+                await held_out.wait_until_scored()
+            else:
+                await held_out.wait_until_generated()
+
+    return Shared(engines, trainer, ledger, until_idle)

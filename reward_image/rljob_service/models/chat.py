@@ -18,7 +18,7 @@ from rljob_api.wire.protocol import InvalidReason, Message
 from rljob_service.models import vllm_sidecar
 from rljob_service.models.backend import ModelBackend
 from rljob_service.models.execution import ExecutionProgress, NoScoreError
-from rljob_service.models.metrics import UpstreamMetrics
+from rljob_service.models.metrics import UpstreamMetrics, count_tokens
 from rljob_service.models.rate_limiter import RateLimiter
 from rljob_service.models.replicas import ReplicaCounter
 from rljob_service.models.texts import describe
@@ -29,8 +29,6 @@ from rljob_service.worker.forms.outcome import encodable
 _PATH = "/chat/completions"
 _EXPECTED_PROMPT_TOKENS = 1000
 """Estimate until actual numbers are known."""
-_MAX_TOKENS = 10**8
-"""Larger counts are ignored: charging them would block the limit indefinitely."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ class ChatBackend(ModelBackend):
         tokens = None
         try:
             answer = await self.upstream.post(self._payload | {"messages": messages}, progress)
-            tokens = self._count_tokens(answer.get("usage"))
+            tokens = count_tokens(answer, "prompt") + count_tokens(answer, "completion") or None
             return ChatAnswer(_text_of(answer, self._chat_settings.who, self.upstream.hide_key), tokens)
         except NoScoreError as error:
             return ChatAnswer(error, tokens)
@@ -136,11 +134,6 @@ class ChatBackend(ModelBackend):
         messages = [] if system is None else [{"role": "system", "content": system}]
         warm = self._payload | {"messages": [*messages, {"role": "user", "content": "Hello"}], "max_tokens": 1}
         await self.upstream.post(warm, progress)
-
-    def _count_tokens(self, usage: Any) -> float | None:
-        prompt, completion = (_count(usage, f"{kind}_tokens") for kind in ("prompt", "completion"))
-        self._chat_metrics.record_tokens(prompt, completion)
-        return prompt + completion or None
 
     def _set_replicas(self, number: int) -> None:
         self.chat_limiter.set_replicas(number)
@@ -197,8 +190,3 @@ def _join_parts(content: Any) -> str:
     if isinstance(content, list):
         return "".join(part["text"] for part in content if isinstance(part.get("text"), str))
     return content if isinstance(content, str) else ""
-
-
-def _count(usage: Any, name: str) -> float:
-    value = usage.get(name) if isinstance(usage, dict) else None
-    return float(value) if isinstance(value, int | float) and 0 < value <= _MAX_TOKENS else 0.0

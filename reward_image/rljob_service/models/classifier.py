@@ -36,7 +36,6 @@ class Classifier(ModelBackend):
     ) -> None:
         super().__init__(RateLimiter(), uses_vllm=True)
         self._model = model
-        self._metrics = metrics
         self._on_fatal_error = on_fatal_error
         self.upstream = UpstreamClient(
             self._session,
@@ -78,10 +77,8 @@ class Classifier(ModelBackend):
         answer = await self.upstream.post(self._build_payload(request), progress)
         try:
             logits = [float(value) for value in answer["data"][0]["probs"]]
-            tokens = float(answer["usage"]["prompt_tokens"])
         except (KeyError, IndexError, TypeError, ValueError):
             raise NoScoreError(InvalidReason.BAD_RETURN, f"not a classification: {describe(answer)}") from None
-        self._metrics.record_tokens(tokens, 0)
         return logits
 
     def _build_payload(self, request: ScoreRequest) -> dict[str, Any]:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 _COMMON_OUTCOMES = ("200", "429", "500", "503", "connection")
+TokenKind = Literal["prompt", "completion"]
+_KINDS: tuple[TokenKind, ...] = get_args(TokenKind)
+_MAX_TOKENS = 10**8
+"""Of one request. A server may report anything, and charging more would block the rate limit indefinitely."""
 
 
 class UpstreamMetrics:
@@ -39,9 +44,10 @@ class UpstreamMetrics:
     def record_request(self, outcome: str) -> None:
         self._requests.labels(self._reward, outcome).inc()
 
-    def record_tokens(self, prompt: float, completion: float) -> None:
-        self._tokens.labels(self._reward, "prompt").inc(prompt)
-        self._tokens.labels(self._reward, "completion").inc(completion)
+    def record_tokens(self, answer: dict[str, Any]) -> None:
+        """Count what an answer says about its request's tokens."""
+        for kind in _KINDS:
+            self._tokens.labels(self._reward, kind).inc(count_tokens(answer, kind))
 
     def watch_pause(self, seconds: Callable[[], float]) -> None:
         """Read the rest of the pause at each scrape."""
@@ -52,3 +58,10 @@ class UpstreamMetrics:
 
     def record_replicas(self, number: int) -> None:
         self._replicas.labels(self._reward).set(number)
+
+
+def count_tokens(answer: dict[str, Any], kind: TokenKind) -> float:
+    """Return the tokens that the server reports in OpenAI's `usage`; 0 if it does not."""
+    usage = answer.get("usage")
+    value = usage.get(f"{kind}_tokens") if isinstance(usage, dict) else None
+    return float(value) if isinstance(value, int | float) and 0 < value <= _MAX_TOKENS else 0.0

@@ -9,6 +9,7 @@ interpret the JSON. Invariant: no message contains the API key.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 from collections.abc import Callable, Mapping
@@ -91,9 +92,12 @@ class UpstreamClient:
         await self._limiter.acquire_retry()
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
-                status = (await self._send(self._url, payload)).status
-            self._metrics.record_request(str(status))
-            self.is_away = status not in (200, 429)
+                response = await self._send(self._url, payload)
+            self._metrics.record_request(str(response.status))
+            self.is_away = response.status not in (200, 429)
+            if response.status == 200:
+                with contextlib.suppress(NoScoreError):
+                    self._read_answer(response.text)
         except (aiohttp.ClientError, OSError):  # a TimeoutError is an OSError
             self._metrics.record_request("connection")
             self.is_away = True
@@ -121,7 +125,7 @@ class UpstreamClient:
             self._metrics.record_request(str(response.status))
             if response.status == 200:
                 self._answered, self.is_away = payload, False
-                return self._parse(response.text)
+                return self._read_answer(response.text)
             last = f"{response.status} {self.show(response.text)}".strip()
             if self._engines and response.status == _UNAVAILABLE:
                 self._engines.drop(server)
@@ -184,7 +188,8 @@ class UpstreamClient:
         progress.activity = f"waiting {seconds:.1f} s after {last}"
         await asyncio.sleep(seconds)
 
-    def _parse(self, text: str) -> dict[str, Any]:
+    def _read_answer(self, text: str) -> dict[str, Any]:
+        """Return the JSON object of an answer, and count its tokens."""
         try:
             answer = json.loads(text)
         except (ValueError, RecursionError):
@@ -192,6 +197,7 @@ class UpstreamClient:
         if not isinstance(answer, dict):
             message = f"{self._name} did not return a JSON object: {self.show(text)}"
             raise NoScoreError(InvalidReason.BAD_RETURN, message)
+        self._metrics.record_tokens(answer)
         return answer
 
 

@@ -194,6 +194,9 @@ async def test_text_that_alone_fails_is_invalid(make_judge, endpoint):
     assert (await judge.score("x")).valid
     result = await judge.score("odd")
     assert (result.reason, "500 odd text" in result.message) == ("exception", True)
+    answered = judge.metric('rljob_reward_calls_total{outcome="200",reward="test"}')
+    assert answered > 1
+    assert judge.metric('rljob_reward_tokens_total{kind="prompt",reward="test"}') == 70 * answered, "all are paid for"
 
 
 async def test_endpoint_that_hangs_is_unreachable_once_it_fails_what_it_answered(make_judge, endpoint, monkeypatch):

@@ -63,8 +63,8 @@ def send(pids: list[int], number: signal.Signals) -> None:
 def network_cut(first: str, second: str) -> Iterator[None]:
     """Within, no packet passes between the Pods of two pools."""
     pairs = [(_SUBNETS[first], _SUBNETS[second]), (_SUBNETS[second], _SUBNETS[first])]
-    rules = "\n".join(f"ip saddr {source} ip daddr {target} drop" for source, target in pairs)
-    table = f"table ip {_TABLE} {{ chain forward {{ type filter hook forward priority -300;\n{rules}\n}} }}"
+    rules = "; ".join(f"ip saddr {source} ip daddr {target} drop" for source, target in pairs)
+    table = f"table ip {_TABLE} {{ chain forward {{ type filter hook forward priority -300; {rules}; }}; }}"
     execute("nft", "-f", "-", input=table.encode())
     try:
         yield

@@ -44,7 +44,7 @@ class Observer:
                 "condition": conditions,
                 "restarts": sum(role.get("restarts", 0) for role in status.get("roles", [])),
                 "containers": sorted(_count_restarts(pod) for pod in pods),
-                "readiness": sorted((pod["metadata"]["name"], _is_ready(pod)) for pod in pods),
+                "readiness": sorted((pod["metadata"]["name"], _is_ready(pod)) for pod in pods if not _has_ended(pod)),
             }
         return {}
 
@@ -74,6 +74,11 @@ class Observer:
 def _count_restarts(pod: Manifest) -> tuple[str, str, int]:
     statuses = pod["status"].get("containerStatuses", [])
     return pod["metadata"]["name"], pod["metadata"]["uid"], sum(each["restartCount"] for each in statuses)
+
+
+def _has_ended(pod: Manifest) -> bool:
+    """Whether nothing of it runs again: a failed head stays, for its log, next to the one that replaced it."""
+    return pod["status"].get("phase") in ("Failed", "Succeeded")
 
 
 def _is_ready(pod: Manifest) -> bool:

@@ -11,7 +11,7 @@ _COMMON_OUTCOMES = ("200", "429", "500", "503", "connection")
 TokenKind = Literal["prompt", "completion"]
 _KINDS: tuple[TokenKind, ...] = get_args(TokenKind)
 _MAX_TOKENS = 10**8
-"""Of one request. A server may report anything, and charging more would block the rate limit indefinitely."""
+"""Limit of one request: a server may report anything, and charging more would block the rate limit indefinitely."""
 
 
 class UpstreamMetrics:

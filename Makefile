@@ -121,7 +121,7 @@ test-unit: $(SYNCED) ## Unit tests: no process is started (5 minutes on 2 cores)
 
 .PHONY: test-process
 test-process: cpu-build ## Tests that start programs: reward servers, the CLI, FSDP2 ranks, helm
-	$(BIN)/python examples/prepare.py tiny
+	$(BIN)/python examples/prepare.py tiny quickstart
 	$(PYTEST) tests/process -m "not slow"
 
 .PHONY: test-charts

@@ -1,6 +1,6 @@
 """The vLLM engines in each trainer Pod, with rollout.placement trainer: rollouts, and served models that share. Pure.
 
-Invariant: whoever reads the same spec numbers them in the same way. An engine listens at PORT_ROLLOUT + its number.
+Invariant: the same spec gives them the same numbers for all readers. An engine listens at PORT_ROLLOUT + its number.
 """
 
 from __future__ import annotations

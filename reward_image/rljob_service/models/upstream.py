@@ -96,7 +96,7 @@ class UpstreamClient:
             self._metrics.record_request(str(response.status))
             self.is_away = response.status not in (200, 429)
             if response.status == 200:
-                with contextlib.suppress(NoScoreError):
+                with contextlib.suppress(NoScoreError):  # it answers, whatever it says
                     self._read_answer(response.text)
         except (aiohttp.ClientError, OSError):  # a TimeoutError is an OSError
             self._metrics.record_request("connection")

@@ -18,8 +18,8 @@ class StepClock:
         self._idle_since: float | None = None
 
     def tick(self, now: float, *, is_paused: bool = False, is_idle: bool = False) -> None:
-        """`now`: of a monotonic clock. `is_paused`: the time since the last tick does not count. `is_idle`: nobody that
-        the driver could wait for has work now."""
+        """`now`: of a monotonic clock. `is_paused`: the time since the last tick does not count. `is_idle`: nothing
+        that the driver could wait for has work now."""
         clock = self._work.clock
         clock.tick(now, is_paused=is_paused)
         if not is_idle:

@@ -1,6 +1,6 @@
 """What a job depends on, which of it is away, since when, and when the job gives up. Pure: the clock is injected.
 
-Facts come in per dependency through `succeeded`, `failed` and `clear`. A success ends an outage. Whoever waits calls
+Facts come in per dependency through `succeeded`, `failed` and `clear`. A success ends an outage. What waits calls
 `check`, which raises after spec.outageSeconds; nothing else ends a job because of an outage. Invariant: the time of
 outages that overlap counts once.
 """

@@ -1,8 +1,10 @@
 """What names the cache folder, and what is rejected before anything is built."""
 
+import fcntl
 import subprocess
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
+from typing import IO
 
 import pytest
 
@@ -35,14 +37,21 @@ def test_existing_program_is_not_rebuilt(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_who_waits_for_a_build_does_not_repeat_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    second, built = Thread(target=go_programs.find_or_build, args=("helm",)), []
+    second, waits, built = Thread(target=go_programs.find_or_build, args=("helm",)), Event(), []
+    lock = fcntl.flock
+
+    def lock_and_tell(file: IO[str], operation: int) -> None:
+        if built:
+            waits.set()
+        lock(file, operation)
 
     def build(name: str, folder: Path) -> None:
         built.append(name)
-        if len(built) == 1:
-            second.start()
+        second.start()
+        assert waits.wait(10), "the second one does not wait for the lock"
         (folder / name).touch()
 
+    monkeypatch.setattr(fcntl, "flock", lock_and_tell)
     monkeypatch.setattr(go_programs, "_build", build)
     go_programs.find_or_build("helm")
     second.join(timeout=10)

@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from memory_plan.cases import ACCELERATOR_CASES, CASES, MORE_CASES, Case
+from memory_plan.cases import ALL_CASES, Case
 from memory_plan.resident import measure_resident
 from memory_plan.tracker import Parts, planned, track, track_on_accelerator
 from rich.console import Console
@@ -30,7 +30,7 @@ def main() -> None:
     console = Console(width=150)
     table = Table("trainer rank, bytes in GiB", *Parts.__annotations__, "largest error", title="tracked / planned")
     found: list[dict[str, Any]] = []
-    for case in (case for case in CASES + MORE_CASES + ACCELERATOR_CASES if (options.case or "") in case.name):
+    for case in (case for case in ALL_CASES if (options.case or "") in case.name):
         started = time.monotonic()
         result = compare(case)
         console.print(f"{case.name}: {100 * result['error']:.1f}% in {time.monotonic() - started:.0f} s")
@@ -45,7 +45,7 @@ def main() -> None:
 
 def compare(case: Case) -> dict[str, Any]:
     """Return both, and the largest error of a part, relative to what the tracker finds in it."""
-    tracked = asdict(track_on_accelerator(case) if case in ACCELERATOR_CASES else track(case))
+    tracked = asdict(track_on_accelerator(case) if case.on_accelerator else track(case))
     plan = asdict(planned(case))
     errors = {part: abs(plan[part] - tracked[part]) / tracked[part] for part in plan if tracked[part]}
     return {"case": case.name, "tracked": tracked, "planned": plan, "errors": errors, "error": max(errors.values())}

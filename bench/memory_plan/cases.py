@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rljob_api.manifest.job import RLJob
@@ -88,6 +88,15 @@ class Case:
     has_critic: bool = False
     offload: Literal["none", "reference", "all"] = "none"
     head_dtype: Literal["model", "float32"] = "model"
+
+    @property
+    def on_accelerator(self) -> bool:
+        """Whether it needs the accelerator of fake tensors, in a process of its own."""
+        return self.attention == "packed"
+
+    def with_layers(self, count: int) -> Case:
+        """Return the same case with fewer layers. Under the tracker, a layer takes seconds."""
+        return replace(self, name=f"{self.name}, {count} layers", config=self.config | {"num_hidden_layers": count})
 
     def build_work(self) -> Work:
         """Return what the plan counts."""
@@ -194,3 +203,13 @@ ACCELERATOR_CASES = (
     ),
 )
 """On an accelerator of fake tensors, each in a process: packed attention as GPUs have it, and offload."""
+ALL_CASES = CASES + MORE_CASES + ACCELERATOR_CASES
+_SHALLOW = {
+    "0.135B on 4, 2k tokens": 6,
+    "0.135B on 4, 2k tokens, LoRA": 12,  # what differs by a constant weighs more in fewer layers
+    "0.135B on 4, 4k tokens, fp32 head": 6,
+    "0.135B on 4, 8k tokens, limited logits": 6,
+    "0.135B on 4, 2k tokens, KL, ppo, offload: all": 6,
+}
+SHALLOW_CASES = tuple(case.with_layers(_SHALLOW[case.name]) for case in ALL_CASES if case.name in _SHALLOW)
+"""Cheap cases that together have every part."""

@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from memory_plan import accelerator
-from memory_plan.cases import ACCELERATOR_CASES, Case
+from memory_plan.cases import ALL_CASES, SHALLOW_CASES, Case
 from rljob_inputs.memory import limits
 from rljob_inputs.memory.trainer import (
     activation_bytes,
@@ -106,7 +106,7 @@ def track(case: Case, device: torch.device = _CPU) -> Parts:
 
 def track_on_accelerator(case: Case) -> Parts:
     """Return what the tracker finds on the accelerator, which changes torch for the whole process that has it."""
-    command = [sys.executable, "-m", "memory_plan.tracker", str(ACCELERATOR_CASES.index(case))]
+    command = [sys.executable, "-m", "memory_plan.tracker", case.name]
     done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr)
@@ -303,4 +303,5 @@ def _open_on_accelerator(
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(track(ACCELERATOR_CASES[int(sys.argv[1])], accelerator.register()))))
+    named = next(case for case in ALL_CASES + SHALLOW_CASES if case.name == sys.argv[1])
+    print(json.dumps(asdict(track(named, accelerator.register()))))

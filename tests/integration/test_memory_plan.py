@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from memory_plan.cases import ACCELERATOR_CASES, CASES, MORE_CASES, Case
+from memory_plan.cases import ALL_CASES, CASES, SHALLOW_CASES, Case
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 MAX_ERROR = 0.1
 
 
-EACH_PART = (
-    "0.135B on 4, 2k tokens",
-    "0.135B on 4, 2k tokens, LoRA",
-    "0.135B on 4, 4k tokens, fp32 head",
-    "0.135B on 4, 8k tokens, limited logits",
-    "0.135B on 4, 2k tokens, KL, ppo, offload: all",
+# `make bench-plan` has all cases, also those of `make test-slow` with all layers.
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.nightly) for case in ALL_CASES] + list(SHALLOW_CASES),
+    ids=lambda case: case.name,
 )
-"""Cheap cases that together have every part. `make bench-plan` has all."""
-
-
-def _mark(case: Case) -> Any:
-    return pytest.param(case, id=case.name, marks=[] if case.name in EACH_PART else [pytest.mark.nightly])
-
-
-@pytest.mark.parametrize("case", [_mark(case) for case in CASES + MORE_CASES + ACCELERATOR_CASES])
 def test_every_part_is_within_ten_percent_of_the_memory_tracker(case: Case) -> None:
     from plan import compare
 

@@ -215,17 +215,11 @@ async def test_a_judge_whose_engine_is_stopped_is_replaced(judge_pod: Pod) -> No
     [engine] = [p for p in psutil.Process().children(recursive=True) if p.name().startswith("VLLM::EngineCor")]
     engine.suspend()
     [result] = await judge_pod.score("four")
-    assert not result.valid
-    deadline = time.monotonic() + READY_SECONDS
-    while not is_ready(next(iter(judge_pod.cluster.store.pods.values()))):
-        assert time.monotonic() < deadline, tail(judge_pod.cluster)
-        await asyncio.sleep(0.2)
+    assert result.valid, f"its next engine answers: {result.message}"
     log = tail(judge_pod.cluster)
     assert "the engine hangs: it owes " in log
     assert "is stopped: it gives no stacks" in log
     assert not engine.is_running()
-    [result] = await judge_pod.score("four")
-    assert result.valid, result.message
 
 
 async def test_classifier_scores_like_its_own_forward_pass(tmp_path):

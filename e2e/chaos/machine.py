@@ -22,13 +22,10 @@ _TABLE = "rljob_chaos"
 
 
 def find_processes(cluster: Cluster, job: Job, target: ProcessOf) -> list[int]:
-    """Return the processes of a role's first running Pod that match, as this machine numbers them."""
-    for pod in _find_pods(cluster, job, target.role):
-        uid = pod["metadata"]["uid"]
-        found = [pid for pid in psutil.pids() if _is_of_pod(pid, uid) and target.command in _describe(pid)]
-        if found:
-            return found
-    return []
+    """Return the processes of a role's Pods that match, as this machine numbers them, Pod by Pod."""
+    uids = [pod["metadata"]["uid"] for pod in _find_pods(cluster, job, target.role)]
+    matching = [pid for pid in psutil.pids() if target.command in _describe(pid)]
+    return [pid for uid in uids for pid in matching if _is_of_pod(pid, uid)]
 
 
 def _find_pods(cluster: Cluster, job: Job, role: str) -> list[Manifest]:
@@ -57,6 +54,16 @@ def send(pids: list[int], number: signal.Signals) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
+
+
+@contextmanager
+def stopped(pids: list[int]) -> Iterator[None]:
+    """Within, the processes do nothing."""
+    send(pids, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        send(pids, signal.SIGCONT)
 
 
 @contextmanager
@@ -110,11 +117,8 @@ def flip_bit(checkpoint: Path) -> Path:
 def frozen_api_server() -> Iterator[None]:
     """Within, the API server answers nothing."""
     pids = [process.pid for process in psutil.process_iter(["name"]) if process.info["name"] == "kube-apiserver"]
-    send(pids, signal.SIGSTOP)
-    try:
+    with stopped(pids):
         yield
-    finally:
-        send(pids, signal.SIGCONT)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ from rljob_api.run.folder import FILE_METRICS
 from rljob_api.run.metrics import read_metrics
 
 _POLL_SECONDS = 0.5
+_REPLACED = frozenset({"containers", "restarts"})
+_ALARMS = _REPLACED | {"hung"}
+"""What a fault that is waited out must not change."""
 
 
 @dataclass
@@ -48,23 +52,28 @@ class Observer:
             }
         return {}
 
-    def follow(self, injection: Injection, before: dict[str, Any], at_step: int) -> Outcome:
-        """Return once the job has recovered, or the limit has passed. `before`: what `look` returned."""
-        injected_at = time.monotonic()
+    def follow(
+        self, injection: Injection, before: dict[str, Any], at_step: int, has_successor: Callable[[], bool]
+    ) -> Outcome:
+        """Return once the job has recovered, or the limit has passed. `before`: what `look` returned. `has_successor`:
+        whether the process that was struck is replaced; it also shows a fault that the status does not."""
+        injected_at, fault = time.monotonic(), injection.fault
         detected: float | None = None
-        found, lowest, recovered = "", at_step, None
+        found, lowest, recovered, alarms = "", at_step, None, set[str]()
         while (now := time.monotonic() - injected_at) < self.limit_seconds:
             step, seen = self.step(), self.look()
             lowest = min(lowest, step)
             changed = [name for name, value in seen.items() if value != before[name]]
-            if detected is None and changed:
-                detected, found = now, ", ".join(changed)
-            is_replaced = not injection.fault.is_replaced or {"containers", "restarts"} & set(changed)
-            if step > at_step and seen and is_replaced and self.is_whole(seen) and now > injection.fault.seconds:
+            alarms |= _ALARMS & set(changed) if fault.is_waited_out else set()
+            is_replaced = has_successor() and (not fault.is_replaced or bool(_REPLACED & set(changed)))
+            if detected is None and (changed or (fault.action in ("kill", "freeze") and is_replaced)):
+                detected, found = now, ", ".join(changed) or "a new process"
+            if step > at_step and seen and is_replaced and self.is_whole(seen) and now > fault.seconds:
                 recovered = now
                 break
             time.sleep(_POLL_SECONDS)
-        return Outcome(injection.fault.name, at_step, detected, found, recovered, at_step - lowest)
+        alarm = ", ".join(sorted(alarms))
+        return Outcome(fault.name, at_step, detected, found, recovered, at_step - lowest, alarm)
 
     @staticmethod
     def is_whole(seen: dict[str, Any]) -> bool:

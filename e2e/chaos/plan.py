@@ -10,22 +10,26 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Literal
 
-Action = Literal["kill", "freeze", "cut", "drain", "power-off", "fill-disk", "flip-bit", "freeze-api-server"]
+Action = Literal["kill", "freeze", "slow", "cut", "drain", "power-off", "fill-disk", "flip-bit", "freeze-api-server"]
 
 
 @dataclass(frozen=True)
 class Fault:
     action: Action
     target: str
-    """kill, freeze: a key of PROCESSES. cut: two pools, `trainer-rollout`. drain, power-off: a pool."""
+    """kill, freeze, slow: a key of PROCESSES. cut: two pools, `trainer-rollout`. drain, power-off: a pool."""
     seconds: float = 0.0
     """For how long, if the fault ends by itself."""
     is_replaced: bool = False
-    """Whether a process, a Pod or the trainer group must be replaced before the fault is over."""
+    """Whether a Pod, a container or the trainer group must be replaced before the fault is over."""
+    is_waited_out: bool = False
+    """Whether nothing may be replaced or be called hung: work that takes long, and an outage."""
 
     @property
     def name(self) -> str:
-        return f"{self.action} {self.target}".strip()
+        """As in reports. A long cut is not a short one."""
+        minutes = f" {self.seconds / 60:.0f} min" if self.action == "cut" and self.seconds >= 60 else ""
+        return f"{self.action} {self.target}{minutes}".strip()
 
 
 @dataclass(frozen=True)
@@ -48,25 +52,29 @@ PROCESSES = {
     "operator": ProcessOf("operator", "rljob_operator"),
 }
 _IN_PLACE = ("reward worker", "operator")
-"""What its own Pod or its standby replaces, without a trace in the job."""
+"""What its own Pod or its standby replaces, without a trace in the job's status: its process says so."""
+SLOW_SECONDS = 20
+"""Less than the lowest limit of the job. A step takes 2 to 3 s, and each phase of it and each reward less than 1 s."""
+_CAN_BE_SLOW = ("rank", "engine", "rollout", "head", "reward server")
 
 QUICK = (
     *(Fault("kill", name, is_replaced=name not in _IN_PLACE) for name in PROCESSES),
     *(Fault("freeze", name, is_replaced=name not in _IN_PLACE) for name in PROCESSES if name not in ("raylet", "gcs")),
-    Fault("cut", "trainer-reward", seconds=45),
+    *(Fault("slow", name, seconds=SLOW_SECONDS, is_waited_out=True) for name in _CAN_BE_SLOW),
+    Fault("cut", "trainer-reward", seconds=45, is_waited_out=True),
     Fault("cut", "trainer-rollout", seconds=45),
-    Fault("fill-disk", "", seconds=30),
+    Fault("fill-disk", "", seconds=30, is_waited_out=True),
     Fault("flip-bit", "", is_replaced=True),
 )
 """Over in two minutes each."""
 LONG = (
     Fault("freeze-api-server", "", seconds=60),
-    Fault("cut", "trainer-reward", seconds=600),
+    Fault("cut", "trainer-reward", seconds=600, is_waited_out=True),
     Fault("drain", "trainer", is_replaced=True),
     Fault("power-off", "rollout", seconds=60, is_replaced=True),
     Fault("power-off", "reward", seconds=60, is_replaced=True),
 )
-IN_CI = ("kill rank", "freeze rank", "freeze engine", "cut trainer-reward", "flip-bit")
+IN_CI = ("kill rank", "freeze rank", "freeze engine", "slow rank", "cut trainer-reward", "flip-bit")
 
 
 @dataclass(frozen=True)

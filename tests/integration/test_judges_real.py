@@ -111,6 +111,7 @@ async def run_pod(folder: Path, **reward: Any) -> AsyncIterator[Pod]:
         "model": {"source": "/m"},
         "data": {"train": {"source": "/d"}},
         "rewards": [{"name": "good", "timeoutSeconds": 120, **reward}],
+        "hangDetection": {"minSeconds": 20, "maxSeconds": 600},
     }
     job = RLJob.model_validate({"metadata": {"name": "real"}, "spec": spec})
     claimed = network.claim_block(str(folder))
@@ -206,6 +207,19 @@ async def test_judge_compares_each_pair_of_a_group(socket, tmp_path):
     assert sum(result.score or 0.0 for result in results) == pytest.approx(1.5), "the scores of each pair sum to 1"
     assert [result.components["comparisons"] for result in results] == [4.0] * 3
     assert calls == 7, "6 questions and the warm-up"
+
+
+@pytest.mark.nightly
+async def test_a_judge_whose_engine_is_stopped_is_replaced(judge_pod: Pod) -> None:
+    """The API server next to the engine runs, and says so."""
+    [engine] = [p for p in psutil.Process().children(recursive=True) if p.name().startswith("VLLM::EngineCor")]
+    engine.suspend()
+    [result] = await judge_pod.score("four")
+    assert result.valid, f"its next engine answers: {result.message}"
+    log = tail(judge_pod.cluster)
+    assert "the engine hangs: it owes " in log
+    assert "is stopped: it gives no stacks" in log
+    assert not engine.is_running()
 
 
 async def test_classifier_scores_like_its_own_forward_pass(tmp_path):

@@ -63,6 +63,8 @@ ENV_HEAD_JOB_UID = "RLJOB_HEAD_JOB_UID"
 """Head, optional: uid of the head's Kubernetes Job. With a new Job, the driver counts restarts from zero."""
 ENV_VLLM_SOCKET = "RLJOB_VLLM_SOCKET"
 """Reward server: Unix socket of its vLLM sidecar. Unset for rewards without a served model."""
+ENV_HANG_DETECTION = "RLJOB_HANG_DETECTION"
+"""vLLM sidecar: spec.hangDetection as JSON. Unset: its defaults, as for a RewardModel, which serves several jobs."""
 ENV_VLLM_ENGINES = "RLJOB_VLLM_ENGINES"
 """The same, if its model has placement trainer: HOST:PORT of the engines in the Pods of this Service, separated by
 spaces."""

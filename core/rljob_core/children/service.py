@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rljob_api.manifest.job import RLJob, Service
+from rljob_api.manifest.job_sections import HangDetection
 from rljob_api.manifest.pod_engines import find_ports
 from rljob_api.manifest.pod_settings import POD_SETTINGS
 from rljob_api.manifest.services.calls import CallService
@@ -145,6 +146,12 @@ def hub_of(owner: Owner) -> Hub:
     return owner.spec.hub if isinstance(owner, RLJob) else Hub()
 
 
+def _find_hang_detection(service: HostedService) -> Manifest:
+    """What the service's sidecar reads of the job; empty: there is none, or it has the defaults, as a RewardModel's."""
+    own = service.owner.spec.hang_detection if isinstance(service.owner, RLJob) else HangDetection()
+    return own.to_manifest() if service.has_sidecar and own != HangDetection() else {}
+
+
 def build_server(service: HostedService, token: str, defaults: Defaults) -> list[Manifest]:
     """Service and Deployment. Raises UserError for a template that cannot be merged."""
     strategy = {"type": "RollingUpdate", "rollingUpdate": _build_update_strategy(service.owner)}
@@ -175,7 +182,7 @@ def _add_images_env(template: Manifest, role: str) -> None:
 
 
 def _build_parts(service: HostedService, token: str, defaults: Defaults) -> pods.PodParts:
-    settings = service.settings
+    settings, hangs = service.settings, _find_hang_detection(service)
     disk: Manifest = {"sizeLimit": settings.resources.limits.get(_DISK) or defaults.reward_scratch_size}
     return pods.PodParts(
         role=service.role,
@@ -189,7 +196,7 @@ def _build_parts(service: HostedService, token: str, defaults: Defaults) -> pods
             *service.arguments,
         ],
         labels=service.selector,
-        config=_read_by_server(service) | {"token": digest(token)},
+        config=_read_by_server(service) | {"token": digest(token), **({"hangDetection": hangs} if hangs else {})},
         ports={"http": contract.PORT_SERVICE},
         env=pods.build_token_env(service.token_secret)
         + pods.build_env(_build_vllm_env(service))
@@ -202,7 +209,7 @@ def _build_parts(service: HostedService, token: str, defaults: Defaults) -> pods
             *([vllm_sidecar.SOCKET_VOLUME] if service.has_sidecar else []),
             *([_build_sandbox_volume(service)] if service.sandbox else []),
         ],
-        sidecar=vllm_sidecar.build_sidecar(settings, defaults, hub_of(service.owner)),
+        sidecar=vllm_sidecar.build_sidecar(settings, defaults, hub_of(service.owner), hangs),
         grace_seconds=_PRE_STOP_SECONDS + _find_grace_seconds(service) + _DRAIN_SECONDS,
         drain_seconds=_PRE_STOP_SECONDS,
         container_security={"readOnlyRootFilesystem": True},

@@ -12,7 +12,7 @@ from rljob_api.manifest.services.calls import CallService
 from rljob_api.manifest.services.models import ModelReward, ServedModel
 from rljob_api.manifest.services.reward import Reward
 from rljob_api.manifest.sources import Hub, parse_source
-from rljob_api.wire.contract import ENV_SERVED_MODELS, ENV_VLLM_SOCKET, FILE_VLLM_SOCKET, PATH_VLLM
+from rljob_api.wire.contract import ENV_HANG_DETECTION, ENV_SERVED_MODELS, ENV_VLLM_SOCKET, FILE_VLLM_SOCKET, PATH_VLLM
 from rljob_core.backend import Manifest
 from rljob_core.children import pods
 from rljob_core.defaults import Defaults
@@ -52,14 +52,18 @@ SERVER_ENV = {ENV_VLLM_SOCKET: _SOCKET}
 """With SOCKET_VOLUME, how the server reaches the sidecar."""
 
 
-def build_sidecar(settings: Reward | CallService, defaults: Defaults, hub: Hub) -> pods.Sidecar | None:
-    """The container and its volumes; None for a service without a served model, or with one in the trainer's Pods."""
+def build_sidecar(
+    settings: Reward | CallService, defaults: Defaults, hub: Hub, hang_detection: Manifest
+) -> pods.Sidecar | None:
+    """The container and its volumes; None for a service without a served model, or with one in the trainer's Pods.
+    `hang_detection`: of the job; empty: the defaults."""
     model = settings.served_model
     if model is None or model.placement == "trainer":
         return None
     # No /tmp volume: the root file system is writable, because vLLM compiles and caches in many places.
     volumes = [SOCKET_VOLUME, pods.build_shm_volume(), *pods.build_claim_volumes([model.source])]
     variables = _ENVIRONMENT | ({} if model.gpus_per_replica else _CPU_ENVIRONMENT)
+    variables |= {ENV_HANG_DETECTION: json.dumps(hang_detection)} if hang_detection else {}
     environment = pods.build_env(variables) + pods.build_hub_env(hub)
     container: Manifest = {
         "name": CONTAINER,

@@ -201,7 +201,7 @@ def _record_head(old: list[PodFailures], role: RoleView, window: _Window) -> lis
     before = old[0] if old else None
     failed = sorted((pod for pod in role.pods if _has_failed(pod)), key=lambda pod: _identify(pod)[1])
     new = [pod for pod in failed if before is None or _identify(pod)[1] > before.created]
-    ends = [_last_run(pod) for pod in new]
+    ends = [last_end(pod) for pod in new]
     times = [
         FailureTime(at=max(_end_of(end) or created, created))
         for end, created in zip(ends, (_identify(pod)[1] for pod in new), strict=True)
@@ -219,7 +219,7 @@ def _has_failed(pod: Manifest) -> bool:
     succeeded did not, even if another container failed."""
     if pod.get("status", {}).get("phase") != "Failed" or find_disruption(pod):
         return False
-    end = _last_run(pod)
+    end = last_end(pod)
     return not is_lost(end) and end.get("exitCode") != 0
 
 
@@ -239,7 +239,8 @@ def _bound(records: list[PodFailures], is_driver: Mapping[_Identity, bool]) -> l
     return sorted(kept, key=lambda record: (record.pod, record.created))
 
 
-def _last_run(pod: Manifest) -> Manifest:
+def last_end(pod: Manifest) -> Manifest:
+    """How the own container of the Pod that ended last has ended; empty if none has."""
     return _last_end(pod)[1]
 
 

@@ -29,7 +29,7 @@ from rljob_core.plan.avoided_nodes import avoidance_events, find_avoided
 from rljob_core.plan.causes import find_blocking_pods, find_causes
 from rljob_core.plan.failures import Failures, count_failures
 from rljob_core.plan.gang import evaluate_gang
-from rljob_core.plan.head_backoff import has_old_failures, is_stored, reset_event
+from rljob_core.plan.head_backoff import is_stored, reset_event, why_reset
 from rljob_core.plan.lost_nodes import find_due_causes, find_forced_deletions, find_lost_pods
 from rljob_core.plan.observed_job import ObservedJob, find_stale, has_condition, observe_job
 from rljob_core.plan.progress import end_progress
@@ -246,8 +246,8 @@ def _plan_active(context: _Context) -> JobPlan:
         and keep.must_recreate(child, running)
     ]
     head = next(child for child in context.built[0] if key_of(child) == observed.head_key)
-    forgets = was_running and has_old_failures(observed, head, context.failures, now)
-    is_reset = forgets and is_stored(observed, context.failures)
+    reset = why_reset(observed, head, context.failures, now) if was_running else ""
+    is_reset = bool(reset) and is_stored(observed, context.failures)
     outdated += [observed.head_key] if is_reset and observed.head_key not in {*blocked, *frozen, *outdated} else []
     delete += tuple(outdated)  # a reconcile after the deletion recreates them
     blocked += outdated
@@ -278,7 +278,7 @@ def _plan_active(context: _Context) -> JobPlan:
     deadlines = [moment for moment in moments if moment]
     deadlines += [since for since, _ in blocking if since > now] + [each.since for each in lost if each.since > now]
     waits = [BLOCKED_RETRY_SECONDS if blocked else PROGRESS_POLL_SECONDS]
-    waits += [0.0] if avoided != job.status.avoided_nodes or (forgets and not is_reset) else []
+    waits += [0.0] if avoided != job.status.avoided_nodes or (reset and not is_reset) else []
     waits += [(moment - now).total_seconds() for moment in deadlines]
     return Plan(
         children=tuple(applied.values()),
@@ -288,7 +288,7 @@ def _plan_active(context: _Context) -> JobPlan:
         events=run_files.derive_warnings(observed, status, was_running=was_running)
         + conditions.derive_cause_events(job.status, status, causes)
         + avoidance_events(observed, avoided)
-        + ((reset_event(),) if is_reset else ()),
+        + ((reset_event(observed, reset),) if is_reset else ()),
         requeue_after_seconds=max(0.0, min(waits)),
         ungate=gang.ungate,
         valid_until=None if blocked or is_autoscaled(job) else min(deadlines, default=_NEVER),

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from rljob_api.manifest.roles import Sampling
 from rljob_api.manifest.services.reward import Reward
-from rljob_api.wire.protocol import Lane
+from rljob_api.wire.protocol import HungPart, Lane
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents import AgentLoop
 from rljob_trainer.agents.base import EpisodeTask, Generate
@@ -90,6 +90,12 @@ class Collector:
     def loads(self) -> dict[str, ServiceLoad]:
         """Return what the agent's services have measured, by name."""
         return {} if self.services is None else self.services.loads()
+
+    def list_hung(self) -> list[HungPart]:
+        """Return the parts that hang, of rollouts, rewards and the agent's services."""
+        services = {} if self.services is None else self.services.clients
+        requests = [client.requests for client in (*self.rewards.clients.values(), *services.values())]
+        return [*self.rollouts.list_hung(), *(part for each in requests for part in each.list_hung())]
 
     async def run_group(self, group: Group, plan: CollectionPlan, progress: ReadProgress) -> Group:
         """Run the group's episodes and score them. The first error ends them all."""

@@ -128,7 +128,7 @@ class Driver:
         steps, is_done = self._steps, status.phase == "done"
         status.since_step_seconds = None if is_done else steps.seconds
         status.step_limit_seconds = None if is_done or steps.seconds is None else steps.limit_seconds
-        status.hung = [*self._hung, *self._parts.collector.rollouts.list_hung()]
+        status.hung = [*self._hung, *self._parts.collector.list_hung()]
         return describe_live(status, lanes, self._parts.collector, self._forecaster)
 
     async def _watch_steps(self) -> NoReturn:

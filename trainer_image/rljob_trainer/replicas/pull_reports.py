@@ -14,6 +14,10 @@ from rljob_api.wire.protocol import HungPart, PullReport
 
 _MAX_REASONS = 5
 _MAX_REPLICAS_PER_REASON = 4
+ROLLOUT = "rollout"
+"""The role of replicas in HungPart."""
+_SHOWN_SECONDS = 90.0
+"""The operator of many jobs reads the status once a minute."""
 _MAX_AGE_SECONDS = 60.0
 """Older reports are of replicas that no longer exist. A replica reports at least every 30 s."""
 
@@ -50,8 +54,13 @@ class PullReports:
         self._hung.pop(replica, None)
 
     def list_hung(self, known: Container[str], now: float) -> list[HungPart]:
-        """Return the replicas that hung, until they serve again or are no longer `known`."""
-        self._hung = {replica: each for replica, each in self._hung.items() if replica in known}
+        """Return the replicas that hung, until they serve again or are no longer `known`; and other engines of trainer
+        Pods, for a while: whom they serve knows when they answer again, the driver does not."""
+        self._hung = {
+            name: (part, at)
+            for name, (part, at) in self._hung.items()
+            if name in known or (part.role != ROLLOUT and now - at < _SHOWN_SECONDS)
+        }
         return [part.model_copy(update={"seconds": part.seconds + now - at}) for part, at in self._hung.values()]
 
     def describe_stalled(self, key: str, since: float, seconds: float, now: float) -> str:

@@ -85,12 +85,12 @@ async def change_turn(scope: Scope, change: Callable[[], Awaitable[EngineMemory]
 class ModelMiddleware(ClosedMiddleware):
     """The middleware of an engine that serves a model of its own in a trainer Pod."""
 
-    def __init__(self, app: ASGIApp, *, token: str, naps: ModelNaps) -> None:
+    def __init__(self, app: ASGIApp, *, token: str, naps: ModelNaps, watch: EngineWatch) -> None:
         super().__init__(app, token=token)
-        self._naps = naps
+        self._naps, self._watch = naps, watch
 
     async def _respond(self, scope: Scope) -> Response | None:
-        path, reason = scope["path"], self._naps.reason_not_ready()
+        path, reason = scope["path"], self._naps.reason_not_ready() or self._watch.reason_silent()
         if path == UrlPath.ROLLOUT_SLEEP:
             return await change_turn(scope, self._naps.sleep)
         if path == UrlPath.ROLLOUT_WAKE:

@@ -25,7 +25,8 @@ class ModelNaps:
         self._engine = engine
         self._is_warm = False
         self._is_asleep = False
-        self._exclusive = asyncio.Lock()
+        self.exclusive = asyncio.Lock()
+        """Held while the engine's memory is changed."""
 
     def reason_not_ready(self) -> str:
         """Return why it gets no requests; empty if it may."""
@@ -41,14 +42,14 @@ class ModelNaps:
         """Refuse new requests, wait for those in flight, and free the engine's memory. Raise NotWarmError."""
         begin = self._begin()
         self._is_asleep = True
-        async with self._exclusive:
+        async with self.exclusive:
             await self._engine.sleep(_LEVEL, mode="wait")
             return await self._measure("asleep", begin)
 
     async def wake(self) -> EngineMemory:
         """Get the memory back, and serve. Raise NotWarmError."""
         begin = self._begin()
-        async with self._exclusive:
+        async with self.exclusive:
             if self._is_asleep:
                 await self._engine.wake_up()
                 self._is_asleep = False

@@ -15,9 +15,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from rljob_api.errors import RLJobError, TransientError
+from rljob_api.manifest.job_sections import HangDetection
+from rljob_api.read.pod_files import load_job_file
 from rljob_api.wire import contract
 from rljob_api.wire.ports import listening_port
 from rljob_trainer.failures.configuration import ErrorFacts, summarize
+from rljob_trainer.rollout.engine_end import build_watch, end_if_it_hangs, report_to_head
 from rljob_trainer.rollout.middleware import ModelMiddleware
 from rljob_trainer.rollout.model_naps import ModelNaps
 from rljob_trainer.rollout.plugin import SLEEPING_CPU_WORKER, WORKER_EXTENSION
@@ -44,6 +47,12 @@ def is_on_gpu(arguments: list[str]) -> bool:
     return "--tensor-parallel-size" in arguments
 
 
+def name_engine(environment: Mapping[str, str]) -> str:
+    """What hangs, in the job's status."""
+    port = listening_port(contract.PORT_ROLLOUT) + int(environment[contract.ENV_ENGINE])
+    return f"engine of {environment[contract.ENV_ENGINE_MODEL]} at {environment.get(contract.ENV_POD_IP, '')}:{port}"
+
+
 def main() -> int:
     return run_program("the engine of a served model", _run)
 
@@ -53,32 +62,35 @@ def _run() -> int:
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 
     arguments = build_arguments(os.environ)
+    bounds = load_job_file(os.environ[contract.ENV_JOB_FILE]).spec.hang_detection
     set_defaults(on_gpu=is_on_gpu(arguments))
     fields = StartupFields.of_served_model(
         on_gpu=is_on_gpu(arguments), path=os.environ[contract.ENV_ENGINE_MODEL], resources="spec.trainer.resources"
     )
     cli_env_setup()
-    return uvloop.run(_serve_and_explain(parse_arguments(arguments, fields), fields))
+    return uvloop.run(_serve_and_explain(parse_arguments(arguments, fields), bounds, fields))
 
 
-async def _serve_and_explain(args: Namespace, fields: StartupFields) -> int:
+async def _serve_and_explain(args: Namespace, bounds: HangDetection, fields: StartupFields) -> int:
     """Serve. Until the engine has answered its first request, an error may be one of the configuration."""
     warm = asyncio.Event()
     with startup_errors(fields):
         try:
-            return await _serve(args, warm)
+            return await _serve(args, bounds, warm)
         except Exception as error:
             if warm.is_set() and not isinstance(error, RLJobError):
                 raise TransientError(f"the engine failed: {summarize(ErrorFacts.of(error))}") from error
             raise
 
 
-async def _serve(args: Namespace, warm: asyncio.Event) -> int:
+async def _serve(args: Namespace, bounds: HangDetection, warm: asyncio.Event) -> int:
     serving = Serving(args)
     engine = start_engine(args)
     try:
         naps, app = ModelNaps(engine), await serving.build(engine)
-        app.middleware_stack = ModelMiddleware(app.middleware_stack, token=os.environ[contract.ENV_TOKEN], naps=naps)
+        token, watch = os.environ[contract.ENV_TOKEN], build_watch(bounds, engine, naps.exclusive.locked)
+        app.middleware_stack = ModelMiddleware(app.middleware_stack, token=token, naps=naps, watch=watch)
+        watching = asyncio.create_task(end_if_it_hangs(watch, report_to_head("trainer", name_engine(os.environ))))
 
         async def warm_up() -> None:
             await _send_first_request(engine)
@@ -86,6 +98,7 @@ async def _serve(args: Namespace, warm: asyncio.Event) -> int:
             warm.set()
 
         await serving.run(app, asyncio.create_task(warm_up()), "the first request")
+        watching.cancel()
     finally:
         engine.shutdown()
     await serving.close()

@@ -10,10 +10,9 @@ import asyncio
 import json
 import logging
 import os
-import time
 from argparse import Namespace
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from rljob_api.errors import RLJobError, TransientError
 from rljob_api.manifest.job import RLJob
@@ -22,18 +21,13 @@ from rljob_api.manifest.schedule import ScheduleType
 from rljob_api.read.pod_files import load_job_file
 from rljob_api.wire import contract
 from rljob_api.wire.ports import listening_port
-from rljob_api.wire.protocol import HungPart
-from rljob_api.wire.termination import end_program
 from rljob_inputs.hub.repository import repository_name
 from rljob_inputs.models.architectures import find_architecture
 from rljob_inputs.models.files import read_config
 from rljob_trainer.failures.configuration import ErrorFacts, summarize
 from rljob_trainer.outages.registry import Outages
 from rljob_trainer.outages.waiting import wait_out
-from rljob_trainer.progress.pace import Pace
-from rljob_trainer.progress.work import WatchedClock, Work
-from rljob_trainer.rollout.engine_stacks import end_engine, log_engine_stacks
-from rljob_trainer.rollout.engine_watch import EngineWatch, count_outputs
+from rljob_trainer.rollout.engine_end import build_watch, end_if_it_hangs, report_to_head
 from rljob_trainer.rollout.lora import AdapterFolder, build_lora_arguments, published_adapter
 from rljob_trainer.rollout.middleware import RolloutMiddleware
 from rljob_trainer.rollout.naps import Naps
@@ -45,7 +39,7 @@ from rljob_trainer.rollout.puller import ReplicaState, WeightPuller
 from rljob_trainer.rollout.sharing import SharedDownload
 from rljob_trainer.rollout.startup import StartupFields, parse_arguments, startup_errors
 from rljob_trainer.rollout.vllm_app import Serving, start_engine
-from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient, report_hang
+from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient
 from rljob_trainer.weights.scratch import open_scratch_folder
 
 logger = logging.getLogger(__name__)
@@ -184,9 +178,11 @@ async def _serve(job: RLJob, args: Namespace, state: ReplicaState, lora: Lora | 
             app.state.openai_serving_models.lora_requests[request.lora_name] = request
         loader = EngineLoader(engine, find_update_mode(job.spec.schedule.type, job.spec.rollout.update_mode), adapter)
         naps = Naps(state, loader, choose_level(engine.vllm_config)) if contract.ENV_ENGINE in os.environ else None
-        token, watch = os.environ[contract.ENV_TOKEN], _build_watch(job, engine, loader)
+        token = os.environ[contract.ENV_TOKEN]
+        watch = build_watch(job.spec.hang_detection, engine, loader.exclusive.locked)
         app.middleware_stack = RolloutMiddleware(app.middleware_stack, token=token, state=state, watch=watch, naps=naps)
-        watching = asyncio.create_task(_end_if_it_hangs(watch, args.port))
+        name = f"{os.environ.get(contract.ENV_POD_IP, '')}:{args.port}"
+        watching = asyncio.create_task(end_if_it_hangs(watch, report_to_head("rollout", name)))
         puller = asyncio.create_task(_pull_weights(loader, state, args.port))
         await serving.run(app, puller, "the weight puller")
         watching.cancel()
@@ -211,34 +207,3 @@ async def _pull_weights(loader: EngineLoader, state: ReplicaState, port: int) ->
         await WeightPuller(state, client, loader, f"{address}:{port}").run()
     finally:
         await client.close()
-
-
-def _build_watch(job: RLJob, engine: Any, loader: EngineLoader) -> EngineWatch:
-    work = Work(Pace(job.spec.hang_detection), WatchedClock(time.monotonic()))
-    processor = engine.output_processor
-    return EngineWatch(
-        work,
-        engine.is_sleeping,
-        processor.has_unfinished_requests,
-        loader.exclusive.locked,
-        count_outputs(processor),
-    )
-
-
-async def _end_if_it_hangs(watch: EngineWatch, port: int) -> NoReturn:
-    """End this process once the engine hangs: its container starts again, and requests go elsewhere at once."""
-    hang = await watch.run()
-    stacks = await asyncio.to_thread(log_engine_stacks)
-    message = (
-        f"the engine hangs: it owes {hang.kind} for {hang.seconds:.0f} s, and {hang.limit_seconds:.0f} s are allowed "
-        f"(spec.hangDetection){''.join(f'; {each}' for each in stacks)}"
-    )
-    logger.error("%s", message)
-    name = f"{os.environ.get(contract.ENV_POD_IP, '')}:{port}"
-    part = HungPart(
-        role="rollout", name=name, seconds=hang.seconds, limit_seconds=hang.limit_seconds,
-        doing=f"owes {hang.kind}{''.join(f'; {each}' for each in stacks)}", action="its process is replaced",
-    )  # fmt: skip
-    await report_hang(os.environ[contract.ENV_HEAD], os.environ[contract.ENV_TOKEN], part)
-    end_engine()
-    os._exit(end_program(message, contract.ExitCode.INFRASTRUCTURE))

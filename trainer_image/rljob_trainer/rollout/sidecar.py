@@ -1,7 +1,7 @@
 """The vLLM sidecar of a reward: `python -m rljob_trainer.rollout.sidecar` is vLLM's API server with its arguments.
 
-It ends with exit code 78 and vLLM's own line if the arguments or the model are wrong. Invariant: it reads no setting of
-RLJob, so that any image with vLLM may replace it.
+It ends with exit code 78 and vLLM's own line if the arguments or the model are wrong, and with 75 if its engine hangs.
+Invariant: it needs no setting of RLJob, so that any image with vLLM may replace it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from rljob_api.wire.termination import end_program
 from rljob_trainer.failures.configuration import ErrorFacts, summarize
 from rljob_trainer.rollout.startup import StartupFields, parse_arguments, startup_errors
 
+_WATCH = ("--middleware", "rljob_trainer.rollout.sidecar_watch.SidecarWatch")
+"""The last one that is added is the outermost."""
+
 
 def main() -> int:
-    arguments = sys.argv[1:]
+    arguments = [*sys.argv[1:], *_WATCH]
     fields = StartupFields.of_served_model(on_gpu="--tensor-parallel-size" in arguments)
     try:
         _serve(arguments, fields)

@@ -26,6 +26,7 @@ from rljob_api.wire.protocol import Lane
 from rljob_trainer.outages.registry import FIRST_ANSWER_SECONDS, Outages, hide_secrets
 from rljob_trainer.replicas.http import auth_headers
 from rljob_trainer.replicas.pool import ReplicaPool
+from rljob_trainer.services.hangs import Hangs
 from rljob_trainer.services.load import CallTotals, ServiceLoad
 from rljob_trainer.services.messages import Call, R
 from rljob_trainer.services.requests import PendingRequest, Requests
@@ -80,6 +81,7 @@ class ServiceClient(ABC, Generic[R]):
             on_tick=self._tick,
         )
         self.versions = VersionTracker(self.replicas, session, self.headers) if pins_version else None
+        role = f"{'reward' if isinstance(settings, Reward) else 'agent'}-{settings.name}"
         self.requests = Requests[R](
             where,
             session,
@@ -92,6 +94,7 @@ class ServiceClient(ABC, Generic[R]):
             timeout_seconds=settings.timeout_seconds,
             retries=settings.retries,
             deadline_seconds=settings.deadline_seconds,
+            hangs=None if url else Hangs(role, settings.timeout_seconds, settings.slots),
         )
         self.num_requests = self.requests.num_requests
         self._latencies: deque[float] = deque(maxlen=_NUM_LATENCIES)

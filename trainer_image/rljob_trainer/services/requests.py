@@ -23,11 +23,12 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.services.reward import Hedging
 from rljob_api.wire.contract import PORT_SERVICE
 from rljob_api.wire.ports import listening_port
-from rljob_api.wire.protocol import InvalidReason, Lane
+from rljob_api.wire.protocol import HungPart, InvalidReason, Lane
 from rljob_trainer.outages.deadline import deadline
 from rljob_trainer.outages.registry import Dependency
 from rljob_trainer.replicas.http import CONNECT_SECONDS
 from rljob_trainer.replicas.pool import ReplicaLease, ReplicaPool
+from rljob_trainer.services.hangs import Hangs
 from rljob_trainer.services.hedging import HedgeTracker, InFlightRequest
 from rljob_trainer.services.messages import Call, R, busy_seconds, is_final, num_valid
 from rljob_trainer.services.refusals import REFUSED_STATUSES, Refusals
@@ -83,14 +84,17 @@ class Requests(Generic[R]):
         deadline_seconds: float,
         url: str = "",
         hedging: Hedging | None = None,
+        hangs: Hangs | None = None,
     ) -> None:
         """`where`: the service in messages to the user, such as spec.rewards: NAME. `timeout_seconds`: of an execution.
         `url`: of an external endpoint; empty for replicas. `health`: of this service. `deadline_seconds`: of a request,
-        without the time in which the service was away."""
+        without the time in which the service was away. `hangs`: learns of
+        timeouts; None for an endpoint."""
         self.in_flight: set[PendingRequest[R]] = set()
         self.num_requests: Counter[Lane] = Counter()
         """Sent so far, including retries and hedges."""
         self.hedges = HedgeTracker(hedging) if hedging else None
+        self._hangs = hangs
         self._where, self._url, self._is_external = where, url, bool(url)
         # Two requests per slot: the second waits for the whole execution of the first.
         queue_seconds = 0.0 if url else max(_MIN_QUEUE_SECONDS, timeout_seconds)
@@ -230,6 +234,8 @@ class Requests(Generic[R]):
                 f"no response within {self.timeout_seconds:.0f} s" if timed_out else f"{type(error).__name__}: {error}"
             )
             if not (timed_out and self._is_external):
+                if timed_out and self._hangs:
+                    self._hangs.record_timeout(lease.address, sent_at, time.monotonic(), message)
                 lease.failed(message)
                 return None
             results = await self._judge_failure(lease, pending, InvalidReason.TIMEOUT, message, sent_at)
@@ -238,11 +244,25 @@ class Requests(Generic[R]):
             if results is not None and response.status == 200 and self._is_external:
                 self._refusals.record_answer(body)
         if results is not None:
+            self._record_execution(lease.address, results, sent_at)
             pending.num_executions += 1
             pending.execute_seconds += max(result.execute_seconds for result in results)
             if self.hedges:
                 self.hedges.record_latency(time.monotonic() - sent_at)
         return results
+
+    def _record_execution(self, replica: str, results: Sequence[R], sent_at: float) -> None:
+        if self._hangs is None:
+            return
+        late = [result for result in results if result.reason is InvalidReason.TIMEOUT]
+        if results and len(late) == len(results):
+            self._hangs.record_timeout(replica, sent_at, time.monotonic(), late[0].message)
+        else:
+            self._hangs.record_answer(replica)
+
+    def list_hung(self) -> list[HungPart]:
+        """Return the replicas of which all executions time out."""
+        return self._hangs.list_hung(self._replicas.fleet.replicas, time.monotonic()) if self._hangs else []
 
     def _request(self, url: str, body: bytes) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         timeout = aiohttp.ClientTimeout(total=self.timeout_seconds, sock_connect=CONNECT_SECONDS)

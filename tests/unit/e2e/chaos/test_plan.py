@@ -1,3 +1,4 @@
+import pytest
 from chaos.plan import IN_CI, LONG, QUICK, draw_plan
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,21 @@ def test_each_fault_comes_before_any_comes_again(seed, number):
         assert len(set(part)) == len(part)
 
 
-def test_names_are_unique_but_for_the_time_of_a_cut():
-    assert len({(fault.name, fault.seconds) for fault in FAULTS}) == len(FAULTS)
+def test_names_are_unique():
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
     assert set(IN_CI) <= {fault.name for fault in QUICK}
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [("cut trainer-reward 10 min", 600), ("power-off reward", 60), ("freeze-api-server", 60), ("slow engine", 20)],
+)
+def test_outages_of_the_issue_are_drawn(name, seconds):
+    drawn = {injection.fault.name: injection.fault for injection in draw_plan(3, len(FAULTS))}
+    assert drawn[name].seconds == seconds
+
+
+def test_what_is_waited_out_ends_by_itself_and_replaces_nothing():
+    waited_out = [fault for fault in FAULTS if fault.is_waited_out]
+    assert {fault.action for fault in waited_out} == {"slow", "cut", "fill-disk"}
+    assert all(fault.seconds > 0 and not fault.is_replaced for fault in waited_out)

@@ -1,10 +1,12 @@
 """The vLLM sidecar of a reward server, and the env of a judge or a model user with an endpoint."""
 
+import json
+
 import pytest
 import yaml
 
 from rljob_api.manifest.services.reward import RewardModel
-from rljob_api.wire.contract import ENV_JUDGE_API_KEY, ENV_PEERS, ENV_TOKEN, ENV_VLLM_SOCKET
+from rljob_api.wire.contract import ENV_HANG_DETECTION, ENV_JUDGE_API_KEY, ENV_PEERS, ENV_TOKEN, ENV_VLLM_SOCKET
 from rljob_core.children import build_children
 from rljob_core.children.service import build_server, service_of
 from rljob_core.defaults import DEFAULTS
@@ -63,6 +65,14 @@ def test_server_waits_for_its_model_until_the_startup_timeout(seconds, expected)
 def test_image_of_the_user_needs_no_program_of_rljob(image, program):
     vllm = pod_spec(model={"source": "pvc://models/rm", **image})["initContainers"][0]
     assert vllm["command"][4:7] == ["python", "-m", program]
+
+
+def test_sidecar_watches_its_engine_with_the_bounds_of_the_job():
+    bounds = {"minSeconds": 5, "maxSeconds": 600}
+    job = job_simulation.make_job(rewards=[{"name": "good", **SERVED}], hangDetection=bounds)
+    (vllm,) = child(job, "Deployment")["spec"]["template"]["spec"]["initContainers"]
+    assert json.loads(env_of(vllm)[ENV_HANG_DETECTION]) == bounds
+    assert ENV_HANG_DETECTION not in env_of(pod_spec(**SERVED)["initContainers"][0]), "the program has the defaults"
 
 
 def test_only_a_model_uses_the_pooling_runner():

@@ -5,6 +5,7 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljob_api.wire.protocol import DriverStatus
 from rljob_core.backend import ChildKey
 from rljob_core.children import keep
 from tests.unit.rljob_core.plan.test_failures import WINDOW, Cluster, timestamp
@@ -16,16 +17,25 @@ class HeadCluster(Cluster):
     """Its head's Job counts failed Pods, as Kubernetes' controller does, and starts the next one when told."""
 
     num_failed = 0
+    message = "error: ray"
 
     def fail(self, after=20):
         """The running Pod of the head fails. Return the plan."""
         self.now += timedelta(seconds=after)
         pod = next(pod for pod in self.heads() if pod["status"]["phase"] == "Running")
-        end = {"exitCode": 1, "reason": "Error", "message": "error: ray", "finishedAt": timestamp(self.now)}
+        end = {"exitCode": 1, "reason": "Error", "message": self.message, "finishedAt": timestamp(self.now)}
+        end["startedAt"] = pod["metadata"]["creationTimestamp"]
         status = {"name": "head", "restartCount": 0, "state": {"terminated": end}, "lastState": {}}
         pod["status"] |= {"phase": "Failed", "containerStatuses": [status]}
         self.num_failed += 1
         return self.count()
+
+    def train(self, step, after=20):
+        """The driver reports a step that has just ended, and then answers no more."""
+        self.now += timedelta(seconds=after)
+        self.driver = DriverStatus(run_id="r", step=step, total_steps=100, phase="update", since_step_seconds=0.0)
+        self.reconcile(0)
+        self.driver = None
 
     def heads(self):
         return [pod for name, pod in self.pods.items() if name.startswith("h-")]
@@ -66,6 +76,40 @@ def test_failure_after_good_hours_restarts_the_head_without_earlier_delays():
     cluster.fail()
     assert not cluster.settle()
     assert cluster.job.status.roles[0].restarts == 5, "the new Job counts from zero"
+
+
+def test_head_that_made_a_step_starts_again_without_delay():
+    cluster = HeadCluster()
+    for step in (3, 4, 5):
+        cluster.train(step)
+        plan = cluster.fail()
+        assert JOB not in plan.delete, "the status does not have the failure yet"
+        assert plan.requeue_after_seconds == 0
+        assert cluster.settle()
+    assert cluster.charged("head") == 3, "head.backoffLimit still ends it"
+    cluster.fail()
+    assert not cluster.settle(), "this one made no step"
+    cluster.train(5)
+    cluster.fail()
+    assert not cluster.settle(), "this one repeated a step, and failed at the same place"
+    cluster.train(6)
+    cluster.fail()
+    assert cluster.settle()
+    cluster.train(7)
+    cluster.fail()
+    assert cluster.failed, "7 failures within the window end the job, whatever they trained"
+
+
+def test_event_has_the_last_lines_of_the_log_that_is_deleted():
+    cluster = HeadCluster()
+    cluster.message = "\n".join(f"line {index}" for index in range(80))
+    cluster.train(1)
+    cluster.fail()
+    cluster.settle()
+    [event] = [event for event in cluster.events if event.reason == "HeadBackoffReset"]
+    assert "has finished a step since its start" in event.message
+    assert "h-0, ended with exit code 1: " in event.message
+    assert event.message.endswith("line 79")
 
 
 def test_head_that_the_node_refuses_is_not_started_again_at_once():

@@ -87,3 +87,11 @@ def test_a_hung_replica_is_listed_until_it_serves_or_has_left():
     assert [part.name for part in reports.list_hung({"a", "b"}, 106.0)] == ["b"]
     assert reports.list_hung({"a"}, 107.0) == []
     assert reports.list_hung({"a", "b"}, 108.0) == [], "a new replica with the old address does not hang"
+
+
+def test_a_hung_engine_of_another_model_is_listed_for_a_while():
+    reports = PullReports()
+    name = "engine of spec.rewards[0].model at 10.0.0.7:8001"
+    reports.record_hung(HungPart(role="trainer", name=name, seconds=60, limit_seconds=50), 100.0)
+    assert [part.seconds for part in reports.list_hung({"a"}, 160.0)] == [120]
+    assert reports.list_hung({"a"}, 200.0) == []

@@ -281,7 +281,8 @@ class ModelClient(Client):
     def __init__(self) -> None:
         super().__init__()
         self.reason, self.changes = "", list[str]()
-        self.middleware = ModelMiddleware(self.inner, token=TOKEN, naps=self)  # type: ignore[arg-type, assignment]
+        naps: Any = self
+        self.middleware = ModelMiddleware(self.inner, token=TOKEN, naps=naps, watch=self.watch)  # type: ignore[assignment, arg-type]
 
     def reason_not_ready(self) -> str:
         return self.reason
@@ -318,3 +319,12 @@ async def test_engine_of_a_served_model_changes_its_turn_without_a_version() -> 
     client.reason = "warming"
     assert (await client.request("/rljob/wake", GOOD, method="POST"))[0] == 409
     assert client.changes == ["sleep", "wake"]
+
+
+async def test_a_silent_engine_of_a_served_model_gets_no_requests() -> None:
+    client = ModelClient()
+    client.watch.reason = "the engine owes an answer without requests for 40 s"
+    for path in ("/rljob/ready", "/classify", "/health"):
+        assert (await client.request(path, GOOD))[:2] == (503, client.watch.reason), path
+    assert (await client.request("/metrics"))[0] == 200
+    assert (await client.request("/rljob/sleep", GOOD, method="POST"))[0] == 200, "the turn may change before its end"

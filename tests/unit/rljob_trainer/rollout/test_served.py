@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rljob_trainer.rollout.served import build_arguments
+from rljob_trainer.rollout.served import build_arguments, name_engine
 
 PATH = "spec.rewards[1].judge.model"
 
@@ -37,3 +37,8 @@ def test_engine_listens_at_its_own_port_and_serves_its_own_model() -> None:
 def test_engine_can_sleep_on_both_devices(model: tuple[str, ...], sleeps: str) -> None:
     assert len({"--worker-cls", "--enable-sleep-mode"} & {*arguments(*model)}) == 1
     assert sleeps in arguments(*model)
+
+
+def test_status_names_the_engine_by_its_field_and_its_port() -> None:
+    environment = {"RLJOB_ENGINE_MODEL": PATH, "RLJOB_ENGINE": "2", "RLJOB_POD_IP": "10.0.0.7"}
+    assert name_engine(environment) == f"engine of {PATH} at 10.0.0.7:8002"

@@ -62,6 +62,23 @@ async def test_request_timeout_includes_the_execution_before_it(reward_harness):
         assert rewards.clients["r"].requests.timeout_seconds == 3600, "its queue is unknown"
 
 
+async def test_replica_that_only_times_out_is_named_until_it_answers(reward_harness):
+    server = await reward_harness.serve()
+    reward_harness.list(server)
+    late = {"valid": False, "reason": "timeout", "message": "the reward ran longer than 5 s"}
+    server.fault = lambda body: web.json_response({"id": body["id"], **late})
+    async with reward_harness.rewards(make_reward(slots=1, failurePolicy={"retries": 0}, timeoutSeconds=5)) as rewards:
+        requests = rewards.clients["r"].requests
+        assert (await score(rewards)).reason is InvalidReason.TIMEOUT
+        assert requests.list_hung() == []
+        assert (await score(rewards, 2)).reason is InvalidReason.TIMEOUT
+        [part] = requests.list_hung()
+        assert (part.role, part.name, part.limit_seconds) == ("reward-r", server.address, 5)
+        server.fault = lambda body: None
+        assert (await score(rewards, 3)).valid
+        assert requests.list_hung() == []
+
+
 async def test_group_shares_one_deadline(reward_harness):
     server = await reward_harness.serve()
     reward_harness.list(server)

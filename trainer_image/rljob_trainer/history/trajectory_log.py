@@ -233,8 +233,13 @@ def describe_sample(lane: Lane, step: int, prompt: Prompt, episode: Episode, dec
 
 def _is_single(episode: Episode) -> bool:
     """Return whether it is one prompt and at most one answer to it, which needs no spans."""
-    is_short = len(episode.turns) <= 1 and all(turn.reward is None for turn in episode.turns)
+    is_short = len(episode.turns) <= 1 and all(vars(turn) == vars(_plain(turn)) for turn in episode.turns)
     return is_short and len(episode.segments) == 1 and len(_find_spans(episode.segments[0].turns)) <= 2
+
+
+def _plain(turn: Turn) -> Turn:
+    """Return the turn with what the row of a sample has of it."""
+    return Turn(turn.text, turn.truncated, advantage=turn.advantage)
 
 
 def _describe_turn(turn: Turn) -> TurnRow:

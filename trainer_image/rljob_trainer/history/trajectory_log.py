@@ -73,6 +73,24 @@ def _choose_scalar(kinds: Sequence[Any], field: FieldInfo) -> pa.DataType:
 
 
 SCHEMA = pa.schema(_build_columns(RecordedRow), metadata={FORMAT_KEY: FORMAT})
+_LOGPROBS = "logprobs.list.element"
+
+
+def _list_leaves(name: str, kind: pa.DataType) -> Iterator[str]:
+    """Yield the paths that Parquet has for the values of a column."""
+    if pa.types.is_map(kind):
+        yield from (f"{name}.key_value.key", f"{name}.key_value.value")
+    elif pa.types.is_list(kind):
+        yield from _list_leaves(f"{name}.list.element", kind.value_type)
+    elif pa.types.is_struct(kind):
+        for field in kind:
+            yield from _list_leaves(f"{name}.{field.name}", field.type)
+    else:
+        yield name
+
+
+_DICTIONARIES = [path for field in SCHEMA for path in _list_leaves(field.name, field.type) if path != _LOGPROBS]
+"""Columns whose values repeat. Log-probs do not, and take 3.3 bytes instead of 5.8 if their bytes are split."""
 _SAMPLE_SCHEMA = pa.schema(_build_columns(SampleRow))
 _PLACE = ("update", "part", "position")
 
@@ -156,7 +174,9 @@ def write_file(path: Path, lane: Lane, step: int, groups: Sequence[Group], decod
     table = pa.Table.from_batches(_convert(samples), schema=SCHEMA)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.partial")
-    pq.write_table(table, temporary, compression="zstd")
+    pq.write_table(
+        table, temporary, compression="zstd", use_dictionary=_DICTIONARIES, use_byte_stream_split=[_LOGPROBS]
+    )
     rename_durably(temporary, path)
 
 

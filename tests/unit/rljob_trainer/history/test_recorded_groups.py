@@ -164,7 +164,7 @@ def test_evaluation_has_no_tokens_and_is_refused(tmp_path: Path) -> None:
 def test_log_of_a_version_that_did_not_record_tokens_is_refused_with_what_is_missing(tmp_path: Path) -> None:
     path = write(tmp_path)
     pq.write_table(pq.read_table(path).drop_columns(["part", "logprobs"]), path)
-    with pytest.raises(UserError, match="has no part, logprobs: .*run the job again"):
+    with pytest.raises(UserError, match=r"has no part, logprobs: .*run the job again"):
         read_groups(path)
 
 

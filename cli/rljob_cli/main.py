@@ -98,6 +98,22 @@ def run(
     overrides: SetOption = None,
     volumes: VolumeOption = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the existing run folder is renamed.")] = False,
+    recorded: Annotated[
+        str | None,
+        typer.Option(
+            "--from-trajectories",
+            metavar="RUN",
+            help="Train on the recorded episodes of a run (folder, job file or name), without rollouts and rewards; "
+            "compare each step with the run's. Uses DIR/NAME-replay.",
+            autocompletion=complete_runs,
+        ),
+    ] = None,
+    steps: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A:B", help="With --from-trajectories: only these steps, from the run's weights before A."
+        ),
+    ] = None,
     output: Annotated[
         Literal["live", "plain", "json"],
         typer.Option("-o", "--output", help="live needs a terminal, else it is plain. json: one object per line."),
@@ -109,6 +125,13 @@ def run(
     from rljob_cli.commands import run_command
 
     job = file_of(jobs, filenames)
+    if recorded is not None:
+        from rljob_cli.replay.command import replay_command
+
+        code = replay_command(job, recorded, directory, overrides or [], volumes or [], steps, fresh, output, network)
+        raise typer.Exit(code)
+    if steps is not None:
+        raise typer.BadParameter("--steps is for --from-trajectories RUN; spec.schedule.steps is the length of a run")
     raise typer.Exit(run_command(job, directory, overrides or [], volumes or [], fresh, output, network, not no_call))
 
 

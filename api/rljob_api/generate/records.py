@@ -11,8 +11,9 @@ from pydantic.fields import FieldInfo
 from rljob_api.run.base import Record, Unit, find_mark, find_part
 from rljob_api.run.gauges import Number, list_numbers
 from rljob_api.run.metrics import AgentNumbers, EvaluationRecord, StepRecord
-from rljob_api.run.trajectories import SampleRow
+from rljob_api.run.trajectories import RecordedRow
 
+_NO_GAUGE = ("type", "step", "time", "prompts", "weight_digest")
 _SCALARS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 
 
@@ -33,7 +34,7 @@ def build_evaluation_table() -> str:
 
 def build_column_table() -> str:
     """Return the columns of the trajectory log."""
-    return "| column | type | content |\n|---|---|---|\n" + "".join(_list_columns(SampleRow, ""))
+    return "| column | type | content |\n|---|---|---|\n" + "".join(_list_columns(RecordedRow, ""))
 
 
 def _own_fields(kind: type) -> set[str]:
@@ -50,7 +51,7 @@ def _head(kind: type) -> str:
 def _list_rows(kind: str, numbers: list[Number]) -> Iterator[str]:
     for number in numbers:
         unit, label = find_mark(number.field, Unit), f"{{{number.label}}}" if number.label else ""
-        gauge = "" if number.path in ("type", "step", "time", "prompts") else f"`rljob_{kind}_{number.metric}{label}`"
+        gauge = "" if number.path in _NO_GAUGE else f"`rljob_{kind}_{number.metric}{label}`"
         path, meaning = number.path.replace("*", number.label.upper()), _escape(number.field.description or "")
         yield f"| `{path}` | {unit.name if unit else ''} | {meaning} | {gauge} |\n"
 
@@ -69,6 +70,8 @@ def _describe_type(field: FieldInfo) -> str:
     if get_origin(field.annotation) is dict:
         return "map of numbers"
     kinds: tuple[Any, ...] = (field.annotation, *get_args(field.annotation))
+    if any(get_origin(kind) is list for kind in kinds):
+        return "list of numbers"
     return next(_SCALARS[kind] for kind in kinds if kind in _SCALARS)
 
 

@@ -203,6 +203,8 @@ class StepRecord(TurnNumbers, ScheduleNumbers, UpdateNumbers, RewardNumbers, Epi
     """Time until a rollout had its weights: the mean over rollouts."""
     weight_version: Count = 0
     """Version of the weights after the step."""
+    weight_digest: str = ""
+    """Digest of these weights, as they were published. Equal in two runs: the weights are equal, bit by bit."""
     merged_share: Share | None = None
     """Share of the adapters' update in the published weights ([LoRA](lora.md#what-rollouts-load)). Null: adapters are
     not merged."""

@@ -20,6 +20,10 @@ class Int64:
     """Marks a column of 64 bits; other integers have 32."""
 
 
+class Float32:
+    """Marks a column whose numbers have 32 bits; others have 64."""
+
+
 def _as_list(value: Any) -> Any:
     return value or []
 
@@ -119,7 +123,8 @@ class SegmentRow(Record):
 
 
 class SampleRow(Record):
-    """One sample with all of its scores. From `messages` on, columns are of conversations: null with single turns."""
+    """One sample with all of its scores. `messages`, `state`, `turns` and `segments` are of conversations: null with
+    single turns."""
 
     step: int
     """The step; of an evaluation, the finished steps of its weights."""
@@ -168,4 +173,26 @@ class SampleRow(Record):
     turns: list[TurnRow] | None = None
     """One entry for each answer of the policy."""
     segments: list[SegmentRow] | None = None
-    """The sequences of tokens that are trained, one after the other."""
+    """The sequences of tokens that are trained, one after the other. Also of an episode without messages, if it is not
+    one prompt and one answer."""
+
+
+class RecordedRow(SampleRow):
+    """A sample with what its update was computed from, so that a replay repeats it. Null in an evaluation."""
+
+    update: int | None = None
+    """The mini-batch of the step that trained its group, from 0."""
+    part: int | None = None
+    """The call of the trainer within the mini-batch, from 0: gradients of a call are summed in one order."""
+    position: int | None = None
+    """Place of its group in the step, in the order of training."""
+    token_ids: list[int] | None = None
+    """What the model saw and sampled. Of a conversation, the tokens of all `segments`, one after the other."""
+    logprobs: Annotated[list[float] | None, Float32] = None
+    """The rollout's log-probability of each sampled token, as training got it."""
+    versions: list[int] | None = None
+    """Version of the weights that sampled each sampled token."""
+
+
+REPLAY_COLUMNS = tuple(name for name in RecordedRow.model_fields if name not in SampleRow.model_fields)
+"""Most of a file's bytes, which a reader of samples leaves out."""

@@ -71,7 +71,7 @@ def changed_fields(folder: Path, job: RLJob) -> list[str]:
     saved = folder / FILE_JOB
     if not has_checkpoint(folder) or not saved.is_file():
         return []
-    before, now = yaml.safe_load(saved.read_text())["spec"], _dump(job)["spec"]
+    before, now = yaml.safe_load(saved.read_text())["spec"], dump(job)["spec"]
     for spec in (before, now):
         for name in MUTABLE_SCHEDULE_FIELDS:
             spec["schedule"].pop(name, None)
@@ -88,7 +88,7 @@ def is_finished(folder: Path, job: RLJob) -> bool:
 def prepare(folder: Path, job: RLJob) -> None:
     """Create the folder, write the job, and remove an earlier run's results, so that they are not mistaken for new."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / FILE_JOB).write_text(to_yaml(_dump(job)))
+    (folder / FILE_JOB).write_text(to_yaml(dump(job)))
     for name in (FILE_DRIVER_SUMMARY, FILE_SUMMARY, FILE_CURVES, FILE_REPORT):
         (folder / name).unlink(missing_ok=True)
     if not has_checkpoint(folder):  # the run starts over, and the driver would delete its rows
@@ -114,6 +114,7 @@ class MetricsReader:
         return self._metrics
 
 
-def _dump(job: RLJob) -> dict[str, Any]:
+def dump(job: RLJob) -> dict[str, Any]:
+    """Return the manifest with all defaults, without its status."""
     dumped: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude={"status"})
     return dumped

@@ -8,7 +8,7 @@ from pathlib import Path
 from rljob_api.errors import UserError
 from rljob_api.read.documents import read_documents
 from rljob_api.run.folder import FILE_JOB, TRAJECTORIES, list_trajectory_files
-from rljob_api.run.trajectories import FORMAT, FORMAT_KEY, SampleRow
+from rljob_api.run.trajectories import FORMAT, FORMAT_KEY, REPLAY_COLUMNS, SampleRow
 
 _ROWS_PER_BATCH = 512
 
@@ -104,7 +104,9 @@ def read_file(path: Path, max_rows: int | None = None) -> Iterator[SampleRow]:
             if (file.schema_arrow.metadata or {}).get(FORMAT_KEY.encode()) != FORMAT.encode():
                 remedy = "use that version's `rljob trajectories`"
                 raise UserError(f"{path}: was written by another version of rljob; {remedy}")
-            batches = file.iter_batches(batch_size=_ROWS_PER_BATCH if max_rows is None else max(1, max_rows))
+            columns = [name for name in file.schema_arrow.names if name not in REPLAY_COLUMNS]
+            size = _ROWS_PER_BATCH if max_rows is None else max(1, max_rows)
+            batches = file.iter_batches(batch_size=size, columns=columns)
             rows = (row for batch in batches for row in batch.to_pylist())
             yield from map(SampleRow.model_validate, islice(rows, max_rows))
     except FileNotFoundError:

@@ -104,6 +104,8 @@ class Ledger:
         self._warnings = ("", "", "")
         self._served: dict[str, RolloutWeights] = {}
         self._merged_share: float | None = None
+        self._digest = ""
+        """Of the weights that were published last."""
         self._turns = TurnNumbers()
         """Those of the step."""
         self._tracked: dict[str, DeliveryCounts] = {}
@@ -199,7 +201,7 @@ class Ledger:
         )
 
     def record_published(self, manifest: WeightManifest) -> None:
-        self._merged_share = manifest.merged_share
+        self._merged_share, self._digest = manifest.merged_share, manifest.checksum
 
     def record_weights(self, manifest: WeightManifest, served: dict[str, RolloutWeights]) -> None:
         self._served = served
@@ -259,6 +261,7 @@ class Ledger:
             pause_seconds=mean(weights.pause_seconds for weights in served),
             transfer_seconds=mean(weights.transfer_seconds for weights in served),
             weight_version=step,
+            weight_digest=self._digest,
             merged_share=self._merged_share,
             num_rollouts=len(served),
             phase_seconds=phases,

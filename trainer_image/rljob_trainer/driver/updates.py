@@ -18,7 +18,7 @@ from rljob_api.manifest.schedule import Schedule
 from rljob_trainer.algorithms.base import AlgorithmCode
 from rljob_trainer.algorithms.rows import build_rows, denominator, episode_rewards, inspection_rows, record_advantages
 from rljob_trainer.driver.ports import Trainer
-from rljob_trainer.episodes.types import Group, TokenFacts, TrainRow, UpdateMetrics, UpdateVersions
+from rljob_trainer.episodes.types import Group, TokenFacts, TrainedAs, TrainRow, UpdateMetrics, UpdateVersions
 
 _GATHER_SECONDS = 0.2
 """Wait for the next scored group before the earlier ones train. The scores of a fast reward arrive within it, and a
@@ -68,6 +68,8 @@ class MiniBatch:
     """Those whose rows have been built."""
     denominator: float = 0.0
     """By which the gradient of these groups is divided: see rows.denominator."""
+    num_parts: int = 0
+    """In which the rows of these groups were handed over."""
 
 
 class StepUpdates:
@@ -106,7 +108,7 @@ class StepUpdates:
             if batch.number == 0:
                 self._of_step = await self._prepare_step(source)
             part = self._of_step[batch.number * size : (batch.number + 1) * size]
-            yield _add(batch, part)
+            yield self._add(batch, part)
             return
         while len(batch.groups) < size:
             missing = size - len(batch.groups) - len(pending)
@@ -118,7 +120,7 @@ class StepUpdates:
                 continue
             prepared = await self._prepare(source, pending)
             pending = []
-            yield _add(batch, prepared)
+            yield self._add(batch, prepared)
 
     async def _prepare_step(self, source: ScoredGroups) -> list[_Prepared]:
         """Wait for all groups of the step. A statistic of all of them enters each advantage."""
@@ -136,6 +138,16 @@ class StepUpdates:
             with self._training():
                 facts = await self._trainer.inspect(await asyncio.to_thread(inspection_rows, groups, settings))
         return await asyncio.to_thread(_prepare_groups, groups, algorithm, facts)
+
+    def _add(self, batch: MiniBatch, prepared: Sequence[_Prepared]) -> list[TrainRow]:
+        """Add groups to a mini-batch as its next part, and return their rows."""
+        first = batch.number * (self._num_groups // self._num_batches) + len(batch.groups)
+        for position, each in enumerate(prepared, first):
+            each.group.trained_as = TrainedAs(batch.number, batch.num_parts, position)
+        batch.num_parts += 1
+        batch.groups += [each.group for each in prepared]
+        batch.denominator += sum(each.denominator for each in prepared)
+        return [row for each in prepared for row in each.rows]
 
 
 @dataclass(frozen=True)
@@ -156,10 +168,3 @@ def _prepare_groups(
         for each in zip(of_group[0].episodes, *of_group[1:], strict=True):
             record_advantages(*each)
     return [_Prepared(group, of, denominator([group], settings)) for group, of in zip(groups, rows, strict=True)]
-
-
-def _add(batch: MiniBatch, prepared: Sequence[_Prepared]) -> list[TrainRow]:
-    """Add groups to a mini-batch, and return their rows."""
-    batch.groups += [each.group for each in prepared]
-    batch.denominator += sum(each.denominator for each in prepared)
-    return [row for each in prepared for row in each.rows]

@@ -311,6 +311,18 @@ def single_turn(prompt: Prompt, group: int, sample: int, completion: Completion)
     return Episode(prompt.index, group, sample, [segment], [turn], completion.generation, end=end)
 
 
+@dataclass(frozen=True)
+class TrainedAs:
+    """Where a step trained a group. To repeat the step bit by bit, gradients must be summed in the same order."""
+
+    update: int
+    """Number of the mini-batch."""
+    part: int
+    """Number of the trainer's call in the mini-batch."""
+    position: int
+    """Place in the step."""
+
+
 @dataclass
 class Group:
     """The episodes of one prompt, in the order of `Episode.sample`."""
@@ -319,6 +331,8 @@ class Group:
     """See `Episode.group`."""
     prompt: Prompt
     episodes: list[Episode] = field(default_factory=list)
+    trained_as: TrainedAs | None = None
+    """None: not trained."""
 
 
 @dataclass(frozen=True)

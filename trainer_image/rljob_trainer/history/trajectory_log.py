@@ -19,7 +19,7 @@ from typing import Any, get_args, get_origin
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from pydantic.fields import FieldInfo
 
 from rljob_api.run.base import Record, find_part
@@ -27,7 +27,9 @@ from rljob_api.run.folder import TRAJECTORIES, list_trajectory_files, trajectory
 from rljob_api.run.trajectories import (
     FORMAT,
     FORMAT_KEY,
+    Float32,
     Int64,
+    RecordedRow,
     ResultRow,
     SampleRow,
     SegmentRow,
@@ -58,11 +60,39 @@ def _choose_type(field: FieldInfo) -> pa.DataType:
         return pa.list_(pa.struct(_build_columns(part)))
     if get_origin(field.annotation) is dict:
         return pa.map_(pa.string(), pa.float64())
-    [scalar] = {field.annotation, *get_args(field.annotation)} & _SCALARS.keys()
-    return pa.int64() if Int64 in field.metadata else _SCALARS[scalar]
+    kinds = (field.annotation, *get_args(field.annotation))
+    if (items := next((get_args(kind) for kind in kinds if get_origin(kind) is list), None)) is not None:
+        return pa.list_(_choose_scalar(items, field))
+    return _choose_scalar(kinds, field)
 
 
-SCHEMA = pa.schema(_build_columns(SampleRow), metadata={FORMAT_KEY: FORMAT})
+def _choose_scalar(kinds: Sequence[Any], field: FieldInfo) -> pa.DataType:
+    [scalar] = set(kinds) & _SCALARS.keys()
+    marked = {Int64: pa.int64(), Float32: pa.float32()}
+    return next((marked[mark] for mark in field.metadata if mark in marked), _SCALARS[scalar])
+
+
+SCHEMA = pa.schema(_build_columns(RecordedRow), metadata={FORMAT_KEY: FORMAT})
+_LOGPROBS = "logprobs.list.element"
+
+
+def _list_leaves(name: str, kind: pa.DataType) -> Iterator[str]:
+    """Yield the paths that Parquet has for the values of a column."""
+    if pa.types.is_map(kind):
+        yield from (f"{name}.key_value.key", f"{name}.key_value.value")
+    elif pa.types.is_list(kind):
+        yield from _list_leaves(f"{name}.list.element", kind.value_type)
+    elif pa.types.is_struct(kind):
+        for field in kind:
+            yield from _list_leaves(f"{name}.{field.name}", field.type)
+    else:
+        yield name
+
+
+_DICTIONARIES = [path for field in SCHEMA for path in _list_leaves(field.name, field.type) if path != _LOGPROBS]
+"""Columns whose values repeat. Log-probs do not, and take 3.3 bytes instead of 5.8 if their bytes are split."""
+_SAMPLE_SCHEMA = pa.schema(_build_columns(SampleRow))
+_PLACE = ("update", "part", "position")
 
 
 Decode = Callable[[list[int]], str]
@@ -136,23 +166,63 @@ class TrajectoryLog:
 
 def write_file(path: Path, lane: Lane, step: int, groups: Sequence[Group], decode: Decode | None = None) -> None:
     """Write one step's samples atomically, in the order of the data."""
-    rows = (describe_sample(lane, step, group.prompt, e, decode) for group in groups for e in group.episodes)
-    table = pa.Table.from_batches(_convert(rows), schema=SCHEMA)
+    samples = (
+        (describe_sample(lane, step, group.prompt, episode, decode), group, episode)
+        for group in groups
+        for episode in group.episodes
+    )
+    table = pa.Table.from_batches(_convert(samples), schema=SCHEMA)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.partial")
-    pq.write_table(table, temporary, compression="zstd")
+    pq.write_table(
+        table, temporary, compression="zstd", use_dictionary=_DICTIONARIES, use_byte_stream_split=[_LOGPROBS]
+    )
     rename_durably(temporary, path)
 
 
-def _convert(rows: Iterator[SampleRow]) -> Iterator[pa.RecordBatch]:
-    while some := [row.model_dump() for row in islice(rows, _ROWS_PER_BATCH)]:
-        yield pa.RecordBatch.from_pylist(some, schema=SCHEMA)
+_Sample = tuple[SampleRow, Group, Episode]
+
+
+def _convert(samples: Iterator[_Sample]) -> Iterator[pa.RecordBatch]:
+    while some := list(islice(samples, _ROWS_PER_BATCH)):
+        described = pa.RecordBatch.from_pylist([row.model_dump() for row, *_ in some], schema=_SAMPLE_SCHEMA)
+        yield pa.RecordBatch.from_arrays([*described.columns, *_build_replay_columns(some)], schema=SCHEMA)
+
+
+def _build_replay_columns(samples: Sequence[_Sample]) -> list[pa.Array]:
+    """Return the columns that RecordedRow adds. Tokens are copied as arrays: as Python numbers they take 100 times as
+    long, for which the event loop would wait."""
+    trained = [group.trained_as if row.lane == "train" else None for row, group, _ in samples]
+    places = [pa.array([None if t is None else getattr(t, name) for t in trained], pa.int32()) for name in _PLACE]
+    recorded = [episode.segments if row.lane == "train" else None for row, _, episode in samples]
+    return [
+        *places,
+        _build_lists([_join(segments, "token_ids", sampled=False) for segments in recorded], np.int32),
+        _build_lists([_join(segments, "logprobs", sampled=True) for segments in recorded], np.float32),
+        _build_lists([_join(segments, "versions", sampled=True) for segments in recorded], np.int32),
+    ]
+
+
+def _join(segments: Sequence[Segment] | None, name: str, *, sampled: bool) -> NDArray[Any] | None:
+    """Return an array of all segments, of all tokens or of the sampled ones."""
+    if segments is None:
+        return None
+    arrays = [getattr(each, name)[each.loss_mask] if sampled else getattr(each, name) for each in segments]
+    return np.concatenate(arrays) if arrays else np.zeros(0)
+
+
+def _build_lists(arrays: Sequence[NDArray[Any] | None], dtype: DTypeLike) -> pa.Array:
+    lengths = [0 if array is None else len(array) for array in arrays]
+    offsets = pa.array(np.cumsum([0, *lengths]), pa.int32())
+    values = np.concatenate([np.zeros(0, dtype), *(a.astype(dtype, copy=False) for a in arrays if a is not None)])
+    return pa.ListArray.from_arrays(offsets, pa.array(values), mask=pa.array([array is None for array in arrays]))
 
 
 def describe_sample(lane: Lane, step: int, prompt: Prompt, episode: Episode, decode: Decode | None = None) -> SampleRow:
     breaks = [None, *episode.breaks]
     segments = [_describe_segment(*pair, decode) for pair in zip(episode.segments, breaks, strict=True)]
     is_conversation = bool(episode.messages)
+    has_parts = is_conversation or not _is_single(episode)
     return SampleRow(
         step=step,
         lane=lane,
@@ -176,9 +246,20 @@ def describe_sample(lane: Lane, step: int, prompt: Prompt, episode: Episode, dec
         state=_text(episode.state) if is_conversation else None,
         own_reward=episode.own_reward,
         info=_text(episode.info) if episode.info else None,
-        turns=[_describe_turn(turn) for turn in episode.turns] if is_conversation else None,
-        segments=segments if is_conversation else None,
+        turns=[_describe_turn(turn) for turn in episode.turns] if has_parts else None,
+        segments=segments if has_parts else None,
     )
+
+
+def _is_single(episode: Episode) -> bool:
+    """Return whether it is one prompt and at most one answer to it, which needs no spans."""
+    is_short = len(episode.turns) <= 1 and all(vars(turn) == vars(_plain(turn)) for turn in episode.turns)
+    return is_short and len(episode.segments) == 1 and len(_find_spans(episode.segments[0].turns)) <= 2
+
+
+def _plain(turn: Turn) -> Turn:
+    """Return the turn with what the row of a sample has of it."""
+    return Turn(turn.text, turn.truncated, advantage=turn.advantage)
 
 
 def _describe_turn(turn: Turn) -> TurnRow:

@@ -1,0 +1,59 @@
+"""The loop of a replay: the updates of recorded steps, and their records.
+
+    log of a run --> groups of a step, in their order --> advantages --> rows --> trainer.accumulate ... trainer.apply
+                                                          '- the job's algorithm, and this code -'
+
+Consumes one file of the log a step; produces metrics.jsonl and a trajectory log like those of the run; waits for the
+trainer alone. The step itself is that of driver.loop: StepUpdates builds the rows, and Ledger records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from rljob_trainer.driver.dispatcher import DispatchState
+from rljob_trainer.driver.ledger import Ledger
+from rljob_trainer.driver.ports import Trainer
+from rljob_trainer.driver.train_lane import LaneState
+from rljob_trainer.driver.updates import ScoredGroups, StepOutcome, StepUpdates
+from rljob_trainer.episodes.progress import CollectionProgress
+from rljob_trainer.episodes.types import Group
+from rljob_trainer.replay.source import RecordedGroups
+
+
+class ReplayLoop:
+    def __init__(
+        self, trainer: Trainer, updates: StepUpdates, ledger: Ledger, read: Callable[[int], list[Group]]
+    ) -> None:
+        """`read`: returns the groups of a step, in the order in which they trained."""
+        self._trainer, self._updates, self._ledger, self._read = trainer, updates, ledger, read
+
+    async def run(self, steps: Sequence[int]) -> None:
+        """Train on these steps, one after the other."""
+        for step in steps:
+            await self._replay(step, await asyncio.to_thread(self._read, step))
+        await self._ledger.trajectories.flush()
+        await self._ledger.write_summary()
+
+    async def _replay(self, step: int, groups: list[Group]) -> None:
+        ledger = self._ledger
+        ledger.history.step = step - 1
+        ledger.begin_step()
+        outcome = await self._update(step - 1, RecordedGroups(groups))
+        with ledger.publishing():
+            manifest = await self._trainer.publish(step)
+        ledger.record_published(manifest)
+        ledger.record_weights(manifest, {})
+        await ledger.trajectories.flush()  # of the previous step: never hold two in memory
+        await ledger.record_step(outcome, LaneState(dispatch=DispatchState()), CollectionProgress())
+
+    async def _update(self, version: int, source: ScoredGroups) -> StepOutcome:
+        outcome = StepOutcome()
+        for batch in self._updates.mini_batches(version):
+            async for rows in self._updates.rows(batch, source):
+                with self._ledger.training():
+                    await self._trainer.accumulate(rows, batch.versions)
+            with self._ledger.training():
+                outcome.add(batch, await self._trainer.apply(batch.denominator))
+        return outcome

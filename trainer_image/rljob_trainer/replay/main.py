@@ -1,0 +1,30 @@
+"""`python -m rljob_trainer.replay`: environment, settings and exit code. Invariant: Ray's environment is set before the
+first import of Ray, which otherwise never sends the token."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+
+from rljob_api.errors import RLJobError, UserError
+from rljob_api.wire.contract import ExitCode
+from rljob_api.wire.termination import end_program
+from rljob_trainer.head.environment import read_environment
+from rljob_trainer.ranks.ray_node import ray_environment
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    os.environ.update(ray_environment())
+    from rljob_trainer.replay.program import read_settings, replay  # here: it imports Ray
+
+    try:
+        asyncio.run(replay(read_environment(dict(os.environ)), read_settings(Path(sys.argv[1]))))
+    except UserError as error:
+        return end_program(str(error), ExitCode.USER)
+    except RLJobError as error:
+        return end_program(str(error), ExitCode.INFRASTRUCTURE)
+    return ExitCode.SUCCEEDED

@@ -143,7 +143,7 @@ class WorkerProcess(asyncio.Protocol):
         request = self.requests.start(body, num_samples, callback)
         self._buffer.max_bytes = self._replies.max_bytes * self.requests.most_samples
         if self.shared is not None and len(self.requests) == 1:
-            self.shared.watch.start(self._loop.time())
+            self.shared.start_watch()
         self.send(body, request.number)
         return request
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Callable
 from typing import Protocol
 
 from rljob_service.kinds import KINDS
@@ -37,9 +38,10 @@ class Worker(Protocol):
 
 
 class SharedRequests:
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, now: Callable[[], float] | None = None) -> None:
         self._worker = worker
         self._loop = asyncio.get_running_loop()
+        self._now = now or self._loop.time
         self._seconds = TEARDOWN_SECONDS if KINDS[worker.settings.serves].has_teardown else _CANCEL_SECONDS
         self._is_ending = False
         self._answered: set[int] = set()
@@ -48,6 +50,10 @@ class SharedRequests:
         self.descriptor = board.create()
         """For the process, which inherits it."""
         self.board = board.Board(self.descriptor)
+
+    def start_watch(self) -> None:
+        """The first of its requests begins."""
+        self.watch.start(self._now())
 
     def close_descriptor(self) -> None:
         os.close(self.descriptor)
@@ -58,7 +64,7 @@ class SharedRequests:
         if request is None or request.ends_as is not None or self._is_ending:
             return
         culprit = self.board.current
-        if culprit not in (0, number) and self.watch.is_late(self.board.beats, self._loop.time()):
+        if culprit not in (0, number) and self.watch.is_late(self.board.beats, self._now()):
             self._end_process(culprit, "its event loop does not turn")
         else:
             self._worker.requests.must_end(number, result)
@@ -79,7 +85,7 @@ class SharedRequests:
 
     def is_blocked(self) -> bool:
         """Whether the loop has not turned for so long that the process must end."""
-        return not self._is_ending and self.watch.observe(self.board.beats, self._loop.time()) > BLOCKED_SECONDS
+        return not self._is_ending and self.watch.observe(self.board.beats, self._now()) > BLOCKED_SECONDS
 
     async def end_blocked(self) -> None:
         """Kill the process, and name the request and the line that block its loop."""

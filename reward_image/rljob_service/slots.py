@@ -1,4 +1,4 @@
-"""What executes requests, as Executor sees it: a pool of slots, each with at most one request (a sample or a group).
+"""What executes requests, as Executor sees it: a pool of slots, each for one request (a sample or a group).
 
 Worker processes (pool) are one implementation, calls of a model's server (models) the other. Invariant: a slot
 gives exactly one result for each request, also when it is killed.

@@ -57,6 +57,9 @@ class InvalidReason(enum.StrEnum):
     """Client side: no result within deadlineSeconds."""
     CANCELLED = "cancelled"
     """The server shut down, or the client disconnected, before execution ended."""
+    INTERRUPTED = "interrupted"
+    """Another request of the same process ended it (episodesPerProcess). The client sends this one again: it is no
+    attempt of the function."""
 
 
 Part = Literal["whole", "rendered", "tokens"]

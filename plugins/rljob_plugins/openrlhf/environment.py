@@ -7,7 +7,8 @@ message of the user.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from rljob_api.errors import UserError
@@ -27,17 +28,23 @@ def load(id: str, args: dict[str, Any]) -> Any:
     raise UserError(f"agent.environment.id: OpenRLHF has no names of agents, got {id}; name the class as MODULE:NAME")
 
 
-def adopt(value: Any, args: dict[str, Any]) -> Callable[[], Any]:
+def adopt(value: Any, args: dict[str, Any]) -> partial[Any]:
     if not callable(getattr(value, "step", None)):
         raise UserError(f"{value!r} is not an agent of OpenRLHF: it must be a class with step, and perhaps reset")
-    return lambda: value(**args)
+    return partial(value, **args)
 
 
 def is_environment(name: str, value: Any) -> bool:
     return name == _INSTANCE and inspect.isclass(value)
 
 
-async def play(environment: Callable[[], Any], episode: Episode, model: Model) -> Reply:
+def is_async(environment: partial[Any]) -> bool:
+    """Whether its methods are. Each episode has an instance of its own."""
+    methods = [getattr(environment.func, name, None) for name in ("reset", "step")]
+    return all(inspect.iscoroutinefunction(method) for method in methods if method is not None)
+
+
+async def play(environment: partial[Any], episode: Episode, model: Model) -> Reply:
     made = environment()
     text = "\n\n".join(text_of(message) for message in episode.prompt)
     states = await _wait(made.reset({"observation": text, "label": episode.ground_truth}))

@@ -40,6 +40,11 @@ async def play(environment: Any, episode: Episode, model: Model) -> Reply:
     return await environment.play(episode, model.access)
 
 
+def is_async(environment: Any) -> bool:
+    """verifiers runs many rollouts in one event loop itself."""
+    return True
+
+
 def _has_legacy() -> bool:
     """Return whether this is a version before 0.4, which dropped environments without tasksets."""
     major, minor = importlib.metadata.version("verifiers").split(".")[:2]

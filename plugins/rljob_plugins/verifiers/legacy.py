@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 from rljob_api.errors import UserError
@@ -21,7 +22,7 @@ _LOGGED = ("metrics", "stop_condition", "is_truncated", "info")
 class LegacyEnvironment:
     def __init__(self, environment: Any) -> None:
         self._environment = environment
-        self._problems: list[BaseException] = []
+        self._problems: ContextVar[list[BaseException]] = ContextVar("problems")
         self._max_turns = getattr(environment, "max_turns", -1)
         if environment.requires_group_rollouts:
             raise UserError("agent.environment: its Rubric compares the answers of a group, which an episode lacks")
@@ -39,14 +40,15 @@ class LegacyEnvironment:
         if hasattr(environment, "max_turns"):
             own = self._max_turns
             environment.max_turns = min(own, episode.max_turns) if own > 0 else episode.max_turns
-        self._problems.clear()
+        problems: list[BaseException] = []
+        self._problems.set(problems)  # for what this episode starts
         async with AsyncOpenAI(base_url=access.base_url, api_key=access.api_key) as client:
             wrapped = OpenAIChatCompletionsClient(client)
             output = await environment.run_rollout(example, wrapped, access.name, {})
         if output.get("error"):
             raise RuntimeError(f"verifiers: {output['error']}")
-        if self._problems:
-            raise self._problems[0]
+        if problems:
+            raise problems[0]
         state = {"answer": output.get("answer"), "metrics": output.get("metrics"), "end": output.get("stop_condition")}
         return Reply(output["reward"], state=to_log(state), info={key: output.get(key) for key in _LOGGED})
 
@@ -74,7 +76,7 @@ def _rubrics(rubric: Any) -> Iterator[Any]:
             yield from _rubrics(member)
 
 
-def _watch(function: Callable[..., Any], problems: list[BaseException]) -> Callable[..., Any]:
+def _watch(function: Callable[..., Any], problems: ContextVar[list[BaseException]]) -> Callable[..., Any]:
     """Return the function with its name and signature, which notes what it raises."""
 
     @functools.wraps(function)
@@ -83,7 +85,7 @@ def _watch(function: Callable[..., Any], problems: list[BaseException]) -> Calla
             value = function(*args, **kwargs)
             return await value if inspect.isawaitable(value) else value
         except Exception as error:
-            problems.append(error)
+            problems.get([]).append(error)
             raise
 
     return call

@@ -25,7 +25,7 @@ def bind(cls: Any, name: str, options: Mapping[str, Any], scope: str) -> Binding
         await made.score(trace)
         return trace
 
-    return Binding(score, lambda trace, samples: [_read(trace, name)], frozenset(("whole",)))
+    return Binding(score, lambda trace, samples: [_read(trace, name)], frozenset(("whole",)), is_async=True)
 
 
 def _make_task(cls: Any, sample: Sample, options: Mapping[str, Any]) -> Any:

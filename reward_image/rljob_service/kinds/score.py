@@ -53,7 +53,9 @@ class Score(Kind[Reward]):
         return f"reward {settings.name} must have a function, model or judge"
 
     def complete(self, function: FunctionSettings, settings: Reward, framework: str) -> FunctionSettings:
-        return function._replace(scope=settings.scope, signatures=find_plugins(SIGNATURES))
+        return function._replace(
+            scope=settings.scope, signatures=find_plugins(SIGNATURES), per_process=settings.episodes_per_process
+        )
 
     def caches(self, settings: Reward) -> bool:
         return settings.cache

@@ -1,17 +1,17 @@
 """The worker processes of one service: started a few at a time as demand grows, replaced when they die.
 
-Owns their number. Consumes demand (ensure), produces idle workers (acquire, and on_idle when one becomes idle). At most
-`size` and the spare ones are ready; the caller runs at most `size` requests. If the first worker cannot start, the
-service is not served. Invariant: a worker whose last request failed is idle for as long as another one is.
+Owns their number. Consumes demand (ensure), produces places for requests (acquire, and on_idle when one becomes free).
+As many are ready as `size` requests need, and the spare ones; the caller runs at most `size` requests. If the first
+worker cannot start, the service is not served. `placement` chooses the worker of a request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterator
 from typing import Any
 
@@ -21,9 +21,10 @@ from rljob_api.wire.protocol import InvalidReason
 from rljob_service.pool.health import PoolHealth
 from rljob_service.pool.isolation import Isolation
 from rljob_service.pool.output import OutputLog
+from rljob_service.pool.placement import Placement
 from rljob_service.pool.process import WorkerProcess
 from rljob_service.pool.shared_files import Share, SharedFiles, SharedFolders, count_shares
-from rljob_service.results import StartupReport
+from rljob_service.results import ExecutionResult, StartupReport
 from rljob_service.worker.settings import FunctionSettings
 
 logger = logging.getLogger(__name__)
@@ -36,8 +37,23 @@ _PATIENCE_PER_START = 3.0
 _MAX_FAILED_STARTS = 5
 _MAX_BACKOFF_SECONDS = 5.0
 _SCRATCH_POLL_SECONDS = 0.5
+_LOOP_POLL_SECONDS = 0.5
 _SCRATCH_SLACK_BYTES = 1 << 20
 """So that one file of the allowed size does not exceed the limit."""
+
+
+class WorkerSlot:
+    """A place of a worker, for one request. Implements slots.Slot."""
+
+    def __init__(self, worker: WorkerProcess) -> None:
+        self._worker = worker
+        self._number = 0
+
+    def execute(self, body: bytes, num_samples: int, callback: Callable[[ExecutionResult], None]) -> None:
+        self._number = self._worker.start(body, num_samples, callback).number
+
+    def kill(self, reason: InvalidReason, message: str) -> None:
+        self._worker.end_request(self._number, reason, message)
 
 
 class WorkerPool:
@@ -64,9 +80,7 @@ class WorkerPool:
         self._output = OutputLog()
         self._shared_files: SharedFiles = SharedFolders()
         self._health = PoolHealth()
-        self._idle: list[WorkerProcess] = []
-        self._resting: deque[WorkerProcess] = deque()
-        """Idle, and their last request failed; the oldest first."""
+        self._placement: Placement[WorkerProcess] = Placement(settings.per_process)
         self._starting_since: dict[WorkerProcess, float] = {}
         self._start_seconds = 0.0
         """The longest start that has succeeded."""
@@ -86,7 +100,7 @@ class WorkerPool:
 
     @property
     def has_idle(self) -> bool:
-        return bool(self._idle or self._resting)
+        return self._placement.has_free
 
     def owns(self, pid: int) -> bool:
         return any(worker.pid == pid for worker in self._workers)
@@ -100,29 +114,32 @@ class WorkerPool:
         self._isolation.record(report.missing)
         self._shared_files = self._isolation.find_shared_files()
         self._keep(self._watch_scratch())
+        if self._settings.is_shared:
+            self._keep(self._watch_loops())
         self._on_worker_ready(worker)
         return report.model_copy(update={"missing": self._isolation.missing})
 
-    def acquire(self) -> WorkerProcess:
-        """Return the idle worker that was used last: its memory is warm, and the others stay swapped out.
-
-        Workers whose last request failed come last: a spoilt one must not draw the work, and with a spare worker a
-        retry always meets another one.
-        """
-        return self._idle.pop() if self._idle else self._resting.popleft()
+    def acquire(self) -> WorkerSlot:
+        return WorkerSlot(self._placement.acquire())
 
     def ensure(self, demand: int) -> None:
         """Grow towards `demand` workers and the spare ones, and replace dead ones."""
         self._demand = max(1, demand)
-        num_wanted = min(self._size, self._demand) + self._settings.spare_workers
+        num_busy = math.ceil(min(self._size, self._demand) / self._settings.per_process)
+        num_wanted = num_busy + self._settings.spare_workers
         max_starting = 1 if self._num_failed_starts else self._max_starting
         while (
             not self._closing
-            and len(self._ready) + self._num_starting < num_wanted
+            and self._num_lasting + self._num_starting < num_wanted
             and self._num_starting < max_starting
         ):
             self._num_starting += 1
             self._keep(self._start())
+
+    @property
+    def _num_lasting(self) -> int:
+        """Ready workers, without those that end with their last request."""
+        return sum(not worker.problem for worker in self._ready)
 
     async def close(self) -> None:
         self._closing = True
@@ -156,6 +173,14 @@ class WorkerPool:
                 )
                 worker.kill(InvalidReason.WORKER_DIED, message)
 
+    async def _watch_loops(self) -> None:
+        """Kill shared workers whose event loop does not turn."""
+        while True:
+            await asyncio.sleep(_LOOP_POLL_SECONDS)
+            for worker in list(self._workers):
+                if worker.shared is not None and worker.shared.is_blocked():
+                    self._keep(worker.shared.end_blocked())
+
     async def _start(self) -> None:
         try:
             if self._num_failed_starts:
@@ -177,7 +202,12 @@ class WorkerPool:
 
     def _spawn(self) -> WorkerProcess:
         worker = WorkerProcess(
-            self._settings, self._isolation, self._output, self._on_worker_idle, self._on_worker_exit
+            self._settings,
+            self._isolation,
+            self._output,
+            self._on_worker_free,
+            self._placement.hold,
+            self._on_worker_exit,
         )
         self._workers.add(worker)
         return worker
@@ -228,17 +258,20 @@ class WorkerPool:
             return
         self._shared_files.observe(self._list_running())
         self._ready.add(worker)
-        self._idle.append(worker)
+        self._placement.add(worker)
         self._on_idle()
 
-    def _on_worker_idle(self, worker: WorkerProcess) -> None:
-        self._shared_files.observe(self._list_running())
-        self._shared_files.end(worker)
-        if reason := worker.problem or self._health.record(worker.history, failed=worker.has_failed):
-            logger.info("%s: worker %d is replaced: %s", self._name, worker.pid, reason)
-            worker.kill(InvalidReason.CANCELLED, reason)  # it has no request; its exit starts another one
-        else:
-            (self._resting if worker.has_failed else self._idle).append(worker)
+    def _on_worker_free(self, worker: WorkerProcess) -> None:
+        """A request of the worker has ended. One that must be replaced ends with its last request."""
+        is_idle = not worker.requests
+        if is_idle:
+            self._shared_files.observe(self._list_running())
+            self._shared_files.end(worker)
+        worker.problem = worker.problem or self._health.record(worker.history, failed=worker.has_failed)
+        self._placement.release(worker, failed=worker.has_failed, is_kept=not worker.problem)
+        if worker.problem and is_idle:
+            logger.info("%s: worker %d is replaced: %s", self._name, worker.pid, worker.problem)
+            worker.kill(InvalidReason.CANCELLED, worker.problem)  # it has no request; its exit starts another one
         self._on_idle()  # also after a replacement: a spare worker may be idle
 
     def _list_running(self) -> Iterator[Hashable]:
@@ -246,7 +279,7 @@ class WorkerPool:
         for worker in self._workers:
             if worker not in self._ready:
                 yield worker, "import"
-            elif worker not in self._idle and worker not in self._resting:
+            elif self._placement.num_running(worker):
                 yield worker
 
     def _on_worker_exit(self, worker: WorkerProcess) -> None:
@@ -254,9 +287,7 @@ class WorkerPool:
         self._shared_files.end(worker)
         self._shared_files.end((worker, "import"))
         self._workers.discard(worker)
-        for idle in (self._idle, self._resting):
-            if worker in idle:
-                idle.remove(worker)
+        self._placement.remove(worker)
         if worker in self._ready:
             self._ready.discard(worker)
             if not self._closing:

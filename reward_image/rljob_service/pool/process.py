@@ -1,8 +1,9 @@
-"""One worker process as the server sees it: spawn, one request at a time, kill, notice its death.
+"""One worker process as the server sees it: spawn, requests, kill, notice its death.
 
 Owns the process, its socket, its pipes and its seccomp supervisor. Each request gets exactly one result: the worker's
-replies, or how the process ended. Processes that a request started end before the worker is idle again. The pool
-decides when to start and to replace a worker, isolation what it may do.
+replies, or how the process ended. Processes that requests started end before the worker is idle again. The pool decides
+when to start and to replace a worker, isolation what it may do, `running` what each request gets; a request of a shared
+process (episodesPerProcess) is ended by shared_worker.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from rljob_service.pool.health import WorkerHistory, draw_max_requests, has_fail
 from rljob_service.pool.import_watch import StackPipe
 from rljob_service.pool.isolation import Isolation
 from rljob_service.pool.output import OutputLog
+from rljob_service.pool.running import Callback, Request, RunningRequests
 from rljob_service.pool.seccomp_supervisor import SeccompSupervisor
+from rljob_service.pool.shared_requests import SharedRequests
 from rljob_service.results import ExecutionResult, StartupReport, failure
 from rljob_service.worker.process import frames, scratch
 from rljob_service.worker.sandbox import PRIVATE_SHM, lacks, private_folders
@@ -45,39 +48,43 @@ _GENTLE = frozenset((InvalidReason.TIMEOUT, InvalidReason.CANCELLED))
 
 
 class WorkerProcess(asyncio.Protocol):
-    """Calls on_idle and on_exit for the pool; `started` and `exited` are the futures of both ends of its life."""
+    """Calls for the pool on_free when a request has ended, on_hold if it must get none until then, and on_exit;
+    `started` and `exited` are the futures of both ends of its life."""
 
     def __init__(
         self,
         settings: FunctionSettings,
         isolation: Isolation,
         output: OutputLog,
-        on_idle: Callable[[WorkerProcess], None],
+        on_free: Callable[[WorkerProcess], None],
+        on_hold: Callable[[WorkerProcess], None],
         on_exit: Callable[[WorkerProcess], None],
     ) -> None:
-        self._function = settings
+        self.settings = settings
         self._isolation = isolation
         self._sandbox = isolation.allocate_sandbox()
         self.scratch = self._sandbox.scratch
         self._supervisor: SeccompSupervisor | None = None
         self._output = output
-        self._on_idle = on_idle
+        self._on_free, self._on_hold = on_free, on_hold
         self._on_exit = on_exit
         kind = KINDS[settings.serves]
         self._replies, self._has_teardown = kind.replies, kind.has_teardown
         self._buffer = frames.FrameBuffer(_MAX_REPORT_BYTES)
-        self._callback: Callable[[ExecutionResult], None] | None = None
-        self._num_samples = 0
+        self.requests = RunningRequests()
         self._killed_as: ExecutionResult | None = None
         self.history = WorkerHistory(draw_max_requests(settings.max_requests))
         self.has_failed = False
         """Whether the last request failed."""
         self.problem = ""
-        """Why it must be replaced after the current request, as it said or as its processes show."""
+        """Why it must be replaced after its current requests, as it said or as its processes show."""
+        self.shared = SharedRequests(self) if settings.is_shared else None
         self._has_private_memory = False
         self._kept: set[psutil.Process] = set()
         """Processes that the import started: they stay until the worker ends."""
         self._ending: asyncio.Task[None] | None = None
+        self._culprit = 0
+        """The request for which the process ended."""
         self._transport: asyncio.WriteTransport | None = None
         self._loop = asyncio.get_running_loop()
         self.started: asyncio.Future[StartupReport] = self._loop.create_future()
@@ -88,10 +95,12 @@ class WorkerProcess(asyncio.Protocol):
         self._socket, worker_socket = socket.socketpair()
         self._handover, worker_handover = socket.socketpair()
         self._stack = StackPipe()
-        descriptors = (worker_socket.fileno(), worker_handover.fileno(), self._stack.write_end)
+        descriptors = [worker_socket.fileno(), worker_handover.fileno(), self._stack.write_end]
+        descriptors += [self.shared.descriptor] if self.shared is not None else []
         # -P: Python must not import files that user code wrote into a working directory.
         self._command = [self._isolation.python, "-P", "-m", "rljob_service.worker"]
         self._command += map(str, (descriptors[0], os.getpid(), *descriptors[1:]))
+        self._command += ["-1"] if self.shared is None else []
         with worker_socket, worker_handover:
             self._process = subprocess.Popen(
                 self._command,
@@ -104,6 +113,8 @@ class WorkerProcess(asyncio.Protocol):
                 bufsize=0,
             )
         self._stack.close_write_end()
+        if self.shared is not None:
+            self.shared.close_descriptor()
         self.pid = self._process.pid
         assert self._process.stdout is not None
         self._stdout = self._process.stdout
@@ -117,23 +128,36 @@ class WorkerProcess(asyncio.Protocol):
 
     @property
     def is_busy(self) -> bool:
-        return self._callback is not None or not self.started.done()
+        return len(self.requests) > 0 or not self.started.done()
 
     async def connect(self) -> None:
         """Send the settings. The worker's answer arrives in `started`."""
         await self._loop.create_unix_connection(lambda: self, sock=self._socket)
         if self._transport is not None:
-            first = {"settings": self._function._asdict(), "sandbox": self._sandbox._asdict()}
+            first = {"settings": self.settings._asdict(), "sandbox": self._sandbox._asdict()}
             self._transport.write(frames.encode(json.dumps(first).encode()))
 
-    def execute(self, body: bytes, num_samples: int, callback: Callable[[ExecutionResult], None]) -> None:
-        assert self._callback is None
+    def start(self, body: bytes, num_samples: int, callback: Callback) -> Request:
+        """Start one request, and call `callback` with its result."""
+        assert self.shared is not None or not self.requests
+        request = self.requests.start(body, num_samples, callback)
+        self._buffer.max_bytes = self._replies.max_bytes * self.requests.most_samples
+        if self.shared is not None and len(self.requests) == 1:
+            self.shared.start_watch()
+        self.send(body, request.number)
+        return request
+
+    def send(self, payload: bytes, number: int) -> None:
         assert self._transport is not None
-        self._callback = callback
-        self._num_samples = num_samples
-        self._buffer.max_bytes = self._replies.max_bytes * num_samples
         if not self._transport.is_closing():  # else _reap() delivers how the process ended
-            self._transport.write(frames.encode(body))
+            self._transport.write(frames.encode(payload, number))
+
+    def end_request(self, number: int, reason: InvalidReason, message: str) -> None:
+        """End one request with this reason. No effect without it."""
+        if self.shared is None:
+            self.kill(reason, message)
+        else:
+            self.shared.end(number, failure(reason, message))
 
     def used_bytes(self, limit: int) -> int:
         """Return the size of its files, or more than `limit`. Blocks; may be called from another thread."""
@@ -147,24 +171,32 @@ class WorkerProcess(asyncio.Protocol):
         return total
 
     async def locate(self) -> str:
-        """Return the line that its import executes; empty if that is unknown."""
-        can_answer = self._handover.fileno() < 0 and not self.started.done()
-        return await self._stack.locate(self.pid, self._function.path) if can_answer else ""
+        """Return the line that its import, or a shared process, executes; empty if that is unknown."""
+        can_answer = self._handover.fileno() < 0 and (self.shared is not None or not self.started.done())
+        return await self._stack.locate(self.pid, self.settings.path) if can_answer else ""
 
     def kill(self, reason: InvalidReason, message: str) -> None:
-        """Kill the process and all that it started; its request, if any, fails with this reason once it is dead.
+        """Kill the process and all that it started; its requests fail with this reason once it is dead.
 
-        A request with a teardown gets SIGTERM first, and some seconds to release what it holds.
+        A request with a teardown gets SIGTERM first, or is cancelled, and has some seconds to release what it holds.
         """
         if self.exited.done():
             return  # the kernel may have reused its pid
         is_first = self._killed_as is None
         self._killed_as = self._killed_as or failure(reason, message)
-        if not self._has_teardown or self._callback is None or reason not in _GENTLE:
+        if not self._has_teardown or not self.requests or reason not in _GENTLE:
             self._kill_group()
         elif is_first:
-            os.kill(self.pid, signal.SIGTERM)
+            if self.shared is None:
+                os.kill(self.pid, signal.SIGTERM)
+            else:
+                self.shared.end_all(self._killed_as)
             self._loop.call_later(TEARDOWN_SECONDS, self._kill_group)
+
+    def kill_for(self, culprit: int, message: str) -> None:
+        """Kill a shared process because of one of its requests; 0: it is unknown which."""
+        self._culprit = self._culprit or culprit
+        self.kill(InvalidReason.WORKER_DIED, message)
 
     def _kill_group(self) -> None:
         if not self.exited.done():
@@ -177,7 +209,7 @@ class WorkerProcess(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for frame in self._buffer.feed(data):
-                self._receive(frame)
+                self._receive(frame.number, frame.payload)
         except (frames.BrokenFrameError, ValidationError) as error:
             what = str(error) if isinstance(error, frames.BrokenFrameError) else error.errors()[0]["msg"]
             self.kill(InvalidReason.WORKER_DIED, f"the worker wrote garbage to its pipe and was replaced: {what}")
@@ -187,13 +219,16 @@ class WorkerProcess(asyncio.Protocol):
         message = "the worker closed its pipe and was replaced"
         self._loop.call_later(_EXIT_AFTER_CLOSE_SECONDS, self.kill, InvalidReason.WORKER_DIED, message)
 
-    def _receive(self, frame: bytes | None) -> None:
-        if self._killed_as is not None:
+    def _receive(self, number: int, frame: bytes | None) -> None:
+        if self._killed_as is not None and (self.shared is None or self.shared.count_answer(number)):
             return self._kill_group()  # it has released what it held
+        if self._killed_as is not None:
+            return
         if frame is None:
-            return self._finish(self._replies.too_long)
+            return self._finish(number, self._replies.too_long)
         if not self.started.done():
-            self._stack.close()
+            if self.shared is None:
+                self._stack.close()
             if self._supervisor is not None and self._supervisor.has_new_processes:
                 self._kept = set(process_marks.find_processes(self._sandbox.mark))
                 self._supervisor.has_new_processes = False
@@ -205,23 +240,31 @@ class WorkerProcess(asyncio.Protocol):
             text = frame[len(frames.RETIRING) :].decode(errors="replace")
             self.problem = text[:_MAX_REASON_CHARACTERS]
             return
+        request = self.requests.get(number)
+        if request is None:
+            raise frames.BrokenFrameError("an answer without a request")
+        if request.ends_as is not None:
+            return self._finish(number, request.ends_as)
         replies: ExecutionResult = self._replies.adapter.validate_json(frame)
         failed_as_a_whole = len(replies) == 1 and replies[0].reason is not None
-        if len(replies) != self._num_samples and not failed_as_a_whole:
-            raise frames.BrokenFrameError(f"{len(replies)} answers for {self._num_samples} samples")
-        self._finish(replies)
+        if len(replies) != request.num_samples and not failed_as_a_whole:
+            raise frames.BrokenFrameError(f"{len(replies)} answers for {request.num_samples} samples")
+        self._finish(number, replies)
 
-    def _finish(self, result: ExecutionResult) -> None:
-        callback, self._callback = self._callback, None
-        if callback is None:
+    def _finish(self, number: int, result: ExecutionResult) -> None:
+        if self.requests.get(number) is None:
             raise frames.BrokenFrameError("an answer without a request")
+        callback, result = self.requests.finish(number, result)
+        if self.shared is not None and not self.requests:
+            self.shared.watch.stop()
         callback(result)
         self.has_failed = has_failed(result)
-        if self._supervisor is not None and self._supervisor.has_new_processes:
+        if not self.requests and self._supervisor is not None and self._supervisor.has_new_processes:
             self._supervisor.has_new_processes = False
+            self._on_hold(self)
             self._ending = self._loop.create_task(self._end_processes())
         else:
-            self._on_idle(self)
+            self._on_free(self)
 
     async def _end_processes(self) -> None:
         """Kill what the request started and left running."""
@@ -231,11 +274,11 @@ class WorkerProcess(asyncio.Protocol):
         commands = await asyncio.to_thread(process_marks.kill_processes, self._sandbox.mark, kept)
         if self.exited.done():
             return
-        if self._function.isolation != REQUEST and any(map(self._may_depend_on, commands)):
+        if self.settings.isolation != REQUEST and any(map(self._may_depend_on, commands)):
             self.problem = self.problem or (
                 "a request left processes of multiprocessing, which ended with it; create pools during the import"
             )
-        self._on_idle(self)
+        self._on_free(self)
 
     def _may_depend_on(self, command: list[str]) -> bool:
         """Whether the process was forked, or started by multiprocessing: without it, an object may be broken."""
@@ -255,9 +298,9 @@ class WorkerProcess(asyncio.Protocol):
                 descriptors[0],
                 self._sandbox.mark,
                 self.scratch,
-                self._function.process_limit,
+                self.settings.process_limit,
                 self._kill_excessive,
-                self.pid if self._function.isolation == REQUEST else None,
+                self.pid if self.settings.isolation == REQUEST else None,
             )
 
     def _close_handover(self) -> None:
@@ -266,9 +309,10 @@ class WorkerProcess(asyncio.Protocol):
             self._handover.close()
 
     def _kill_excessive(self) -> None:
-        num = self._function.max_processes
+        num = self.settings.max_processes
         message = f"the function had more than {num} processes and threads (maxProcesses) and was killed"
-        self.kill(InvalidReason.WORKER_DIED, message)
+        # The process waits in the call with which it would start one more.
+        self.kill_for(self.shared.board.current if self.shared is not None else 0, message)
 
     def _drain_output(self) -> None:
         try:
@@ -293,22 +337,22 @@ class WorkerProcess(asyncio.Protocol):
         self._stdout.close()
         self._stack.close()
         if self._killed_as is None:
+            self._culprit = self.shared.board.current if self.shared is not None else 0
             self._killed_as = failure(InvalidReason.WORKER_DIED, f"the worker process {_describe_exit(code)}")
         if self._transport is not None:
             self._transport.abort()
         self.exited.set_result(None)
         if not self.started.done():
-            message = f"{self._function.path}: while it was imported, {self._killed_as[0].message}"
+            message = f"{self.settings.path}: while it was imported, {self._killed_as[0].message}"
             self.started.set_result(StartupReport(error=message))
-        callback, self._callback = self._callback, None
-        if callback is not None:
-            callback(self._name_cause(self._killed_as))
+        for callback, result in self.requests.end_all(self._name_cause(self._killed_as), self._culprit):
+            callback(result)
         self._on_exit(self)
 
     def _name_cause(self, result: ExecutionResult) -> ExecutionResult:
         """Return why its request failed. Code of the policy that ended its worker would do it again: this is for the
         model to know, and no reason to retry."""
-        if result[0].reason is InvalidReason.WORKER_DIED and self._function.runs_code_of_policy:
+        if result[0].reason is InvalidReason.WORKER_DIED and self.settings.runs_code_of_policy:
             return failure(InvalidReason.BAD_REQUEST, f"the code ended its sandbox: {result[0].message}")
         return result
 

@@ -1,4 +1,4 @@
-"""`python -m rljob_service.worker FD PARENT_PID HANDOVER_FD`: one worker process."""
+"""`python -m rljob_service.worker FD PARENT_PID HANDOVER_FD STACK_FD BOARD_FD`: one worker process."""
 
 import sys
 

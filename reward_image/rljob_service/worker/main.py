@@ -1,8 +1,10 @@
-"""One worker process: `python -m rljob_service.worker FD PARENT_PID HANDOVER_FD STACK_FD`. One request at a time.
+"""One worker process: `python -m rljob_service.worker FD PARENT_PID HANDOVER_FD STACK_FD BOARD_FD`.
 
-The server kills it at a timeout, the kernel when the server dies. Frames have a dedicated socket, so output of user
-code cannot disturb them. Until the function has loaded, SIGUSR1 writes the stack to STACK_FD. Invariant: no user code
-runs outside the sandbox, and each request finds the process as the import left it, except for Python's objects.
+One request at a time, or many coroutines (shared_calls.py), with BOARD_FD; -1: none. The server kills it at a timeout,
+the kernel when the server dies. Frames have a dedicated socket, so output of user code cannot disturb them. SIGUSR1
+writes the stack to STACK_FD: until the function has loaded, or always in a shared process. Invariant: no user code runs
+outside the sandbox, and each request finds the process as the import left it, except for Python's objects and for what
+requests leave that run together.
 """
 
 from __future__ import annotations
@@ -24,19 +26,21 @@ from rljob_api.errors import UserError
 from rljob_api.functions.values import Sample
 from rljob_service.worker import sandbox
 from rljob_service.worker.forked_calls import CallDiedError, ForkedCalls
+from rljob_service.worker.forms.binding import Binding
 from rljob_service.worker.forms.outcome import EXCEPTION, WORKER_DIED, CallOutcome, Outcome, failed_call, invalid
 from rljob_service.worker.load.entrypoints import BoundFunction
 from rljob_service.worker.load.loading import describe_limit, explain, load
+from rljob_service.worker.process.board import Board
 from rljob_service.worker.process.frames import RETIRING, BlockingChannel
 from rljob_service.worker.process.leftovers import Leftovers, describe_exhaustion
 from rljob_service.worker.process.scratch import ScratchCleaner
 from rljob_service.worker.sandbox import WorkerSandbox, private_folders
 from rljob_service.worker.sandbox.system import die_with
-from rljob_service.worker.settings import REQUEST, FunctionSettings
+from rljob_service.worker.settings import EPISODES, REQUEST, FunctionSettings
 
 
 def main(arguments: list[str]) -> int:
-    descriptor, parent_pid, handover, stack = map(int, arguments)
+    descriptor, parent_pid, handover, stack, board = map(int, arguments)
     die_with(parent_pid)
     # A woken worker must not preempt the server in the middle of its loop: that would delay every request.
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -45,25 +49,31 @@ def main(arguments: list[str]) -> int:
     os.set_inheritable(stack, False)
     # Before the server sees the end of the handover, after which it may send the signal.
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
-    channel = BlockingChannel(socket.socket(fileno=descriptor))
+    connection = socket.socket(fileno=descriptor)
+    channel = BlockingChannel(connection)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
     first = channel.read()
-    if first is None:
+    if first is None or first.payload is None:
         return 0
-    message = json.loads(first)
+    message = json.loads(first.payload)
     settings, worker_sandbox = FunctionSettings(**message["settings"]), WorkerSandbox(**message["sandbox"])
     with socket.socket(fileno=handover) as sock:
         missing = sandbox.enter(settings, worker_sandbox, sock)
     _limit_cpu(settings)
     sys.path.append(worker_sandbox.modules)
+    if settings.is_shared and settings.serves == EPISODES:
+        from rljob_service.worker.episodes.variables import share_environment
+
+        share_environment()
     try:
         bound = load(settings)
     except UserError as error:
         channel.write(json.dumps({"error": str(error)}).encode())
         return 0
-    faulthandler.unregister(signal.SIGUSR1)
-    os.close(stack)
+    if not settings.is_shared:
+        faulthandler.unregister(signal.SIGUSR1)
+        os.close(stack)
     report: dict[str, Any] = {"entrypoint": bound.entrypoint, "signature": bound.signature, "missing": missing}
     report |= {"reads": sorted(bound.reads), "takes_groups": bound.takes_groups, "tools": bound.tools}
     others = [] if sandbox.lacks(missing, sandbox.PRIVATE_SHM) else [private_folders.SHARED_MEMORY]
@@ -76,7 +86,9 @@ def main(arguments: list[str]) -> int:
         return 0
     leftovers = Leftovers()
     channel.write(json.dumps(report).encode())
-    if calls is None:
+    if settings.is_shared:
+        _serve_shared(connection, board, executor, leftovers, cleaner, settings)
+    elif calls is None:
         _serve(channel, executor, leftovers, cleaner)
     else:
         _serve_forked(channel, calls, cleaner)
@@ -93,36 +105,62 @@ def _limit_cpu(settings: FunctionSettings) -> None:
 
 def _serve(channel: BlockingChannel, executor: Executor, leftovers: Leftovers, cleaner: ScratchCleaner) -> None:
     own_pid = os.getpid()
-    while (body := channel.read()) is not None:
-        answer = executor.answer(body)
+    while (frame := channel.read()) is not None:
+        answer = executor.answer(frame.payload or b"")
         if os.getpid() != own_pid:
             os._exit(0)  # a child that user code forked and let return: it must not answer or clean for the worker
         problem = leftovers.reset() or executor.find_problem()
-        _answer(channel, answer, cleaner, problem)
+        _answer(channel, frame.number, answer, cleaner, problem)
+
+
+def _serve_shared(
+    connection: socket.socket,
+    board: int,
+    executor: Executor,
+    leftovers: Leftovers,
+    cleaner: ScratchCleaner,
+    settings: FunctionSettings,
+) -> None:
+    """Serve with episodesPerProcess above 1."""
+    from rljob_service.worker import shared_calls  # here, since other workers need no event loop
+
+    def reset() -> str:
+        return leftovers.reset() or _clean(cleaner)
+
+    shown = Board(board)
+    os.close(board)
+    ends_tasks = settings.serves == EPISODES
+    shared_calls.serve(connection, shown, executor.answer_shared, reset, settings.per_process, ends_tasks=ends_tasks)
 
 
 def _serve_forked(channel: BlockingChannel, calls: ForkedCalls, cleaner: ScratchCleaner) -> None:
     """Serve with isolation: request. What a request leaves in memory has ended with its process."""
-    while (body := channel.read()) is not None:
+    while (frame := channel.read()) is not None:
         problem = ""
         try:
-            answer = calls.execute(body)
+            answer = calls.execute(frame.payload or b"")
         except CallDiedError as error:
             answer = _encode([invalid(WORKER_DIED, str(error))])
         except (OSError, MemoryError) as error:  # no process can be started
             problem = describe_exhaustion(error)
             answer = _encode([invalid(EXCEPTION, f"the process of the call cannot be started: {error}")])
-        _answer(channel, answer, cleaner, problem)
+        _answer(channel, frame.number, answer, cleaner, problem)
 
 
-def _answer(channel: BlockingChannel, answer: bytes, cleaner: ScratchCleaner, problem: str) -> None:
+def _answer(channel: BlockingChannel, number: int, answer: bytes, cleaner: ScratchCleaner, problem: str) -> None:
+    uncleaned = _clean(cleaner)
+    if problem := problem or uncleaned:
+        channel.write(RETIRING + problem.encode(errors="replace"), number)
+    channel.write(answer, number)
+
+
+def _clean(cleaner: ScratchCleaner) -> str:
+    """Remove what requests left. Return why the worker must be replaced, or ''."""
     try:
         cleaner.clean()
     except OSError as error:
-        problem = problem or describe_exhaustion(error) or f"its scratch directory cannot be cleaned: {error}"
-    if problem:
-        channel.write(RETIRING + problem.encode(errors="replace"))
-    channel.write(answer)
+        return describe_exhaustion(error) or f"its scratch directory cannot be cleaned: {error}"
+    return ""
 
 
 def _encode(outcomes: Sequence[Outcome | CallOutcome]) -> bytes:
@@ -156,17 +194,41 @@ class Executor:
             message = explain(error, self._bound.path) + describe_limit(error, self._settings)
             return [invalid(EXCEPTION, message)] if calls is None else [failed_call(EXCEPTION, message)]
 
+    async def answer_shared(self, body: bytes) -> tuple[bytes, str]:
+        """Return the outcomes of one of several requests as JSON, and why the worker must be replaced after it."""
+        outcomes, problem = await self._execute_shared(body)
+        return _encode(outcomes), problem
+
+    async def _execute_shared(self, body: bytes) -> tuple[list[Outcome] | list[CallOutcome], str]:
+        calls = self._bound.calls
+        try:
+            request = json.loads(body)
+            if calls is None:
+                binding, samples = self._find_binding(request)
+                return binding.read(await binding.call(samples), samples), ""
+            assert calls.call_shared is not None
+            return [calls.read(await calls.call_shared(request), request)], ""
+        except BaseException as error:  # also CancelledError: the server knows why, and waits for this answer
+            exhaustion = describe_exhaustion(error)
+            message = explain(error, self._bound.path) + describe_limit(error, self._settings)
+            # What the requests of a process share is used up. That of this one failed first: it need not be the cause.
+            reason = WORKER_DIED if exhaustion else EXCEPTION
+            return [invalid(reason, message)] if calls is None else [failed_call(reason, message)], exhaustion
+
     def find_problem(self) -> str:
         """Return why the worker must be replaced after the last request; '' if it need not."""
         calls = self._bound.calls
         return self.exhaustion or (calls.find_problem() if calls is not None else "")
 
     def _score(self, request: dict[str, Any]) -> list[Outcome]:
+        binding, samples = self._find_binding(request)
+        return binding.read(self._wait(binding.call(samples)), samples)
+
+    def _find_binding(self, request: dict[str, Any]) -> tuple[Binding, list[Sample]]:
         binding = self._bound.group if "samples" in request else self._bound.sample
         if binding is None:
             raise UserError(f"scope: {self._settings.scope} does not score requests of this kind")
-        samples = _samples_of(request)
-        return binding.read(self._wait(binding.call(samples)), samples)
+        return binding, _samples_of(request)
 
     def _wait(self, value: Any) -> Any:
         """Return the value; of an awaitable its result. One event loop for the worker's life, so that the function may

@@ -66,11 +66,18 @@ class FunctionSettings(NamedTuple):
     """Other folders that workers must be able to read."""
     isolation: str = WORKER
     """worker or request: what has a separate process."""
+    per_process: int = 1
+    """Requests that one worker executes at once, as coroutines of one event loop (episodesPerProcess)."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether a worker executes several requests at once."""
+        return self.per_process > 1
 
     @property
     def process_limit(self) -> int:
         """The most processes and threads of one worker, except its main thread."""
-        return self.max_processes + (self.isolation == REQUEST)
+        return self.max_processes + (self.isolation == REQUEST) + (self.per_process if self.is_shared else 0)
 
     @property
     def runs_code_of_policy(self) -> bool:
@@ -80,6 +87,6 @@ class FunctionSettings(NamedTuple):
 
 SCORE_NEUTRAL_FIELDS = (
     *("path", "python", "scratch", "import_timeout_seconds", "max_requests", "spare_workers", "folders", "isolation"),
-    *("adapter", "signatures"),
+    *("adapter", "signatures", "per_process"),
 )
 """Where and how long a function runs, and where plugins are: not part of the reward's version."""

@@ -320,6 +320,9 @@ class Requests(Generic[R]):
             lease.done()
             return call.fail(InvalidReason.BAD_RETURN, f"the response is too long for a result: {text[:200]}", seconds)
         results = call.read(text, seconds)
+        if not self._is_external and any(result.reason is InvalidReason.INTERRUPTED for result in results):
+            lease.done()
+            return None
         if not self._is_external:
             unable = [result for result in results if result.reason in _UNABLE_REASONS]
             if unable:

@@ -50,6 +50,8 @@ class CallService(AgentService):
     """What executes calls: of the user, or a module of the reward image."""
     user_model: UserModel | None = None
     """Who answers as the user."""
+    episodes_per_process: int = Field(default=1, ge=1)
+    """Of the runner."""
 
     @property
     def is_served(self) -> bool:

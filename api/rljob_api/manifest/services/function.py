@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 from pydantic import Field
 
 from rljob_api.manifest import base
 from rljob_api.manifest.base import FreeForm, ObjectName, PathText, ShortText, Spec
 from rljob_api.manifest.quantity import Size, size_within
+
+SHARES_NO_CPU_LIMIT: Final = base.Rule(
+    ("episodesPerProcess", "function.cpuSeconds"),
+    "must be 1 with a limit of CPU time, which a process has as a whole",
+    "remove function.cpuSeconds, or episodesPerProcess",
+    lambda owner: owner.episodes_per_process == 1 or owner.function is None or owner.function.cpu_seconds is None,
+    "!has(self.episodesPerProcess) || self.episodesPerProcess == 1 || !has(self.function) || "
+    "!has(self.function.cpuSeconds)",
+)
+"""For what has episodesPerProcess and a function."""
 
 
 class ConfigMapKeyRef(Spec):

@@ -12,7 +12,7 @@ from rljob_api.manifest.pod_settings import PodSettings
 from rljob_api.manifest.quantity import Size
 from rljob_api.manifest.scaling import RewardScaling
 from rljob_api.manifest.services.base import PythonVersion, ServiceSettings
-from rljob_api.manifest.services.function import PythonFunction
+from rljob_api.manifest.services.function import SHARES_NO_CPU_LIMIT, PythonFunction
 from rljob_api.manifest.services.models import JudgeEndpoint, JudgeReward, ModelReward, ServedModel, limits_suffice
 from rljob_api.manifest.status import MAX_IMAGE_LENGTH, Condition
 from rljob_api.wire.contract import API_VERSION
@@ -110,8 +110,12 @@ class RewardBase(ServiceSettings):
     (defaults.pythonImages of the chart), unless `image` is set. `rljob run` takes it from this machine, where uv
     installs it if it is missing. Null: that of the image, or RLJob's own."""
     slots: int = Field(default=16, ge=1, le=4096)
-    """Requests that one Pod executes concurrently. A function runs each in a separate worker process; a model or a
-    judge sends each to vLLM or to the endpoint."""
+    """Requests that one Pod executes concurrently. A function runs them in slots / episodesPerProcess worker processes;
+    a model or a judge sends each to vLLM or to the endpoint."""
+    episodes_per_process: int = Field(default=1, ge=1, le=1024)
+    """Requests (episodes, or groups of them) that one worker process scores at once, if the function is async: as
+    coroutines of one event loop. They share its memory, its limits and what it costs to import. 1: each has the process
+    alone, since an async function may still block the others. See docs/isolation.md."""
     queue_length: int = Field(default=4096, ge=1)
     """Maximum queued requests per Pod. The server rejects further requests with 429 and Retry-After."""
     max_request_size: Size = Size("16Mi")
@@ -164,6 +168,24 @@ class RewardBase(ServiceSettings):
 
 
 _SHARED_RULES = (
+    SHARES_NO_CPU_LIMIT,
+    Rule(
+        ("episodesPerProcess", "function"),
+        "must be 1 without a function",
+        "remove it: a model or an endpoint has no worker processes of its own",
+        lambda reward: reward.episodes_per_process == 1 or reward.function is not None,
+        "!has(self.episodesPerProcess) || self.episodesPerProcess == 1 || has(self.function)",
+    ),
+    Rule(
+        ("episodesPerProcess", "function.isolation"),
+        "must be 1 with isolation: request, which gives each request a process",
+        "remove one of them",
+        lambda reward: (
+            reward.episodes_per_process == 1 or reward.function is None or reward.function.isolation == "worker"
+        ),
+        "!has(self.episodesPerProcess) || self.episodesPerProcess == 1 || !has(self.function) || "
+        "!has(self.function.isolation) || self.function.isolation == 'worker'",
+    ),
     *limits_suffice("judge"),
     Rule(
         ("scope", "model"),
@@ -257,6 +279,14 @@ class Reward(RewardBase):
             "set it in the RewardModel, which owns the Pods",
             lambda reward: reward.autoscaling is None or reward.reward_model_ref is None,
             "!has(self.autoscaling) || !has(self.rewardModelRef)",
+        ),
+        Rule(
+            ("episodesPerProcess", "failurePolicy.scores.workerDied"),
+            "must be 1 if a dead process has a score: it would count for all requests of the process",
+            "remove one of them",
+            lambda reward: reward.episodes_per_process == 1 or reward.failure_policy.scores.worker_died is None,
+            "!has(self.episodesPerProcess) || self.episodesPerProcess == 1 || !has(self.failurePolicy) || "
+            "!has(self.failurePolicy.scores) || !has(self.failurePolicy.scores.workerDied)",
         ),
     )
 

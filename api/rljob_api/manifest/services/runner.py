@@ -9,7 +9,7 @@ from pydantic import Field
 from rljob_api.manifest import base
 from rljob_api.manifest.base import FreeForm, Rule, Spec
 from rljob_api.manifest.services.calls import PROGRAM_LIMITS, AgentService, CallService
-from rljob_api.manifest.services.function import PythonFunction
+from rljob_api.manifest.services.function import SHARES_NO_CPU_LIMIT, PythonFunction
 
 RUNNER_SERVICE: Final = "runner"
 """Name of the service that runs the episodes of an environment or a program."""
@@ -57,6 +57,15 @@ class Runner(AgentService):
             lambda runner: runner.working_dir is None or bool(runner.command),
             "!has(self.workingDir) || (has(self.command) && self.command.size() > 0)",
         ),
+        Rule(
+            ("episodesPerProcess", "command"),
+            "must be 1 for a command, which is a process of each episode",
+            "remove episodesPerProcess, or use a function that is async",
+            lambda runner: runner.episodes_per_process == 1 or not runner.command,
+            "!has(self.episodesPerProcess) || self.episodesPerProcess == 1 || !has(self.command) || "
+            "self.command.size() == 0",
+        ),
+        SHARES_NO_CPU_LIMIT,
     )
 
     function: PythonFunction | None = None
@@ -73,7 +82,12 @@ class Runner(AgentService):
     """Whether the Pods may reach more than the policy and the ports of the URLs in env. If false, the NetworkPolicy
     blocks it. function.network has the same effect."""
     slots: int = Field(default=16, ge=1, le=4096)
-    """Episodes that one Pod runs concurrently, each in a worker process."""
+    """Episodes that one Pod runs concurrently, in slots / episodesPerProcess worker processes."""
+    episodes_per_process: int = Field(default=1, ge=1, le=1024)
+    """Episodes that one worker process plays at once, if `run` is async or the environment's framework is: as
+    coroutines of one event loop. They share its memory, its limits and what it costs to import. 1: each has the process
+    alone, since an async function may still block the others or keep an episode in a global. See
+    docs/isolation.md."""
     timeout_seconds: int = Field(default=1800, ge=1)
     """Maximum seconds of one episode in the runner, excluding queueing; then its process is killed."""
     deadline_seconds: int = Field(default=3600, ge=1)
@@ -86,7 +100,8 @@ class Runner(AgentService):
         """Return the settings of its server."""
         function = self._find_function(environment)
         network = function.network or self.network
-        return self._build(RUNNER_SERVICE, function=function.model_copy(update={"network": network}))
+        function = function.model_copy(update={"network": network})
+        return self._build(RUNNER_SERVICE, function=function, episodes_per_process=self.episodes_per_process)
 
     def _find_function(self, environment: Environment | None) -> PythonFunction:
         if environment is None:

@@ -20,6 +20,12 @@ class LoadedEnvironment(NamedTuple):
     adapter: Adapter
     environment: Any
 
+    @property
+    def is_async(self) -> bool:
+        """Whether a process can play several episodes at once."""
+        decide = getattr(self.adapter, "is_async", None)
+        return decide is not None and bool(decide(self.environment))
+
     def play(self, episode: Episode, model: Model) -> Reply | Awaitable[Reply]:
         return self.adapter.play(self.environment, episode, model)
 

@@ -76,6 +76,10 @@ class Adapter(Protocol):
         what the episode made, in a finally: the process plays the next one."""
         ...
 
+    # Optional: def is_async(environment: Any) -> bool, whether one process may play several episodes of this
+    # environment at once (episodesPerProcess). Then `play` is async and awaits whatever takes long, and keeps nothing
+    # of an episode outside of itself. Without it, an episode has its process alone.
+
 
 def import_name(path: str) -> Any:
     """Return what MODULE:NAME names. Raise UserError if it does not exist."""

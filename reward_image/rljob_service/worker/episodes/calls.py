@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
 
 from rljob_service.worker.episodes import reply
 from rljob_service.worker.episodes.ending import Waiter
 from rljob_service.worker.episodes.types import Access, Episode
-from rljob_service.worker.episodes.variables import set_variables
+from rljob_service.worker.episodes.variables import set_variables, use_variables
 from rljob_service.worker.forms.binding import CallBinding
 
 Play = Callable[[Episode, Waiter], Any]
 """Plays an episode and returns what user code returned."""
 
 
-def bind(play: Play, name: str) -> CallBinding:
+class Player(NamedTuple):
+    """What plays episodes."""
+
+    play: Play
+    play_shared: Callable[[Episode], Awaitable[Any]] | None = None
+    """The same among other episodes, in their event loop. None: it cannot."""
+    alone: str = ""
+    """Why it cannot, and what to do."""
+
+
+def bind(player: Player, name: str) -> CallBinding:
     """Bind what plays episodes; `name` is for errors."""
 
     def call(request: dict[str, Any]) -> Any:
         episode = read_episode(request["arguments"])
         with set_variables(episode.access), Waiter() as waiter:
-            return play(episode, waiter)
+            return player.play(episode, waiter)
 
-    return CallBinding(call, lambda value, request: reply.read(value, name))
+    async def call_shared(request: dict[str, Any]) -> Any:
+        assert player.play_shared is not None
+        episode = read_episode(request["arguments"])
+        with use_variables(episode.access):
+            return await player.play_shared(episode)
+
+    return CallBinding(
+        call,
+        lambda value, request: reply.read(value, name),
+        call_shared=None if player.play_shared is None else call_shared,
+        alone=player.alone,
+    )
 
 
 def read_episode(arguments: Mapping[str, Any]) -> Episode:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -18,12 +17,20 @@ from rljob_api.functions import episode_forms
 from rljob_api.functions.descriptions import Function
 from rljob_api.functions.episode_forms import CLIENT, CLOSE, RUN, SETUP
 from rljob_service.worker.episodes import client
+from rljob_service.worker.episodes.calls import Player
 from rljob_service.worker.episodes.ending import Waiter
 from rljob_service.worker.episodes.types import Episode
+from rljob_service.worker.forms.binding import NOT_ASYNC, is_coroutine_function
 from rljob_service.worker.forms.inspection import read_parameters
 
 _ROW_OVERRIDES: Final = ("question", "answer", "ground_truth", "data_source")
 """Values that a column with the parameter's name replaces."""
+
+
+_HAS_STEPS: Final = (
+    "its setup and close keep what belongs to one episode in one object: do their work in run, such as with `async "
+    "with`, or remove episodesPerProcess"
+)
 
 
 class Step(NamedTuple):
@@ -38,8 +45,18 @@ class Step(NamedTuple):
 
     @property
     def is_async(self) -> bool:
-        function = inspect.unwrap(getattr(self.function, "func", self.function))
-        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+        return is_coroutine_function(self.function)
+
+    def select(self, episode: Episode, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments that it takes. Raise UserError if the row lacks one."""
+        missing = [name for name in self.parameters.required if name not in given]
+        if missing:
+            columns = ", ".join(episode.columns) or "none"
+            raise UserError(
+                f"{self.parameters.show()} requires {', '.join(missing)}, which the row does not have (its other "
+                f"columns: {columns}); it may take {', '.join(episode_forms.VALUES)}"
+            )
+        return {name: value for name, value in given.items() if self.parameters.accepts(name)}
 
 
 def make_step(parameters: Function, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Step:
@@ -81,16 +98,22 @@ class Program:
     def _call(self, step: Step, values: dict[str, Any], episode: Episode, waiter: Waiter) -> Any:
         given = {**values, **step.kwargs}
         with _open_client(step, episode, waiter) as opened:
-            given |= opened
-            missing = [name for name in step.parameters.required if name not in given]
-            if missing:
-                columns = ", ".join(episode.columns) or "none"
-                raise UserError(
-                    f"{step.parameters.show()} requires {', '.join(missing)}, which the row does not have (its other "
-                    f"columns: {columns}); it may take {', '.join(episode_forms.VALUES)}"
-                )
-            passed = {name: value for name, value in given.items() if step.parameters.accepts(name)}
-            return waiter.wait(step.function(**passed))
+            return waiter.wait(step.function(**step.select(episode, {**given, **opened})))
+
+    def player(self) -> Player:
+        if not self._run.is_async:
+            return Player(self.play, alone=NOT_ASYNC)
+        if self._setup is not None or self._close is not None:
+            return Player(self.play, alone=_HAS_STEPS)
+        return Player(self.play, self._play_shared)
+
+    async def _play_shared(self, episode: Episode) -> Any:
+        """Play one of several episodes in the event loop that runs."""
+        step, given = self._run, {**list_values(episode), **self._run.kwargs}
+        if step.openai is None:
+            return await step.function(**step.select(episode, given))
+        async with client.make(step.openai, episode, is_async=True) as opened:
+            return await step.function(**step.select(episode, {**given, CLIENT: opened}))
 
 
 @contextlib.contextmanager

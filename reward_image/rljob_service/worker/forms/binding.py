@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from types import CodeType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from rljob_api.functions import remedies
 from rljob_api.functions.descriptions import Function
@@ -19,6 +20,10 @@ _ROW_OVERRIDES = (GROUND_TRUTH, DATA_SOURCE)
 """Values that a column with the parameter's name replaces."""
 
 
+NOT_ASYNC: Final = "it is not async: define it with async def and await what it calls, or remove episodesPerProcess"
+"""Why a function cannot share its process."""
+
+
 class Binding(NamedTuple):
     """A function ready to be called. One that takes a single sample gets lists of length one."""
 
@@ -30,6 +35,8 @@ class Binding(NamedTuple):
     """The parts of a request that it needs (rljob_api.wire.protocol.Part)."""
     takes_groups: bool = False
     """Whether one call can score several samples."""
+    is_async: bool = False
+    """Whether `call` returns an awaitable before it runs the user's function: several calls may be in flight."""
 
 
 class MissingColumnError(Exception):
@@ -45,6 +52,10 @@ class CallBinding(NamedTuple):
     """Read its return value."""
     find_problem: Callable[[], str] = str
     """Return why the worker must be replaced after a call; '' if it need not."""
+    call_shared: Callable[[dict[str, Any]], Awaitable[Any]] | None = None
+    """Call it while other calls are in flight. None: it cannot be."""
+    alone: str = ""
+    """Why call_shared is None, and what to do."""
 
 
 class NamedBinding(NamedTuple):
@@ -62,11 +73,13 @@ def bind_call(function: Callable[..., Any], parameters: Function, plan: CallPlan
     names = [*plan.passed, *(n for n in plan.optional if plan.values[n].part != "tokens" or n in read_ids)]
     readers = {name: plan.values[name].read for name in names}
     whole, lists = plan.convention.whole, plan.convention.lists
-    logged: dict[str, float] = {}
-    constants = _constants(parameters, plan, logged)
+    fixed = _fixed(plan)
+    reported: ContextVar[dict[str, float]] = ContextVar("reported")  # calls in flight together have one each
 
     def call(samples: list[Sample]) -> Any:
-        logged.clear()
+        logged: dict[str, float] = {}
+        reported.set(logged)
+        constants = {**_callbacks(parameters, plan, logged), **fixed}
         if whole:
             samples = [as_whole(sample) for sample in samples]
         if lists:
@@ -78,29 +91,43 @@ def bind_call(function: Callable[..., Any], parameters: Function, plan: CallPlan
             raise MissingColumnError(_describe_missing(parameters, missing, samples, plan))
         return function(**{**given, **columns, **constants})
 
-    return Binding(call, _reader(plan, logged), plan.reads(read_ids), lists)
+    return Binding(call, _reader(plan, reported), plan.reads(read_ids), lists, is_coroutine_function(function))
 
 
-def _reader(plan: CallPlan, logged: dict[str, float]) -> Callable[[Any, list[Sample]], list[Outcome]]:
+def is_coroutine_function(function: Any) -> bool:
+    """Return whether a call returns a coroutine: of an async function, a partial or a decorated one, or an object with
+    an async __call__."""
+    inner = inspect.unwrap(getattr(function, "func", function))
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)
+
+
+def _reader(plan: CallPlan, reported: ContextVar[dict[str, float]]) -> Callable[[Any, list[Sample]], list[Outcome]]:
     convention = plan.convention
     if convention.read_returned:
         read_all = load_reference(convention.read_returned)
         return lambda value, samples: read_all(value, len(samples))
     key = plan.kwargs.get(convention.key_option)
-    read_one = results.reader_of(convention.returns, (key,) if key else convention.score_keys, logged.items)
+    keys = (key,) if key else convention.score_keys
+    read_one = results.reader_of(convention.returns, keys, lambda: reported.get().items())
     if convention.lists:
         return lambda value, samples: results.read_list(value, len(samples), read_one)
     return lambda value, samples: [read_one(value)]
 
 
-def _constants(parameters: Function, plan: CallPlan, logged: dict[str, float]) -> dict[str, Any]:
+def _fixed(plan: CallPlan) -> dict[str, Any]:
     """Return the arguments that no sample changes."""
     convention = plan.convention
     if convention.kwargs_parameter:
         return {convention.kwargs_parameter: SimpleNamespace(**{**convention.kwargs_defaults, **plan.kwargs})}
+    return dict(plan.kwargs)
+
+
+def _callbacks(parameters: Function, plan: CallPlan, logged: dict[str, float]) -> dict[str, Any]:
+    """Return the functions by which a call reports its components, or what is ignored."""
+    if plan.convention.kwargs_parameter:
+        return {}
     uses = {"component": logged.__setitem__, "ignored": lambda name, value: None}
-    taken = {name: uses[use] for name, use in convention.callbacks.items() if parameters.accepts(name)}
-    return taken | dict(plan.kwargs)
+    return {name: uses[use] for name, use in plan.convention.callbacks.items() if parameters.accepts(name)}
 
 
 def _columns(samples: list[Sample], parameters: Function, plan: CallPlan) -> dict[str, Any]:
@@ -155,7 +182,8 @@ def combine(parts: Sequence[NamedBinding]) -> Binding:
 
     bindings = [part.binding for part in parts]
     reads = frozenset().union(*(binding.reads for binding in bindings))
-    return Binding(call, read, reads, any(binding.takes_groups for binding in bindings))
+    takes_groups = any(binding.takes_groups for binding in bindings)
+    return Binding(call, read, reads, takes_groups, all(binding.is_async for binding in bindings))
 
 
 def add(parts: Sequence[NamedBinding], outcomes: Sequence[Outcome]) -> Outcome:
@@ -179,7 +207,8 @@ def one_by_one(binding: Binding) -> Binding:
     def read(values: Any, samples: list[Sample]) -> list[Outcome]:
         return [binding.read(value, [sample])[0] for value, sample in zip(values, samples, strict=True)]
 
-    return Binding(lambda samples: gather([binding.call([s]) for s in samples]), read, binding.reads)
+    call = lambda samples: gather([binding.call([s]) for s in samples])  # noqa: E731
+    return Binding(call, read, binding.reads, is_async=binding.is_async)
 
 
 def gather(values: list[Any]) -> list[Any] | Awaitable[list[Any]]:

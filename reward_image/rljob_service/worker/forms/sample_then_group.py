@@ -16,7 +16,7 @@ from rljob_api.functions.descriptions import SCORER_METHODS
 from rljob_api.functions.forms import ScorerPlan
 from rljob_api.functions.values import Sample, as_whole
 from rljob_service.worker.forms import results
-from rljob_service.worker.forms.binding import Binding, bind_call
+from rljob_service.worker.forms.binding import Binding, bind_call, is_coroutine_function
 from rljob_service.worker.forms.inspection import read_parameters
 from rljob_service.worker.forms.outcome import Outcome
 
@@ -32,7 +32,11 @@ def bind(instance: Any, plan: ScorerPlan) -> tuple[Binding, Binding]:
     assert plan.call is not None
     post_process: Callable[..., Any] = instance.post_process_scores
     whole = plan.call.convention.whole
-    group = Binding(lambda samples: post_process([_describe(sample, whole=whole) for sample in samples]), _read)
+    group = Binding(
+        lambda samples: post_process([_describe(sample, whole=whole) for sample in samples]),
+        _read,
+        is_async=is_coroutine_function(post_process),
+    )
     compute = instance.compute_score
     return bind_call(compute, read_parameters("compute_score", compute), plan.call), group
 

@@ -16,7 +16,7 @@ from rljob_api.functions.conventions import load_signatures
 from rljob_api.functions.descriptions import DEFAULT_ENTRYPOINTS, find_only_function
 from rljob_service.worker import forms
 from rljob_service.worker.forms import sample_then_group
-from rljob_service.worker.forms.binding import Binding, CallBinding
+from rljob_service.worker.forms.binding import NOT_ASYNC, Binding, CallBinding
 from rljob_service.worker.forms.inspection import DescribeInSource, name_of
 from rljob_service.worker.settings import MODULE_NAME, FunctionSettings
 
@@ -38,6 +38,14 @@ class BoundFunction(NamedTuple):
     """A simulated user, or tools. Then `sample` and `group` are None."""
     tools: tuple[dict[str, Any], ...] = ()
     """The fields of a ToolSchema each."""
+
+    @property
+    def alone(self) -> str:
+        """Why a process cannot execute several requests at once, and what to do; empty if it can."""
+        if self.calls is not None:
+            return self.calls.alone
+        found = [binding for binding in (self.sample, self.group) if binding is not None]
+        return "" if all(binding.is_async for binding in found) else NOT_ASYNC
 
 
 class Found(NamedTuple):

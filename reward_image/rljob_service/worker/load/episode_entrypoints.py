@@ -16,7 +16,7 @@ from rljob_api.functions.descriptions import Function
 from rljob_service.worker import environments
 from rljob_service.worker.environments import LoadedEnvironment
 from rljob_service.worker.episodes import calls
-from rljob_service.worker.episodes.calls import Play
+from rljob_service.worker.episodes.calls import Player
 from rljob_service.worker.episodes.ending import Waiter
 from rljob_service.worker.episodes.program import Program, from_function, from_object
 from rljob_service.worker.episodes.types import Episode
@@ -29,6 +29,10 @@ _ENVIRONMENT_BY_ID: Final = environments.__name__
 _COMMAND: Final = "rljob_service.worker.episodes.command"
 """Modules of the reward image, in the place of the user's."""
 _MAX_NAME_CHARACTERS: Final = 100
+_IS_COMMAND: Final = "a command is a process of each episode; remove episodesPerProcess"
+_NOT_ASYNC_FRAMEWORK: Final = (
+    "the steps of an environment of this framework are not async, and would block each other; remove episodesPerProcess"
+)
 
 
 def find(module: types.ModuleType, settings: FunctionSettings) -> Found:
@@ -61,8 +65,8 @@ def bind(found: Found, settings: FunctionSettings, path: str, in_source: Describ
     """Bind what plays the episodes. Raise FormError if it cannot be called. User code runs: a factory, a constructor,
     whatever makes an environment."""
     name = _name(found, settings)
-    play, signature = _bind(found, settings, in_source)
-    return BoundFunction(None, None, name, signature, path, calls=calls.bind(play, name))
+    player, signature = _bind(found, settings, in_source)
+    return BoundFunction(None, None, name, signature, path, calls=calls.bind(player, name))
 
 
 def _name(found: Found, settings: FunctionSettings) -> str:
@@ -71,16 +75,16 @@ def _name(found: Found, settings: FunctionSettings) -> str:
     return name_of(found.value, found.name)
 
 
-def _bind(found: Found, settings: FunctionSettings, in_source: DescribeInSource) -> tuple[Play, str]:
+def _bind(found: Found, settings: FunctionSettings, in_source: DescribeInSource) -> tuple[Player, str]:
     arguments = settings.factory_args or {}
     if settings.module == _COMMAND:
-        return found.value(**arguments).play, "command"
+        return Player(found.value(**arguments).play, alone=_IS_COMMAND), "command"
     if settings.framework:
         adapter = environments.load_adapter(settings.adapter)
         if settings.module == _ENVIRONMENT_BY_ID:
             return _play_with(environments.make(adapter, **arguments)), settings.framework
         return _play_with(environments.adopt(adapter, found.value, arguments)), settings.framework
-    return _bind_program(found, settings, in_source).play, episode_forms.RUN
+    return _bind_program(found, settings, in_source).player(), episode_forms.RUN
 
 
 def _bind_program(found: Found, settings: FunctionSettings, in_source: DescribeInSource) -> Program:
@@ -96,7 +100,7 @@ def _bind_program(found: Found, settings: FunctionSettings, in_source: DescribeI
     return from_object(value(**plan.arguments) if inspect.isclass(value) else value, name)
 
 
-def _play_with(loaded: LoadedEnvironment) -> Play:
+def _play_with(loaded: LoadedEnvironment) -> Player:
     def play(episode: Episode, waiter: Waiter) -> Any:
         from rljob_service.worker.environments.model import ChatModel
 
@@ -106,4 +110,14 @@ def _play_with(loaded: LoadedEnvironment) -> Play:
         finally:
             model.close()
 
-    return play
+    async def play_shared(episode: Episode) -> Any:
+        from rljob_service.worker.environments.model import ChatModel
+
+        model = ChatModel(episode.access, episode.deadline_seconds)
+        try:
+            value = loaded.play(episode, model)
+            return await value if inspect.isawaitable(value) else value
+        finally:
+            model.close()
+
+    return Player(play, play_shared) if loaded.is_async else Player(play, alone=_NOT_ASYNC_FRAMEWORK)

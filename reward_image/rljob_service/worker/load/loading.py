@@ -69,7 +69,11 @@ def load(settings: FunctionSettings) -> BoundFunction:
         return describe_in_source(settings.source or _read_source(module), name)
 
     try:
-        return bind(found, settings, path, in_source)
+        bound = bind(found, settings, path, in_source)
+        if settings.is_shared and bound.alone:
+            what = f"{bound.entrypoint} cannot share a process (episodesPerProcess is {settings.per_process})"
+            raise UserError(f"{_place_of(found.value, path)}: {what}: {bound.alone}")
+        return bound
     except FormError as error:
         place = _place_of(getattr(error, "function", found.value), path)
         raise UserError(f"{place}: {error}") from None

@@ -1,44 +1,57 @@
 """Length-prefixed frames: the protocol between server and worker over their socket pair.
 
-Both sides import this, so it uses only the standard library. A frame is a 4-byte big-endian length and that many
-bytes of JSON. A length over the protocol's limit means that the stream is broken. A frame over the reader's limit is
-skipped as it arrives, and never held in memory.
+Both sides import this, so it uses only the standard library. A frame is a 4-byte big-endian length, the 4-byte number
+of the request that it belongs to, and that many bytes of JSON. A length over the protocol's limit means that the stream
+is broken. A frame over the reader's limit is skipped as it arrives, and never held in memory.
 """
 
 from __future__ import annotations
 
 import socket
 import struct
+from typing import NamedTuple
 
-_HEADER = struct.Struct(">I")
+_HEADER = struct.Struct(">II")
 _READ_BYTES = 1 << 18
 MAX_FRAME_BYTES = 64 << 20
 RETIRING = b"retire:"
 """Begins a frame, before the answer, with which a worker asks to be replaced after it. The reason follows."""
+CANCEL = b""
+"""From the server: the request with this number must end."""
+NO_REQUEST = 0
+"""Number of the first frame of each side. Those of requests begin at 1."""
 
 
 class BrokenFrameError(Exception):
     """The other side wrote something that is not a frame."""
 
 
-def encode(payload: bytes) -> bytes:
-    return _HEADER.pack(len(payload)) + payload
+class Frame(NamedTuple):
+    number: int
+    """Of the request."""
+    payload: bytes | None
+    """None: it was longer than the reader's limit."""
+
+
+def encode(payload: bytes, number: int = NO_REQUEST) -> bytes:
+    return _HEADER.pack(len(payload), number) + payload
 
 
 class FrameBuffer:
     def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
         self.max_bytes = max_bytes
-        """Maximum size of the next frames. Longer ones are returned as None."""
+        """Maximum size of the next frames. Longer ones are returned without their payload."""
         self._bytes = bytearray()
         self._num_skipped_bytes = 0
         """What is still to come of a frame that is skipped."""
+        self._skipped_number = NO_REQUEST
 
-    def feed(self, data: bytes) -> list[bytes | None]:
+    def feed(self, data: bytes) -> list[Frame]:
         if not self._bytes and not self._num_skipped_bytes and len(data) > _HEADER.size:
-            (length,) = _HEADER.unpack_from(data)
+            length, number = _HEADER.unpack_from(data)
             if length == len(data) - _HEADER.size and length <= self.max_bytes:
-                return [data[_HEADER.size :]]  # usually one whole frame arrives
-        frames: list[bytes | None] = []
+                return [Frame(number, data[_HEADER.size :])]  # usually one whole frame arrives
+        frames: list[Frame] = []
         self._bytes += data
         start = 0
         while True:
@@ -48,20 +61,20 @@ class FrameBuffer:
                 self._num_skipped_bytes -= num_bytes
                 if self._num_skipped_bytes:
                     break
-                frames.append(None)
+                frames.append(Frame(self._skipped_number, None))
             if len(self._bytes) - start < _HEADER.size:
                 break
-            (length,) = _HEADER.unpack_from(self._bytes, start)
+            length, number = _HEADER.unpack_from(self._bytes, start)
             if length > MAX_FRAME_BYTES:
                 raise BrokenFrameError(f"a frame of {length} bytes was announced; the limit is {MAX_FRAME_BYTES}")
             body = start + _HEADER.size
             if length > self.max_bytes:
-                self._num_skipped_bytes = length
+                self._num_skipped_bytes, self._skipped_number = length, number
                 start = body
                 continue
             if len(self._bytes) < body + length:
                 break
-            frames.append(bytes(self._bytes[body : body + length]))
+            frames.append(Frame(number, bytes(self._bytes[body : body + length])))
             start = body + length
         del self._bytes[:start]
         return frames
@@ -73,9 +86,9 @@ class BlockingChannel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._buffer = FrameBuffer()
-        self._frames: list[bytes | None] = []
+        self._frames: list[Frame] = []
 
-    def read(self) -> bytes | None:
+    def read(self) -> Frame | None:
         """Return the next frame; None once the other side has closed."""
         while not self._frames:
             data = self._sock.recv(_READ_BYTES)
@@ -84,5 +97,5 @@ class BlockingChannel:
             self._frames = self._buffer.feed(data)
         return self._frames.pop(0)
 
-    def write(self, payload: bytes) -> None:
-        self._sock.sendall(encode(payload))
+    def write(self, payload: bytes, number: int = NO_REQUEST) -> None:
+        self._sock.sendall(encode(payload, number))

@@ -69,7 +69,7 @@ def forge(answer: str):
 def write():
     for descriptor in range(3, 64):
         try:
-            os.write(descriptor, b"\x00\x00\x00\x05hello")
+            os.write(descriptor, b"\x00\x00\x00\x05\x00\x00\x00\x01hello")
         except OSError:
             pass
     return "wrote"

@@ -113,7 +113,7 @@ def run(mode, seed):
     if mode == "frames":
         for descriptor in range(3, 64):
             try:
-                os.write(descriptor, b"\x00\x00\x00\x05hello")
+                os.write(descriptor, b"\x00\x00\x00\x05\x00\x00\x00\x01hello")
             except OSError:
                 pass
         time.sleep(1000)

@@ -52,7 +52,7 @@ def print_garbage():
 def write_everywhere():
     for descriptor in range(3, 64):
         try:
-            os.write(descriptor, b"\x00\x00\x00\x05hello")
+            os.write(descriptor, b"\x00\x00\x00\x05\x00\x00\x00\x01hello")
         except OSError:
             pass
     return 1.0

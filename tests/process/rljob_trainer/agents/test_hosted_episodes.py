@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,26 @@ def run(messages, kind, attempt):
 """
 
 
+SHARED_PROGRAM = """
+import asyncio, os
+from openai import AsyncOpenAI
+
+playing = []
+
+async def run(messages, kind, attempt):
+    playing.append(kind)
+    if kind == "die":
+        while len(playing) < 3:
+            await asyncio.sleep(0.01)
+        os._exit(3)
+    if attempt == 0:
+        await asyncio.sleep(1000)
+    async with AsyncOpenAI() as client:
+        completion = await client.chat.completions.create(model="policy", messages=messages)
+    return {"reward": 1.0, "state": {"pid": os.getpid()}, "info": {"attempt": attempt}}
+"""
+
+
 @dataclass(frozen=True)
 class Players:
     """Plays episodes of PROGRAM."""
@@ -85,11 +106,19 @@ def server(start_server: Callable[..., Server]) -> Server:
 
 @pytest.fixture
 async def players(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Players]:
+    runner = {"function": {"inline": PROGRAM}, "slots": 2, "retries": 1}
+    async with open_players(server, runner, tmp_path, monkeypatch) as players:
+        yield players
+
+
+@asynccontextmanager
+async def open_players(
+    server: Server, runner: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Players]:
     monkeypatch.setenv("RLJOB_HOSTS_FILE", str(tmp_path / "hosts"))
     list_server(server)
     monkeypatch.setenv("RLJOB_TOKEN", TOKEN)
     monkeypatch.setenv("RLJOB_REWARD_SERVICES", json.dumps({"runner": "runner"}))
-    runner = {"function": {"inline": PROGRAM}, "slots": 2, "retries": 1}
     agent = Agent.model_validate({"type": "program", "runner": runner, "maxAssistantTurns": 2})
     settings = agent.runner_settings
     assert settings is not None
@@ -195,3 +224,18 @@ async def until(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(DEADLINE_SECONDS):
         while not condition():  # noqa: ASYNC110 - any condition, not one that sets an event
             await asyncio.sleep(0.02)
+
+
+async def test_episode_that_ends_its_process_costs_others_no_attempt(
+    start_server: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_server(SHARED_PROGRAM, ["--serves", "episodes"], slots=4, episodesPerProcess=4)
+    runner = {"function": {"inline": SHARED_PROGRAM}, "slots": 4, "episodesPerProcess": 4, "retries": 0}
+    async with open_players(server, runner, tmp_path, monkeypatch) as players:
+        played = [players.play(kind, SpelledPolicy(f"It is {kind}.")) for kind in ("die", "left", "right")]
+        dead, *others = await asyncio.gather(*played)
+    assert dead.failure is not None
+    assert (dead.failure.reason, dead.end) == ("worker_died", EpisodeEnd.FAILED)
+    assert [(each.failure, each.info["attempt"]) for each in others] == [(None, 1)] * 2, "they started again"
+    assert [each.turns[0].text for each in others] == ["It is left.", "It is right."], "each called with its own key"
+    assert others[0].state["pid"] == others[1].state["pid"]

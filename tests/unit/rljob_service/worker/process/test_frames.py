@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_service.worker.process.frames import MAX_FRAME_BYTES, BrokenFrameError, FrameBuffer, encode
+from rljob_service.worker.process.frames import MAX_FRAME_BYTES, BrokenFrameError, Frame, FrameBuffer, encode
 
-STREAM = encode(b"") + encode(b"first") + encode(b"x" * 300) + encode(b"last")
+STREAM = encode(b"") + encode(b"first", 7) + encode(b"x" * 300, 8) + encode(b"last", 1 << 31)
 
 
 @pytest.mark.parametrize("size", [1, 3, 100, len(STREAM)])
 def test_frames_are_put_together_from_parts(size: int) -> None:
     buffer = FrameBuffer()
     frames = [frame for at in range(0, len(STREAM), size) for frame in buffer.feed(STREAM[at : at + size])]
-    assert frames == [b"", b"first", b"x" * 300, b"last"]
+    assert frames == [(0, b""), (7, b"first"), (8, b"x" * 300), (1 << 31, b"last")]
 
 
 @pytest.mark.parametrize("size", [1, 3, 100, len(STREAM)])
@@ -22,15 +22,16 @@ def test_long_frame_is_skipped_and_never_held(size: int) -> None:
     frames = []
     for at in range(0, len(STREAM), size):
         frames += buffer.feed(STREAM[at : at + size])
-        assert len(buffer._bytes) <= 10 + 4
-    assert frames == [b"", b"first", None, b"last"]
+        assert len(buffer._bytes) <= 10 + 8
+    assert frames == [(0, b""), (7, b"first"), (8, None), (1 << 31, b"last")]
 
 
 def test_long_frame_that_arrives_whole_is_skipped() -> None:
     buffer = FrameBuffer(max_bytes=10)
-    assert [*buffer.feed(encode(b"x" * 11)), *buffer.feed(encode(b"x" * 10))] == [None, b"x" * 10]
+    frames = [*buffer.feed(encode(b"x" * 11, 3)), *buffer.feed(encode(b"x" * 10))]
+    assert frames == [Frame(3, None), Frame(0, b"x" * 10)]
 
 
 def test_length_over_the_protocols_limit_breaks_the_stream() -> None:
     with pytest.raises(BrokenFrameError, match="was announced"):
-        FrameBuffer().feed((MAX_FRAME_BYTES + 1).to_bytes(4, "big"))
+        FrameBuffer().feed((MAX_FRAME_BYTES + 1).to_bytes(4, "big") + bytes(4))

@@ -1,0 +1,110 @@
+"""How the requests of a shared process end (episodesPerProcess): alone where they can, else with the process.
+
+A request that must end is cancelled. One that goes on nevertheless, or that blocks the event loop, costs the process:
+it is named as the cause, and the others are interrupted, which is no failure of theirs. Invariant: a request that was
+late because another one blocked the loop has not timed out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+from rljob_service.kinds import KINDS
+from rljob_service.pool.loop_watch import BLOCKED_SECONDS, LoopWatch
+from rljob_service.pool.running import RunningRequests
+from rljob_service.results import ExecutionResult
+from rljob_service.worker.process import board
+from rljob_service.worker.process.frames import CANCEL
+from rljob_service.worker.settings import TEARDOWN_SECONDS, FunctionSettings
+
+_CANCEL_SECONDS = 1.0
+"""For which a request without a teardown may run after its cancellation."""
+_REMEDY = "await what takes long (an async client, asyncio.to_thread), or remove episodesPerProcess"
+
+
+class Worker(Protocol):
+    """What this needs of WorkerProcess."""
+
+    settings: FunctionSettings
+    requests: RunningRequests
+
+    def send(self, payload: bytes, number: int) -> None: ...
+    def kill_for(self, culprit: int, message: str) -> None: ...
+    async def locate(self) -> str: ...
+
+
+class SharedRequests:
+    def __init__(self, worker: Worker, now: Callable[[], float] | None = None) -> None:
+        self._worker = worker
+        self._loop = asyncio.get_running_loop()
+        self._now = now or self._loop.time
+        self._seconds = TEARDOWN_SECONDS if KINDS[worker.settings.serves].has_teardown else _CANCEL_SECONDS
+        self._is_ending = False
+        self._answered: set[int] = set()
+        """Requests that have ended since the process must."""
+        self.watch = LoopWatch()
+        self.descriptor = board.create()
+        """For the process, which inherits it."""
+        self.board = board.Board(self.descriptor)
+
+    def start_watch(self) -> None:
+        """The first of its requests begins."""
+        self.watch.start(self._now())
+
+    def close_descriptor(self) -> None:
+        os.close(self.descriptor)
+
+    def end(self, number: int, result: ExecutionResult) -> None:
+        """End one request with this result."""
+        request = self._worker.requests.get(number)
+        if request is None or request.ends_as is not None or self._is_ending:
+            return
+        culprit = self.board.current
+        if culprit not in (0, number) and self.watch.is_late(self.board.beats, self._now()):
+            self._end_process(culprit, "its event loop does not turn")
+        else:
+            self._worker.requests.must_end(number, result)
+            self._worker.send(CANCEL, number)
+            self._loop.call_later(self._seconds, self._check_ended, number)
+
+    def end_all(self, result: ExecutionResult) -> None:
+        """Cancel all requests, since the process ends."""
+        self._is_ending = True
+        for number in self._worker.requests.numbers:
+            if self._worker.requests.must_end(number, result):
+                self._worker.send(CANCEL, number)
+
+    def count_answer(self, number: int) -> bool:
+        """Note that a request has ended in a process that ends. Return whether it was the last one."""
+        self._answered.add(number)
+        return self._answered.issuperset(self._worker.requests.numbers)
+
+    def is_blocked(self) -> bool:
+        """Whether the loop has not turned for so long that the process must end."""
+        return not self._is_ending and self.watch.observe(self.board.beats, self._now()) > BLOCKED_SECONDS
+
+    async def end_blocked(self) -> None:
+        """Kill the process, and name the request and the line that block its loop."""
+        culprit, self._is_ending = self.board.current, True
+        place = await self._worker.locate()
+        where = f" at {place}" if place else ""
+        self._end_process(culprit, f"it blocked the event loop of its process for {BLOCKED_SECONDS:g} s{where}")
+
+    def _check_ended(self, number: int) -> None:
+        if self._worker.requests.get(number) is not None and not self._is_ending:
+            self._end_process(number, f"it ran on for {self._seconds:g} s after it was cancelled")
+
+    def _end_process(self, culprit: int, what: str) -> None:
+        self._is_ending = True
+        request = self._worker.requests.get(culprit)
+        name = f"request {_read_id(request.body)}: " if request is not None else ""
+        self._worker.kill_for(culprit, f"{name}{what}, and the process was killed; {_REMEDY}")
+
+
+def _read_id(body: bytes) -> str:
+    """Return the id of a request, which the server has checked when it arrived."""
+    return str(json.loads(body)["id"])

@@ -28,6 +28,7 @@ from rljob_trainer.algorithms.corrections import loglinear_proximal
 from rljob_trainer.algorithms.losses import update_loss
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.policy import attention, optimizer, sharding
+from rljob_trainer.policy.arrays import to_device
 from rljob_trainer.policy.checkpoint_names import engine_parameters, to_checkpoint
 from rljob_trainer.policy.compilation import prepare_layers, start_compiler
 from rljob_trainer.policy.critic import Critic
@@ -336,8 +337,7 @@ class Policy:
         return models, optimizers
 
     def _tensor(self, values: Any) -> Tensor:
-        # A copy: what comes from Ray is read-only.
-        return torch.tensor(values, device=self.device)
+        return to_device(values, self.device)
 
 
 def _count_parameters(network: torch.nn.Module) -> tuple[int, int]:

@@ -158,7 +158,8 @@ def digest_published(published: Published, generation: str, version: int, unit: 
     for _, tensor in published.tensors:
         num_bytes += tensor.nbytes
         if tensor.device.type == "cpu":
-            digest += digest_tensor(tensor, unit)
+            # Of a copy: FSDP cannot free memory that numpy has seen.
+            digest += digest_tensor(tensor.clone(), unit)
         elif tensor.numel():
             values.append(digest_on_device(tensor, unit))  # does not wait for the device
     digest = sum(map(Digest.of_device, values), start=digest)

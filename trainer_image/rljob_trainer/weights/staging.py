@@ -44,14 +44,15 @@ class HostMemory:
     def __init__(self, num_bytes: int, descriptor: int | None = None) -> None:
         """`descriptor`: of another process's memory, to map it. Without one, create it."""
         self.handle = b""
-        self.descriptor = os.memfd_create("rljob-weights") if descriptor is None else descriptor
+        self._file = os.memfd_create("rljob-weights") if descriptor is None else descriptor
+        self.descriptor: int | None = self._file
         if descriptor is None:
-            os.ftruncate(self.descriptor, num_bytes)
+            os.ftruncate(self._file, num_bytes)
         # Its pages live until the last view, here and there, is gone.
-        self.tensor = torch.frombuffer(mmap.mmap(self.descriptor, num_bytes), dtype=torch.uint8)
+        self.tensor = torch.frombuffer(mmap.mmap(self._file, num_bytes), dtype=torch.uint8)
 
     def close(self) -> None:
-        os.close(self.descriptor)
+        os.close(self._file)
         del self.tensor
 
 

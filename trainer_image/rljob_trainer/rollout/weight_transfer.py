@@ -267,7 +267,13 @@ class EngineLoader:
             await engine.add_lora(self._adapter.build_request(reload=True))
             return await engine.collective_rpc("rljob_adapter_digest")
         await engine.start_weight_update()
-        await engine.update_weights(_build_update(path, manifest))
+        try:
+            await engine.update_weights(_build_update(path, manifest))
+        except Exception:
+            # Of several workers, those that got their weights would refuse to start the next update.
+            with contextlib.suppress(Exception):
+                await engine.finish_weight_update()
+            raise
         await engine.finish_weight_update()
         return await engine.collective_rpc("rljob_digest")
 

@@ -25,6 +25,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from rljob_api.wire import contract
 from rljob_api.wire.contract import UrlPath
 from rljob_api.wire.protocol import EnginesReport, WeightManifest
+from rljob_trainer.policy.published import Published
+from rljob_trainer.ranks.weight_transport import digest_published
+from rljob_trainer.weights.hand_over import HandOver
 from rljob_trainer.weights.store import WeightStore
 from tests.integration import test_rollout_real as real
 from tests.support.tiny_qwen3 import TINY_QWEN3
@@ -193,21 +196,46 @@ async def test_engine_that_is_killed_comes_back_in_the_rollouts_turn(pod: Pod) -
     print(f"served {time.monotonic() - started:.1f} s after the turn")
 
 
-async def test_engine_that_is_killed_while_it_loads_comes_back(pod: Pod) -> None:
+async def test_engine_gets_weights_without_a_file_and_comes_back_when_it_is_killed_meanwhile(pod: Pod) -> None:
     await turn("trainer")
-    await turn("rollouts&want=g:3")
-    processes = pod.engine()
-    manifest = pod.publish(3, reference=1)
+    folder = Path(pod.engine()[0].environ()[contract.ENV_HAND_OVER])
+    rank = HandOver(folder, real.TOKEN, torch.device("cpu"))
+    tensors = dict(pod.references[1].named_parameters())
+    manifest = digest_published(Published.of(tensors), "g", 3, "element")
     pod.head.announce(manifest)
-    await wait_until(lambda: "head announces weights g:3" in pod.log.read_text())
-    max(processes, key=lambda each: anonymous_bytes([each])).send_signal(
-        signal.SIGKILL
-    )  # vLLM's engine, not its server
-    await serve(pod, manifest, reference=1)
-    assert not any(process.is_running() for process in processes)
-    report = await turn("rollouts&want=g:3")
-    assert (report.num_running, report.num_restarts) == (1, 2)
-    assert pod.process.poll() is None
+    try:
+        rank.allow(manifest.key)
+        await turn("rollouts&want=g:3")
+        await wait_until(lambda: rank.num_waiting == 1)
+        rank.allow("")
+        await turn("trainer")  # as long as it waits, it cannot sleep
+
+        rank.allow(manifest.key)
+        await turn("rollouts&want=g:3")
+        assert await asyncio.to_thread(rank.give, tensors.items(), real.START_SECONDS, lambda: None) == 1
+        await serve(pod, manifest, reference=1)
+
+        await turn("trainer")
+        await turn("rollouts&want=g:3")
+        processes = pod.engine()
+        await wait_until(lambda: rank.num_waiting == 1)
+        assert await asyncio.to_thread(rank.give, killing(tensors, processes), 0.0, lambda: None) == 0
+        assert await asyncio.to_thread(rank.give, tensors.items(), real.START_SECONDS, lambda: None) == 1
+        await serve(pod, manifest, reference=1)
+        assert not any(process.is_running() for process in processes)
+        report = await turn("rollouts&want=g:3")
+        assert (report.num_running, report.num_restarts) == (1, 2)
+        assert pod.process.poll() is None
+    finally:
+        rank.close()
+
+
+def killing(tensors: dict[str, torch.Tensor], processes: list[psutil.Process]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors, and kill vLLM's engine in between, not its server."""
+    for number, item in enumerate(tensors.items()):
+        if number == len(tensors) // 2:
+            max(processes, key=lambda each: anonymous_bytes([each])).send_signal(signal.SIGKILL)
+        yield item
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:

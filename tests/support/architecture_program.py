@@ -145,7 +145,7 @@ def load(name: str, folder: Path) -> dict[str, Any]:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader import get_model
 
-    from rljob_trainer.rollout.engine import FileWeightTransferEngine
+    from rljob_trainer.rollout.engine import PublishedWeightTransferEngine
 
     config = EngineArgs(
         model=str(folder / "model"), load_format="dummy", dtype="float32", max_model_len=64, enforce_eager=True,
@@ -155,7 +155,7 @@ def load(name: str, folder: Path) -> dict[str, Any]:
         init_distributed_environment(1, 0, f"file://{folder}/meet-engine", 0, "gloo")
         initialize_model_parallel(1)
         model = get_model(vllm_config=config)
-        engine = FileWeightTransferEngine(None, config, torch.device("cpu"), model)  # type: ignore[arg-type]
+        engine = PublishedWeightTransferEngine(None, config, torch.device("cpu"), model)  # type: ignore[arg-type]
         for _ in range(2):
             engine.start_weight_update()
             engine.update_weights({"path": str(folder / "published.safetensors"), "digest_unit": "element"})

@@ -14,7 +14,14 @@ import random
 import numpy as np
 from aiohttp import web
 
-from rljob_api.wire.protocol import CallResult, EnginesReport, RolloutWeights, ScoreResult, WeightManifest
+from rljob_api.wire.protocol import (
+    CallResult,
+    EnginesReport,
+    RolloutWeights,
+    ScoreResult,
+    TrainerChoices,
+    WeightManifest,
+)  # fmt: skip
 from rljob_trainer.driver.ports import FreedMemory, TrainerGroupDiedError
 from rljob_trainer.episodes.types import TokenFacts, UpdateMetrics
 from rljob_trainer.run_folder.file_facts import describe_file
@@ -33,6 +40,7 @@ class FakeTrainer:
         self.harness, self.generation, self.weight = harness, generation, weight
         self.alive = True
         self.is_free = False
+        self.choices = TrainerChoices(recomputation="none", weight_transfer="file")
         self._pending = []
 
     def _live(self, what):
@@ -114,6 +122,12 @@ class FakeTrainer:
         self._live("restore")
         self.is_free = False
         self._live("after restore")
+
+    async def offer_weights(self):
+        self._live("offer")
+
+    async def withdraw_weights(self):
+        self._live("withdraw")
 
     async def watch(self):
         await self.harness.trainer_died.wait()

@@ -204,6 +204,13 @@ _RULES: Final = (
         f"{_SEPARATE} || self.rollout.replicas == 1",
     ),
     Rule(
+        ("rollout.weightTransfer", "rollout.placement"),
+        "must be auto or file unless rollout.placement is trainer: other rollouts share no devices with it",
+        "remove it, or set rollout.placement: trainer",
+        lambda spec: spec.shares_trainer or spec.rollout.weight_transfer != "device",
+        f"!({_SEPARATE}) || self.rollout.weightTransfer != 'device'",
+    ),
+    Rule(
         ("rollout.gpusPerReplica", "trainer.gpusPerReplica", "rollout.placement"),
         "must be a divisor of trainer.gpusPerReplica with rollout.placement trainer, or 0 if that is 0",
         "change either, or remove rollout.placement",
@@ -341,6 +348,14 @@ def _keeps(model: str, has_model: str) -> str:
     return f"{placed} == {placed.replace('self.', 'oldSelf.')}"
 
 
+def _list_user_model(spec: str) -> str:
+    """CEL: the model of the simulated user, if it runs in the trainer's Pods, as a list."""
+    user = f"{spec}.agent.user"
+    has_model = f"has({user}) && has({user}.model) && has({user}.model.model)"
+    model = f"{user}.model.model"
+    return f"({has_model} && {model}.placement == 'trainer' ? [{model}] : [])"
+
+
 _IMMUTABLE: Final = (
     *map(_unchanged, ("model", "data.train", "algorithm", "agent.type")),
     *(_unchanged(f"schedule.{field}") for field in ("type", "promptsPerStep", "miniBatches", "seed")),
@@ -351,6 +366,11 @@ _IMMUTABLE: Final = (
         "is immutable in its models with placement trainer while the job runs; set suspend: true first",
         f"oldSelf.suspend || ({_keeps('r.model', 'has(r.model)')} && "
         f"{_keeps('r.judge.model', 'has(r.judge) && has(r.judge.model)')})",
+    ),
+    ClusterRule(
+        "agent",
+        "is immutable in the model of its user with placement trainer while the job runs; set suspend: true first",
+        f"oldSelf.suspend || {_list_user_model('self')} == {_list_user_model('oldSelf')}",
     ),
     ClusterRule(
         "rollout.replicas", _KUEUE_MESSAGE, f"{_FREE_UNDER_KUEUE} || self.rollout.replicas == oldSelf.rollout.replicas"

@@ -14,6 +14,7 @@ from pydantic import ConfigDict, ValidationError
 from rljob_api.run.base import Count, Record, Score, Seconds, Share, Unit
 from rljob_api.run.folder import FILE_DRIVER_SUMMARY, FILE_SUMMARY
 from rljob_api.run.sessions import Session
+from rljob_api.wire.protocol import TrainerChoices
 
 
 class DeliveryCounts(Record):
@@ -66,6 +67,8 @@ class DriverSummary(Record):
     """Versions of the trainer's packages."""
     model_commit: str | None = None
     """Commit of the model on the Hub. Null: it is a folder, or not in the cache."""
+    choices: TrainerChoices | None = None
+    """What the last trainer group decided itself."""
     damaged_checkpoints: dict[str, str] = {}
     """Why checkpoints were set aside, by the name of their folder."""
     trackers: dict[str, DeliveryCounts] = {}

@@ -92,6 +92,9 @@ ENV_ENGINE = "RLJOB_ENGINE"
 """vLLM engine in a trainer Pod: its number there. It listens at PORT_ROLLOUT + number."""
 ENV_ENGINE_MODEL = "RLJOB_ENGINE_MODEL"
 """Engine of a served model: its path, a key of ENV_SERVED_MODELS. Unset for rollouts."""
+ENV_HAND_OVER = "RLJOB_HAND_OVER"
+"""Ranks and rollouts of a trainer Pod with rollout.placement trainer: the folder with the sockets at which ranks hand
+over weights. The Pod's program sets it."""
 ENV_PEERS = "RLJOB_PEERS"
 """Reward server: headless Service of the reward's ready replicas, which share rate limits. Unset: a single replica."""
 

@@ -317,14 +317,15 @@ class LocalFile(Wire):
 
 
 class WeightManifest(WeightVersion):
-    """The newest published weights. The head serves the manifest, rank 0 of the trainer the file."""
+    """The newest published weights. The head serves the manifest, rank 0 of the trainer the file. Without a file, each
+    rank hands the weights to the engines on its device."""
 
-    url: str
-    """URL of the safetensors file. Requires the token."""
+    url: str = ""
+    """URL of the safetensors file. Requires the token. Empty without a file."""
     num_bytes: int
-    """Size of the file."""
-    file_hash: str
-    """Hash of the file, for integrity alone (see the trainer's weights.file_hash)."""
+    """Size of the file, or of all weights."""
+    file_hash: str = ""
+    """Hash of the file, for integrity alone (see the trainer's weights.file_hash). Empty without a file."""
     checksum: str
     """Digest of the parameters, independent of fusing and layout (see the trainer's weights.checksum)."""
     digest_unit: DigestUnit = "element"
@@ -616,6 +617,17 @@ class Outage(Wire):
     """The last error."""
 
 
+class TrainerChoices(Wire):
+    """What the ranks decided at their start, where the job leaves it to them."""
+
+    recomputation: Word = ""
+    """What the backward pass computes again (trainer.gradientCheckpointing): none, selective or full."""
+    compiled: bool = False
+    """Whether decoder layers run compiled (trainer.compile)."""
+    weight_transfer: Word = ""
+    """How weights come to the rollouts (rollout.weightTransfer): file or device."""
+
+
 class DriverStatus(Wire):
     """The driver's status, served at /status.
 
@@ -665,6 +677,8 @@ class DriverStatus(Wire):
     """Restarts by role that the driver made (trainer group), for whatever reason."""
     rank_failures: RankFailures = RankFailures()
     """Those of the restarts that count against spec.trainer.backoffLimit."""
+    choices: TrainerChoices | None = None
+    """Null: no trainer group has started."""
     problems: Annotated[list[DriverProblem], first(MAX_PROBLEMS)] = []
     """The first reasons for which samples have no valid score, each once."""
     learning: Learning = Learning()

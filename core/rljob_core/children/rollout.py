@@ -19,7 +19,7 @@ the weight version of a replica before it uses it, so no stale replica serves.""
 _GRACE_SECONDS = 60
 _PRE_STOP_SECONDS = 10
 """The driver may still send requests for this long after a terminating replica has left the Service."""
-_READ_BY_DRIVER = {"sampling", "stallTimeoutSeconds"}
+_READ_BY_DRIVER = {"sampling", "stallTimeoutSeconds", "weightTransfer"}
 
 
 def build_rollout(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:

@@ -199,6 +199,7 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("RLJobSpec", "must have a weight other than 0", "RLJob", {"rewards.0.weight": 0}),
     ("RLJobSpec", "must be at least 1 unless", "RLJob", {"rollout.replicas": 0}),
     ("RLJobSpec", "must be onPolicy or synchronous", "RLJob", SHARED | {"schedule.type": "bounded"}),
+    ("RLJobSpec", "must be auto or file unless", "RLJob", {"rollout.weightTransfer": "device"}),
     ("RLJobSpec", "must be 1 (its default)", "RLJob", SHARED | {"rollout.replicas": 2}),
     ("RLJobSpec", "must be a divisor of", "RLJob", SHARED | {"rollout.gpusPerReplica": 1}),
     *(
@@ -311,6 +312,10 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("Lora", "must be names of modules", "RLJob", {"trainer.lora": {"targetModules": ["all-linear", "q_proj"]}}),
 ]
 
+USER_IN_TRAINER: dict[str, Any] = {
+    "data.format": "chat",
+    "agent": {"type": "loop", "user": {"model": {"persona": "x", "model": MODEL_IN_TRAINER}}},
+}
 IN_KUEUE = {"scheduling": {"gang": "kueue", "queue": "q"}}
 REWARD = smallest()["spec"]["rewards"][0]
 
@@ -333,6 +338,8 @@ IMMUTABLE_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("rollout.placement", SHARED, {"rollout.placement": "separate"}),
     ("rewards", SHARED | {"rewards.0": IN_TRAINER}, {"rewards.0.model.source": "/other"}),
     ("rewards", SHARED | {"rewards.0": JUDGE_IN_TRAINER}, {"rewards.0.judge.model.placement": "separate"}),
+    ("agent", SHARED | USER_IN_TRAINER, {"agent.user.model.model.source": "/other"}),
+    ("agent", SHARED | USER_IN_TRAINER, {"agent.user.model.model.placement": "separate"}),
     ("rollout.replicas", IN_KUEUE, {"rollout.replicas": 2}),
     ("rewards", IN_KUEUE, {"rewards.0.replicas": 2}),
     ("rewards", IN_KUEUE, {"rewards.0.autoscaling": {"maxReplicas": 2}}),
@@ -624,6 +631,8 @@ SERVED_ELSEWHERE = {"name": "elsewhere", "http": {"url": "https://x"}}
         (IN_KUEUE, {"rewards": [REWARD, SCALED, SERVED_ELSEWHERE]}),
         (IN_KUEUE | {"rewards": [REWARD, SCALED]}, {"rewards": [REWARD, SCALED | {"replicas": 3}]}),
         ({}, {"rollout.replicas": 2, "rewards.0.replicas": 2}),
+        (SHARED | USER_IN_TRAINER, {"agent.user.slots": 4}),
+        (SHARED | USER_IN_TRAINER | {"suspend": True}, {"agent.user.model.model.source": "/other"}),
         (IN_KUEUE | WITH_AGENT, {"agent.user.slots": 4, "agent.tools.0.timeoutSeconds": 3}),
         (IN_KUEUE | WITH_AGENT | {"suspend": True}, {"agent.user.replicas": 2, "agent.tools": []}),
         (IN_KUEUE | PROGRAM, {"agent.runner.slots": 4}),

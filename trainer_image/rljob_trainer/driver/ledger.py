@@ -38,6 +38,7 @@ from rljob_api.wire.protocol import (
     EnginesReport,
     RolloutWeights,
     ScheduleStatus,
+    TrainerChoices,
     WeightManifest,
 )
 from rljob_inputs.models.adapters import EXPORTED_ADAPTER, MIN_MERGED_SHARE
@@ -96,6 +97,7 @@ class Ledger:
         self.export: Path | None = None
         self.export_merged_share: float | None = None
         """How much of the adapters' update the weights of the export have."""
+        self.choices: TrainerChoices | None = None
         self._run_dir, self._algorithm, self._model = run_dir, algorithm, model
         self._board, self._trackers, self._prometheus = reports.board, reports.trackers, reports.prometheus
         self._roles, self._phases = roles, phases
@@ -305,6 +307,10 @@ class Ledger:
                 folder, 100 * merged_share, folder / EXPORTED_ADAPTER, describe_loss(),
             )  # fmt: skip
 
+    def record_choices(self, choices: TrainerChoices) -> None:
+        self.choices = choices
+        self._board.update(choices=choices.model_dump())
+
     def record_checkpoint(self, seconds: CheckpointSeconds) -> None:
         """Record a complete checkpoint. Later steps may have ended."""
         self._track(CheckpointRecord(step=seconds.step, wait_seconds=seconds.wait, write_seconds=seconds.write))
@@ -320,6 +326,7 @@ class Ledger:
             export=self.export,
             export_merged_share=self.export_merged_share,
             model_commit=find_model_commit(self._model),
+            choices=self.choices,
             trackers=self._tracked,
             time=self._time,
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn, Protocol
 
 from rljob_api.errors import TransientError
-from rljob_api.wire.protocol import EnginesReport, HungPart, WeightManifest
+from rljob_api.wire.protocol import EnginesReport, HungPart, TrainerChoices, WeightManifest
 from rljob_trainer.episodes.types import TokenFacts, TrainRow, UpdateMetrics, UpdateVersions
 from rljob_trainer.failures.devices import GpuFaultError
 from rljob_trainer.run_folder.file_facts import Checkpoint, FileFacts
@@ -41,6 +41,9 @@ class Trainer(Protocol):
     An update is any number of `accumulate`, then one `apply`. So a group can train as soon as it is scored, and the
     result is that of one call with all rows, up to the order of the sums.
     """
+
+    choices: TrainerChoices
+    """What the ranks decided at their start."""
 
     async def inspect(self, rows: Sequence[TrainRow]) -> list[TokenFacts]:
         """Return what the algorithm needs to know about the tokens before it can compute advantages."""
@@ -80,6 +83,15 @@ class Trainer(Protocol):
 
     async def restore(self) -> None:
         """Undo `free`, before the next inspect, accumulate or publish. Does nothing without it."""
+        ...
+
+    async def offer_weights(self) -> None:
+        """After `free`: let the rollouts on shared devices have the published weights, whenever one needs them, while
+        `watch` runs. Does nothing if they load a file."""
+        ...
+
+    async def withdraw_weights(self) -> None:
+        """Undo `offer_weights`: a rollout that still waits for weights is refused, so that it can fall asleep."""
         ...
 
     async def watch(self) -> NoReturn: ...

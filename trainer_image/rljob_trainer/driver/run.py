@@ -177,6 +177,7 @@ class Driver:
             trainer = await self._parts.start_trainer(
                 generation=generation, checkpoint=checkpoint, report=self._board.waits_for
             )
+        ledger.record_choices(trainer.choices)
         self._trainer_steps = self._spec.schedule.steps
         self._hung = []
         self._steps.begin()

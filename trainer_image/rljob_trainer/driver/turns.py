@@ -1,7 +1,8 @@
 """Whose turn it is on the devices that trainer and rollouts share.
 
     rollouts' turn --> no completion is open --> rollouts sleep --> ranks restore their state --> trainer's turn
-    trainer's turn --> publish, announce --> ranks free the devices --> rollouts wake --> rollouts' turn: they load
+    trainer's turn --> publish, announce --> ranks free the devices --> rollouts wake --> rollouts' turn: they load,
+                                                                        from a file or from the ranks
 
 Served models in the trainer's Pods, such as those of rewards, sleep and wake with the rollouts. So all scores of the
 turn are there before it ends.
@@ -55,6 +56,7 @@ class Shared:
         await self._until_idle()
         with self._books.phase("sleep"):
             started = time.monotonic()
+            await self._trainer.withdraw_weights()
             report = await self._engines.sleep()
             asleep = time.monotonic()
             await self._trainer.restore()
@@ -69,6 +71,7 @@ class Shared:
             memory = await self._trainer.free()
             freed = time.monotonic()
             report = await self._engines.wake(manifest)
+            await self._trainer.offer_weights()
         self._turn = "rollouts"
         seconds = {"free": freed - started, "wake": time.monotonic() - freed}
         held = {"trainer_update": memory.before, "trainer_freed": memory.after}

@@ -29,6 +29,7 @@ from rljob_api.run.folder import (
     list_trajectory_files,
 )
 from rljob_api.run.summaries import DeliveryCounts, DriverSummary, format_summary
+from rljob_api.wire.protocol import TrainerChoices
 from rljob_trainer.concurrency import run_in_thread
 from rljob_trainer.history.damage import check_any_left, open_checkpoint, set_aside, write_complete
 from rljob_trainer.history.disk import DiskError, disk_errors
@@ -208,6 +209,7 @@ def write_summary(
     export: Path | None,
     export_merged_share: float | None,
     model_commit: str | None,
+    choices: TrainerChoices | None,
     trackers: dict[str, DeliveryCounts],
     time: RunTime,
 ) -> None:
@@ -231,6 +233,7 @@ def write_summary(
         export_merged_share=export_merged_share,
         versions=find_versions(),
         model_commit=model_commit,
+        choices=choices,
         damaged_checkpoints=damaged_checkpoints(run_dir),
         trackers=trackers,
     )

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rljob_api.errors import UserError
+from rljob_trainer.policy.arrays import to_device
 from rljob_trainer.policy.layout import MASKED_TREES, PACKED_ROWS, PACKED_TREES, PLAIN, Layout
 from rljob_trainer.policy.micro_batches import MicroBatch
 
@@ -264,8 +265,8 @@ def _dense_mask(batch: MicroBatch, dtype: torch.dtype, device: torch.device) -> 
 
 
 def _cumulative(lengths: NDArray[np.int64], device: torch.device) -> Tensor:
-    return torch.tensor(np.concatenate([[0], np.cumsum(lengths)]), dtype=torch.int32, device=device)
+    return to_device(np.concatenate([[0], np.cumsum(lengths)]), device, torch.int32)
 
 
 def _integers(values: NDArray[Any], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64, device=device)
+    return to_device(values, device, torch.int64)

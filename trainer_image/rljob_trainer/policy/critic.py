@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from rljob_api.manifest.algorithm import Critic as CriticSettings
 from rljob_trainer.algorithms.ppo import value_loss
 from rljob_trainer.policy import optimizer, sharding
+from rljob_trainer.policy.arrays import to_device
 from rljob_trainer.policy.micro_batches import MicroBatch
 from rljob_trainer.policy.model_loading import OpenedModel, fill, shard_units, source_states
 from rljob_trainer.policy.text_model import require_decoder
@@ -134,5 +135,4 @@ class Critic:
         return norm
 
     def _tensor(self, values: Any) -> Tensor:
-        # A copy: what comes from Ray is read-only.
-        return torch.tensor(values, device=self._device)
+        return to_device(values, self._device)

@@ -24,6 +24,7 @@ from rljob_api.errors import TransientError, UserError
 from rljob_inputs.hub.repository import repository_name
 from rljob_inputs.models.logits import find_logit_transform
 from rljob_trainer.failures.configuration import ErrorFacts, SourceAwayError, is_infrastructure_error, summarize
+from rljob_trainer.policy.arrays import to_device
 from rljob_trainer.policy.attention import attention_inputs, initial_attention
 from rljob_trainer.policy.micro_batches import MicroBatch
 from rljob_trainer.policy.selected_logprobs import selected_logprobs
@@ -65,7 +66,7 @@ def source_states(decoder: Any, batch: MicroBatch, device: torch.device, dtype: 
 
 
 def _integers(values: NDArray[np.int32], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64, device=device)
+    return to_device(values, device, torch.int64)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from rljob_trainer.algorithms.corrections import loglinear_proximal
 from rljob_trainer.algorithms.losses import update_loss
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.policy import attention, optimizer, sharding
+from rljob_trainer.policy.arrays import to_device
 from rljob_trainer.policy.checkpoint_names import engine_parameters, to_checkpoint
 from rljob_trainer.policy.compilation import prepare_layers, start_compiler
 from rljob_trainer.policy.critic import Critic
@@ -162,8 +163,18 @@ class Policy:
         """
         return {name: tensor.cpu() for name, tensor in self._stream_weights(cost) if dist.get_rank() == 0}
 
-    def stream_published(self) -> Published:
-        """Return what rollouts load: all weights as in a checkpoint, or the adapters."""
+    @property
+    def streams_weights(self) -> bool:
+        """Whether what rollouts load are weights that each rank can gather one by one. A collective the first time."""
+        if self._publishes_adapter:
+            return False
+        if self._published is None:
+            self._published = self._describe_published()
+        return self._published is not CONVERTED
+
+    def stream_published(self, *, on_all_ranks: bool = False) -> Published:
+        """Return what rollouts load: all weights as in a checkpoint, or the adapters. `on_all_ranks`: each rank yields
+        them, if it `streams_weights`."""
         if self.adapters is not None and self._publishes_adapter:
             adapters = self.adapters.scale(self.adapters.gather())
             return Published.of({name: tensor.to(self.dtype) for name, tensor in adapters.items()})
@@ -172,7 +183,7 @@ class Policy:
         cost = MergeCost() if self.adapters is not None else None
         if self._published is not CONVERTED:
             is_plain = has_plain_matrices(self.model.network)
-            return Published(self._published, self._stream_weights(cost), is_plain, cost)
+            return Published(self._published, self._stream_weights(cost, on_all_ranks=on_all_ranks), is_plain, cost)
         return Published.of(to_checkpoint(self.model.network, self.gather_weights(cost)), cost)
 
     def free(self) -> None:
@@ -203,12 +214,15 @@ class Policy:
         is_same = converted.keys() == described.keys() and all(converted[name] is described[name] for name in described)
         return described if is_same else CONVERTED
 
-    def _stream_weights(self, cost: MergeCost | None = None) -> Iterator[tuple[str, Tensor]]:
+    def _stream_weights(
+        self, cost: MergeCost | None = None, *, on_all_ranks: bool = False
+    ) -> Iterator[tuple[str, Tensor]]:
         """Yield all weights on this device, on rank 0 with the adapters added: parameters in the compute dtype, then
-        those that are buffers here in their own. A collective. `cost`: gets that of the sum."""
+        those that are buffers here in their own. A collective. `cost`: gets that of the sum. `on_all_ranks`: not on
+        rank 0 alone."""
         adapters = {} if self.adapters is None else self.adapters.gather()
         gathered = self._gather_parameters()
-        if self.adapters is not None and dist.get_rank() == 0:
+        if self.adapters is not None and (on_all_ranks or dist.get_rank() == 0):
             gathered = self.adapters.merge(gathered, adapters, cost)
         yield from gathered
         yield from engine_parameters(self.model.network).items()
@@ -281,6 +295,7 @@ class Policy:
         compiled = start_compiler(trainer.compile, decoder=decoder, device=self.device)
         self.recomputation = self._choose_recomputation(opened.network)
         prepare_layers(decoder_layers(opened.network), self.recomputation, compiled=compiled)
+        self.is_compiled = compiled is not None
         return opened
 
     def _choose_recomputation(self, network: Any) -> Recomputation:
@@ -322,8 +337,7 @@ class Policy:
         return models, optimizers
 
     def _tensor(self, values: Any) -> Tensor:
-        # A copy: what comes from Ray is read-only.
-        return torch.tensor(values, device=self.device)
+        return to_device(values, self.device)
 
 
 def _count_parameters(network: torch.nn.Module) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The Ray actor around one rank's Policy. Rank 0 also serves the weight files.
+"""The Ray actor around one rank's Policy, and what brings its weights to the rollouts.
 
 Invariant: if another rank is lost, calls raise RankLostError, so that the group does not take it for a user error.
 """
@@ -9,6 +9,7 @@ import os
 import socket
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import ray
 import torch
@@ -16,7 +17,7 @@ import torch.distributed as dist
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import ENV_POD_IP, ENV_TOKEN
-from rljob_api.wire.protocol import DigestUnit, WeightManifest
+from rljob_api.wire.protocol import WeightManifest
 from rljob_inputs.memory.trainer import Recomputation
 from rljob_trainer.devices.choose import choose_device
 from rljob_trainer.policy import checkpoints
@@ -30,13 +31,12 @@ from rljob_trainer.ranks.failures import typed_errors
 from rljob_trainer.ranks.heartbeat import Beat, count_collectives, describe_process, dump_stacks
 from rljob_trainer.ranks.ray_node import ENV_NUM_THREADS
 from rljob_trainer.ranks.results import RowFacts, split_facts
+from rljob_trainer.ranks.weight_transport import Kind, WeightTransport, build_transport
 from rljob_trainer.run_folder.client import RemoteFolder, reach
 from rljob_trainer.run_folder.file_facts import Checkpoint, FileFacts
 from rljob_trainer.run_folder.location import RunFolder
-from rljob_trainer.weights.checksum import choose_unit
 from rljob_trainer.weights.heap import keep_freed_memory
-from rljob_trainer.weights.mapped import TensorSpec, boot_id
-from rljob_trainer.weights.store import WeightStore
+from rljob_trainer.weights.mapped import boot_id
 
 SAVES = "saves"
 """Ray's concurrency group of `wait_for_save`: it waits next to the other methods, which all run in one thread."""
@@ -46,12 +46,27 @@ _BACKSTOP_SECONDS = 600
 """Added to hangDetection.maxSeconds for the collectives' own timeout: the group finds a hang before, and says whose."""
 
 
+class RankFacts(NamedTuple):
+    """What the ranks have decided at their start, by the model and the devices."""
+
+    layout: Layout
+    """How rows may share micro-batches."""
+    recomputation: Recomputation
+    """What the backward pass computes again."""
+    is_compiled: bool
+    """Whether decoder layers run compiled."""
+    transport: Kind
+    """How weights come to the rollouts."""
+    why_file: str
+    """Why they come through a file, although the devices are shared; else empty."""
+
+
 class RankProcess:
     """One rank. Methods that the group calls on all ranks at once are collectives."""
 
     def __init__(self) -> None:
         self.address = os.environ.get(ENV_POD_IP) or ray.util.get_node_ip_address()
-        self._store: WeightStore | None = None
+        self._transport: WeightTransport | None = None
 
     def describe(self) -> tuple[str, str, int, int]:
         """Return machine, address, process id, and a free port for the rendezvous."""
@@ -70,11 +85,9 @@ class RankProcess:
         model: str,
         run: RunFolder,
         checkpoint: Checkpoint | None,
-    ) -> tuple[Layout, Recomputation]:
-        """Join the other ranks and load the model. Return how its rows may share micro-batches, and what its backward
-        pass computes again."""
+    ) -> RankFacts:
+        """Join the other ranks and load the model."""
         self.rank, self._run = rank, run
-        self._num_shards = max(1, job.spec.rollout.gpus_per_replica)
         if job.spec.trainer.gpus_per_replica:
             configure_allocator()
         self.device = choose_device(job.spec.trainer.gpus_per_replica, "spec.trainer.gpusPerReplica")
@@ -91,7 +104,10 @@ class RankProcess:
             checkpoints.verify_checkpoint(checkpoint, folder, rank, num_ranks)
             checkpoints.load_checkpoint(self.policy, folder)
         self._saver = CheckpointSaver(self.policy, asynchronous=job.spec.saves_asynchronously)
-        return self.policy.layout, self.policy.recomputation
+        self._transport, why_file = build_transport(self.policy, self.address)
+        return RankFacts(
+            self.policy.layout, self.policy.recomputation, self.policy.is_compiled, self._transport.kind, why_file
+        )
 
     @typed_errors
     def inspect(self, part: RankRows) -> RowFacts:
@@ -111,22 +127,22 @@ class RankProcess:
 
     @typed_errors
     def publish(self, generation: str, version: int) -> WeightManifest | None:
-        """Gather what rollouts load. Rank 0 writes the weight file and returns its manifest."""
-        published = self.policy.stream_published()
-        if self.rank != 0:
-            for _ in published.tensors:
-                pass
-            return None
-        if self._store is None:
-            self._store = WeightStore(self.address, os.environ.get(ENV_TOKEN, ""))
-        specs = {name: TensorSpec.of(tensor) for name, tensor in published.described.items()}
-        unit: DigestUnit = "element"
-        if published.has_plain_matrices:
-            unit = choose_unit(specs.values(), self._num_shards)
-        manifest = self._store.publish_stream(specs, published.tensors, generation, version, unit)
-        if published.merge_cost is not None:
-            manifest.merged_share = published.merge_cost.share
-        return manifest
+        """Gather what rollouts load. Rank 0 returns its manifest."""
+        assert self._transport is not None
+        return self._transport.publish(generation, version)
+
+    @typed_errors
+    def give_weights(self, is_first: bool) -> int:
+        """Hand the published weights over to the engines on this device that wait for them. Return their number.
+        `is_first`: they are expected."""
+        assert self._transport is not None
+        return self._transport.give(is_first=is_first)
+
+    @typed_errors
+    def withdraw_weights(self) -> None:
+        """Let no engine ask for weights until the next version."""
+        assert self._transport is not None
+        self._transport.withdraw()
 
     @typed_errors
     def save(self, folder: Path) -> None:
@@ -157,7 +173,8 @@ class RankProcess:
     @ray.method(concurrency_group=BEATS)
     def beat(self) -> Beat:
         policy: Policy | None = getattr(self, "policy", None)  # not before `start` has built it
-        return Beat(count_collectives(), policy.micro_batch if policy else None)
+        num_waiting = self._transport.num_waiting if self._transport is not None else 0
+        return Beat(count_collectives(), policy.micro_batch if policy else None, num_waiting)
 
     @ray.method(concurrency_group=BEATS)
     def dump_stacks(self) -> str:
@@ -168,8 +185,8 @@ class RankProcess:
         return describe_process(pid)
 
     def close(self) -> None:
-        if self._store is not None:
-            self._store.close()
+        if self._transport is not None:
+            self._transport.close()
 
     def _reach(self, folder: Path) -> Path | RemoteFolder:
         return reach(self._run, folder, os.environ.get(ENV_TOKEN, ""))

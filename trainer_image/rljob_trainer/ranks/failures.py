@@ -84,6 +84,11 @@ def _explain_gpu(remedy: Remedy, error: RuntimeError, method: str, args: Sequenc
                 f"spec.trainer: a rank's weights and optimizer state do not fit next to rollouts that sleep: {line}; "
                 "use more ranks or larger GPUs, or set offload or lora"
             )
+        case Remedy.LESS_MEMORY if method == "give_weights":
+            return DeviceMemoryError(
+                "spec.rollout.gpuMemoryUtilization: a rank ran out of GPU memory when it handed weights over to the "
+                f"rollouts: {line}; lower it, or set weightTransfer: file"
+            )
         case Remedy.LESS_MEMORY:
             return DeviceMemoryError(
                 f"spec.trainer.microBatchTokens: a rank ran out of GPU memory in {method}: {line};"

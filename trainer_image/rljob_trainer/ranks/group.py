@@ -22,7 +22,7 @@ from ray.actor import ActorHandle
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import ENV_POD_IP, PORT_RAY, RAY_RESOURCE_TRAINER
 from rljob_api.wire.ports import listening_port
-from rljob_api.wire.protocol import WeightManifest
+from rljob_api.wire.protocol import TrainerChoices, WeightManifest
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.driver.ports import FreedMemory, TrainerGroupDiedError
 from rljob_trainer.driver.watcher import run_with_watcher
@@ -32,7 +32,7 @@ from rljob_trainer.policy.layout import PLAIN, RankRows, divide_rows
 from rljob_trainer.policy.update_metrics import RankMetrics
 from rljob_trainer.progress.pace import Pace
 from rljob_trainer.progress.work import WatchedClock
-from rljob_trainer.ranks.actor import BEATS, SAVES, RankProcess
+from rljob_trainer.ranks.actor import BEATS, SAVES, RankFacts, RankProcess
 from rljob_trainer.ranks.calls import future, wait_for
 from rljob_trainer.ranks.failures import group_failure
 from rljob_trainer.ranks.heartbeats import Heartbeats
@@ -58,7 +58,7 @@ _REPEATABLE = ("save", "export")
 
 class TrainerGroup:
     """Created by start(). Only watch() and saved() may run concurrently with another method: the others are
-    collectives."""
+    collectives. While weights are offered, watch() runs collectives, too, between those."""
 
     def __init__(
         self,
@@ -80,8 +80,17 @@ class TrainerGroup:
         """Whether ranks may be writing a checkpoint. They end with the group, and the checkpoint with them."""
         self._watch = RankWatch(pace or Pace(job.spec.hang_detection), WatchedClock(time.monotonic()))
         self._is_paused = is_paused
+        self.choices = TrainerChoices()
         self._calls: list[asyncio.Future[Any]] = []
         """The parts of the collective that runs, by rank."""
+        self._calling = asyncio.Lock()
+        """Held by the collective that runs."""
+        self._hands_over = False
+        """Whether ranks hand weights over to the engines on their devices."""
+        self._is_offered = self._is_first = False
+        """Whether engines may have the published weights now, and whether none has got them."""
+        self._wanted = asyncio.Event()
+        """Engines wait for weights."""
         self.process_ids: list[int] = []
         """By rank."""
         self._addresses: list[str] = []
@@ -182,10 +191,31 @@ class TrainerGroup:
     async def restore(self) -> None:
         await self._broadcast("restore")
 
+    async def offer_weights(self) -> None:
+        if self._hands_over:
+            self._is_offered = self._is_first = True
+            self._wanted.set()
+
+    async def withdraw_weights(self) -> None:
+        if self._is_offered:
+            self._is_offered = False
+            await self._broadcast("withdraw_weights")
+
     async def watch(self) -> NoReturn:
         """Raise TrainerGroupDiedError once a rank died or hangs: rollouts may need the weights that it serves at any
-        time."""
-        await self._watch_ranks(self._raise_death)
+        time. Hand over those that are offered."""
+        await run_with_watcher(self._give_weights(), self._watch_ranks(self._raise_death))
+        raise AssertionError("neither ends")
+
+    async def _give_weights(self) -> NoReturn:
+        """Hand the offered weights over, whenever an engine waits for them."""
+        while True:
+            await self._wanted.wait()
+            if self._is_offered:
+                started, is_first, self._is_first = time.monotonic(), self._is_first, False
+                counts: list[int] = await self._broadcast("give_weights", is_first)
+                log.info("weights handed over to %d workers in %.2f s", sum(counts), time.monotonic() - started)
+            self._wanted.clear()  # beats from before do not count
 
     async def _watch_hangs(self) -> None:
         """As `watch`, for hangs alone: the call that runs reports a death."""
@@ -198,6 +228,8 @@ class TrainerGroup:
             errors = await heartbeats.ask(self._ranks)
             if errors and self._ranks:  # else a failed method killed them and raises the reason
                 await on_errors(errors)
+            if self._is_offered and self._watch.num_waiting:
+                self._wanted.set()
             if (hung := self._watch.find_hung(self._returned())) is not None and self._ranks:
                 await self._raise_hang(hung)
             await asyncio.sleep(_WATCH_SECONDS)
@@ -262,9 +294,17 @@ class TrainerGroup:
             for rank, machine in enumerate(machines)
         ]
         # The same on all ranks: they have the same model, and the smallest GPU decides.
-        (self._layout, recomputation), *_ = await self._call_all("start", calls)
+        facts: list[RankFacts] = await self._call_all("start", calls)
+        self._layout, self._hands_over = facts[0].layout, facts[0].transport == "device"
+        self.choices = TrainerChoices(
+            recomputation=facts[0].recomputation, compiled=facts[0].is_compiled, weight_transfer=facts[0].transport
+        )
         setting = self._job.spec.trainer.gradient_checkpointing
-        log.info("trainer.gradientCheckpointing: %s%s", recomputation, " (auto)" if setting == "auto" else "")
+        log.info(
+            "trainer.gradientCheckpointing: %s%s", self.choices.recomputation, " (auto)" if setting == "auto" else ""
+        )
+        why = next((f", since {each.why_file}" for each in facts if each.why_file), "")
+        log.info("rollout.weightTransfer: %s%s", self.choices.weight_transfer, why)
 
     async def _broadcast(self, method: str, *arguments: Any) -> list[Any]:
         return await self._call_all(method, [arguments] * len(self._ranks))
@@ -272,6 +312,10 @@ class TrainerGroup:
     async def _call_all(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call `method` on all ranks. The first failure kills the group, since the other ranks may never return. After
         one of the run's volume they do, and may try again."""
+        async with self._calling:
+            return await self._call_alone(method, arguments)
+
+    async def _call_alone(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         if not self._ranks:
             raise TrainerGroupDiedError("the trainer group has ended")
         piece, has_succeeded = self._watch.begin_call(method), False

@@ -25,6 +25,8 @@ class Beat(NamedTuple):
     """Entered so far. All ranks enter the same ones, so who has entered fewer is behind."""
     micro_batch: tuple[int, int] | None
     """The one it works on, or worked on last, and how many its call has; None before the first."""
+    num_waiting: int = 0
+    """Engines on its device that wait for weights."""
 
 
 def count_collectives() -> int:

@@ -83,6 +83,11 @@ class RankWatch:
             self._longest_silence = max(self._longest_silence or 0.0, self.silence(rank))
         known.beat, known.heard_at = beat, self.clock.seconds
 
+    @property
+    def num_waiting(self) -> int:
+        """Engines that wait for weights, as the ranks have said last."""
+        return sum(each.beat.num_waiting for each in self._ranks.values() if each.beat)
+
     def silence(self, rank: int) -> float:
         """Return the seconds for which this rank has said nothing."""
         return self.clock.seconds - self._ranks[rank].heard_at

@@ -1,4 +1,5 @@
-"""vLLM's side of a weight update: the transfer engine `rljob-http`, which loads a verified safetensors file in place.
+"""vLLM's side of a weight update: the transfer engine `rljob-http`, which loads a verified safetensors file in place,
+or what the trainer's rank on the worker's device hands over.
 
 Runs in the workers. Owns the load and the read-back of the parameters, and the read-back of an adapter, which vLLM
 loads itself. Leaves download, pause and versions to the API process. Invariant: when a load returns, successful or not,
@@ -7,7 +8,9 @@ the model has real tensors again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+import os
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +30,14 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import _get_original_loader
 
+from rljob_api.wire.contract import ENV_HAND_OVER, ENV_TOKEN
 from rljob_api.wire.protocol import DigestUnit
 from rljob_trainer.rollout.initial_weights import fill  # its module also registers a load format in the workers
 from rljob_trainer.rollout.loaders import Loads
 from rljob_trainer.weights.checksum import Digest, digest_tensors
 from rljob_trainer.weights.heap import keep_freed_memory, resident_bytes
 from rljob_trainer.weights.mapped import MappedFiles
+from rljob_trainer.weights.receive import receive_tensors
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -47,18 +52,21 @@ _NUM_PROBED_COLUMNS = 4
 
 
 @dataclass
-class FileUpdateInfo(WeightTransferUpdateInfo):
-    """A file that every worker of the replica can read, and that does not change before the end of the update."""
+class UpdateInfo(WeightTransferUpdateInfo):
+    """One of two sources of a version."""
 
-    path: str
+    path: str = ""
+    """A file that every worker of the replica can read, and that does not change before the end of the update."""
+    key: str = ""
+    """The version that the trainer's rank on each worker's device hands over."""
     digest_unit: DigestUnit = "element"
 
 
-class FileWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, FileUpdateInfo]):
+class PublishedWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, UpdateInfo]):
     """Loads complete checkpoints with Hugging Face names; vLLM's layerwise reload fuses, shards and repacks them."""
 
     init_info_cls = WeightTransferInitInfo
-    update_info_cls = FileUpdateInfo
+    update_info_cls = UpdateInfo
 
     def __init__(
         self, config: WeightTransferConfig, vllm_config: VllmConfig, device: torch.device, model: nn.Module
@@ -87,13 +95,21 @@ class FileWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, File
             self.finish_weight_update()
             raise
 
-    def receive_weights(self, update_info: FileUpdateInfo) -> None:
+    def receive_weights(self, update_info: UpdateInfo) -> None:
         self.readback.unit = update_info.digest_unit
-        with self._on_device():
+        with self._on_device(), contextlib.closing(self._open(update_info)) as tensors:
             load_weights = cast(Callable[..., object], self.model.load_weights)
-            load_weights(self._loads.tensors(self._files.open(Path(update_info.path)).tensors()))
+            load_weights(self._loads.tensors(tensors))
+            for _ in tensors:  # to its end, which a rank waits for
+                pass
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
+
+    def _open(self, update_info: UpdateInfo) -> Generator[tuple[str, Tensor]]:
+        if not update_info.key:
+            return self._files.open(Path(update_info.path)).tensors()
+        folder, token = Path(os.environ[ENV_HAND_OVER]), os.environ[ENV_TOKEN]
+        return receive_tensors(folder, token, update_info.key, self.device)
 
     def finish_weight_update(self) -> None:
         try:
@@ -117,7 +133,7 @@ class WorkerExtension:
     def rljob_digest(self) -> str:
         """Return the digest of this worker's own parameters. The sum over all workers is the replica's digest."""
         engine = self.weight_transfer_engine  # type: ignore[attr-defined]
-        assert isinstance(engine, FileWeightTransferEngine)
+        assert isinstance(engine, PublishedWeightTransferEngine)
         return str(engine.readback.digest())
 
     def rljob_adapter_digest(self) -> str:

@@ -21,4 +21,6 @@ def register() -> None:
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     if BACKEND not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(BACKEND, "rljob_trainer.rollout.engine", "FileWeightTransferEngine")
+        WeightTransferEngineFactory.register_engine(
+            BACKEND, "rljob_trainer.rollout.engine", "PublishedWeightTransferEngine"
+        )

@@ -22,7 +22,7 @@ from rljob_api.manifest.roles import UpdateMode
 from rljob_api.wire import contract
 from rljob_api.wire.discovery import resolve
 from rljob_api.wire.ports import listening_port
-from rljob_api.wire.protocol import DigestUnit, HungPart, PullReport, RolloutWeights, WeightManifest
+from rljob_api.wire.protocol import HungPart, PullReport, RolloutWeights, WeightManifest
 from rljob_trainer.rollout.download import Download
 from rljob_trainer.rollout.lora import AdapterFolder
 from rljob_trainer.rollout.sharing import SharedDownload
@@ -208,10 +208,11 @@ class EngineLoader:
             pass
 
     async def load(
-        self, path: Path, manifest: WeightManifest, record_draining: Callable[[bool], None]
+        self, path: Path | None, manifest: WeightManifest, record_draining: Callable[[bool], None]
     ) -> RolloutWeights:
-        """Pause the engine, load the file, wake its cache, and resume. After an exception, the weights are undefined.
-        `record_draining` gets True if the pause waits for requests in flight, and False before the load."""
+        """Pause the engine, load the file, or without one what the ranks on its devices hand over, wake its cache, and
+        resume. After an exception, the weights are undefined. `record_draining` gets True if the pause waits for
+        requests in flight, and False before the load."""
         engine = self._engine
         begin = time.perf_counter()
         try:
@@ -226,7 +227,7 @@ class EngineLoader:
             load_begin = time.perf_counter()
             self._is_verified = False
             await engine.update_weight_version(UNVERIFIED)
-            checksum = str(sum(map(Digest.parse, await self._replace(path, manifest.digest_unit)), start=Digest()))
+            checksum = str(sum(map(Digest.parse, await self._replace(path, manifest)), start=Digest()))
             if checksum != manifest.checksum:
                 raise TransientError(f"the engine's digest is {checksum}, the publisher's {manifest.checksum}")
             await engine.update_weight_version(manifest.key)
@@ -257,20 +258,28 @@ class EngineLoader:
         if not self._is_cache_asleep:
             await self._engine.resume_generation()
 
-    async def _replace(self, path: Path, unit: DigestUnit) -> list[str]:
+    async def _replace(self, path: Path | None, manifest: WeightManifest) -> list[str]:
         """Replace the weights, or the adapter. Return the digest of each worker's part."""
         engine = self._engine
         if self._adapter is not None:
+            assert path is not None, "adapters are published as files"
             self._adapter.place(path)
             await engine.add_lora(self._adapter.build_request(reload=True))
             return await engine.collective_rpc("rljob_adapter_digest")
         await engine.start_weight_update()
-        await engine.update_weights(_build_update(path, unit))
+        try:
+            await engine.update_weights(_build_update(path, manifest))
+        except Exception:
+            # Of several workers, those that got their weights would refuse to start the next update.
+            with contextlib.suppress(Exception):
+                await engine.finish_weight_update()
+            raise
         await engine.finish_weight_update()
         return await engine.collective_rpc("rljob_digest")
 
 
-def _build_update(path: Path, unit: DigestUnit) -> Any:
+def _build_update(path: Path | None, manifest: WeightManifest) -> Any:
     from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-    return WeightTransferUpdateRequest(update_info={"path": str(path), "digest_unit": unit})
+    source = {"key": manifest.key} if path is None else {"path": str(path)}
+    return WeightTransferUpdateRequest(update_info={**source, "digest_unit": manifest.digest_unit})

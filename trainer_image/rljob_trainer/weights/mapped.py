@@ -12,7 +12,7 @@ import math
 import mmap
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -140,7 +140,7 @@ class MappedFile:
     def unlock(self) -> None:
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self) -> Generator[tuple[str, Tensor]]:
         """Yield the tensors of the file's present content, not copied."""
         layout = Layout.read(self.data)
         for name, offset in layout.offsets.items():

@@ -16,7 +16,7 @@ from aiohttp import web
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.pod_engines import PodEngine, find_engines
-from rljob_api.wire.contract import ENV_POD_IP, ENV_TOKEN, PORT_ENGINES, ExitCode, UrlPath
+from rljob_api.wire.contract import ENV_HAND_OVER, ENV_POD_IP, ENV_TOKEN, PORT_ENGINES, ExitCode, UrlPath
 from rljob_api.wire.ports import listening_port
 from rljob_api.wire.protocol import EnginesReport
 from rljob_trainer.server_thread import ServerThread, require_token
@@ -35,10 +35,12 @@ class PodEngines:
         """UserError if the Pod's devices are not those of the job, or if the port is in use."""
         self._stop_seconds, self._address = stop_seconds, environment.get(ENV_POD_IP, "")
         self._folder = TemporaryFolder("engines")
+        self.variables = {ENV_HAND_OVER: self._folder.name}
+        """Of the ranks, which meet the engines in this folder."""
         engines = find_engines(job.spec)
         environments = [
             engine_environment(
-                environment,
+                {**environment, **self.variables},
                 engine,
                 job.spec.trainer.gpus_per_replica,
                 Path(self._folder.name, f"engine-{engine.number}"),

@@ -142,7 +142,8 @@ class Worker:
         started = time.monotonic()
         with ray_node.ray_folder() as folder:
             command = build_command(self._address, head_address, self._num_gpus, folder, self._store_bytes)
-            environment = build_environment(os.environ)
+            shared = {} if self._engines is None else self._engines.variables
+            environment = build_environment({**os.environ, **shared})
             node = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
             try:
                 reason = self._watch(node, head_address)

@@ -126,6 +126,8 @@ VIOLATIONS: list[tuple[dict[str, Any], str]] = [
         "schedule.type must be onPolicy or synchronous with rollout.placement trainer: .* alternate, got bounded",
     ),
     ({"rollout": SHARED, "schedule": {"type": "oneStepOff"}}, "set schedule.type, or remove rollout.placement"),
+    ({"rollout": {"weightTransfer": "device"}}, "rollout.weightTransfer must be auto or file unless .*, got device"),
+    ({"rollout": SHARED | {"weightTransfer": "ipc"}}, "Input should be 'auto', 'file' or 'device'"),
     ({"rollout": SHARED | {"replicas": 2}}, r"rollout.replicas must be 1 \(its default\) .*, got 2"),
     ({"rollout": SHARED | {"replicas": 0}, "suspend": True}, r"rollout.replicas must be 1 \(its default\) .*, got 0"),
     ({"rollout": SHARED | {"gpusPerReplica": 1}}, "a divisor of trainer.gpusPerReplica .*, got 1"),

@@ -44,6 +44,12 @@ class World:
     async def restore(self):
         self.record("restore")
 
+    async def offer_weights(self):
+        self.record("offer")
+
+    async def withdraw_weights(self):
+        self.record("withdraw")
+
     @contextlib.contextmanager
     def phase(self, name):
         self.events.append(f"[{name}")
@@ -58,8 +64,8 @@ class World:
         self.num_restarts = report.num_restarts
 
 
-GIVE_TO_ROLLOUTS = ["[wake", "free", "wake g:1", "]"]
-GIVE_TO_TRAINER = ["idle", "[sleep", "sleep", "restore", "]"]
+GIVE_TO_ROLLOUTS = ["[wake", "free", "wake g:1", "offer", "]"]
+GIVE_TO_TRAINER = ["idle", "[sleep", "withdraw", "sleep", "restore", "]"]
 
 
 async def test_group_begins_with_the_trainers_turn_and_each_change_has_its_order():
@@ -85,7 +91,7 @@ async def test_books_get_seconds_and_memory_of_both_turns():
     assert min(world.seconds.values()) >= 0
 
 
-@pytest.mark.parametrize("fails", ["idle", "sleep", "restore"])
+@pytest.mark.parametrize("fails", ["idle", "withdraw", "sleep", "restore"])
 async def test_change_to_the_trainer_that_failed_is_repeated_from_its_begin(fails):
     world = World()
     await world.turns.give_to_rollouts(MANIFEST)
@@ -97,7 +103,7 @@ async def test_change_to_the_trainer_that_failed_is_repeated_from_its_begin(fail
     assert world.events == GIVE_TO_TRAINER
 
 
-@pytest.mark.parametrize("fails", ["free", "wake g:1"])
+@pytest.mark.parametrize("fails", ["free", "wake g:1", "offer"])
 async def test_change_to_the_rollouts_that_failed_is_repeated_from_its_begin(fails):
     world = World()
     world.fails = fails

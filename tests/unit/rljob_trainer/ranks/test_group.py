@@ -8,6 +8,7 @@ import pytest
 
 from rljob_api.manifest.job import RLJob
 from rljob_inputs.models.defaults import resolve_job
+from rljob_trainer.driver.ports import TrainerGroupDiedError
 from rljob_trainer.episodes.types import NOT_SAMPLED, TrainRow, UpdateVersions
 from rljob_trainer.ranks import group as group_module
 from rljob_trainer.ranks.actor import RankProcess
@@ -120,3 +121,66 @@ async def test_cancelled_call_that_does_not_end_well_ends_the_ranks(monkeypatch,
     with pytest.raises(asyncio.CancelledError):
         await calling
     assert calls.killed == calls.ranks
+
+
+class Ranks:
+    """Two ranks of a group that hands weights over, and its calls."""
+
+    def __init__(self, monkeypatch):
+        self.calls, self.fails, self.running = [], False, 0
+        self.given = asyncio.Event()
+        monkeypatch.setattr(TrainerGroup, "_call_alone", lambda _, method, arguments: self._call(method, arguments))
+        monkeypatch.setattr(TrainerGroup, "_watch_ranks", lambda *_: asyncio.Event().wait())
+        self.group = TrainerGroup(job_of(), "g", [])
+        self.group._ranks, self.group._hands_over = [object(), object()], True
+
+    async def _call(self, method, arguments):
+        assert not self.running, "collectives of two calls would mix"
+        self.running += 1
+        await asyncio.sleep(0)
+        self.running -= 1
+        self.calls.append((method, *arguments[0]))
+        self.given.set()
+        if self.fails:
+            raise TrainerGroupDiedError("a rank died")
+        return [1, 0]
+
+
+async def test_weights_are_given_once_and_again_to_engines_that_ask_later(monkeypatch):
+    ranks = Ranks(monkeypatch)
+    watching = asyncio.create_task(ranks.group.watch())
+    await ranks.group.offer_weights()
+    await asyncio.wait_for(ranks.given.wait(), 5)
+    assert ranks.calls == [("give_weights", True)]
+    ranks.given.clear()
+    ranks.group._wanted.set()  # a heartbeat says that an engine waits
+    await asyncio.wait_for(ranks.given.wait(), 5)
+    await ranks.group.withdraw_weights()
+    await ranks.group.withdraw_weights()
+    assert ranks.calls == [("give_weights", True), ("give_weights", False), ("withdraw_weights",)]
+    watching.cancel()
+
+
+async def test_other_calls_run_between_hand_overs(monkeypatch):
+    ranks = Ranks(monkeypatch)
+    watching = asyncio.create_task(ranks.group.watch())
+    await ranks.group.offer_weights()
+    await asyncio.gather(*(ranks.group.set_steps(n) for n in range(3)), ranks.given.wait())
+    assert {call[0] for call in ranks.calls} == {"give_weights", "set_steps"}
+    watching.cancel()
+
+
+async def test_a_rank_that_dies_in_the_hand_over_ends_the_group(monkeypatch):
+    ranks = Ranks(monkeypatch)
+    ranks.fails = True
+    await ranks.group.offer_weights()
+    with pytest.raises(TrainerGroupDiedError, match="a rank died"):
+        await asyncio.wait_for(ranks.group.watch(), 5)
+
+
+async def test_ranks_that_write_a_file_hand_nothing_over(monkeypatch):
+    ranks = Ranks(monkeypatch)
+    ranks.group._hands_over = False
+    await ranks.group.offer_weights()
+    await ranks.group.withdraw_weights()
+    assert not ranks.calls

@@ -277,8 +277,24 @@ class Engine:
 
 @pytest.fixture(autouse=True)
 def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_transfer, "_build_update", lambda path, unit: f"{path} {unit}")
+    monkeypatch.setattr(
+        weight_transfer, "_build_update", lambda path, manifest: f"{path or manifest.key} {manifest.digest_unit}"
+    )
     monkeypatch.setattr(AdapterFolder, "build_request", lambda _, *, reload: "reload" if reload else "")
+
+
+async def test_without_a_file_the_workers_get_the_version_from_their_ranks() -> None:
+    engine = Engine()
+    await EngineLoader(engine, "keep").load(None, PUBLISHED, _ignore)
+    assert "update_weights g:0 word" in engine.calls
+
+
+async def test_a_failed_update_is_finished_by_the_workers_that_got_theirs() -> None:
+    engine = Engine(fails_at="update_weights")
+    with pytest.raises(RuntimeError, match="update_weights"):
+        await EngineLoader(engine, "keep").load(None, PUBLISHED, _ignore)
+    assert engine.calls.index("finish_weight_update") > engine.calls.index("update_weights g:0 word")
+    assert not any("rljob_digest" in call for call in engine.calls), "the weights belong to no version"
 
 
 PUBLISHED = _manifest().model_copy(update={"checksum": str(Digest(11, 22)), "digest_unit": "word"})

@@ -1,0 +1,200 @@
+"""A rank's side of the hand-over on the device: it gives the engines that wait for a version its tensors, by bucket.
+
+    engine                                  rank
+    token, key                    -->       (waits in a thread)
+                                  <--       handle of the staging memory          `give`
+    mapped                        -->
+                                  <--       parts of a bucket      (repeated; two buckets take turns)
+    copied                        -->
+                                  <--       unmap
+    unmapped                      -->       (frees the staging memory, and what the gathering left)
+                                  <--       end
+
+Invariant: `give` takes every tensor of the stream, which is a collective, whatever becomes of the receivers; and it
+frees the staging memory. A receiver that ends, or does not answer in time, is dropped: its load fails, and nobody
+else's.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hmac
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rljob_trainer.weights.buckets import Part, pack
+from rljob_trainer.weights.channel import Channel, ClosedError
+from rljob_trainer.weights.staging import Staging, create_staging, socket_path, synchronize
+
+log = logging.getLogger(__name__)
+
+BUCKET_BYTES = 64 << 20
+"""Two of them are on the device during a hand-over. A round trip takes less than a millisecond, so larger ones gain
+nothing."""
+_NUM_BUCKETS = 2
+_HELLO_SECONDS = 5.0
+_ANSWER_SECONDS = 60.0
+"""For an engine to copy a bucket: it first loads the layers that are complete."""
+_POLL_SECONDS = 0.01
+
+
+class HandOver:
+    """Listens from construction to `close`, in a thread of its own. The other methods are for one thread."""
+
+    def __init__(self, folder: Path, token: str, device: torch.device, bucket_bytes: int = BUCKET_BYTES) -> None:
+        """`folder`: of the Pod's program. Raise OSError if it does not exist."""
+        self._token, self._device, self._bucket_bytes = token, device, bucket_bytes
+        self._path = socket_path(folder, device)
+        self._path.unlink(missing_ok=True)  # of a rank that was killed
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self._path))
+        self._listener.listen()
+        self._lock = threading.Lock()
+        """Guards what follows."""
+        self._key = ""
+        """Of the version that engines may ask for; empty while they may not."""
+        self._waiting: list[Channel] = []
+        threading.Thread(target=self._accept, name="hand-over", daemon=True).start()
+
+    def close(self) -> None:
+        self.allow("")
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._listener.close()
+        self._path.unlink(missing_ok=True)
+
+    def allow(self, key: str) -> None:
+        """Let engines ask for this version; with an empty key for none. Refuse those that wait."""
+        with self._lock:
+            self._key, refused, self._waiting = key, self._waiting, []
+        for channel in refused:
+            channel.close()
+
+    @property
+    def num_waiting(self) -> int:
+        with self._lock:
+            self._waiting, ended = _split(self._waiting, lambda channel: not channel.is_closed())
+            for channel in ended:
+                channel.close()
+            return len(self._waiting)
+
+    def give(self, tensors: Iterable[tuple[str, Tensor]], wait_seconds: float, release: Callable[[], None]) -> int:
+        """Give all engines that wait the tensors, and return how many have got them. Without any, wait for one up to
+        `wait_seconds`. `release`: frees what the tensors leave in the allocator."""
+        deadline = time.monotonic() + wait_seconds
+        while not self.num_waiting and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        with self._lock:
+            channels, self._waiting = self._waiting, []
+        if not channels:
+            for _ in tensors:
+                pass
+            release()
+            return 0
+        receivers = [_Receiver(channel) for channel in channels]
+        try:
+            self._give(receivers, tensors)
+            release()
+            for receiver in receivers:
+                receiver.send({"end": True})
+            return sum(not receiver.is_lost for receiver in receivers)
+        finally:
+            for channel in channels:
+                channel.close()
+
+    def _give(self, receivers: list[_Receiver], tensors: Iterable[tuple[str, Tensor]]) -> None:
+        staging = create_staging(_NUM_BUCKETS * self._bucket_bytes, self._device)
+        try:
+            self._send_buckets(receivers, staging, tensors)
+            for receiver in receivers:
+                receiver.send({"unmap": True})
+            _wait(receivers)
+        finally:
+            staging.close()
+
+    def _send_buckets(
+        self, receivers: list[_Receiver], staging: Staging, tensors: Iterable[tuple[str, Tensor]]
+    ) -> None:
+        handle = base64.b64encode(staging.handle).decode()
+        for receiver in receivers:
+            receiver.send({"handle": handle, "num_bytes": len(staging.tensor)}, staging.descriptor)
+        _wait(receivers)
+        for number, parts in pack(tensors, staging.tensor.split(self._bucket_bytes)):
+            synchronize(self._device)
+            _wait(receivers)  # for the bucket before: `pack` writes to it next
+            for receiver in receivers:
+                receiver.send({"start": number * self._bucket_bytes, "parts": parts})
+        _wait(receivers)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            channel = Channel(connection)
+            try:
+                self._admit(channel)
+            except ClosedError as error:
+                log.warning("an engine's request for weights: %s", error)
+                channel.close()
+
+    def _admit(self, channel: Channel) -> None:
+        hello = channel.receive(_HELLO_SECONDS)
+        if not hmac.compare_digest(str(hello.get("token")).encode(), self._token.encode()):
+            raise ClosedError("a wrong token")
+        with self._lock:
+            if self._key and hello.get("key") == self._key:
+                self._waiting.append(channel)
+                return
+            reason = f"it offers {self._key}" if self._key else "it is the trainer's turn"
+        channel.send({"refused": reason})
+        channel.close()
+
+
+class _Receiver:
+    """An engine's worker during a hand-over."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel, self.is_lost = channel, False
+        self._owes = False
+
+    def send(self, message: dict[str, str | int | bool | list[Part]], descriptor: int | None = None) -> None:
+        if not self.is_lost:
+            with self._losing():
+                self._channel.send(message, descriptor)
+                self._owes = True
+
+    def wait(self) -> None:
+        """Wait for the answer to the last message."""
+        if self._owes and not self.is_lost:
+            with self._losing():
+                self._channel.receive(_ANSWER_SECONDS)
+                self._owes = False
+
+    @contextlib.contextmanager
+    def _losing(self) -> Iterator[None]:
+        try:
+            yield
+        except ClosedError as error:
+            self.is_lost = True
+            self._channel.close()  # its load fails
+            log.warning("an engine was lost in the hand-over of weights: %s", error)
+
+
+def _wait(receivers: Iterable[_Receiver]) -> None:
+    for receiver in receivers:
+        receiver.wait()
+
+
+def _split(channels: list[Channel], keep: Callable[[Channel], bool]) -> tuple[list[Channel], list[Channel]]:
+    kept = [channel for channel in channels if keep(channel)]
+    return kept, [channel for channel in channels if channel not in kept]

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from rljob_api.run.base import Record, Unit, find_mark, find_part
 from rljob_api.run.gauges import Number, list_numbers
-from rljob_api.run.metrics import AgentNumbers, EvaluationRecord, StepRecord
+from rljob_api.run.metrics import AgentNumbers, EvaluationNumbers, EvaluationRecord, StepRecord
 from rljob_api.run.trajectories import SampleRow
 
 _SCALARS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
@@ -27,7 +27,8 @@ def build_step_table() -> str:
 
 def build_evaluation_table() -> str:
     """Return the values that an evaluation alone has."""
-    own = [number for number in list_numbers(EvaluationRecord) if number.path in _own_fields(EvaluationRecord)]
+    own_fields = _own_fields(EvaluationNumbers) | _own_fields(EvaluationRecord)
+    own = [number for number in list_numbers(EvaluationRecord) if number.path in own_fields]
     return "| value | unit | meaning | gauge |\n|---|---|---|---|\n" + "".join(_list_rows("eval", own))
 
 

@@ -5,7 +5,7 @@ Invariant: the last step is evaluated and saved, wherever the schedule's steps, 
 
 from __future__ import annotations
 
-from rljob_api.manifest.job_sections import Evaluation
+from rljob_api.manifest.evaluation import Evaluation
 from rljob_api.manifest.schedule import Schedule
 
 

@@ -29,7 +29,7 @@ from rljob_api.run.metrics import (
     RewardNumbers,
     StepRecord,
     TurnNumbers,
-    append_record,
+    append_records,
 )
 from rljob_api.run.summaries import DeliveryCounts
 from rljob_api.wire.protocol import (
@@ -332,7 +332,7 @@ class Ledger:
 
     async def _commit(self, record: StepRecord | EvaluationRecord, groups: Sequence[Group]) -> None:
         history, metrics = self.history, self._run_dir / FILE_METRICS
-        await self.disk.write(metrics, lambda: append_record(metrics, record))
+        await self.disk.write(metrics, lambda: append_records(metrics, [record]))
         self._track(record, groups)
         num_failed = sum(record.agent.failures.values()) if record.agent else 0
         history.rewards_served += (record.num_samples - num_failed) * len(self._algorithm.settings.rewards)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rljob_api.manifest.job_sections import Evaluation
+from rljob_api.manifest.evaluation import Evaluation
 from rljob_api.manifest.schedule import Schedule
 from rljob_trainer.driver.cadence import Cadence
 

@@ -50,8 +50,13 @@ def _head(kind: type) -> str:
 
 def _list_rows(kind: str, numbers: list[Number]) -> Iterator[str]:
     for number in numbers:
-        unit, label = find_mark(number.field, Unit), f"{{{number.label}}}" if number.label else ""
-        gauge = "" if number.path in ("type", "step", "time", "prompts") else f"`rljob_{kind}_{number.metric}{label}`"
+        labels = ["set", number.label] if kind == "eval" else [number.label]
+        unit, label = find_mark(number.field, Unit), f"{{{', '.join(filter(None, labels))}}}" if any(labels) else ""
+        gauge = (
+            ""
+            if number.path in ("type", "step", "time", "prompts", "set")
+            else f"`rljob_{kind}_{number.metric}{label}`"
+        )
         path, meaning = number.path.replace("*", number.label.upper()), _escape(number.field.description or "")
         yield f"| `{path}` | {unit.name if unit else ''} | {meaning} | {gauge} |\n"
 

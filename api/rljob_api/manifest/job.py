@@ -352,7 +352,8 @@ _RULES: Final = (
         "raise sampling.temperature, or set samplesPerPrompt: 1",
         lambda spec: not list_greedy(spec.evaluation),
         f"!({_GREEDY.format('self.evaluation')} && self.evaluation.samplesPerPrompt > 1) && "
-        "self.evaluation.sets.all(s, (has(s.samplesPerPrompt) ? s.samplesPerPrompt : self.evaluation.samplesPerPrompt) == 1 || "
+        "self.evaluation.sets.all(s, "
+        "(has(s.samplesPerPrompt) ? s.samplesPerPrompt : self.evaluation.samplesPerPrompt) == 1 || "
         f"!(has(s.sampling) ? s.sampling.temperature == 0.0 : {_GREEDY.format('self.evaluation')}))",
         lambda spec: ", ".join(list_greedy(spec.evaluation)),
     ),

@@ -30,6 +30,8 @@ class DeliveryCounts(Record):
 class BestStep(Record):
     """The best step by `evaluation.best`, as best.json has it."""
 
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
     set: str
     """Name of the evaluation set that decides."""
     metric: str
@@ -174,8 +176,8 @@ def read_run_summary(folder: Path) -> RunSummary | None:
     return _read(folder / FILE_SUMMARY, RunSummary)
 
 
-def format_summary(summary: DriverSummary) -> str:
-    """Return the text of a summary's file."""
+def format_summary(summary: DriverSummary | BestStep) -> str:
+    """Return the text of a summary's file, or of best.json."""
     return summary.model_dump_json(indent=1) + "\n"
 
 

@@ -157,7 +157,8 @@ async def run_head(
         files = RunFileServer(run_dir, environment.address, os.environ.get(ENV_TOKEN, ""))
         stack.callback(files.close)
         spec = environment.job.spec
-        keep, num_models = spec.checkpoint.keep, spec.num_optimized_models
+        num_models, keeps_best = spec.num_optimized_models, spec.evaluation.best is not None
+        keep = spec.checkpoint.keep + keeps_best
         check = partial(check_disk_space, run_dir, Path(environment.model), keep=keep, num_models=num_models)
         await RunDisk(run_dir, outages).write(run_dir, check)
         board.waits_for(_STARTING)

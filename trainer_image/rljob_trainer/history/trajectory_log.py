@@ -38,7 +38,6 @@ from rljob_api.run.trajectories import (
     TurnRow,
 )
 from rljob_api.wire.protocol import Lane, ScoreResult
-from rljob_inputs.prompts import Prompt
 from rljob_trainer.episodes.types import ContextBreak, Episode, Group, ScoredResult, Segment, ToolCall, Turn, failed_as
 from rljob_trainer.history.disk import RunDisk, disk_errors
 from rljob_trainer.history.durable import rename_durably
@@ -167,7 +166,7 @@ class TrajectoryLog:
 def write_file(path: Path, lane: Lane, step: int, groups: Sequence[Group], decode: Decode | None = None) -> None:
     """Write one step's samples atomically, in the order of the data."""
     samples = (
-        (describe_sample(lane, step, group.prompt, episode, decode), group, episode)
+        (describe_sample(lane, step, group, episode, decode), group, episode)
         for group in groups
         for episode in group.episodes
     )
@@ -218,7 +217,8 @@ def _build_lists(arrays: Sequence[NDArray[Any] | None], dtype: DTypeLike) -> pa.
     return pa.ListArray.from_arrays(offsets, pa.array(values), mask=pa.array([array is None for array in arrays]))
 
 
-def describe_sample(lane: Lane, step: int, prompt: Prompt, episode: Episode, decode: Decode | None = None) -> SampleRow:
+def describe_sample(lane: Lane, step: int, group: Group, episode: Episode, decode: Decode | None = None) -> SampleRow:
+    prompt = group.prompt
     breaks = [None, *episode.breaks]
     segments = [_describe_segment(*pair, decode) for pair in zip(episode.segments, breaks, strict=True)]
     is_conversation = bool(episode.messages)
@@ -226,6 +226,7 @@ def describe_sample(lane: Lane, step: int, prompt: Prompt, episode: Episode, dec
     return SampleRow(
         step=step,
         lane=lane,
+        set=group.held_out or None,
         group=episode.group,
         sample=episode.sample,
         prompt_index=episode.prompt_index,

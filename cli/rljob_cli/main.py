@@ -307,6 +307,37 @@ def trajectories(
 
 
 @app.command()
+def evaluate(
+    jobs: JobsArgument = None,
+    filenames: FilenameOption = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            metavar="SOURCE|RUN@STEP",
+            help="A folder, hf://org/name or pvc://claim/path; or a checkpoint of a run: its step, last or export. "
+            "Repeatable. Default: spec.model.",
+            autocompletion=complete_runs,
+        ),
+    ] = None,
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Parent of run folders; results are in DIR/NAME-evaluate.")
+    ] = _RUNS,
+    overrides: SetOption = None,
+    volumes: VolumeOption = None,
+    network: NetworkOption = None,
+    no_call: NoCallOption = False,
+    output: OutputOption = "text",
+) -> None:
+    """Evaluate models on a job's held-out data, without a trainer, and compare them in one table."""
+    from rljob_cli.evaluate.command import evaluate_command
+
+    job = file_of(jobs, filenames)
+    code = evaluate_command(job, models or [], directory, overrides or [], volumes or [], network, not no_call, output)
+    raise typer.Exit(code)
+
+
+@app.command()
 def report(
     run: Annotated[
         str,

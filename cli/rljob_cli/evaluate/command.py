@@ -24,16 +24,15 @@ from rljob_cli.check.verdict import judge
 from rljob_cli.commands import parse_claims
 from rljob_cli.evaluate.jobs import list_overrides
 from rljob_cli.evaluate.models import Candidate, export, find_candidates, name_jobs
-from rljob_cli.evaluate.results import build_comparison_table, describe_notes
+from rljob_cli.evaluate.results import print_comparison
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
 from rljob_cli.local.network import claim_block
 from rljob_cli.local.node.cpus import has_bfloat16, use_float32
-from rljob_cli.output import print_json
 from rljob_cli.run import runfolder
 from rljob_cli.run.command import Run
 from rljob_cli.run.live import PlainOutput
 from rljob_cli.run.summary import build_summary
-from rljob_cli.tables import make_console, show
+from rljob_cli.tables import make_console
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ def _evaluate(
         file = write_comparison(folder, comparison)
         if comparison.models[index].phase == "Interrupted":
             break
-    _print(comparison, file, options)
+    print_comparison(comparison, options.output, file)
     phases = {model.phase for model in comparison.models}
     return EXIT_INTERRUPTED if "Interrupted" in phases else EXIT_FAILED if phases != {"Succeeded"} else 0
 
@@ -155,15 +154,3 @@ def _run(job: _Job, options: Options) -> ModelResult:
     (job.folder / "summary.json").write_text(format_summary(summary))
     result = _describe(job, phase, "" if phase == "Succeeded" else run.message)
     return result.model_copy(update={"figures": list_figures(metrics.evaluations)})
-
-
-def _print(comparison: Comparison, file: Path, options: Options) -> None:
-    if options.output == "json":
-        print_json(comparison.model_dump(mode="json") | {"file": str(file)})
-        return
-    show(build_comparison_table(comparison))
-    for line in describe_notes(comparison):
-        print(line)
-    print(f"samples: rljob trajectories {Path(comparison.models[0].run or '').parent}/JOB, with JOB of", end=" ")
-    print(", ".join(model.job for model in comparison.models))
-    print(file, flush=True)

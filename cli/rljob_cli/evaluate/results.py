@@ -1,13 +1,15 @@
-"""The table of all models, and what it leaves out. Pure."""
+"""The results of all models: as a table with what it leaves out, or as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.table import Table
 
 from rljob_api.run.comparisons import Comparison, ModelResult
-from rljob_cli.tables import build_table
+from rljob_cli.output import print_json
+from rljob_cli.tables import build_table, show
 
 
 def build_comparison_table(comparison: Comparison) -> Table:
@@ -54,3 +56,18 @@ def describe_notes(comparison: Comparison) -> list[str]:
             if text := ", ".join(f"{count} {what}" for what, count in counts.items() if count):
                 notes.append(f"{model.model}: {set_}: {text}")
     return notes
+
+
+def print_comparison(comparison: Comparison, output: str, file: Path | None = None) -> None:
+    """`file`: evaluation.json, next to the folders of the runs. None: they are in a cluster."""
+    if output == "json":
+        print_json(comparison.model_dump(mode="json") | ({"file": str(file)} if file else {}))
+        return
+    show(build_comparison_table(comparison))
+    for line in describe_notes(comparison):
+        print(line)
+    for model in comparison.models:
+        if model.run is not None and model.figures:
+            print(f"samples of {model.model}: rljob trajectories {model.run}")
+    if file is not None:
+        print(file, flush=True)

@@ -12,7 +12,7 @@ from typing import Any
 from driver_load.episodes import Shape, build_job
 from driver_load.step import Books
 from rljob_api.run.folder import FILE_METRICS
-from rljob_api.run.metrics import StepRecord, append_record
+from rljob_api.run.metrics import StepRecord, append_records
 from rljob_trainer.history.run_state import FILE_DRIVER, begin_checkpoint, complete_checkpoint, resume
 
 
@@ -50,4 +50,4 @@ def _record_step(folder: Path, books: Books, step: int, shape: Shape) -> None:
     """Continue the history by a step, as the ledger does."""
     books.ledger.history.step = step
     record = StepRecord(step=step, reward=0.5, phase_seconds={"update": 1.0}, prompts=list(range(shape.groups)))
-    append_record(folder / FILE_METRICS, record)
+    append_records(folder / FILE_METRICS, [record])

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
+from rljob_api.manifest.evaluation import Evaluation
 from rljob_api.manifest.job import RLJob
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.driver.dispatcher import DispatchState
@@ -64,6 +65,8 @@ class Books:
             PhaseClock(now),
             algorithm=self.algorithm,
             schedule=job.spec.schedule,
+            evaluation=Evaluation(),
+            main_set="",
             model=job.spec.model,
             trajectory_bytes=0,
             disk=RunDisk(run_dir),

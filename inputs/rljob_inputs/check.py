@@ -128,8 +128,8 @@ def _check_all(job: RLJob, locate: Callable[[str], str | None], access: HubAcces
             for path, model in job.spec.served_models.items()
         ]
         data = {
-            path: pool.submit(_read_sample, source, locate(source.source), split, access)
-            for path, source, split in _data_sources(job.spec.data)
+            path: pool.submit(_read_sample, source, locate(source.source), split, access, path)
+            for path, source, split in _data_sources(job.spec)
         }
         report, model = _check_trained_model(job, locate(job.spec.model.source), access)
     for future in served:
@@ -139,8 +139,9 @@ def _check_all(job: RLJob, locate: Callable[[str], str | None], access: HubAcces
     tokenizer = model.tokenizer if model and is_renderable else None
     overridden = configs.overrides_length(rollout.extra_args, rollout.env)
     context_length = configs.find_context_length(model.config) if model and not overridden else None
-    for path, source, split in _data_sources(job.spec.data):
-        limit = find_limit(report.resolved.spec, split, context_length)
+    held_out = {each.data_path: each for each in report.resolved.spec.held_out_sets}
+    for path, source, split in _data_sources(job.spec):
+        limit = find_limit(report.resolved.spec, held_out.get(path), context_length)
         _merge(report, _check_data(job.spec.data, source, path, split, data[path].result(), tokenizer, limit))
     return report
 
@@ -154,9 +155,9 @@ def find_access(job: RLJob, environment: Mapping[str, str]) -> HubAccess:
     return HubAccess.from_environment({**environment, **settings, **job.spec.head.env})
 
 
-def _data_sources(data: Data) -> list[tuple[str, DataSource, str]]:
-    sources = [("spec.data.train", data.train, "train")]
-    return [*sources, ("spec.data.eval", data.eval, "test")] if data.eval else sources
+def _data_sources(spec: RLJobSpec) -> list[tuple[str, DataSource, str]]:
+    held_out = ((each.data_path, each.data, "test") for each in spec.held_out_sets)
+    return [("spec.data.train", spec.data.train, "train"), *held_out]
 
 
 def _merge(report: InputsReport, other: InputsReport) -> None:
@@ -286,14 +287,14 @@ class _Sample:
     """Why reading ended."""
 
 
-def _read_sample(source: DataSource, location: str | None, split: str, access: HubAccess) -> _Sample | None:
+def _read_sample(source: DataSource, location: str | None, split: str, access: HubAccess, path: str) -> _Sample | None:
     if location is None:
         return None
     limit = _MAX_STREAMED_ROWS if location.startswith("hf://") else _MAX_ROWS
     rows: list[Row] = []
     num_characters = 0
     try:
-        for row in read_rows(source, location, split=split, access=access, is_check=True):
+        for row in read_rows(source, location, split=split, access=access, is_check=True, field=path):
             if len(rows) == limit or num_characters > _MAX_CHARACTERS:
                 return _Sample(rows, is_whole=False)
             rows.append(row)
@@ -321,7 +322,7 @@ def _check_data(
         report.add(f"{path}.source", f"{source.source} has no rows")
     problems: dict[str, InputError] = {}
     for row in sample.rows:
-        for problem in find_problems(data, source, row, split):
+        for problem in find_problems(data, source, row, path):
             problems.setdefault(problem.path, problem)
     for problem in problems.values():
         report.add(problem.path, problem.message)
@@ -330,11 +331,11 @@ def _check_data(
     _check_answers(report, source, path, sample.rows)
     if split == "train":
         report.first_prompt = build_prompt(
-            source, sample.rows[0], render(data, source, sample.rows[0], split), [], split
+            source, sample.rows[0], render(data, source, sample.rows[0], path), [], split, path
         )
     if tokenizer is not None:
         try:
-            _measure_prompts(report, data, source, path, split, sample, tokenizer, limit)
+            _measure_prompts(report, data, source, path, sample, tokenizer, limit)
         except InputError as error:
             report.add_error(error, path)
     return report
@@ -354,7 +355,6 @@ def _measure_prompts(
     data: Data,
     source: DataSource,
     path: str,
-    split: str,
     sample: _Sample,
     tokenizer: tokenizers.LightTokenizer,
     limit: PromptLimit,
@@ -365,7 +365,7 @@ def _measure_prompts(
     for row in rows:
         if num_characters > _MAX_MEASURED_CHARACTERS:
             break
-        rendered.append(render(data, source, row, split))
+        rendered.append(render(data, source, row, path))
         num_characters += len(str(rendered[-1]))
     tokens = tokenize(data, rendered, tokenizer)
     if empty := [row for row, token_ids in zip(rows, tokens, strict=False) if not token_ids]:

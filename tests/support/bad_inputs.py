@@ -188,7 +188,11 @@ BAD_INPUTS: list[BadInput] = [
     ),
     add("batch that does not divide", "trainer: {replicas: 7}", "must be divisible by the number of trainer ranks"),
     edit("completion without room", "maxTokens: 8", "maxTokens: 64", "must leave room for the prompt"),
-    add("evaluation without data", "evaluation: {everySteps: 1}", "must be 0 without data.eval, got 1; add data.eval"),
+    add(
+        "evaluation without data",
+        "evaluation: {everySteps: 1}",
+        "must be 0 without data.eval and evaluation.sets, got 1; add data.eval",
+    ),
     add("suspended job", "suspend: true", "spec.suspend is true, so nothing would run"),
     edit("temperature zero", "maxTokens: 8", "maxTokens: 8, temperature: 0", "must be more than 0 for training"),
     edit("no rollouts", "maxModelLen: 64", "maxModelLen: 64, replicas: 0", "spec.rollout.replicas must be at least 1"),

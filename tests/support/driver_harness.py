@@ -257,7 +257,7 @@ class DriverHarness:
                 self.start_trainer,
                 collector,
                 reports,
-                Datasets(PromptSet(len(train), train), held_out),
+                Datasets(PromptSet(len(train), train), {each.name: held_out for each in spec.held_out_sets}),
                 "/m",
                 self.read_schedule,
                 self.engines,

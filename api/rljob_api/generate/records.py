@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from rljob_api.run.base import Record, Unit, find_mark, find_part
 from rljob_api.run.gauges import Number, list_numbers
-from rljob_api.run.metrics import AgentNumbers, EvaluationRecord, StepRecord
+from rljob_api.run.metrics import AgentNumbers, EvaluationNumbers, EvaluationRecord, StepRecord
 from rljob_api.run.trajectories import SampleRow
 
 _SCALARS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
@@ -27,7 +27,8 @@ def build_step_table() -> str:
 
 def build_evaluation_table() -> str:
     """Return the values that an evaluation alone has."""
-    own = [number for number in list_numbers(EvaluationRecord) if number.path in _own_fields(EvaluationRecord)]
+    own_fields = _own_fields(EvaluationNumbers) | _own_fields(EvaluationRecord)
+    own = [number for number in list_numbers(EvaluationRecord) if number.path in own_fields]
     return "| value | unit | meaning | gauge |\n|---|---|---|---|\n" + "".join(_list_rows("eval", own))
 
 
@@ -49,8 +50,13 @@ def _head(kind: type) -> str:
 
 def _list_rows(kind: str, numbers: list[Number]) -> Iterator[str]:
     for number in numbers:
-        unit, label = find_mark(number.field, Unit), f"{{{number.label}}}" if number.label else ""
-        gauge = "" if number.path in ("type", "step", "time", "prompts") else f"`rljob_{kind}_{number.metric}{label}`"
+        labels = ["set", number.label] if kind == "eval" else [number.label]
+        unit, label = find_mark(number.field, Unit), f"{{{', '.join(filter(None, labels))}}}" if any(labels) else ""
+        gauge = (
+            ""
+            if number.path in ("type", "step", "time", "prompts", "set")
+            else f"`rljob_{kind}_{number.metric}{label}`"
+        )
         path, meaning = number.path.replace("*", number.label.upper()), _escape(number.field.description or "")
         yield f"| `{path}` | {unit.name if unit else ''} | {meaning} | {gauge} |\n"
 

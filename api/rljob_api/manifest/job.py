@@ -16,6 +16,7 @@ from rljob_api.manifest import job_sections as sections
 from rljob_api.manifest.agent import Agent
 from rljob_api.manifest.algorithm import Algorithm
 from rljob_api.manifest.base import ClusterRule, ObjectMeta, Rule, Spec, decide, different_names, list_map
+from rljob_api.manifest.evaluation import SHORT_FORM, Evaluation, HeldOutSet, list_greedy, list_held_out
 from rljob_api.manifest.pod_settings import PodSettings
 from rljob_api.manifest.roles import OWN_GPU, HeadRole, NodePool, Resources, Role, RolloutRole, TrainerRole
 from rljob_api.manifest.roles import SHARED_GPU as ROLLOUT_GPU
@@ -46,8 +47,32 @@ def _prompt_and_completion_fit(spec: RLJobSpec) -> bool:
 
 
 def _evaluation_fits(spec: RLJobSpec) -> bool:
-    limit, sampling = spec.rollout.max_model_len, spec.evaluation.sampling
-    return limit is None or sampling is None or (sampling.max_tokens or 1) < limit
+    limit = spec.rollout.max_model_len
+    given = [spec.evaluation.sampling, *(each.sampling for each in spec.evaluation.sets)]
+    return limit is None or all(sampling is None or (sampling.max_tokens or 1) < limit for sampling in given)
+
+
+def _find_wrong_rewards(spec: RLJobSpec) -> str:
+    """`exat in evaluation.sets[0]`: names of sets that no reward of evaluation has."""
+    known = {reward.name for reward in spec.rewards if reward.use != "training"}
+    sets = enumerate(spec.evaluation.sets)
+    wrong = [f"{name} in sets[{index}]" for index, each in sets for name in each.rewards or () if name not in known]
+    return ", ".join(wrong)
+
+
+def _names_set(spec: RLJobSpec) -> bool:
+    best = spec.evaluation.best
+    return best is None or best.set in {each.name for each in spec.held_out_sets}
+
+
+def _reports_best(spec: RLJobSpec) -> bool:
+    best = spec.evaluation.best
+    found = next((each for each in spec.held_out_sets if best and each.name == best.set), None)
+    if best is None or found is None:
+        return True  # an unknown set is reported by its own rule
+    if best.metric == "majority":
+        return found.samples_per_prompt > 1
+    return best.metric == "accuracy" or int(best.metric.removeprefix("pass@")) in found.pass_at
 
 
 def _divides_trainer(spec: RLJobSpec) -> bool:
@@ -99,6 +124,8 @@ _MIN_SHARE: Final = round(1 - ROLLOUT_GPU + 0.01, 2)
 """Null of the rollouts, with the remainder of the ranks."""
 _MODEL_SHARE: Final = f"has(m.gpuMemoryUtilization) ? m.gpuMemoryUtilization : {SHARED_GPU}"
 _HOSTED: Final = "self.agent.type == 'environment' || self.agent.type == 'program'"
+
+_GREEDY: Final = "(has({0}.sampling) && {0}.sampling.temperature == 0.0)"
 
 _RULES: Final = (
     Rule(
@@ -163,16 +190,23 @@ _RULES: Final = (
         f"self.rewards.size() > 0 || {_HOSTED}",
     ),
     Rule(
+        ("rewards",),
+        "must have at least one entry that training uses",
+        "remove use: evaluation from one",
+        lambda spec: not spec.rewards or bool(spec.training_rewards) or spec.agent.is_hosted,
+        f"self.rewards.size() == 0 || self.rewards.exists(reward, reward.use != 'evaluation') || {_HOSTED}",
+    ),
+    Rule(
         ("rewards", "agent.rewardWeight"),
         "must have a weight other than 0: otherwise every score is 0 and the model learns nothing",
         "set rewards[].weight",
         lambda spec: (
-            any(reward.weight != 0 for reward in spec.rewards)
+            any(reward.weight != 0 for reward in spec.training_rewards)
             or (spec.agent.is_hosted and spec.agent.reward_weight != 0)
-            or (not spec.rewards and not spec.agent.is_hosted)  # reported by its own rule
+            or (not spec.training_rewards and not spec.agent.is_hosted)  # reported by its own rule
         ),
-        "self.rewards.exists(reward, reward.weight != 0.0) || "
-        f"(({_HOSTED}) ? self.agent.rewardWeight != 0.0 : self.rewards.size() == 0)",
+        "self.rewards.exists(reward, reward.weight != 0.0 && reward.use != 'evaluation') || "
+        f"(({_HOSTED}) ? self.agent.rewardWeight != 0.0 : self.rewards.all(reward, reward.use == 'evaluation'))",
     ),
     Rule(
         ("rollout.replicas", "suspend"),
@@ -264,9 +298,10 @@ _RULES: Final = (
         "must leave room for the prompt in rollout.maxModelLen",
         "raise rollout.maxModelLen, or lower maxTokens",
         _evaluation_fits,
-        "!has(self.rollout.maxModelLen) || !has(self.evaluation.sampling) || "
+        "!has(self.rollout.maxModelLen) || ((!has(self.evaluation.sampling) || "
         "!has(self.evaluation.sampling.maxTokens) || "
-        "self.evaluation.sampling.maxTokens < self.rollout.maxModelLen",
+        "self.evaluation.sampling.maxTokens < self.rollout.maxModelLen) && self.evaluation.sets.all(s, "
+        "!has(s.sampling) || !has(s.sampling.maxTokens) || s.sampling.maxTokens < self.rollout.maxModelLen))",
     ),
     Rule(
         ("rollout.sampling.temperature",),
@@ -288,11 +323,11 @@ _RULES: Final = (
         "a.startsWith('--hf_overrides')) || self.rollout.extraArgs.exists(a, a.contains('head_dtype'))",
     ),
     Rule(
-        ("data.eval", "task"),
-        "must be set with task evaluate",
+        ("data.eval", "evaluation.sets", "task"),
+        "or evaluation.sets must be set with task evaluate",
         "add the prompts to evaluate on, or remove task",
-        lambda spec: spec.trains or spec.data.eval is not None,
-        "self.task == 'train' || has(self.data.eval)",
+        lambda spec: spec.trains or bool(spec.held_out_sets),
+        "self.task == 'train' || has(self.data.eval) || self.evaluation.sets.size() > 0",
     ),
     Rule(
         ("rollout.placement", "task"),
@@ -303,10 +338,54 @@ _RULES: Final = (
     ),
     Rule(
         ("evaluation.everySteps", "data.eval"),
-        "must be 0 without data.eval",
+        "must be 0 without data.eval and evaluation.sets",
         "add data.eval, or remove everySteps",
-        lambda spec: spec.evaluation.every_steps == 0 or spec.data.eval is not None,
-        "self.evaluation.everySteps == 0 || has(self.data.eval)",
+        lambda spec: spec.evaluation.every_steps == 0 or bool(spec.held_out_sets),
+        "self.evaluation.everySteps == 0 || has(self.data.eval) || self.evaluation.sets.size() > 0",
+    ),
+    Rule(
+        ("evaluation.sets", "data.eval"),
+        f"must not have an entry named {SHORT_FORM}: that is the set of data.eval",
+        "rename it, or remove data.eval",
+        lambda spec: spec.data.eval is None or all(each.name != SHORT_FORM for each in spec.evaluation.sets),
+        f"!has(self.data.eval) || self.evaluation.sets.all(s, s.name != '{SHORT_FORM}')",
+        lambda spec: ", ".join(f"sets[{i}]" for i, e in enumerate(spec.evaluation.sets) if e.name == SHORT_FORM),
+    ),
+    Rule(
+        ("evaluation.sets", "rewards"),
+        "must have as rewards the names of rewards without use: training",
+        "correct the names, or remove use from the reward",
+        lambda spec: not _find_wrong_rewards(spec),
+        "self.evaluation.sets.all(s, !has(s.rewards) || "
+        "s.rewards.all(name, self.rewards.exists(r, r.name == name && r.use != 'training')))",
+        _find_wrong_rewards,
+    ),
+    Rule(
+        ("evaluation", "evaluation.sampling"),
+        "must have a temperature of more than 0 with several samples per prompt: greedy answers are identical",
+        "raise sampling.temperature, or set samplesPerPrompt: 1",
+        lambda spec: not list_greedy(spec.evaluation),
+        f"!({_GREEDY.format('self.evaluation')} && self.evaluation.samplesPerPrompt > 1) && "
+        "self.evaluation.sets.all(s, "
+        "(has(s.samplesPerPrompt) ? s.samplesPerPrompt : self.evaluation.samplesPerPrompt) == 1 || "
+        f"!(has(s.sampling) ? s.sampling.temperature == 0.0 : {_GREEDY.format('self.evaluation')}))",
+        lambda spec: ", ".join(list_greedy(spec.evaluation)),
+    ),
+    Rule(
+        ("evaluation.best.set",),
+        "must be the name of an evaluation set",
+        f"use a name of evaluation.sets, or {SHORT_FORM} for data.eval",
+        _names_set,
+        "!has(self.evaluation.best) || self.evaluation.sets.exists(s, s.name == self.evaluation.best.set) || "
+        f"has(self.data.eval) && self.evaluation.best.set == '{SHORT_FORM}'",
+    ),
+    Rule(
+        ("evaluation.best.metric",),
+        "must be a number that its set reports: accuracy; or, with several samples per prompt, majority or a pass@K of "
+        "passAt",
+        "use accuracy, or change samplesPerPrompt or passAt of the set",
+        _reports_best,
+        "",
     ),
 )
 
@@ -439,7 +518,7 @@ class RLJobSpec(PodSettings):
     head: HeadRole = HeadRole()
     trainer: TrainerRole = TrainerRole()
     rollout: RolloutRole = RolloutRole()
-    evaluation: sections.Evaluation = sections.Evaluation()
+    evaluation: Evaluation = Evaluation()
     checkpoint: sections.Checkpoint = sections.Checkpoint()
     tracking: sections.Tracking = sections.Tracking()
     scheduling: sections.Scheduling = sections.Scheduling()
@@ -471,6 +550,16 @@ class RLJobSpec(PodSettings):
             *(Service("tool", f"spec.agent.tools[{index}]", tool.build_service()) for index, tool in enumerate(tools)),
             *([Service("runner", "spec.agent.runner", runner, framework)] if runner else []),
         ]
+
+    @property
+    def training_rewards(self) -> list[Reward]:
+        """The rewards of training episodes, in order."""
+        return [reward for reward in self.rewards if reward.use != "evaluation"]
+
+    @property
+    def held_out_sets(self) -> list[HeldOutSet]:
+        """All evaluation sets, that of data.eval first."""
+        return list_held_out(self.evaluation, self.data, self.rewards)
 
     @property
     def own_roles(self) -> dict[str, Role]:
@@ -586,8 +675,7 @@ class RLJobSpec(PodSettings):
     def sources(self) -> dict[str, str]:
         """Where models and data come from, by path, such as spec.model.source and spec.data.train.source."""
         found = {"spec.model.source": self.model.source, "spec.data.train.source": self.data.train.source}
-        if self.data.eval is not None:
-            found["spec.data.eval.source"] = self.data.eval.source
+        found |= {f"{each.data_path}.source": each.data.source for each in self.held_out_sets}
         return found | {f"{path}.source": model.source for path, model in self.served_models.items()}
 
     @property

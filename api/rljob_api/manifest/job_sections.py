@@ -1,4 +1,4 @@
-"""The sections of an RLJob's spec: model, data, algorithm, schedule, evaluation, checkpoint, tracking, scheduling."""
+"""The sections of an RLJob's spec that have no module of their own: model, data, checkpoint, tracking, scheduling."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pydantic import Field
 
 from rljob_api.manifest.base import Choice, LongText, ObjectName, PathText, Rule, ShortText, Spec
 from rljob_api.manifest.quantity import Size, size_within
-from rljob_api.manifest.roles import Sampling
 from rljob_api.manifest.sources import (
     ChatTemplate,
     ChatTemplateArguments,
@@ -41,7 +40,8 @@ class DataSource(HasSource):
     revision: ShortText | None = None
     """Branch, tag or commit of an hf:// dataset."""
     split: ShortText | None = None
-    """Split of an hf:// dataset or of a folder of `save_to_disk`. Null: train for data.train and test for data.eval."""
+    """Split of an hf:// dataset or of a folder of `save_to_disk`. Null: train for data.train, and test for
+    evaluation."""
     prompt: ShortText = "prompt"
     """Column of the prompt: a string, or a list of chat messages that does not end with the assistant's."""
     answer: ShortText | None = "answer"
@@ -72,7 +72,8 @@ class Data(Spec):
     train: DataSource
     """Prompts to train on. Immutable."""
     eval: DataSource | None = None
-    """Held-out prompts. Null: no evaluation."""
+    """Held-out prompts: the evaluation set named eval, with the settings of `evaluation`. Null: there are only those of
+    evaluation.sets."""
     format: Literal["chat", "text"] = "chat"
     """chat: the model's chat template with a generation prompt. text: the prompt without a template."""
     chat_template_arguments: ChatTemplateArguments = {}
@@ -87,21 +88,6 @@ class Data(Spec):
     rollout.maxModelLen or the model's context. Null: only these."""
     shuffle: bool = True
     """Whether to shuffle each epoch, with schedule.seed."""
-
-
-class Evaluation(Spec):
-    """Evaluation on data.eval. It has its own lane."""
-
-    every_steps: int = Field(default=0, ge=0)
-    """Steps between evaluations. 0: only before the first step and after the last."""
-    at_start: bool = True
-    """Whether to evaluate before the first step."""
-    sampling: Sampling | None = None
-    """How evaluation trajectories are sampled. Null: as generation_config.json of the model says, if it has do_sample
-    (temperature, top_p, top_k); else greedy. stop and maxTokens are then those of rollout.sampling."""
-    accuracy: ShortText | None = None
-    """Component of the reward's result that is reported as accuracy. Null: acc if it exists, else score. Episodes that
-    the agent failed count as 0."""
 
 
 class HangDetection(Spec):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rljob_api.run.base import Count, Record, Score
 from rljob_api.run.folder import FILE_EVALUATION
 from rljob_api.run.metrics import EvaluationRecord
-
-_SET = "eval"
 
 
 class Figure(Record):
@@ -62,17 +60,25 @@ class Comparison(Record):
 
 def list_figures(records: Iterable[EvaluationRecord]) -> list[Figure]:
     """Return the figures of a run that only evaluates, in the order of its sets."""
-    return [
-        Figure(
-            set=_SET,
-            name="accuracy",
-            value=record.accuracy,
-            num_prompts=record.num_samples,
-            num_failed=record.num_failed,
-            num_left_out=record.num_left_out,
-        )
-        for record in records
-    ]
+    return [figure for record in records for figure in _list_estimators(record)]
+
+
+def _list_estimators(record: EvaluationRecord) -> Iterator[Figure]:
+    num_samples = record.samples_per_prompt
+    counts = {
+        "set": record.set,
+        "num_prompts": record.num_samples // max(1, num_samples),
+        "num_failed": record.num_failed,
+        "num_left_out": record.num_left_out,
+    }
+    mean = "accuracy" if num_samples == 1 else f"avg@{num_samples}"
+    yield Figure(name=mean, value=record.accuracy, low=record.accuracy_low, high=record.accuracy_high, **counts)
+    for k, value in record.pass_at.items():
+        low, high = record.pass_at_low.get(k), record.pass_at_high.get(k)
+        yield Figure(name=f"pass@{k}", value=value, low=low, high=high, **counts)
+    if record.majority is not None:
+        bounds = {"low": record.majority_low, "high": record.majority_high}
+        yield Figure(name=f"maj@{num_samples}", value=record.majority, **bounds, **counts)
 
 
 def write_comparison(folder: Path, comparison: Comparison) -> Path:

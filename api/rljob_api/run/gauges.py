@@ -23,6 +23,12 @@ class Gauge(NamedTuple):
     value: str = ""
 
 
+def name_series(record: AnyRecord) -> str:
+    """Return the prefix of a record's names in trackers: step, checkpoint, eval; of other sets than eval eval/SET."""
+    is_other = isinstance(record, EvaluationRecord) and record.set != record.type
+    return f"{record.type}/{record.set}" if is_other else record.type
+
+
 class Number(NamedTuple):
     """A number, a map of numbers, or a map of records, by its type."""
 

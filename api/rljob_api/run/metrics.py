@@ -220,19 +220,48 @@ class StepRecord(TurnNumbers, ScheduleNumbers, UpdateNumbers, RewardNumbers, Epi
     """Rows of the dataset that it trained, in the order of dispatch."""
 
 
-class EvaluationRecord(EpisodeNumbers, Line):
-    """One evaluation of held-out prompts."""
+class EvaluationNumbers(Record):
+    """What an evaluation says of its prompts. Bounds are of a 95 % confidence interval over prompts. Null: unknown,
+    as with one prompt."""
 
-    type: Literal["eval"] = "eval"
-    """Always `eval`."""
     accuracy: Score | None = None
-    """Mean of `evaluation.accuracy` over the scored episodes, and the failed ones with 0. Null: none was scored."""
-    means: Annotated[dict[str, Score | None], Label("component")] = {}
-    """Means of `score` and of each component, as `components` of a step."""
+    """Mean over the prompts of the mean of `evaluation.accuracy` over their scored episodes, and the failed ones with 0
+    (avg@n). Null: none was scored."""
+    accuracy_low: Score | None = None
+    """Lower bound of it."""
+    accuracy_high: Score | None = None
+    """Upper bound of it."""
+    pass_at: Annotated[dict[int, Share], Label("k")] = {}
+    """pass@k by k: the probability that one of k answers solves the prompt."""
+    pass_at_low: Annotated[dict[int, Share], Label("k")] = {}
+    """Lower bounds of it."""
+    pass_at_high: Annotated[dict[int, Share], Label("k")] = {}
+    """Upper bounds of it."""
+    majority: Score | None = None
+    """maj@n: accuracy of the answer that most samples of a prompt give. Null: no reward names the answer."""
+    majority_low: Score | None = None
+    """Lower bound of it."""
+    majority_high: Score | None = None
+    """Upper bound of it."""
     num_failed: Count = 0
     """Episodes that the agent failed."""
     num_left_out: Count = 0
     """Other episodes without this figure."""
+
+
+class EvaluationRecord(EvaluationNumbers, EpisodeNumbers, Line):
+    """One evaluation of the prompts of one set."""
+
+    type: Literal["eval"] = "eval"
+    """Always `eval`."""
+    set: str = "eval"
+    """Name of the evaluation set; `eval` is that of `data.eval`."""
+    samples_per_prompt: Count = 1
+    """Answers to each prompt: the n of avg@n and maj@n."""
+    num_results: Count = 0
+    """Results of rewards, valid or not."""
+    means: Annotated[dict[str, Score | None], Label("component")] = {}
+    """Means of `score` and of each component, as `components` of a step."""
     seconds: Seconds = 0.0
     """Time from the first prompt to the last score."""
 
@@ -276,9 +305,10 @@ class Metrics:
         return self.steps[-1].step if self.steps else 0
 
 
-def append_record(path: Path, record: StepRecord | EvaluationRecord) -> None:
-    """Append one line, or nothing if the disk is full. Numbers that are not finite become null, since JSON has none."""
-    line = memoryview(record.model_dump_json().encode() + b"\n")
+def append_records(path: Path, records: Iterable[StepRecord | EvaluationRecord]) -> None:
+    """Append a line of each, or nothing if the disk is full. Numbers that are not finite become null, since JSON has
+    none."""
+    line = memoryview(b"".join(record.model_dump_json().encode() + b"\n" for record in records))
     with path.open("ab", buffering=0) as file:
         size = file.tell()
         try:

@@ -27,6 +27,27 @@ class DeliveryCounts(Record):
     """Those that are not sent yet."""
 
 
+class BestStep(Record):
+    """The best step by `evaluation.best`, as best.json has it."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+    set: str
+    """Name of the evaluation set that decides."""
+    metric: str
+    """accuracy, majority or pass@K."""
+    value: Score
+    """The number at this step, the highest of all evaluations."""
+    low: Score | None = None
+    """Lower bound of its 95 % confidence interval. Null: unknown."""
+    high: Score | None = None
+    """Upper bound of it."""
+    step: Count
+    """Finished steps of the weights. 0: the model before the first step."""
+    checkpoint: str | None = None
+    """Its checkpoint, below the run's folder. Null: step 0 has none, or it is not written yet."""
+
+
 class DriverSummary(Record):
     """What the driver counts, up to the last checkpoint. What it knows of each step is in metrics.jsonl alone."""
 
@@ -47,13 +68,15 @@ class DriverSummary(Record):
     invalid_by_reason: dict[str, Count] = {}
     """Results without a valid score, and episodes that failed."""
     accuracy_before: Score | None = None
-    """Held-out accuracy before the first step. Null: not evaluated, or no episode was scored."""
+    """Accuracy of the first evaluation set before the first step. Null: not evaluated, or no episode was scored."""
     accuracy_after: Score | None = None
-    """Held-out accuracy of the last evaluation."""
+    """Accuracy of the first evaluation set in its last evaluation."""
     eval_before: dict[str, Score | None] | None = None
-    """`means` of the evaluation before the first step."""
+    """`means` of that evaluation before the first step."""
     eval_after: dict[str, Score | None] | None = None
-    """`means` of the last evaluation."""
+    """`means` of its last evaluation."""
+    best: BestStep | None = None
+    """The best step. Null: no `evaluation.best`, or nothing was evaluated yet."""
     restarts: dict[str, Count] = {}
     """Restarts by role. The driver counts those of the trainer group, `rljob run` also those of Pods."""
     weight_digests: dict[str, str] = {}
@@ -73,12 +96,24 @@ class DriverSummary(Record):
 
 
 class EvaluationSummary(Record):
-    """One evaluation: fields of its line in metrics.jsonl."""
+    """One evaluation of a set: fields of its line in metrics.jsonl."""
 
     step: Count
     """Finished steps of the weights."""
+    set: str = "eval"
+    """Name of the set."""
+    samples_per_prompt: Count = 1
+    """Answers to each prompt."""
     accuracy: Score | None = None
     """Null: no episode was scored."""
+    accuracy_low: Score | None = None
+    """Lower bound of its 95 % confidence interval. Null: unknown."""
+    accuracy_high: Score | None = None
+    """Upper bound of it."""
+    pass_at: dict[int, Share] = {}
+    """pass@k by k."""
+    majority: Score | None = None
+    """maj@n. Null: no reward names the answer."""
     means: dict[str, Score | None] = {}
     """Means of `score` and of each component."""
     num_samples: Count = 0
@@ -119,7 +154,7 @@ class RunSummary(DriverSummary):
     evaluations: list[EvaluationSummary] = []
     """All evaluations, oldest first."""
     metrics_before: dict[str, Score | None] = {}
-    """`means` of the evaluation before the first step."""
+    """`means` of that evaluation before the first step."""
     metrics_after: dict[str, Score | None] = {}
     """`means` of the last evaluation after a step."""
     sessions: list[Session] = []
@@ -141,8 +176,8 @@ def read_run_summary(folder: Path) -> RunSummary | None:
     return _read(folder / FILE_SUMMARY, RunSummary)
 
 
-def format_summary(summary: DriverSummary) -> str:
-    """Return the text of a summary's file."""
+def format_summary(summary: DriverSummary | BestStep) -> str:
+    """Return the text of a summary's file, or of best.json."""
     return summary.model_dump_json(indent=1) + "\n"
 
 

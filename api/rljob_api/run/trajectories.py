@@ -125,6 +125,8 @@ class SampleRow(Record):
     """The step; of an evaluation, the finished steps of its weights."""
     lane: str
     """train or eval."""
+    set: str | None = None
+    """Name of the evaluation set. Null: training."""
     group: int
     """Samples of one prompt in a step have the same."""
     sample: int

@@ -125,6 +125,9 @@ class ScoreResult(Wire):
     """Finite if valid, else null."""
     components: dict[str, float] = Field(default={}, max_length=MAX_COMPONENTS)
     """Additional finite numbers that the function returned (bools as 0 and 1)."""
+    pred: str | None = None
+    """The answer that the reward read in the completion: what the function returned as `pred`, at most 1,000
+    characters. Samples of a prompt with the same text give the same answer (maj@n). Null: it named none."""
     reason: InvalidReason | None = None
     message: str = ""
     """Human-readable: the exception's last line, or the cause. At most 2,000 characters."""
@@ -635,7 +638,13 @@ class DriverStatus(Wire):
     reward: FiniteFloat | None = None
     """Mean score of the last step's valid samples."""
     accuracy: FiniteFloat | None = None
-    """Accuracy of the last evaluation."""
+    """Accuracy of the first evaluation set in its last evaluation."""
+    accuracies: Annotated[dict[Name, FiniteFloat], first(MAX_NAMES)] = {}
+    """The same of each evaluation set, by name."""
+    best_step: Count | None = None
+    """Finished steps of the best weights by evaluation.best. Null: off, or nothing was evaluated yet."""
+    best_value: FiniteFloat | None = None
+    """The number that they are the best by."""
     tokens_per_second: FiniteFloat | None = None
     """Sampled tokens per second during the last step's generation."""
     reward_latency_p50_seconds: Seconds | None = None

@@ -139,7 +139,8 @@ def place_row(job: RLJob, values: Mapping[str, Any], episodes: int, folder: Path
         changes = {"source": str(file), "subset": None, "revision": None, "split": None, "limit": None}
         changes |= {"data_source": data_source}
         sources[name] = spec.data.train.model_copy(update=changes)
-    evaluation = {"sampling": spec.rollout.sampling, "at_start": True, "every_steps": 0}
+    evaluation = {"sampling": spec.rollout.sampling, "at_start": True, "every_steps": 0, "samples_per_prompt": 1}
+    evaluation |= {"sets": [], "best": None}
     changed = {
         "agent": agent,
         "data": spec.data.model_copy(update=sources),

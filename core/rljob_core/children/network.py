@@ -177,8 +177,7 @@ def _open(direction: Literal["from", "to"], peers: list[Manifest], *ports: int) 
 def _head_urls(job: RLJob) -> Iterator[str]:
     spec = job.spec
     yield from (*_hub_urls(job), spec.model.source, spec.data.train.source, *_env_urls(spec.head))
-    if spec.data.eval:
-        yield spec.data.eval.source
+    yield from (each.data.source for each in spec.held_out_sets)
     if spec.tracking.wandb_project:
         yield _WANDB
     yield from (reward.http.url for reward in spec.rewards if reward.http)

@@ -14,16 +14,16 @@ from rljob_api.manifest.job_sections import Data, DataSource
 from rljob_api.wire.protocol import Message
 from rljob_inputs.data.conversations import are_messages, ends_with_answer, is_sharegpt, read_messages, split_answer
 from rljob_inputs.data.files import Values
-from rljob_inputs.data.rows import Row, split_field
+from rljob_inputs.data.rows import Row
 from rljob_inputs.errors import InputError
 
 _FIELD = re.compile(r"\{\{|\}\}|\{([A-Za-z_]\w*)\}")
 _MAX_LISTED = 20
 
 
-def find_problems(data: Data, source: DataSource, row: Row, split: str) -> Iterator[InputError]:
-    """Yield what keeps the row from becoming a prompt: at most one error per field."""
-    field = f"spec.data.{split_field(split)}"
+def find_problems(data: Data, source: DataSource, row: Row, field: str) -> Iterator[InputError]:
+    """Yield what keeps the row from becoming a prompt: at most one error per field.
+    `field`: of the source in the manifest."""
     for read in (lambda: read_prompt(data, source, row, field), lambda: read_answer(source, row, field)):
         try:
             read()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rljob_api.manifest.evaluation import HeldOutSet
 from rljob_api.manifest.job import RLJobSpec
 from rljob_inputs.findings import LengthTable
 
@@ -25,13 +26,13 @@ class PromptLimit:
         return self.num_tokens is None or num_tokens <= self.num_tokens
 
 
-def find_limit(spec: RLJobSpec, split: str, context_length: int | None) -> PromptLimit:
-    """Return the limit of data.train or data.eval. `spec` is resolved. `context_length` is the model's, None if it is
-    unknown."""
+def find_limit(spec: RLJobSpec, held_out: HeldOutSet | None, context_length: int | None) -> PromptLimit:
+    """Return the limit of an evaluation set; None: of data.train. `spec` is resolved. `context_length` is the model's,
+    None if it is unknown."""
     max_tokens, name = spec.rollout.sampling.answer_tokens, "rollout.sampling.maxTokens"
-    evaluation = spec.evaluation.sampling
-    if split != "train" and evaluation is not None and evaluation.max_tokens != max_tokens:
-        max_tokens, name = evaluation.answer_tokens, "evaluation.sampling.maxTokens"
+    sampling = held_out.sampling if held_out else None
+    if held_out is not None and sampling is not None and sampling.max_tokens != max_tokens:
+        max_tokens, name = sampling.answer_tokens, f"{held_out.path.removeprefix('spec.')}.sampling.maxTokens"
     limits: list[PromptLimit] = []
     if spec.data.max_prompt_tokens is not None:
         limits.append(PromptLimit(spec.data.max_prompt_tokens, "data.maxPromptTokens"))

@@ -44,14 +44,16 @@ def load_prompts(
     split: str,
     limit: PromptLimit,
     access: HubAccess | None = None,
+    field: str = "",
 ) -> tuple[PromptSet, LengthTable]:
     """Read all rows at `location` (a path or hf://) and build their prompts. Return them with a table of all lengths.
+    `field`: of the source in the manifest; empty: spec.data.train or spec.data.eval, by `split`.
 
     Raise InputError if a row is unusable or every prompt is too long, and TransientError if the Hub cannot be reached.
     """
-    rows = read_rows(source, location, split=split, access=access)
-    prompts = list(build_prompts(data, source, rows, tokenizer, split=split))
-    field = f"spec.data.{split_field(split)}"
+    field = field or split_field(split)
+    rows = read_rows(source, location, split=split, access=access, field=field)
+    prompts = list(build_prompts(data, source, rows, tokenizer, split=split, field=field))
     if not prompts:
         raise InputError(f"{field}.source", f"{location} has no rows")
     table = measure([len(prompt.token_ids) for prompt in prompts], field, len(prompts), limit)
@@ -62,23 +64,24 @@ def load_prompts(
 
 
 def build_prompts(
-    data: Data, source: DataSource, rows: Iterable[Row], tokenizer: Any, *, split: str
+    data: Data, source: DataSource, rows: Iterable[Row], tokenizer: Any, *, split: str, field: str = ""
 ) -> Iterator[Prompt]:
-    """Yield one prompt per row. Raise InputError at the first unusable row."""
+    """Yield one prompt per row. Raise InputError at the first unusable row. `field`: as of `load_prompts`."""
+    field = field or split_field(split)
     iterator = iter(rows)
     while batch := list(itertools.islice(iterator, _BATCH_PROMPTS)):
-        rendered = [render(data, source, row, split) for row in batch]
+        rendered = [render(data, source, row, field) for row in batch]
         tokens = tokenize(data, rendered, tokenizer)
         for row, text, token_ids in zip(batch, rendered, tokens, strict=True):
             if not token_ids:
                 raise InputError("spec.data.template", f"{row.place}: the prompt is empty after rendering")
-            yield build_prompt(source, row, text, token_ids, split)
+            yield build_prompt(source, row, text, token_ids, split, field)
 
 
 def build_prompt(
-    source: DataSource, row: Row, rendered: str | list[Message], token_ids: list[int], split: str
+    source: DataSource, row: Row, rendered: str | list[Message], token_ids: list[int], split: str, field: str
 ) -> Prompt:
-    answer = read_answer(source, row, f"spec.data.{split_field(split)}")
+    answer = read_answer(source, row, field)
     given = row.values.get("extra_info")
     used = ("prompt" if source.prompt == "prompt" else None, source.answer, "extra_info")
     others = {name: value for name, value in row.values.items() if name not in used}
@@ -106,9 +109,9 @@ def find_data_source(source: DataSource, values: Mapping[str, Any]) -> str:
     return own if isinstance(own, str) else parse_source(source.source).name
 
 
-def render(data: Data, source: DataSource, row: Row, split: str) -> str | list[Message]:
-    """Return the text, or the messages, of a row."""
-    prompt = read_prompt(data, source, row, f"spec.data.{split_field(split)}")
+def render(data: Data, source: DataSource, row: Row, field: str) -> str | list[Message]:
+    """Return the text, or the messages, of a row. `field`: of the source in the manifest."""
+    prompt = read_prompt(data, source, row, field)
     if not isinstance(prompt, str):
         messages = prompt
         if data.template != "{prompt}":

@@ -27,19 +27,25 @@ class Row(NamedTuple):
 
 
 def split_field(split: str) -> str:
-    """Return the field of spec.data that a split belongs to."""
-    return "train" if split == "train" else "eval"
+    """Return the field of spec.data that a split belongs to, unless the data is that of an evaluation set."""
+    return "spec.data.train" if split == "train" else "spec.data.eval"
 
 
 def read_rows(
-    source: DataSource, location: str, *, split: str, access: HubAccess | None = None, is_check: bool = False
+    source: DataSource,
+    location: str,
+    *,
+    split: str,
+    access: HubAccess | None = None,
+    is_check: bool = False,
+    field: str = "",
 ) -> Iterator[Row]:
     """Yield the rows of `source`, found at `location`: a path, or hf://org/name.
 
-    A check streams a dataset of the Hub. Otherwise it is downloaded and cached. Raise InputError if it is unreadable,
-    and TransientError if the Hub cannot be reached.
+    `field`: of the source in the manifest; empty: by `split`. A check streams a dataset of the Hub. Otherwise it is
+    downloaded and cached. Raise InputError if it is unreadable, and TransientError if the Hub cannot be reached.
     """
-    field = f"spec.data.{split_field(split)}"
+    field = field or split_field(split)
     if location.startswith("hf://"):
         rows = _read_hub(source, location, source.split or split, field, access or HubAccess(), is_check=is_check)
     else:

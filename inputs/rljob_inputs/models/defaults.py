@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rljob_api.manifest.evaluation import Evaluation, EvaluationSet
 from rljob_api.manifest.job import RLJob, RLJobSpec
 from rljob_api.manifest.roles import Sampling
 from rljob_inputs.models.chat_template import TemplateSource
@@ -88,10 +89,13 @@ def resolve(spec: RLJobSpec, own: OwnSettings | None) -> Resolved:
     end = [] if own is None else _find_unknown_end(spec, own)
     before = spec.rollout.sampling
     rollout = before.model_copy(update={"max_tokens": limit.value, "stop": [*before.stop, *end]})
-    evaluation = _resolve_evaluation(spec.evaluation.sampling, own, rollout, end)
+    evaluation, has_default = spec.evaluation, spec.evaluation.sampling is None
+    changes = {"sampling": _resolve_evaluation(evaluation.sampling, own, rollout, end, evaluation.samples_per_prompt)}
+    changes |= {"sets": [_resolve_set(each, evaluation, own, rollout, end) for each in evaluation.sets]}
+    resolved = evaluation.model_copy(update=changes)
     changed = {
         "rollout": spec.rollout.model_copy(update={"sampling": rollout}),
-        "evaluation": spec.evaluation.model_copy(update={"sampling": evaluation}),
+        "evaluation": resolved,
     }
     found: list[FromModel] = []
     if own is not None:
@@ -99,9 +103,9 @@ def resolve(spec: RLJobSpec, own: OwnSettings | None) -> Resolved:
         found += [limit] if before.max_tokens is None else []
         found += _describe_temperature(before, own)
         found += _describe_ends(own, end)
-        if spec.data.eval is not None and spec.evaluation.sampling is None:
-            found.append(_describe_evaluation(evaluation, own))
-        elif spec.data.eval is not None and spec.evaluation.sampling and spec.evaluation.sampling.max_tokens is None:
+        if spec.held_out_sets and resolved.sampling and has_default:
+            found.append(_describe_evaluation(resolved.sampling, own, evaluation.samples_per_prompt))
+        elif spec.held_out_sets and evaluation.sampling and evaluation.sampling.max_tokens is None:
             found.append(FromModel(f"{_EVALUATION}.maxTokens", limit.value, "as rollout.sampling.maxTokens"))
     return Resolved(spec.model_copy(update=changed), found)
 
@@ -158,11 +162,20 @@ def _find_unknown_end(spec: RLJobSpec, own: OwnSettings) -> list[str]:
     return [token]
 
 
+def _resolve_set(
+    each: EvaluationSet, evaluation: Evaluation, own: OwnSettings | None, rollout: Sampling, end: Sequence[str]
+) -> EvaluationSet:
+    num_samples = each.samples_per_prompt or evaluation.samples_per_prompt
+    sampling = _resolve_evaluation(each.sampling or evaluation.sampling, own, rollout, end, num_samples)
+    return each.model_copy(update={"sampling": sampling})
+
+
 def _resolve_evaluation(
-    given: Sampling | None, own: OwnSettings | None, rollout: Sampling, end: Sequence[str]
+    given: Sampling | None, own: OwnSettings | None, rollout: Sampling, end: Sequence[str], num_samples: int
 ) -> Sampling:
     if given is None:
-        chosen = _find_recommended(own) or {"temperature": 0.0}
+        # Greedy answers to one prompt are identical.
+        chosen = _find_recommended(own) or {"temperature": 0.0 if num_samples == 1 else rollout.temperature}
         return Sampling(max_tokens=rollout.max_tokens, stop=rollout.stop, **chosen)
     limit = rollout.max_tokens if given.max_tokens is None else given.max_tokens
     stop = [*given.stop, *(text for text in end if text not in given.stop)]
@@ -213,11 +226,13 @@ def _describe_ends(own: OwnSettings, end: Sequence[str]) -> Iterator[FromModel]:
         yield FromModel(f"{_ROLLOUT}.stop", [*ends, *end], "; ".join(places))
 
 
-def _describe_evaluation(resolved: Sampling, own: OwnSettings) -> FromModel:
+def _describe_evaluation(resolved: Sampling, own: OwnSettings, num_samples: int) -> FromModel:
     values = {"temperature": resolved.temperature, "topP": resolved.top_p, "topK": resolved.top_k}
     off = {"topP": 1.0, "topK": 0}
     if _find_recommended(own):
         source = f"{_FILE}: do_sample"
+    elif num_samples > 1:
+        source = "as rollout.sampling: evaluation.samplesPerPrompt needs different answers"
     elif own.generation.get("do_sample") is True:
         source = f"greedy: {_FILE} has the temperature {own.generation.get('temperature')!r}"
     elif (given := own.generation.get("do_sample")) is not None:

@@ -244,7 +244,7 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ),
     ("ChatTemplate", "must have exactly one", "RLJob", {"model.chatTemplate": {"inline": "{{ a }}", "file": "b"}}),
     ("RLJobSpec", "must be more than 0 for training", "RLJob", {"rollout.sampling.temperature": 0}),
-    ("RLJobSpec", "must be 0 without data.eval", "RLJob", {"evaluation.everySteps": 5}),
+    ("RLJobSpec", "must be 0 without data.eval and evaluation.sets", "RLJob", {"evaluation.everySteps": 5}),
     (
         "RLJobSpec",
         "must have head_dtype in --hf-overrides",

@@ -71,7 +71,7 @@ async def test_job_runs_without_a_trainer_and_ends_with_its_results_in_the_statu
 
 async def test_api_server_refuses_what_a_job_that_evaluates_cannot_have(harness):
     await harness.start()
-    with pytest.raises(ApiError, match=r"data.eval .*must be set with task evaluate"):
+    with pytest.raises(ApiError, match=r"data.eval or evaluation.sets must be set with task evaluate"):
         await harness.create(put_all(smallest(), {"task": "evaluate"}))
     with pytest.raises(ApiError, match=r"rollout.placement must be separate with task evaluate"):
         await harness.create(put_all(smallest(), EVALUATE | {"rollout.placement": "trainer"}))

@@ -58,7 +58,7 @@ async def run(environment: Environment) -> None:
         plan = CollectionPlan("train", 0, size, spec.rollout.sampling, seed, "g")
         state = LaneState(dispatch=DispatchState())
         lane = TrainLane(collector, dataset, plan, spec.schedule, algorithm, state, shuffle=spec.data.shuffle)
-        lanes = (lane, EvalLane(collector, (), plan, None))
+        lanes = (lane, EvalLane(collector, ()))
         forecaster = Forecaster.of(spec.schedule, size, needs_whole_step=algorithm.needs.whole_step)
         board.update(total_steps=spec.schedule.steps)
         await rewards.start()

@@ -82,7 +82,7 @@ def check(text: bytes) -> None:
 def test_metrics_of_the_driver():
     text = render_driver()
     assert f'rljob_step_components{{component="{ODD}"}} 1.0' in text.decode()
-    assert f'rljob_eval_means{{component="{ODD}"}} 1.0' in text.decode()
+    assert f'rljob_eval_means{{component="{ODD}",set="eval"}} 1.0' in text.decode()
     assert f'rljob_step_agent_tools_calls{{tool="{ODD}"}} 1.0' in text.decode()
     names = set(re.findall(r"^(\w+)", text.decode(), re.M))
     assert not [name for name in names if "acc" in name.split("_")]

@@ -14,7 +14,7 @@ import yaml
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from rljob_api.run.folder import trajectory_file
-from rljob_api.run.metrics import append_record
+from rljob_api.run.metrics import append_records
 from rljob_api.run.sessions import read_sessions, write_sessions
 from rljob_cli.report.collect import collect_run
 from rljob_cli.report.page import render_page
@@ -245,7 +245,7 @@ def test_hostile_text_is_shown_as_text(browser, tmp_path):
     write_file(trajectory_file(run, 9, "train"), "train", 9, [group])
     parts = {"components": {HOSTILE: 1.0}, "phase_seconds": {HOSTILE: 1.0}}
     counts = {"num_samples": 2, "num_invalid": 1, "invalid_by_reason": {"exception": 1, HOSTILE: 1}}
-    append_record(run / "metrics.jsonl", step_record(9, reward=0.5, step_seconds=1.0, **parts, **counts))
+    append_records(run / "metrics.jsonl", [step_record(9, reward=0.5, step_seconds=1.0, **parts, **counts)])
     job = yaml.safe_load((run / "job.yaml").read_text())
     job["metadata"]["name"] = job["spec"]["model"]["source"] = HOSTILE
     (run / "job.yaml").write_text(yaml.safe_dump(job))

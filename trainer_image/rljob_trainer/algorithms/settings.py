@@ -40,7 +40,7 @@ class Settings:
     algorithm: Algorithm
     """As the user wrote it; for everything that does not depend on the type."""
     rewards: tuple[Reward, ...]
-    """spec.rewards."""
+    """spec.training_rewards."""
     own_weight: float | None
     """Weight of what the environment or the program gives; None without one."""
     clip_low: float | None
@@ -78,7 +78,7 @@ def resolve(spec: RLJobSpec, defaults: Defaults) -> Settings:
     replaces = decide(dynamic.enabled, automatic=defaults.replaces_groups)
     return Settings(
         algorithm=algorithm,
-        rewards=tuple(spec.rewards),
+        rewards=tuple(spec.training_rewards),
         own_weight=spec.agent.reward_weight if spec.agent.is_hosted else None,
         clip_low=defaults.clip_low if loss.clip_low is None else loss.clip_low,
         clip_high=defaults.clip_high if loss.clip_high is None else loss.clip_high,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rljob_api.manifest.evaluation import HeldOutSet
 from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.schedule import Schedule
 from rljob_inputs.data.prompts import PromptSet
@@ -13,7 +14,7 @@ from rljob_trainer.algorithms.base import AlgorithmCode
 from rljob_trainer.driver.cadence import Cadence
 from rljob_trainer.driver.checkpointer import Checkpointer
 from rljob_trainer.driver.collection import CollectionPlan, Collector
-from rljob_trainer.driver.evaluation import EvalLane
+from rljob_trainer.driver.evaluation import EvalLane, HeldOut
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.loop import TrainLoop
 from rljob_trainer.driver.ports import Engines, StartTrainer, Trainer, Turns
@@ -29,7 +30,8 @@ from rljob_trainer.services.demand import Forecaster
 @dataclass(frozen=True)
 class Datasets:
     train: PromptSet
-    eval: Sequence[Prompt]
+    held_out: Mapping[str, Sequence[Prompt]]
+    """By the name of an evaluation set."""
 
 
 @dataclass(frozen=True)
@@ -65,20 +67,21 @@ def build_loop(
 ) -> TrainLoop:
     """Return the loop of `trainer`, whose weights are published as `generation`, from where the ledger's history is.
     The others are as in TrainLoop."""
-    collector, seed, sampling = parts.collector, spec.schedule.seed, spec.evaluation.sampling
-    assert sampling is not None, "the job's open settings are not resolved"
+    collector, seed = parts.collector, spec.schedule.seed
+    train_plan = CollectionPlan(
+        "train", 0, spec.algorithm.group_size, spec.rollout.sampling, seed, generation, spec.training_rewards
+    )
     lane = TrainLane(
         collector,
         parts.data.train,
-        CollectionPlan("train", 0, spec.algorithm.group_size, spec.rollout.sampling, seed, generation),
+        train_plan,
         spec.schedule,
         algorithm,
         read_lane_state(ledger.history, spec.schedule.prompts_per_step),
         shuffle=spec.data.shuffle,
         rewards_sleep=bool(spec.models_in_trainer),
     )
-    plan = CollectionPlan("eval", 0, 1, sampling, seed, generation)
-    held_out = EvalLane(collector, parts.data.eval, plan, spec.evaluation.accuracy)
+    held_out = EvalLane(collector, [_plan_set(spec, each, parts, generation) for each in spec.held_out_sets])
     turns = _build_turns(spec, parts.engines, trainer, ledger, lane, held_out)
     return TrainLoop(
         cadence=cadence,
@@ -108,7 +111,17 @@ def build_loop(
         collector=collector,
         forecaster=forecaster,
         judge=judge,
+        decides_best=spec.evaluation.best.set if spec.evaluation.best else "",
     )
+
+
+def _plan_set(spec: RLJobSpec, each: HeldOutSet, parts: DriverParts, generation: str) -> HeldOut:
+    assert each.sampling is not None, "the job's open settings are not resolved"
+    rewards = [reward for reward in spec.rewards if reward.name in each.rewards]
+    plan = CollectionPlan(
+        "eval", 0, each.samples_per_prompt, each.sampling, spec.schedule.seed, generation, rewards, each.name
+    )
+    return HeldOut(each, parts.data.held_out[each.name], plan)
 
 
 def _build_turns(

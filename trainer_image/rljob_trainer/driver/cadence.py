@@ -5,16 +5,18 @@ Invariant: the last step is evaluated and saved, wherever the schedule's steps, 
 
 from __future__ import annotations
 
-from rljob_api.manifest.job_sections import Evaluation
+from collections.abc import Mapping, Sequence
+
+from rljob_api.manifest.evaluation import HeldOutSet
 from rljob_api.manifest.schedule import Schedule
 
 
 class Cadence:
-    def __init__(self, schedule: Schedule, evaluation: Evaluation | None, *, checkpoint_every: int) -> None:
-        """`evaluation`: None without held-out data. `checkpoint_every`: spec.checkpoint.everySteps."""
+    def __init__(self, schedule: Schedule, held_out: Sequence[HeldOutSet], *, checkpoint_every: int) -> None:
+        """`checkpoint_every`: spec.checkpoint.everySteps."""
         self.schedule = schedule
         """As it is now."""
-        self._evaluation, self._checkpoint_every = evaluation, checkpoint_every
+        self._held_out, self._checkpoint_every = held_out, checkpoint_every
 
     def update(self, read: Schedule | None) -> str:
         """Take the fields of `read` that may change while the job runs; None: nothing was read. Return what they are
@@ -29,11 +31,12 @@ class Cadence:
         """Whether no step follows after `step` finished ones."""
         return step >= self.schedule.steps
 
-    def evaluation_is_due(self, step: int, evaluated_at: int | None) -> bool:
-        """`evaluated_at`: finished steps at the last evaluation."""
-        if self._evaluation is None or evaluated_at == step:
-            return False
-        return self._evaluation.at_start if step == 0 else self._is_due(self._evaluation.every_steps, step)
+    def list_due_sets(self, step: int, evaluated_at: Mapping[str, int]) -> list[str]:
+        """Return the names of the sets to evaluate. `evaluated_at`: finished steps at the last evaluation of each."""
+        return [each.name for each in self._held_out if evaluated_at.get(each.name) != step and self._has(each, step)]
+
+    def _has(self, each: HeldOutSet, step: int) -> bool:
+        return each.at_start if step == 0 else self._is_due(each.every_steps, step)
 
     def checkpoint_is_due(self, step: int) -> bool:
         return step > 0 and self._is_due(self._checkpoint_every, step)

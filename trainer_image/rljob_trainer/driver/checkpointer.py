@@ -46,8 +46,11 @@ class Checkpointer:
         keep: int,
         record: Callable[[CheckpointSeconds], None],
         disk: RunDisk | None = None,
+        list_kept: Callable[[], set[int]] = set,
     ) -> None:
-        """`record` gets what a complete checkpoint cost."""
+        """`record` gets what a complete checkpoint cost. `list_kept` returns the steps whose checkpoints stay besides
+        the newest `keep`: the best one, and the one that may become it."""
+        self._list_kept = list_kept
         self._disk = disk or RunDisk(run_dir)
         self.is_owed = False
         """Whether the disk had no room for the last one."""
@@ -62,8 +65,9 @@ class Checkpointer:
         self._step, path = history.step, checkpoint_folder(self._run_dir, history.step)
 
         async def begin() -> asyncio.Task[None]:
+            kept = self._list_kept()  # as the history of this checkpoint has them
             folder = await begin_checkpoint(self._run_dir, history, self._trainer.save)
-            return asyncio.create_task(self._write(folder, history.step, started_at, time.monotonic()))
+            return asyncio.create_task(self._write(folder, history.step, kept, started_at, time.monotonic()))
 
         async def write() -> None:
             await (await begin())
@@ -112,11 +116,12 @@ class Checkpointer:
             await asyncio.gather(self._writing, return_exceptions=True)
             self._writing = None
 
-    async def _write(self, folder: Path, step: int, started_at: float, copied_at: float) -> None:
+    async def _write(self, folder: Path, step: int, kept: set[int], started_at: float, copied_at: float) -> None:
         try:
             with disk_errors(folder):
                 files = await self._trainer.saved()
-            await run_in_thread(complete_checkpoint, self._run_dir, folder, files, keep=self._keep)
+            others = kept | self._list_kept()
+            await run_in_thread(complete_checkpoint, self._run_dir, folder, files, keep=self._keep, others=others)
         except BaseException as error:
             log.warning("the checkpoint of step %d is not complete: %s: %s", step, type(error).__name__, error)
             raise

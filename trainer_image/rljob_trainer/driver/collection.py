@@ -52,6 +52,10 @@ class CollectionPlan:
     seed: int
     incarnation: str
     """Generation of the weights: a group that is repeated after a restart requests new scores under new ids."""
+    rewards: Sequence[Reward] | None = None
+    """Those that score the episodes; their weighted sum is the score. None: all of the collector."""
+    held_out: str = ""
+    """Name of the evaluation set. Empty: training."""
 
     def sample_seed(self, prompt_index: int, group: int, sample: int, turn: int = 0) -> int:
         """Return the seed of one answer. In evaluation it depends on the prompt only, not on the step."""
@@ -93,7 +97,8 @@ class Collector:
 
     async def run_group(self, group: Group, plan: CollectionPlan, progress: ReadProgress) -> Group:
         """Run the group's episodes and score them. The first error ends them all."""
-        scorer = self.rewards.open_group(plan.group_id(group.index), plan.lane, plan.group_size)
+        names = {reward.name for reward in self._rewards_of(plan)}
+        scorer = self.rewards.open_group(plan.group_id(group.index), plan.lane, plan.group_size, names)
         samples = range(plan.group_size)
         group.episodes = await run_all([self._run_episode(group, i, plan, scorer, progress) for i in samples])
         return group
@@ -146,13 +151,17 @@ class Collector:
             if episode.failure is not None:
                 await scorer.skip()
             else:
-                if self.rewards.clients:
+                rewards = self._rewards_of(plan)
+                if rewards:
                     request_id = plan.episode_id(episode.group, episode.sample)
                     request = self._requests.build(request_id, plan.lane, prompt, episode)
                     results = await scorer.score(episode.sample, request, episode.ended_at)
                     episode.results = {**episode.results, **results}
-                episode.score = weighted_score(episode, self.specs, self._own_weight)
+                episode.score = weighted_score(episode, rewards, self._own_weight)
         progress().record_scored(episode, time.monotonic())
+
+    def _rewards_of(self, plan: CollectionPlan) -> Sequence[Reward]:
+        return self.specs if plan.rewards is None else plan.rewards
 
     async def _rescore(self, group: Group, names: set[str], plan: CollectionPlan, progress: ReadProgress) -> None:
         scorer = self.rewards.open_group(plan.group_id(group.index), plan.lane, plan.group_size, names)
@@ -165,12 +174,23 @@ class Collection:
     """Sampling and scoring of a fixed set of prompts, with `plan.group_size` episodes each. It starts on entry to its
     context; leaving it cancels the tasks that still run."""
 
-    def __init__(self, collector: Collector, prompts: Sequence[Prompt], plan: CollectionPlan) -> None:
+    def __init__(
+        self,
+        collector: Collector,
+        prompts: Sequence[Prompt],
+        plan: CollectionPlan,
+        progress: CollectionProgress | None = None,
+        first_group: int = 0,
+    ) -> None:
+        """`progress`: which it shares with others, with the samples of all. `first_group`: number of its first group,
+        so that collections next to each other have different ids."""
         self.plan = plan
         num_samples = len(prompts) * plan.group_size
-        self.progress = CollectionProgress(plan.lane, num_samples, plan.group_size, started_at=time.monotonic())
+        self.progress = progress or CollectionProgress(
+            plan.lane, num_samples, plan.group_size, started_at=time.monotonic()
+        )
         self._collector = collector
-        self._groups = [Group(index, prompt) for index, prompt in enumerate(prompts)]
+        self._groups = [Group(index, each, held_out=plan.held_out) for index, each in enumerate(prompts, first_group)]
         self._tasks: list[asyncio.Task[Group]] = []
 
     async def __aenter__(self) -> Collection:

@@ -22,11 +22,13 @@ _NO_TRAINER = "a job that evaluates has no trainer"
 
 
 def as_evaluation(job: RLJob) -> RLJob:
-    """Return what the driver runs for a job with task evaluate: no step, and nothing to write at the end."""
+    """Return what the driver runs for a job with task evaluate: all sets before a step that never comes, and nothing to
+    write at the end."""
     spec = job.spec
+    sets = [each.model_copy(update={"at_start": True}) for each in spec.evaluation.sets]
     changed = {
         "schedule": spec.schedule.model_copy(update={"steps": 0}),
-        "evaluation": spec.evaluation.model_copy(update={"at_start": True}),
+        "evaluation": spec.evaluation.model_copy(update={"at_start": True, "sets": sets, "best": None}),
         "checkpoint": spec.checkpoint.model_copy(update={"export": False}),
     }
     return job.model_copy(update={"spec": spec.model_copy(update=changed)})

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rljob_api.errors import UserError
+from rljob_api.manifest.evaluation import Evaluation
 from rljob_api.manifest.job_sections import Model
 from rljob_api.manifest.schedule import Schedule
 from rljob_api.run.folder import FILE_DRIVER_SUMMARY, FILE_METRICS
@@ -29,7 +30,7 @@ from rljob_api.run.metrics import (
     RewardNumbers,
     StepRecord,
     TurnNumbers,
-    append_record,
+    append_records,
 )
 from rljob_api.run.summaries import DeliveryCounts
 from rljob_api.wire.protocol import (
@@ -42,8 +43,9 @@ from rljob_api.wire.protocol import (
 )
 from rljob_inputs.models.adapters import EXPORTED_ADAPTER, MIN_MERGED_SHARE
 from rljob_trainer.algorithms.base import AlgorithmCode
+from rljob_trainer.driver.best import choose_best
 from rljob_trainer.driver.checkpointer import CheckpointSeconds
-from rljob_trainer.driver.evaluation import EvaluationResult
+from rljob_trainer.driver.evaluation import EvaluationResult, SetResult
 from rljob_trainer.driver.learning import StepsWithoutSignal, classify_step, count_last_skipped
 from rljob_trainer.driver.merging import describe_loss, judge_merging
 from rljob_trainer.driver.mismatch import NUM_STEPS, judge_mismatch
@@ -54,7 +56,7 @@ from rljob_trainer.driver.train_lane import LaneState
 from rljob_trainer.driver.updates import StepOutcome
 from rljob_trainer.episodes.progress import CollectionProgress
 from rljob_trainer.episodes.types import Group
-from rljob_trainer.history.disk import RunDisk
+from rljob_trainer.history.disk import DiskError, RunDisk
 from rljob_trainer.history.metrics import (
     count_staleness,
     mean,
@@ -63,7 +65,7 @@ from rljob_trainer.history.metrics import (
     summarize_schedule,
     summarize_updates,
 )
-from rljob_trainer.history.run_state import History, write_summary
+from rljob_trainer.history.run_state import History, write_best, write_summary
 from rljob_trainer.history.run_time import Cause, RunTime, read_run_time, write_run_time
 from rljob_trainer.history.trajectory_log import TrajectoryLog
 from rljob_trainer.history.versions import find_model_commit
@@ -87,11 +89,15 @@ class Ledger:
         algorithm: AlgorithmCode,
         schedule: Schedule,
         model: Model,
+        evaluation: Evaluation,
+        main_set: str,
         trajectory_bytes: int,
         disk: RunDisk,
     ) -> None:
-        """`roles`, `phases`: which the lanes feed, too. `trajectory_bytes`: spec.tracking.trajectoriesSize."""
+        """`roles`, `phases`: which the lanes feed, too. `main_set`: name of the evaluation set whose accuracy is that
+        of the run. `trajectory_bytes`: spec.tracking.trajectoriesSize."""
         self.history = history
+        self._evaluation, self._main_set = evaluation, main_set
         self.weight_digests: dict[str, str] = {}
         self.export: Path | None = None
         self.export_merged_share: float | None = None
@@ -113,6 +119,9 @@ class Ledger:
         """The driver flushes it before a checkpoint, which counts its samples."""
         self._trackers.restart_at(history.step)
         self._board.update(step=history.step, total_steps=schedule.steps, accuracy=history.accuracy_after)
+        self._board.update(accuracies=history.accuracies)
+        history.best = choose_best(history.best, evaluation.best, ())
+        self._name_best()
         status = ScheduleStatus(type=schedule.type, max_staleness=schedule.staleness)
         self._board.update(schedule=status.model_dump())
         self._board.update(restarts=dict(history.restarts), num_invalid=sum(history.invalid_by_reason.values()))
@@ -213,7 +222,10 @@ class Ledger:
             if num_versions > 1:
                 log.warning("step %d: scored by %d versions of reward %s", record.step, num_versions, name)
         self.trajectories.record("train", record.step, outcome.groups)
-        await self._commit(record, outcome.groups)
+        await self._append([record])
+        num_failed = sum(record.agent.failures.values()) if record.agent else 0
+        num_results = (record.num_samples - num_failed) * len(self._algorithm.settings.rewards)
+        self._count(record, outcome.groups, num_results)
         history.step, history.trained_seconds = record.step, self._time.trained
         history.lane = lane.model_dump(mode="json")
         history.samples_trained += record.num_samples - record.num_masked
@@ -269,30 +281,42 @@ class Ledger:
         )
 
     async def record_evaluation(self, outcome: EvaluationResult) -> None:
-        history, accuracy = self.history, outcome.accuracy
-        episodes = [episode for group in outcome.groups for episode in group.episodes]
-        numbers = await asyncio.to_thread(summarize_episodes, episodes)
-        record = EvaluationRecord(
-            step=outcome.step,
-            time=time.time(),
-            **vars(numbers),
-            accuracy=accuracy.value,
-            means={**outcome.means},
-            num_failed=accuracy.num_failed,
-            num_left_out=accuracy.num_left_out,
-            seconds=outcome.seconds,
-        )
+        history, now = self.history, time.time()
+        numbers = [await asyncio.to_thread(summarize_episodes, found.episodes) for found in outcome.sets]
+        records = [_describe_set(outcome.step, now, *pair) for pair in zip(outcome.sets, numbers, strict=True)]
         self.trajectories.record("eval", outcome.step, outcome.groups)
-        await self._commit(record, outcome.groups)
-        if outcome.step == 0:
-            history.accuracy_before, history.eval_before = accuracy.value, record.means
-        history.accuracy_after, history.eval_after = accuracy.value, record.means
-        history.evaluated_at = outcome.step
-        self._board.update(accuracy=accuracy.value)
+        await self._append(records)  # together: a checkpoint has all sets of a step, or none
+        for found, record in zip(outcome.sets, records, strict=True):
+            self._count(record, found.groups, record.num_results)
+            history.evaluated_at[record.set] = record.step
+            self._show_evaluation(record)
+        history.best = choose_best(history.best, self._evaluation.best, records)
+        self._name_best()
+
+    def _show_evaluation(self, record: EvaluationRecord) -> None:
+        history = self.history
+        if record.set == self._main_set:
+            if record.step == 0:
+                history.accuracy_before, history.eval_before = record.accuracy, record.means
+            history.accuracy_after, history.eval_after = record.accuracy, record.means
+            self._board.update(accuracy=record.accuracy)
+        history.accuracies = {name: value for name, value in history.accuracies.items() if name != record.set}
+        if record.accuracy is not None:
+            history.accuracies[record.set] = record.accuracy
+        self._board.update(accuracies=history.accuracies)
         log.info(
-            "step %d: accuracy %s (%d failed, %d left out), %s",
-            *(outcome.step, accuracy.value, accuracy.num_failed, accuracy.num_left_out, outcome.means),
+            "step %d, %s: accuracy %s (%d failed, %d left out), %s",
+            *(record.step, record.set, record.accuracy, record.num_failed, record.num_left_out, record.means),
         )
+
+    def _name_best(self) -> None:
+        """Name the best step in best.json and in the status."""
+        best = self.history.best
+        self._board.update(best_step=best and best.step, best_value=best and best.value)
+        try:
+            write_best(self._run_dir, best)
+        except DiskError as error:  # the next evaluation or checkpoint writes it again
+            log.warning("cannot write the best step: %s", error)
 
     def record_export(self, folder: Path, merged_share: float | None) -> None:
         self.export, self.export_merged_share = folder, merged_share
@@ -305,6 +329,7 @@ class Ledger:
     def record_checkpoint(self, seconds: CheckpointSeconds) -> None:
         """Record a complete checkpoint. Later steps may have ended."""
         self._track(CheckpointRecord(step=seconds.step, wait_seconds=seconds.wait, write_seconds=seconds.write))
+        self._name_best()  # whose checkpoint this may be
         log.info("checkpoint of step %d: training waited %.1f s, written in %.1f s", *vars(seconds).values())
 
     async def write_summary(self) -> None:
@@ -330,12 +355,15 @@ class Ledger:
         self._prometheus.log(record)
         self._trackers.log(record, groups)
 
-    async def _commit(self, record: StepRecord | EvaluationRecord, groups: Sequence[Group]) -> None:
-        history, metrics = self.history, self._run_dir / FILE_METRICS
-        await self.disk.write(metrics, lambda: append_record(metrics, record))
+    async def _append(self, records: Sequence[StepRecord | EvaluationRecord]) -> None:
+        metrics = self._run_dir / FILE_METRICS
+        await self.disk.write(metrics, lambda: append_records(metrics, records))
+
+    def _count(self, record: StepRecord | EvaluationRecord, groups: Sequence[Group], num_results: int) -> None:
+        """Count a record that metrics.jsonl has. `num_results`: of rewards, valid or not."""
+        history = self.history
         self._track(record, groups)
-        num_failed = sum(record.agent.failures.values()) if record.agent else 0
-        history.rewards_served += (record.num_samples - num_failed) * len(self._algorithm.settings.rewards)
+        history.rewards_served += num_results
         history.invalid_by_reason = dict(Counter(history.invalid_by_reason) + Counter(record.invalid_by_reason))
         self._board.update(num_invalid=sum(history.invalid_by_reason.values()))
 
@@ -364,6 +392,20 @@ class Ledger:
             "step %d: reward %s, invalid %d, logprob difference %s, %.1f s",
             record.step, record.reward, record.num_invalid, record.logprob_difference, record.step_seconds,
         )  # fmt: skip
+
+
+def _describe_set(step: int, now: float, found: SetResult, numbers: EpisodeNumbers) -> EvaluationRecord:
+    return EvaluationRecord(
+        step=step,
+        time=now,
+        set=found.held_out.name,
+        samples_per_prompt=found.held_out.samples_per_prompt,
+        num_results=sum(len(episode.results) for episode in found.episodes),
+        **vars(numbers),
+        **vars(found.figures),
+        means={**found.means},
+        seconds=found.seconds,
+    )
 
 
 class _Summaries(NamedTuple):

@@ -56,6 +56,8 @@ class TrainLoop:
     forecaster: Forecaster
     judge: Callable[[StepOutcome], None]
     """Gets each recorded step. Raises if the job must end."""
+    decides_best: str = ""
+    """Name of the evaluation set by which the best step is kept. Empty: none is."""
     settled: asyncio.Event = field(default_factory=_set_event)
     """Whether the trainer's state is that of the history, and no save reads it. Not so from a step's first update until
     it counts."""
@@ -104,12 +106,17 @@ class TrainLoop:
         history = self.ledger.history
         self.checkpoints.check()
         await self.follow_schedule()
-        if self.held_out.step is None and self.cadence.evaluation_is_due(history.step, history.evaluated_at):
-            self.held_out.start(history.step)
+        if self.cadence.is_over(history.step):
+            await self._record_evaluation(wait=True)  # else the last step would not be evaluated
+        due = self.cadence.list_due_sets(history.step, history.evaluated_at)
+        if due and self.held_out.step is None:
+            self.held_out.start(history.step, due)
+        decides = self.held_out.step == history.step > 0 and self.decides_best in self.held_out.names
         if self.cadence.is_over(history.step):
             await self._record_evaluation(wait=True)
             await self.follow_schedule()  # meanwhile it may have got more steps
-        is_due = self.checkpoints.is_owed or self.cadence.checkpoint_is_due(history.step)
+        # The weights of a step that may be the best are gone when its figures are known.
+        is_due = self.checkpoints.is_owed or decides or self.cadence.checkpoint_is_due(history.step)
         if is_due and not self.checkpoints.exists(history.step):
             await self.save()
         return not self.cadence.is_over(history.step)

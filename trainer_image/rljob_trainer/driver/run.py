@@ -77,8 +77,8 @@ class Driver:
         self._num_restarts = 0
         self._rank_failures = RankFailureLog(job.spec.trainer)
         self._algorithm = build_algorithm(job.spec)
-        evaluation = job.spec.evaluation if parts.data.eval else None
-        self._cadence = Cadence(job.spec.schedule, evaluation, checkpoint_every=job.spec.checkpoint.every_steps)
+        self._held_out = job.spec.held_out_sets
+        self._cadence = Cadence(job.spec.schedule, self._held_out, checkpoint_every=job.spec.checkpoint.every_steps)
         self._trainer_steps = job.spec.schedule.steps
         """Which the trainer's learning rate follows."""
         self._checkpoint_seconds = 0.0
@@ -165,6 +165,8 @@ class Driver:
             algorithm=self._algorithm,
             schedule=self._cadence.schedule,
             model=spec.model,
+            evaluation=spec.evaluation,
+            main_set=self._held_out[0].name if self._held_out else "",
             trajectory_bytes=spec.tracking.trajectories_size.num_bytes,
             disk=self._disk,
         )
@@ -194,7 +196,12 @@ class Driver:
             ledger.record_checkpoint(seconds)
 
         checkpoints = Checkpointer(
-            self._run_dir, trainer, keep=self._spec.checkpoint.keep, record=record_checkpoint, disk=self._disk
+            self._run_dir,
+            trainer,
+            keep=self._spec.checkpoint.keep,
+            record=record_checkpoint,
+            disk=self._disk,
+            list_kept=lambda: self._list_kept(ledger),
         )
         return build_loop(
             self._spec,
@@ -241,6 +248,12 @@ class Driver:
         error = TrainerGroupDiedError("a trainer Pod got SIGTERM, and has not ended")
         error.lost_node = True
         raise error
+
+    def _list_kept(self, ledger: Ledger) -> set[int]:
+        """Return the steps whose checkpoints stay: the best one, and the one that is evaluated now."""
+        best, loop = ledger.history.best, self._loop
+        pending = None if loop is None or self._spec.evaluation.best is None else loop.held_out.step
+        return {step for step in (best and best.step, pending) if step is not None}
 
     async def _run_to_end(self, loop: TrainLoop) -> None:
         await loop.run()

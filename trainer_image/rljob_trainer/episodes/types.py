@@ -225,7 +225,8 @@ class Episode:
     prompt_index: int
     """Row of the prompt in its dataset."""
     group: int
-    """Number of its group: of the order of dispatch in training, of the order of the data in evaluation."""
+    """Number of its group: of the order of dispatch in training; of the order of the sets and their data in
+    evaluation."""
     sample: int
     """Position within the group."""
     segments: list[Segment] = field(default_factory=list)
@@ -319,6 +320,8 @@ class Group:
     """See `Episode.group`."""
     prompt: Prompt
     episodes: list[Episode] = field(default_factory=list)
+    held_out: str = ""
+    """Name of its evaluation set. Empty: training."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ A cluster swaps the symbolic link of a ConfigMap's volume; `rljob run` renames a
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ class Environment:
     address: str
     model: str
     train_data: str
-    eval_data: str | None
+    held_out_data: Mapping[str, str]
+    """Sources by the name of an evaluation set."""
     head_job_uid: str = ""
     grace_seconds: float = contract.GRACE_SECONDS
 
@@ -50,7 +52,7 @@ def read_environment(variables: dict[str, str]) -> Environment:
         address=variables[contract.ENV_POD_IP],
         model=variables[contract.ENV_MODEL],
         train_data=variables[contract.ENV_TRAIN_DATA],
-        eval_data=variables.get(contract.ENV_EVAL_DATA) or None,
+        held_out_data=json.loads(variables.get(contract.ENV_EVAL_DATA) or "{}"),
         head_job_uid=variables.get(contract.ENV_HEAD_JOB_UID, ""),
         grace_seconds=read_grace_seconds(variables),
     )

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from rljob_api.errors import TransientError
+from rljob_api.manifest.evaluation import HeldOutSet
 from rljob_api.manifest.job_sections import DataSource
 from rljob_api.manifest.pod_engines import find_engines
 from rljob_api.wire.contract import ENV_TOKEN, ExitCode
@@ -76,7 +77,8 @@ _Result = TypeVar("_Result")
 @dataclass(frozen=True)
 class Inputs:
     train: PromptSet
-    held_out: list[Prompt]
+    held_out: dict[str, list[Prompt]]
+    """By the name of an evaluation set."""
     tokenizer: Any
 
 
@@ -85,16 +87,18 @@ def load_inputs(environment: Environment, settings: ModelSettings) -> Inputs:
     spec, access = settings.job.spec, HubAccess.from_environment(os.environ)
     tokenizer = load_tokenizer(environment.model, spec.model)
 
-    def load(source: DataSource, location: str, split: str) -> PromptSet:
-        limit = find_limit(spec, split, settings.model_length)
-        prompts, table = load_prompts(spec.data, source, location, tokenizer, split=split, limit=limit, access=access)
+    def load(source: DataSource, location: str, held_out: HeldOutSet | None = None) -> PromptSet:
+        limit = find_limit(spec, held_out, settings.model_length)
+        split, field = ("train", "spec.data.train") if held_out is None else ("test", held_out.data_path)
+        prompts, table = load_prompts(
+            spec.data, source, location, tokenizer, split=split, limit=limit, access=access, field=field
+        )
         log.info("%s", describe_lengths(table))
         return prompts
 
-    train = load(spec.data.train, environment.train_data, "train") if spec.trains else PromptSet(0, {})
-    held_out: list[Prompt] = []
-    if spec.data.eval is not None and environment.eval_data is not None:
-        held_out = list(load(spec.data.eval, environment.eval_data, "test").by_row.values())
+    train = load(spec.data.train, environment.train_data) if spec.trains else PromptSet(0, {})
+    sets, locations = spec.held_out_sets, environment.held_out_data
+    held_out = {each.name: list(load(each.data, locations[each.name], each).by_row.values()) for each in sets}
     return Inputs(train, held_out, tokenizer)
 
 
@@ -173,7 +177,8 @@ async def run_head(
         files = RunFileServer(run_dir, environment.address, os.environ.get(ENV_TOKEN, ""))
         stack.callback(files.close)
         spec = environment.job.spec
-        keep, num_models = spec.checkpoint.keep, spec.num_optimized_models
+        num_models, keeps_best = spec.num_optimized_models, spec.evaluation.best is not None
+        keep = spec.checkpoint.keep + keeps_best
         check = partial(check_disk_space, run_dir, Path(environment.model), keep=keep, num_models=num_models)
         if spec.trains:
             await RunDisk(run_dir, outages).write(run_dir, check)

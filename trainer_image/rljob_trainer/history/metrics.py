@@ -60,23 +60,31 @@ def collect_scores(episodes: Sequence[Episode]) -> dict[str, list[float]]:
     With several rewards, also return each reward's scores, and prefix its components: REWARD/COMPONENT. What an
     environment or a program gave counts as a reward; the numbers of its info are its components.
     """
+    values: dict[str, list[float]] = {}
+    for scores in list_scores(episodes):
+        for name, value in scores.items():
+            values.setdefault(name, []).append(value)
+    return values
+
+
+def list_scores(episodes: Sequence[Episode]) -> list[dict[str, float]]:
+    """Return the scores and components of each episode, by the names of `collect_scores`.  [episodes]"""
     names = {name for episode in episodes for name in episode.results}
     names |= {RUNNER_SERVICE for episode in episodes if episode.own_reward is not None or own_components(episode)}
-    values: dict[str, list[float]] = {"score": [t.score for t in episodes if t.score is not None]}
+    return [_read_scores(episode, is_alone=len(names) == 1) for episode in episodes]
 
-    def add(name: str, score: float | None, components: Mapping[str, float]) -> None:
-        if len(names) > 1 and score is not None:
-            values.setdefault(name, []).append(score)
-        for component, value in components.items():
-            values.setdefault(component if len(names) == 1 else f"{name}/{component}", []).append(value)
 
-    for episode in episodes:
-        for name, result in episode.results.items():
-            if result.score is not None:
-                add(name, result.score, result.components)
-        if episode.failure is None:
-            add(RUNNER_SERVICE, episode.own_reward, own_components(episode))
-    return {name: listed for name, listed in values.items() if listed}
+def _read_scores(episode: Episode, *, is_alone: bool) -> dict[str, float]:
+    """`is_alone`: whether the job has one reward."""
+    given = [(name, found.score, found.components) for name, found in episode.results.items() if found.valid]
+    if episode.failure is None:
+        given.append((RUNNER_SERVICE, episode.own_reward, own_components(episode)))
+    values: dict[str, float] = {}
+    for name, score, components in given:
+        if not is_alone and score is not None:
+            values[name] = score
+        values |= {component if is_alone else f"{name}/{component}": value for component, value in components.items()}
+    return values if episode.score is None else {"score": episode.score, **values}
 
 
 def own_components(episode: Episode) -> dict[str, float]:

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from rljob_api.manifest.services.runner import RUNNER_SERVICE
 from rljob_api.run.gauges import flatten, name_gauge
-from rljob_api.run.metrics import AnyRecord, StepRecord
+from rljob_api.run.metrics import AnyRecord, EvaluationRecord, StepRecord
 from rljob_api.run.summaries import DeliveryCounts
 from rljob_api.wire.protocol import CallResult, InvalidReason, Lane
 from rljob_trainer.episodes.types import Episode, ScoredResult, failed_as
@@ -227,16 +227,17 @@ class PrometheusMetrics:
         """Set the gauges, and count what a step did."""
         if isinstance(record, StepRecord):
             self._count_step(record)
-        kind = record.type
+        kind, of_set = record.type, [record.set] if isinstance(record, EvaluationRecord) else []
         for name, value in {**flatten(record), "number": record.step}.items():
             metric, label, key = name_gauge(kind, name)
-            if not self._has_room(metric, key, _MAX_GAUGES):
+            if not self._has_room(metric, "/".join([*of_set, key]), _MAX_GAUGES):
                 continue
             if metric not in self._gauges:
                 text = f"{metric.removeprefix(f'rljob_{kind}_')} of the last {kind}, as in metrics.jsonl."
-                self._gauges[metric] = Gauge(metric, text, [label] if label else [], registry=self.registry)
-            gauge = self._gauges[metric]
-            (gauge.labels(key) if label else gauge).set(value)
+                names = [*(["set"] if of_set else []), *([label] if label else [])]
+                self._gauges[metric] = Gauge(metric, text, names, registry=self.registry)
+            gauge, values = self._gauges[metric], [*of_set, *([key] if label else [])]
+            (gauge.labels(*values) if values else gauge).set(value)
 
     def _count_step(self, record: StepRecord) -> None:
         for staleness, num_tokens in record.staleness_histogram.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from rljob_api.errors import UserError
 from rljob_api.run.folder import (
     CHECKPOINTS,
+    FILE_BEST,
     FILE_COMPLETE,
     FILE_DRIVER_SUMMARY,
     FILE_METRICS,
@@ -28,7 +29,7 @@ from rljob_api.run.folder import (
     last_checkpoint,
     list_trajectory_files,
 )
-from rljob_api.run.summaries import DeliveryCounts, DriverSummary, format_summary
+from rljob_api.run.summaries import BestStep, DeliveryCounts, DriverSummary, format_summary
 from rljob_trainer.concurrency import run_in_thread
 from rljob_trainer.history.damage import check_any_left, open_checkpoint, set_aside, write_complete
 from rljob_trainer.history.disk import DiskError, disk_errors
@@ -67,8 +68,12 @@ class History(BaseModel):
     accuracy_after: float | None = None
     eval_before: dict[str, float | None] | None = None
     eval_after: dict[str, float | None] | None = None
-    evaluated_at: int | None = None
-    """Step of the last evaluation."""
+    evaluated_at: dict[str, int] = {}
+    """Step of the last evaluation of each set, by its name."""
+    accuracies: dict[str, float] = {}
+    """Of these evaluations, where it is known."""
+    best: BestStep | None = None
+    """The best step by spec.evaluation.best."""
     phase_seconds: dict[str, float] = {}
     trained_seconds: float = 0.0
     """What run_time had for the steps up to this one."""
@@ -123,7 +128,7 @@ def truncate_to_history(run_dir: Path, history: History) -> None:
     for folder in (run_dir / CHECKPOINTS).glob("step-*"):
         if not (folder / FILE_COMPLETE).exists():
             shutil.rmtree(folder)
-    last = {"train": history.step, "eval": -1 if history.evaluated_at is None else history.evaluated_at}
+    last = {"train": history.step, "eval": max(history.evaluated_at.values(), default=-1)}
     for file in list_trajectory_files(run_dir / TRAJECTORIES):
         if file.step > last[file.lane]:
             file.path.unlink()
@@ -158,12 +163,16 @@ def _begin_folder(run_dir: Path, folder: Path, history: History) -> None:
     write_durably(folder / FILE_DRIVER, history.model_dump_json(indent=1))
 
 
-def complete_checkpoint(run_dir: Path, folder: Path, files: Mapping[str, FileFacts], *, keep: int) -> None:
+def complete_checkpoint(
+    run_dir: Path, folder: Path, files: Mapping[str, FileFacts], *, keep: int, others: Container[int] = ()
+) -> None:
     """Make a checkpoint count whose files are all written; `files`: the trainer's, by path below the folder. Then
-    remove all but the newest `keep`."""
+    remove all but the newest `keep`, and those of the steps `others`."""
     with disk_errors(folder):
         write_complete(folder, {FILE_DRIVER: describe_file(folder, FILE_DRIVER), **files})
-    for old in list(complete_checkpoints(run_dir).values())[:-keep]:
+    for step, old in list(complete_checkpoints(run_dir).items())[:-keep]:
+        if step in others:
+            continue
         (old / FILE_COMPLETE).unlink()  # first: a half-removed checkpoint must not look complete
         shutil.rmtree(old)
 
@@ -200,6 +209,23 @@ def check_disk_space(run_dir: Path, model: Path, *, keep: int, num_models: int) 
         raise UserError(f"{problem}; free some space, or lower spec.checkpoint.keep")
 
 
+def name_checkpoint(run_dir: Path, best: BestStep) -> BestStep:
+    """Return `best` with its checkpoint, if that is complete."""
+    folder = checkpoint_folder(run_dir, best.step)
+    found = str(folder.relative_to(run_dir)) if checkpoint_exists(run_dir, best.step) else None
+    return best.model_copy(update={"checkpoint": found})
+
+
+def write_best(run_dir: Path, best: BestStep | None) -> None:
+    """Write best.json, or remove one of steps that are no longer in the history."""
+    path = run_dir / FILE_BEST
+    with disk_errors(path):
+        if best is None:
+            path.unlink(missing_ok=True)
+        else:
+            write_durably(path, format_summary(name_checkpoint(run_dir, best)))
+
+
 def write_summary(
     run_dir: Path,
     history: History,
@@ -225,6 +251,7 @@ def write_summary(
         accuracy_after=history.accuracy_after,
         eval_before=history.eval_before,
         eval_after=history.eval_after,
+        best=history.best and name_checkpoint(run_dir, history.best),
         restarts=history.restarts,
         weight_digests=weight_digests,
         export=str(export) if export else None,

@@ -35,7 +35,7 @@ class TrackedRecord:
     """What the trackers get of a step, an evaluation or a checkpoint."""
 
     kind: str
-    """Prefix of the names: step, eval, checkpoint."""
+    """Prefix of the names: step, eval, eval/SET, checkpoint."""
     step: int
     numbers: Mapping[str, float]
     time: float = field(default_factory=time.time)

@@ -18,7 +18,7 @@ from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.run.gauges import flatten
+from rljob_api.run.gauges import flatten, name_series
 from rljob_api.run.metrics import AnyRecord
 from rljob_api.run.summaries import DeliveryCounts
 from rljob_trainer.episodes.types import Group
@@ -43,7 +43,7 @@ class Trackers:
 
     def log(self, record: AnyRecord, groups: Sequence[Group] = ()) -> None:
         samples = describe_samples(record.step, groups, self._num_samples) if self._deliveries else []
-        tracked = TrackedRecord(record.type, record.step, flatten(record), samples=samples)
+        tracked = TrackedRecord(name_series(record), record.step, flatten(record), samples=samples)
         self._submit(lambda tracker: tracker.log(tracked))
 
     def restart_at(self, step: int) -> None:

@@ -36,7 +36,6 @@ from rljob_api.run.trajectories import (
     TurnRow,
 )
 from rljob_api.wire.protocol import Lane, ScoreResult
-from rljob_inputs.prompts import Prompt
 from rljob_trainer.episodes.types import ContextBreak, Episode, Group, ScoredResult, Segment, ToolCall, Turn, failed_as
 from rljob_trainer.history.disk import RunDisk, disk_errors
 from rljob_trainer.history.durable import rename_durably
@@ -136,7 +135,7 @@ class TrajectoryLog:
 
 def write_file(path: Path, lane: Lane, step: int, groups: Sequence[Group], decode: Decode | None = None) -> None:
     """Write one step's samples atomically, in the order of the data."""
-    rows = (describe_sample(lane, step, group.prompt, e, decode) for group in groups for e in group.episodes)
+    rows = (describe_sample(lane, step, group, e, decode) for group in groups for e in group.episodes)
     table = pa.Table.from_batches(_convert(rows), schema=SCHEMA)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.partial")
@@ -149,13 +148,15 @@ def _convert(rows: Iterator[SampleRow]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pylist(some, schema=SCHEMA)
 
 
-def describe_sample(lane: Lane, step: int, prompt: Prompt, episode: Episode, decode: Decode | None = None) -> SampleRow:
+def describe_sample(lane: Lane, step: int, group: Group, episode: Episode, decode: Decode | None = None) -> SampleRow:
+    prompt = group.prompt
     breaks = [None, *episode.breaks]
     segments = [_describe_segment(*pair, decode) for pair in zip(episode.segments, breaks, strict=True)]
     is_conversation = bool(episode.messages)
     return SampleRow(
         step=step,
         lane=lane,
+        set=group.held_out or None,
         group=episode.group,
         sample=episode.sample,
         prompt_index=episode.prompt_index,

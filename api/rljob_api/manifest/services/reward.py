@@ -268,6 +268,9 @@ class Reward(RewardBase):
     from the job file."""
     weight: float = 1.0
     """Factor in the weighted sum."""
+    use: Literal["both", "training", "evaluation"] = "both"
+    """What it scores. training: episodes of training alone. evaluation: those of evaluation alone, so it is in no
+    advantage. An evaluation set may choose among the others (evaluation.sets[].rewards)."""
     failure_policy: FailurePolicy = FailurePolicy()
     deadline_seconds: int = Field(default=3600, ge=1)
     """Maximum seconds from the end of a trajectory (with scope group, of the group's last) to its result, including

@@ -84,7 +84,7 @@ def test_checkpoint_is_exported_by_one_process_as_its_ranks_export_it(name: str,
 
 
 def test_damaged_checkpoint_is_not_exported(folder: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(folder / "experts-run-2", tmp_path / "run")
+    run = shutil.copytree(folder / "experts-run-2", tmp_path / "run", ignore=shutil.ignore_patterns("exports"))
     shard = next((run / "checkpoints").glob("*/trainer/*.distcp"))
     damaged = bytearray(shard.read_bytes())
     damaged[len(damaged) // 2] ^= 1

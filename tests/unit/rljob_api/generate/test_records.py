@@ -29,7 +29,7 @@ def test_units_and_gauges_are_those_of_the_types() -> None:
         "| `agent/tools/TOOL/errors` | count | Those without a result. | `rljob_step_agent_tools_errors{tool}` |",
     ):
         assert row in TABLES["step"].splitlines()
-    assert "`rljob_eval_means{component}`" in TABLES["evaluation"]
+    assert "`rljob_eval_means{set, component}`" in TABLES["evaluation"]
     assert "| `rewards[].components` | map of numbers |" in TABLES["columns"]
 
 

@@ -81,8 +81,8 @@ ADDED = [
      "got inf"),
     ("rollout: {sampling: {stop: x}}", "spec.rollout.sampling.stop must be a list (lines that begin with '-'), got "
      '"x"'),
-    ("evaluation: {everySteps: 2}", "spec.evaluation.everySteps must be 0 without data.eval, got 2; add data.eval, "
-     "or remove everySteps"),
+    ("evaluation: {everySteps: 2}", "spec.evaluation.everySteps must be 0 without data.eval and evaluation.sets, got "
+     "2; add data.eval, or remove everySteps"),
     ("checkpoint: {persistentVolumeClaim: {}}", "spec.checkpoint.persistentVolumeClaim.claimName is required: Name of "
      "the PersistentVolumeClaim"),
     ("rollout: {replicas: 0}", "spec.rollout.replicas must be at least 1 unless the job is suspended, got 0; set it "

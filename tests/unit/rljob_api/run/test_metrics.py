@@ -3,7 +3,7 @@
 import json
 import math
 
-from rljob_api.run.metrics import AgentNumbers, Metrics, StepRecord, ToolNumbers, append_record, read_metrics
+from rljob_api.run.metrics import AgentNumbers, Metrics, StepRecord, ToolNumbers, append_records, read_metrics
 from tests.paths import DATA
 from tests.support.records import evaluation_record, step_record
 
@@ -17,13 +17,13 @@ def test_records_are_the_same_after_a_round_trip(tmp_path):
     first = step_record(1, reward=0.5, components={"exact": 1.0}, staleness_histogram={0: 3, 2: 1}, agent=agent)
     second = evaluation_record(1, 0.25, means={"exact": 0.25}, seconds=2.0)
     for record in (first, second):
-        append_record(tmp_path / "metrics.jsonl", record)
+        append_records(tmp_path / "metrics.jsonl", [record])
     assert read_metrics(tmp_path / "metrics.jsonl") == Metrics((first,), (second,))
 
 
 def test_incomplete_last_line_is_left_for_the_next_read(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    append_record(path, step_record(1))
+    append_records(path, [step_record(1)])
     whole = path.read_text()
     for length in (1, 20, len(whole) // 2, len(whole) - 2):
         path.write_text(whole + whole[:length])
@@ -46,7 +46,7 @@ def test_unknown_keys_and_types_are_ignored(tmp_path):
 def test_lines_are_strict_json(tmp_path):
     path = tmp_path / "metrics.jsonl"
     components = {"a": math.nan, "b": 0.5, "line\u2028separator": 1.0}
-    append_record(path, step_record(1, grad_norm=math.inf, reward=-math.inf, components=components))
+    append_records(path, [step_record(1, grad_norm=math.inf, reward=-math.inf, components=components)])
     record = json.loads(path.read_text(), parse_constant=refuse)
     assert (record["grad_norm"], record["reward"], record["components"]["a"]) == (None, None, None), "unknown is null"
     [step] = read_metrics(path).steps

@@ -12,7 +12,7 @@ SOURCE = DataSource(source="./d.jsonl", prompt="q", answer="reward_model.ground_
 
 def problems(values, **data):
     row = Row(values, 0, "d.jsonl:1")
-    return {p.path: p.message for p in find_problems(Data(train=SOURCE, **data), SOURCE, row, "train")}
+    return {p.path: p.message for p in find_problems(Data(train=SOURCE, **data), SOURCE, row, "spec.data.train")}
 
 
 def test_a_complete_row_has_no_problem():

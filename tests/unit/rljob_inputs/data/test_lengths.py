@@ -29,17 +29,18 @@ def spec(rollout=None, **sections):
     ],
 )
 def test_the_limit_is_the_strictest(rollout, data, context, expected):
-    assert find_limit(spec(rollout, data=data), "train", context) == expected
+    assert find_limit(spec(rollout, data=data), None, context) == expected
 
 
 def test_evaluation_has_its_own_room():
-    job = spec({"maxModelLen": 64}, evaluation={"sampling": {"maxTokens": 50}})
-    assert find_limit(job, "test", None).num_tokens == 14
-    assert find_limit(job, "train", None).num_tokens == 32
+    job = spec({"maxModelLen": 64}, data={"eval": {"source": "/e"}}, evaluation={"sampling": {"maxTokens": 50}})
+    assert find_limit(job, job.held_out_sets[0], None).num_tokens == 14
+    assert find_limit(job, None, None).num_tokens == 32
 
 
 def test_a_limit_that_evaluation_shares_with_training_has_one_name():
-    limit = find_limit(spec({"maxModelLen": 64}, evaluation={"sampling": {"maxTokens": 32}}), "test", None)
+    job = spec({"maxModelLen": 64}, data={"eval": {"source": "/e"}}, evaluation={"sampling": {"maxTokens": 32}})
+    limit = find_limit(job, job.held_out_sets[0], None)
     assert limit.reason == "rollout.maxModelLen 64 - rollout.sampling.maxTokens 32"
 
 

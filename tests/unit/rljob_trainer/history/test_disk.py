@@ -7,7 +7,7 @@ import pytest
 
 from rljob_api.errors import UserError
 from rljob_api.run.folder import FILE_METRICS
-from rljob_api.run.metrics import EvaluationRecord, append_record, read_metrics
+from rljob_api.run.metrics import EvaluationRecord, append_records, read_metrics
 from rljob_trainer.history.disk import DiskError, RunDisk, disk_errors, find_disk_error
 from rljob_trainer.outages.registry import OutageError, Outages
 
@@ -66,15 +66,15 @@ def test_line_that_finds_no_room_leaves_nothing_of_itself(tmp_path):
     resource = pytest.importorskip("resource")
     path = tmp_path / FILE_METRICS
     record = EvaluationRecord(step=1, time=0.0, seconds=1.0)
-    append_record(path, record)
+    append_records(path, [record])
     size = path.stat().st_size
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, limits[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            append_record(path, record)
+            append_records(path, [record])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.stat().st_size == size
-    append_record(path, record)
+    append_records(path, [record])
     assert len(read_metrics(path).evaluations) == 2

@@ -27,7 +27,7 @@ EXPORT = "export"
 EXPORTS = "exports"
 TRAJECTORIES = "trajectories"
 FILE_EVALUATION = "evaluation.json"
-"""Of `rljob evaluate`, in the parent of its runs."""
+"""The results of `rljob evaluate`, next to the folders of its runs."""
 _TRAJECTORY_NAME = re.compile(r"step-(\d+)\.(train|eval)\.parquet")
 
 

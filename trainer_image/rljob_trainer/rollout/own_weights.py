@@ -1,5 +1,5 @@
-"""Weights of an engine that no pull replaces: they come from files. By its settings, which a sleep must keep; or all of
-them, in a job without a trainer."""
+"""Weights of an engine that no pull replaces: they come from files. Some, by its settings, which a sleep must keep; or
+the whole model, in a job without a trainer."""
 
 from __future__ import annotations
 

@@ -52,11 +52,8 @@ def _list_rows(kind: str, numbers: list[Number]) -> Iterator[str]:
     for number in numbers:
         labels = ["set", number.label] if kind == "eval" else [number.label]
         unit, label = find_mark(number.field, Unit), f"{{{', '.join(filter(None, labels))}}}" if any(labels) else ""
-        gauge = (
-            ""
-            if number.path in ("type", "step", "time", "prompts", "set")
-            else f"`rljob_{kind}_{number.metric}{label}`"
-        )
+        has_gauge = number.path not in ("type", "step", "time", "prompts", "set")
+        gauge = f"`rljob_{kind}_{number.metric}{label}`" if has_gauge else ""
         path, meaning = number.path.replace("*", number.label.upper()), _escape(number.field.description or "")
         yield f"| `{path}` | {unit.name if unit else ''} | {meaning} | {gauge} |\n"
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
 
+from rljob_api.manifest.evaluation import SHORT_FORM
 from rljob_api.run.metrics import EvaluationRecord, Metrics, StepRecord
+from rljob_cli.run.summary import group_by_set
 
 _Record = TypeVar("_Record", StepRecord, EvaluationRecord)
 
@@ -40,20 +42,24 @@ class Panel:
 
 def build_panels(metrics: Metrics) -> list[Panel]:
     """Return the panels that have points, the most important first."""
-    steps, evaluations = metrics.steps, metrics.evaluations
+    steps, evaluations = metrics.steps, group_by_set(metrics.evaluations)
 
     def train(name: str, read: Callable[[StepRecord], float | None]) -> Curve:
         return _curve(name, steps, read)
 
-    def held_out(read: Callable[[EvaluationRecord], float | None], name: str = "held out") -> Curve:
-        return _curve(name, evaluations, read, is_held_out=True)
+    def held_out(read: Callable[[EvaluationRecord], float | None], name: str = "held out") -> tuple[Curve, ...]:
+        return tuple(
+            _curve(name if of == SHORT_FORM else f"{name}, {of}", found, read, is_held_out=True)
+            for of, found in evaluations.items()
+        )
 
-    def component(name: str) -> tuple[Curve, Curve]:
-        return train("training", lambda step: step.components.get(name)), held_out(lambda found: found.means.get(name))
+    def component(name: str) -> tuple[Curve, ...]:
+        return train("training", lambda step: step.components.get(name)), *held_out(lambda found: found.means.get(name))
 
     panels = [
-        Panel("Reward", "score", (train("training", lambda step: step.reward), component("score")[1])),
-        Panel("Held-out accuracy", "mean", (held_out(lambda found: found.accuracy, "accuracy"),)),
+        Panel("Reward", "score", (train("training", lambda step: step.reward), *component("score")[1:])),
+        Panel("Held-out accuracy", "mean over prompts", held_out(lambda found: found.accuracy, "accuracy")),
+        *(_build_pass_panel(name, found) for name, found in evaluations.items()),
     ]
     names = list_components(metrics)[:_MAX_COMPONENTS]
     states = dict.fromkeys(chain.from_iterable(step.device_bytes for step in steps))
@@ -65,7 +71,7 @@ def build_panels(metrics: Metrics) -> list[Panel]:
             (
                 train("mean", lambda step: step.response_tokens_mean),
                 train("longest", lambda step: step.response_tokens_max),
-                held_out(lambda found: found.response_tokens_mean, "mean, held out"),
+                *held_out(lambda found: found.response_tokens_mean, "mean, held out"),
             ),
         ),
         Panel(
@@ -73,7 +79,7 @@ def build_panels(metrics: Metrics) -> list[Panel]:
             "of samples",
             (
                 train("truncated", lambda step: step.truncated_share),
-                held_out(lambda found: found.truncated_share, "truncated, held out"),
+                *held_out(lambda found: found.truncated_share, "truncated, held out"),
                 train("invalid", invalid_share),
                 train("in groups without signal", lambda step: step.zero_signal_share),
                 train("tokens clipped", lambda step: step.clip_fraction),
@@ -144,6 +150,14 @@ def _curve(
     found = [(record.step, read(record)) for record in records]
     known = tuple((float(step), float(value)) for step, value in found if value is not None and math.isfinite(value))
     return Curve(name, known, is_held_out)
+
+
+def _build_pass_panel(name: str, found: Sequence[EvaluationRecord]) -> Panel:
+    """Return a panel of what several answers to each prompt of a set give. It has no curve with one answer."""
+    counts = sorted({k for record in found for k in record.pass_at})
+    curves = [_curve(f"pass@{k}", found, lambda record, k=k: record.pass_at.get(k), is_held_out=True) for k in counts]
+    curves.append(_curve("majority", found, lambda record: record.majority, is_held_out=True))
+    return Panel("pass@k" if name == SHORT_FORM else f"pass@k: {name}", "mean over prompts", tuple(curves))
 
 
 def _stacked_panel(

@@ -13,7 +13,7 @@ from rich.text import Text
 from rljob_api.wire.protocol import ScheduleStatus
 from rljob_cli.run.reward_rows import HEADER, row_cells
 from rljob_cli.run.snapshot import Change, Snapshot, describe_work, diff_snapshots
-from rljob_cli.run.summary import describe_uncounted
+from rljob_cli.run.summary import describe_uncounted, group_by_set
 from rljob_cli.tables import build_table
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -117,11 +117,17 @@ def _render_numbers(snapshot: Snapshot) -> RenderableType:
     table, driver = Table.grid(padding=(0, 2)), snapshot.driver
     if rewards := [record.reward for record in snapshot.steps if record.reward is not None]:
         table.add_row("reward", f"{rewards[-1]:.3f}", sparkline(rewards))
-    if accuracies := [record.accuracy for record in snapshot.evals if record.accuracy is not None]:
-        first_and_last = dict.fromkeys((accuracies[0], accuracies[-1]))
-        counts = describe_uncounted(snapshot.evals[-1])
-        shown = " -> ".join(f"{value:.3f}" for value in first_and_last)
-        table.add_row("accuracy", shown, "; ".join(filter(None, ["held out", counts])))
+    for name, records in group_by_set(snapshot.evals).items():
+        accuracies = [record.accuracy for record in records if record.accuracy is not None]
+        if accuracies:
+            counts = describe_uncounted(records[-1])
+            shown = " -> ".join(f"{value:.3f}" for value in dict.fromkeys((accuracies[0], accuracies[-1])))
+            held_out = "held out" if name == records[-1].type else f"held out: {name}"
+            table.add_row("accuracy", shown, "; ".join(filter(None, [held_out, counts])))
+    if driver and driver.best_step is not None:
+        table.add_row(
+            "best step", str(driver.best_step), "" if driver.best_value is None else f"{driver.best_value:.3f}"
+        )
     if driver and driver.tokens_per_second is not None:
         table.add_row("tokens/s", f"{driver.tokens_per_second:.0f}", "")
     if driver and driver.reward_latency_p50_seconds is not None:

@@ -104,8 +104,8 @@ def diff_snapshots(old: Snapshot, new: Snapshot) -> list[Change]:
     changes += _format_outages(old.outages, new.outages)
     changes += [_format_problem(problem) for problem in new.problems if problem not in old.problems]
     changes += [_format_event(event, {old.message, new.message}) for event in new.events[len(old.events) :]]
-    reported = {record.step for record in old.evals}
-    changes += [_format_eval(record) for record in new.evals if record.step not in reported]
+    reported = {(record.set, record.step) for record in old.evals}
+    changes += [_format_eval(record) for record in new.evals if (record.set, record.step) not in reported]
     last = old.steps[-1].step if old.steps else 0
     if new.steps and new.steps[-1].step < last:
         last = new.steps[-1].step
@@ -181,9 +181,11 @@ def _format_event(event: str, shown: set[str]) -> Change:
 
 def _format_eval(record: EvaluationRecord) -> Change:
     shown = "no accuracy" if record.accuracy is None else f"accuracy {record.accuracy:.3f}"
+    shown += "".join(f", pass@{k} {value:.3f}" for k, value in list(record.pass_at.items())[-1:])
     if counts := describe_uncounted(record):
         shown += f" ({counts})"
-    return Change(f"evaluation after step {record.step}: {shown}", record.model_dump(mode="json"))
+    of_set = "" if record.set == record.type else f" of {record.set}"
+    return Change(f"evaluation{of_set} after step {record.step}: {shown}", record.model_dump(mode="json"))
 
 
 def _format_step(record: StepRecord, total: int) -> Change:

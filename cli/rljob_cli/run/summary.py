@@ -10,16 +10,19 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
+from rljob_api.manifest.evaluation import SHORT_FORM
 from rljob_api.quantity import show_bytes
 from rljob_api.run.metrics import EvaluationRecord, Metrics, StepRecord
 from rljob_api.run.sessions import Session, total_restarts, total_seconds
 from rljob_api.run.summaries import DriverSummary, EvaluationSummary, RunSummary
 from rljob_inputs.models.adapters import EXPORTED_ADAPTER, MIN_MERGED_SHARE
+
+_Evaluation = TypeVar("_Evaluation", EvaluationRecord, EvaluationSummary)
 
 
 def build_summary(
@@ -36,7 +39,8 @@ def build_summary(
     """Build summary.json. `driver`: None if the driver wrote none. `template_arguments`: those of the chat template,
     which the export cannot have."""
     known, evaluations = driver or DriverSummary(), [_summarize(found) for found in metrics.evaluations]
-    before, after = _find_ends(evaluations, known)
+    of_sets = list(group_by_set(evaluations).values())
+    before, after = _find_ends(of_sets[0] if of_sets else [], known)
     # Lines that are newer than the last checkpoint are not in the driver's summary.
     counted = known if driver and driver.steps >= len(metrics.steps) else _count(metrics)
     restarts, by_driver = total_restarts(sessions), known.restarts
@@ -59,6 +63,7 @@ def build_summary(
         accuracy_after=after.accuracy,
         eval_before=known.eval_before,
         eval_after=known.eval_after,
+        best=known.best,
         logprob_difference=_known(step.logprob_difference for step in metrics.steps),
         restarts={role: restarts.get(role, 0) + by_driver.get(role, 0) for role in sorted({*restarts, *by_driver})},
         weight_digests=counted.weight_digests,
@@ -109,7 +114,13 @@ def _is_without_signal(step: StepRecord) -> bool:
 def _summarize(found: EvaluationRecord) -> EvaluationSummary:
     return EvaluationSummary(
         step=found.step,
+        set=found.set,
+        samples_per_prompt=found.samples_per_prompt,
         accuracy=found.accuracy,
+        accuracy_low=found.accuracy_low,
+        accuracy_high=found.accuracy_high,
+        pass_at=found.pass_at,
+        majority=found.majority,
         means=found.means,
         num_samples=found.num_samples,
         num_failed=found.num_failed,
@@ -132,11 +143,15 @@ def _count(metrics: Metrics) -> DriverSummary:
     return DriverSummary(
         phase_seconds={name: seconds for name, seconds in phases.items() if seconds},
         samples_trained=sum(step.num_samples - step.num_masked for step in steps) if records else None,
-        rewards_served=sum(record.num_samples * num_rewards for record in records) if records else None,
+        rewards_served=_count_results(steps, num_rewards, evaluations) if records else None,
         invalid_by_reason=invalid,
         training_share=steps[-1].training_share if steps else None,
         lost_seconds=steps[-1].lost_seconds if steps else {},
     )
+
+
+def _count_results(steps: Sequence[StepRecord], num_rewards: int, evaluations: Sequence[EvaluationRecord]) -> int:
+    return sum(step.num_samples * num_rewards for step in steps) + sum(found.num_results for found in evaluations)
 
 
 def _find_largest(steps: Sequence[StepRecord]) -> dict[str, int]:
@@ -159,11 +174,12 @@ def build_table(summary: RunSummary) -> Table:
 def summary_lines(summary: RunSummary) -> Iterator[tuple[str, str]]:
     """Yield names and values, the most important first."""
     evaluations = summary.evaluations
-    if any(found.accuracy is not None for found in evaluations):
-        shown = _from_to([(found.step, found.accuracy) for found in evaluations], _describe_end(summary))
-        yield "held-out accuracy", "; ".join(filter(None, [shown, _describe_last(evaluations[-1])]))
-    for component in sorted({name for found in evaluations for name in found.means}):
-        yield f"  {component}", _from_to([(found.step, found.means.get(component)) for found in evaluations], "")
+    for name, of_set in group_by_set(evaluations).items():
+        yield from _set_lines("" if name == SHORT_FORM else f": {name}", of_set, _describe_end(summary, of_set))
+    if (best := summary.best) is not None:
+        bounds = _describe_bounds(best.low, best.high)
+        shown = f"{best.step}, by {best.metric} of {best.set}: {best.value:.3f}" + (f" ({bounds})" if bounds else "")
+        yield "best step", shown + (f"; {best.checkpoint}" if best.checkpoint else "; it has no checkpoint")
     rewards = [reward for reward in summary.step_rewards if reward is not None]
     if len(rewards) > 1:
         yield "reward", f"{rewards[0]:.3f} -> {rewards[-1]:.3f} over {len(rewards)} steps"
@@ -199,16 +215,43 @@ def summary_lines(summary: RunSummary) -> Iterator[tuple[str, str]]:
         yield "weight digests", f"{len(digests)} processes {'agree' if alike else 'DIFFER'}"
 
 
-def _describe_end(summary: RunSummary) -> str:
+def _set_lines(suffix: str, found: Sequence[EvaluationSummary], end: str) -> Iterator[tuple[str, str]]:
+    """Yield the lines of one evaluation set. `suffix`: of the first name. `end`: why the last evaluation is missing."""
+    if any(each.accuracy is not None for each in found):
+        shown = _from_to([(each.step, each.accuracy) for each in found], end)
+        yield f"held-out accuracy{suffix}", "; ".join(filter(None, [shown, *_describe_last(found[-1])]))
+    for k in sorted({k for each in found for k in each.pass_at}):
+        yield f"  pass@{k}", _from_to([(each.step, each.pass_at.get(k)) for each in found], "")
+    if any(each.majority is not None for each in found):
+        yield f"  maj@{found[-1].samples_per_prompt}", _from_to([(each.step, each.majority) for each in found], "")
+    for component in sorted({name for each in found for name in each.means}):
+        yield f"  {component}", _from_to([(each.step, each.means.get(component)) for each in found], "")
+
+
+def group_by_set(found: Iterable[_Evaluation]) -> dict[str, list[_Evaluation]]:
+    """Return evaluations by the name of their set, that of data.eval first."""
+    by_set: dict[str, list[_Evaluation]] = {}
+    for each in found:
+        by_set.setdefault(each.set, []).append(each)
+    return dict(sorted(by_set.items(), key=lambda item: item[0] != SHORT_FORM))
+
+
+def _describe_end(summary: RunSummary, found: Sequence[EvaluationSummary]) -> str:
     """Return why the last evaluation is missing; empty if it exists."""
-    is_last = bool(summary.evaluations) and summary.evaluations[-1].step >= summary.total_steps
+    is_last = bool(found) and found[-1].step >= summary.total_steps
     verbs = {"Interrupted": "interrupted", "Failed": "failed"}
     return "" if is_last or summary.phase not in verbs else f"{verbs[summary.phase]} before the last"
 
 
-def _describe_last(found: EvaluationSummary) -> str:
-    counts = describe_uncounted(found)
-    return counts and f"of the last {found.num_samples}: {counts}"
+def _describe_last(found: EvaluationSummary) -> Iterator[str]:
+    if bounds := _describe_bounds(found.accuracy_low, found.accuracy_high):
+        yield f"the last {bounds}"
+    if counts := describe_uncounted(found):
+        yield f"of the last {found.num_samples}: {counts}"
+
+
+def _describe_bounds(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f"95% within {low:.3f} and {high:.3f}"
 
 
 def describe_uncounted(found: EvaluationRecord | EvaluationSummary) -> str:

@@ -114,6 +114,7 @@ def _build_score_result(
         "valid": reply.reason is None,
         "score": scored.score if scored else None,
         "components": scored.components if scored else {},
+        "pred": scored.pred if scored else None,
         "reason": reply.reason,
         "message": reply.message,
         "queue_seconds": queue_seconds,

@@ -28,7 +28,9 @@ def describe_live(
     forecast = forecaster.predict_scores(progress, now, is_open=is_open, is_last=is_last)
     if open_train and open_eval:
         forecast = forecast.plus(open_eval.num_samples, open_eval.num_unscored)
-    status.demand = collector.rewards.demand(forecast)
+    held_out_progress = open_eval or CollectionProgress("eval")
+    of_evaluation = forecaster.predict_scores(held_out_progress, now, is_open=open_eval is not None, is_last=True)
+    status.demand = collector.rewards.demand(forecast, of_evaluation)
     episodes = forecaster.predict_episodes(_find_episodes(status, lanes), now)
     status.demand |= {name: forecaster.demand_on(name, load, episodes) for name, load in collector.loads().items()}
     if train is None or status.phase == "done":

@@ -64,18 +64,22 @@ class RewardClients:
             if self.clients[name].is_stale(result)
         }
 
-    def demand(self, forecast: ScoreForecast) -> dict[str, RewardDemand]:
-        """Return the demand in executions: of groups with scope group, else of samples, since a group step is short."""
-        in_groups = forecast.in_groups()
+    def demand(self, forecast: ScoreForecast, held_out: ScoreForecast | None = None) -> dict[str, RewardDemand]:
+        """Return the demand in executions: of groups with scope group, else of samples, since a group step is short.
+        `held_out`: the part of evaluations, which is all that some rewards score; None: nothing."""
         return {
-            name: (in_groups if client.reward.scope == "group" else forecast).demand_on(client.load())
-            for name, client in self.clients.items()
+            name: _demand_on(client, forecast, held_out or ScoreForecast()) for name, client in self.clients.items()
         }
 
     def describe_wait(self, num_open: int, num_total: int) -> str:
         """Describe the wait for scores; empty if no request is in flight."""
         waits = [wait for client in self.clients.values() if (wait := client.describe_wait())]
         return f"waits for {num_open} of {num_total} rewards {'; '.join(waits)}" if waits else ""
+
+
+def _demand_on(client: RewardClient, forecast: ScoreForecast, held_out: ScoreForecast) -> RewardDemand:
+    of_reward = held_out if client.reward.use == "evaluation" else forecast
+    return (of_reward.in_groups() if client.reward.scope == "group" else of_reward).demand_on(client.load())
 
 
 _Member = tuple[ScoreRequest, ScoredResult | None]
@@ -184,6 +188,7 @@ def merge(sample_result: ScoredResult, group_result: ScoredResult) -> ScoredResu
     return group_result.model_copy(
         update={
             "components": components,
+            "pred": sample_result.pred if group_result.pred is None else group_result.pred,
             "queue_seconds": sample_result.queue_seconds + group_result.queue_seconds,
             "execute_seconds": sample_result.execute_seconds + group_result.execute_seconds,
             "version": sample_result.version or group_result.version,

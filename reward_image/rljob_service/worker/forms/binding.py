@@ -168,9 +168,9 @@ def add(parts: Sequence[NamedBinding], outcomes: Sequence[Outcome]) -> Outcome:
     for part, each in zip(parts, outcomes, strict=True):
         if each.reason is not None:
             return invalid(each.reason, f"{part.name}: {each.message}", components)
-    return Outcome(
-        sum(part.weight * (each.score or 0.0) for part, each in zip(parts, outcomes, strict=True)), components
-    )
+    total = sum(part.weight * (each.score or 0.0) for part, each in zip(parts, outcomes, strict=True))
+    pred = next((each.pred for each in outcomes if each.pred is not None), None)
+    return Outcome(total, components, pred=pred)
 
 
 def one_by_one(binding: Binding) -> Binding:

@@ -21,6 +21,7 @@ BAD_REQUEST = "bad_request"
 
 _MAX_NAME_CHARACTERS = 200
 _MAX_MESSAGE_CHARACTERS = 2000
+_MAX_PRED_CHARACTERS = 1000
 
 
 class Outcome(NamedTuple):
@@ -30,6 +31,8 @@ class Outcome(NamedTuple):
     components: dict[str, float]
     reason: str | None = None
     message: str = ""
+    pred: str | None = None
+    """The answer that the function read in the completion."""
 
 
 class CallOutcome(NamedTuple):
@@ -99,6 +102,15 @@ def read_components(extras: Iterable[tuple[Any, Any]]) -> dict[str, float]:
             if len(components) > MAX_COMPONENTS:
                 break
     return components
+
+
+def read_pred(value: Any) -> str | None:
+    """Return the answer that a function names: a text, or a number or bool as text; None for anything else."""
+    number = None if isinstance(value, str) else read_number(value)
+    if not isinstance(value, str) and number is None:
+        return None
+    text = value if isinstance(value, str) else f"{number:.15g}"
+    return encodable(text[:_MAX_PRED_CHARACTERS])
 
 
 def read_number(value: Any) -> float | None:

@@ -13,9 +13,12 @@ from rljob_service.worker.forms.outcome import (
     invalid,
     read_each,
     read_number,
+    read_pred,
     read_score,
 )
 
+PRED = "pred"
+"""Key of the answer that a function read in the completion, as in verl's validation."""
 _EXPECTED = 'a number, a dict or record with "{key}", a tuple that begins with the score, or None'
 _EXPECTED_NUMBER = "a number or None for each sample"
 _EXPECTED_SUM = "a number, a dict of numbers, or None"
@@ -49,7 +52,9 @@ def read_value(value: Any, keys: tuple[str, ...] = ("score",)) -> Outcome:
             what = "dict" if isinstance(value, Mapping) else type(value).__name__
             found = ", ".join(map(str, fields)) or "none"
             return invalid(BAD_RETURN, f'the function returned a {what} without "{keys[0]}" (its keys: {found})')
-        return read_score(fields[key], ((name, extra) for name, extra in fields.items() if name != key), expected)
+        extras = ((name, extra) for name, extra in fields.items() if name != key)
+        outcome = read_score(fields[key], extras, expected)
+        return outcome._replace(pred=read_pred(fields.get(PRED))) if PRED in fields else outcome
     if isinstance(value, (tuple, list)) and value:
         return read_score(value[0], (), expected)
     return read_score(value, (), expected)

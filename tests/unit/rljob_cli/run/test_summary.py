@@ -109,11 +109,15 @@ def test_the_share_that_trained_is_shown_with_what_took_the_rest():
 
 
 def test_rows_decide_when_the_drivers_summary_is_older():
-    records = [evaluation(0, 0.0), step(1, phase_seconds={"update": 1.0}), step(2, reward=0.7, num_masked=3)]
+    records = [
+        evaluation(0, 0.0, num_results=4),
+        step(1, phase_seconds={"update": 1.0}),
+        step(2, reward=0.7, num_masked=3),
+    ]
     driver = {"steps": 1, "samples_trained": 8, "rewards_served": 12, "phase_seconds": {"update": 1.0}}
     summary = summarize(*records, driver=driver)
     assert summary.step_rewards == [0.5, 0.7]
-    assert (summary.samples_trained, summary.rewards_served) == (13, 20)
+    assert (summary.samples_trained, summary.rewards_served) == (13, 16 + 4)
     assert summary.phase_seconds == {"update": 1.0, "evaluate": 2.0}
     same = summarize(*records, driver=driver | {"steps": 2, "phase_seconds": {"starting": 9.0}})
     assert same.phase_seconds == {"starting": 9.0}, "the driver also counts what is in no row"
@@ -123,7 +127,7 @@ def test_rows_decide_when_the_drivers_summary_is_older():
 def test_results_of_all_rewards_are_counted_without_a_drivers_summary():
     two = {"rewards": {"a": 0.5, "b": None}}
     counted = [step(1, **two, num_masked=2, invalid_by_reason={"timeout": 3}), step(2, **two)]
-    summary = summarize(evaluation(0, 0.0), *counted)
+    summary = summarize(evaluation(0, 0.0, num_results=8), *counted)
     assert (summary.rewards_served, summary.samples_trained) == ((4 + 8 + 8) * 2, 14)
     assert summary.invalid_by_reason == {"timeout": 3}
 

@@ -330,6 +330,63 @@ def trajectories(
 
 
 @app.command()
+def evaluate(
+    jobs: JobsArgument = None,
+    filenames: FilenameOption = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            metavar="SOURCE|RUN@STEP",
+            help="A folder, hf://org/name or pvc://claim/path; or a checkpoint of a run: its step, last or export. "
+            "Repeatable. Default: spec.model.",
+            autocompletion=complete_runs,
+        ),
+    ] = None,
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Parent of run folders; results are in DIR/NAME-evaluate.")
+    ] = _RUNS,
+    overrides: SetOption = None,
+    volumes: VolumeOption = None,
+    network: NetworkOption = None,
+    should_submit: Annotated[bool, typer.Option("--submit", help="In the cluster: one job for each model.")] = False,
+    wait: Annotated[
+        bool, typer.Option("-w", "--wait", help="With --submit: wait for the end of all jobs, and print the table.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --submit: print the objects; contact no cluster.")
+    ] = False,
+    claim: Annotated[
+        str | None, typer.Option(help="With --submit: claim for models and large data. Default: a new one each.")
+    ] = None,
+    no_call: NoCallOption = False,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
+    output: OutputOption = "text",
+) -> None:
+    """Evaluate models on a job's held-out data, without a trainer, and compare them in one table."""
+    job = file_of(jobs, filenames)
+    if should_submit:
+        from rljob_cli.cluster.client import Target
+        from rljob_cli.evaluate.cluster import submit_evaluation
+        from rljob_cli.submit.command import Options
+        from rljob_cli.submit.plan import ClaimOptions
+
+        options = Options(
+            ClaimOptions(claim), dry_run, wait, follow=False, should_call=not (no_call or dry_run), output=output
+        )
+        target = Target(kubeconfig, context, namespace)
+        raise typer.Exit(submit_evaluation(target, job, models or [], directory, overrides or [], options))
+    if wait or dry_run or claim:
+        raise typer.BadParameter("--wait, --dry-run and --claim are for --submit")
+    from rljob_cli.evaluate.command import evaluate_command
+
+    code = evaluate_command(job, models or [], directory, overrides or [], volumes or [], network, not no_call, output)
+    raise typer.Exit(code)
+
+
+@app.command()
 def report(
     run: Annotated[
         str,

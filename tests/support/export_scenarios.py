@@ -1,7 +1,8 @@
 """Program of test_exports and test_exports_real: `main(FOLDER)`.
 
 Trains one step of a model with experts, and of adapters, with one FSDP2 rank and two, and exports them: to
-FOLDER/experts-export-RANKS and FOLDER/adapters-export-RANKS. Writes FOLDER/NAME-RANKS.pt for the test.
+FOLDER/experts-export-RANKS and FOLDER/adapters-export-RANKS, and their checkpoints to the folders of runs,
+FOLDER/experts-run-RANKS and FOLDER/adapters-run-RANKS. Writes FOLDER/NAME-RANKS.pt for the test.
 """
 
 from __future__ import annotations
@@ -10,11 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import distribute_tensor
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from rljob_api.run.folder import FILE_JOB, checkpoint_folder
+from rljob_core.children.common import to_yaml
+from rljob_trainer.history.damage import write_complete
+from rljob_trainer.history.run_state import FILE_DRIVER
 from rljob_trainer.policy import checkpoints
 from rljob_trainer.policy.policy import Policy
+from rljob_trainer.run_folder.file_facts import describe_file
 from tests.support.lora_scenarios import LORA, initial_adapter
 from tests.support.policy_scenarios import (
     PLAIN,
@@ -75,8 +82,23 @@ class ExportScenarios(Scenarios):
         weights, published = clone(policy.gather_weights()), clone(dict(policy.stream_published().tensors))
         export = self.root / f"{name}-export-{self.num_ranks}"
         checkpoints.export_model(policy, export, str(self.folder / "model"))
+        self.save_run(policy, self.root / f"{name}-run-{self.num_ranks}")
         self.folder = self.root
         self.write(name, before=before, weights=weights, published=published, metrics=metrics)
+
+    def save_run(self, policy: Policy, run: Path) -> None:
+        """Write the folder of a run with the checkpoint of step 1."""
+        folder = checkpoint_folder(run, 1)
+        written: list[Any] = [None] * self.num_ranks
+        dist.all_gather_object(written, checkpoints.save_checkpoint(policy, folder))
+        if self.rank == 0:
+            files = {f"{checkpoints.TRAINER_FOLDER}/{name}": facts for each in written for name, facts in each.items()}
+            (folder / FILE_DRIVER).write_text("{}")
+            write_complete(folder, {FILE_DRIVER: describe_file(folder, FILE_DRIVER), **files})
+            job = policy._job.model_dump(mode="json", by_alias=True, exclude={"status"})
+            job["spec"]["model"]["source"] = policy.source
+            (run / FILE_JOB).write_text(to_yaml(job))
+        dist.barrier()
 
 
 def _randomize(policy: Policy) -> None:

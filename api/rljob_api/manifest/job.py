@@ -330,6 +330,20 @@ _RULES: Final = (
         "a.startsWith('--hf_overrides')) || self.rollout.extraArgs.exists(a, a.contains('head_dtype'))",
     ),
     Rule(
+        ("data.eval", "evaluation.sets", "task"),
+        "or evaluation.sets must be set with task evaluate",
+        "add the prompts to evaluate on, or remove task",
+        lambda spec: spec.trains or bool(spec.held_out_sets),
+        "self.task == 'train' || has(self.data.eval) || self.evaluation.sets.size() > 0",
+    ),
+    Rule(
+        ("rollout.placement", "task"),
+        "must be separate with task evaluate, which has no trainer",
+        "remove rollout.placement, or task",
+        lambda spec: spec.trains or not spec.shares_trainer,
+        f"self.task == 'train' || {_SEPARATE}",
+    ),
+    Rule(
         ("evaluation.everySteps", "data.eval"),
         "must be 0 without data.eval and evaluation.sets",
         "add data.eval, or remove everySteps",
@@ -436,7 +450,7 @@ def _list_user_model(spec: str) -> str:
 
 
 _IMMUTABLE: Final = (
-    *map(_unchanged, ("model", "data.train", "algorithm", "agent.type")),
+    *map(_unchanged, ("task", "model", "data.train", "algorithm", "agent.type")),
     *(_unchanged(f"schedule.{field}") for field in ("type", "promptsPerStep", "miniBatches", "seed")),
     *map(_unchanged_optional, ("managedBy", "schedule.maxStaleness", "trainer.lora")),
     *map(_unchanged_unless_suspended, ("trainer.replicas", "trainer.gpusPerReplica", "rollout.placement")),
@@ -508,8 +522,11 @@ class RLJobSpec(PodSettings):
     RULES: ClassVar[tuple[Rule, ...]] = _RULES
     CLUSTER_RULES: ClassVar[tuple[ClusterRule, ...]] = _IMMUTABLE
 
+    task: Literal["train", "evaluate"] = "train"
+    """train: train the model, and evaluate it on the way. evaluate: evaluate the model as it is, and end; the job then
+    has no trainer, and `rljob evaluate` writes it. Immutable."""
     model: sections.Model
-    """The model to train."""
+    """The model to train, or to evaluate."""
     data: sections.Data
     """Training and evaluation data."""
     rewards: list[Reward] = Field(default=[], max_length=16, json_schema_extra=list_map("name"))
@@ -567,8 +584,23 @@ class RLJobSpec(PodSettings):
     @property
     def own_roles(self) -> dict[str, Role]:
         """The roles with Pods, besides services, by name: head, trainer, and rollouts with Pods of their own."""
-        roles: dict[str, Role] = {"head": self.head, "trainer": self.trainer}
+        roles: dict[str, Role] = {"head": self.head}
+        roles |= {"trainer": self.trainer} if self.trains else {}
         return roles if self.shares_trainer else roles | {"rollout": self.rollout}
+
+    @property
+    def trains(self) -> bool:
+        """Whether the job has a trainer. If not, it evaluates."""
+        return self.task == "train"
+
+    @property
+    def num_steps(self) -> int:
+        """The steps after which the job ends."""
+        return self.schedule.steps if self.trains else 0
+
+    @property
+    def num_trainer_pods(self) -> int:
+        return self.trainer.replicas if self.trains else 0
 
     @property
     def shares_trainer(self) -> bool:

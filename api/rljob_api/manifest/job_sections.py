@@ -23,7 +23,7 @@ _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
 
 
 class Model(ModelSource):
-    """The model to train. Immutable."""
+    """The model to train, or to evaluate. Immutable."""
 
     chat_template: ChatTemplate | None = None
     """Chat template for prompts, agents and the exported model. Null: the model's."""

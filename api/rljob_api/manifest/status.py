@@ -216,6 +216,26 @@ class JobProgress(Spec):
     """Staleness, groups, and what each role did. Null: the driver has not reported it."""
 
 
+MAX_FIGURES = 64
+
+
+class EvaluationFigure(Spec):
+    """One result of a job with task evaluate."""
+
+    set: Name
+    """Name of the set of prompts."""
+    name: Word
+    """Name of the estimator, such as accuracy."""
+    value: float | None = None
+    """Null: no episode was scored."""
+    low: float | None = None
+    """Lower end of its 95% confidence interval. Null: not known."""
+    high: float | None = None
+    """Upper end."""
+    num_prompts: Count = 0
+    """Prompts of the set."""
+
+
 class RLJobStatus(Spec):
     """Observed state of an RLJob."""
 
@@ -242,6 +262,8 @@ class RLJobStatus(Spec):
     """Nodes with a broken GPU, by role. Empty after suspend, `kubectl rljob retry` and, for the role, `restart`."""
     progress: JobProgress = Field(default=JobProgress())
     """The driver's last report."""
+    evaluation: list[EvaluationFigure] = Field(default=[], max_length=MAX_FIGURES)
+    """Results of a job with task evaluate that has succeeded. The run's files have them, too, with all samples."""
     retried: str = ""
     """Last processed value of the annotation rljob.dev/retry (`kubectl rljob retry`)."""
     queued_since: datetime | None = None

@@ -23,7 +23,11 @@ FILE_DAMAGED = "DAMAGED"
 """Says why a checkpoint is damaged."""
 DAMAGED_PREFIX = "damaged-"
 """Begins the name of its folder."""
+EXPORT = "export"
+EXPORTS = "exports"
 TRAJECTORIES = "trajectories"
+FILE_EVALUATION = "evaluation.json"
+"""The results of `rljob evaluate`, next to the folders of its runs."""
 _TRAJECTORY_NAME = re.compile(r"step-(\d+)\.(train|eval)\.parquet")
 
 
@@ -49,6 +53,11 @@ def list_trajectory_files(folder: Path) -> list[TrajectoryFile]:
 
 def checkpoint_folder(run_dir: Path, step: int) -> Path:
     return run_dir / CHECKPOINTS / f"step-{step:06d}"
+
+
+def export_folder(run_dir: Path, step: int) -> Path:
+    """Return where the model of a checkpoint is exported to, unlike EXPORT, which a run writes at its end."""
+    return run_dir / EXPORTS / f"step-{step:06d}"
 
 
 def complete_checkpoints(run_dir: Path) -> dict[int, Path]:

@@ -342,6 +342,9 @@ class WeightManifest(WeightVersion):
     an address with its poll (`peer`): it may be of an earlier version."""
 
 
+OWN_WEIGHTS: Final = WeightManifest(generation="model", version=0, url="", num_bytes=0, file_hash="", checksum="")
+"""What the rollouts of a job without a trainer serve: spec.model, as its files have it. There is no file to pull."""
+
 Bytes = Annotated[int, Field(ge=0)]
 
 MAX_PULL_ERROR_LENGTH = 500

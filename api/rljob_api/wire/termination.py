@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rljob_api.wire.contract import ENV_TERMINATION_LOG, ExitCode
@@ -16,6 +17,8 @@ ERROR_PREFIX = "error: "
 """Starts the last line of a program that gives up, and its termination message."""
 GPU_FAULT_PREFIX = "GPU fault: "
 """Starts the message of a program whose GPU does not work: the operator avoids its node from then on."""
+RESULT_PREFIX = "result: "
+"""Starts the termination message of a program that has succeeded, and whose result is small enough for it."""
 _DEFAULT_PATH = "/dev/termination-log"
 _MAX_BYTES = 4000
 """Kubernetes keeps 4,096."""
@@ -24,8 +27,23 @@ _MAX_BYTES = 4000
 def end_program(message: str, code: ExitCode) -> ExitCode:
     """Write the termination message, print it as the last line, and return the exit code."""
     text = f"{ERROR_PREFIX}{message}"
-    with contextlib.suppress(OSError):  # the last line of the log then explains the end
-        path = Path(os.environ.get(ENV_TERMINATION_LOG) or _DEFAULT_PATH)
-        path.write_bytes(text.encode(errors="replace")[:_MAX_BYTES])
+    _write(text)  # the last line of the log explains the end, too
     print(text, file=sys.stderr, flush=True)
     return code
+
+
+def leave_result(items: Sequence[str]) -> None:
+    """Write as many of the JSON `items` as the termination message has room for, as one JSON array."""
+    kept, room = list[str](), _MAX_BYTES - len(RESULT_PREFIX) - len("[]")
+    for item in items:
+        room -= len(item.encode()) + len(",")
+        if room < 0:
+            break
+        kept.append(item)
+    _write(f"{RESULT_PREFIX}[{','.join(kept)}]")
+
+
+def _write(text: str) -> None:
+    with contextlib.suppress(OSError):
+        path = Path(os.environ.get(ENV_TERMINATION_LOG) or _DEFAULT_PATH)
+        path.write_bytes(text.encode(errors="replace")[:_MAX_BYTES])

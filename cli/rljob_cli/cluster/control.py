@@ -107,7 +107,12 @@ def _find_roles(job: Manifest) -> list[str]:
     rewards = job["spec"].get("rewards") or []
     served = [each["name"] for each in rewards if not (each.get("http") or each.get("rewardModelRef"))]
     rollout = [] if shares_trainer(job) else ["rollout"]
-    return ["head", "trainer", *rollout, *(f"reward-{name}" for name in served), *find_agent_roles(job)]
+    trainer = ["trainer"] if trains(job) else []
+    return ["head", *trainer, *rollout, *(f"reward-{name}" for name in served), *find_agent_roles(job)]
+
+
+def trains(job: Manifest) -> bool:
+    return bool(job["spec"].get("task", "train") == "train")
 
 
 def shares_trainer(job: Manifest) -> bool:

@@ -155,7 +155,7 @@ class Run:
             driver=store.driver,
             steps=metrics.steps,
             evals=metrics.evaluations,
-            total_steps=job.spec.schedule.steps,
+            total_steps=job.spec.num_steps,
             elapsed_seconds=self.wall_seconds,
             failures=tuple(self.history.failures),
             problems=tuple(job.status.progress.problems),
@@ -248,7 +248,7 @@ def run_job(
     summary = build_summary(
         name=job.metadata.name,
         phase=phase,
-        total_steps=job.spec.schedule.steps,
+        total_steps=job.spec.num_steps,
         driver=read_driver_summary(folder),
         metrics=metrics,
         sessions=run.session.sessions,

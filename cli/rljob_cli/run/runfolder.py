@@ -82,7 +82,7 @@ def changed_fields(folder: Path, job: RLJob) -> list[str]:
 def is_finished(folder: Path, job: RLJob) -> bool:
     """Whether an earlier run in the folder has succeeded with all steps of the job."""
     summary = read_run_summary(folder)
-    return summary is not None and summary.phase == "Succeeded" and summary.steps >= job.spec.schedule.steps
+    return summary is not None and summary.phase == "Succeeded" and summary.steps >= job.spec.num_steps
 
 
 def prepare(folder: Path, job: RLJob) -> None:

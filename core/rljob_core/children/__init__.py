@@ -38,7 +38,7 @@ def build_children(
     children = [build_token_secret(job, child_name(job, "token"), token), build_job_config(job)]
     children += [build_service_config(service) for service in services]
     children += build_head(job, token, defaults, models)
-    children += build_trainer(job, token, defaults)
+    children += build_trainer(job, token, defaults) if job.spec.trains else []
     children += [] if job.spec.shares_trainer else build_rollout(job, token, defaults)
     for service in services:
         children += build_server(service, token, defaults) + build_sandboxes(job, service, token, defaults)

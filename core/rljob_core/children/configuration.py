@@ -92,4 +92,4 @@ def read_scheduling(owner: Owner) -> Manifest:
     if spec.scheduling.gang != "kueue":
         return scheduling
     services = [None if each.settings.autoscaling else each.settings.replicas for each in spec.services]
-    return scheduling | {"replicas": [spec.trainer.replicas, spec.num_rollout_pods, *services]}
+    return scheduling | {"replicas": [spec.num_trainer_pods, spec.num_rollout_pods, *services]}

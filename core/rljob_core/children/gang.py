@@ -47,7 +47,7 @@ def count_gang_pods(job: RLJob) -> int:
     spec = job.spec
     members = [role for role in _find_served(job) if not is_outside_gang(job, role)]
     of_services = [r.autoscaling.min_replicas if r.autoscaling else r.replicas for r in members]
-    return 1 + spec.trainer.replicas + spec.num_rollout_pods + sum(of_services)
+    return 1 + spec.num_trainer_pods + spec.num_rollout_pods + sum(of_services)
 
 
 def _find_served(job: RLJob) -> list[ServiceSettings]:

@@ -60,7 +60,8 @@ def build_network_policies(
     servers += [_peer(build_selector(job, AGENT))] if any(s.role == AGENT for s in services) else []
     servers += [_peer(build_model_selector(name)) for name in served_models(job, models)]
     runners = [_peer(service.selector) for service in services if service.calls_policy]
-    group = [head, trainer]
+    trainers = [trainer] if job.spec.trains else []
+    group = [head, *trainers]
     operator = {"namespaceSelector": _select_namespace(operator_namespace)} | _peer(OPERATOR_LABELS)
 
     def build(role: str, ingress: list[Manifest], egress: list[Manifest], urls: Iterable[str]) -> Manifest:
@@ -79,7 +80,10 @@ def build_network_policies(
             [{"to": group}, *_open("to", rollouts, PORT_ROLLOUT), *_open("to", servers, PORT_SERVICE)],
             _head_urls(job),
         ),
-        build(
+        *(build_service_policy(service, head) for service in services),
+    ]
+    if trainers:
+        trainer_policy = build(
             TRAINER,
             [
                 {"from": group},
@@ -89,9 +93,8 @@ def build_network_policies(
             ],
             [{"to": group}],
             [*_hub_urls(job), *_trainer_sources(job), *_env_urls(job.spec.trainer)],
-        ),
-        *(build_service_policy(service, head) for service in services),
-    ]
+        )
+        policies.insert(1, trainer_policy)
     if rollouts:
         rollout_policy = build(
             ROLLOUT,
@@ -100,10 +103,10 @@ def build_network_policies(
                 *_open("from", [_MONITORING], PORT_ROLLOUT),
                 *_open("from", rollouts, PORT_WEIGHTS),
             ],
-            [*_open("to", [head], PORT_DRIVER), *_open("to", [trainer, *rollouts], PORT_WEIGHTS)],
+            [*_open("to", [head], PORT_DRIVER), *_open("to", [*trainers, *rollouts], PORT_WEIGHTS)],
             [*_hub_urls(job), job.spec.model.source, *_env_urls(job.spec.rollout)],
         )
-        policies.insert(2, rollout_policy)
+        policies.insert(1 + len(trainers), rollout_policy)
     return policies
 
 

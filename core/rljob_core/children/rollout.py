@@ -55,6 +55,7 @@ def read_by_engine(job: RLJob) -> dict[str, Any]:
         "model": pods.read_settings(job.spec.model),
         "rollout": pods.read_settings(rollout, pods.POD_FIELDS | _READ_BY_DRIVER),
         "dtype": trainer.dtype,
+        **({} if job.spec.trains else {"task": job.spec.task}),
         **({} if trainer.head_dtype == "model" else {"headDtype": trainer.head_dtype}),
         "maxStaleness": job.spec.schedule.staleness,
         "seed": job.spec.schedule.seed,

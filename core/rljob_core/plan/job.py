@@ -27,6 +27,7 @@ from rljob_core.plan import active_time, conditions, job_status, lifecycle, run_
 from rljob_core.plan.apply_scaling import is_autoscaled, scale_job, scaling_events
 from rljob_core.plan.avoided_nodes import avoidance_events, find_avoided
 from rljob_core.plan.causes import find_blocking_pods, find_causes
+from rljob_core.plan.evaluation import read_figures
 from rljob_core.plan.failures import Failures, count_failures
 from rljob_core.plan.gang import evaluate_gang
 from rljob_core.plan.head_backoff import is_stored, reset_event, why_reset
@@ -135,7 +136,7 @@ def _plan_retry(context: _Context) -> JobPlan | None:
         return Plan((), delete, job.status, requeue_after_seconds=BLOCKED_RETRY_SECONDS)
     reset = {"retried": lifecycle.requested_retry(job), "start_time": None, "completion_time": None} | active_time.RESET
     status = job.status.model_copy(
-        update=reset | {"roles": [], "avoided_nodes": [], "queued_since": None, "not_before": None}
+        update=reset | {"roles": [], "evaluation": [], "avoided_nodes": [], "queued_since": None, "not_before": None}
     )
     status = job_status.set_conditions(job, status, {}, {}, context.now)
     why = "retried" if status.retried != job.status.retried else "its spec was changed"
@@ -190,8 +191,9 @@ def _plan_end(context: _Context) -> JobPlan | None:
     status = status.model_copy(update={"progress": end_progress(status.progress)})
     if type_ == conditions.SUCCEEDED:
         # The driver ends before the operator polls its last step. Its success means that all steps are done.
-        done = {"step": max(status.progress.step, job.spec.schedule.steps), "phase": "done", "waits_for": ""}
-        status = status.model_copy(update={"progress": status.progress.model_copy(update=done)})
+        done = {"step": max(status.progress.step, job.spec.num_steps), "phase": "done", "waits_for": ""}
+        update = {"progress": status.progress.model_copy(update=done), "evaluation": read_figures(context.observed)}
+        status = status.model_copy(update=update)
     true, false_reasons = {type_: (decision.reason, decision.message)}, conditions.Reasons()
     job_status.add_learning(context.observed, true, false_reasons)
     run_files.add_progress_lost(context.observed, true)
@@ -325,5 +327,5 @@ def _find_unchanged(observed: ObservedJob, built: Mapping[ChildKey, Manifest], i
         and key in built
         and keep.has_same_configuration(built[key], running, ignores_scheduling=is_running)
     }
-    ray_cluster = {observed.head_key, observed.trainer_key}
+    ray_cluster = {observed.head_key, observed.trainer_key} if observed.job.spec.trains else {observed.head_key}
     return unchanged if ray_cluster <= unchanged else unchanged - ray_cluster

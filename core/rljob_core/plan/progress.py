@@ -23,8 +23,8 @@ def observe_progress(observed: ObservedJob, now: datetime) -> JobProgress:
     job, driver = observed.job, observed.state.driver
     before = job.status.progress
     if driver is not None:
-        return _read_report(before, driver, driver.total_steps or job.spec.schedule.steps, now)
-    progress = before.model_copy(update={"total_steps": job.spec.schedule.steps})
+        return _read_report(before, driver, driver.total_steps or job.spec.num_steps, now)
+    progress = before.model_copy(update={"total_steps": job.spec.num_steps})
     if observed.state.driver_problem or is_unreadable(progress):
         return progress.model_copy(update={"waits_for": observed.state.driver_problem})
     return progress

@@ -8,6 +8,7 @@ from rljob_api.manifest.status import RLJobStatus
 from rljob_core.backend import Event
 from rljob_core.plan import conditions
 from rljob_core.plan.conditions import Reasons
+from rljob_core.plan.evaluation import describe_figures, read_figures
 from rljob_core.plan.observed_job import ObservedJob
 
 FIELD = "spec.checkpoint.persistentVolumeClaim"
@@ -45,7 +46,9 @@ def derive_warnings(observed: ObservedJob, new: RLJobStatus, *, was_running: boo
 
 
 def describe_success(observed: ObservedJob) -> str:
-    message = "the driver has finished all steps"
+    found = describe_figures(read_figures(observed))
+    message = "the driver has finished all steps" if observed.job.spec.trains else "the model is evaluated"
+    message += f": {found}" if found else ""
     return (
         message
         if keeps_files(observed)

@@ -15,7 +15,7 @@ def count_gpus(spec: RLJobSpec) -> dict[str, int]:
         if (model := service.settings.served_model) and model.placement == "separate"
     }
     for name, role in (("trainer", spec.trainer), ("rollout", spec.rollout)):
-        is_counted = name == "trainer" or not spec.shares_trainer
+        is_counted = spec.trains if name == "trainer" else not spec.shares_trainer
         counts[f"spec.{name}.gpusPerReplica"] = role.replicas * role.gpus_per_replica * is_counted
     return {path: count for path, count in counts.items() if count}
 

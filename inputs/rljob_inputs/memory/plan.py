@@ -72,7 +72,8 @@ class Question:
 
 def plan_memory(question: Question) -> list[Need]:
     """Return the needs of all roles: of one GPU, and of one Pod."""
-    needs = [_plan_head(question), *_plan_trainer(question), *_plan_rollout(question)]
+    trainer = _plan_trainer(question) if question.job.spec.trains else ()
+    needs = [_plan_head(question), *trainer, *_plan_rollout(question)]
     for service in question.job.spec.services:
         needs += _plan_service(question, service)
     return needs
@@ -191,7 +192,7 @@ def _plan_head(question: Question) -> Need:
     spec = question.job.spec
     steps = 1 + spec.schedule.staleness
     num_rows, row_tokens = spec.schedule.prompts_per_step * spec.algorithm.group_size, max_row_tokens(question)
-    moment = roles.plan_head(steps * num_rows, row_tokens, _store_bytes(question))
+    moment = roles.plan_head(steps * num_rows, row_tokens, _store_bytes(question) if spec.trains else 0)
     limit = _limit(spec.head.resources.limits)
     return Need("head", "spec.head", "host", 1, (moment,), limit)
 
@@ -322,7 +323,8 @@ def _plan_rollout(question: Question) -> Iterator[Need]:
     if shape is None or not spec.num_rollout_replicas or (spec.shares_trainer and not rollout.gpus_per_replica):
         return
     limit = _limit(rollout.resources.limits)
-    scratch = _published_bytes(question, build_work(question, shape, None))
+    # Without a trainer, engines read the model's own files.
+    scratch = _published_bytes(question, build_work(question, shape, None)) if spec.trains else 0
     if not rollout.gpus_per_replica:
         moment = _plan_cpu_engine(question, shape, scratch_bytes=scratch)
         yield Need("rollout", "spec.rollout", "host", rollout.replicas, (moment,), limit)

@@ -106,6 +106,8 @@ def _find_obstacle(spec: RLJobSpec, models: Mapping[str, ServedModel], num_gpus:
     """Return why trainer, rollouts and these models cannot share GPUs, whatever their memory is; or why that would not
     be enough."""
     trainer, rollout = spec.trainer, spec.rollout
+    if not spec.trains:
+        return "a job that evaluates has no trainer, and all of its GPUs are in use at the same time"
     if spec.shares_trainer and not models:
         return "trainer and rollouts share their GPUs already"
     if not (trainer.gpus_per_replica and rollout.gpus_per_replica and rollout.replicas):

@@ -16,7 +16,7 @@ bfloat16 has 0.055 after 12 updates."""
 def publishes_adapter(spec: RLJobSpec, config: Config) -> bool:
     """Whether rollouts load adapters. `config`: config.json of the model."""
     lora = spec.trainer.lora
-    if lora is None:
+    if lora is None or not spec.trains:
         return False
     return not find_adapter_obstacle(spec, config) if lora.publish == "auto" else lora.publish == "adapter"
 

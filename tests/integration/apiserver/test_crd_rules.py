@@ -245,6 +245,13 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ),
     ("ChatTemplate", "must have exactly one", "RLJob", {"model.chatTemplate": {"inline": "{{ a }}", "file": "b"}}),
     ("RLJobSpec", "must be more than 0 for training", "RLJob", {"rollout.sampling.temperature": 0}),
+    ("RLJobSpec", "or evaluation.sets must be set with task evaluate", "RLJob", {"task": "evaluate"}),
+    (
+        "RLJobSpec",
+        "must be separate with task evaluate",
+        "RLJob",
+        {"task": "evaluate", "data.eval": {"source": "hf://org/data"}, "rollout.placement": "trainer"},
+    ),
     ("RLJobSpec", "must be 0 without data.eval and evaluation.sets", "RLJob", {"evaluation.everySteps": 5}),
     (
         "RLJobSpec",
@@ -321,6 +328,7 @@ REWARD = smallest()["spec"]["rewards"][0]
 
 # (field, changes to the minimal job, changes that an update must not make)
 IMMUTABLE_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("task", {"data.eval": {"source": "hf://org/data"}}, {"task": "evaluate"}),
     ("model", {}, {"model.source": "hf://org/other"}),
     ("data.train", {}, {"data.train.limit": 5}),
     ("algorithm", {}, {"algorithm.groupSize": 4}),

@@ -10,7 +10,7 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from rljob_api.manifest.evaluation import HeldOutSet
 from rljob_api.manifest.job_sections import DataSource
 from rljob_api.manifest.pod_engines import find_engines
 from rljob_api.wire.contract import ENV_TOKEN, ExitCode
-from rljob_api.wire.termination import end_program
+from rljob_api.wire.termination import end_program, leave_result
 from rljob_inputs.data.lengths import find_limit
 from rljob_inputs.data.prompts import PromptSet, load_prompts
 from rljob_inputs.findings import describe_lengths
@@ -33,6 +33,7 @@ from rljob_inputs.prompts import Prompt
 from rljob_trainer.calls.services import AgentServices
 from rljob_trainer.driver.assembly import Datasets, DriverParts
 from rljob_trainer.driver.collection import Collector
+from rljob_trainer.driver.fixed_model import as_evaluation, start_fixed
 from rljob_trainer.driver.ports import StartTrainer, Trainer
 from rljob_trainer.driver.reports import Reports
 from rljob_trainer.driver.role_clock import ROLE_OF_SERVICE, RoleClock
@@ -49,6 +50,7 @@ from rljob_trainer.head.status_server import StatusServer
 from rljob_trainer.head.tokenizer import load_tokenizer
 from rljob_trainer.head.watchdog import LoopWatchdog
 from rljob_trainer.history.disk import RunDisk
+from rljob_trainer.history.figures import read_figures
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.run_state import check_disk_space
 from rljob_trainer.history.tracking import build_trackers
@@ -94,7 +96,7 @@ def load_inputs(environment: Environment, settings: ModelSettings) -> Inputs:
         log.info("%s", describe_lengths(table))
         return prompts
 
-    train = load(spec.data.train, environment.train_data)
+    train = load(spec.data.train, environment.train_data) if spec.trains else PromptSet(0, {})
     sets, locations = spec.held_out_sets, environment.held_out_data
     held_out = {each.name: list(load(each.data, locations[each.name], each).by_row.values()) for each in sets}
     return Inputs(train, held_out, tokenizer)
@@ -129,6 +131,24 @@ def _end_process(message: str) -> NoReturn:
     os._exit(end_program(message, ExitCode.INFRASTRUCTURE))
 
 
+async def _start_ray(
+    stack: AsyncExitStack, address: str, store_bytes: int
+) -> Callable[[], Coroutine[Any, Any, NoReturn]]:
+    """Start the job's Ray, until `stack` is closed, and connect to it. Return what watches it."""
+    ray_head = RayHead(address, store_bytes)
+    stack.push_async_callback(ray_head.close)
+    await ray_head.start()
+    # connect() would wait forever for a Ray head that has died since.
+    await run_with_watcher(asyncio.to_thread(connect), ray_head.watch())
+    stack.push_async_callback(asyncio.to_thread, disconnect)
+    return ray_head.watch
+
+
+async def _watch_nothing() -> NoReturn:
+    while True:
+        await asyncio.Event().wait()
+
+
 async def run_head(
     environment: Environment,
     *,
@@ -160,20 +180,22 @@ async def run_head(
         num_models, keeps_best = spec.num_optimized_models, spec.evaluation.best is not None
         keep = spec.checkpoint.keep + keeps_best
         check = partial(check_disk_space, run_dir, Path(environment.model), keep=keep, num_models=num_models)
-        await RunDisk(run_dir, outages).write(run_dir, check)
+        if spec.trains:
+            await RunDisk(run_dir, outages).write(run_dir, check)
         board.waits_for(_STARTING)
         hub = HubWait(outages, board)
         settings = await hub.read(partial(load_model_settings, environment.job, environment.model))
         job = settings.job
         for each in settings.from_model:
             log.info("%s: %s (%s)", each.field, each.value, each.source)
-        ray_head = RayHead(environment.address, head_store_bytes(job, settings.context_length))
-        stack.push_async_callback(ray_head.close)
-        # Concurrently: each takes many seconds, mostly for imports.
-        inputs, _ = await asyncio.gather(hub.read(partial(load_inputs, environment, settings)), ray_head.start())
-        # connect() would wait forever for a Ray head that has died since.
-        await run_with_watcher(asyncio.to_thread(connect), ray_head.watch())
-        stack.push_async_callback(asyncio.to_thread, disconnect)
+        read = hub.read(partial(load_inputs, environment, settings))
+        if job.spec.trains:
+            # Concurrently: each takes many seconds, mostly for imports.
+            store_bytes = head_store_bytes(job, settings.context_length)
+            inputs, watch_ray = await asyncio.gather(read, _start_ray(stack, environment.address, store_bytes))
+        else:
+            inputs, watch_ray = await read, _watch_nothing
+            job = as_evaluation(job)
         on_ray()
         board.waits_for("")
         trackers = build_trackers(job, run_dir)
@@ -234,7 +256,7 @@ async def run_head(
             is_paused=outages.is_open,
         )
         parts = DriverParts(
-            start_trainer=partial(hub.start_trainer, start),
+            start_trainer=partial(hub.start_trainer, start) if job.spec.trains else start_fixed,
             collector=Collector(
                 agent.loop,
                 rollouts,
@@ -249,7 +271,7 @@ async def run_head(
             reports=reports,
             data=Datasets(inputs.train, inputs.held_out),
             model=environment.model,
-            read_schedule=JobFile(environment.job_file).read_schedule,
+            read_schedule=JobFile(environment.job_file).read_schedule if job.spec.trains else lambda: None,
             engines=engines,
             outages=outages,
         )
@@ -260,7 +282,9 @@ async def run_head(
         server.leave = driver.leave
         stack.enter_context(board.live(driver.describe_live))
         try:
-            await run_with_watcher(driver.run(), ray_head.watch())
+            await run_with_watcher(driver.run(), watch_ray())
+            if not job.spec.trains:
+                leave_result([figure.model_dump_json() for figure in await asyncio.to_thread(read_figures, run_dir)])
         except asyncio.CancelledError:
             on_stopped(driver.exit_report)
             raise

@@ -15,7 +15,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -87,6 +93,16 @@ def load_checkpoint(policy: Policy, folder: Path | RemoteFolder) -> None:
             torch.cuda.set_rng_state(state[name], policy.device)
         else:
             torch.set_rng_state(state[name])
+
+
+def load_weights(policy: Policy, folder: Path | RemoteFolder) -> None:
+    """Restore the trained parameters that save_checkpoint wrote, and nothing else."""
+    policy.reshard()
+    state = {"model": _trained(policy, get_model_state_dict(policy.model))}
+    with first_failure():
+        load(state, storage_reader=build_reader(folder / TRAINER_FOLDER))
+    options = StateDictOptions(strict=policy.adapters is None)
+    set_model_state_dict(policy.model, state["model"], options=options)
 
 
 def export_model(policy: Policy, folder: Path | RemoteFolder, tokenizer_source: str) -> float | None:
@@ -170,8 +186,14 @@ def _generators(policy: Policy) -> dict[str, torch.Tensor]:
 def _state(policy: Policy) -> dict[str, Any]:
     # This also creates the state of a new optimizer, which loading overwrites in place.
     model, optimizer = get_state_dict(policy.model, policy.optimizer)
-    if policy.adapters is not None:  # the other parameters are those of spec.model
-        trained = {name for name, parameter in policy.model.named_parameters() if parameter.requires_grad}
-        model = {name: value for name, value in model.items() if name in trained}
+    model = _trained(policy, model)
     critic = {} if policy.critic is None else {"critic": policy.critic.state()}
     return {"model": model, "optimizer": optimizer, **critic}
+
+
+def _trained(policy: Policy, model: dict[str, Any]) -> dict[str, Any]:
+    """Return what a checkpoint has of the model's state: with adapters, these alone. The rest is of spec.model."""
+    if policy.adapters is None:
+        return model
+    trained = {name for name, parameter in policy.model.named_parameters() if parameter.requires_grad}
+    return {name: value for name, value in model.items() if name in trained}

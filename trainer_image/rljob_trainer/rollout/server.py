@@ -1,7 +1,7 @@
 """A rollout replica: `python -m rljob_trainer.rollout` is vLLM's OpenAI server with RLJob's weights and middleware.
 
 The engine starts with placeholders for the weights; it must load the announced version to be ready. With adapters, it
-starts from spec.model.
+starts from spec.model. In a job that evaluates, it serves spec.model, and pulls nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rljob_trainer.rollout.engine_end import build_watch, end_if_it_hangs, repor
 from rljob_trainer.rollout.lora import AdapterFolder, build_lora_arguments, published_adapter
 from rljob_trainer.rollout.middleware import RolloutMiddleware
 from rljob_trainer.rollout.naps import Naps
-from rljob_trainer.rollout.own_weights import choose_level
+from rljob_trainer.rollout.own_weights import choose_level, serve_own_weights
 from rljob_trainer.rollout.platform import check_platform
 from rljob_trainer.rollout.plugin import BACKEND, SLEEPING_CPU_WORKER, WORKER_EXTENSION
 from rljob_trainer.rollout.program import run_program, set_defaults
@@ -94,7 +94,7 @@ def build_arguments(job: RLJob, environment: Mapping[str, str], config: Mapping[
         arguments += ["--enable-sleep-mode"] if on_gpu else ["--worker-cls", SLEEPING_CPU_WORKER]
     if lora := published_adapter(job.spec, config):
         arguments += build_lora_arguments(lora)
-    else:
+    elif job.spec.trains:
         # The first pull replaces all weights, so the checkpoint is not read (initial_weights).
         arguments += ["--load-format", "dummy"]
     return [*arguments, *rollout.extra_args]
@@ -183,8 +183,8 @@ async def _serve(job: RLJob, args: Namespace, state: ReplicaState, lora: Lora | 
         app.middleware_stack = RolloutMiddleware(app.middleware_stack, token=token, state=state, watch=watch, naps=naps)
         name = f"{os.environ.get(contract.ENV_POD_IP, '')}:{args.port}"
         watching = asyncio.create_task(end_if_it_hangs(watch, report_to_head("rollout", name)))
-        puller = asyncio.create_task(_pull_weights(loader, state, args.port))
-        await serving.run(app, puller, "the weight puller")
+        weights = _pull_weights(loader, state, args.port) if job.spec.trains else serve_own_weights(loader, state)
+        await serving.run(app, asyncio.create_task(weights), "the weight puller")
         watching.cancel()
     finally:
         engine.shutdown()

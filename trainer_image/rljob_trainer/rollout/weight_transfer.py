@@ -207,6 +207,12 @@ class EngineLoader:
         async for _ in self._engine.generate({"prompt_token_ids": [1, 2, 3]}, parameters, request_id="warm-up"):
             pass
 
+    async def adopt(self, manifest: WeightManifest) -> RolloutWeights:
+        """Label tokens with `manifest`, which stands for the weights that the engine has loaded at its start."""
+        await self._engine.update_weight_version(manifest.key)
+        self._is_verified = True
+        return RolloutWeights(generation=manifest.generation, version=manifest.version)
+
     async def load(
         self, path: Path | None, manifest: WeightManifest, record_draining: Callable[[bool], None]
     ) -> RolloutWeights:

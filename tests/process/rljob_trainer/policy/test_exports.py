@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rljob_api.errors import UserError
+from rljob_api.run.folder import export_folder
+from rljob_trainer.policy.export_step import export_checkpoint
+from rljob_trainer.run_folder.file_facts import DamagedCheckpointError
 from tests.support import export_scenarios, policy_scenarios
 from tests.support.rank_programs import run_forked
 from tests.support.reference_trainer import ReferenceTrainer
@@ -60,3 +65,30 @@ def test_published_experts_are_those_of_the_export(num_ranks: int, folder: Path)
     assert published.keys() == files.keys()
     assert "model.layers.1.mlp.gate.e_score_correction_bias" in published, "rollouts need what is not a parameter"
     assert all(torch.equal(published[name], tensor) for name, tensor in files.items())
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("name", ["experts", "adapters"])
+def test_checkpoint_is_exported_by_one_process_as_its_ranks_export_it(name: str, num_ranks: int, folder: Path) -> None:
+    run, expected = folder / f"{name}-run-{num_ranks}", folder / f"{name}-export-{num_ranks}"
+    exported = export_folder(run, 1)
+    export_checkpoint(run, 1, exported)
+    files = {str(path.relative_to(expected)) for path in expected.rglob("*") if path.is_file()}
+    assert {str(path.relative_to(exported)) for path in exported.rglob("*") if path.is_file()} == files
+    for file in (name for name in files if name.endswith(".safetensors")):
+        ours, theirs = load_file(exported / file), load_file(expected / file)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[tensor], theirs[tensor]) for tensor in ours), file
+    with pytest.raises(UserError, match="has no checkpoint of step 7; it has 1"):
+        export_checkpoint(run, 7, folder / "other")
+
+
+def test_damaged_checkpoint_is_not_exported(folder: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(folder / "experts-run-2", tmp_path / "run", ignore=shutil.ignore_patterns("exports"))
+    shard = next((run / "checkpoints").glob("*/trainer/*.distcp"))
+    damaged = bytearray(shard.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    shard.write_bytes(damaged)
+    with pytest.raises(DamagedCheckpointError, match=shard.name):
+        export_checkpoint(run, 1, export_folder(run, 1))
+    assert not list((run / "exports").iterdir()), "nothing is left"

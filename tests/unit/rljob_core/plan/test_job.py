@@ -33,9 +33,11 @@ def load_observed(case):
     documents = list(fast_yaml.load_all(file.read_text())) if file.exists() else []
     models = [RewardModel.model_validate(document) for document in documents if document["kind"] == "RewardModel"]
     drivers = [document for document in documents if document["kind"] == "DriverStatus"]
-    children = {key_of(child): child for child in documents if child["kind"] not in ("RewardModel", "DriverStatus")}
+    others = ("RewardModel", "DriverStatus", "Pod")
+    children = {key_of(child): child for child in documents if child["kind"] not in others}
     return ObservedState(
         children=children,
+        pods=tuple(document for document in documents if document["kind"] == "Pod"),
         driver=DriverStatus.model_validate(drivers[0]["status"]) if drivers else None,
         reward_models={model.metadata.name: model for model in models},
     )

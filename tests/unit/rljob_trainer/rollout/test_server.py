@@ -208,3 +208,11 @@ def test_replica_in_a_trainer_pod_can_sleep_and_has_a_port_of_its_own() -> None:
     assert "--worker-cls" not in on_gpu
     alone = build_arguments(_job(), ENVIRONMENT, QWEN3)
     assert not {"--worker-cls", "--enable-sleep-mode"} & {*alone}
+
+
+def test_job_that_evaluates_loads_the_model_and_no_adapters() -> None:
+    job = _job()
+    job.spec.task, job.spec.trainer.lora = "evaluate", Lora()
+    arguments = build_arguments(job, ENVIRONMENT, QWEN3)
+    assert "--load-format" not in arguments
+    assert "--enable-lora" not in arguments

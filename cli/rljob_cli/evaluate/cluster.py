@@ -1,0 +1,118 @@
+"""`rljob evaluate --submit`: one job a model in the cluster, all at once, and one table when they have ended.
+
+The jobs are submitted as `rljob submit` does it. The results are those of their statuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rljob_api.manifest.job import RLJob
+from rljob_api.run.comparisons import Comparison, Figure, ModelResult
+from rljob_cli.check.jobfile import load_partial
+from rljob_cli.cluster.client import Cluster, Target
+from rljob_cli.cluster.commands import on_cluster
+from rljob_cli.cluster.observation import parse_status
+from rljob_cli.cluster.top import view_row
+from rljob_cli.evaluate.jobs import list_overrides
+from rljob_cli.evaluate.models import Candidate, export, find_candidates, name_jobs
+from rljob_cli.evaluate.results import print_comparison
+from rljob_cli.exits import EXIT_FAILED, guard
+from rljob_cli.output import print_json
+from rljob_cli.run.snapshot import message_of
+from rljob_cli.submit.command import Options, submit_command
+from rljob_core.backend import Manifest, utc_now
+
+_POLL_SECONDS = 2.0
+_FINAL_PHASES = ("Succeeded", "Failed")
+
+
+@guard
+def submit_evaluation(
+    target: Target, path: Path, models: Sequence[str], directory: Path, overrides: Sequence[str], options: Options
+) -> int:
+    """Submit a job for each model. With --wait, print the table of their results."""
+    base = load_partial(path, list(overrides), keep_references=True)
+    target = replace(target, namespace=target.namespace or base.document.data["metadata"].get("namespace"))
+    candidates = find_candidates(models, base.job.spec.model.source, directory, in_cluster=True)
+    names = name_jobs(base.job.metadata.name, candidates)
+    each = replace(options, wait=False, follow=False, output="text")
+    for index, (candidate, name) in enumerate(zip(candidates, names, strict=True)):
+        if not options.dry_run:
+            export(candidate, options.say)
+        elif index:
+            print("---")
+        changes = list_overrides(base.job, candidate, name, _locate(candidate, path))
+        with _messages_apart(options):
+            if code := submit_command(target, [path], [*overrides, *changes], each):
+                return code
+    if options.dry_run or not options.wait:
+        if options.output == "json" and not options.dry_run:
+            print_json({"job": base.job.metadata.name, "jobs": names})
+        return 0
+    return _compare(target, base.job, candidates, names, options)
+
+
+@contextlib.contextmanager
+def _messages_apart(options: Options) -> Iterator[None]:
+    """With --output json, stdout is for the result."""
+    with contextlib.redirect_stdout(sys.stderr) if options.output == "json" else contextlib.nullcontext():
+        yield
+
+
+def _locate(candidate: Candidate, path: Path) -> str:
+    """Return the source as a job's file names it: a folder of this machine is relative to the file, and goes along."""
+    if candidate.is_local:
+        return os.path.relpath(candidate.source, path.resolve().parent)
+    return candidate.source
+
+
+@on_cluster
+async def _compare(
+    cluster: Cluster, job: RLJob, candidates: Sequence[Candidate], names: Sequence[str], options: Options
+) -> int:
+    ended = await _wait_for_all(cluster, names, options)
+    results = [read_result(candidate, manifest) for candidate, manifest in zip(candidates, ended, strict=True)]
+    print_comparison(Comparison(job=job.metadata.name, models=results), options.output)
+    return 0 if all(result.phase == "Succeeded" for result in results) else EXIT_FAILED
+
+
+async def _wait_for_all(cluster: Cluster, names: Sequence[str], options: Options) -> list[Manifest]:
+    start, lines = time.monotonic(), dict[str, str]()
+    while True:
+        jobs = [await cluster.get_job(name) for name in names]
+        for job in jobs:
+            row = view_row(job, utc_now())
+            line = ": ".join(filter(None, [row.name, row.phase, row.waits_for]))
+            if lines.get(row.name) != line:
+                options.say(f"[{time.monotonic() - start:4.0f}s] {line}")
+                lines[row.name] = line
+        if all(_has_ended(job) for job in jobs):
+            return jobs
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+def _has_ended(job: Manifest) -> bool:
+    """An earlier submission of the job may have ended; the operator may not have seen this one yet."""
+    status = parse_status(job)
+    return status.phase in _FINAL_PHASES and status.observed_generation >= job["metadata"].get("generation", 1)
+
+
+def read_result(candidate: Candidate, job: Manifest) -> ModelResult:
+    """Return the result that the status of a job has."""
+    status = parse_status(job)
+    return ModelResult(
+        model=candidate.given,
+        source=str(job["spec"]["model"]["source"]),
+        job=job["metadata"]["name"],
+        phase=status.phase or "Pending",
+        message="" if status.phase == "Succeeded" else message_of(status),
+        figures=[Figure.model_validate(figure.model_dump()) for figure in status.evaluation],
+    )

@@ -1,0 +1,73 @@
+"""The results of all models: as a table with what it leaves out, or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from rljob_api.run.comparisons import Comparison, ModelResult
+from rljob_cli.output import print_json
+from rljob_cli.tables import build_table, show
+
+
+def build_comparison_table(comparison: Comparison) -> Table:
+    """A row for each estimator of each set, a column for each model."""
+    keys = dict.fromkeys((figure.set, figure.name) for model in comparison.models for figure in model.figures)
+    header = ("set", "figure", "prompts", *(model.model for model in comparison.models))
+    rows = [
+        (
+            set_,
+            name,
+            _count_prompts(comparison.models, set_),
+            *(_show(model, set_, name) for model in comparison.models),
+        )
+        for set_, name in keys
+    ]
+    return build_table(header, rows)
+
+
+def _count_prompts(models: Sequence[ModelResult], set_: str) -> str:
+    counts = {figure.num_prompts for model in models for figure in model.figures if figure.set == set_}
+    return " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
+
+
+def _show(model: ModelResult, set_: str, name: str) -> str:
+    found = [figure for figure in model.figures if (figure.set, figure.name) == (set_, name)]
+    if not found:
+        return model.phase.lower() if model.phase != "Succeeded" else "-"
+    [figure] = found
+    if figure.value is None:
+        return "-"
+    shown = f"{figure.value:.3f}"
+    if figure.low is not None and figure.high is not None:
+        shown += f" [{figure.low:.3f}, {figure.high:.3f}]"
+    return shown
+
+
+def describe_notes(comparison: Comparison) -> list[str]:
+    """Return lines about what the table leaves out: models that failed, and episodes that a figure does not count."""
+    notes = [f"{model.model}: {model.phase}: {model.message}" for model in comparison.models if model.phase == "Failed"]
+    for model in comparison.models:
+        for set_ in dict.fromkeys(figure.set for figure in model.figures):
+            first = next(figure for figure in model.figures if figure.set == set_)
+            counts = {"failed, counted as 0": first.num_failed, "without a score, left out": first.num_left_out}
+            if text := ", ".join(f"{count} {what}" for what, count in counts.items() if count):
+                notes.append(f"{model.model}: {set_}: {text}")
+    return notes
+
+
+def print_comparison(comparison: Comparison, output: str, file: Path | None = None) -> None:
+    """`file`: evaluation.json, next to the folders of the runs. None: they are in a cluster."""
+    if output == "json":
+        print_json(comparison.model_dump(mode="json") | ({"file": str(file)} if file else {}))
+        return
+    show(build_comparison_table(comparison))
+    for line in describe_notes(comparison):
+        print(line)
+    for model in comparison.models:
+        if model.run is not None and model.figures:
+            print(f"samples of {model.model}: rljob trajectories {model.run}")
+    if file is not None:
+        print(file, flush=True)

@@ -1,0 +1,98 @@
+"""What --model names."""
+
+import subprocess
+
+import pytest
+
+from rljob_api.errors import UserError
+from rljob_api.run.folder import FILE_COMPLETE, checkpoint_folder, export_folder
+from rljob_cli.evaluate import models
+from rljob_cli.evaluate.models import Candidate, export, find_candidates, name_jobs
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """The folder of runs, with one of two checkpoints, and a model next to it."""
+    monkeypatch.chdir(tmp_path)
+    for step in (10, 20):
+        folder = checkpoint_folder(tmp_path / "runs" / "sums", step)
+        folder.mkdir(parents=True)
+        (folder / FILE_COMPLETE).write_text("{}")
+    (tmp_path / "runs" / "sums" / "job.yaml").write_text("")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    return tmp_path / "runs"
+
+
+def find(given, runs, **options):
+    [found] = find_candidates([given], "/own", runs, **options)
+    return found
+
+
+def test_without_models_the_jobs_own_is_evaluated(runs):
+    assert find_candidates([], "/own", runs) == [Candidate("/own", "/own", is_own=True)]
+
+
+def test_sources_are_folders_repositories_and_claims(runs, tmp_path):
+    assert find("model", runs).source == str(tmp_path / "model")
+    assert find("hf://org/name", runs) == Candidate("hf://org/name", "hf://org/name")
+    assert find("hf://org/name@v2", runs) == Candidate("hf://org/name@v2", "hf://org/name", "v2")
+    assert find("pvc://models/a", runs).source == "pvc://models/a"
+
+
+def test_step_of_a_run_is_exported_once(runs):
+    for given in ("sums@20", "runs/sums@20", "sums@last"):
+        found = find(given, runs)
+        assert (found.run, found.step) == (runs / "sums", 20)
+        assert found.source == str(export_folder(runs / "sums", 20))
+    export_folder(runs / "sums", 10).mkdir(parents=True)
+    assert find("sums@10", runs).step is None
+
+
+def test_export_of_a_run_is_that_of_its_end(runs):
+    with pytest.raises(UserError, match="has no export: it is written at the end"):
+        find("sums@export", runs)
+    (runs / "sums" / "export").mkdir()
+    assert find("sums@export", runs).source == str(runs / "sums" / "export")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("nothing", "--model nothing: not found"),
+        ("other@3", "run not found"),
+        ("sums@final", "after @ must be the step of a checkpoint, last or export, got final"),
+        ("runs/sums", "has no config.json; pass a Hugging Face folder, hf://org/name, or RUN@STEP"),
+        ("/models/in/pods", "--model /models/in/pods: not found"),
+    ],
+)
+def test_what_is_no_model_is_refused_with_the_remedy(given, message, runs):
+    with pytest.raises(UserError, match=message):
+        find(given, runs)
+
+
+def test_absolute_path_may_be_one_in_the_pods_of_a_cluster(runs, tmp_path):
+    assert not find("/models/in/pods", runs, in_cluster=True).is_local
+    assert find(str(tmp_path / "model"), runs, in_cluster=True).is_local
+    assert find("sums@20", runs, in_cluster=True).is_local, "it is exported before it is taken along"
+
+
+def test_model_that_is_given_twice_is_refused(runs):
+    with pytest.raises(UserError, match="--model model is given twice"):
+        find_candidates(["model", "model"], "/own", runs)
+
+
+def test_failed_export_is_reported_with_its_last_line(runs, monkeypatch):
+    done = subprocess.CompletedProcess([], 78, "", "a warning\nerror: the checkpoint is damaged\n")
+    monkeypatch.setattr(models.subprocess, "run", lambda *_, **__: done)
+    with pytest.raises(UserError, match="--model sums@20: the checkpoint is damaged"):
+        export(find("sums@20", runs), lambda line: None)
+
+
+def test_names_of_jobs_are_different_and_short(runs):
+    given = ["hf://Qwen/Qwen3-0.6B", "sums@10", "sums@20", "hf://other/Qwen3-0.6B"]
+    names = name_jobs("gsm8k", find_candidates(given, "/own", runs))
+    assert names == ["gsm8k-eval-qwen3-0-6b", "gsm8k-eval-sums-10", "gsm8k-eval-sums-20", "gsm8k-eval-qwen3-0-6b-4"]
+    long = name_jobs("a" * 40, find_candidates(given, "/own", runs))
+    assert len(set(long)) == 4
+    assert all(len(name) <= 40 for name in long)

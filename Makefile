@@ -265,6 +265,10 @@ bench-agents: $(SYNCED) ## The model gateway in front of vLLM: overhead per turn
 	$(BIN)/python examples/prepare.py tiny
 	$(BIN)/python bench/agents.py
 
+.PHONY: bench-episodes
+bench-episodes: $(SYNCED) ## Memory of an async episode at 1,024, and 128 async rewards of 3 s, in shared processes and alone (3 minutes)
+	$(BIN)/python bench/episodes.py $(ARGS)
+
 .PHONY: bench-operator
 bench-operator: $(SYNCED) ## What JOBS=200 jobs cost the operator, next to KubeRay's (KUBERAY=folder or URL; WINDOW=50)
 	$(BIN)/python bench/operator_bench.py --jobs $(or $(JOBS),200) $(if $(WINDOW),--window $(WINDOW)) $(if $(KUBERAY),--kuberay-source=$(KUBERAY))

@@ -1,9 +1,9 @@
 """`make bench-episodes`: what an async episode costs in memory, and how many async rewards run at once.
 
-Episodes: each takes an OpenAI client, gets one answer of a local endpoint, and waits for its second one. When all wait,
-the proportional memory (PSS) of all worker processes is divided by the episodes: shared processes
-(episodesPerProcess), and one process for each. Rewards: functions that import openai and await 3 s. The last line is one
-JSON object.
+Episodes: each takes an OpenAI client, gets one answer of a local endpoint, and waits for its second one. When all
+wait, the proportional memory (PSS) of all worker processes is divided by the episodes: shared processes
+(episodesPerProcess), and one process for each. Rewards: functions that import openai and await 3 s. The last line is
+one JSON object.
 """
 
 from __future__ import annotations
@@ -169,10 +169,7 @@ async def _serve(
     settings: dict[str, Any], arguments: Sequence[str]
 ) -> AsyncIterator[tuple[psutil.Process, aiohttp.ClientSession]]:
     with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder, "service.yaml")
-        config.write_text(yaml.safe_dump({"name": "bench", **settings}))
-        command = [sys.executable, "-m", "rljob_service", "--config", str(config), "--host", HOST, "--port", str(PORT)]
-        process = subprocess.Popen([*command, *arguments], env={**os.environ, "RLJOB_TOKEN": TOKEN})
+        process = _start(Path(folder, "service.yaml"), settings, arguments)
         connector = aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=None)
         headers = {"Authorization": f"Bearer {TOKEN}"}
@@ -183,6 +180,12 @@ async def _serve(
         finally:
             process.terminate()
             process.wait(60)
+
+
+def _start(config: Path, settings: dict[str, Any], arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    config.write_text(yaml.safe_dump({"name": "bench", **settings}))
+    command = [sys.executable, "-m", "rljob_service", "--config", str(config), "--host", HOST, "--port", str(PORT)]
+    return subprocess.Popen([*command, *arguments], env={**os.environ, "RLJOB_TOKEN": TOKEN})
 
 
 async def _wait_ready(process: subprocess.Popen[bytes], session: aiohttp.ClientSession) -> None:

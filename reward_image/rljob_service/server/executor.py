@@ -50,7 +50,7 @@ class Executor:
         self._config = service.config
         self._version = service.version
         self._metrics = metrics
-        self._lanes: Lanes[Execution] = Lanes(self._config.slots, self._config.queue_length)
+        self._lanes: Lanes[Execution] = Lanes(_count_slots(service), self._config.queue_length)
         metrics.watch(self._lanes)
         self._loop = asyncio.get_running_loop()
         self._known = KnownRequests(metrics, cache=service.kind.caches(service.config))
@@ -187,6 +187,13 @@ class Executor:
             waiter.deliver(response.encoded)
         if not self._known.has_pending:
             self._idle.set()
+
+
+def _count_slots(service: ServedService) -> int:
+    """Return the slots with the one that is kept for evaluations: in shared processes it costs nothing, so it is one
+    more."""
+    is_shared = isinstance(service.backend, FunctionSettings) and service.backend.is_shared
+    return service.config.slots + is_shared
 
 
 def build_pool(

@@ -134,3 +134,15 @@ async def test_external_endpoint_gets_a_limited_number_of_requests():
         fleet = RewardClient(spec, session).replicas.fleet
     fleet.observe_addresses(["x"])
     assert sum(fleet.pick(0.0) is not None for _ in range(2000)) == 1024
+
+
+async def test_request_that_another_one_interrupted_is_sent_again_without_a_retry(reward_harness):
+    server = await reward_harness.serve()
+    reward_harness.list(server)
+    interrupted = {"valid": False, "reason": "interrupted", "message": "another request of its process ended it"}
+    answers = iter([interrupted] * 3)
+    server.fault = lambda body: next(answers, None)
+    async with reward_harness.rewards(make_reward(failurePolicy={"retries": 0})) as rewards:
+        found = await score(rewards)
+    assert found.valid, found
+    assert len(server.asked) == 4

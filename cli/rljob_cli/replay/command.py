@@ -1,5 +1,6 @@
 """`rljob run --from-trajectories`: checks the run and the job, replays the steps, and prints what differs."""
 
+import asyncio
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -64,7 +65,7 @@ def replay_command(
         network = claim_block(str(folder), block)
         try:
             run_replay(job, source, plan, folder, network, claims, functools.partial(_show_step, say, recorded))
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, asyncio.CancelledError):
             return EXIT_INTERRUPTED
     compared = compare_steps(recorded.values(), read_metrics(folder / FILE_METRICS).steps)
     _print_result(compared, source, folder, plan, changes, output)

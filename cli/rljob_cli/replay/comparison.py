@@ -22,7 +22,7 @@ class ComparedStep:
     """By name in NUMBERS; empty: metrics.jsonl of the run has no such step."""
     replayed: Mapping[str, float | None]
     has_equal_weights: bool | None
-    """Whether the weights after the step are equal, bit by bit. None: the run has no digest of them."""
+    """Whether the weights after the step are equal, bit by bit. None: the run has no digest."""
 
     @property
     def is_equal(self) -> bool:

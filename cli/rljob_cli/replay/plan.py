@@ -73,7 +73,7 @@ def _plan_all(recorded: Collection[int], checkpoints: Collection[int]) -> Replay
     starts = [step for step in (0, *checkpoints) if first - 1 <= step < last]
     if not starts:
         raise UserError(
-            f"the log has {_format(range(first, last + 1))}, and no checkpoint is from before one of them: "
+            f"the log has {_format(range(first, last + 1))}, and no checkpoint is older than its last step: "
             f"spec.tracking.trajectoriesSize has deleted older files; --steps {first}:{last} trains the initial model, "
             "whose weights are not those of the run"
         )

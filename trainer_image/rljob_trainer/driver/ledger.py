@@ -113,7 +113,7 @@ class Ledger:
         self._served: dict[str, RolloutWeights] = {}
         self._merged_share: float | None = None
         self._digest = ""
-        """Of the weights that were published last."""
+        """Digest of the weights that were published last."""
         self._turns = TurnNumbers()
         """Those of the step."""
         self._tracked: dict[str, DeliveryCounts] = {}

@@ -208,8 +208,8 @@ def _build_result(row: ResultRow) -> ScoreResult:
     }
     if row.attempts is None:
         return ScoreResult(**fields)
-    client = {"attempts": row.attempts, "latency_seconds": row.latency_seconds or 0.0}
-    return ScoredResult(**fields, **client, failed_as=cause if row.valid else None)
+    fields |= {"attempts": row.attempts, "latency_seconds": row.latency_seconds or 0.0}
+    return ScoredResult(**fields, failed_as=cause if row.valid else None)
 
 
 def _load(text: str | None, default: Any) -> Any:

@@ -259,7 +259,7 @@ def _is_single(episode: Episode) -> bool:
 
 
 def _plain(turn: Turn) -> Turn:
-    """Return the turn with what the row of a sample has of it."""
+    """Return the turn with its values in the row of a sample alone."""
     return Turn(turn.text, turn.truncated, advantage=turn.advantage)
 
 

@@ -12,8 +12,11 @@ from pathlib import Path
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.wire.contract import ExitCode
 from rljob_api.wire.termination import end_program
+from rljob_trainer.failures.configuration import ErrorFacts, summarize
 from rljob_trainer.head.environment import read_environment
 from rljob_trainer.ranks.ray_node import ray_environment
+
+log = logging.getLogger(__name__)
 
 
 def main() -> int:
@@ -27,4 +30,7 @@ def main() -> int:
         return end_program(str(error), ExitCode.USER)
     except RLJobError as error:
         return end_program(str(error), ExitCode.INFRASTRUCTURE)
+    except Exception as error:  # such as Ray's, which has dozens of types
+        log.exception("unexpected error")
+        return end_program(summarize(ErrorFacts.of(error)), ExitCode.INFRASTRUCTURE)
     return ExitCode.SUCCEEDED

@@ -65,6 +65,7 @@ class Books:
             algorithm=self.algorithm,
             schedule=job.spec.schedule,
             model=job.spec.model,
+            success=None,
             trajectory_bytes=0,
             disk=RunDisk(run_dir),
         )

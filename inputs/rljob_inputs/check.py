@@ -21,7 +21,7 @@ from rljob_api.manifest.sources import ChatTemplate, find_argument_problem
 from rljob_inputs.data.columns import find_problems, read_answer
 from rljob_inputs.data.lengths import PromptLimit, find_limit, measure
 from rljob_inputs.data.prompts import build_prompt, render, tokenize
-from rljob_inputs.data.rows import Row, read_rows
+from rljob_inputs.data.rows import Row, read_rows, split_field
 from rljob_inputs.errors import InputError
 from rljob_inputs.findings import Finding, LengthTable, describe_all_too_long, describe_too_long
 from rljob_inputs.hub.repository import HubAccess, MissingRevisionError, RefusedError
@@ -141,7 +141,8 @@ def _check_all(job: RLJob, locate: Callable[[str], str | None], access: HubAcces
     context_length = configs.find_context_length(model.config) if model and not overridden else None
     for path, source, split in _data_sources(job.spec.data):
         limit = find_limit(report.resolved.spec, split, context_length)
-        _merge(report, _check_data(job.spec.data, source, path, split, data[path].result(), tokenizer, limit))
+        checked = _check_data(job.spec.data, source, path, split, data[path].result(), tokenizer, limit)
+        _merge(report, _at_source(checked, path, split))
     return report
 
 
@@ -155,7 +156,7 @@ def find_access(job: RLJob, environment: Mapping[str, str]) -> HubAccess:
 
 
 def _data_sources(data: Data) -> list[tuple[str, DataSource, str]]:
-    sources = [("spec.data.train", data.train, "train")]
+    sources: list[tuple[str, DataSource, str]] = [(each.path, each.source, "train") for each in data.train_sources]
     return [*sources, ("spec.data.eval", data.eval, "test")] if data.eval else sources
 
 
@@ -338,6 +339,14 @@ def _check_data(
         except InputError as error:
             report.add_error(error, path)
     return report
+
+
+def _at_source(report: InputsReport, path: str, split: str) -> InputsReport:
+    """Return the findings of a source of data.mix at its own fields: the readers of data know data.train alone."""
+    field = f"spec.data.{split_field(split)}"
+    moved = [(found, InputError(found.path, found.message).at(field, path)) for found in report.findings]
+    findings = [replace(found, path=error.path, message=error.message) for found, error in moved]
+    return replace(report, findings=findings if path != field else report.findings)
 
 
 def _check_answers(report: InputsReport, source: DataSource, path: str, rows: list[Row]) -> None:

@@ -12,3 +12,7 @@ class InputError(UserError):
         super().__init__(f"{path}: {message}")
         self.path = path
         self.message = message
+
+    def at(self, field: str, source: str) -> InputError:
+        """Return the error of another source of the same kind: `source` in place of `field`."""
+        return InputError(self.path.replace(field, source, 1), self.message.replace(field, source))

@@ -344,7 +344,7 @@ def _keeps(model: str, has_model: str) -> str:
 _IMMUTABLE: Final = (
     *map(_unchanged, ("model", "data.train", "algorithm", "agent.type")),
     *(_unchanged(f"schedule.{field}") for field in ("type", "promptsPerStep", "miniBatches", "seed")),
-    *map(_unchanged_optional, ("managedBy", "schedule.maxStaleness", "trainer.lora")),
+    *map(_unchanged_optional, ("data.mix", "managedBy", "schedule.maxStaleness", "trainer.lora")),
     *map(_unchanged_unless_suspended, ("trainer.replicas", "trainer.gpusPerReplica", "rollout.placement")),
     ClusterRule(
         "rewards",
@@ -553,7 +553,8 @@ class RLJobSpec(PodSettings):
     @property
     def sources(self) -> dict[str, str]:
         """Where models and data come from, by path, such as spec.model.source and spec.data.train.source."""
-        found = {"spec.model.source": self.model.source, "spec.data.train.source": self.data.train.source}
+        found = {"spec.model.source": self.model.source}
+        found |= {f"{each.path}.source": each.source.source for each in self.data.train_sources}
         if self.data.eval is not None:
             found["spec.data.eval.source"] = self.data.eval.source
         return found | {f"{path}.source": model.source for path, model in self.served_models.items()}

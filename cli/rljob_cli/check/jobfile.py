@@ -198,7 +198,7 @@ def resolve(job: RLJob, folder: Path) -> RLJob:
     """Make relative paths absolute; they start at the job file's folder."""
     job = job.model_copy(deep=True)
     spec = job.spec
-    for data in filter(None, (spec.data.train, spec.data.eval)):
+    for data in filter(None, (*(each.source for each in spec.data.train_sources), spec.data.eval)):
         data.source = _resolve_source(data.source, folder)
     for model in (spec.model, *spec.served_models.values()):
         model.source = _resolve_source(model.source, folder)

@@ -103,7 +103,7 @@ async def fetch_observation(cluster: Cluster, name: str) -> JobObservation:
 def name_claims(manifest: Manifest) -> list[str]:
     spec = manifest["spec"]
     data = spec.get("data") or {}
-    sources = [spec.get("model"), data.get("train"), data.get("eval")]
+    sources = [spec.get("model"), data.get("train"), *(data.get("mix") or ()), data.get("eval")]
     found = [match[1] for s in sources if s and (match := _CLAIM.match(s.get("source", "")))]
     checkpoint = (spec.get("checkpoint") or {}).get("persistentVolumeClaim") or {}
     return sorted({*found, *filter(None, [checkpoint.get("claimName")])})

@@ -72,7 +72,8 @@ def build_head(job: RLJob, token: str, defaults: Defaults, models: Mapping[str, 
 
 def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str, RewardModel]) -> pods.PodParts:
     data = job.spec.data
-    sources = [job.spec.model.source, data.train.source] + ([data.eval.source] if data.eval else [])
+    sources = [job.spec.model.source, *(each.source.source for each in data.train_sources)]
+    sources += [data.eval.source] if data.eval else []
     return pods.PodParts(
         role=HEAD,
         spec=job.spec.head,
@@ -112,6 +113,8 @@ def _build_env(job: RLJob, models: Mapping[str, RewardModel]) -> dict[str, str]:
         contract.ENV_REWARD_SERVICES: json.dumps(services, sort_keys=True),
         contract.ENV_TRAIN_DATA: parse_source(data.train.source).container_path,
     }
+    if data.mix:
+        env[contract.ENV_MIX_DATA] = json.dumps([parse_source(each.source).container_path for each in data.mix])
     return env | ({contract.ENV_EVAL_DATA: parse_source(data.eval.source).container_path} if data.eval else {})
 
 

@@ -165,6 +165,7 @@ class Driver:
             algorithm=self._algorithm,
             schedule=self._cadence.schedule,
             model=spec.model,
+            success=spec.data.curriculum.success if spec.data.curriculum else None,
             trajectory_bytes=spec.tracking.trajectories_size.num_bytes,
             disk=self._disk,
         )

@@ -5,6 +5,7 @@ A cluster swaps the symbolic link of a ConfigMap's volume; `rljob run` renames a
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ class Environment:
     model: str
     train_data: str
     eval_data: str | None
+    mix_data: tuple[str, ...] = ()
     head_job_uid: str = ""
     grace_seconds: float = contract.GRACE_SECONDS
 
@@ -51,6 +53,7 @@ def read_environment(variables: dict[str, str]) -> Environment:
         model=variables[contract.ENV_MODEL],
         train_data=variables[contract.ENV_TRAIN_DATA],
         eval_data=variables.get(contract.ENV_EVAL_DATA) or None,
+        mix_data=tuple(json.loads(variables.get(contract.ENV_MIX_DATA) or "[]")),
         head_job_uid=variables.get(contract.ENV_HEAD_JOB_UID, ""),
         grace_seconds=read_grace_seconds(variables),
     )

@@ -12,18 +12,20 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from rljob_api.errors import TransientError
-from rljob_api.manifest.job_sections import DataSource
+from rljob_api.manifest.job_sections import DataSource, NamedSource
 from rljob_api.manifest.pod_engines import find_engines
 from rljob_api.wire.contract import ENV_TOKEN, ExitCode
 from rljob_api.wire.termination import end_program
 from rljob_inputs.data.lengths import find_limit
 from rljob_inputs.data.prompts import PromptSet, load_prompts
+from rljob_inputs.data.rows import split_field
+from rljob_inputs.errors import InputError
 from rljob_inputs.findings import describe_lengths
 from rljob_inputs.hub.repository import HubAccess
 from rljob_inputs.memory.object_store import head_store_bytes
@@ -40,6 +42,7 @@ from rljob_trainer.driver.schedules import build_schedule
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.watcher import run_with_watcher
 from rljob_trainer.failures.configuration import SourceAwayError
+from rljob_trainer.feed.prompt_feed import PromptSource
 from rljob_trainer.gateway.forwarding import watch_models
 from rljob_trainer.head.agent import start_agent
 from rljob_trainer.head.environment import Environment, JobFile
@@ -73,7 +76,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Inputs:
-    train: PromptSet
+    train: list[PromptSource]
     held_out: list[Prompt]
     tokenizer: Any
 
@@ -83,13 +86,25 @@ def load_inputs(environment: Environment, settings: ModelSettings) -> Inputs:
     spec, access = settings.job.spec, HubAccess.from_environment(os.environ)
     tokenizer = load_tokenizer(environment.model, spec.model)
 
-    def load(source: DataSource, location: str, split: str) -> PromptSet:
-        limit = find_limit(spec, split, settings.model_length)
-        prompts, table = load_prompts(spec.data, source, location, tokenizer, split=split, limit=limit, access=access)
-        log.info("%s", describe_lengths(table))
+    def load(source: DataSource, location: str, split: str, path: str = "") -> PromptSet:
+        limit, field = find_limit(spec, split, settings.model_length), f"spec.data.{split_field(split)}"
+        try:
+            prompts, table = load_prompts(
+                spec.data, source, location, tokenizer, split=split, limit=limit, access=access
+            )
+        except InputError as error:
+            raise error.at(field, path or field) from error
+        log.info("%s", describe_lengths(replace(table, path=path or field)))
         return prompts
 
-    train = load(spec.data.train, environment.train_data, "train")
+    def load_source(each: NamedSource, location: str) -> PromptSource:
+        prompts, source = load(each.source, location, "train", each.path), each.source
+        return PromptSource(
+            source.name, source.weight, prompts.named(source.name if spec.data.tells_sources_apart else "")
+        )
+
+    locations = [environment.train_data, *environment.mix_data]
+    train = [load_source(*each) for each in zip(spec.data.train_sources, locations, strict=True)]
     held_out: list[Prompt] = []
     if spec.data.eval is not None and environment.eval_data is not None:
         held_out = list(load(spec.data.eval, environment.eval_data, "test").by_row.values())

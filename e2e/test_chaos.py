@@ -26,7 +26,7 @@ from rljob_api.manifest.schedule import Schedule
 from rljob_api.run.folder import FILE_METRICS
 from rljob_api.run.metrics import read_metrics
 from rljob_cluster.host.paths import state_folder
-from rljob_trainer.episodes.cursor import epoch_order
+from rljob_trainer.feed.cursor import epoch_order
 
 JOB = "chaos"
 CLAIM = "rljob-chaos"

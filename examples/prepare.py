@@ -158,6 +158,7 @@ MODELS_OF_EXAMPLE = {
     "retrieval": [SMOLLM2],
     "shared": [TINY],
     "shared-reward": [TINY, TINY_REWARD],
+    "mixture": [TINY],
     "tiny": [TINY],
 }
 

@@ -68,6 +68,7 @@ class Books:
             evaluation=Evaluation(),
             main_set="",
             model=job.spec.model,
+            success=None,
             trajectory_bytes=0,
             disk=RunDisk(run_dir),
         )

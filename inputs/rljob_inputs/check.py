@@ -156,8 +156,8 @@ def find_access(job: RLJob, environment: Mapping[str, str]) -> HubAccess:
 
 
 def _data_sources(spec: RLJobSpec) -> list[tuple[str, DataSource, str]]:
-    held_out = ((each.data_path, each.data, "test") for each in spec.held_out_sets)
-    return [("spec.data.train", spec.data.train, "train"), *held_out]
+    sources: list[tuple[str, DataSource, str]] = [(each.path, each.source, "train") for each in spec.data.train_sources]
+    return [*sources, *((each.data_path, each.data, "test") for each in spec.held_out_sets)]
 
 
 def _merge(report: InputsReport, other: InputsReport) -> None:

@@ -28,7 +28,7 @@ class LengthTable:
     """Lengths of the prompts of one dataset, in tokens."""
 
     path: str
-    """spec.data.train or spec.data.eval."""
+    """spec.data.train, spec.data.mix[0] or spec.data.eval."""
     num_rows: int
     """Rows of the dataset, or of its beginning."""
     is_whole: bool

@@ -20,5 +20,7 @@ class Prompt:
     extra_info: dict[str, Any] = field(default_factory=dict)
     """Other columns, index and split. They include the prompt's own column unless its name is prompt: a template and
     chat messages change its text."""
+    source: str = ""
+    """Name of its source, if the job's metrics tell sources apart."""
     answer_column: str = ""
     """Name of the column with the ground truth; empty without one, or if it is a part of a column."""

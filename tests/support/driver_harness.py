@@ -39,6 +39,7 @@ from rljob_trainer.driver.role_clock import ROLE_OF_SERVICE, RoleClock
 from rljob_trainer.driver.run import Driver
 from rljob_trainer.driver.schedules import build_schedule
 from rljob_trainer.driver.status import StatusBoard
+from rljob_trainer.feed.prompt_feed import PromptSource
 from rljob_trainer.gateway.server import ModelGateway
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.tracking import build_trackers
@@ -82,6 +83,8 @@ class DriverHarness:
         """Prompts that the engines refuse as too long."""
         self.judge = lambda reward, body: None
         self.template, self.context_length = None, None
+        self.sources = []
+        """Of training prompts. Empty: one of ten rows."""
         self.write_answer = None
         self.answer_call = lambda service, body: None
         self.rollouts = [FakeRollout(self, f"{network}.{10 + i}") for i in range(num_rollouts)]
@@ -257,7 +260,10 @@ class DriverHarness:
                 self.start_trainer,
                 collector,
                 reports,
-                Datasets(PromptSet(len(train), train), {each.name: held_out for each in spec.held_out_sets}),
+                Datasets(
+                    self.sources or [PromptSource("train", 1.0, PromptSet(len(train), train))],
+                    {each.name: held_out for each in spec.held_out_sets},
+                ),
                 "/m",
                 self.read_schedule,
                 self.engines,

@@ -10,10 +10,10 @@ from pydantic.fields import FieldInfo
 
 from rljob_api.run.base import Record, Unit, find_mark, find_part
 from rljob_api.run.gauges import Number, list_numbers
-from rljob_api.run.metrics import AgentNumbers, EvaluationNumbers, EvaluationRecord, StepRecord
+from rljob_api.run.metrics import AgentNumbers, EvaluationNumbers, EvaluationRecord, SourceNumbers, StepRecord
 from rljob_api.run.trajectories import RecordedRow
 
-_NO_GAUGE = ("type", "step", "time", "prompts", "set", "weight_digest")
+_NO_GAUGE = ("type", "step", "time", "prompts", "prompt_sources", "set", "weight_digest")
 _SCALARS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 
 
@@ -21,7 +21,8 @@ def build_step_table() -> str:
     """Return the values of a step, by the parts of its record."""
     numbers = list(list_numbers(StepRecord))
     groups = [(kind, [n for n in numbers if n.path in _own_fields(kind)]) for kind in reversed(StepRecord.__mro__)]
-    groups.append((AgentNumbers, [number for number in numbers if number.path.startswith("agent/")]))
+    for kind, path in ((SourceNumbers, "sources/"), (AgentNumbers, "agent/")):
+        groups.append((kind, [number for number in numbers if number.path.startswith(path)]))
     rows = (row for kind, found in groups if found for row in (_head(kind), *_list_rows("step", found)))
     return "| value | unit | meaning | gauge |\n|---|---|---|---|\n" + "".join(rows)
 

@@ -452,7 +452,7 @@ def _list_user_model(spec: str) -> str:
 _IMMUTABLE: Final = (
     *map(_unchanged, ("task", "model", "data.train", "algorithm", "agent.type")),
     *(_unchanged(f"schedule.{field}") for field in ("type", "promptsPerStep", "miniBatches", "seed")),
-    *map(_unchanged_optional, ("managedBy", "schedule.maxStaleness", "trainer.lora")),
+    *map(_unchanged_optional, ("data.mix", "managedBy", "schedule.maxStaleness", "trainer.lora")),
     *map(_unchanged_unless_suspended, ("trainer.replicas", "trainer.gpusPerReplica", "rollout.placement")),
     ClusterRule(
         "rewards",
@@ -694,7 +694,8 @@ class RLJobSpec(PodSettings):
     @property
     def sources(self) -> dict[str, str]:
         """Where models and data come from, by path, such as spec.model.source and spec.data.train.source."""
-        found = {"spec.model.source": self.model.source, "spec.data.train.source": self.data.train.source}
+        found = {"spec.model.source": self.model.source}
+        found |= {f"{each.path}.source": each.source.source for each in self.data.train_sources}
         found |= {f"{each.data_path}.source": each.data.source for each in self.held_out_sets}
         return found | {f"{path}.source": model.source for path, model in self.served_models.items()}
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rljob_api.manifest.base import Choice, LongText, ObjectName, PathText, Rule, ShortText, Spec
+from rljob_api.manifest.base import Choice, LongText, ObjectName, PathText, Rule, ShortText, Spec, list_map
 from rljob_api.manifest.quantity import Size, size_within
 from rljob_api.manifest.sources import (
     ChatTemplate,
@@ -56,8 +57,60 @@ class DataSource(HasSource):
     """Number of rows to leave out at the start, such as those that data.eval uses by its limit."""
 
 
+Weight = Annotated[float, Field(gt=0, le=1_000_000)]
+
+
+class TrainSource(DataSource):
+    """The first, or the only, source of training prompts."""
+
+    name: ObjectName = "train"
+    """Name of the source in metrics and logs."""
+    weight: Weight = 1.0
+    """Weight of the source beside those of data.mix: its share of the prompts is weight / sum of all weights."""
+
+
+class MixedSource(DataSource):
+    """A further source of training prompts."""
+
+    name: ObjectName
+    """Name of the source in metrics and logs."""
+    weight: Weight = 1.0
+    """Its share of the prompts is weight / sum of all weights, also that of data.train. Each source has epochs of its
+    own: a small one with a large weight begins its next epoch earlier."""
+
+
+class Curriculum(Spec):
+    """Draws a prompt less often if the samples of its last groups all succeeded, or all failed: such groups teach
+    nothing. After n of them in sequence, it is drawn in one of 2^n epochs of its source, up to a limit. A group of
+    mixed results ends the sequence. A limit that is no power of two counts as the next lower one."""
+
+    success: float = 0.5
+    """Reward from which on a sample is a success: the sum that training raises, with the rewards of turns."""
+    easy_epochs: int = Field(default=8, ge=1, le=1024)
+    """Limit for a prompt that always succeeds: it is drawn at least once in so many epochs. 1: in each."""
+    hard_epochs: int = Field(default=4, ge=1, le=1024)
+    """Limit for a prompt that never succeeds. 1: it is drawn in each epoch."""
+
+
+@dataclass(frozen=True)
+class NamedSource:
+    """One source of training prompts, and its field."""
+
+    path: str
+    """spec.data.train, spec.data.mix[0]."""
+    source: TrainSource | MixedSource
+
+
+def _different_sources(data: Any) -> bool:
+    return len({each.source.name for each in data.train_sources}) == len(data.train_sources)
+
+
 class Data(Spec):
-    """Training and evaluation data."""
+    """Training and evaluation data.
+
+    Several sources are data.train and the list data.mix. data.train is not a list: a schema of Kubernetes cannot say
+    "an object or a list", nearly all jobs have one source, and the first of several is a source like the others.
+    """
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -67,10 +120,22 @@ class Data(Spec):
             lambda data: _PLACEHOLDER.search(data.template) is not None,
             "self.template.matches('[{][A-Za-z_][A-Za-z0-9_]*[}]')",
         ),
+        Rule(
+            ("mix",),
+            "must have names that differ from each other and from data.train.name",
+            "rename one of the sources",
+            _different_sources,
+            "!has(self.mix) || !self.mix.exists(source, source.name == self.train.name)",
+        ),
     )
 
-    train: DataSource
+    train: TrainSource
     """Prompts to train on. Immutable."""
+    mix: list[MixedSource] = Field(default=[], max_length=31, json_schema_extra=list_map("name"))
+    """Further prompts to train on, mixed with those of data.train by weight. Shares are met by counting, not by chance:
+    no source is ever ahead of its share by a whole prompt. Immutable."""
+    curriculum: Curriculum | None = None
+    """Draws prompts that always or never succeed less often. Null: each prompt is drawn once in each epoch."""
     eval: DataSource | None = None
     """Held-out prompts: the evaluation set named eval, with the settings of `evaluation`. Null: there are only those of
     evaluation.sets."""
@@ -87,7 +152,18 @@ class Data(Spec):
     """Prompts with more tokens are left out and counted, as are prompts that leave no room for sampling.maxTokens in
     rollout.maxModelLen or the model's context. Null: only these."""
     shuffle: bool = True
-    """Whether to shuffle each epoch, with schedule.seed."""
+    """Whether to shuffle each epoch of each source, with schedule.seed."""
+
+    @property
+    def train_sources(self) -> list[NamedSource]:
+        """The sources of training prompts, in order."""
+        mixed = (NamedSource(f"spec.data.mix[{index}]", source) for index, source in enumerate(self.mix))
+        return [NamedSource("spec.data.train", self.train), *mixed]
+
+    @property
+    def tells_sources_apart(self) -> bool:
+        """Whether metrics are also by source."""
+        return bool(self.mix) or self.curriculum is not None
 
 
 class HangDetection(Spec):

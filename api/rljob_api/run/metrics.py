@@ -85,6 +85,19 @@ class EpisodeNumbers(Record):
     """The conversations; absent if no episode is one."""
 
 
+class SourceNumbers(Record):
+    """The groups of a step whose prompts are of one source."""
+
+    share: Share = 0.0
+    """Share of the step's groups."""
+    reward: Score | None = None
+    """Mean of what training raises, over its valid samples."""
+    success: Share | None = None
+    """Share of its valid samples whose reward reaches `data.curriculum.success`. Null: no curriculum."""
+    zero_signal_share: Share | None = None
+    """Share of its groups without an advantage."""
+
+
 class RewardNumbers(Record):
     """The rewards of a step."""
 
@@ -112,6 +125,10 @@ class RewardNumbers(Record):
     """Failed results that `failurePolicy.scores` gave a score, by reason."""
     zero_signal_share: Share | None = None
     """Share of the groups without an advantage. 1: the step teaches nothing."""
+    sources: Annotated[dict[str, SourceNumbers], Label("source")] = Field(
+        default={}, exclude_if=lambda value: not value
+    )
+    """By source of the prompts; absent without `data.mix` and `data.curriculum`."""
 
 
 class UpdateNumbers(Record):
@@ -174,6 +191,8 @@ class ScheduleNumbers(Record):
     them. They overlap."""
     num_replaced_groups: Count = 0
     """Groups without signal that dynamic sampling replaced."""
+    num_skipped_prompts: Count = 0
+    """Prompts that `data.curriculum` passed over."""
 
 
 class TurnNumbers(Record):
@@ -220,6 +239,8 @@ class StepRecord(TurnNumbers, ScheduleNumbers, UpdateNumbers, RewardNumbers, Epi
     """Time that did not train, since the run began, by cause."""
     prompts: list[int] = []
     """Rows of the dataset that it trained, in the order of dispatch."""
+    prompt_sources: list[str] = Field(default=[], exclude_if=lambda value: not value)
+    """Name of the source of each entry of `prompts`; absent as `sources`."""
 
 
 class EvaluationNumbers(Record):

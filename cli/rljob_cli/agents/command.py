@@ -127,7 +127,8 @@ def place_row(job: RLJob, values: Mapping[str, Any], episodes: int, folder: Path
     spec = job.spec
     num_prompts = spec.trainer.num_ranks
     line = json.dumps(values, default=str) + "\n"
-    agent, sources = spec.agent, {}
+    agent = spec.agent
+    sources: dict[str, Any] = {"mix": [], "curriculum": None}
     # By default the name of the source, which the copies replace.
     data_source = find_data_source(spec.data.train, values)
     if agent.is_hosted:  # a second attempt would start again with the first answer

@@ -198,7 +198,7 @@ def resolve(job: RLJob, folder: Path) -> RLJob:
     """Make relative paths absolute; they start at the job file's folder."""
     job = job.model_copy(deep=True)
     spec = job.spec
-    for data in (spec.data.train, *(each.data for each in spec.held_out_sets)):
+    for data in (*(each.source for each in spec.data.train_sources), *(each.data for each in spec.held_out_sets)):
         data.source = _resolve_source(data.source, folder)
     for model in (spec.model, *spec.served_models.values()):
         model.source = _resolve_source(model.source, folder)

@@ -32,7 +32,7 @@ def build_question(
         for path, source in job.spec.sources.items()
         if (config := inputs.model_configs.get(path))
     }
-    longest = [table.max for table in inputs.lengths if table.path == "spec.data.train" and table.is_whole]
+    longest = [table.max for table in inputs.lengths if not table.path.startswith("spec.data.eval") and table.is_whole]
     return Question(inputs.resolve(job), models, gpu_bytes, next(iter(longest), None), num_gpus)
 
 

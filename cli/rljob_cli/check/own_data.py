@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.job_sections import Data, DataSource
+from rljob_api.manifest.job_sections import Data, TrainSource
 from rljob_api.manifest.sources import parse_source
 from rljob_inputs.data.columns import read_answer, read_prompt
 from rljob_inputs.data.conversations import ends_with_answer
@@ -51,7 +51,7 @@ def describe_own(data: OwnData, directory: Path) -> OwnParts:
     """Return what a job with these rows needs. Raise UserError if they, or the columns, cannot be read."""
     if "://" in data.source:
         parse_source(data.source)
-        source = DataSource(source=data.source, prompt=data.prompt or "prompt", answer=data.answer or "answer")
+        source = TrainSource(source=data.source, prompt=data.prompt or "prompt", answer=data.answer or "answer")
         return OwnParts(_place(source, data.source, _MAX_HELD_OUT, "train"), "")
     path = Path(data.source)
     rows = _read_first(data.source)
@@ -70,18 +70,18 @@ def describe_own(data: OwnData, directory: Path) -> OwnParts:
 def _read_first(source: str) -> list[Row]:
     """Return as many rows as decide on the number of those held out."""
     try:
-        rows = read_rows(DataSource(source=source), source, split="train", is_check=True)
+        rows = read_rows(TrainSource(source=source), source, split="train", is_check=True)
         return list(itertools.islice(rows, _MAX_HELD_OUT * _HELD_OUT_SHARE))
     except InputError as error:
         raise UserError(f"--data {error.message}") from None
 
 
-def _choose_columns(data: OwnData, row: Row) -> DataSource:
+def _choose_columns(data: OwnData, row: Row) -> TrainSource:
     columns = list(row.values)
     prompt = _choose(data.prompt, _PROMPT_COLUMNS, columns, "--prompt")
     is_answered = data.answer is None and ends_with_answer(row.values.get(prompt))
     answer = prompt if is_answered else _choose(data.answer, _ANSWER_COLUMNS, columns, "--answer")
-    return DataSource(source=data.source, prompt=prompt, answer=answer)
+    return TrainSource(source=data.source, prompt=prompt, answer=answer)
 
 
 def _choose(given: str | None, common: tuple[str, ...], columns: list[str], option: str) -> str:
@@ -94,7 +94,7 @@ def _choose(given: str | None, common: tuple[str, ...], columns: list[str], opti
     return found
 
 
-def _place(source: DataSource, location: str, held_out: int, split: str | None) -> dict[str, str]:
+def _place(source: TrainSource, location: str, held_out: int, split: str | None) -> dict[str, str]:
     """Return the placeholders. `split`: of the held-out rows; empty: the data has none; None: use its split test."""
     columns = f"prompt: {quote(source.prompt)}, answer: {quote(source.answer or '')}"
     fields = f"source: {location}, {columns}"
@@ -111,7 +111,7 @@ def _place(source: DataSource, location: str, held_out: int, split: str | None) 
     }
 
 
-def build_completions(source: DataSource, rows: Sequence[Row]) -> str:
+def build_completions(source: TrainSource, rows: Sequence[Row]) -> str:
     """Return JSON lines for `rljob test-reward`: the answer of each row, and of the first row also the answer
     in a sentence and a completion that only has it somewhere."""
     data = Data(train=source)

@@ -104,7 +104,7 @@ def name_claims(manifest: Manifest) -> list[str]:
     spec = manifest["spec"]
     data = spec.get("data") or {}
     held_out = [each.get("data") for each in (spec.get("evaluation") or {}).get("sets") or []]
-    sources = [spec.get("model"), data.get("train"), data.get("eval"), *held_out]
+    sources = [spec.get("model"), data.get("train"), *(data.get("mix") or ()), data.get("eval"), *held_out]
     found = [match[1] for s in sources if s and (match := _CLAIM.match(s.get("source", "")))]
     checkpoint = (spec.get("checkpoint") or {}).get("persistentVolumeClaim") or {}
     return sorted({*found, *filter(None, [checkpoint.get("claimName")])})

@@ -99,13 +99,18 @@ def _list_sources(manifest: dict[str, Any]) -> Iterator[LocalSource]:
         return
     if path := get_value(manifest, ("spec", "model", "source")):
         yield LocalSource(("spec", "model", "source"), path, "model", "model")
-    for split in ("train", "eval"):
-        location = ("spec", "data", split, "source")
+    for location, label in _list_data(manifest):
         if path := get_value(manifest, location):
-            yield LocalSource(location, path, "data", split)
+            yield LocalSource(location, path, "data", label)
     for index, reward in enumerate(manifest["spec"].get("rewards") or []):
         yield from _list_scorers(manifest, ("spec", "rewards", index), reward["name"])
     yield from _list_agent(manifest)
+
+
+def _list_data(manifest: dict[str, Any]) -> list[tuple[Location, str]]:
+    mix = get_value(manifest, ("spec", "data", "mix")) or []
+    mixed = [(("spec", "data", "mix", index, "source"), f"mix-{source['name']}") for index, source in enumerate(mix)]
+    return [*((("spec", "data", split, "source"), split) for split in ("train", "eval")), *mixed]
 
 
 def _list_agent(manifest: dict[str, Any]) -> Iterator[LocalSource]:

@@ -72,8 +72,8 @@ def build_head(job: RLJob, token: str, defaults: Defaults, models: Mapping[str, 
 
 def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str, RewardModel]) -> pods.PodParts:
     data = job.spec.data
-    held_out = (each.data.source for each in job.spec.held_out_sets)
-    sources = [job.spec.model.source, data.train.source, *held_out]
+    sources = [job.spec.model.source, *(each.source.source for each in data.train_sources)]
+    sources += [each.data.source for each in job.spec.held_out_sets]
     return pods.PodParts(
         role=HEAD,
         spec=job.spec.head,
@@ -113,6 +113,8 @@ def _build_env(job: RLJob, models: Mapping[str, RewardModel]) -> dict[str, str]:
         contract.ENV_REWARD_SERVICES: json.dumps(services, sort_keys=True),
         contract.ENV_TRAIN_DATA: parse_source(data.train.source).container_path,
     }
+    if data.mix:
+        env[contract.ENV_MIX_DATA] = json.dumps([parse_source(each.source).container_path for each in data.mix])
     held_out = {each.name: parse_source(each.data.source).container_path for each in job.spec.held_out_sets}
     return env | ({contract.ENV_EVAL_DATA: json.dumps(held_out)} if held_out else {})
 

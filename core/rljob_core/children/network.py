@@ -176,7 +176,8 @@ def _open(direction: Literal["from", "to"], peers: list[Manifest], *ports: int) 
 
 def _head_urls(job: RLJob) -> Iterator[str]:
     spec = job.spec
-    yield from (*_hub_urls(job), spec.model.source, spec.data.train.source, *_env_urls(spec.head))
+    yield from (*_hub_urls(job), spec.model.source, *_env_urls(spec.head))
+    yield from (each.source.source for each in spec.data.train_sources)
     yield from (each.data.source for each in spec.held_out_sets)
     if spec.tracking.wandb_project:
         yield _WANDB

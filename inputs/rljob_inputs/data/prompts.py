@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rljob_api.manifest.job_sections import Data, DataSource
@@ -33,6 +33,12 @@ class PromptSet:
 
     num_rows: int
     by_row: Mapping[int, Prompt]
+
+    def named(self, source: str) -> PromptSet:
+        """Return the set with the name of its source in each prompt."""
+        if not source:
+            return self
+        return replace(self, by_row={row: replace(prompt, source=source) for row, prompt in self.by_row.items()})
 
 
 def load_prompts(

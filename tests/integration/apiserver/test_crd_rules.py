@@ -74,13 +74,17 @@ WITH_SCALED_AGENT = put_all(
 SANDBOX_WITHOUT_MEMORY = {"name": "code", "sandbox": {"maxMemory": "1Mi"}}
 SMALL_CACHE = {"source": "/m", "kvCacheMemory": "1Ki"}
 SANDBOX_WITH_PODS = {"name": "code", "sandbox": {"image": "python"}}
+OTHER_DATA = {"name": "other", "source": "/other.jsonl"}
 OTHER_MODEL = {"name": "judge", "url": "http://judge/v1"}
 ENVIRONMENT: dict[str, Any] = CHAT | {"agent": {"type": "environment", "environment": TRL}}
 
 # (type, start of the message, kind of object, changes to the minimal one that violate the rule)
 VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("Model", "must be hf://org/name, pvc://", "RLJob", {"model.source": "ftp://host/model"}),
-    ("DataSource", "must be hf://org/name, pvc://", "RLJob", {"data.train.source": "hf://"}),
+    ("DataSource", "must be hf://org/name, pvc://", "RLJob", {"data.eval": {"source": "hf://"}}),
+    ("TrainSource", "must be hf://org/name, pvc://", "RLJob", {"data.train.source": "hf://"}),
+    ("MixedSource", "must be hf://org/name, pvc://", "RLJob", {"data.mix": [OTHER_DATA | {"source": "hf://"}]}),
+    ("Data", "must have names that differ", "RLJob", {"data.mix": [OTHER_DATA | {"name": "train"}]}),
     ("Data", "must contain at least one column", "RLJob", {"data.template": "Answer this: prompt"}),
     ("Tracking", "must be set, since wandbEntity", "RLJob", {"tracking.wandbGroup": "ablations"}),
     ("Toleration", "must be set unless operator", "RLJob", {"trainer.nodePool.tolerations": [{"value": "a"}]}),
@@ -331,6 +335,8 @@ IMMUTABLE_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("task", {"data.eval": {"source": "hf://org/data"}}, {"task": "evaluate"}),
     ("model", {}, {"model.source": "hf://org/other"}),
     ("data.train", {}, {"data.train.limit": 5}),
+    ("data.mix", {}, {"data.mix": [OTHER_DATA]}),
+    ("data.mix", {"data.mix": [OTHER_DATA]}, {"data.mix.0.weight": 2}),
     ("algorithm", {}, {"algorithm.groupSize": 4}),
     ("schedule.promptsPerStep", {}, {"schedule.promptsPerStep": 128}),
     ("schedule.miniBatches", {}, {"schedule.miniBatches": 2}),
@@ -454,7 +460,7 @@ def test_every_rule_of_the_types_has_a_case():
     assert not shared, "rules with the same beginning need a case each"
     immutable = {(spec.__name__, rule.field) for spec in ALL_SPECS for rule in spec.CLUSTER_RULES}
     covered = {("RLJobSpec", field) for field, _, _ in IMMUTABLE_CASES} | {
-        (name, "source") for name in ("Model", "DataSource", "ServedModel", "ModelReward")
+        (name, "source") for name in ("Model", "DataSource", "TrainSource", "MixedSource", "ServedModel", "ModelReward")
     }
     covered.add(("ChatTemplate", "file"))
     assert immutable == covered, "add a case to IMMUTABLE_CASES or to the test of relative paths"
@@ -577,14 +583,14 @@ def test_job_that_an_earlier_version_stored_is_valid_and_may_change(storing_serv
     assert storing_server.update_verdict(put(stored, "rewards", [])) != ""
 
 
-@pytest.mark.parametrize("path", ["model.source", "data.train.source", "data.eval.source"])
+@pytest.mark.parametrize("path", ["model.source", "data.train.source", "data.mix.0.source", "data.eval.source"])
 def test_relative_path_is_rejected_by_a_cluster_and_by_the_operator(server, path):
     from rljob_core.plan.validate import find_problems
 
-    manifest = put(smallest(), path, "./relative")
+    manifest = put(put(smallest(), "data.mix", [OTHER_DATA]), path, "./relative")
     assert "work only with `rljob run`" in server.verdict(manifest)
     assert offline(manifest) == "", "`rljob run` accepts it"
-    assert f"spec.{path}" in " ".join(find_problems(RLJob.model_validate(manifest)))
+    assert f"spec.{path}".replace(".0", "[0]") in " ".join(find_problems(RLJob.model_validate(manifest)))
 
 
 def test_file_of_a_chat_template_is_for_the_commands_alone(server):

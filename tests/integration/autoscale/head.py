@@ -25,6 +25,7 @@ from rljob_trainer.driver.live_status import describe_live
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.train_lane import LaneState, TrainLane
 from rljob_trainer.episodes.types import Completion, Episode, Group, single_turn
+from rljob_trainer.feed.prompt_feed import PromptFeed, PromptSource
 from rljob_trainer.head.environment import Environment, read_environment
 from rljob_trainer.head.status_server import StatusServer
 from rljob_trainer.replicas.http import open_session
@@ -57,7 +58,8 @@ async def run(environment: Environment) -> None:
         algorithm, size, seed = build_algorithm(spec), spec.algorithm.group_size, spec.schedule.seed
         plan = CollectionPlan("train", 0, size, spec.rollout.sampling, seed, "g")
         state = LaneState(dispatch=DispatchState())
-        lane = TrainLane(collector, dataset, plan, spec.schedule, algorithm, state, shuffle=spec.data.shuffle)
+        feed = PromptFeed([PromptSource("train", 1.0, dataset)], state.feed, seed=seed, shuffle=spec.data.shuffle)
+        lane = TrainLane(collector, feed, plan, spec.schedule, algorithm, state)
         lanes = (lane, EvalLane(collector, ()))
         forecaster = Forecaster.of(spec.schedule, size, needs_whole_step=algorithm.needs.whole_step)
         board.update(total_steps=spec.schedule.steps)

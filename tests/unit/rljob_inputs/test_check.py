@@ -46,6 +46,16 @@ def warnings(report):
     return {finding.path: finding.message for finding in report.findings if finding.is_warning}
 
 
+def test_each_source_of_prompts_is_checked_at_its_own_field(folder):
+    write_rows(folder / "other.jsonl", {"question": "1", "answer": "1"})
+    mix = [{"name": name, "source": str(folder / "other.jsonl"), "prompt": name} for name in ("question", "prompt")]
+    report = check(folder, data={"mix": mix})
+    assert list(errors(report)) == ["spec.data.mix[1].prompt"]
+    assert [table.path for table in report.lengths] == ["spec.data.train", "spec.data.mix[0]"]
+    assert report.first_prompt.ground_truth == "1"
+    assert report.first_prompt.prompt == [{"role": "user", "content": "12345678"}]
+
+
 def test_a_good_job_has_lengths_parameters_and_a_first_prompt(folder):
     report = check(folder)
     assert not errors(report)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from rljob_api.manifest.evaluation import HeldOutSet
 from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.schedule import Schedule
-from rljob_inputs.data.prompts import PromptSet
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.algorithms.base import AlgorithmCode
 from rljob_trainer.driver.cadence import Cadence
@@ -23,13 +22,15 @@ from rljob_trainer.driver.reports import Reports
 from rljob_trainer.driver.train_lane import TrainLane, read_lane_state
 from rljob_trainer.driver.turns import Separate, Shared
 from rljob_trainer.driver.updates import StepOutcome, StepUpdates
+from rljob_trainer.feed.prompt_feed import PromptFeed, PromptSource
 from rljob_trainer.outages.registry import Outages
 from rljob_trainer.services.demand import Forecaster
 
 
 @dataclass(frozen=True)
 class Datasets:
-    train: PromptSet
+    train: Sequence[PromptSource]
+    """In the order of the job."""
     held_out: Mapping[str, Sequence[Prompt]]
     """By the name of an evaluation set."""
 
@@ -71,14 +72,14 @@ def build_loop(
     train_plan = CollectionPlan(
         "train", 0, spec.algorithm.group_size, spec.rollout.sampling, seed, generation, spec.training_rewards
     )
+    state = read_lane_state(ledger.history)
     lane = TrainLane(
         collector,
-        parts.data.train,
+        PromptFeed(parts.data.train, state.feed, spec.data.curriculum, seed=seed, shuffle=spec.data.shuffle),
         train_plan,
         spec.schedule,
         algorithm,
-        read_lane_state(ledger.history, spec.schedule.prompts_per_step),
-        shuffle=spec.data.shuffle,
+        state,
         rewards_sleep=bool(spec.models_in_trainer),
     )
     held_out = EvalLane(collector, [_plan_set(spec, each, parts, generation) for each in spec.held_out_sets])

@@ -92,11 +92,12 @@ class Ledger:
         model: Model,
         evaluation: Evaluation,
         main_set: str,
+        success: float | None,
         trajectory_bytes: int,
         disk: RunDisk,
     ) -> None:
         """`roles`, `phases`: which the lanes feed, too. `main_set`: name of the evaluation set whose accuracy is that
-        of the run. `trajectory_bytes`: spec.tracking.trajectoriesSize."""
+        of the run. `success`: spec.data.curriculum.success. `trajectory_bytes`: spec.tracking.trajectoriesSize."""
         self.history = history
         self._evaluation, self._main_set = evaluation, main_set
         self.weight_digests: dict[str, str] = {}
@@ -104,7 +105,7 @@ class Ledger:
         self.export_merged_share: float | None = None
         """How much of the adapters' update the weights of the export have."""
         self.choices: TrainerChoices | None = None
-        self._run_dir, self._algorithm, self._model = run_dir, algorithm, model
+        self._run_dir, self._algorithm, self._model, self._success = run_dir, algorithm, model, success
         self._board, self._trackers, self._prometheus = reports.board, reports.trackers, reports.prometheus
         self._roles, self._phases = roles, phases
         self._step_started_at = time.monotonic()
@@ -258,7 +259,9 @@ class Ledger:
         phases, latencies = self._close_phases(), list(progress.latency_by_sample.values())
         generated = list(progress.episodes)
         # They read each token or each episode, and others wait for the loop.
-        found = await asyncio.to_thread(_summarize_groups, outcome.groups, latencies, self._algorithm, step - 1)
+        found = await asyncio.to_thread(
+            _summarize_groups, outcome.groups, latencies, self._algorithm, step - 1, self._success
+        )
         num_tokens = await asyncio.to_thread(lambda: sum(episode.num_sampled for episode in generated))
         return StepRecord(
             step=step,
@@ -269,7 +272,9 @@ class Ledger:
             **vars(
                 summarize_updates(outcome.updates, has_reference=self._algorithm.settings.algorithm.kl.coefficient > 0)
             ),
-            **vars(summarize_schedule(found.staleness, dict(shares.items()), outcome.num_replaced)),
+            **vars(
+                summarize_schedule(found.staleness, dict(shares.items()), outcome.num_replaced, outcome.num_skipped)
+            ),
             **vars(self._turns),
             tokens_per_second=num_tokens / generating if generating and num_tokens else None,
             pause_seconds=mean(weights.pause_seconds for weights in served),
@@ -281,6 +286,7 @@ class Ledger:
             phase_seconds=phases,
             step_seconds=now - self._step_started_at,
             prompts=[group.prompt.index for group in outcome.groups],
+            prompt_sources=[group.prompt.source for group in outcome.groups if group.prompt.source],
             training_share=self._time.share,
             lost_seconds=dict(self._time.lost.items()),
         )
@@ -427,12 +433,16 @@ class _Summaries(NamedTuple):
 
 
 def _summarize_groups(
-    groups: Sequence[Group], latencies: Sequence[float], algorithm: AlgorithmCode, finished_steps: int
+    groups: Sequence[Group],
+    latencies: Sequence[float],
+    algorithm: AlgorithmCode,
+    finished_steps: int,
+    success: float | None,
 ) -> _Summaries:
     episodes = [episode for group in groups for episode in group.episodes]
     return _Summaries(
         summarize_episodes(episodes),
-        summarize_rewards(groups, latencies, algorithm),
+        summarize_rewards(groups, latencies, algorithm, success),
         count_staleness(episodes, finished_steps),
     )
 

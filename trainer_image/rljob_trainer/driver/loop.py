@@ -98,7 +98,7 @@ class TrainLoop:
             self.settled.clear()
             with self.ledger.training():
                 outcome.add(batch, await self.trainer.apply(batch.denominator))
-        outcome.num_replaced = self.lane.num_replaced
+        outcome.num_replaced, outcome.num_skipped = self.lane.num_replaced, self.lane.num_skipped
         return outcome
 
     async def _prepare(self) -> bool:

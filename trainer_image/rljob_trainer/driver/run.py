@@ -167,6 +167,7 @@ class Driver:
             model=spec.model,
             evaluation=spec.evaluation,
             main_set=self._held_out[0].name if self._held_out else "",
+            success=spec.data.curriculum.success if spec.data.curriculum else None,
             trajectory_bytes=spec.tracking.trajectories_size.num_bytes,
             disk=self._disk,
         )

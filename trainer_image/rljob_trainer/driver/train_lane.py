@@ -17,15 +17,14 @@ from pydantic import BaseModel
 
 from rljob_api.manifest.schedule import Schedule
 from rljob_api.wire.protocol import ScheduleStatus
-from rljob_inputs.data.prompts import PromptSet
 from rljob_trainer.algorithms.base import AlgorithmCode
 from rljob_trainer.algorithms.rows import should_replace
 from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.driver.dispatcher import Dispatcher, DispatchState, Ticket
 from rljob_trainer.driver.schedules import StepSchedule, build_schedule
-from rljob_trainer.episodes.cursor import Cursor, take
 from rljob_trainer.episodes.progress import CollectionProgress
 from rljob_trainer.episodes.types import Group
+from rljob_trainer.feed.prompt_feed import FeedState, PromptFeed, PromptKey
 from rljob_trainer.history.run_state import History
 
 
@@ -33,18 +32,15 @@ class LaneState(BaseModel):
     """What a checkpoint needs of the lane."""
 
     dispatch: DispatchState
-    rows: dict[int, int] = {}
-    """Number of a group that was started and not trained on -> row of its prompt in the dataset."""
-    cursor: Cursor = Cursor()
-    """Where the next group starts."""
+    prompts: dict[int, PromptKey] = {}
+    """Number of a group that was started and not trained on -> its prompt."""
+    feed: FeedState = FeedState()
+    """From which the prompts of the next groups follow."""
 
 
-def read_lane_state(history: History, groups_per_step: int) -> LaneState:
-    """Return the state in a checkpoint. One of a version without lanes was between two on-policy steps."""
-    if history.lane:
-        return LaneState.model_validate(history.lane)
-    dispatch = DispatchState(finished_steps=history.step, next_index=history.step * groups_per_step)
-    return LaneState(dispatch=dispatch, cursor=Cursor(history.epoch, history.position))
+def read_lane_state(history: History) -> LaneState:
+    """Return the state in a checkpoint, or that before the first step."""
+    return LaneState.model_validate(history.lane) if history.lane else LaneState(dispatch=DispatchState())
 
 
 @dataclass(frozen=True)
@@ -67,19 +63,18 @@ class TrainLane:
     def __init__(
         self,
         collector: Collector,
-        prompts: PromptSet,
+        feed: PromptFeed,
         plan: CollectionPlan,
         schedule: Schedule,
         algorithm: AlgorithmCode,
         state: LaneState,
         *,
-        shuffle: bool,
         rewards_sleep: bool = False,
     ) -> None:
-        """`plan`: whatever its step, each group has that in which it starts. `shuffle`: spec.data.shuffle.
-        `rewards_sleep`: rewards cannot score again once the step trains."""
-        self._collector, self._prompts, self._plan, self._algorithm = collector, prompts, plan, algorithm
-        self._groups_per_step, self._shuffle = schedule.prompts_per_step, shuffle
+        """`feed`: from `state`. `plan`: whatever its step, each group has that in which it starts. `rewards_sleep`:
+        rewards cannot score again once the step trains."""
+        self._collector, self._feed, self._plan, self._algorithm = collector, feed, plan, algorithm
+        self._groups_per_step = schedule.prompts_per_step
         self.schedule: StepSchedule = build_schedule(schedule)
         self._dispatcher = Dispatcher(
             schedule.prompts_per_step,
@@ -89,8 +84,7 @@ class TrainLane:
         )
         self._to_restart = self._dispatcher.tickets_to_restart
         self._rescores_early = rewards_sleep
-        self._rows = dict(state.rows)
-        self._cursor = state.cursor
+        self._prompts = dict(state.prompts)
         self._running: dict[int, _Running] = {}
         """By number of the group: in flight, or scored."""
         self._taken: dict[int, _Running] = {}
@@ -118,6 +112,11 @@ class TrainLane:
         return self._dispatcher.finished_steps
 
     @property
+    def num_skipped(self) -> int:
+        """Prompts that the curriculum has passed over since the current or the last step began."""
+        return self._feed.num_skipped
+
+    @property
     def num_collected(self) -> int:
         """Steps for which no further episode is needed."""
         return self.finished_steps + (self.is_in_step and not self.progress.num_unscored)
@@ -140,7 +139,7 @@ class TrainLane:
 
     def begin_step(self, last_step: int) -> None:
         """Start what may start. `last_step`: groups that no step up to it would train on are not started."""
-        self._dispatcher.total_steps, self.num_replaced = last_step, 0
+        self._dispatcher.total_steps, self.num_replaced, self._feed.num_skipped = last_step, 0, 0
         num_samples = self._groups_per_step * self._plan.group_size
         self.progress = CollectionProgress("train", num_samples, self._plan.group_size, started_at=time.monotonic())
         self.is_in_step = True
@@ -197,13 +196,14 @@ class TrainLane:
 
     def finish_step(self) -> None:
         self._dispatcher.finish_step()
-        for index in self._taken:
-            del self._rows[index]
+        for index, taken in self._taken.items():
+            self._feed.record(self._prompts.pop(index), taken.task.result().group)
+        self._feed.finish_step()
         self._taken = {}
         self.is_in_step = False
 
     def snapshot(self) -> LaneState:
-        return LaneState(dispatch=self._dispatcher.snapshot(), rows=dict(self._rows), cursor=self._cursor)
+        return LaneState(dispatch=self._dispatcher.snapshot(), prompts=dict(self._prompts), feed=self._feed.snapshot())
 
     def describe(self, before: ScheduleStatus) -> ScheduleStatus:
         """Return `before` with what changes by the second."""
@@ -222,12 +222,11 @@ class TrainLane:
         """Start groups as long as the schedule admits them and a step will train on them."""
         while self._dispatcher.can_start():
             ticket = self._dispatcher.start()
-            (prompt,), self._cursor = take(self._prompts, self._cursor, 1, seed=self._plan.seed, shuffle=self._shuffle)
-            self._rows[ticket.index] = prompt.index
+            self._prompts[ticket.index] = self._feed.draw()
             self._start(ticket)
 
     def _start(self, ticket: Ticket) -> None:
-        group = Group(ticket.index, self._prompts.by_row[self._rows[ticket.index]])
+        group = Group(ticket.index, self._feed.prompt(self._prompts[ticket.index]))
         plan = replace(self._plan, step=ticket.version + 1)
         task = asyncio.create_task(self._run(group, plan))
         self._running[ticket.index] = _Running(ticket, plan, task)
@@ -249,7 +248,8 @@ class TrainLane:
 
     def _replace(self, ticket: Ticket) -> None:
         self._dispatcher.replace(ticket.index)
-        del self._running[ticket.index], self._rows[ticket.index]
+        replaced = self._running.pop(ticket.index).task.result().group
+        self._feed.record(self._prompts.pop(ticket.index), replaced)
         self.num_replaced += 1
         if self.is_in_step:  # between two steps, the rollouts serve weights that are older than a new ticket
             self._fill()

@@ -48,6 +48,8 @@ class StepOutcome:
     updates: list[UpdateMetrics] = field(default_factory=list)
     num_replaced: int = 0
     """Groups without signal that others replaced."""
+    num_skipped: int = 0
+    """Prompts that the curriculum passed over."""
 
     @property
     def update_seconds(self) -> float:

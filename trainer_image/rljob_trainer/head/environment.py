@@ -30,6 +30,7 @@ class Environment:
     train_data: str
     held_out_data: Mapping[str, str]
     """Sources by the name of an evaluation set."""
+    mix_data: tuple[str, ...] = ()
     head_job_uid: str = ""
     grace_seconds: float = contract.GRACE_SECONDS
 
@@ -53,6 +54,7 @@ def read_environment(variables: dict[str, str]) -> Environment:
         model=variables[contract.ENV_MODEL],
         train_data=variables[contract.ENV_TRAIN_DATA],
         held_out_data=json.loads(variables.get(contract.ENV_EVAL_DATA) or "{}"),
+        mix_data=tuple(json.loads(variables.get(contract.ENV_MIX_DATA) or "[]")),
         head_job_uid=variables.get(contract.ENV_HEAD_JOB_UID, ""),
         grace_seconds=read_grace_seconds(variables),
     )

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TypeVar
 
 from rljob_api.errors import TransientError
 from rljob_api.manifest.evaluation import HeldOutSet
-from rljob_api.manifest.job_sections import DataSource
+from rljob_api.manifest.job_sections import DataSource, NamedSource
 from rljob_api.manifest.pod_engines import find_engines
 from rljob_api.wire.contract import ENV_TOKEN, ExitCode
 from rljob_api.wire.termination import end_program, leave_result
@@ -42,6 +42,7 @@ from rljob_trainer.driver.schedules import build_schedule
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.watcher import run_with_watcher
 from rljob_trainer.failures.configuration import SourceAwayError
+from rljob_trainer.feed.prompt_feed import PromptSource
 from rljob_trainer.gateway.forwarding import watch_models
 from rljob_trainer.head.agent import start_agent
 from rljob_trainer.head.environment import Environment, JobFile
@@ -76,7 +77,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Inputs:
-    train: PromptSet
+    train: list[PromptSource]
     held_out: dict[str, list[Prompt]]
     """By the name of an evaluation set."""
     tokenizer: Any
@@ -87,18 +88,24 @@ def load_inputs(environment: Environment, settings: ModelSettings) -> Inputs:
     spec, access = settings.job.spec, HubAccess.from_environment(os.environ)
     tokenizer = load_tokenizer(environment.model, spec.model)
 
-    def load(source: DataSource, location: str, held_out: HeldOutSet | None = None) -> PromptSet:
-        limit = find_limit(spec, held_out, settings.model_length)
-        split, field = ("train", "spec.data.train") if held_out is None else ("test", held_out.data_path)
+    def load(source: DataSource, location: str, field: str, held_out: HeldOutSet | None = None) -> PromptSet:
+        limit, split = find_limit(spec, held_out, settings.model_length), "test" if held_out else "train"
         prompts, table = load_prompts(
             spec.data, source, location, tokenizer, split=split, limit=limit, access=access, field=field
         )
         log.info("%s", describe_lengths(table))
         return prompts
 
-    train = load(spec.data.train, environment.train_data) if spec.trains else PromptSet(0, {})
-    sets, locations = spec.held_out_sets, environment.held_out_data
-    held_out = {each.name: list(load(each.data, locations[each.name], each).by_row.values()) for each in sets}
+    def load_source(each: NamedSource, location: str) -> PromptSource:
+        prompts, source = load(each.source, location, each.path), each.source
+        name = source.name if spec.data.tells_sources_apart else ""
+        return PromptSource(source.name, source.weight, prompts.named(name))
+
+    train_at, held_out_at = [environment.train_data, *environment.mix_data], environment.held_out_data
+    sources = spec.data.train_sources if spec.trains else []
+    train = [load_source(*each) for each in zip(sources, train_at, strict=spec.trains)]
+    sets = spec.held_out_sets
+    held_out = {s.name: list(load(s.data, held_out_at[s.name], s.data_path, s).by_row.values()) for s in sets}
     return Inputs(train, held_out, tokenizer)
 
 

@@ -20,6 +20,7 @@ from rljob_api.run.metrics import (
     EpisodeNumbers,
     RewardNumbers,
     ScheduleNumbers,
+    SourceNumbers,
     ToolNumbers,
     UpdateNumbers,
 )
@@ -116,7 +117,10 @@ def count_versions(episodes: Sequence[Episode], rewards: Sequence[Reward]) -> di
     return {name: len({result.version for result in found}) for name, found in valid.items()}
 
 
-def summarize_rewards(groups: Sequence[Group], latencies: Sequence[float], algorithm: AlgorithmCode) -> RewardNumbers:
+def summarize_rewards(
+    groups: Sequence[Group], latencies: Sequence[float], algorithm: AlgorithmCode, success: float | None = None
+) -> RewardNumbers:
+    """`success`: spec.data.curriculum.success."""
     settings = algorithm.settings
     episodes = [episode for group in groups for episode in group.episodes]
     totals = [total for t in episodes if (total := t.total_reward) is not None]
@@ -134,6 +138,28 @@ def summarize_rewards(groups: Sequence[Group], latencies: Sequence[float], algor
         num_masked=sum(training_scores(group, settings).count(None) for group in groups),
         scored_failures_by_reason=count_scored_failures(episodes),
         zero_signal_share=mean(not has_signal(group, algorithm) for group in groups),
+        sources=_summarize_sources(groups, algorithm, success),
+    )
+
+
+def _summarize_sources(
+    groups: Sequence[Group], algorithm: AlgorithmCode, success: float | None
+) -> dict[str, SourceNumbers]:
+    """Return the numbers of each source; none if the prompts do not name theirs."""
+    names = sorted({group.prompt.source for group in groups} - {""})
+    parts = {name: [group for group in groups if group.prompt.source == name] for name in names}
+    return {name: _summarize_source(part, len(groups), algorithm, success) for name, part in parts.items()}
+
+
+def _summarize_source(
+    part: Sequence[Group], num_groups: int, algorithm: AlgorithmCode, success: float | None
+) -> SourceNumbers:
+    totals = [total for group in part for t in group.episodes if (total := t.total_reward) is not None]
+    return SourceNumbers(
+        share=len(part) / num_groups,
+        reward=mean(totals),
+        success=None if success is None else mean(total >= success for total in totals),
+        zero_signal_share=mean(not has_signal(group, algorithm) for group in part),
     )
 
 
@@ -169,7 +195,10 @@ def count_staleness(episodes: Iterable[Episode], finished_steps: int) -> Counter
 
 
 def summarize_schedule(
-    staleness: Mapping[int, int], busy_shares: Mapping[str, float], num_replaced_groups: int
+    staleness: Mapping[int, int],
+    busy_shares: Mapping[str, float],
+    num_replaced_groups: int,
+    num_skipped_prompts: int = 0,
 ) -> ScheduleNumbers:
     """Return what the schedule did in a step. `staleness`: of `count_staleness`; `busy_shares`: of
     `driver.role_clock.RoleClock.shares`."""
@@ -181,6 +210,7 @@ def summarize_schedule(
         staleness_histogram=dict(sorted(staleness.items())),
         busy_shares={**busy_shares},
         num_replaced_groups=num_replaced_groups,
+        num_skipped_prompts=num_skipped_prompts,
     )
 
 

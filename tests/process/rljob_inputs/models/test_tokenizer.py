@@ -9,7 +9,7 @@ import os
 import pytest
 
 from examples import prepare
-from rljob_api.manifest.job_sections import Data, DataSource, Model
+from rljob_api.manifest.job_sections import Data, Model, TrainSource
 from rljob_api.manifest.sources import RESERVED_TEMPLATE_ARGUMENTS, ChatTemplate
 from rljob_inputs.data.prompts import tokenize
 from rljob_inputs.models.files import open_model
@@ -79,7 +79,7 @@ def test_texts_are_equal_with_the_jobs_template_and_its_variables(folder, family
     model = Model(source=str(folder), chat_template=ChatTemplate(inline=inline))
     theirs = head_tokenizer.load_tokenizer(str(folder), model)
     ours = load_tokenizer(open_model(str(folder), None), inline)
-    data = Data(train=DataSource(source="/d"), chat_template_arguments=arguments)
+    data = Data(train=TrainSource(source="/d"), chat_template_arguments=arguments)
     assert tokenize(data, CHATS, ours) == tokenize(data, CHATS, theirs)
 
 

@@ -13,7 +13,7 @@ TABLES = {"step": build_step_table(), "evaluation": build_evaluation_table(), "c
 
 
 def test_each_value_is_in_a_table_once_with_its_meaning() -> None:
-    paths = {number.path: number.path.replace("*", "TOOL") for number in list_numbers(StepRecord)}
+    paths = {number.path: number.path.replace("*", number.label.upper()) for number in list_numbers(StepRecord)}
     for path in paths.values():
         [row] = [line for line in TABLES["step"].splitlines() if line.startswith(f"| `{path}` |")]
         assert len(row.split(" | ")[2]) > 5, row

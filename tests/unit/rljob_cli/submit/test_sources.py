@@ -38,6 +38,12 @@ def test_every_relative_path_of_a_job_is_found():
     ]
 
 
+def test_further_sources_of_prompts_are_found():
+    mix = [{"name": "hub", "source": "hf://org/data"}, {"name": "own", "source": "./own.jsonl"}]
+    manifest = job(data={"train": {"source": "/t"}, "mix": mix}, rewards=[])
+    assert found(manifest) == [("spec.data.mix[1].source", "./own.jsonl", "data", "mix-own")]
+
+
 def test_model_of_a_user_is_found():
     manifest = job(agent={"type": "loop", "user": {"model": {"model": {"source": "./user"}}}})
     assert found(manifest)[-1] == ("spec.agent.user.model.model.source", "./user", "model", "user")

@@ -2,12 +2,12 @@
 
 import pytest
 
-from rljob_api.manifest.job_sections import Data, DataSource
+from rljob_api.manifest.job_sections import Data, TrainSource
 from rljob_inputs.data.columns import fill_template, find_problems
 from rljob_inputs.data.rows import Row
 from rljob_inputs.errors import InputError
 
-SOURCE = DataSource(source="./d.jsonl", prompt="q", answer="reward_model.ground_truth")
+SOURCE = TrainSource(source="./d.jsonl", prompt="q", answer="reward_model.ground_truth")
 
 
 def problems(values, **data):

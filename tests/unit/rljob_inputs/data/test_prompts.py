@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rljob_api.manifest.job_sections import Data, DataSource
+from rljob_api.manifest.job_sections import Data, TrainSource
 from rljob_inputs.data.lengths import PromptLimit
 from rljob_inputs.data.prompts import build_prompts, load_prompts
 from rljob_inputs.data.rows import Row
@@ -30,14 +30,14 @@ def text_of(prompt):
 
 
 def prompt_of(row, *, split="train", position=0, source=None, tokenizer=None, **data):
-    source = source or DataSource(source="./d.jsonl", prompt="q", answer="a")
+    source = source or TrainSource(source="./d.jsonl", prompt="q", answer="a")
     rows = [Row(row, position, f"d.jsonl:{position + 1}")]
     (prompt,) = build_prompts(Data(train=source, **data), source, rows, tokenizer or Tokenizer(), split=split)
     return prompt
 
 
 def load(path, limit=None, **fields):
-    source = DataSource(source="./d", **fields)
+    source = TrainSource(source="./d", **fields)
     data = Data(train=source, format="text")
     limit = PromptLimit(limit, "rollout.maxModelLen 8 - rollout.sampling.maxTokens 3")
     return load_prompts(data, source, str(path), Tokenizer(), split="train", limit=limit)
@@ -91,11 +91,11 @@ def test_a_conversation_that_ends_with_the_answer_is_refused():
     assert "d.jsonl:1: " in raised.value.message
     assert "set answer: q to use it as the answer" in raised.value.message
     with pytest.raises(InputError, match="the last message is the assistant's"):
-        prompt_of({"q": CONVERSATION}, source=DataSource(source="./d.jsonl", prompt="q", answer=None))
+        prompt_of({"q": CONVERSATION}, source=TrainSource(source="./d.jsonl", prompt="q", answer=None))
 
 
 def test_the_last_message_is_the_answer_if_both_columns_are_one():
-    source = DataSource(source="./d.jsonl", prompt="q", answer="q")
+    source = TrainSource(source="./d.jsonl", prompt="q", answer="q")
     prompt = prompt_of({"q": CONVERSATION, "level": 1}, source=source)
     assert prompt.prompt == CONVERSATION[:1]
     assert text_of(prompt) == "<user>1 + 1?\n<assistant>"
@@ -122,7 +122,7 @@ def test_parts_of_text_are_text_and_other_parts_are_named():
 
 
 def test_nested_columns_and_verls_extra_info_are_read():
-    source = DataSource(source="hf://org/d", prompt="q", answer="reward_model.ground_truth")
+    source = TrainSource(source="hf://org/d", prompt="q", answer="reward_model.ground_truth")
     row = {"q": "x", "reward_model": {"ground_truth": "7"}, "extra_info": {"level": 3}}
     prompt = prompt_of(row, position=4, source=source)
     assert (prompt.ground_truth, prompt.data_source) == ("7", "org/d")
@@ -133,7 +133,7 @@ def test_nested_columns_and_verls_extra_info_are_read():
 def test_data_source_is_the_setting_else_the_rows_column_else_the_files_name():
     row = {"q": "x", "a": 1, "data_source": "lighteval/MATH"}
     assert prompt_of(row).data_source == "lighteval/MATH", "as in verl's files, where rows may differ"
-    fixed = DataSource(source="./d.jsonl", prompt="q", answer="a", data_source="gsm8k")
+    fixed = TrainSource(source="./d.jsonl", prompt="q", answer="a", data_source="gsm8k")
     assert prompt_of(row, source=fixed).data_source == "gsm8k"
     assert prompt_of({"q": "x", "a": 1}).data_source == "d.jsonl"
     assert prompt_of({"q": "x", "a": 1, "data_source": None}).data_source == "d.jsonl"
@@ -141,7 +141,7 @@ def test_data_source_is_the_setting_else_the_rows_column_else_the_files_name():
 
 @pytest.mark.parametrize("source", ["./math/d.jsonl", "/home/me/d.jsonl", "pvc://data/math/d.jsonl", "pvc://d.jsonl"])
 def test_data_source_of_a_file_is_the_same_wherever_it_is(source):
-    data = DataSource(source=source, prompt="q", answer="a")
+    data = TrainSource(source=source, prompt="q", answer="a")
     assert prompt_of({"q": "x", "a": 1}, source=data).data_source == "d.jsonl"
 
 
@@ -149,7 +149,7 @@ def test_every_column_reaches_rewards_by_its_name():
     row = {"q": "x", "a": 1, "nested": {"b": 2}}
     assert prompt_of(row, template="<{prompt}>").extra_info["q"] == "x", "as it was before the template"
     assert (prompt_of(row).answer_column, "a" in prompt_of(row).extra_info) == ("a", False)
-    part = DataSource(source="./d.jsonl", prompt="prompt", answer="nested.b")
+    part = TrainSource(source="./d.jsonl", prompt="prompt", answer="nested.b")
     prompt = prompt_of(row | {"prompt": "y"}, source=part)
     assert (prompt.ground_truth, prompt.answer_column, prompt.extra_info["nested"]) == (2, "", {"b": 2})
     assert "prompt" not in prompt.extra_info, "every form has a name for it"

@@ -9,6 +9,7 @@ from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.driver.dispatcher import DispatchState
 from rljob_trainer.driver.train_lane import LaneState, TrainLane
+from rljob_trainer.feed.prompt_feed import FeedState, PromptFeed, PromptSource
 from tests.support.driver_harness import make_job, wait_until
 from tests.support.episodes import episode
 
@@ -53,12 +54,11 @@ async def test_group_that_replaces_another_between_two_steps_starts_with_the_nex
     groups = Groups()
     lane = TrainLane(
         groups,
-        PromptSet(10, prompts),
+        PromptFeed([PromptSource("train", 1.0, PromptSet(10, prompts))], FeedState(), seed=0, shuffle=True),
         CollectionPlan("train", 0, 2, job.spec.rollout.sampling, 0, "g"),
         job.spec.schedule,
         build_algorithm(job.spec),
         LaneState(dispatch=DispatchState()),
-        shuffle=True,
     )
     async with lane, asyncio.timeout(10):
         assert lane.episodes_at_once == 2 * 2, "those that the first step will start"

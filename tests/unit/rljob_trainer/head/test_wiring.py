@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -45,9 +46,38 @@ def environment(tmp_path, monkeypatch):
 def test_prompts_beyond_the_models_context_are_left_out_and_reported(environment, caplog):
     with caplog.at_level("INFO", logger="rljob_trainer"):
         inputs = wiring.load_inputs(environment, load_model_settings(environment.job, environment.model, {}))
-    assert (inputs.train.num_rows, list(inputs.train.by_row)) == (3, [0, 2])
+    (train,) = inputs.train
+    assert (train.name, train.prompts.num_rows, list(train.prompts.by_row)) == ("train", 3, [0, 2])
+    assert {prompt.source for prompt in train.prompts.by_row.values()} == {""}, "one source has no metrics of its own"
     assert [prompt.prompt for prompt in inputs.held_out] == ["held out"]
     assert "at most 48 (the model's context 64 - rollout.sampling.maxTokens 16); 1 are left out" in caplog.text
+
+
+def with_mix(environment, **source):
+    file = environment.job_file.with_name("other.jsonl")
+    file.write_text('{"q": "two", "answer": "2"}')
+    spec = environment.job.spec.to_manifest()
+    spec["data"]["mix"] = [{"name": "other", "weight": 2, "source": "/other", **source}]
+    job = RLJob.model_validate({"metadata": {"name": "j"}, "spec": spec})
+    return replace(environment, job=job, mix_data=(str(file),))
+
+
+def load(environment):
+    return wiring.load_inputs(environment, load_model_settings(environment.job, environment.model, {}))
+
+
+def test_prompts_of_several_sources_have_their_own_columns_and_name_their_source(environment, caplog):
+    with caplog.at_level("INFO", logger="rljob_trainer"):
+        first, other = load(with_mix(environment, prompt="q")).train
+    assert [(first.name, first.weight), (other.name, other.weight)] == [("train", 1.0), ("other", 2.0)]
+    assert [(prompt.prompt, prompt.source) for prompt in other.prompts.by_row.values()] == [("two", "other")]
+    assert {prompt.source for prompt in first.prompts.by_row.values()} == {"train"}
+    assert "spec.data.mix[0]: 1 prompts" in caplog.text
+
+
+def test_an_error_of_a_further_source_names_its_field(environment):
+    with pytest.raises(UserError, match=r"spec\.data\.mix\[0\]\.prompt: .* has no column prompt; it has q, answer"):
+        load(with_mix(environment))
 
 
 def find_model(hub, name="org/small"):

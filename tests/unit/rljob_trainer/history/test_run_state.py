@@ -69,7 +69,7 @@ async def test_run_without_a_checkpoint_starts_with_empty_files(tmp_path):
 
 async def test_resume_returns_the_saved_history_and_truncates_later_entries(tmp_path):
     write_steps(tmp_path, 1, 2)
-    saved = History(step=2, evaluated_at={"eval": 1}, epoch=1, position=3, accuracy_before=0.25)
+    saved = History(step=2, evaluated_at={"eval": 1}, accuracy_before=0.25)
     folder = await save_checkpoint(tmp_path, saved, save_nothing, keep=2)
     write_steps(tmp_path, 3)
     (tmp_path / "trajectories" / ".step-000003.train.parquet.partial").write_text("torn")

@@ -158,6 +158,8 @@ def describe_sample(lane: Lane, step: int, prompt: Prompt, episode: Episode, dec
         lane=lane,
         group=episode.group,
         sample=episode.sample,
+        seat=episode.seat or None,
+        trajectory=episode.trajectory,
         prompt_index=episode.prompt_index,
         data_source=_text(prompt.data_source),
         prompt=_text(prompt.prompt),

@@ -50,6 +50,8 @@ class CallService(AgentService):
     """What executes calls: of the user, or a module of the reward image."""
     user_model: UserModel | None = None
     """Who answers as the user."""
+    seats: list[str] | None = None
+    """A runner's agent.seats."""
 
     @property
     def is_served(self) -> bool:

@@ -82,11 +82,12 @@ class Runner(AgentService):
     """Maximum retries of an episode that raised, timed out or lost its worker. Each starts again: what the earlier
     attempt sampled is dropped."""
 
-    def build_service(self, environment: Environment | None = None) -> CallService:
-        """Return the settings of its server."""
+    def build_service(self, environment: Environment | None = None, seats: list[str] | None = None) -> CallService:
+        """Return the settings of its server. `seats`: agent.seats."""
         function = self._find_function(environment)
         network = function.network or self.network
-        return self._build(RUNNER_SERVICE, function=function.model_copy(update={"network": network}))
+        function = function.model_copy(update={"network": network})
+        return self._build(RUNNER_SERVICE, function=function, seats=seats)
 
     def _find_function(self, environment: Environment | None) -> PythonFunction:
         if environment is None:

@@ -73,7 +73,7 @@ def test_closing_all_gives_the_reason(episodes):
     episode.start_attempt()
     episodes.close()
     with pytest.raises(RequestError, match="the job's driver stops"):
-        episode.attempt.check_open()
+        episode.attempt.main.check_open()
 
 
 @pytest.mark.parametrize("num_bytes", [0, 2**30], ids=["at once", "thread"])

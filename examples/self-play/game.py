@@ -17,9 +17,9 @@ RULES = (
 )
 
 
-def run(stones):
+def run(task):
     """Play one game. Return the reward of each seat, 1 or -1, and what its moves were like."""
-    client, stones = OpenAI(), int(stones)
+    client, stones = OpenAI(), task["stones"]
     players = {seat: Player(client, f"{MODEL}/{seat}") for seat in SEATS}
     mover, winner = SEATS
     while stones:

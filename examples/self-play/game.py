@@ -11,10 +11,9 @@ from openai import OpenAI
 
 MODEL = os.environ.get("OPENAI_MODEL", "policy")
 SEATS = ("first", "second")
-RULES = (
-    "Two players take stones from a heap in turn: 1, 2 or 3 each time. Whoever takes the last stone wins. Reply with "
-    "the number of stones that you take, and nothing else."
-)
+RULES = "Two players take 1, 2 or 3 stones in turn. Whoever takes the last one wins. Reply with a number."
+SHOWN = ((9, 2), (6, 1))
+"""Moves with which each conversation begins: without them, a small model writes sentences. Neither is the best one."""
 
 
 def run(task):
@@ -41,14 +40,15 @@ class Player:
 
     def __init__(self, client, model):
         self.client, self.model = client, model
-        self.messages = []
+        self.messages = [{"role": "system", "content": RULES}]
+        for stones, taken in SHOWN:
+            self.messages += [describe_heap(stones), {"role": "assistant", "content": str(taken)}]
         self.moves = []
-        """Of each answer whether it was a move, and whether it was the best one; None where all moves lose."""
+        """Whether each answer was a move, and whether it was the best one; None where all moves lose."""
 
     def move(self, stones):
         """Return how many stones the model takes; None if its answer is no move."""
-        heap = f"{stones} stone{'s' if stones > 1 else ''} left. You take:"
-        self.messages.append({"role": "user", "content": heap if self.messages else f"{RULES}\n{heap}"})
+        self.messages.append(describe_heap(stones))
         completion = self.client.chat.completions.create(model=self.model, messages=self.messages)
         text = completion.choices[0].message.content or ""
         self.messages.append({"role": "assistant", "content": text})
@@ -62,6 +62,10 @@ class Player:
         best = [is_best for _, is_best in self.moves if is_best is not None]
         shares = {"legal": legal, "best": best}
         return {name: sum(found) / len(found) for name, found in shares.items() if found}
+
+
+def describe_heap(stones):
+    return {"role": "user", "content": f"Stones: {stones}. You take?"}
 
 
 def read_move(text, stones):

@@ -295,7 +295,7 @@ class EpisodeReply(Wire):
     rewards: dict[str, FiniteFloat | None] = {}
     """Rewards of single answers, by the id of the completion, or by the number of the turn ("0" is the first)."""
     seats: list[SeatReply] = Field(default=[], max_length=MAX_TRAJECTORIES)
-    """Of an episode with several seats: its trajectories. Those that are not here got no reward of their own."""
+    """The trajectories of an episode with several seats. Those that are not here got no reward of their own."""
     state: dict[str, Any] = {}
     """State of the environment at the end, for rewards and the trajectory log."""
     info: dict[str, Any] = {}

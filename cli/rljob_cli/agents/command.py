@@ -173,7 +173,7 @@ def describe_rest(rows: Sequence[SampleRow], job: RLJob, answers: Sequence[str])
         return []
     left_out = [reward.name for reward in job.spec.rewards if reward.name not in find_playable(job)]
     lines = [f"not scored by {', '.join(left_out)}, which needs a model"] if left_out else []
-    # With seats, each row is a trajectory of the same episode, and the answers are those of all of them.
+    # With seats, each row is a trajectory of the same episode: together they used the answers.
     used, limit = sum(len(row.turns or []) for row in rows), job.spec.agent.turn_limit
     if rows and used < len(answers):
         lines.append(f"{len(answers) - used} of {len(answers)} answers were not used: the episode had ended")

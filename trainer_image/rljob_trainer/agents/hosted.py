@@ -54,7 +54,7 @@ class _Trajectory(NamedTuple):
 
     recording: Recording
     reply: EpisodeReply
-    """Of an episode with seats: `seats` is its own alone."""
+    """With seats: what concerns this trajectory alone."""
     failure: EpisodeFailure | None = None
 
 

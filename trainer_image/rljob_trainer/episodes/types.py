@@ -2,7 +2,7 @@
 
     group     the episodes of one prompt, dispatched together
     episode   one conversation: the policy's turns, with rewards; its tokens are in one or more segments.
-              An episode with several seats is several of these: one trajectory for each conversation that trains
+              An episode with several seats has several: each conversation that trains is a trajectory
     segment   one sequence of tokens, exactly as the model saw and sampled them
     row       a segment as the trainer gets it, with an advantage for each token
 

@@ -229,7 +229,7 @@ class ModelGateway:
             raise RequestError(404, "model_not_found", message)
 
     def _name_trajectory(self, model: str, request: web.Request) -> TrajectoryName:
-        """Return the trajectory of a request for the policy. Without a seat, sessions are parts of one."""
+        """Return the trajectory of a request for the policy. Without a seat, all sessions belong to one trajectory."""
         seat = self._seats.read(model)
         return TrajectoryName(seat, request.headers.get(HEADER_SESSION, "")) if seat else TrajectoryName()
 

@@ -18,7 +18,7 @@ def recording(seat="", session="", *texts, **fields):
 
 
 def play(reply, *seats, main=None, agent=None):
-    """Return the trajectories of an episode of which the gateway has recorded `seats`, and whose program replied."""
+    """Return the trajectories of an episode: the gateway has recorded `seats`, and the program replied."""
 
     async def run(call, episode):
         episode.recording = main or Recording()

@@ -38,8 +38,8 @@ test: cpu-build ## Lint, type and drift checks, and all tests but the slow ones 
 .PHONY: test-all
 test-all: test test-slow ## make test, and what is slow and rarely fails: dashboards, judges on vLLM, rewards of other projects
 
-.PHONY: example-chat example-gsm8k example-feedback example-guess example-calculator example-code-sandbox example-program example-environment
-example-chat example-gsm8k example-feedback example-guess example-calculator example-code-sandbox example-program example-environment: example-%: $(SYNCED) ## Run an example: chat, gsm8k, feedback, guess, calculator, code-sandbox, program, environment
+.PHONY: example-chat example-gsm8k example-feedback example-guess example-calculator example-code-sandbox example-program example-environment example-self-play
+example-chat example-gsm8k example-feedback example-guess example-calculator example-code-sandbox example-program example-environment example-self-play: example-%: $(SYNCED) ## Run an example: chat, gsm8k, feedback, guess, calculator, code-sandbox, program, environment, self-play
 	$(BIN)/python examples/prepare.py $*
 	$(BIN)/rljob run examples/$*/rljob.yaml --fresh $(ON_DEVICE)
 

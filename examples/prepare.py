@@ -155,6 +155,7 @@ MODELS_OF_EXAMPLE = {
     "code-sandbox": [SMOLLM2],
     "program": [SMOLLM2],
     "environment": [SMOLLM2],
+    "self-play": [SMOLLM2],
     "retrieval": [SMOLLM2],
     "shared": [TINY],
     "shared-reward": [TINY, TINY_REWARD],

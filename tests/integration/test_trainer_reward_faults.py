@@ -64,10 +64,10 @@ def reward(prompts, completions, kind, **columns):
 class Agent:
     """Conversations without a model: the text is a number."""
 
-    async def run(self, task: EpisodeTask) -> Episode:
+    async def run(self, task: EpisodeTask) -> list[Episode]:
         await asyncio.sleep(0)
         text = str((task.group * 7 + task.sample * 3) % 10)
-        return episode(text=text, index=(task.prompt.index, task.group, task.sample))
+        return [episode(text=text, index=(task.prompt.index, task.group, task.sample))]
 
 
 class Servers:

@@ -111,4 +111,5 @@ async def play(
 ) -> Episode:
     loop = ConversationLoop(agent, services, build_template(policy.family), context_length)
     prompt = Prompt(7, messages or MESSAGES, [1, 2], "4", "sums", {"index": 7, "level": "easy"})
-    return await loop.run(EpisodeTask("g/train/1/5/2", "train", prompt, 5, 2, policy))
+    [episode] = await loop.run(EpisodeTask("g/train/1/5/2", "train", prompt, 5, 2, policy))
+    return episode

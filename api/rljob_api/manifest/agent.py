@@ -43,6 +43,7 @@ HOSTED: Final = ("environment", "program")
 """Types whose episodes a runner runs."""
 _POLICY_NAMES: Final = ("policy", "default")
 _LOOP_TURNS: Final = 8
+SeatName = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")]
 _HOSTED_TURNS: Final = 100
 
 
@@ -127,6 +128,21 @@ class Agent(Spec):
             lambda agent: ", ".join(f"models[{i}]" for i, m in enumerate(agent.models) if m.name in _POLICY_NAMES),
         ),
         Rule(
+            ("seats", "type"),
+            "are of environments and programs alone",
+            "remove it, or change type",
+            lambda agent: agent.is_hosted or agent.seats is None,
+            "!has(self.seats) || (has(self.type) && (self.type == 'environment' || self.type == 'program'))",
+        ),
+        Rule(
+            ("seats",),
+            "must have different names",
+            "remove the second one",
+            lambda agent: len(set(agent.seats or ())) == len(agent.seats or ()),
+            "",
+            lambda agent: base.find_duplicates("seats", agent.seats or []),
+        ),
+        Rule(
             ("runner", "type"),
             "must have a function or a command with type program, and no command with type environment",
             "set runner.function or runner.command",
@@ -143,8 +159,8 @@ class Agent(Spec):
     user, until one of them ends the conversation. environment: an environment of another project plays the episode.
     program: a program of the user, which calls the policy through an OpenAI or Anthropic API."""
     max_assistant_turns: int | None = Field(default=None, ge=1, le=1000)
-    """Maximum answers of the policy in an episode. An answer that calls tools counts. Null: 8 with loop, 100 with
-    environment and program."""
+    """Maximum answers of the policy in an episode; with seats, of each of its trajectories. An answer that calls tools
+    counts. Null: 8 with loop, 100 with environment and program."""
     max_user_turns: int | None = Field(default=None, ge=1, le=1000)
     """loop: maximum replies of the simulated user. Null: only maxAssistantTurns limits them."""
     tool_format: ToolFormat = "auto"
@@ -163,6 +179,12 @@ class Agent(Spec):
     models: list[OtherModel] = Field(default=[], max_length=16, json_schema_extra=base.list_map("name"))
     """environment, program: models besides the policy that the program may call by name. A name that is not listed is
     an error."""
+    seats: list[SeatName] | None = Field(
+        default=None, min_length=1, max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"}
+    )
+    """environment, program: names of the seats that train, where an episode has several players. Each trains on its own
+    answers and rewards; the policy plays the others, too, and does not train on them. Null: all seats that the
+    environment trains; of a program, the one player that it has."""
     completion: CompletionChoice = "auto"
     """Completion that rewards get of an episode with several answers. last: the last answer. all: all that followed the
     prompt, results of tools and replies of the user included. auto: as the project of the function's signature passes
@@ -187,7 +209,7 @@ class Agent(Spec):
     @property
     def runner_settings(self) -> CallService | None:
         """Settings of the runner's server; None for types without one."""
-        return (self.runner or Runner()).build_service(self.environment) if self.is_hosted else None
+        return (self.runner or Runner()).build_service(self.environment, self.seats) if self.is_hosted else None
 
 
 def _has_program(agent: Agent) -> bool:

@@ -70,7 +70,7 @@ class EpisodeNumbers(Record):
     """The episodes of a step or an evaluation."""
 
     num_samples: Count = 0
-    """Samples, valid or not."""
+    """Samples, valid or not. With seats, each trajectory is one."""
     num_invalid: Count = 0
     """Results of rewards without a valid score, and episodes that failed."""
     invalid_by_reason: Annotated[dict[str, Count], Label("reason", "invalid")] = {}
@@ -81,6 +81,8 @@ class EpisodeNumbers(Record):
     """Sampled tokens of the longest episode."""
     truncated_share: Share | None = None
     """Share of the episodes that a limit of tokens cut."""
+    seat_rewards: Annotated[dict[str, Score | None], Label("seat")] = {}
+    """Mean of what training raises, by seat, in episodes with several seats ([self-play](self-play.md))."""
     agent: AgentNumbers | None = Field(default=None, exclude_if=lambda value: value is None)
     """The conversations; absent if no episode is one."""
 

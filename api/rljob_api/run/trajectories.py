@@ -135,7 +135,11 @@ class SampleRow(Record):
     group: int
     """Samples of one prompt in a step have the same."""
     sample: int
-    """Position in the group."""
+    """Position in the group: the number of the episode."""
+    seat: str | None = None
+    """Whose trajectory it is, of an episode with several seats. Null: the episode has one."""
+    trajectory: int = 0
+    """Position among the trajectories of the episode."""
     prompt_index: Annotated[int, Int64]
     """Row of the data."""
     data_source: str = ""

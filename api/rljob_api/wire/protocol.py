@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, SkipValidation, model_validator
 
-from rljob_api.wire.contract import MAX_COMPONENTS
+from rljob_api.wire.contract import MAX_COMPONENTS, MAX_TRAJECTORIES
 from rljob_api.wire.text import Count, Line, Name, Paragraph, Seconds, Share, Word, first
 
 Lane = Literal["train", "eval"]
@@ -266,18 +266,42 @@ class EpisodeCall(Wire):
     """Other columns of the row, with `index` and `split`."""
     seed: int
     max_turns: int
-    """Answers of the policy; the gateway refuses more."""
+    """Answers of the policy, or of each trajectory in an episode with seats; the gateway refuses more."""
     deadline_seconds: float
     """Until the episode is invalid."""
+    seats: list[str] | None = None
+    """agent.seats: the names of those that train. Null: the environment decides."""
+
+
+Baseline = Literal["group", "episode"]
+"""With what the rewards of a trajectory are compared: those of its seat in all episodes of the group, or those of its
+seat in the same episode, such as several answers to a problem that another seat has posed."""
+
+
+class SeatReply(Wire):
+    """How one trajectory of an episode with seats ended."""
+
+    seat: str
+    session: str = ""
+    """The header X-Session-ID of its requests: which of the seat's trajectories. Empty: that without the header."""
+    reward: FiniteFloat | None = None
+    """Null: EpisodeReply.reward."""
+    rewards: dict[str, FiniteFloat | None] = {}
+    """As EpisodeReply.rewards. Turns count from the first one of this trajectory."""
+    baseline: Baseline = "group"
+    info: dict[str, Any] = {}
+    """For the trajectory log."""
 
 
 class EpisodeReply(Wire):
     """How an episode ended: the `value` of its CallResult."""
 
     reward: FiniteFloat | None = None
-    """Reward of the whole episode. Null: none, which is not 0."""
+    """Reward of the whole episode; with seats, of each one without its own. Null: none, which is not 0."""
     rewards: dict[str, FiniteFloat | None] = {}
     """Rewards of single answers, by the id of the completion, or by the number of the turn ("0" is the first)."""
+    seats: list[SeatReply] = Field(default=[], max_length=MAX_TRAJECTORIES)
+    """The trajectories of an episode with several seats. Those that are not here got no reward of their own."""
     state: dict[str, Any] = {}
     """State of the environment at the end, for rewards and the trajectory log."""
     info: dict[str, Any] = {}

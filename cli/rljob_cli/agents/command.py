@@ -175,10 +175,10 @@ def describe_rest(rows: Sequence[SampleRow], job: RLJob, answers: Sequence[str])
         return []
     left_out = [reward.name for reward in job.spec.rewards if reward.name not in find_playable(job)]
     lines = [f"not scored by {', '.join(left_out)}, which needs a model"] if left_out else []
-    for row in rows:
-        used, limit = len(row.turns or []), job.spec.agent.turn_limit
-        if used < len(answers):
-            lines.append(f"{len(answers) - used} of {len(answers)} answers were not used: the episode had ended")
-        elif row.end == "max_turns" and used < limit:
-            lines.append(f"the policy would answer next, up to {limit} times; add --answer")
+    # With seats, each row is a trajectory of the same episode: together they used the answers.
+    used, limit = sum(len(row.turns or []) for row in rows), job.spec.agent.turn_limit
+    if rows and used < len(answers):
+        lines.append(f"{len(answers) - used} of {len(answers)} answers were not used: the episode had ended")
+    elif any(row.end == "max_turns" and len(row.turns or []) < limit for row in rows):
+        lines.append(f"the policy would answer next, up to {limit} times; add --answer")
     return lines

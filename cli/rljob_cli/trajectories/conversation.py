@@ -13,7 +13,7 @@ from rich.text import Text
 
 from rljob_api.run.trajectories import SampleRow, SegmentRow, TurnRow
 from rljob_api.wire.protocol import Message
-from rljob_cli.trajectories.tables import describe_reward, format_content, number, seconds, shorten
+from rljob_cli.trajectories.tables import describe_reward, format_content, name_sample, number, seconds, shorten
 
 TRAINED, SAMPLED = ">>", ">"
 LEGEND = f"{TRAINED} sampled and trained, {SAMPLED} sampled and not trained (evaluation, or no advantage); else context"
@@ -35,7 +35,7 @@ def build_conversation(row: SampleRow, *, full: bool, messages: bool = True, tok
 
 
 def _build_head(row: SampleRow) -> Text:
-    parts = [f"step {row.step} {row.lane}, sample {row.group}/{row.sample}"]
+    parts = [f"step {row.step} {row.lane}, sample {name_sample(row)}"]
     num_turns = len(row.turns or [])
     parts.append(f"{num_turns} turn{'s' if num_turns != 1 else ''}, ended by {row.end}")
     parts.append(f"score {number(row.score)}")

@@ -28,7 +28,7 @@ def print_samples(rows: Sequence[SampleRow], *, full: bool, has_more: bool) -> N
         by_name = {reward.name: reward for reward in row.rewards}
         table.add_row(
             f"{row.step}\n{row.lane}",
-            f"{row.group}/{row.sample}",
+            name_sample(row),
             Text(shorten(format_prompt(row.prompt), full) + _answer(row.ground_truth)),
             Text(shorten(row.completion, full) + (" [truncated]" if row.truncated else "")),
             number(row.score),
@@ -38,6 +38,11 @@ def print_samples(rows: Sequence[SampleRow], *, full: bool, has_more: bool) -> N
     console.print(table)
     if has_more:
         console.print(f"the first {len(rows)}; more with --limit (0: all)")
+
+
+def name_sample(row: SampleRow) -> str:
+    """Return group and sample; of an episode with seats, also the seat, and which of its trajectories it is."""
+    return f"{row.group}/{row.sample}" + (f"/{row.trajectory} {row.seat}" if row.seat else "")
 
 
 def describe_reward(reward: ResultRow | None, separator: str = "\n") -> Text:

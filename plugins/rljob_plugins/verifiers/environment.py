@@ -7,11 +7,12 @@ Both bring their loop and their client; they get the gateway's address and key. 
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Sequence
 from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_plugins.verifiers import legacy, v1
-from rljob_service.worker.environments.base import Model
+from rljob_service.worker.environments.base import Model, Seat
 from rljob_service.worker.episodes.types import Episode, Reply
 
 _LOAD = "load_environment"
@@ -34,6 +35,11 @@ def adopt(value: Any, args: dict[str, Any]) -> Any:
 
 def is_environment(name: str, value: Any) -> bool:
     return name == _LOAD or v1.is_taskset(value)
+
+
+def seats(environment: Any) -> Sequence[Seat]:
+    """Return the players of an environment of 0.4. One of 0.3 has a single player."""
+    return getattr(environment, "seats", ())
 
 
 async def play(environment: Any, episode: Episode, model: Model) -> Reply:

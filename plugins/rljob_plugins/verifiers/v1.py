@@ -1,21 +1,25 @@
 """Tasksets and environments of `verifiers.v1` (0.4): the episode, its harness and its scores are those of run_episode.
 
-Without other args, the policy plays in the harness `null` (a chat with the task's tools) as a process of this Pod.
-Standard library only.
+Without other args, the policy plays in the harness `null` (a chat with the task's tools) as a process of this Pod. An
+agent of verifiers is a seat: where the policy plays several, each one that trains calls it by its own name, and
+verifiers itself marks the requests of each run with its id. Standard library only.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import itertools
 import sys
 import types
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from rljob_api.errors import UserError
 from rljob_plugins.verifiers.rows import find_index
-from rljob_service.worker.episodes.types import Access, Episode, Reply
+from rljob_service.worker.environments.base import Seat
+from rljob_service.worker.episodes.types import Access, Episode, Reply, SeatResult, model_of
 from rljob_service.worker.forms.json_values import to_log
 
 _OWN_MODULE: Final = "rljob_taskset"
@@ -31,15 +35,15 @@ class V1Environment:
         _run_scripts_with_own_packages()
         self._environment = load_environment(resolve_env_config(_with_seats(config)))
         self._tasks: list[Any] | None = None
+        self.seats = _find_seats(self._environment)
 
     async def play(self, episode: Episode, access: Access) -> Reply:
         from verifiers.v1.clients import EvalClientConfig, ModelContext
 
         environment = self._environment
         task = self._find_task(episode)
-        for name, seat in _seats(environment.config).items():
-            limit = min(seat.max_turns or episode.max_turns, episode.max_turns)
-            setattr(environment.config, name, seat.model_copy(update={"max_turns": limit}))
+        trained = self._choose_trained(episode)
+        self._seat_agents(episode, access, trained)
         client = EvalClientConfig(base_url=access.base_url, api_key_var=_KEY_VARIABLE)
         async with environment.serving():
             played = await environment.run_episode(task, ModelContext(access.name, client))
@@ -47,7 +51,25 @@ class V1Environment:
         if not played.ok:
             last = f"{errors[-1].type}: {errors[-1].message}" if errors else "without a reason"
             raise RuntimeError(f"verifiers: the episode failed: {last}")
-        return _read(played.traces, access)
+        return _read_one(played.traces) if trained is None else _read_seats(played.traces, trained)
+
+    def _choose_trained(self, episode: Episode) -> Collection[str] | None:
+        """Return the names of the seats that train; None if the policy plays one seat alone."""
+        if episode.seats is not None:
+            return episode.seats
+        playing = [seat for seat in self.seats if seat.plays_policy]
+        return None if len(playing) == 1 else [seat.name for seat in playing if seat.trains]
+
+    def _seat_agents(self, episode: Episode, access: Access, trained: Collection[str] | None) -> None:
+        """Limit the turns of each agent, and let each seat that trains call the policy by its own name."""
+        config = self._environment.config
+        plays_policy = {seat.name for seat in self.seats if seat.plays_policy}
+        for name, agent in _agents(config).items():
+            limit = min(agent.max_turns or episode.max_turns, episode.max_turns)
+            changes = {"max_turns": limit}
+            if trained is not None and name in plays_policy:
+                changes |= {"model": model_of(access.name, name) if name in trained else access.name}
+            setattr(config, name, agent.model_copy(update=changes))
 
     def _find_task(self, episode: Episode) -> Any:
         taskset = self._environment.taskset
@@ -82,11 +104,37 @@ def _bases(value: Any) -> tuple[type, ...]:
     return value.__mro__[1:] if isinstance(value, type) else ()
 
 
-def _seats(config: Any) -> dict[str, Any]:
+def _agents(config: Any) -> dict[str, Any]:
+    """Return the configs of the environment's agents by name."""
     from verifiers.v1.configs.agent import agent_config_fields
 
-    seats: dict[str, Any] = agent_config_fields(config)
+    agents: dict[str, Any] = agent_config_fields(config)
+    return agents
+
+
+def _find_seats(environment: Any) -> list[Seat]:
+    agents = _agents(environment.config)
+    excluded = asyncio.run(_find_excluded(environment))
+    seats = [
+        Seat(name, agent.model is None and agent.client is None, name not in excluded) for name, agent in agents.items()
+    ]
+    for name, agent in agents.items():
+        if agent.client is not None and agent.model is None:
+            raise UserError(
+                f"agent.environment.args.{name}.model: required: its client is not the policy's; name its model, or "
+                "remove the client, and the policy plays"
+            )
     return seats
+
+
+async def _find_excluded(environment: Any) -> set[str]:
+    """Return the agents that `Env.setup` excludes from training, which it does once for each episode."""
+    from verifiers.v1.clients import EvalClientConfig, ModelContext
+
+    context = ModelContext("policy", EvalClientConfig(base_url="http://localhost/v1", api_key_var=_KEY_VARIABLE))
+    agents = environment._episode_agents(context, [], None, None)
+    await environment.setup(agents)
+    return {name for name in _agents(environment.config) if not getattr(agents, name).trainable}
 
 
 def _with_seats(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,7 +143,7 @@ def _with_seats(config: Mapping[str, Any]) -> dict[str, Any]:
     from verifiers.v1.utils.loaders import env_config_type
 
     kind = env_config_type(config["taskset"]["id"], config.get("id", ""))
-    names = _seats(kind.model_construct())
+    names = _agents(kind.model_construct())
     return {**config, **{name: {**_SEAT, **config.get(name, {})} for name in names}}
 
 
@@ -116,23 +164,37 @@ def _run_scripts_with_own_packages() -> None:
     SubprocessRuntime.prepare_uv_script = prepare_uv_script
 
 
-def _read(traces: Any, access: Access) -> Reply:
+def _read_one(traces: Sequence[Any]) -> Reply:
     """Return the reward of the only trace that trains. None if no function scored it."""
     trained = [trace for trace in traces if trace.agent.trainable]
-    others = [trace.agent.name for trace in traces if trace not in trained and _plays_policy(trace, access)]
-    if others or len(trained) != 1:
-        names = ", ".join(others or [trace.agent.name for trace in trained])
+    if len(trained) != 1:
         raise UserError(
-            f"agent.environment: one agent plays as the policy, and RLJob trains it; found {names or 'none'}; give the "
-            "others a model and a client in agent.environment.args"
+            f"agent.environment: {trained[0].agent.name if trained else 'nobody'} played {len(trained)} times as the "
+            "policy; set agent.seats, and each trains"
         )
     trace = trained[0]
-    scored = any(reward is not None for reward in trace.rewards.values())
-    state = {"rewards": {name: reward.value for name, reward in trace.rewards.items() if reward is not None}}
-    state |= {"metrics": trace.metrics, "end": trace.stop_condition}
-    return Reply(trace.reward if scored else None, state=to_log(state), info={"turns": trace.num_turns})
+    rewards = _rewards_of(trace)
+    state = {"rewards": rewards, "metrics": trace.metrics, "end": trace.stop_condition}
+    return Reply(trace.reward if rewards else None, state=to_log(state), info={"turns": trace.num_turns})
 
 
-def _plays_policy(trace: Any, access: Access) -> bool:
-    client = trace.agent.config.client
-    return client is not None and client.base_url == access.base_url
+def _read_seats(traces: Sequence[Any], seats: Collection[str]) -> Reply:
+    """Return the reward of each trace that trains. A seat that ran several times on one task is compared with itself in
+    the episode: what it got depends on what the others made of that task."""
+    trained = [trace for trace in traces if trace.agent.trainable and trace.agent.name in seats]
+    runs = Counter((trace.agent.name, trace.task.hash) for trace in trained)
+    results = [
+        SeatResult(
+            trace.agent.name,
+            trace.id,
+            trace.reward if _rewards_of(trace) else None,
+            baseline="episode" if runs[trace.agent.name, trace.task.hash] > 1 else "group",
+            info=to_log({**trace.metrics, **_rewards_of(trace), "turns": trace.num_turns, "end": trace.stop_condition}),
+        )
+        for trace in trained
+    ]
+    return Reply(seats=results)
+
+
+def _rewards_of(trace: Any) -> dict[str, float]:
+    return {name: reward.value for name, reward in trace.rewards.items() if reward is not None}

@@ -25,7 +25,8 @@ class Episodes(CallKind):
         folder = (function.factory_args or {}).get("working_dir") if function.module == COMMAND_MODULE else None
         adapter = _find_adapter(framework) if framework else ""
         folders = (folder,) if folder else ()
-        function = function._replace(network=True, folders=folders, framework=framework, adapter=adapter)
+        seats = None if settings.seats is None else tuple(settings.seats)
+        function = function._replace(network=True, folders=folders, framework=framework, adapter=adapter, seats=seats)
         return function._replace(per_process=settings.episodes_per_process)
 
 

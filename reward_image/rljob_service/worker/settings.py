@@ -60,6 +60,8 @@ class FunctionSettings(NamedTuple):
     """The project whose environment plays the episodes. Empty: a program."""
     adapter: str = ""
     """The module of its plugin."""
+    seats: tuple[str, ...] | None = None
+    """agent.seats: the names of those that train. None: the environment decides."""
     signatures: dict[str, str] = {}
     """The installed plugins of signatures: what each name refers to (rljob_api.functions.plugins)."""
     folders: tuple[str, ...] = ()
@@ -87,6 +89,6 @@ class FunctionSettings(NamedTuple):
 
 SCORE_NEUTRAL_FIELDS = (
     *("path", "python", "scratch", "import_timeout_seconds", "max_requests", "spare_workers", "folders", "isolation"),
-    *("adapter", "signatures", "per_process"),
+    *("adapter", "seats", "signatures", "per_process"),
 )
 """Where and how long a function runs, and where plugins are: not part of the reward's version."""

@@ -39,9 +39,10 @@ GENERATE_SECONDS, UPDATE_SECONDS, LINGER_SECONDS = 6.0, 3.0, 600.0
 class Agent:
     """Conversations that take a random time and sample nothing."""
 
-    async def run(self, task: EpisodeTask) -> Episode:
+    async def run(self, task: EpisodeTask) -> list[Episode]:
         await asyncio.sleep(GENERATE_SECONDS * random.uniform(0.3, 1.0))
-        return single_turn(task.prompt, task.group, task.sample, Completion([2], [-1.0], [0], "text", False, "g"))
+        completion = Completion([2], [-1.0], [0], "text", False, "g")
+        return [single_turn(task.prompt, task.group, task.sample, completion)]
 
 
 async def run(environment: Environment) -> None:

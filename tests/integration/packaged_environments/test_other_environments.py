@@ -180,6 +180,45 @@ def play(columns, url, key, **_):
     return sum(each["score"] * each["weight"] for each in rewards)
 """
 
+DUEL = """
+import verifiers.v1 as vf
+
+class DuelTask(vf.Task[vf.TaskData]):
+    pass
+
+class DuelConfig(vf.EnvConfig):
+    high: vf.AgentConfig = vf.AgentConfig(harness={"id": "null"})
+    low: vf.AgentConfig = vf.AgentConfig(harness={"id": "null"})
+    judge: vf.AgentConfig = vf.AgentConfig(harness={"id": "null"})
+
+class Duel(vf.Env[DuelConfig]):
+    async def setup(self, agents):
+        agents.judge.trainable = False
+
+    async def run(self, task, agents):
+        said = {}
+        def seat(name):
+            return vf.Task(vf.TaskData(idx=task.data.idx, prompt=None, system_prompt=f"You are {name}."))
+        async with (
+            agents.high.interaction(seat("high")) as high,
+            agents.low.interaction(seat("low")) as low,
+        ):
+            for name, player in (("high", high), ("low", low)):
+                said[name] = int((await player.turn("A number?")).last_reply)
+        verdict = await agents.judge.run(vf.Task(vf.TaskData(idx=task.data.idx, prompt=f"{said}. Points?")))
+        points = float(verdict.last_reply) * (1 if said["high"] > said["low"] else -1)
+        high.trace.record_reward("points", points)
+        low.trace.record_reward("points", -points)
+
+class Duels(vf.Taskset[DuelTask]):
+    def load(self):
+        return [DuelTask(vf.TaskData(idx=i, prompt=None)) for i in range(2)]
+
+__all__ = ["Duel", "Duels"]
+"""
+"""An environment with two seats that train and one that does not."""
+
+
 CASES = [
     skyrl("gsm8k", [Row(["#### 72"], "72"), Row(["72"], "72")]),
     skyrl("gsm8k_multi_turn", [Row(["hm", "#### 71", "#### 72"], "72"), Row(["#### 1"] * MAX_TURNS, "72")]),
@@ -508,3 +547,28 @@ def test_environment_scores_as_in_a_loop_with_torch(
     expected = play_own_loop(case, scripted_model, case.own_packages)
     assert found == pytest.approx(expected), "the rewards of the project's loop"
     assert len(set(expected)) > 1, "the rows must have different rewards"
+
+
+@pytest.mark.packages
+def test_agents_of_verifiers_are_seats_with_their_own_rewards(
+    start_server: Callable[..., Server], scripted_model: ScriptedModel, tmp_path: Path
+) -> None:
+    """As kuhn_poker of its repository: both players are the policy, and their rewards add up to 0."""
+    package = tmp_path / "duels"
+    (package / "duels").mkdir(parents=True)
+    (package / "duels" / "__init__.py").write_text(DUEL)
+    (package / "pyproject.toml").write_text(
+        '[project]\nname = "duels"\nversion = "1.0"\n[build-system]\nrequires = ["hatchling"]\n'
+        'build-backend = "hatchling.build"\n'
+    )
+    environment = {
+        "framework": "verifiers",
+        "id": "duels",
+        "packages": ["verifiers==0.4.0", f"duels @ {package.as_uri()}"],
+    }
+    server = start_runner(start_server, environment, None)
+    reply = play_episode(server, scripted_model, Row(["7", "3", "2"], None, {"index": 1}))
+    found = {seat["seat"]: (seat["reward"], seat["baseline"]) for seat in reply["seats"]}
+    assert found == {"high": (2.0, "group"), "low": (-2.0, "group")}, "the judge does not train"
+    assert len({seat["session"] for seat in reply["seats"]}) == 2
+    assert reply["reward"] is None

@@ -57,7 +57,9 @@ class EpisodeTask:
 class AgentLoop(Protocol):
     """Stateless: one instance runs all conversations at once."""
 
-    async def run(self, task: EpisodeTask) -> Episode: ...
+    async def run(self, task: EpisodeTask) -> list[Episode]:
+        """Return the trajectories of the episode, at least one. Only an episode with several seats has more."""
+        ...
 
 
 def describe_length(error: PromptTooLongError) -> EpisodeFailure:
@@ -139,6 +141,12 @@ class Recording:
     """Why the gateway last refused to answer, such as the turn limit. Empty: it did not."""
     waits_for: str = ""
     """What the episode does now: `waited for a completion`, or `computes since its turn 2`."""
+    seat: str = ""
+    """Whose trajectory it is. Empty: of requests without a seat."""
+    session: str = ""
+    """Which of the seat's trajectories."""
+    seats: list[Recording] = field(default_factory=list)
+    """The trajectories of seats, in the order of their first requests. Empty without seats."""
 
 
 class OpenEpisode(Protocol):

@@ -1,6 +1,7 @@
 """Episodes of environments and programs: a runner plays them, and calls the policy through the gateway.
 
-    open at the gateway --> the runner: attempts, each with its own key --> what the gateway recorded --> the episode
+    open at the gateway --> the runner: attempts, each with its own key --> what the gateway recorded --> the episode,
+                                                                            or the trajectories of its seats
 
 Owns what makes an episode valid and which rewards it gets. Leaves tokens to the gateway, and retries to the runner's
 client. Invariant: each episode ends, valid or with a reason: what a program does never ends the job. Only UserError and
@@ -13,13 +14,23 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
 from rljob_api.manifest.agent import Agent
 from rljob_api.manifest.services.runner import RUNNER_SERVICE, Runner
-from rljob_api.wire.protocol import CallRequest, CallResult, EpisodeCall, EpisodeReply, InvalidReason, Lane, Message
+from rljob_api.wire.contract import POLICY_MODEL
+from rljob_api.wire.protocol import (
+    CallRequest,
+    CallResult,
+    EpisodeCall,
+    EpisodeReply,
+    InvalidReason,
+    Lane,
+    Message,
+    SeatReply,
+)
 from rljob_trainer.agents.base import AGENT, EpisodeRunner, EpisodeTask, Gateway, Generate, OpenEpisode, Recording
 from rljob_trainer.episodes.types import (
     Completion,
@@ -38,6 +49,15 @@ _RUNNER_PATH = "spec.agent.runner"
 _Result = TypeVar("_Result")
 
 
+class _Trajectory(NamedTuple):
+    """One conversation of an episode, and what the runner returned for it."""
+
+    recording: Recording
+    reply: EpisodeReply
+    """With seats: what concerns this trajectory alone."""
+    failure: EpisodeFailure | None = None
+
+
 class HostedLoop:
     def __init__(
         self,
@@ -53,7 +73,7 @@ class HostedLoop:
         self.spec, self.gateway, self.runner, self.needs_reward = spec, gateway, runner, needs_reward
         self._away = away
 
-    async def run(self, task: EpisodeTask) -> Episode:
+    async def run(self, task: EpisodeTask) -> list[Episode]:
         generate = _Watched(task.generate)
         opened = self.gateway.open(replace(task, generate=generate))
         try:
@@ -61,13 +81,17 @@ class HostedLoop:
             recording = opened.read()
         finally:
             opened.close()
-        return self._build(task, recording, result)
+        reply, failure = self._read_reply(result, recording)
+        return [
+            self._build(task, each.recording, each.reply, each.failure or failure, number)
+            for number, each in enumerate(_list_trajectories(recording, reply, self.spec.seats))
+        ]
 
     async def _play(self, task: EpisodeTask, opened: OpenEpisode, generate: _Watched) -> CallResult | None:
         """Return how the runner ended the episode, after all attempts; None if it took too long."""
         seconds = min(self.spec.episode_seconds, (self.spec.runner or Runner()).deadline_seconds)
         ends_at = time.monotonic() + seconds - self._away()
-        message = _Message(task, opened, self.spec.turn_limit, lambda: ends_at + self._away())
+        message = _Message(task, opened, self.spec.turn_limit, self.spec.seats, lambda: ends_at + self._away())
         try:
             async with deadline(self.spec.episode_seconds, self._away) as scope:
                 result, _ = await generate.run_until_failed(self.runner.run(message))
@@ -77,8 +101,14 @@ class HostedLoop:
             return None
         return result
 
-    def _build(self, task: EpisodeTask, recording: Recording, result: CallResult | None) -> Episode:
-        reply, failure = self._read_reply(result, recording)
+    def _build(
+        self,
+        task: EpisodeTask,
+        recording: Recording,
+        reply: EpisodeReply,
+        failure: EpisodeFailure | None,
+        trajectory: int,
+    ) -> Episode:
         episode = Episode(
             prompt_index=task.prompt.index,
             group=task.group,
@@ -93,6 +123,9 @@ class HostedLoop:
             info=reply.info,
             end=EpisodeEnd.RETURNED,
             breaks=recording.breaks,
+            seat=recording.seat,
+            trajectory=trajectory,
+            baseline=reply.seats[0].baseline if reply.seats else "group",
         )
         if not episode.segments:  # no answer: one row, on which nothing trains
             episode.segments = [prompt_segment(task.prompt)]
@@ -144,6 +177,7 @@ class _Message:
     task: EpisodeTask
     opened: OpenEpisode
     max_turns: int
+    seats: list[str] | None
     ends_at: Callable[[], float]
     """On the monotonic clock. Outages move it."""
 
@@ -168,6 +202,7 @@ class _Message:
             extra_info=prompt.extra_info,
             seed=self.task.seed,
             max_turns=self.max_turns,
+            seats=self.seats,
             deadline_seconds=max(0.0, self.ends_at() - time.monotonic()),
         )
         return CallRequest(id=self.task.id, lane=self.task.lane, arguments=call.model_dump())
@@ -206,6 +241,61 @@ class _Watched:
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+
+
+def _list_trajectories(
+    recording: Recording, reply: EpisodeReply, seats: Sequence[str] | None = None
+) -> list[_Trajectory]:
+    """Return the trajectories that train: the recording, or in an episode with seats, those of the seats.
+
+    There, the policy's other answers belong to a player that does not train. A session that the reply does not name was
+    given up by the environment, such as for another try, if the reply names sessions of its seat. If no seat has
+    played, what is recorded stays, to show how the episode ended. `seats`: agent.seats.
+    """
+    replies = {(each.seat, each.session): each for each in reply.seats}
+    with_sessions = {each.seat for each in reply.seats if each.session}
+    played = [
+        each
+        for each in recording.seats
+        if each.turns and ((each.seat, each.session) in replies or each.seat not in with_sessions)
+    ]
+    if not played:
+        return [_Trajectory(recording, reply.model_copy(update={"seats": []}), _find_unplayed(reply, seats))]
+    unknown = _find_unknown_rewards(played, reply.rewards)
+    failure = _fail(str(InvalidReason.BAD_RETURN), unknown) if unknown else None
+    return [_Trajectory(each, _narrow(reply, replies.get((each.seat, each.session)), each), failure) for each in played]
+
+
+def _find_unplayed(reply: EpisodeReply, seats: Sequence[str] | None) -> EpisodeFailure | None:
+    """Return the failure of an episode in which seats were to play, and none has called the model."""
+    names = list(dict.fromkeys([*(each.seat for each in reply.seats), *(seats or ())]))
+    if not names:
+        return None
+    message = f"none of the seats ({', '.join(names)}) has called the model; requests of a seat have its own model, "
+    return _fail(REASON_NO_TURNS, f"{message}such as {POLICY_MODEL}/{names[0]}")
+
+
+def _find_unknown_rewards(played: Sequence[Recording], rewards: Mapping[str, float | None]) -> str:
+    """Return why rewards of single answers belong to no trajectory; empty if all do."""
+    known = {completion_id for each in played for completion_id in each.completion_ids}
+    unknown = [key for key in rewards if key not in known]
+    if not unknown:
+        return ""
+    return (
+        f"a reward is for {', '.join(unknown)}, and no answer of a seat has that id; in an episode with seats, numbers "
+        "of turns belong into the rewards of a seat"
+    )
+
+
+def _narrow(reply: EpisodeReply, own: SeatReply | None, recording: Recording) -> EpisodeReply:
+    """Return what a reply says about one trajectory. `own`: its entry; None without one."""
+    own = own or SeatReply(seat=recording.seat, session=recording.session)
+    of_answers = {key: value for key, value in reply.rewards.items() if key in recording.completion_ids}
+    rewards, info = {**of_answers, **own.rewards}, {**reply.info, **own.info}
+    changes: dict[str, Any] = {"rewards": rewards, "info": info, "seats": [own]}
+    if own.reward is not None:
+        changes["reward"] = own.reward
+    return reply.model_copy(update=changes)
 
 
 def _prompt_of(task: EpisodeTask) -> list[Message]:

@@ -76,7 +76,7 @@ class ConversationLoop:
         self.code_tools = {tool.name for tool in spec.tools if tool.sandbox is not None}
         """Tools whose calls fail only if the sandbox does, whatever the policy writes."""
 
-    async def run(self, task: EpisodeTask) -> Episode:
+    async def run(self, task: EpisodeTask) -> list[Episode]:
         tools = await self.services.tools()
         play = _Play(self, task, tools)
         try:
@@ -92,7 +92,7 @@ class ConversationLoop:
         finally:  # also of an episode that is cancelled
             for tool in sorted(play.called_tools & self.sandboxes):
                 self.services.end_episode(tool, task.id, task.lane)
-        return play.finish()
+        return [play.finish()]
 
 
 @dataclass

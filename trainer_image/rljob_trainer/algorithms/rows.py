@@ -2,9 +2,10 @@
 
     groups --> inspection_rows --> (facts) --> episode_rewards --> (advantages) --> build_rows; denominator
 
-Invariants: an invalid result is masked, never a zero. An episode counts once, whatever the number of its segments. A
-masked episode has rows without a token to train on, and is in no mean and no denominator. Denominators add up over
-groups, so an update may be accumulated group by group.
+Invariants: an invalid result is masked, never a zero. An episode counts once, whatever the number of its segments; of
+an episode with seats each trajectory counts once, and is compared with those of its seat alone. A masked episode has
+rows without a token to train on, and is in no mean and no denominator. Denominators add up over groups, so an update
+may be accumulated group by group.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rljob_api.manifest.services.reward import Reward
+from rljob_api.wire.contract import MAX_TRAJECTORIES
 from rljob_trainer.algorithms import advantages as statistics
 from rljob_trainer.algorithms.base import AlgorithmCode, EpisodeAdvantages, EpisodeRewards
 from rljob_trainer.algorithms.settings import Settings
 from rljob_trainer.episodes.types import Episode, Group, TokenFacts, TrainRow, has_own_reward
 
 _NO_TOKENS, _NO_VALUES = np.zeros(0, np.int32), np.zeros(0)
-_MAX_GROUP_SIZE = 1024
-"""As in the manifest. An episode's number is unique over all groups of a job."""
+_MAX_GROUP_SIZE = 1024 * MAX_TRAJECTORIES
+"""With the manifest's limit of samples. A trajectory's number is unique over all groups of a job."""
 
 
 def weighted_score(episode: Episode, rewards: Sequence[Reward], own_weight: float = 1.0) -> float | None:
@@ -43,15 +45,18 @@ def weighted_score(episode: Episode, rewards: Sequence[Reward], own_weight: floa
 def usable_scores(group: Group, rewards: Sequence[Reward]) -> list[float | None]:
     """Return the group's scores, None for each sample whose rewards are not usable.  [episodes]
 
-    The same holds for an episode that its program left without a reward, while it rewarded others of the group:
-    compared with theirs, nothing would count as zero.
+    The same holds for an episode that its program left without a reward, while it rewarded others with which it is
+    compared: nothing would count as zero.
     """
     drops_group = {reward.name for reward in rewards if reward.failure_policy.action == "dropGroup"}
     for episode in group.episodes:
         if any(not episode.results[name].valid for name in drops_group if name in episode.results):
             return [None] * len(group.episodes)
-    needs_own = any(episode.own_reward is not None for episode in group.episodes)
-    return [None if needs_own and not has_own_reward(episode) else episode.score for episode in group.episodes]
+    need_own = {episode.peers for episode in group.episodes if episode.own_reward is not None}
+    return [
+        None if episode.peers in need_own and not has_own_reward(episode) else episode.score
+        for episode in group.episodes
+    ]
 
 
 def training_scores(group: Group, settings: Settings) -> list[float | None]:
@@ -63,8 +68,13 @@ def training_scores(group: Group, settings: Settings) -> list[float | None]:
 
 def has_signal(group: Group, algorithm: AlgorithmCode) -> bool:
     """Return whether the group's episodes differ in what they got, beyond algorithm.zeroStdThreshold. With a critic,
-    one valid episode is enough: it is compared with what the critic expected."""
-    pairs = zip(group.episodes, training_scores(group, algorithm.settings), strict=True)
+    one valid episode is enough: it is compared with what the critic expected. With seats: whether those of any seat
+    do."""
+    pairs = list(zip(group.episodes, training_scores(group, algorithm.settings), strict=True))
+    return any(_differ([pairs[i] for i in positions], algorithm) for positions in group.compared())
+
+
+def _differ(pairs: Sequence[tuple[Episode, float | None]], algorithm: AlgorithmCode) -> bool:
     valid = [_describe(episode, score, algorithm.settings, _NO_TOKENS) for episode, score in pairs if score is not None]
     if algorithm.needs.values:
         return bool(valid)
@@ -113,6 +123,24 @@ def episode_rewards(
         ]
         for group in groups
     ]
+
+
+def find_advantages(
+    groups: Sequence[Group], rewards: Sequence[Sequence[EpisodeRewards | None]], algorithm: AlgorithmCode
+) -> list[list[EpisodeAdvantages | None]]:
+    """Return the algorithm's advantages, for which trajectories that are compared with each other are a group; None for
+    a masked one.  [groups][episodes]
+
+    `rewards`: of episode_rewards(groups). What the rewards of two seats sum up to has no influence: in a zero-sum game
+    each seat learns from its own.
+    """
+    parts = [(number, positions) for number, group in enumerate(groups) for positions in group.compared()]
+    of_parts = algorithm.advantages([[rewards[number][i] for i in positions] for number, positions in parts])
+    found: list[list[EpisodeAdvantages | None]] = [[None] * len(group.episodes) for group in groups]
+    for (number, positions), advantages in zip(parts, of_parts, strict=True):
+        for position, advantage in zip(positions, advantages, strict=True):
+            found[number][position] = advantage
+    return found
 
 
 def build_rows(
@@ -286,7 +314,7 @@ def _rows_of(
                 advantages=_spread(0.0 if advantages is None else advantages[part], mask),
                 versions=segment.versions,
                 weight=weight,
-                episode=episode.group * _MAX_GROUP_SIZE + episode.sample,
+                episode=episode.group * _MAX_GROUP_SIZE + episode.position,
                 reference_logprobs=found.reference_logprobs,
                 returns=returns,
                 values=found.values,

@@ -69,6 +69,11 @@ class CollectionPlan:
     def episode_id(self, group: int, sample: int) -> str:
         return f"{self.group_id(group)}/{sample}"
 
+    def trajectory_id(self, episode: Episode) -> str:
+        """Return the id of what is scored: the episode's, and with seats that of the trajectory."""
+        own = f"/{episode.trajectory}" if episode.seat else ""
+        return f"{self.episode_id(episode.group, episode.sample)}{own}"
+
 
 class Collector:
     def __init__(
@@ -106,7 +111,8 @@ class Collector:
         names = {reward.name for reward in self._rewards_of(plan)}
         scorer = self.rewards.open_group(plan.group_id(group.index), plan.lane, plan.group_size, names)
         samples = range(plan.group_size)
-        group.episodes = await run_all([self._run_episode(group, i, plan, scorer, progress) for i in samples])
+        found = await run_all([self._run_episode(group, i, plan, scorer, progress) for i in samples])
+        group.episodes = [trajectory for trajectories in found for trajectory in trajectories]
         return group
 
     async def rescore_stale(self, groups: Sequence[Group], plan: CollectionPlan, progress: ReadProgress) -> None:
@@ -116,12 +122,13 @@ class Collector:
             if not stale:
                 return
             log.warning("rescoring %d groups: %s", len(stale), ", ".join(sorted(set().union(*(n for _, n in stale)))))
-            progress().num_scored -= sum(len(group.episodes) for group, _ in stale)
+            progress().num_scored -= sum(len(group.by_sample()) for group, _ in stale)
             await run_all([self._rescore(group, names, plan, progress) for group, names in stale])
 
     async def _run_episode(
         self, group: Group, sample: int, plan: CollectionPlan, scorer: GroupScorer, progress: ReadProgress
-    ) -> Episode:
+    ) -> list[Episode]:
+        """Return the trajectories of the episode, scored."""
         episode_id = plan.episode_id(group.index, sample)
         generate = self._bind_generate(group, sample, plan)
         seed = plan.sample_seed(group.prompt.index, group.index, sample)
@@ -129,12 +136,15 @@ class Collector:
         # The time of an open episode of training is that of generation.
         is_generating = self.phases.within("generate", time.monotonic) if plan.lane == "train" else nullcontext()
         with is_generating:
-            episode = await self.agent.run(task)
-        episode.ended_at = time.monotonic()
-        progress().record_ended(episode)
-        await self._score(group.prompt, episode, plan, scorer, progress)
-        self._on_scored(plan.lane, episode)
-        return episode
+            trajectories = await self.agent.run(task)
+        ended_at = time.monotonic()
+        for trajectory in trajectories:
+            trajectory.ended_at = ended_at
+        progress().record_ended(trajectories)
+        await self._score(group.prompt, trajectories, plan, scorer, progress)
+        for trajectory in trajectories:
+            self._on_scored(plan.lane, trajectory)
+        return trajectories
 
     def _bind_generate(self, group: Group, sample: int, plan: CollectionPlan) -> Generate:
         turns = itertools.count()
@@ -151,27 +161,37 @@ class Collector:
         return generate
 
     async def _score(
-        self, prompt: Prompt, episode: Episode, plan: CollectionPlan, scorer: GroupScorer, progress: ReadProgress
+        self,
+        prompt: Prompt,
+        trajectories: Sequence[Episode],
+        plan: CollectionPlan,
+        scorer: GroupScorer,
+        progress: ReadProgress,
     ) -> None:
+        """Score an episode: each of its trajectories is a sample of the rewards."""
+        scorer.expect(len(trajectories))
         with self.roles.working("rewards", time.monotonic):
-            if episode.failure is not None:
-                await scorer.skip()
-            else:
-                rewards = self._rewards_of(plan)
-                if rewards:
-                    request_id = plan.episode_id(episode.group, episode.sample)
-                    request = self._requests.build(request_id, plan.lane, prompt, episode)
-                    results = await scorer.score(episode.sample, request, episode.ended_at)
-                    episode.results = {**episode.results, **results}
-                episode.score = weighted_score(episode, rewards, self._own_weight)
-        progress().record_scored(episode, time.monotonic())
+            await run_all([self._score_alone(prompt, each, plan, scorer) for each in trajectories])
+        progress().record_scored(trajectories, time.monotonic())
+
+    async def _score_alone(self, prompt: Prompt, episode: Episode, plan: CollectionPlan, scorer: GroupScorer) -> None:
+        if episode.failure is not None:
+            await scorer.skip()
+            return
+        rewards = self._rewards_of(plan)
+        if rewards:
+            request = self._requests.build(plan.trajectory_id(episode), plan.lane, prompt, episode)
+            results = await scorer.score(episode.position, request, episode.ended_at, episode.peers)
+            episode.results = {**episode.results, **results}
+        episode.score = weighted_score(episode, rewards, self._own_weight)
 
     def _rewards_of(self, plan: CollectionPlan) -> Sequence[Reward]:
         return self.specs if plan.rewards is None else plan.rewards
 
     async def _rescore(self, group: Group, names: set[str], plan: CollectionPlan, progress: ReadProgress) -> None:
         scorer = self.rewards.open_group(plan.group_id(group.index), plan.lane, plan.group_size, names)
-        await run_all([self._score(group.prompt, episode, plan, scorer, progress) for episode in group.episodes])
+        episodes = group.by_sample()
+        await run_all([self._score(group.prompt, trajectories, plan, scorer, progress) for trajectories in episodes])
         for name in names:
             self.rewards.clients[name].num_rescored += sum(episode.failure is None for episode in group.episodes)
 

@@ -16,7 +16,14 @@ from typing import Protocol
 
 from rljob_api.manifest.schedule import Schedule
 from rljob_trainer.algorithms.base import AlgorithmCode
-from rljob_trainer.algorithms.rows import build_rows, denominator, episode_rewards, inspection_rows, record_advantages
+from rljob_trainer.algorithms.rows import (
+    build_rows,
+    denominator,
+    episode_rewards,
+    find_advantages,
+    inspection_rows,
+    record_advantages,
+)
 from rljob_trainer.driver.ports import Trainer
 from rljob_trainer.episodes.types import Group, TokenFacts, TrainedAs, TrainRow, UpdateMetrics, UpdateVersions
 
@@ -164,7 +171,7 @@ def _prepare_groups(
 ) -> list[_Prepared]:
     settings = algorithm.settings
     rewards = episode_rewards(groups, settings, facts)
-    advantages = algorithm.advantages(rewards)
+    advantages = find_advantages(groups, rewards, algorithm)
     rows = build_rows(groups, advantages, settings, facts)
     for of_group in zip(groups, rewards, advantages, strict=True):
         for each in zip(of_group[0].episodes, *of_group[1:], strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rljob_api.wire.protocol import Lane
@@ -24,13 +25,13 @@ class CollectionProgress:
     ended_at: list[float] = field(default_factory=list)
     """[generated] When each episode ended, ascending."""
     episodes: list[Episode] = field(default_factory=list)
-    """[generated] Ended ones, scored or not."""
+    """Ended ones, scored or not: [generated], or more with seats: each trajectory is one."""
     num_scored: int = 0
     scored_at: float = 0.0
     """When the last reward arrived."""
     all_generated: asyncio.Event = field(default_factory=asyncio.Event)
-    latency_by_sample: dict[tuple[int, int], float] = field(default_factory=dict)
-    """(group, sample) -> seconds from its episode's end to its last reward."""
+    latency_by_sample: dict[tuple[int, int, int], float] = field(default_factory=dict)
+    """(group, sample, trajectory) -> seconds from its episode's end to its last reward."""
 
     @property
     def num_generated(self) -> int:
@@ -44,16 +45,18 @@ class CollectionProgress:
     def generate_seconds(self) -> float:
         return self.ended_at[-1] - self.started_at if self.ended_at else 0.0
 
-    def record_ended(self, episode: Episode) -> None:
-        self.ended_at.append(episode.ended_at)
-        self.episodes.append(episode)
+    def record_ended(self, trajectories: Sequence[Episode]) -> None:
+        """`trajectories`: of one episode."""
+        self.ended_at.append(trajectories[0].ended_at)
+        self.episodes += trajectories
         if self.num_generated == self.num_samples:
             self.all_generated.set()
 
-    def record_scored(self, episode: Episode, now: float) -> None:
+    def record_scored(self, trajectories: Sequence[Episode], now: float) -> None:
         """Record that all rewards of an episode have arrived, perhaps for the second time. One that failed has none,
         nor has any of a job without spec.rewards."""
         self.num_scored += 1
         self.scored_at = now
-        if episode.results:
-            self.latency_by_sample[episode.group, episode.sample] = now - episode.ended_at
+        for each in trajectories:
+            if each.results:
+                self.latency_by_sample[each.group, each.sample, each.trajectory] = now - each.ended_at

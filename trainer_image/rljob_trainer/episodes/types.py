@@ -1,7 +1,8 @@
 """The nouns of training, shared by agent loops, algorithms, the driver and the trainer. Plain data: no torch, no I/O.
 
     group     the episodes of one prompt, dispatched together
-    episode   one conversation: the policy's turns, with rewards; its tokens are in one or more segments
+    episode   one conversation: the policy's turns, with rewards; its tokens are in one or more segments.
+              An episode with several seats has several: each conversation that trains is a trajectory
     segment   one sequence of tokens, exactly as the model saw and sampled them
     row       a segment as the trainer gets it, with an advantage for each token
 
@@ -12,6 +13,7 @@ denominator; a token has a log-probability and a weight version.
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rljob_api.wire.protocol import InvalidReason, Message, ScoreResult
+from rljob_api.wire.contract import MAX_TRAJECTORIES
+from rljob_api.wire.protocol import Baseline, InvalidReason, Message, ScoreResult
 from rljob_inputs.prompts import Prompt
 
 NOT_SAMPLED = -1
@@ -258,6 +261,22 @@ class Episode:
     """Calls that a sandbox itself failed, and that the policy got as messages. Code that fails is a result."""
     breaks: list[ContextBreak] = field(default_factory=list)
     """[segments - 1] Why each segment after the first one was needed."""
+    seat: str = ""
+    """Who played it, in an episode with several seats. Empty: the episode has one player."""
+    trajectory: int = 0
+    """Position among the trajectories of its episode, below MAX_TRAJECTORIES. They have the same `sample`."""
+    baseline: Baseline = "group"
+    """With what its rewards are compared: the trajectories of its seat in the group, or in its episode."""
+
+    @property
+    def position(self) -> int:
+        """A number that no other trajectory of its group has; with one player, that of the sample is enough."""
+        return self.sample * MAX_TRAJECTORIES + self.trajectory
+
+    @property
+    def peers(self) -> tuple[str, int | None]:
+        """What it has in common with the trajectories with which it is compared: the seat, and perhaps the episode."""
+        return self.seat, self.sample if self.baseline == "episode" else None
 
     @property
     def text(self) -> str:
@@ -326,7 +345,7 @@ class TrainedAs:
 
 @dataclass
 class Group:
-    """The episodes of one prompt, in the order of `Episode.sample`."""
+    """The episodes of one prompt, in the order of `Episode.sample` and `Episode.trajectory`."""
 
     index: int
     """See `Episode.group`."""
@@ -336,6 +355,18 @@ class Group:
     """None: not trained."""
     held_out: str = ""
     """Name of its evaluation set. Empty: training."""
+
+    def by_sample(self) -> list[list[Episode]]:
+        """Return the trajectories of each episode.  [samples][trajectories]"""
+        return [list(each) for _, each in itertools.groupby(self.episodes, key=lambda episode: episode.sample)]
+
+    def compared(self) -> list[list[int]]:
+        """Return which trajectories are compared with each other, as positions in `episodes`: each with those of its
+        seat, in all episodes or in its own. Without seats, all episodes."""
+        found: dict[tuple[str, int | None], list[int]] = {}
+        for position, episode in enumerate(self.episodes):
+            found.setdefault(episode.peers, []).append(position)
+        return [*found.values()]
 
 
 @dataclass(frozen=True)

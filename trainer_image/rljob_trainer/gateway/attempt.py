@@ -1,4 +1,4 @@
-"""One attempt of an episode: its transcript, its limits, and the rewards that its program posts.
+"""One trajectory of an attempt of an episode: its transcript, its limits, and the rewards that its program posts.
 
     request --> plan --> engine --> answer --> a client takes it: record --> a turn
 
@@ -32,6 +32,7 @@ from rljob_trainer.gateway.types import ModelAnswer, ModelRequest, RequestError
 
 log = logging.getLogger(__name__)
 
+WAITS_FOR_COMPLETION = "waited for a completion"
 _Result = TypeVar("_Result")
 _MAX_SHORT_BYTES = 16 * 2**10
 """Limit of the body of a request whose prompt takes a few milliseconds at most."""
@@ -134,7 +135,7 @@ class Attempt:
 
     def _describe_wait(self) -> str:
         if self.exchanges.num_waiting:
-            return "waited for a completion"
+            return WAITS_FOR_COMPLETION
         return f"computes since its turn {len(self._turns)}" if self._turns else "has not called the model yet"
 
     async def _sample(self, request: ModelRequest, num_bytes: int) -> Sampled:

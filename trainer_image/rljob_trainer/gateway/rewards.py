@@ -3,6 +3,7 @@
 {"reward": 1.0}                           of the episode
 {"reward": 0.5, "completion": "ID"}       of the answer with this id
 {"reward": null, "turn": 2}               of the third answer: not scored, which is not 0
+{"reward": -1.0, "seat": "player1"}       of a seat; with the others, of its answer
 {"event_type": "reward", "data": {"value": 1.0}}     of the episode, as Agent Lightning's agents send it
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 
 from rljob_trainer.gateway.types import RequestError
 
-_FIELDS = ("reward", "completion", "turn")
+_FIELDS = ("reward", "completion", "turn", "seat")
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class PostedReward:
     reward: float | None
     completion: str | None = None
     turn: int | None = None
+    seat: str = ""
+    """Empty: of an episode with one player."""
 
 
 def read_posted(body: Mapping[str, Any]) -> PostedReward | None:
@@ -46,7 +49,7 @@ def read_reward(body: Mapping[str, Any]) -> PostedReward:
         raise _refuse(f"{unknown[0]}: unknown field; the fields are {', '.join(_FIELDS)}")
     if "reward" not in body:
         raise _refuse("reward: required: a number, or null for not scored")
-    reward, completion, turn = (body.get(name) for name in _FIELDS)
+    reward, completion, turn, seat = (body.get(name) for name in _FIELDS)
     if reward is not None and (not _is_number(reward) or not math.isfinite(reward)):
         raise _refuse(f"reward: must be a finite number or null, got {reward!r:.80}")
     if completion is not None and turn is not None:
@@ -55,7 +58,9 @@ def read_reward(body: Mapping[str, Any]) -> PostedReward:
         raise _refuse(f"completion: must be the id of an answer, got {completion!r:.80}")
     if turn is not None and (not isinstance(turn, int) or isinstance(turn, bool)):
         raise _refuse(f"turn: must be the number of an answer, 0 for the first, got {turn!r:.80}")
-    return PostedReward(None if reward is None else float(reward), completion, turn)
+    if seat is not None and not isinstance(seat, str):
+        raise _refuse(f"seat: must be the name of a seat, got {seat!r:.80}")
+    return PostedReward(None if reward is None else float(reward), completion, turn, seat or "")
 
 
 def find_answer(posted: PostedReward, completion_ids: Sequence[str]) -> str | None:

@@ -27,7 +27,7 @@ from aiohttp import web
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.agent import Agent
-from rljob_api.wire.contract import PORT_GATEWAY
+from rljob_api.wire.contract import HEADER_SESSION, PORT_GATEWAY
 from rljob_api.wire.ports import listening_port
 from rljob_trainer.agents.base import EpisodeTask, OpenEpisode
 from rljob_trainer.conversation.template import ChatTemplate
@@ -37,7 +37,7 @@ from rljob_trainer.gateway.dialects.completions import Completions
 from rljob_trainer.gateway.dialects.constraints import drop_constraints
 from rljob_trainer.gateway.dialects.messages import Messages
 from rljob_trainer.gateway.dialects.responses import Responses
-from rljob_trainer.gateway.episodes import ALIASES, POLICY, Episodes
+from rljob_trainer.gateway.episodes import POLICY, Attempts, Episodes, Seats, TrajectoryName
 from rljob_trainer.gateway.exchanges import RETRY_SECONDS, Exchange, Sampled
 from rljob_trainer.gateway.forwarding import OtherModels
 from rljob_trainer.gateway.rewards import read_posted
@@ -93,6 +93,7 @@ class ModelGateway:
         self._keep_alive_seconds = keep_alive_seconds
         self._drops_constraints = agent.constraints == "ignore"
         self._others = OtherModels(agent.models, api_keys or {}, health)
+        self._seats = Seats(agent.seats, are_open=agent.type == "environment")
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="gateway")
         self._episodes = Episodes(Policy(template, self._threads, agent.turn_limit, context_length, retry_seconds))
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._count, _write_missing_route])
@@ -162,13 +163,13 @@ class ModelGateway:
         """Return a handler that checks the key and the body, and writes errors in the form of `dialect`."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            attempt: Attempt | None = None
+            attempts: Attempts | None = None
             try:
-                attempt = self._episodes.find(_read_key(request))
-                return await answer(dialect, request, attempt)
+                attempts = self._episodes.find(_read_key(request))
+                return await answer(dialect, request, attempts)
             except RequestError as error:
-                if attempt is not None:
-                    attempt.record_refusal(error)
+                if attempts is not None:
+                    attempts.main.record_refusal(error)
                 return _refuse(dialect, error)
             except ConnectionError:  # the client left while it got the answer
                 raise asyncio.CancelledError from None
@@ -178,12 +179,13 @@ class ModelGateway:
 
         return handle
 
-    async def _answer(self, dialect: Dialect, request: web.Request, attempt: Attempt) -> web.StreamResponse:
+    async def _answer(self, dialect: Dialect, request: web.Request, attempts: Attempts) -> web.StreamResponse:
         started_at = time.monotonic()
         body, data = await _read_body(request)
         if body.get("model") in self._others.names:
-            return await self._forward(request, body, attempt)
+            return await self._forward(request, body, attempts.main)
         asked = self._read(dialect, body, request)
+        attempt = attempts.choose(self._name_trajectory(asked.model, request))
         digest = hashlib.sha256(request.path.encode() + b"\n" + data).digest()
         exchange = attempt.join(asked, digest, len(data), is_retry=_is_retry(request))
         is_first = exchange.started_at >= started_at
@@ -220,10 +222,16 @@ class ModelGateway:
         return replace(asked, ignored=(*dropped, *asked.ignored))
 
     def _check_model(self, name: str) -> None:
-        if name not in (POLICY, *ALIASES):
+        if self._seats.read(name) is None:
             others = "".join(f", {other}" for other in self._others.names)
-            message = f"model: {name!r:.80} not found; the models are {POLICY}, which trains{others}; see agent.models"
+            known = self._seats.describe()
+            message = f"model: {name!r:.80} not found; the models are {known}{others}; see agent.models"
             raise RequestError(404, "model_not_found", message)
+
+    def _name_trajectory(self, model: str, request: web.Request) -> TrajectoryName:
+        """Return the trajectory of a request for the policy. Without a seat, all sessions belong to one trajectory."""
+        seat = self._seats.read(model)
+        return TrajectoryName(seat, request.headers.get(HEADER_SESSION, "")) if seat else TrajectoryName()
 
     async def _stream(
         self, dialect: Dialect, request: web.Request, attempt: Attempt, exchange: Exchange, asked: ModelRequest
@@ -250,25 +258,26 @@ class ModelGateway:
         await response.write_eof()
         return response, sampled
 
-    async def _reward(self, dialect: Dialect, request: web.Request, attempt: Attempt) -> web.StreamResponse:
+    async def _reward(self, dialect: Dialect, request: web.Request, attempts: Attempts) -> web.StreamResponse:
         body, _ = await _read_body(request)
         posted = read_posted(body)
         if posted is not None:
-            attempt.post_reward(posted)
+            attempts.find(TrajectoryName(posted.seat, request.headers.get(HEADER_SESSION, ""))).post_reward(posted)
         return _respond({"object": "reward"})
 
-    async def _count_tokens(self, dialect: Dialect, request: web.Request, attempt: Attempt) -> web.StreamResponse:
+    async def _count_tokens(self, dialect: Dialect, request: web.Request, attempts: Attempts) -> web.StreamResponse:
         body, _ = await _read_body(request)
         if body.get("model") in self._others.names:
-            return await self._forward(request, body, attempt)
+            return await self._forward(request, body, attempts.main)
         asked = self._read(dialect, body, request)
+        attempt = attempts.choose(self._name_trajectory(asked.model, request))
         return _respond({"input_tokens": await attempt.count_tokens(asked)})
 
-    async def _list_models(self, dialect: Dialect, request: web.Request, attempt: Attempt) -> web.StreamResponse:
-        names = (POLICY, *self._others.names)
+    async def _list_models(self, dialect: Dialect, request: web.Request, attempts: Attempts) -> web.StreamResponse:
+        names = (*self._seats.models(), *self._others.names)
         return _respond({"object": "list", "data": [_describe_model(name) for name in names], "has_more": False})
 
-    async def _get_model(self, dialect: Dialect, request: web.Request, attempt: Attempt) -> web.StreamResponse:
+    async def _get_model(self, dialect: Dialect, request: web.Request, attempts: Attempts) -> web.StreamResponse:
         name = request.match_info["model"]
         if name not in self._others.names:
             self._check_model(name)
@@ -287,7 +296,7 @@ class ModelGateway:
 
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_Answer = Callable[[Dialect, web.Request, Attempt], Awaitable[web.StreamResponse]]
+_Answer = Callable[[Dialect, web.Request, Attempts], Awaitable[web.StreamResponse]]
 _EVENT_STREAM = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",

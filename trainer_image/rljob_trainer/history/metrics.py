@@ -224,8 +224,18 @@ def summarize_episodes(episodes: Sequence[Episode]) -> EpisodeNumbers:
         response_tokens_mean=mean(lengths),
         response_tokens_max=max(lengths, default=None),
         truncated_share=mean(t.truncated for t in episodes),
+        seat_rewards=summarize_seats(episodes),
         agent=summarize_conversations([episode for episode in episodes if episode.messages]),
     )
+
+
+def summarize_seats(episodes: Sequence[Episode]) -> dict[str, float | None]:
+    """Return the mean of what training raises, by seat. Empty if episodes have one player."""
+    totals: dict[str, list[float]] = {seat: [] for seat in sorted({e.seat for e in episodes if e.seat})}
+    for episode in episodes:
+        if episode.seat and (total := episode.total_reward) is not None:
+            totals[episode.seat].append(total)
+    return {seat: mean(of_seat) for seat, of_seat in totals.items()}
 
 
 def summarize_conversations(episodes: Sequence[Episode]) -> AgentNumbers | None:

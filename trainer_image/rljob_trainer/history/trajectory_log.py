@@ -229,6 +229,8 @@ def describe_sample(lane: Lane, step: int, group: Group, episode: Episode, decod
         set=group.held_out or None,
         group=episode.group,
         sample=episode.sample,
+        seat=episode.seat or None,
+        trajectory=episode.trajectory,
         prompt_index=episode.prompt_index,
         data_source=_text(prompt.data_source),
         prompt=_text(prompt.prompt),

@@ -30,9 +30,10 @@ from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import EpisodeTask
 from rljob_trainer.algorithms.rows import weighted_score
 from rljob_trainer.calls.services import AgentServices
+from rljob_trainer.concurrency import run_all
 from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.driver.collection import CollectionPlan
-from rljob_trainer.episodes.types import Group, has_own_reward
+from rljob_trainer.episodes.types import Episode, Group, has_own_reward
 from rljob_trainer.gateway.forwarding import watch_models
 from rljob_trainer.head.agent import start_agent
 from rljob_trainer.head.environment import Environment, read_environment
@@ -104,17 +105,25 @@ async def rehearse(environment: Environment, settings: Settings) -> None:
         address = environment.address
         agent = await start_agent(stack, limited, tokenizer, room, services, address, metrics, outages, models)
         seed = plan.sample_seed(prompt.index, 0, 0)
-        episode = await agent.loop.run(EpisodeTask(plan.episode_id(0, 0), plan.lane, prompt, 0, 0, answers, seed))
+        task = EpisodeTask(plan.episode_id(0, 0), plan.lane, prompt, 0, 0, answers, seed)
+        trajectories = await agent.loop.run(task)
         if answers.is_used_up:
-            end_after_given_answers(episode)
-        if episode.failure is None and (specs or has_own_reward(episode)):
-            rewards.begin()
-            scorer = rewards.open_group(plan.group_id(0), plan.lane, 1)
-            requests = RequestBuilder(tokenizer, spec.agent.completion)
-            request = requests.build(plan.episode_id(0, 0), plan.lane, prompt, episode)
-            episode.results = dict(await scorer.score(0, request, time.monotonic()))
-            episode.score = weighted_score(episode, specs, spec.agent.reward_weight)
-    group = Group(0, prompt, [episode])
+            for trajectory in trajectories:
+                end_after_given_answers(trajectory)
+        rewards.begin()
+        scorer = rewards.open_group(plan.group_id(0), plan.lane, 1)
+        requests = RequestBuilder(tokenizer, spec.agent.completion)
+        playable = [each for each in trajectories if each.failure is None and (specs or has_own_reward(each))]
+        scorer.expect(len(playable))
+
+        async def score(trajectory: Episode) -> None:
+            request = requests.build(plan.trajectory_id(trajectory), plan.lane, prompt, trajectory)
+            results = await scorer.score(trajectory.position, request, time.monotonic(), trajectory.peers)
+            trajectory.results = dict(results)
+            trajectory.score = weighted_score(trajectory, specs, spec.agent.reward_weight)
+
+        await run_all([score(each) for each in playable])
+    group = Group(0, prompt, trajectories)
     write_file(trajectory_file(environment.run_dir, 0, plan.lane), plan.lane, 0, [group], template.decode)
 
 

@@ -1,16 +1,19 @@
 """All rewards of a job, and a group's way through them: which reward sees a sample alone, and which a whole group.
 
 With scope group, a reward waits for the group's last episode; with sampleThenGroup, for the last result of its
-samples. Invariants: an invalid sample stays invalid, and no later group request contains it. An episode that failed is
-in no request, and nothing waits for it.
+samples. In episodes with several seats each trajectory is a sample, and those that are compared with each other are
+scored together. Invariants: an invalid sample stays invalid, and no later group request contains it. An episode that
+failed is in no request, and nothing waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import aiohttp
 
@@ -82,8 +85,18 @@ def _demand_on(client: RewardClient, forecast: ScoreForecast, held_out: ScoreFor
     return (of_reward.in_groups() if client.reward.scope == "group" else of_reward).demand_on(client.load())
 
 
-_Member = tuple[ScoreRequest, ScoredResult | None]
-"""A sample of a group, and its own result if the reward scores samples first."""
+Peers = tuple[str, int | None]
+"""See Episode.peers."""
+_ALL: Peers = ("", None)
+
+
+class _Member(NamedTuple):
+    """A sample of a group."""
+
+    request: ScoreRequest
+    result: ScoredResult | None
+    """Its own result, if the reward scores samples first."""
+    peers: Peers
 
 
 class GroupScorer:
@@ -96,47 +109,75 @@ class GroupScorer:
             if client.reward.scope != "sample"
         }
 
+    def expect(self, num_trajectories: int) -> None:
+        """An episode has ended with this many samples; call it before `score` and `skip`. Not needed for one."""
+        for barrier in self._barriers.values():
+            barrier.grow(num_trajectories - 1)
+
     async def score(
-        self, position: int, request: ScoreRequest, ended_at: float | None = None
+        self, position: int, request: ScoreRequest, ended_at: float | None = None, peers: Peers = _ALL
     ) -> dict[str, ScoredResult]:
-        """Return a sample's results by reward; call it once a position. `ended_at`: of its episode; default: now."""
+        """Return a sample's results by reward; call it once a position. `ended_at`: of its episode; default: now.
+        `peers`: samples with the same are scored together."""
         ended_at = time.monotonic() if ended_at is None else ended_at
-        results = await run_all([self._score_by(name, position, request, ended_at) for name in self._clients])
+        results = await run_all([self._score_by(name, position, request, ended_at, peers) for name in self._clients])
         return dict(zip(self._clients, results, strict=True))
 
     async def skip(self) -> None:
         """Score the others without this sample; call it instead of `score`. The last one scores the group."""
         await run_all([barrier.leave() for barrier in self._barriers.values()])
 
-    async def _score_by(self, name: str, position: int, request: ScoreRequest, ended_at: float) -> ScoredResult:
+    async def _score_by(
+        self, name: str, position: int, request: ScoreRequest, ended_at: float, peers: Peers
+    ) -> ScoredResult:
         client = self._clients[name]
         result = None
         if client.reward.scope != "group":
             [result] = await client.score(request)
         if result is None or client.reward.scope == "sampleThenGroup":
-            result = await self._barriers[name].join(position, (request, result))
+            result = await self._barriers[name].join(position, _Member(request, result, peers))
         # Each sample's latency starts at its own end: the first of a group also waited for the last one.
         result = result.model_copy(update={"latency_seconds": time.monotonic() - ended_at})
         return apply_failure_scores(result, client.reward.failure_policy)
 
     async def _score_together(self, client: RewardClient, members: Sequence[_Member]) -> list[ScoredResult]:
-        """Score the group; with results of samples, only the valid ones.  [samples]"""
+        """Score the group, or each part of it with the same peers.  [samples]"""
+        parts: dict[Peers, list[int]] = {}
+        for number, member in enumerate(members):
+            parts.setdefault(member.peers, []).append(number)
+        names = [self._group_id if peers == _ALL else f"{self._group_id}/{_describe(peers)}" for peers in parts]
+        of_parts = await run_all(
+            [
+                self._score_part(client, name, [members[i] for i in numbers])
+                for name, numbers in zip(names, parts.values(), strict=True)
+            ]
+        )
+        found = zip((i for numbers in parts.values() for i in numbers), itertools.chain(*of_parts), strict=True)
+        return [result for _, result in sorted(found, key=lambda pair: pair[0])]
+
+    async def _score_part(self, client: RewardClient, group_id: str, members: Sequence[_Member]) -> list[ScoredResult]:
+        """Score samples together; with results of samples, only the valid ones.  [samples]"""
         if client.reward.scope == "group":
-            samples = [request for request, _ in members]
-            return await client.score(GroupRequest(id=self._group_id, lane=self._lane, samples=samples))
-        sample_results = [result for _, result in members if result is not None]
-        valid = [(request, result) for request, result in members if result is not None and result.valid]
+            samples = [member.request for member in members]
+            return await client.score(GroupRequest(id=group_id, lane=self._lane, samples=samples))
+        sample_results = [member.result for member in members if member.result is not None]
+        valid = [(each.request, each.result) for each in members if each.result is not None and each.result.valid]
         if not valid:
             return sample_results
         fields = set(ScoreResult.model_fields)
         request = GroupRequest(
-            id=self._group_id,
+            id=group_id,
             lane=self._lane,
             samples=[request for request, _ in valid],
             results=[ScoreResult(**result.model_dump(include=fields)) for _, result in valid],
         )
         group_results = iter(await client.score(request))
         return [merge(result, next(group_results)) if result.valid else result for result in sample_results]
+
+
+def _describe(peers: Peers) -> str:
+    seat, sample = peers
+    return seat if sample is None else f"{sample}/{seat}"
 
 
 class _GroupBarrier:
@@ -152,6 +193,10 @@ class _GroupBarrier:
         await self._run_if_complete()
         results = await asyncio.shield(self._results)  # a cancelled sample leaves the others waiting
         return results[sorted(self._members).index(position)]
+
+    def grow(self, count: int) -> None:
+        """Wait for more samples."""
+        self._size += count
 
     async def leave(self) -> None:
         """Wait for one sample fewer."""

@@ -20,7 +20,8 @@ class RequestBuilder:
         self._decoder, self._choice = decoder, choice
 
     def build(self, request_id: str, lane: Lane, prompt: Prompt, episode: Episode) -> ScoreRequest:
-        """Return the request for an episode. A conversation adds its messages, turns, state and end to extra_info."""
+        """Return the request for an episode. A conversation adds its messages, turns, state and end to extra_info, and
+        one of several seats the name of its seat."""
         segment, (start, end) = _find_last_answer(episode.segments)
         answer = Answer(
             text=episode.text,
@@ -30,7 +31,10 @@ class RequestBuilder:
             completion_ids=segment.token_ids[start:end].tolist(),
         )
         conversation = self._describe_conversation(episode) if episode.messages else None
-        return score_requests.build_request(request_id, lane, prompt, answer, conversation, self._choice)
+        request = score_requests.build_request(request_id, lane, prompt, answer, conversation, self._choice)
+        if not episode.seat:
+            return request
+        return request.model_copy(update={"extra_info": {**request.extra_info, "seat": episode.seat}})
 
     def _describe_conversation(self, episode: Episode) -> Conversation:
         return Conversation(

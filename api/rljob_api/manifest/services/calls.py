@@ -52,6 +52,8 @@ class CallService(AgentService):
     """Who answers as the user."""
     episodes_per_process: int = Field(default=1, ge=1)
     """Of the runner."""
+    seats: list[str] | None = None
+    """A runner's agent.seats."""
 
     @property
     def is_served(self) -> bool:

@@ -96,12 +96,13 @@ class Runner(AgentService):
     """Maximum retries of an episode that raised, timed out or lost its worker. Each starts again: what the earlier
     attempt sampled is dropped."""
 
-    def build_service(self, environment: Environment | None = None) -> CallService:
-        """Return the settings of its server."""
+    def build_service(self, environment: Environment | None = None, seats: list[str] | None = None) -> CallService:
+        """Return the settings of its server. `seats`: agent.seats."""
         function = self._find_function(environment)
         network = function.network or self.network
         function = function.model_copy(update={"network": network})
-        return self._build(RUNNER_SERVICE, function=function, episodes_per_process=self.episodes_per_process)
+        shared = self.episodes_per_process
+        return self._build(RUNNER_SERVICE, function=function, episodes_per_process=shared, seats=seats)
 
     def _find_function(self, environment: Environment | None) -> PythonFunction:
         if environment is None:

@@ -47,6 +47,16 @@ class Model(Protocol):
         ...
 
 
+class Seat(NamedTuple):
+    """A player of an environment's episodes."""
+
+    name: str
+    plays_policy: bool = True
+    """False: another model plays it, as the environment's arguments say."""
+    trains: bool = True
+    """False: the environment itself excludes it from training."""
+
+
 class Adapter(Protocol):
     """What the module of a framework defines. The group of its entry point is `rljob.environments`.
 

@@ -61,6 +61,7 @@ def read_episode(arguments: Mapping[str, Any]) -> Episode:
         seed=arguments["seed"],
         max_turns=arguments["max_turns"],
         deadline_seconds=arguments["deadline_seconds"],
+        seats=None if arguments.get("seats") is None else tuple(arguments["seats"]),
     )
 
 
@@ -77,4 +78,5 @@ def write_call(episode: Episode) -> dict[str, Any]:
         "seed": episode.seed,
         "max_turns": episode.max_turns,
         "deadline_seconds": episode.deadline_seconds,
+        "seats": None if episode.seats is None else list(episode.seats),
     }

@@ -155,6 +155,7 @@ def list_values(episode: Episode) -> dict[str, Any]:
         "attempt": episode.attempt,
         "episode": episode.id,
         "max_turns": episode.max_turns,
+        "seats": list(episode.seats or ()),
     }
 
 

@@ -11,10 +11,11 @@ from rljob_service.worker.forms.outcome import CallOutcome, describe, encodable,
 from rljob_service.worker.forms.reply_fields import WrongReplyError, build_reply, read_mapping, read_reward
 from rljob_service.worker.forms.results import fields_of
 
-KEYS: Final = ("reward", "rewards", "state", "info")
+KEYS: Final = ("reward", "rewards", "state", "info", "seats")
+_SEAT_KEYS: Final = ("seat", "session", "reward", "rewards", "baseline", "info")
 _EXPECTED: Final = (
-    "None, a number, (number or None, info), a dict with reward, rewards, state and info, or the rewards of single "
-    "answers by the id of their completion"
+    "None, a number, (number or None, info), a dict with reward, rewards, state, info and seats, or the rewards of "
+    "single answers by the id of their completion"
 )
 
 
@@ -25,9 +26,10 @@ def read(value: Any, name: str) -> CallOutcome:
         fields = _find_fields(value)
         return {
             "reward": read_reward(fields.get("reward"), "reward"),
-            "rewards": _read_rewards(fields.get("rewards")),
+            "rewards": _read_rewards(fields.get("rewards"), "rewards"),
             "state": to_json(read_mapping(fields.get("state"), "state"), "state"),
             "info": to_log(read_mapping(fields.get("info"), "info")),
+            "seats": [_read_seat(*each) for each in _list_seats(fields.get("seats"))],
         }
 
     return build_reply(build, name, MAX_EPISODE_REPLY_BYTES)
@@ -52,10 +54,46 @@ def _find_fields(value: Any) -> Mapping[Any, Any]:
     return {"reward": value}
 
 
-def _read_rewards(value: Any) -> dict[str, float | None]:
-    rewards = read_mapping(value, "rewards")
+def _read_rewards(value: Any, place: str) -> dict[str, float | None]:
+    rewards = read_mapping(value, place)
     wrong = next((key for key in rewards if not isinstance(key, str | int)), None)
     if wrong is not None:
         what = "keys are ids of completions or numbers of turns"
-        raise WrongReplyError(f"rewards has the key {describe(wrong)}; its {what}")
-    return {encodable(str(key)): read_reward(each, f"rewards[{key!r}]") for key, each in rewards.items()}
+        raise WrongReplyError(f"{place} has the key {describe(wrong)}; its {what}")
+    return {encodable(str(key)): read_reward(each, f"{place}[{key!r}]") for key, each in rewards.items()}
+
+
+def _list_seats(value: Any) -> list[tuple[str, Any]]:
+    """Return each trajectory with its place in the reply: those of a list, or by the seat's name one for each."""
+    if value is None:
+        return []
+    if isinstance(value, Mapping):
+        return [(f"seats[{name!r}]", _name_seat(name, each)) for name, each in value.items()]
+    if not isinstance(value, (list, tuple)):
+        raise WrongReplyError(f"seats is {describe(value)}; expected a dict by the seat's name, or a list")
+    return [(f"seats[{index}]", fields_of(each)) for index, each in enumerate(value)]
+
+
+def _name_seat(name: Any, value: Any) -> Mapping[Any, Any]:
+    fields = fields_of(value)
+    return {"reward": value, "seat": name} if fields is None else {**fields, "seat": name}
+
+
+def _read_seat(place: str, fields: Mapping[Any, Any] | None) -> dict[str, Any]:
+    """Return a SeatReply."""
+    if fields is None or not isinstance(fields.get("seat"), str):
+        raise WrongReplyError(f"{place} must be a dict with seat, the name of a seat, and reward")
+    unknown = [str(key) for key in fields if key not in _SEAT_KEYS]
+    if unknown:
+        raise WrongReplyError(f"{place} has the unknown key {unknown[0]}; its keys may be {', '.join(_SEAT_KEYS)}")
+    baseline = fields.get("baseline", "group")
+    if baseline not in ("group", "episode"):
+        raise WrongReplyError(f"{place}.baseline is {describe(baseline)}; it must be group or episode")
+    return {
+        "seat": encodable(fields["seat"]),
+        "session": encodable(str(fields.get("session") or "")),
+        "reward": read_reward(fields.get("reward"), f"{place}.reward"),
+        "rewards": _read_rewards(fields.get("rewards"), f"{place}.rewards"),
+        "baseline": baseline,
+        "info": to_log(read_mapping(fields.get("info"), f"{place}.info")),
+    }

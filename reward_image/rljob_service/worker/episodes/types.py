@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 Message = dict[str, Any]
 """A chat message: role, content, perhaps tool_calls or tool_call_id."""
+
+
+def model_of(name: str, seat: str) -> str:
+    """Return the `model` of the requests of a seat that trains. `name`: that of the policy."""
+    return f"{name}/{seat}"
 
 
 class Access(NamedTuple):
@@ -38,8 +43,10 @@ class Episode(NamedTuple):
     """The other columns of the row, with `index` and `split`."""
     seed: int
     max_turns: int
-    """Answers of the policy; the gateway refuses more."""
+    """Answers of the policy, or of each trajectory in an episode with seats; the gateway refuses more."""
     deadline_seconds: float
+    seats: tuple[str, ...] | None = None
+    """Names of the seats that train. None: the environment decides."""
 
     @property
     def question(self) -> str:
@@ -49,6 +56,19 @@ class Episode(NamedTuple):
         if isinstance(content, list):
             return "".join(part.get("text", "") for part in content if isinstance(part, dict))
         return content or ""
+
+
+class SeatResult(NamedTuple):
+    """How one trajectory of an episode with several seats ended: the fields of a SeatReply."""
+
+    seat: str
+    session: str = ""
+    """The header X-Session-ID of its requests. Empty: that without the header."""
+    reward: Any = None
+    rewards: Mapping[str, Any] = {}
+    baseline: str = "group"
+    """group or episode: with what its reward is compared, see SeatReply."""
+    info: Mapping[str, Any] = {}
 
 
 class Reply(NamedTuple):
@@ -62,3 +82,6 @@ class Reply(NamedTuple):
     """JSON. Rewards and the trajectory log get it."""
     info: Mapping[str, Any] = {}
     """For the trajectory log; what JSON does not have becomes text."""
+    seats: Sequence[SeatResult] | Mapping[str, Any] = ()
+    """Trajectories of an episode with several seats; or by the seat's name its reward, or the fields of a SeatResult
+    as a dict."""

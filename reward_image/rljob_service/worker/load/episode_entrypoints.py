@@ -82,8 +82,11 @@ def _bind(found: Found, settings: FunctionSettings, in_source: DescribeInSource)
     if settings.framework:
         adapter = environments.load_adapter(settings.adapter)
         if settings.module == _ENVIRONMENT_BY_ID:
-            return _play_with(environments.make(adapter, **arguments)), settings.framework
-        return _play_with(environments.adopt(adapter, found.value, arguments)), settings.framework
+            loaded = environments.make(adapter, **arguments)
+        else:
+            loaded = environments.adopt(adapter, found.value, arguments)
+        environments.check_seats(loaded, settings.framework, settings.seats)
+        return _play_with(loaded), settings.framework
     return _bind_program(found, settings, in_source).player(), episode_forms.RUN
 
 

@@ -93,7 +93,8 @@ class Players:
         agent = self.agent.model_copy(update=fields)
         loop = HostedLoop(agent, self.gateway, self.services, needs_reward=True)
         prompt = Prompt(7, [{"role": "user", "content": "2 + 2?"}], [1, 2], "4", "sums", {"kind": kind})
-        return await loop.run(EpisodeTask(f"g/train/1/5/{kind}", "train", prompt, 5, 2, policy))
+        [episode] = await loop.run(EpisodeTask(f"g/train/1/5/{kind}", "train", prompt, 5, 2, policy))
+        return episode
 
     def processes(self) -> set[int]:
         return {child.pid for child in self.server.children()}

@@ -5,6 +5,7 @@ import pytest
 
 from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.services.reward import Reward
+from rljob_api.wire.contract import MAX_TRAJECTORIES
 from rljob_api.wire.protocol import InvalidReason, ScoreResult
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.algorithms.base import EpisodeAdvantages
@@ -353,7 +354,7 @@ def test_conversation_has_one_row_per_segment_with_the_advantages_of_its_turns()
     advantages = algorithm.advantages(rewards)
     [rows] = build_rows([group], advantages, algorithm.settings)
     assert [len(row.token_ids) for row in rows] == [2, 3, 2, 3]
-    assert [row.episode for row in rows] == [0, 0, 1, 1]
+    assert [row.episode for row in rows] == [0, 0, MAX_TRAJECTORIES, MAX_TRAJECTORIES]
     by_turn = [sorted(set(row.advantages[row.loss_mask].tolist())) for row in rows]
     assert by_turn == [[0.0], [-1.0], [0.0], [1.0]], "what follows from a turn, against the other episode"
     for each in zip(group.episodes, rewards[0], advantages[0], strict=True):

@@ -73,18 +73,18 @@ def test_closing_all_gives_the_reason(episodes):
     episode.start_attempt()
     episodes.close()
     with pytest.raises(RequestError, match="the job's driver stops"):
-        episode.attempt.check_open()
+        episode.attempt.main.check_open()
 
 
 @pytest.mark.parametrize("num_bytes", [0, 2**30], ids=["at once", "thread"])
 async def test_a_recording_is_a_copy(episodes, num_bytes):
     episode = episodes.open(make_task(SpelledPolicy("4.", "6.")))
     episode.start_attempt()
-    first = await answer(episode.attempt, num_bytes=num_bytes)
+    first = await answer(episode.attempt.main, num_bytes=num_bytes)
     recording = episode.read()
     num_tokens = len(recording.segments[0].token_ids)
     second = await answer(
-        episode.attempt,
+        episode.attempt.main,
         {"role": "assistant", "content": "4."},
         {"role": "user", "content": "3 + 3?"},
         num_bytes=num_bytes,
@@ -104,9 +104,9 @@ async def test_calls_of_tools_are_part_of_the_turn(episodes):
     episode = episodes.open(make_task(SpelledPolicy(text)))
     episode.start_attempt()
     tool = ToolSchema(name="add", parameters={"type": "object", "properties": {}})
-    exchange = episode.attempt.join(ModelRequest("policy", [USER], tools=[tool]), b"", 0, is_retry=False)
+    exchange = episode.attempt.main.join(ModelRequest("policy", [USER], tools=[tool]), b"", 0, is_retry=False)
     await exchange.wait()
-    sampled = await episode.attempt.exchanges.take(exchange)
+    sampled = await episode.attempt.main.exchanges.take(exchange)
 
     [turn] = episode.read().turns
     ids = [call["id"] for call in sampled.answer.message["tool_calls"]]

@@ -179,3 +179,10 @@ def test_conversations_are_summarized_by_end_tool_and_cause():
 
 def test_single_turns_have_no_part_about_conversations():
     assert summarize_episodes([trajectory(1.0)]).agent is None
+
+
+def test_each_seat_has_its_mean_and_a_seat_that_failed_none():
+    seats = [("first", 1.0), ("second", -1.0), ("first", 0.0), ("second", None), ("third", None)]
+    found = summarize_episodes([episode(seat=seat, score=score) for seat, score in seats])
+    assert found.seat_rewards == {"first": 0.5, "second": -1.0, "third": None}
+    assert summarize_episodes([episode(score=1.0)]).seat_rewards == {}, "episodes with one player"

@@ -29,7 +29,7 @@ async def play(answers: list[str], services: FakeServices, **agent: object) -> E
     given = GivenAnswers(answers, TEMPLATE, END_ID, max_tokens=64)
     loop = ConversationLoop(make_agent(**agent), services, TEMPLATE, None)  # type: ignore[arg-type]
     prompt = Prompt(0, MESSAGES, [1], ground_truth="4")
-    episode = await loop.run(EpisodeTask("e", "eval", prompt, 0, 0, given))
+    [episode] = await loop.run(EpisodeTask("e", "eval", prompt, 0, 0, given))
     if given.is_used_up:
         end_after_given_answers(episode)
     return episode

@@ -224,3 +224,24 @@ async def test_failure_with_a_score_does_not_fail_the_job(reward_harness):
     async with reward_harness.rewards(make_reward(failurePolicy=policy)) as rewards:
         [found] = await score_group(rewards, [make_request(0)])
     assert found["r"].score == 0.0
+
+
+async def test_trajectories_are_scored_with_their_seat_once_all_episodes_have_ended(reward_harness):
+    server = await reward_harness.serve()
+    reward_harness.list(server)
+    server.judge_group = lambda samples, results: [float(len(samples))] * len(samples)
+    async with reward_harness.rewards(make_reward(scope="group")) as rewards:
+        scorer = rewards.open_group("g", "train", 2)
+
+        async def play(sample, *seats):
+            scorer.expect(len(seats))
+            scored = [
+                scorer.score(sample * 64 + i, make_request(i), peers=(seat, None)) for i, seat in enumerate(seats)
+            ]
+            return [each["r"].score for each in await asyncio.gather(*scored)]
+
+        first = asyncio.create_task(play(0, "a", "b"))
+        await asyncio.sleep(0)
+        assert not server.groups, "an episode of the group is open"
+        assert [await play(1, "a", "b", "b"), await first] == [[2.0, 3.0, 3.0], [2.0, 3.0]]
+    assert sorted(len(group.samples) for group in server.groups) == [2, 3]

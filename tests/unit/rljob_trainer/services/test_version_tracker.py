@@ -22,7 +22,7 @@ class Agent:
 
     async def run(self, task):
         index = (task.prompt.index, task.group, task.sample)
-        return episode(text=str(task.group + task.sample), index=index)
+        return [episode(text=str(task.group + task.sample), index=index)]
 
 
 async def collect(collection):

@@ -9,9 +9,9 @@ import numpy
 import pytest
 
 from rljob_api.wire.contract import MAX_EPISODE_REPLY_BYTES
-from rljob_api.wire.protocol import EpisodeReply
+from rljob_api.wire.protocol import EpisodeReply, SeatReply
 from rljob_service.worker.episodes import reply
-from rljob_service.worker.episodes.types import Reply
+from rljob_service.worker.episodes.types import Reply, SeatResult
 
 
 @dataclasses.dataclass
@@ -36,6 +36,15 @@ class Result:
         ({"rewards": {"c-1": 0.5, 1: None}}, EpisodeReply(rewards={"c-1": 0.5, "1": None})),
         ({"chatcmpl-1": 0, "chatcmpl-2": None}, EpisodeReply(rewards={"chatcmpl-1": 0.0, "chatcmpl-2": None})),
         (Result(2, {"x": float("nan")}), EpisodeReply(reward=2.0, info={"x": "nan"})),
+        ({"seats": {"a": 1, "b": None}}, EpisodeReply(seats=[SeatReply(seat="a", reward=1), SeatReply(seat="b")])),
+        (
+            {"reward": 2, "seats": {"a": {"reward": -1, "rewards": {0: 0.5}, "info": {"n": 1}}}},
+            EpisodeReply(reward=2, seats=[SeatReply(seat="a", reward=-1, rewards={"0": 0.5}, info={"n": 1})]),
+        ),
+        (
+            Reply(seats=[SeatResult("a", "s-1", 0.5, baseline="episode")]),
+            EpisodeReply(seats=[SeatReply(seat="a", session="s-1", reward=0.5, baseline="episode")]),
+        ),
         (Reply(1, {"0": 1}, {"a": "\ud83d"}), EpisodeReply(reward=1.0, rewards={"0": 1.0}, state={"a": "?"})),
     ],
 )

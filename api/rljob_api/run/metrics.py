@@ -306,8 +306,8 @@ class Metrics:
 
 
 def append_records(path: Path, records: Iterable[StepRecord | EvaluationRecord]) -> None:
-    """Append the lines of `records`, or nothing if the disk is full. Numbers that are not finite become null, since JSON
-    has none."""
+    """Append the lines of `records`, or nothing if the disk is full. Numbers that are not finite become null: JSON has
+    none."""
     line = memoryview(b"".join(record.model_dump_json().encode() + b"\n" for record in records))
     with path.open("ab", buffering=0) as file:
         size = file.tell()

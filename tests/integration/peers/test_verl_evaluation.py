@@ -47,4 +47,4 @@ def test_verls_best_of_k_is_below_pass_at_k(peers: Peers) -> None:
         ours = sum(pass_at(4, int(sum(values)), k) for values in prompts) / 3
         with_replacement = sum(1 - (1 - sum(values) / 4) ** k for values in prompts) / 3
         assert theirs[f"best@{k}/mean"] == pytest.approx(with_replacement, abs=0.03)
-        assert theirs[f"best@{k}/mean"] < ours - 0.05
+        assert theirs[f"best@{k}/mean"] < ours - 0.02

@@ -213,7 +213,7 @@ _RULES: Final = (
     ),
     Rule(
         ("rewards",),
-        "must have at least one entry that training uses",
+        "must have one that training uses",
         "remove use: evaluation from one",
         lambda spec: not spec.rewards or bool(spec.training_rewards) or spec.agent.is_hosted,
         f"self.rewards.size() == 0 || self.rewards.exists(reward, reward.use != 'evaluation') || {_HOSTED}",

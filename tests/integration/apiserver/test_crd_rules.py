@@ -246,6 +246,7 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("ChatTemplate", "must have exactly one", "RLJob", {"model.chatTemplate": {"inline": "{{ a }}", "file": "b"}}),
     ("RLJobSpec", "must be more than 0 for training", "RLJob", {"rollout.sampling.temperature": 0}),
     ("RLJobSpec", "must be 0 without data.eval and evaluation.sets", "RLJob", {"evaluation.everySteps": 5}),
+    ("Evaluation", "must have different names", "RLJob", {"evaluation.sets": [EVALUATION_SET, EVALUATION_SET]}),
     (
         "RLJobSpec",
         "must not have an entry named eval",
@@ -281,7 +282,7 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
             }
         },
     ),
-    ("RLJobSpec", "must have at least one entry that training uses", "RLJob", {"rewards.0.use": "evaluation"}),
+    ("RLJobSpec", "must have one that training uses", "RLJob", {"rewards.0.use": "evaluation"}),
     (
         "RLJobSpec",
         "must have head_dtype in --hf-overrides",

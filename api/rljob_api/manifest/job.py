@@ -125,28 +125,6 @@ _MIN_SHARE: Final = round(1 - ROLLOUT_GPU + 0.01, 2)
 _MODEL_SHARE: Final = f"has(m.gpuMemoryUtilization) ? m.gpuMemoryUtilization : {SHARED_GPU}"
 _HOSTED: Final = "self.agent.type == 'environment' || self.agent.type == 'program'"
 
-_POWERS: Final = [1 << exponent for exponent in range(11)]
-
-
-def _cel_reports(num_samples: str, given: str) -> str:
-    """CEL: whether a set with so many samples per prompt reports the best step's majority or pass@k."""
-    metric = "self.evaluation.best.metric"
-    return (
-        f"({metric} == 'majority' ? {num_samples} > 1 : "
-        f"{given}.exists(k, k <= {num_samples} && 'pass@' + string(k) == {metric}))"
-    )
-
-
-def _cel_pass_at(num_samples: str) -> str:
-    """CEL: the k of pass@k by evaluation.passAt. Larger ones than the number of samples are left out later."""
-    default = f"({num_samples} > 1 ? {_POWERS} + [{num_samples}] : [])"
-    return f"(has(self.evaluation.passAt) ? self.evaluation.passAt : {default})"
-
-
-_NUM_SAMPLES: Final = "self.evaluation.samplesPerPrompt"
-_NUM_OF_SET: Final = f"(has(s.samplesPerPrompt) ? s.samplesPerPrompt : {_NUM_SAMPLES})"
-_REPORTS_SHORT: Final = _cel_reports(_NUM_SAMPLES, _cel_pass_at(_NUM_SAMPLES))
-_REPORTS: Final = _cel_reports(_NUM_OF_SET, f"(has(s.passAt) ? s.passAt : {_cel_pass_at(_NUM_OF_SET)})")
 _GREEDY: Final = "(has({0}.sampling) && {0}.sampling.temperature == 0.0)"
 
 _RULES: Final = (
@@ -393,9 +371,10 @@ _RULES: Final = (
         "passAt",
         "use accuracy, or change samplesPerPrompt or passAt of the set",
         _reports_best,
-        "!has(self.evaluation.best) || self.evaluation.best.metric == 'accuracy' || "
-        f"(self.evaluation.best.set == '{SHORT_FORM}' && has(self.data.eval) ? {_REPORTS_SHORT} : "
-        f"self.evaluation.sets.all(s, s.name != self.evaluation.best.set || {_REPORTS}))",
+        # Only whether it has several samples: to compare each k exceeds the cost that the API server allows.
+        "!has(self.evaluation.best) || self.evaluation.best.metric == 'accuracy' || has(self.evaluation.passAt) || "
+        "self.evaluation.samplesPerPrompt > 1 || self.evaluation.sets.exists(s, "
+        "s.name == self.evaluation.best.set && (has(s.passAt) || has(s.samplesPerPrompt) && s.samplesPerPrompt > 1))",
     ),
 )
 

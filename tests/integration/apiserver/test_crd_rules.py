@@ -275,12 +275,7 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
         "RLJobSpec",
         "must be a number that its set reports",
         "RLJob",
-        {
-            "evaluation": {
-                "sets": [EVALUATION_SET | {"samplesPerPrompt": 6}],
-                "best": {"set": "math", "metric": "pass@8"},
-            }
-        },
+        {"evaluation": {"sets": [EVALUATION_SET], "best": {"set": "math", "metric": "pass@8"}}},
     ),
     ("RLJobSpec", "must have one that training uses", "RLJob", {"rewards.0.use": "evaluation"}),
     (

@@ -8,4 +8,5 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     answers = re.findall(r"####\s*(-?[\d,]*\.?\d+)", solution_str)
     answer = answers[-1].replace(",", "") if answers else None
     reference = ground_truth.split("####")[-1].strip().replace(",", "")
-    return {"score": float(answer == reference), "acc": answer == reference, "formatted": bool(answers)}
+    acc = answer == reference
+    return {"score": float(acc), "acc": acc, "formatted": bool(answers), "pred": answer}  # pred: for maj@n

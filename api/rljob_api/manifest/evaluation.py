@@ -1,4 +1,4 @@
-"""Evaluation on held-out prompts: sets of them, what is sampled and scored of each, and which step is the best one.
+"""Evaluation on sets of held-out prompts: what is sampled and scored, and which step is the best one.
 
 `data.eval` is the short form of one set, named eval. Invariant: the rest of RLJob reads `HeldOutSet`, whose settings
 are those that apply, wherever the job has them.
@@ -98,9 +98,9 @@ class HeldOutSet:
 
     name: str
     path: str
-    """Of its section: spec.evaluation, or spec.evaluation.sets[0]."""
+    """Path of its section: spec.evaluation, or spec.evaluation.sets[0]."""
     data_path: str
-    """Of its data: spec.data.eval, or spec.evaluation.sets[0].data."""
+    """Path of its data: spec.data.eval, or spec.evaluation.sets[0].data."""
     data: DataSource
     sampling: Sampling | None
     """None while the job's open settings are not resolved."""

@@ -191,7 +191,7 @@ _RULES: Final = (
     ),
     Rule(
         ("rewards",),
-        "must have at least one entry that training uses",
+        "must have one that training uses",
         "remove use: evaluation from one",
         lambda spec: not spec.rewards or bool(spec.training_rewards) or spec.agent.is_hosted,
         f"self.rewards.size() == 0 || self.rewards.exists(reward, reward.use != 'evaluation') || {_HOSTED}",
@@ -392,7 +392,10 @@ _RULES: Final = (
         "passAt",
         "use accuracy, or change samplesPerPrompt or passAt of the set",
         _reports_best,
-        "",
+        # Only whether it has several samples: to compare each k exceeds the cost that the API server allows.
+        "!has(self.evaluation.best) || self.evaluation.best.metric == 'accuracy' || has(self.evaluation.passAt) || "
+        "self.evaluation.samplesPerPrompt > 1 || self.evaluation.sets.exists(s, "
+        "s.name == self.evaluation.best.set && (has(s.passAt) || has(s.samplesPerPrompt) && s.samplesPerPrompt > 1))",
     ),
 )
 

@@ -253,21 +253,21 @@ class EvaluationNumbers(Record):
     """Mean over the prompts of the mean of `evaluation.accuracy` over their scored episodes, and the failed ones with 0
     (avg@n). Null: none was scored."""
     accuracy_low: Score | None = None
-    """Lower bound of it."""
+    """Lower bound of the accuracy."""
     accuracy_high: Score | None = None
-    """Upper bound of it."""
+    """Upper bound of the accuracy."""
     pass_at: Annotated[dict[int, Share], Label("k")] = {}
     """pass@k by k: the probability that one of k answers solves the prompt."""
     pass_at_low: Annotated[dict[int, Share], Label("k")] = {}
-    """Lower bounds of it."""
+    """Lower bounds of pass@k."""
     pass_at_high: Annotated[dict[int, Share], Label("k")] = {}
-    """Upper bounds of it."""
+    """Upper bounds of pass@k."""
     majority: Score | None = None
     """maj@n: accuracy of the answer that most samples of a prompt give. Null: no reward names the answer."""
     majority_low: Score | None = None
-    """Lower bound of it."""
+    """Lower bound of maj@n."""
     majority_high: Score | None = None
-    """Upper bound of it."""
+    """Upper bound of maj@n."""
     num_failed: Count = 0
     """Episodes that the agent failed."""
     num_left_out: Count = 0
@@ -331,7 +331,7 @@ class Metrics:
 
 
 def append_records(path: Path, records: Iterable[StepRecord | EvaluationRecord]) -> None:
-    """Append a line of each, or nothing if the disk is full. Numbers that are not finite become null, since JSON has
+    """Append the lines of `records`, or nothing if the disk is full. Numbers that are not finite become null: JSON has
     none."""
     line = memoryview(b"".join(record.model_dump_json().encode() + b"\n" for record in records))
     with path.open("ab", buffering=0) as file:

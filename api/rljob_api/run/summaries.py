@@ -42,7 +42,7 @@ class BestStep(Record):
     low: Score | None = None
     """Lower bound of its 95 % confidence interval. Null: unknown."""
     high: Score | None = None
-    """Upper bound of it."""
+    """Upper bound of the interval."""
     step: Count
     """Finished steps of the weights. 0: the model before the first step."""
     checkpoint: str | None = None
@@ -112,7 +112,7 @@ class EvaluationSummary(Record):
     accuracy_low: Score | None = None
     """Lower bound of its 95 % confidence interval. Null: unknown."""
     accuracy_high: Score | None = None
-    """Upper bound of it."""
+    """Upper bound of the interval."""
     pass_at: dict[int, Share] = {}
     """pass@k by k."""
     majority: Score | None = None

@@ -43,6 +43,7 @@ def model_user(limits: dict[str, Any]) -> dict[str, Any]:
 MAX_BELOW_MIN = {"minReplicas": 3, "maxReplicas": 2}
 HTTP_WITH_AUTOSCALING: dict[str, Any] = {"http": {"url": "https://example.com"}, "autoscaling": {"maxReplicas": 2}}
 NEMO_GYM = {"http": {"url": "https://example.com/verify", "protocol": "nemoGym"}}
+EVALUATION_SET = {"name": "math", "data": {"source": "/m"}}
 WITHOUT_FUNCTION: dict[str, Any] = {"function": MISSING}
 ENDPOINT: dict[str, Any] = {"http": {"url": "https://example.com"}}
 REFERENCE_WITH_AUTOSCALING: dict[str, Any] = {"rewardModelRef": {"name": "math"}, "autoscaling": {"maxReplicas": 2}}
@@ -257,6 +258,38 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
         {"task": "evaluate", "data.eval": {"source": "hf://org/data"}, "rollout.placement": "trainer"},
     ),
     ("RLJobSpec", "must be 0 without data.eval and evaluation.sets", "RLJob", {"evaluation.everySteps": 5}),
+    ("Evaluation", "must have different names", "RLJob", {"evaluation.sets": [EVALUATION_SET, EVALUATION_SET]}),
+    (
+        "RLJobSpec",
+        "must not have an entry named eval",
+        "RLJob",
+        {"data.eval": {"source": "/e"}, "evaluation.sets": [EVALUATION_SET | {"name": "eval"}]},
+    ),
+    (
+        "RLJobSpec",
+        "must have as rewards the names",
+        "RLJob",
+        {"evaluation.sets": [EVALUATION_SET | {"rewards": ["unknown"]}]},
+    ),
+    (
+        "RLJobSpec",
+        "must have a temperature of more than 0",
+        "RLJob",
+        {"evaluation": {"sampling": {"temperature": 0}, "sets": [EVALUATION_SET | {"samplesPerPrompt": 2}]}},
+    ),
+    (
+        "RLJobSpec",
+        "must be the name of an evaluation set",
+        "RLJob",
+        {"evaluation": {"sets": [EVALUATION_SET], "best": {"set": "other"}}},
+    ),
+    (
+        "RLJobSpec",
+        "must be a number that its set reports",
+        "RLJob",
+        {"evaluation": {"sets": [EVALUATION_SET], "best": {"set": "math", "metric": "pass@8"}}},
+    ),
+    ("RLJobSpec", "must have one that training uses", "RLJob", {"rewards.0.use": "evaluation"}),
     (
         "RLJobSpec",
         "must have head_dtype in --hf-overrides",

@@ -11,7 +11,7 @@ import torch
 import verl.utils.torch_functional
 from torch import Tensor
 from verl.trainer.config.algorithm import AlgoConfig, RolloutCorrectionConfig
-from verl.trainer.ppo import core_algos, rollout_corr_helper
+from verl.trainer.ppo import core_algos, metric_utils, rollout_corr_helper
 from verl.workers.config import ActorConfig
 
 
@@ -116,3 +116,21 @@ def logprobs_and_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tenso
     """logits  # [tokens, vocabulary]    targets  # [tokens]"""
     functional = verl.utils.torch_functional
     return functional.logprobs_from_logits_naive(logits, targets), functional.entropy_from_logits(logits)
+
+
+def validation(prompts: list[list[float]], preds: list[list[str]], num_expected: int) -> dict[str, float]:
+    """Return verl's metrics of validation for `acc`. [prompts][answers]; answers up to `num_expected` that are missing
+    failed."""
+    uids = [str(index) for index, values in enumerate(prompts) for _ in values]
+    infos = {"acc": [value for values in prompts for value in values]}
+    if preds:
+        infos["pred"] = [pred for of_prompt in preds for pred in of_prompt]
+    expected = {("set", str(index)): num_expected for index in range(len(prompts))}
+    found = metric_utils.process_validation_metrics(["set"] * len(uids), uids, infos, expected_acc_counts=expected)
+    return dict(found["set"]["acc"])
+
+
+def votes(prompts: list[list[tuple[str, float]]]) -> list[float]:
+    """Return verl's majority vote of each prompt, in the order of its answers."""
+    listed = [[{"pred": text, "val": value} for text, value in answers] for answers in prompts]
+    return [metric_utils.calc_maj_val(answers, "pred", "val") for answers in listed]

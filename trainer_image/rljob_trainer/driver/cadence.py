@@ -32,7 +32,7 @@ class Cadence:
         return step >= self.schedule.steps
 
     def list_due_sets(self, step: int, evaluated_at: Mapping[str, int]) -> list[str]:
-        """Return the names of the sets to evaluate. `evaluated_at`: finished steps at the last evaluation of each."""
+        """Return the names of the sets to evaluate. `evaluated_at`: finished steps at their last evaluations."""
         return [each.name for each in self._held_out if evaluated_at.get(each.name) != step and self._has(each, step)]
 
     def _has(self, each: HeldOutSet, step: int) -> bool:

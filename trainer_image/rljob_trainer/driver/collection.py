@@ -208,8 +208,8 @@ class Collection:
         progress: CollectionProgress | None = None,
         first_group: int = 0,
     ) -> None:
-        """`progress`: which it shares with others, with the samples of all. `first_group`: number of its first group,
-        so that collections next to each other have different ids."""
+        """`progress`: which it shares with others: all their samples are in it. `first_group`: its first number, so
+        that collections next to each other have different ids."""
         self.plan = plan
         num_samples = len(prompts) * plan.group_size
         self.progress = progress or CollectionProgress(

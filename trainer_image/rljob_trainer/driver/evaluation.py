@@ -144,7 +144,7 @@ class EvalLane:
 async def evaluate(
     collector: Collector, sets: Sequence[HeldOut], step: int, progress: CollectionProgress
 ) -> EvaluationResult:
-    """Evaluate the weights that the rollouts serve, all sets at the same time. `progress`: of all of them."""
+    """Evaluate the weights that the rollouts serve, all sets at the same time. `progress`: with all their samples."""
     starts = itertools.accumulate((len(each.prompts) for each in sets), initial=0)
     work = [_evaluate_set(collector, each, step, progress, start) for each, start in zip(sets, starts, strict=False)]
     return EvaluationResult(step, await run_all(work))

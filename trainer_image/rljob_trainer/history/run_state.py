@@ -69,7 +69,7 @@ class History(BaseModel):
     evaluated_at: dict[str, int] = {}
     """Step of the last evaluation of each set, by its name."""
     accuracies: dict[str, float] = {}
-    """Of these evaluations, where it is known."""
+    """Accuracy of these evaluations, where it is known."""
     best: BestStep | None = None
     """The best step by spec.evaluation.best."""
     phase_seconds: dict[str, float] = {}

@@ -75,7 +75,7 @@ def first_vote(order):
     return next(answer.value for answer in order if answer.text == winner)
 
 
-def test_answers_without_a_text_have_no_vote_and_a_prompt_without_a_vote_is_not_solved():
+def test_answers_without_a_text_have_no_vote():
     assert majority(answers(0, 0, 1, texts=[None, None, "4"])) == 1.0
     assert majority(answers(1, 1)) == 0.0
     assert estimate_majority([answers(1, texts=["4"]), answers(1)]).value == 0.5

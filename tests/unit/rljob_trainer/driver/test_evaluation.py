@@ -121,7 +121,7 @@ def test_samples_without_the_component_are_left_out():
     assert measure_accuracy([SOLVED, scored(1.0, r=valid(1.0))], "acc") == (1.0, 0, 1)
 
 
-def test_figures_of_several_answers_count_failed_ones_as_wrong_and_leave_invalid_ones_out():
+def test_several_answers_count_failed_ones_as_wrong_and_leave_invalid_ones_out():
     right = scored(1.0, r=valid(1.0, acc=1.0, pred="4"))
     wrong = scored(0.0, r=valid(0.0, acc=0.0, pred="5"))
     down = scored(None, r=invalid("unreachable"))

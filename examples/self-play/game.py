@@ -18,7 +18,7 @@ SHOWN = ((9, 2), (6, 1))
 
 def run(task):
     """Play one game. Return the reward of each seat, 1 or -1, and what its moves were like."""
-    client, stones = OpenAI(), task["stones"]
+    client, stones = OpenAI(), int(task["answer"])
     players = {seat: Player(client, f"{MODEL}/{seat}") for seat in SEATS}
     mover, winner = SEATS
     while stones:

@@ -46,6 +46,7 @@ def test_all_examples_exist() -> None:
         "program",
         "quickstart",
         "retrieval",
+        "self-play",
         "shared",
         "shared-reward",
         "tiny",

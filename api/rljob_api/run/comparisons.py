@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from rljob_api.run.base import Count, Record, Score
@@ -65,20 +66,21 @@ def list_figures(records: Iterable[EvaluationRecord]) -> list[Figure]:
 
 def _list_estimators(record: EvaluationRecord) -> Iterator[Figure]:
     num_samples = record.samples_per_prompt
-    counts = {
-        "set": record.set,
-        "num_prompts": record.num_samples // max(1, num_samples),
-        "num_failed": record.num_failed,
-        "num_left_out": record.num_left_out,
-    }
+    figure = partial(
+        Figure,
+        set=record.set,
+        num_prompts=record.num_samples // max(1, num_samples),
+        num_failed=record.num_failed,
+        num_left_out=record.num_left_out,
+    )
     mean = "accuracy" if num_samples == 1 else f"avg@{num_samples}"
-    yield Figure(name=mean, value=record.accuracy, low=record.accuracy_low, high=record.accuracy_high, **counts)
+    yield figure(name=mean, value=record.accuracy, low=record.accuracy_low, high=record.accuracy_high)
     for k, value in record.pass_at.items():
         low, high = record.pass_at_low.get(k), record.pass_at_high.get(k)
-        yield Figure(name=f"pass@{k}", value=value, low=low, high=high, **counts)
+        yield figure(name=f"pass@{k}", value=value, low=low, high=high)
     if record.majority is not None:
-        bounds = {"low": record.majority_low, "high": record.majority_high}
-        yield Figure(name=f"maj@{num_samples}", value=record.majority, **bounds, **counts)
+        low, high = record.majority_low, record.majority_high
+        yield figure(name=f"maj@{num_samples}", value=record.majority, low=low, high=high)
 
 
 def write_comparison(folder: Path, comparison: Comparison) -> Path:

@@ -25,8 +25,9 @@ class Gauge(NamedTuple):
 
 def name_series(record: AnyRecord) -> str:
     """Return the prefix of a record's names in trackers: step, checkpoint, eval; of other sets than eval eval/SET."""
-    is_other = isinstance(record, EvaluationRecord) and record.set != record.type
-    return f"{record.type}/{record.set}" if is_other else record.type
+    if isinstance(record, EvaluationRecord) and record.set != record.type:
+        return f"{record.type}/{record.set}"
+    return record.type
 
 
 class Number(NamedTuple):

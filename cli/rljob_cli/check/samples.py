@@ -56,7 +56,9 @@ class SampleBuilder:
         values = {name: value for name, value in row.items() if name not in (*_OWN_FIELDS, *_ANSWERS)}
         rendered = self._render(row.get("prompt") or "", values, position)
         unanswered = source.model_copy(update={"answer": None})
-        prompt = build_prompt(unanswered, Row(values, position, f"row {position + 1}"), rendered, [], "train")
+        prompt = build_prompt(
+            unanswered, Row(values, position, f"row {position + 1}"), rendered, [], "train", "spec.data.train"
+        )
         answer_column = source.answer if source.answer and "." not in source.answer else ""
         truth = row.get("answer", row.get("ground_truth", values.get(answer_column)))
         prompt = replace(prompt, ground_truth=truth, answer_column=answer_column)

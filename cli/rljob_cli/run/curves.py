@@ -6,6 +6,7 @@ Invariant: an unknown value has no point, so that it cannot be read as zero.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import TypeVar
 
@@ -152,10 +153,14 @@ def _curve(
     return Curve(name, known, is_held_out)
 
 
+def _read_pass(k: int, record: EvaluationRecord) -> float | None:
+    return record.pass_at.get(k)
+
+
 def _build_pass_panel(name: str, found: Sequence[EvaluationRecord]) -> Panel:
     """Return a panel of what several answers to each prompt of a set give. It has no curve with one answer."""
     counts = sorted({k for record in found for k in record.pass_at})
-    curves = [_curve(f"pass@{k}", found, lambda record, k=k: record.pass_at.get(k), is_held_out=True) for k in counts]
+    curves = [_curve(f"pass@{k}", found, partial(_read_pass, k), is_held_out=True) for k in counts]
     curves.append(_curve("majority", found, lambda record: record.majority, is_held_out=True))
     return Panel("pass@k" if name == SHORT_FORM else f"pass@k: {name}", "mean over prompts", tuple(curves))
 

@@ -70,4 +70,4 @@ def _find_newest(observed: ObservedJob) -> Manifest | None:
 def _made_progress(observed: ObservedJob, pod: Manifest) -> bool:
     """Whether a step was counted since the Pod's container started: a first one, not one that was repeated."""
     started, step = last_end(pod).get("startedAt"), observed.job.status.progress.last_step_time
-    return bool(started) and step is not None and step > datetime.fromisoformat(started)
+    return started is not None and step is not None and step > datetime.fromisoformat(str(started))

@@ -90,9 +90,9 @@ def resolve(spec: RLJobSpec, own: OwnSettings | None) -> Resolved:
     before = spec.rollout.sampling
     rollout = before.model_copy(update={"max_tokens": limit.value, "stop": [*before.stop, *end]})
     evaluation, has_default = spec.evaluation, spec.evaluation.sampling is None
-    changes = {"sampling": _resolve_evaluation(evaluation.sampling, own, rollout, end, evaluation.samples_per_prompt)}
-    changes |= {"sets": [_resolve_set(each, evaluation, own, rollout, end) for each in evaluation.sets]}
-    resolved = evaluation.model_copy(update=changes)
+    sampling = _resolve_evaluation(evaluation.sampling, own, rollout, end, evaluation.samples_per_prompt)
+    sets = [_resolve_set(each, evaluation, own, rollout, end) for each in evaluation.sets]
+    resolved = evaluation.model_copy(update={"sampling": sampling, "sets": sets})
     changed = {
         "rollout": spec.rollout.model_copy(update={"sampling": rollout}),
         "evaluation": resolved,

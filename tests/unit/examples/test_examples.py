@@ -43,6 +43,7 @@ def test_all_examples_exist() -> None:
         "guess",
         "judge",
         "length",
+        "mixture",
         "program",
         "quickstart",
         "retrieval",

@@ -42,7 +42,7 @@ def run(source: str, kwargs: dict[str, Any] | None = None, **request: Any) -> Ou
         ("True", 1.0, {}),
         ("3", 3.0, {}),
         ("(0.5, 'why')", 0.5, {}),
-        ("{'score': 1, 'acc': True, 'pred': 'x', 'length': 7, 'bad': float('nan')}", 1.0, {"acc": 1.0, "length": 7.0}),
+        ("{'score': 1, 'acc': True, 'length': 7, 'bad': float('nan')}", 1.0, {"acc": 1.0, "length": 7.0}),
         ("__import__('numpy').float32(0.5)", 0.5, {}),
         ("__import__('numpy').array([0.5])[0]", 0.5, {}),
     ],
@@ -185,6 +185,10 @@ def test_openrlhf_query_is_prompt_and_completion_with_special_tokens() -> None:
     assert "the request has no rendered, which the function reads; the trainer sends it" in outcome.message
 
 
+def test_answer_that_verl_names_is_kept_for_the_majority() -> None:
+    assert run(VERL + "{'score': 1, 'pred': 'x'}") == Outcome(1.0, {}, pred="x")
+
+
 @pytest.mark.parametrize("rewards", [np.array([0.5]), [0.5], np.float32(0.5), 0.5])
 def test_openrlhf_rewards_may_be_array_list_or_number(rewards: Any) -> None:
     logged = {"rewards": rewards, "scores": np.array([1.0]), "extra_logs": {"length": np.array([3])}}
@@ -194,7 +198,7 @@ def test_openrlhf_rewards_may_be_array_list_or_number(rewards: Any) -> None:
 
 def test_verl_fixture_runs() -> None:
     source = (REWARDS / "verl_gsm8k.py").read_text()
-    assert run(source, completion="so #### 4") == Outcome(1.0, {"acc": 1.0})
+    assert run(source, completion="so #### 4") == Outcome(1.0, {"acc": 1.0}, pred="4")
     assert run(source, completion="so 4") == Outcome(0.0, {"acc": 0.0})
 
 

@@ -102,9 +102,10 @@ class Collector:
 
     def list_hung(self) -> list[HungPart]:
         """Return the parts that hang, of rollouts, rewards and the agent's services."""
-        services = {} if self.services is None else self.services.clients
-        requests = [client.requests for client in (*self.rewards.clients.values(), *services.values())]
-        return [*self.rollouts.list_hung(), *(part for each in requests for part in each.list_hung())]
+        called = {} if self.services is None else self.services.clients
+        hung = [client.requests.list_hung() for client in self.rewards.clients.values()]
+        hung += [client.requests.list_hung() for client in called.values()]
+        return [*self.rollouts.list_hung(), *itertools.chain.from_iterable(hung)]
 
     async def run_group(self, group: Group, plan: CollectionPlan, progress: ReadProgress) -> Group:
         """Run the group's episodes and score them. The first error ends them all."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.protocol import OWN_WEIGHTS, WeightManifest
-from rljob_trainer.driver.ports import FreedMemory
+from rljob_api.wire.protocol import OWN_WEIGHTS, TrainerChoices, WeightManifest
+from rljob_trainer.driver.ports import FreedMemory, Trainer
 from rljob_trainer.episodes.types import TokenFacts, TrainRow, UpdateMetrics, UpdateVersions
 from rljob_trainer.run_folder.file_facts import Checkpoint, FileFacts
 
@@ -34,13 +34,15 @@ def as_evaluation(job: RLJob) -> RLJob:
     return job.model_copy(update={"spec": spec.model_copy(update=changed)})
 
 
-async def start_fixed(*, generation: str, checkpoint: Checkpoint | None, report: Callable[[str], None]) -> FixedModel:
+async def start_fixed(*, generation: str, checkpoint: Checkpoint | None, report: Callable[[str], None]) -> Trainer:
     """As StartTrainer."""
     return FixedModel()
 
 
 class FixedModel:
     """Implements Trainer."""
+
+    choices = TrainerChoices()
 
     async def publish(self, version: int) -> WeightManifest:
         assert version == OWN_WEIGHTS.version, _NO_TRAINER
@@ -71,6 +73,12 @@ class FixedModel:
         raise AssertionError(_NO_TRAINER)
 
     async def restore(self) -> None:
+        raise AssertionError(_NO_TRAINER)
+
+    async def offer_weights(self) -> None:
+        raise AssertionError(_NO_TRAINER)
+
+    async def withdraw_weights(self) -> None:
         raise AssertionError(_NO_TRAINER)
 
     async def watch(self) -> NoReturn:

@@ -254,8 +254,10 @@ class Driver:
     def _list_kept(self, ledger: Ledger) -> set[int]:
         """Return the steps whose checkpoints stay: the best one, and the one that is evaluated now."""
         best, loop = ledger.history.best, self._loop
-        pending = None if loop is None or self._spec.evaluation.best is None else loop.held_out.step
-        return {step for step in (best and best.step, pending) if step is not None}
+        kept = set() if best is None else {best.step}
+        if loop is not None and self._spec.evaluation.best is not None and loop.held_out.step is not None:
+            kept.add(loop.held_out.step)
+        return kept
 
     async def _run_to_end(self, loop: TrainLoop) -> None:
         await loop.run()

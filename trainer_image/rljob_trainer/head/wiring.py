@@ -138,9 +138,7 @@ def _end_process(message: str) -> NoReturn:
     os._exit(end_program(message, ExitCode.INFRASTRUCTURE))
 
 
-async def _start_ray(
-    stack: AsyncExitStack, address: str, store_bytes: int
-) -> Callable[[], Coroutine[Any, Any, NoReturn]]:
+async def _start_ray(stack: AsyncExitStack, address: str, store_bytes: int) -> Callable[[], Coroutine[Any, Any, None]]:
     """Start the job's Ray, until `stack` is closed, and connect to it. Return what watches it."""
     ray_head = RayHead(address, store_bytes)
     stack.push_async_callback(ray_head.close)

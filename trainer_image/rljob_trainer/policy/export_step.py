@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
@@ -75,7 +76,7 @@ def _without_training(job: RLJob) -> RLJob:
 @contextlib.contextmanager
 def _single_rank() -> Iterator[None]:
     """Within, this process is the only rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         yield
     finally:

@@ -120,6 +120,9 @@ def _build_ledger(
         algorithm=algorithm,
         schedule=job.spec.schedule,
         model=job.spec.model,
+        evaluation=job.spec.evaluation,
+        main_set="",
+        success=job.spec.data.curriculum.success if job.spec.data.curriculum else None,
         trajectory_bytes=job.spec.tracking.trajectories_size.num_bytes,
         disk=RunDisk(run_dir),
     )

@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from rljob_api.run.folder import FILE_JOB, FILE_METRICS, trajectory_file
-from rljob_api.run.metrics import append_record
+from rljob_api.run.metrics import append_records
 from rljob_cli.check.jobfile import load
 from rljob_cli.main import app
 from rljob_cli.replay import command
@@ -48,7 +48,7 @@ def run(job: Path, tmp_path: Path) -> Path:
     for step in (1, 2, 3):
         trajectory_file(folder, step, "train").parent.mkdir(exist_ok=True)
         trajectory_file(folder, step, "train").touch()
-        append_record(folder / FILE_METRICS, step_record(step, loss=0.5, grad_norm=2.0, weight_digest=f"d{step}"))
+        append_records(folder / FILE_METRICS, [step_record(step, loss=0.5, grad_norm=2.0, weight_digest=f"d{step}")])
     return folder
 
 
@@ -61,7 +61,7 @@ def replay(job: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> Replay:
         for step in plan.steps:
             digest = f"d{step}" if losses[step] == 0.5 else "other"
             record = step_record(step, loss=losses[step], grad_norm=2.0, weight_digest=digest, step_seconds=1.0)
-            append_record(folder / FILE_METRICS, record)
+            append_records(folder / FILE_METRICS, [record])
             show(record)
 
     monkeypatch.setattr(command, "run_replay", play)

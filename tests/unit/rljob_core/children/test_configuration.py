@@ -138,7 +138,7 @@ def find_changes(part: Spec, path: tuple[Any, ...] = ()) -> list[tuple[str, Any]
         value, here = getattr(part, name), (*path, alias)
         if isinstance(value, Spec):
             found += find_changes(value, here)
-        elif name in ("rewards", "tools", "models", "sets"):
+        elif name in ("rewards", "tools", "models", "sets", "mix"):
             found += [change for i, each in enumerate(value) for change in find_changes(each, (*here, str(i)))]
         elif (changed := other_value(name, field.annotation, value)) is not None:
             found.append((".".join(here), changed))

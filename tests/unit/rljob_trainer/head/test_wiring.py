@@ -40,7 +40,9 @@ def environment(tmp_path, monkeypatch):
     }
     job = RLJob.model_validate({"metadata": {"name": "j"}, "spec": spec})
     train, held_out = (str(tmp_path / f"{name}.jsonl") for name in rows)
-    return Environment(job, tmp_path / "job.yaml", tmp_path / "run", "127.0.0.1", str(folder), train, held_out)
+    return Environment(
+        job, tmp_path / "job.yaml", tmp_path / "run", "127.0.0.1", str(folder), train, {"eval": held_out}
+    )
 
 
 def test_prompts_beyond_the_models_context_are_left_out_and_reported(environment, caplog):
@@ -49,7 +51,7 @@ def test_prompts_beyond_the_models_context_are_left_out_and_reported(environment
     (train,) = inputs.train
     assert (train.name, train.prompts.num_rows, list(train.prompts.by_row)) == ("train", 3, [0, 2])
     assert {prompt.source for prompt in train.prompts.by_row.values()} == {""}, "one source has no metrics of its own"
-    assert [prompt.prompt for prompt in inputs.held_out] == ["held out"]
+    assert [prompt.prompt for prompt in inputs.held_out["eval"]] == ["held out"]
     assert "at most 48 (the model's context 64 - rollout.sampling.maxTokens 16); 1 are left out" in caplog.text
 
 

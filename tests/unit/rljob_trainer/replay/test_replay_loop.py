@@ -53,6 +53,9 @@ async def replay(harness, job, folder, steps, weight=0):
         algorithm=algorithm,
         schedule=job.spec.schedule,
         model=job.spec.model,
+        evaluation=job.spec.evaluation,
+        main_set="",
+        success=None,
         trajectory_bytes=1 << 20,
         disk=RunDisk(folder),
     )

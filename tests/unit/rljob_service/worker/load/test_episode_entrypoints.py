@@ -47,7 +47,7 @@ def test_column_of_the_row_replaces_a_value_of_that_name() -> None:
 
 def test_episode_is_read_and_written_without_loss() -> None:
     call = build_episode_call(extra_info={"a": [1]})
-    assert write_call(read_episode(call)) == call
+    assert write_call(read_episode(call)) == {**call, "seats": None}
 
 
 def test_function_gets_what_it_names_and_its_kwargs() -> None:
@@ -301,5 +301,5 @@ def test_plugin_that_cannot_be_imported_is_named() -> None:
 
 def test_reply_is_json() -> None:
     assert json.loads(json.dumps(play("def run(): return 1").value)) == {
-        "reward": 1.0, "rewards": {}, "state": {}, "info": {},
+        "reward": 1.0, "rewards": {}, "state": {}, "info": {}, "seats": [],
     }  # fmt: skip

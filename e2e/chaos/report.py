@@ -79,7 +79,7 @@ def summarize(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def summarize_runs(reports: Sequence[Report]) -> str:
-    """Return a table of several runs: a line for each kind of fault, then all of them."""
+    """Return a table of several runs: a line for each kind of fault, then a line for all."""
     by_fault: dict[str, list[Outcome]] = defaultdict(list)
     for report in reports:
         for outcome in report.outcomes:

@@ -196,7 +196,7 @@ async def test_engine_that_is_killed_comes_back_in_the_rollouts_turn(pod: Pod) -
     print(f"served {time.monotonic() - started:.1f} s after the turn")
 
 
-async def test_engine_gets_weights_without_a_file_and_comes_back_when_it_is_killed_meanwhile(pod: Pod) -> None:
+async def test_engine_gets_weights_without_a_file_and_comes_back_if_killed_meanwhile(pod: Pod) -> None:
     await turn("trainer")
     folder = Path(pod.engine()[0].environ()[contract.ENV_HAND_OVER])
     rank = HandOver(folder, real.TOKEN, torch.device("cpu"))

@@ -84,7 +84,7 @@ class DriverHarness:
         self.judge = lambda reward, body: None
         self.template, self.context_length = None, None
         self.sources = []
-        """Of training prompts. Empty: one of ten rows."""
+        """Sources of training prompts. Empty: one with ten rows."""
         self.write_answer = None
         self.answer_call = lambda service, body: None
         self.rollouts = [FakeRollout(self, f"{network}.{10 + i}") for i in range(num_rollouts)]

@@ -140,6 +140,8 @@ class SampleRow(Record):
     """Whose trajectory it is, of an episode with several seats. Null: the episode has one."""
     trajectory: int = 0
     """Position among the trajectories of the episode."""
+    within_episode: bool = False
+    """Whether its rewards are compared with those of its seat in the same episode. False: in the whole group."""
     prompt_index: Annotated[int, Int64]
     """Row of the data."""
     data_source: str = ""

@@ -156,7 +156,7 @@ async def _mark(coroutine: Coroutine[Any, Any, Any], number: int, board: Board) 
 
 
 class _Steps:
-    """Runs a coroutine step by step, and shows its request for the time of each."""
+    """Runs a coroutine step by step, and shows its request during each step."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], number: int, board: Board) -> None:
         self._coroutine, self._number, self._board = coroutine, number, board

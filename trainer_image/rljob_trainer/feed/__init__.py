@@ -1,1 +1,1 @@
-"""Which prompt comes next: shares of the sources, epochs of each, and the curriculum. Pure"""
+"""Which prompt comes next: shares of the sources, their epochs, and the curriculum. Pure"""

@@ -48,7 +48,7 @@ class Result(NamedTuple):
     group: int
     key: PromptKey
     result: int
-    """Of `judge_group`."""
+    """What `judge_group` returned."""
 
 
 class SourceState(BaseModel):
@@ -59,7 +59,7 @@ class SourceState(BaseModel):
     num_drawn: int = 0
     """Prompts of groups that have started."""
     streaks: str = ""
-    """Of SuccessHistory.pack: at most 1 byte a row, and base64. Empty without a curriculum."""
+    """What SuccessHistory.pack returned: at most 1 byte a row, and base64. Empty without a curriculum."""
 
 
 class FeedState(BaseModel):
@@ -70,7 +70,7 @@ class FeedState(BaseModel):
     sources: dict[str, SourceState] = {}
     """By name."""
     results: tuple[Result, ...] = ()
-    """Of groups that were replaced in the current step."""
+    """Results of groups that were replaced in the current step."""
 
 
 class _Source:

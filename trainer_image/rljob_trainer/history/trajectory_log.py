@@ -231,6 +231,7 @@ def describe_sample(lane: Lane, step: int, group: Group, episode: Episode, decod
         sample=episode.sample,
         seat=episode.seat or None,
         trajectory=episode.trajectory,
+        within_episode=episode.baseline == "episode",
         prompt_index=episode.prompt_index,
         data_source=_text(prompt.data_source),
         prompt=_text(prompt.prompt),

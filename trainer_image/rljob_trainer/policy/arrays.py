@@ -1,7 +1,7 @@
 """Arrays of micro-batches on the device.
 
 A copy from ordinary memory makes the host wait for all work that the device has, and the device then waits for the
-host. A micro-batch has a dozen such arrays, some of which are needed only after its forward pass.
+host. A micro-batch has a dozen such arrays. Some are needed only after its forward pass.
 """
 
 from __future__ import annotations

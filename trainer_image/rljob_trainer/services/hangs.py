@@ -54,7 +54,7 @@ class Hangs:
                 seconds=now - each.since,
                 limit_seconds=self._limit,
                 doing=f"{each.num_timeouts} requests in a row timed out, the last one: {each.message}",
-                action="its server replaces the process of each, and other replicas get the requests",
+                action="its server replaces their processes, and other replicas get the requests",
             )
             for replica, each in self._silences.items()
             if each.num_timeouts > self._slots

@@ -261,7 +261,7 @@ class Requests(Generic[R]):
             self._hangs.record_answer(replica)
 
     def list_hung(self) -> list[HungPart]:
-        """Return the replicas of which all executions time out."""
+        """Return the replicas whose executions all time out."""
         return self._hangs.list_hung(self._replicas.fleet.replicas, time.monotonic()) if self._hangs else []
 
     def _request(self, url: str, body: bytes) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 _ALIGNMENT_BYTES = 256
-"""Of the parts in a bucket, so that copies on a device are fast."""
+"""Parts in a bucket begin at multiples, so that copies on a device are fast."""
 
 
 class Part(NamedTuple):
@@ -23,7 +23,7 @@ class Part(NamedTuple):
     dtype: str
     """Its name in torch."""
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     begin: int
     """Start in the tensor, in bytes."""
     num_bytes: int

@@ -15,7 +15,7 @@ from typing import Any, cast
 _LENGTH_BYTES = 4
 _SEND_SECONDS = 30.0
 _MAX_BYTES = 64 << 20
-"""Of a message: a bucket has thousands of parts at most."""
+"""The longest message: a bucket has thousands of parts at most."""
 
 
 class ClosedError(Exception):

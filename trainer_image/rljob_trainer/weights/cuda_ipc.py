@@ -24,7 +24,7 @@ FUNCTIONS: Final = (
     "cudaSetDevice", "cudaMalloc", "cudaFree", "cudaIpcGetMemHandle", "cudaIpcOpenMemHandle", "cudaIpcCloseMemHandle",
     "cudaGetErrorString", "cudaGetLastError",
 )  # fmt: skip
-"""Of CUDA's runtime."""
+"""The functions of CUDA's runtime that are called."""
 
 
 class CudaIpcError(RuntimeError):
@@ -60,7 +60,7 @@ class CudaMemory:
         self._device, self.handle = device, bytes(handle.reserved)
 
     def close(self) -> None:
-        """Free it. No view of `tensor` may be used any more, and no other process may have it mapped."""
+        """Free it. No view of `tensor` may be used after that, and no other process may have it mapped."""
         _call(self._device, "cudaFree", self._address)
 
 
@@ -75,7 +75,7 @@ class MappedCudaMemory:
         self.tensor = _as_tensor(self._address, num_bytes, device)
 
     def close(self) -> None:
-        """No view of `tensor` may be used any more."""
+        """No view of `tensor` may be used after that."""
         _call(self._device, "cudaIpcCloseMemHandle", self._address)
 
 

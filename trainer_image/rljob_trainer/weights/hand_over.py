@@ -60,7 +60,7 @@ class HandOver:
         self._lock = threading.Lock()
         """Guards what follows."""
         self._key = ""
-        """Of the version that engines may ask for; empty while they may not."""
+        """Key of the version that engines may ask for; empty while they may not."""
         self._waiting: list[Channel] = []
         threading.Thread(target=self._accept, name="hand-over", daemon=True).start()
 

@@ -36,7 +36,7 @@ class PodEngines:
         self._stop_seconds, self._address = stop_seconds, environment.get(ENV_POD_IP, "")
         self._folder = TemporaryFolder("engines")
         self.variables = {ENV_HAND_OVER: self._folder.name}
-        """Of the ranks, which meet the engines in this folder."""
+        """Variables of the ranks, which meet the engines in this folder."""
         engines = find_engines(job.spec)
         environments = [
             engine_environment(

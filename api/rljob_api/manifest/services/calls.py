@@ -51,7 +51,7 @@ class CallService(AgentService):
     user_model: UserModel | None = None
     """Who answers as the user."""
     episodes_per_process: int = Field(default=1, ge=1)
-    """Of the runner."""
+    """Episodes that a worker process of a runner plays at once."""
     seats: list[str] | None = None
     """A runner's agent.seats."""
 

@@ -113,7 +113,7 @@ class RewardBase(ServiceSettings):
     """Requests that one Pod executes concurrently. A function runs them in slots / episodesPerProcess worker processes;
     a model or a judge sends each to vLLM or to the endpoint."""
     episodes_per_process: int = Field(default=1, ge=1, le=1024)
-    """Requests (episodes, or groups of them) that one worker process scores at once, if the function is async: as
+    """Requests (for an episode or a group) that one worker process scores at once, if the function is async: as
     coroutines of one event loop. They share its memory, its limits and what it costs to import. 1: each has the process
     alone, since an async function may still block the others. See docs/isolation.md."""
     queue_length: int = Field(default=4096, ge=1)

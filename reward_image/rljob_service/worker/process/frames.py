@@ -28,7 +28,7 @@ class BrokenFrameError(Exception):
 
 class Frame(NamedTuple):
     number: int
-    """Of the request."""
+    """Number of the request."""
     payload: bytes | None
     """None: it was longer than the reader's limit."""
 

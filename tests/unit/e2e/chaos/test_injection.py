@@ -24,7 +24,7 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[Any] = []
         self.pids = [[11, 12]]
-        """Of each search."""
+        """What each search finds."""
         monkeypatch.setattr(machine, "execute", lambda *words, **_: self.done.append(" ".join(map(str, words))))
         monkeypatch.setattr(machine, "python", lambda *words: self.done.append(" ".join(words[2:])))
         monkeypatch.setattr(machine, "send", lambda pids, number: self.done.append((tuple(pids), number)))

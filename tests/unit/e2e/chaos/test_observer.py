@@ -32,7 +32,7 @@ QUIET = {"hung": False, "outage": False, "restarts": 0, "containers": [], "readi
 
 
 class Script(Observer):
-    """Shows one state after another, and a step with each. A look takes a second."""
+    """Shows one state after another, and a step with each. A poll takes a second."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *states: dict[str, Any]) -> None:
         super().__init__(SimpleNamespace(name="job"), Path(), limit_seconds=60)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The last words of a program."""
+"""The termination message of a program."""
 
 import json
 

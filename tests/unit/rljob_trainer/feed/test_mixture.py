@@ -10,7 +10,7 @@ from rljob_trainer.feed.mixture import choose_source
     weights=st.lists(st.floats(0.01, 100) | st.integers(1, 20), min_size=1, max_size=8),
     count=st.integers(1, 300),
 )
-def test_no_source_is_ahead_of_its_share_by_a_prompt_or_behind_by_the_number_of_the_others(weights, count):
+def test_no_source_is_a_prompt_ahead_of_its_share_or_far_behind(weights, count):
     drawn = [0] * len(weights)
     for number in range(1, count + 1):
         drawn[choose_source(weights, drawn)] += 1

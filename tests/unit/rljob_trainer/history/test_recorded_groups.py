@@ -82,6 +82,9 @@ def conversations(draw: st.DrawFn, prompt: Prompt, sample: int) -> Episode:
         "g",
         own_reward=draw(rewards),
         messages=messages,
+        seat=draw(st.sampled_from(["", "first"])),
+        trajectory=draw(st.integers(0, 2)),
+        baseline=draw(st.sampled_from(["group", "episode"])),
         end=EpisodeEnd.RETURNED if turns else EpisodeEnd.FAILED,
         failure=failure,
         breaks=[ContextBreak("rewritten", "x")] * (len(segments) - 1),
@@ -114,6 +117,7 @@ def values(episode: Episode) -> dict[str, Any]:
     }
     turns = [(turn.text, turn.truncated, turn.reward, turn.tool_calls) for turn in episode.turns]
     rest = (episode.own_reward, episode.score, episode.generation, episode.end, str(episode.failure), episode.breaks)
+    rest += (episode.seat, episode.position, episode.baseline)
     return {"segments": arrays, "results": scored, "turns": turns, "rest": rest, "messages": episode.messages}
 
 

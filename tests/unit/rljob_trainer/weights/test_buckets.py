@@ -33,7 +33,7 @@ def carry(tensors: dict[str, torch.Tensor], bucket_bytes: int, num_buckets: int 
 def test_tensors_arrive_as_they_were(shapes: list[list[int]], bucket_bytes: int) -> None:
     tensors = build_tensors(shapes)
     found = carry(tensors, bucket_bytes)
-    assert list(found) == list(tensors), "all of them, in their order"
+    assert list(found) == list(tensors), "all, in their order"
     for name, tensor in tensors.items():
         assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
         assert torch.equal(found[name].view(-1).view(torch.uint8), tensor.view(-1).view(torch.uint8))

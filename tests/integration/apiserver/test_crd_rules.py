@@ -72,6 +72,9 @@ SCALED_PROGRAM = put_all({"spec": PROGRAM}, {"agent.runner.autoscaling": AT_MOST
 WITH_SCALED_AGENT = put_all(
     {"spec": WITH_AGENT}, {"agent.user.autoscaling": AT_MOST_TWO, "agent.tools.0.autoscaling": AT_MOST_TWO}
 )["spec"]
+SHARED_PROCESSES = {"episodesPerProcess": 2}
+COMMAND = {"command": ["agent"]}
+LIMITED = {"function": FUNCTION["function"] | {"cpuSeconds": 5}}
 SANDBOX_WITHOUT_MEMORY = {"name": "code", "sandbox": {"maxMemory": "1Mi"}}
 SMALL_CACHE = {"source": "/m", "kvCacheMemory": "1Ki"}
 SANDBOX_WITH_PODS = {"name": "code", "sandbox": {"image": "python"}}
@@ -142,6 +145,32 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("FunctionReward", "must have exactly one of inline", "RLJob", EMPTY_FUNCTION),
     ("Reward", "must have exactly one of function", "RLJob", {"rewards.0.http": {"url": "https://example.com"}}),
     ("RewardModelSpec", "must have exactly one of function", "RewardModel", {"function": MISSING}),
+    *(
+        (type_name, message, kind, {f"{path}{field}": value, f"{path}episodesPerProcess": 2})
+        for type_name, kind, path in (("Reward", "RLJob", "rewards.0."), ("RewardModelSpec", "RewardModel", ""))
+        for message, field, value in (
+            ("must be 1 with a limit of CPU time", "function.cpuSeconds", 5),
+            ("must be 1 with isolation: request", "function.isolation", "request"),
+        )
+    ),
+    (
+        "Reward",
+        "must be 1 without a function",
+        "RLJob",
+        {"rewards.0": {"name": "correct", "http": {"url": "http://r"}} | SHARED_PROCESSES},
+    ),
+    (
+        "RewardModelSpec",
+        "must be 1 without a function",
+        "RewardModel",
+        WITHOUT_FUNCTION | {"judge": JUDGE_IN_TRAINER["judge"]} | SHARED_PROCESSES,
+    ),
+    (
+        "Reward",
+        "must be 1 if a dead process has a score",
+        "RLJob",
+        {"rewards.0.failurePolicy": {"scores": {"workerDied": 0}}, "rewards.0.episodesPerProcess": 2},
+    ),
     ("ModelReward", "must be hf://org/name, pvc://", "RewardModel", {"model": {"source": "ftp://host/model"}}),
     ("ServedModel", "must be hf://org/name, pvc://", "RewardModel", {"judge": judge(model={"source": "ftp://h/m"})}),
     ("JudgeReward", "must have exactly one of model", "RewardModel", {"judge": judge(model={"source": "/m"})}),
@@ -321,6 +350,7 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("Agent", "is for type loop alone", "RLJob", {"agent": {"type": "singleTurn", "tools": [TOOL]}}),
     ("Agent", "needs a user or tools", "RLJob", {"data.format": "chat", "agent": {"type": "loop", "tools": []}}),
     ("Agent", "must have different names", "RLJob", WITH_AGENT | {"agent.tools": [TOOL, TOOL]}),
+    ("Agent", "must have different names", "RLJob", PROGRAM | {"agent.seats": ["first", "first"]}),
     ("Agent", "must not be named user", "RLJob", WITH_AGENT | {"agent.tools.0.name": "user"}),
     ("SimulatedUser", "must not set names", "RLJob", WITH_AGENT | {"agent.user.env": {"RLJOB_TOKEN": "x"}}),
     *(
@@ -348,6 +378,9 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("Agent", "must have one entry for each", "RLJob", PROGRAM | {"agent.models": [OTHER_MODEL, OTHER_MODEL]}),
     ("Agent", "must not be named policy", "RLJob", PROGRAM | {"agent.models": [OTHER_MODEL | {"name": "default"}]}),
     ("Runner", "are alternatives", "RLJob", PROGRAM | {"agent.runner.command": ["agent"]}),
+    ("Runner", "must be 1 for a command", "RLJob", PROGRAM | {"agent.runner": COMMAND | SHARED_PROCESSES}),
+    ("Runner", "must be 1 with a limit of CPU time", "RLJob", PROGRAM | {"agent.runner": LIMITED | SHARED_PROCESSES}),
+    ("Agent", "are of environments and programs alone", "RLJob", {"agent": {"seats": ["first", "second"]}}),
     ("Runner", "is the folder of a command", "RLJob", PROGRAM | {"agent.runner.workingDir": "/app"}),
     ("Runner", "must not set names", "RLJob", PROGRAM | {"agent.runner.env": {"RLJOB_TOKEN": "x"}}),
     ("RLJobSpec", "must not be named runner", "RLJob", PROGRAM | {"rewards.0.name": "runner"}),
@@ -356,7 +389,7 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("Lora", "must be names of modules", "RLJob", {"trainer.lora": {"targetModules": ["all-linear", "q_proj"]}}),
 ]
 
-USER_IN_TRAINER: dict[str, Any] = {
+JOB_WITH_USER_IN_TRAINER: dict[str, Any] = {
     "data.format": "chat",
     "agent": {"type": "loop", "user": {"model": {"persona": "x", "model": MODEL_IN_TRAINER}}},
 }
@@ -385,8 +418,8 @@ IMMUTABLE_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("rollout.placement", SHARED, {"rollout.placement": "separate"}),
     ("rewards", SHARED | {"rewards.0": IN_TRAINER}, {"rewards.0.model.source": "/other"}),
     ("rewards", SHARED | {"rewards.0": JUDGE_IN_TRAINER}, {"rewards.0.judge.model.placement": "separate"}),
-    ("agent", SHARED | USER_IN_TRAINER, {"agent.user.model.model.source": "/other"}),
-    ("agent", SHARED | USER_IN_TRAINER, {"agent.user.model.model.placement": "separate"}),
+    ("agent", SHARED | JOB_WITH_USER_IN_TRAINER, {"agent.user.model.model.source": "/other"}),
+    ("agent", SHARED | JOB_WITH_USER_IN_TRAINER, {"agent.user.model.model.placement": "separate"}),
     ("rollout.replicas", IN_KUEUE, {"rollout.replicas": 2}),
     ("rewards", IN_KUEUE, {"rewards.0.replicas": 2}),
     ("rewards", IN_KUEUE, {"rewards.0.autoscaling": {"maxReplicas": 2}}),
@@ -678,8 +711,8 @@ SERVED_ELSEWHERE = {"name": "elsewhere", "http": {"url": "https://x"}}
         (IN_KUEUE, {"rewards": [REWARD, SCALED, SERVED_ELSEWHERE]}),
         (IN_KUEUE | {"rewards": [REWARD, SCALED]}, {"rewards": [REWARD, SCALED | {"replicas": 3}]}),
         ({}, {"rollout.replicas": 2, "rewards.0.replicas": 2}),
-        (SHARED | USER_IN_TRAINER, {"agent.user.slots": 4}),
-        (SHARED | USER_IN_TRAINER | {"suspend": True}, {"agent.user.model.model.source": "/other"}),
+        (SHARED | JOB_WITH_USER_IN_TRAINER, {"agent.user.slots": 4}),
+        (SHARED | JOB_WITH_USER_IN_TRAINER | {"suspend": True}, {"agent.user.model.model.source": "/other"}),
         (IN_KUEUE | WITH_AGENT, {"agent.user.slots": 4, "agent.tools.0.timeoutSeconds": 3}),
         (IN_KUEUE | WITH_AGENT | {"suspend": True}, {"agent.user.replicas": 2, "agent.tools": []}),
         (IN_KUEUE | PROGRAM, {"agent.runner.slots": 4}),

@@ -59,7 +59,8 @@ def flood():
     os.write(1, b'[{"value": "x"}]' * 1000)
     return "printed"
 def forge(answer: str):
-    frame = struct.pack(">I", len(answer)) + answer.encode()
+    # For each request that this process may have: their numbers begin at 1.
+    frame = b"".join(struct.pack(">II", len(answer), number) + answer.encode() for number in range(1, 100))
     for descriptor in range(3, 64):
         try:
             os.write(descriptor, frame)

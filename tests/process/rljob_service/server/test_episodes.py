@@ -350,18 +350,18 @@ def command(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory)
 
 def test_script_with_the_openai_client_is_an_episode(command: Server, model: ScriptedModel) -> None:
     result = send(command, build_call("openai", model.url, model.script(["4"])))[1]
-    assert result["value"] == {"reward": 1.0, "rewards": {}, "state": {}, "info": {}}, result
+    assert result["value"] == {"reward": 1.0, "rewards": {}, "state": {}, "info": {}, "seats": []}, result
     assert "thinking about it" in command.log.read_text()
 
 
 @pytest.mark.parametrize(
     ("mode", "value"),
     [
-        ("silent", {"reward": None, "rewards": {}, "state": {}, "info": {}}),
-        ("word", {"reward": None, "rewards": {}, "state": {}, "info": {}}),
-        ("flood", {"reward": 1.0, "rewards": {}, "state": {}, "info": {}}),
-        ("child", {"reward": 1.0, "rewards": {}, "state": {}, "info": {}}),
-        ("loud-child", {"reward": None, "rewards": {}, "state": {}, "info": {}}),
+        ("silent", {"reward": None, "rewards": {}, "state": {}, "info": {}, "seats": []}),
+        ("word", {"reward": None, "rewards": {}, "state": {}, "info": {}, "seats": []}),
+        ("flood", {"reward": 1.0, "rewards": {}, "state": {}, "info": {}, "seats": []}),
+        ("child", {"reward": 1.0, "rewards": {}, "state": {}, "info": {}, "seats": []}),
+        ("loud-child", {"reward": None, "rewards": {}, "state": {}, "info": {}, "seats": []}),
     ],
 )
 def test_program_ends_with_its_children_and_its_last_line_is_the_reward(

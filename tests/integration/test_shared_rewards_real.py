@@ -11,9 +11,8 @@ import pytest
 
 from rljob_api.run.folder import FILE_METRICS
 from rljob_api.run.metrics import read_metrics
-from tests.integration.test_shared_faults_real import wait_for_turn
 from tests.paths import ROOT
-from tests.support.local_run import QUICKSTART, Run
+from tests.support.local_run import QUICKSTART, Run, wait_for_turn
 
 EXAMPLE = ROOT / "examples/shared-reward/rljob.yaml"
 ENGINE = "-m rljob_trainer.rollout.served"

@@ -121,6 +121,17 @@ class Run:
         self.output.close()
 
 
+def wait_for_turn(run: Run, turn: str) -> None:
+    """Wait until the first Pod's engine is asked to begin its next `turn`."""
+    log = run.folder / "logs" / "tiny-trainer-0.log"
+
+    def count() -> int:
+        return log.read_text().count(f"turn: {turn}")
+
+    before = count()
+    run.wait_for(f"turn: {turn}", lambda: count() > before)
+
+
 def command_line(process: psutil.Process) -> str:
     """Return the command line; empty for a process that has ended, or a zombie."""
     try:

@@ -29,6 +29,8 @@ class LocalStore:
         self._secrets = build_secrets(job, os.environ)
         """The user's Secrets. Not among `objects`, because the job does not own them."""
         self.pods: dict[str, Manifest] = {}
+        self.failed_pods: list[Manifest] = []
+        """Those that failed and were then deleted, as they were: a head's Job may be replaced within a second."""
         self.driver: DriverStatus | None = None
         self.events: list[Event] = []
         self._applied: dict[ChildKey, Manifest] = {}
@@ -130,6 +132,8 @@ class LocalStore:
         """Mark the Pod as terminating; the kubelet stops it and then removes it."""
         pod = self.pods.get(name)
         if pod is not None and not is_terminating(pod):
+            if pod.get("status", {}).get("phase") == "Failed":
+                self.failed_pods.append(pod)
             metadata = {**pod["metadata"], "deletionTimestamp": timestamp(datetime.now(UTC))}
             self._write(self.pods, name, {**pod, "metadata": metadata})
 

@@ -143,7 +143,7 @@ class Run:
     def take_snapshot(self) -> Snapshot:
         store = self._cluster.store
         pods = list(store.pods.values())
-        self.history.record(pods)
+        self.history.record([*store.failed_pods, *pods])
         job = store.job or self._job
         metrics = self._records.read()
         return Snapshot(

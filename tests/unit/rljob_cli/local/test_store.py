@@ -6,6 +6,7 @@ import pytest
 
 from rljob_api.manifest.job import RLJob
 from rljob_cli.local.store import LocalStore
+from rljob_cli.run.snapshot import RunHistory
 
 SPEC = {
     "model": {"source": "/m"},
@@ -34,3 +35,18 @@ async def test_watch_ends_when_cancelled_during_a_change(num_iterations):
     done, _ = await asyncio.wait((following,), timeout=2)
     assert done
     assert following.cancelled()
+
+
+def test_failed_pod_that_is_deleted_at_once_still_counts_as_a_restart():
+    store = LocalStore(RLJob.model_validate({"metadata": {"name": "t"}, "spec": SPEC}))
+    labels = {"rljob.dev/role": "head"}
+    ended = {"reason": "Error", "exitCode": 137, "finishedAt": "t", "message": "killed"}
+    container = {"name": "head", "restartCount": 0, "state": {"terminated": ended}}
+    store.create_pod({"metadata": {"name": "t-head-0", "labels": labels}})
+    store.set_pod_status("t-head-0", {"phase": "Failed", "containerStatuses": [container]})
+    store.delete_pod("t-head-0")
+    store.remove_pod("t-head-0")
+    history = RunHistory()
+    history.record([*store.failed_pods, *store.pods.values()])
+    assert history.restarts == {"head": 1}
+    assert [failure.message for failure in history.failures] == ["killed"]

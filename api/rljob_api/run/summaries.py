@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import ConfigDict, ValidationError
 
 from rljob_api.run.base import Count, Record, Score, Seconds, Share, Unit
-from rljob_api.run.folder import FILE_DRIVER_SUMMARY, FILE_SUMMARY
+from rljob_api.run.folder import FILE_BEST, FILE_DRIVER_SUMMARY, FILE_SUMMARY
 from rljob_api.run.sessions import Session
 from rljob_api.wire.protocol import TrainerChoices
 
@@ -177,6 +177,11 @@ def read_driver_summary(folder: Path) -> DriverSummary | None:
 def read_run_summary(folder: Path) -> RunSummary | None:
     """Return summary.json; None if it is missing or not readable."""
     return _read(folder / FILE_SUMMARY, RunSummary)
+
+
+def read_best(folder: Path) -> BestStep | None:
+    """Return best.json; None if it is missing or not readable."""
+    return _read(folder / FILE_BEST, BestStep)
 
 
 def format_summary(summary: DriverSummary | BestStep) -> str:

@@ -15,11 +15,12 @@ from pathlib import Path
 from rljob_api.errors import UserError
 from rljob_api.manifest.sources import parse_source
 from rljob_api.run.folder import EXPORT, export_folder, last_checkpoint
+from rljob_api.run.summaries import read_best
 from rljob_cli.trajectories.log import find_run
 
 _MAX_NAME = 40
 """Length of metadata.name."""
-_LAST, _EXPORT = "last", EXPORT
+_LAST, _BEST, _EXPORT = "last", "best", EXPORT
 
 
 @dataclass(frozen=True)
@@ -92,13 +93,26 @@ def _find_step(given: str, run: Path, suffix: str) -> Candidate:
                 f"--model {given}: {run} has no export: it is written at the end; pass RUN@last or RUN@STEP"
             )
         return Candidate(given, str(run / EXPORT))
-    if suffix != _LAST and not suffix.isdecimal():
-        raise UserError(f"--model {given}: after @ must be the step of a checkpoint, last or export, got {suffix}")
-    step = last_checkpoint(run) if suffix == _LAST else int(suffix)
+    step = _read_step(given, run, suffix)
     if step is None:
         raise UserError(f"--model {given}: {run} has no checkpoint")
     folder = export_folder(run, step)
     return Candidate(given, str(folder), run=run, step=None if folder.is_dir() else step)
+
+
+def _read_step(given: str, run: Path, suffix: str) -> int | None:
+    """Return the step that `suffix` names; None: the run has no checkpoint."""
+    if suffix == _LAST:
+        return last_checkpoint(run)
+    if suffix == _BEST:
+        if (best := read_best(run)) is None:
+            problem = "has no best.json: set evaluation.best in the job, or pass RUN@STEP"
+            raise UserError(f"--model {given}: {run} {problem}")
+        return best.step
+    if not suffix.isdecimal():
+        expected = "the step of a checkpoint, last, best or export"
+        raise UserError(f"--model {given}: after @ must be {expected}, got {suffix}")
+    return int(suffix)
 
 
 def export(candidate: Candidate, say: Callable[[str], None]) -> None:

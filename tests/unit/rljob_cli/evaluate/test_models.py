@@ -5,7 +5,8 @@ import subprocess
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_api.run.folder import FILE_COMPLETE, checkpoint_folder, export_folder
+from rljob_api.run.folder import FILE_BEST, FILE_COMPLETE, checkpoint_folder, export_folder
+from rljob_api.run.summaries import BestStep, format_summary
 from rljob_cli.evaluate import models
 from rljob_cli.evaluate.models import Candidate, export, find_candidates, name_jobs
 
@@ -45,6 +46,9 @@ def test_step_of_a_run_is_exported_once(runs):
         found = find(given, runs)
         assert (found.run, found.step) == (runs / "sums", 20)
         assert found.source == str(export_folder(runs / "sums", 20))
+    best = BestStep(set="eval", metric="accuracy", value=0.5, step=10)
+    (runs / "sums" / FILE_BEST).write_text(format_summary(best))
+    assert find("sums@best", runs).step == 10
     export_folder(runs / "sums", 10).mkdir(parents=True)
     assert find("sums@10", runs).step is None
 
@@ -61,7 +65,8 @@ def test_export_of_a_run_is_that_of_its_end(runs):
     [
         ("nothing", "--model nothing: not found"),
         ("other@3", "run not found"),
-        ("sums@final", "after @ must be the step of a checkpoint, last or export, got final"),
+        ("sums@final", "after @ must be the step of a checkpoint, last, best or export, got final"),
+        ("sums@best", "has no best.json: set evaluation.best in the job"),
         ("runs/sums", "has no config.json; pass a Hugging Face folder, hf://org/name, or RUN@STEP"),
         ("/models/in/pods", "--model /models/in/pods: not found"),
     ],

@@ -166,7 +166,7 @@ class RunSummary(DriverSummary):
     """Those of the job, which the export cannot have."""
 
 
-_Kind = TypeVar("_Kind", bound=DriverSummary)
+_Kind = TypeVar("_Kind", bound=Record)
 
 
 def read_driver_summary(folder: Path) -> DriverSummary | None:

@@ -247,7 +247,7 @@ async def test_a_driver_that_waits_for_nobody_but_itself_ends(make_harness, monk
     monkeypatch.setattr("rljob_trainer.driver.train_lane.TrainLane.take", never)
     monkeypatch.setattr("rljob_trainer.driver.run._TICK_SECONDS", 0.01)
     async with make_harness(hangDetection={"minSeconds": 1, "maxSeconds": 1}) as harness:
-        with pytest.raises(TransientError, match="the driver hangs: no step for 1 s"):
+        with pytest.raises(TransientError, match=r"the driver hangs: no step for \d+ s"):
             await harness.run()
     assert "take groups" in caplog.text or "rows" in caplog.text, "its tasks are in the log"
 

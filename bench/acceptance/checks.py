@@ -44,7 +44,7 @@ def build_checks(has_gpu: bool, runs: Path) -> list[Check]:
     """Return the checks. `has_gpu`: false for the reduced form. `runs`: folder for the runs of jobs."""
     number = int(has_gpu)
     on_device = {"trainer.gpusPerReplica": number, "rollout.gpusPerReplica": number}
-    on_one = on_device | {"trainer.replicas": 1, "rollout.placement": "trainer"}
+    on_one = on_device | {"trainer.replicas": 1, "rollout.placement": "trainer", "rollout.weightTransfer": "device"}
 
     def run(job: str, folder: str, fields: dict[str, object], *options: str) -> tuple[str, ...]:
         settings = [part for path, value in fields.items() for part in ("--set", f"spec.{path}={value}")]

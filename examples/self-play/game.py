@@ -1,4 +1,4 @@
-"""Two players take stones in turn, 1, 2 or 3 each time, and whoever takes the last one wins. The model plays both.
+"""Two players take stones in turn, 1, 2 or 3 each time, and the last stone wins. The model plays both.
 
 Each player has its own conversation, and calls the model by the name of its seat: policy/first, policy/second. RLJob
 trains each on its own answers and its own reward. Who answers with something that is no move loses.
@@ -11,7 +11,7 @@ from openai import OpenAI
 
 MODEL = os.environ.get("OPENAI_MODEL", "policy")
 SEATS = ("first", "second")
-RULES = "Two players take 1, 2 or 3 stones in turn. Whoever takes the last one wins. Reply with a number."
+RULES = "Two players take 1, 2 or 3 stones in turn. The player who takes the last one wins. Reply with a number."
 SHOWN = ((9, 2), (6, 1))
 """Moves with which each conversation begins: without them, a small model writes sentences. Neither is the best one."""
 

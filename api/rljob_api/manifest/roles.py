@@ -373,12 +373,12 @@ class RolloutRole(Role):
     keys and values that the old ones computed. recompute: the same, but compute these again with the new weights, which
     costs a prefill of each request. finish: wait until they end with the old weights. schedule.type oneStepOff always
     uses finish."""
-    weight_transfer: WeightTransfer = "auto"
+    weight_transfer: WeightTransfer = "file"
     """How published weights come to the replicas. file: rank 0 of the trainer writes them to a file, which replicas map
     or download. device, with placement trainer: each rank hands them to the replicas on its GPU, without a file;
-    without GPUs, through shared memory. auto: device with placement trainer and GPUs, unless replicas load an adapter,
-    the weights have another form in a checkpoint, or CUDA cannot share memory, as under WSL2; else file. A change holds
-    from the next start of the trainer."""
+    without GPUs, through shared memory. No run on a GPU has shown device yet, so it is a choice. auto: device with
+    placement trainer and GPUs, unless replicas load an adapter, the weights have another form in a checkpoint, or CUDA
+    cannot share memory, as under WSL2; else file. A change holds from the next start of the trainer."""
     stall_timeout_seconds: int = Field(default=600, ge=1)
     """Seconds without a new token after which a generation request is retried on another replica. It does not limit the
     whole request. While it produces tokens for other requests, the replica stays in use."""

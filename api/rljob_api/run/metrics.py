@@ -246,7 +246,7 @@ class StepRecord(TurnNumbers, ScheduleNumbers, UpdateNumbers, RewardNumbers, Epi
 
 
 class EvaluationNumbers(Record):
-    """What an evaluation says of its prompts. Bounds are of a 95 % confidence interval over prompts. Null: unknown,
+    """The figures of an evaluation. Bounds are of a 95 % confidence interval over prompts. Null: unknown,
     as with one prompt."""
 
     accuracy: Score | None = None

@@ -169,7 +169,7 @@ def _read_one(traces: Sequence[Any]) -> Reply:
     trained = [trace for trace in traces if trace.agent.trainable]
     if len(trained) != 1:
         raise UserError(
-            f"agent.environment: {trained[0].agent.name if trained else 'nobody'} played {len(trained)} times as the "
+            f"agent.environment: {trained[0].agent.name if trained else 'no agent'} played {len(trained)} times as the "
             "policy; set agent.seats, and each trains"
         )
     trace = trained[0]

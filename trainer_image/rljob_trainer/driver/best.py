@@ -28,7 +28,7 @@ def choose_best(
 
 
 def _read(record: EvaluationRecord, wanted: manifest.BestStep) -> BestStep | None:
-    """Return what a record says of its step; None if the number is unknown."""
+    """Return the number of a record's step; None if it is unknown."""
     if wanted.metric.startswith("pass@"):
         k = int(wanted.metric.removeprefix("pass@"))
         value, low, high = record.pass_at.get(k), record.pass_at_low.get(k), record.pass_at_high.get(k)

@@ -4,8 +4,9 @@
                                                                                 yes: a group starts
 
 Owns the cursors, the counts and the success seen. Invariant: the next prompt is a pure function of the seed and the
-state, and the state is all that a checkpoint has. What groups did counts at the end of a step, whoever ended first, so
-that a synchronous job has one order. Without a curriculum, each prompt of a source is drawn once in each of its epochs.
+state, and the state is all that a checkpoint has. What groups did counts at the end of a step, in the order of
+their start, so that a synchronous job has one order. Without a curriculum, each prompt of a source is drawn once in
+each of its epochs.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def _build_decode(environment: Environment, spec: RLJobSpec, groups: Sequence[Gr
     return ChatTemplate(tokenizer, spec.agent.tool_format, spec.data.chat_template_arguments).decode
 
 
-def _build_ledger(
+def build_ledger(
     run_dir: Path, job: RLJob, algorithm: AlgorithmCode, first: int, board: StatusBoard, decode: Decode | None
 ) -> Ledger:
     now = time.monotonic()
@@ -145,7 +145,7 @@ async def replay(environment: Environment, settings: Settings) -> None:
         await ray_head.start()
         await run_with_watcher(asyncio.to_thread(connect), ray_head.watch())
         stack.push_async_callback(asyncio.to_thread, disconnect)
-        ledger = _build_ledger(
+        ledger = build_ledger(
             environment.run_dir, job, algorithm, settings.steps[0], board, _build_decode(environment, job.spec, first)
         )
         stack.push_async_callback(ledger.trajectories.close)

@@ -26,11 +26,11 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self.descriptor: int | None = None
-        """That came with a message. Whoever takes it closes it."""
+        """That came with a message. Its reader closes it."""
 
     @classmethod
     def connect(cls, path: Path, seconds: float) -> Channel:
-        """Raise ClosedError if nobody listens."""
+        """Raise ClosedError if no rank listens."""
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(seconds)
         try:

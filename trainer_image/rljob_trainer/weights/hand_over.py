@@ -11,8 +11,8 @@
                                   <--       end
 
 Invariant: `give` takes every tensor of the stream, which is a collective, whatever becomes of the receivers; and it
-frees the staging memory. A receiver that ends, or does not answer in time, is dropped: its load fails, and nobody
-else's.
+frees the staging memory. A receiver that ends, or does not answer in time, is dropped: its load fails, and no
+other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import hmac
 import logging
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -37,13 +36,11 @@ from rljob_trainer.weights.staging import Staging, create_staging, socket_path, 
 log = logging.getLogger(__name__)
 
 BUCKET_BYTES = 64 << 20
-"""Two of them are on the device during a hand-over. A round trip takes less than a millisecond, so larger ones gain
-nothing."""
+"""Two of them are on the device during a hand-over."""
 _NUM_BUCKETS = 2
 _HELLO_SECONDS = 5.0
 _ANSWER_SECONDS = 60.0
 """For an engine to copy a bucket: it first loads the layers that are complete."""
-_POLL_SECONDS = 0.01
 
 
 class HandOver:
@@ -57,8 +54,8 @@ class HandOver:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self._path))
         self._listener.listen()
-        self._lock = threading.Lock()
-        """Guards what follows."""
+        self._lock = threading.Condition()
+        """Guards what follows, and is notified when an engine begins to wait."""
         self._key = ""
         """Key of the version that engines may ask for; empty while they may not."""
         self._waiting: list[Channel] = []
@@ -89,10 +86,8 @@ class HandOver:
     def give(self, tensors: Iterable[tuple[str, Tensor]], wait_seconds: float, release: Callable[[], None]) -> int:
         """Give all engines that wait the tensors, and return how many have got them. Without any, wait for one up to
         `wait_seconds`. `release`: frees what the tensors leave in the allocator."""
-        deadline = time.monotonic() + wait_seconds
-        while not self.num_waiting and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
         with self._lock:
+            self._lock.wait_for(lambda: self.num_waiting > 0, wait_seconds)
             channels, self._waiting = self._waiting, []
         if not channels:
             for _ in tensors:
@@ -154,6 +149,7 @@ class HandOver:
         with self._lock:
             if self._key and hello.get("key") == self._key:
                 self._waiting.append(channel)
+                self._lock.notify_all()
                 return
             reason = f"it offers {self._key}" if self._key else "it is the trainer's turn"
         channel.send({"refused": reason})

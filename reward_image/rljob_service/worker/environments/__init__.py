@@ -59,7 +59,7 @@ def check_seats(loaded: LoadedEnvironment, framework: str, wanted: Sequence[str]
     if wanted is None:
         if seats and not any(seat.plays_policy and seat.trains for seat in seats):
             raise UserError(
-                f"agent.environment: nobody trains: none of its seats ({_list(seats)}) is played by the policy and "
+                f"agent.environment: no seat trains: none of its seats ({_list(seats)}) is played by the policy and "
                 "trains; remove the model of one of them from agent.environment.args"
             )
         return

@@ -49,7 +49,8 @@ def start(folder: Path, how: str) -> subprocess.Popen[str]:
 def count_shared_memory() -> int:
     """Return the bytes of hand-overs that this process has mapped or open."""
     links = [os.readlink(f"/proc/self/fd/{each.name}") for each in os.scandir("/proc/self/fd") if each.is_symlink()]
-    return Path("/proc/self/maps").read_text().count("memfd:rljob-weights") + sum("rljob-weights" in x for x in links)
+    name = "memfd:rljob-weights"
+    return Path("/proc/self/maps").read_text().count(name) + sum(name in link for link in links)
 
 
 def test_two_processes_get_the_weights_and_the_one_that_is_killed_leaves_nothing(

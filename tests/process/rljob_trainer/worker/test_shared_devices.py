@@ -164,7 +164,11 @@ class TrainerPod:
 def pod(tmp_path: Path) -> Iterator[TrainerPod]:
     pod = TrainerPod(tmp_path)
     yield pod
-    pod.process.kill()
+    pod.process.terminate()  # it ends its engines; SIGKILL would leave them
+    try:
+        pod.process.wait(DEADLINE_SECONDS)
+    finally:
+        pod.process.kill()
 
 
 def test_engines_and_ranks_take_turns_whatever_dies(pod: TrainerPod) -> None:

@@ -40,16 +40,14 @@ def job_of(num_gpus: int = 0, **rollout: Any) -> RLJob:
 @pytest.mark.parametrize(
     ("num_gpus", "rollout", "kind"),
     [
-        (1, {"placement": "trainer"}, "device"),
-        (0, {"placement": "trainer"}, "file"),
-        (1, {}, "file"),
-        (1, {"placement": "trainer", "weightTransfer": "file"}, "file"),
+        (1, {"placement": "trainer", "weightTransfer": "auto"}, "device"),
+        (0, {"placement": "trainer", "weightTransfer": "auto"}, "file"),
+        (1, {"weightTransfer": "auto"}, "file"),
+        (1, {"placement": "trainer"}, "file"),
         (0, {"placement": "trainer", "weightTransfer": "device"}, "device"),
     ],
 )
-def test_weights_stay_on_gpus_that_are_shared_unless_the_job_says_otherwise(
-    num_gpus: int, rollout: dict[str, Any], kind: str
-) -> None:
+def test_weights_stay_on_shared_gpus_if_the_job_says_so(num_gpus: int, rollout: dict[str, Any], kind: str) -> None:
     assert choose_kind(job_of(num_gpus, **rollout).spec) == kind
 
 

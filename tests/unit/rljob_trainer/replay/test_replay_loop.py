@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from rljob_api.run.folder import FILE_METRICS, trajectory_file
 from rljob_api.run.metrics import read_metrics
 from rljob_api.wire.protocol import InvalidReason, ScoreResult
 from rljob_trainer.algorithms.registry import build_algorithm
-from rljob_trainer.driver.ledger import Ledger
-from rljob_trainer.driver.reports import Reports
-from rljob_trainer.driver.role_clock import PhaseClock, RoleClock
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.train_lane import TrainLane
 from rljob_trainer.driver.updates import StepUpdates
-from rljob_trainer.history.disk import RunDisk
-from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.recorded_groups import read_groups
-from rljob_trainer.history.run_state import History
-from rljob_trainer.history.tracking import Trackers
 from rljob_trainer.replay.loop import ReplayLoop
+from rljob_trainer.replay.program import build_ledger
 from tests.support.driver_fakes import FakeTrainer
 from tests.support.driver_harness import make_job
 
@@ -43,22 +35,8 @@ class CountingTrainer(FakeTrainer):
 async def replay(harness, job, folder, steps, weight=0):
     """Return the trainer and the records of a replay of the harness' run."""
     folder.mkdir()
-    trainer, algorithm, now = CountingTrainer(harness, "r", weight), build_algorithm(job.spec), time.monotonic()
-    ledger = Ledger(
-        folder,
-        History(),
-        Reports(StatusBoard(), Trackers(), PrometheusMetrics()),
-        RoleClock(now),
-        PhaseClock(now),
-        algorithm=algorithm,
-        schedule=job.spec.schedule,
-        model=job.spec.model,
-        evaluation=job.spec.evaluation,
-        main_set="",
-        success=None,
-        trajectory_bytes=1 << 20,
-        disk=RunDisk(folder),
-    )
+    trainer, algorithm = CountingTrainer(harness, "r", weight), build_algorithm(job.spec)
+    ledger = build_ledger(folder, job, algorithm, min(steps), StatusBoard(), None)
     updates = StepUpdates(job.spec.schedule, algorithm, trainer, ledger.training, full_tokens=1000)
     loop = ReplayLoop(
         trainer, updates, ledger, lambda step: read_groups(trajectory_file(harness.run_dir, step, "train"))

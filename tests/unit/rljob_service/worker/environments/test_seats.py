@@ -34,8 +34,8 @@ def test_a_seat_that_cannot_train_is_refused_with_the_remedy(wanted, message):
         check(wanted)
 
 
-def test_an_environment_in_which_nobody_trains_is_refused():
-    with pytest.raises(UserError, match=r"^agent\.environment: nobody trains: none of its seats \(judge, user\)"):
+def test_an_environment_without_a_seat_that_trains_is_refused():
+    with pytest.raises(UserError, match=r"^agent\.environment: no seat trains: none of its seats \(judge, user\)"):
         check(None, SEATS[2:])
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from rljob_api.manifest.job import ServiceKind
+from rljob_api.manifest.job_spec import ServiceKind
 from rljob_api.wire.contract import ENV_RUN_DIR
 from rljob_trainer.driver import role_clock
 

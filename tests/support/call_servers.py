@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from rljob_api.manifest.agent import Agent
-from rljob_api.manifest.job import Service
+from rljob_api.manifest.job_spec import Service
 from rljob_api.wire.protocol import CallResult, ToolSchema
 from rljob_trainer.calls.services import AgentServices
 from rljob_trainer.replicas.http import open_session

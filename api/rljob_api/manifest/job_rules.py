@@ -7,10 +7,11 @@ the API server fills in the defaults of its fields first.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rljob_api.manifest.base import ClusterRule, Rule, different_names
 from rljob_api.manifest.evaluation import SHORT_FORM, list_greedy
+from rljob_api.manifest.job_spec import JobSpec
 from rljob_api.manifest.roles import SHARED_GPU as ROLLOUT_GPU
 from rljob_api.manifest.roles import NodePool, Resources, RolloutRole
 from rljob_api.manifest.schedule import ALTERNATING
@@ -18,28 +19,25 @@ from rljob_api.manifest.services.models import SHARED_GPU
 from rljob_api.manifest.services.runner import RUNNER_SERVICE
 from rljob_api.manifest.services.user import USER_SERVICE
 
-if TYPE_CHECKING:
-    from rljob_api.manifest.job import RLJobSpec
 
-
-def _divides_over_ranks(spec: RLJobSpec) -> bool:
+def _divides_over_ranks(spec: JobSpec) -> bool:
     prompts, remainder = divmod(spec.schedule.prompts_per_step, spec.schedule.mini_batches)
     # A batch that does not divide into mini-batches is reported once, by its own rule.
     return remainder > 0 or prompts * spec.algorithm.group_size % spec.trainer.num_ranks == 0
 
 
-def _prompt_and_completion_fit(spec: RLJobSpec) -> bool:
+def _prompt_and_completion_fit(spec: JobSpec) -> bool:
     limit, prompt = spec.rollout.max_model_len, spec.data.max_prompt_tokens
     return limit is None or (prompt or 1) + (spec.rollout.sampling.max_tokens or 1) <= limit
 
 
-def _evaluation_fits(spec: RLJobSpec) -> bool:
+def _evaluation_fits(spec: JobSpec) -> bool:
     limit = spec.rollout.max_model_len
     given = [spec.evaluation.sampling, *(each.sampling for each in spec.evaluation.sets)]
     return limit is None or all(sampling is None or (sampling.max_tokens or 1) < limit for sampling in given)
 
 
-def _find_wrong_rewards(spec: RLJobSpec) -> str:
+def _find_wrong_rewards(spec: JobSpec) -> str:
     """`exat in evaluation.sets[0]`: names of sets that no reward of evaluation has."""
     known = {reward.name for reward in spec.rewards if reward.use != "training"}
     sets = enumerate(spec.evaluation.sets)
@@ -47,12 +45,12 @@ def _find_wrong_rewards(spec: RLJobSpec) -> str:
     return ", ".join(wrong)
 
 
-def _names_set(spec: RLJobSpec) -> bool:
+def _names_set(spec: JobSpec) -> bool:
     best = spec.evaluation.best
     return best is None or best.set in {each.name for each in spec.held_out_sets}
 
 
-def _reports_best(spec: RLJobSpec) -> bool:
+def _reports_best(spec: JobSpec) -> bool:
     best = spec.evaluation.best
     found = next((each for each in spec.held_out_sets if best and each.name == best.set), None)
     if best is None or found is None:
@@ -62,7 +60,7 @@ def _reports_best(spec: RLJobSpec) -> bool:
     return best.metric == "accuracy" or int(best.metric.removeprefix("pass@")) in found.pass_at
 
 
-def _divides_trainer(spec: RLJobSpec) -> bool:
+def _divides_trainer(spec: JobSpec) -> bool:
     return _divides(spec.trainer.gpus_per_replica, spec.rollout.gpus_per_replica)
 
 
@@ -81,16 +79,16 @@ def _leave_out(field: str, is_left_out: Callable[[RolloutRole], bool], cel: str)
     )
 
 
-def _find_misplaced(spec: RLJobSpec) -> str:
+def _find_misplaced(spec: JobSpec) -> str:
     return ", ".join(f"{path}.placement" for path in spec.models_in_trainer)
 
 
-def _models_divide_trainer(spec: RLJobSpec) -> bool:
+def _models_divide_trainer(spec: JobSpec) -> bool:
     gpus = {model.gpus_per_replica for model in spec.models_in_trainer.values()}
     return all(_divides(spec.trainer.gpus_per_replica, each) for each in gpus)
 
 
-def _shares_fit(spec: RLJobSpec) -> bool:
+def _shares_fit(spec: JobSpec) -> bool:
     share = spec.rollout.gpu_memory_utilization or _MIN_SHARE
     return not (spec.trainer.gpus_per_replica and spec.shares_trainer) or share + spec.models_gpu_share <= 1
 

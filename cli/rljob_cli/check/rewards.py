@@ -13,7 +13,7 @@ from rljob_api.functions.conventions import Signatures, load_signatures
 from rljob_api.functions.forms import describe_signature
 from rljob_api.functions.plugins import ENVIRONMENTS, SIGNATURES, describe_unknown, find_plugins
 from rljob_api.functions.static_check import check_function
-from rljob_api.manifest.job import Service
+from rljob_api.manifest.job_spec import Service
 from rljob_api.manifest.services.calls import CallService
 from rljob_api.manifest.services.function import PythonFunction
 from rljob_api.manifest.services.models import JudgeReward, UserModel, find_judge_problems

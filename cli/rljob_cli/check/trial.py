@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.job import RLJob, Service, ServiceKind
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job_spec import Service, ServiceKind
 from rljob_api.manifest.services.calls import CallService
 from rljob_api.manifest.services.models import JudgeEndpoint, JudgeReward, UserModel
 from rljob_api.manifest.services.reward import Reward

@@ -17,7 +17,8 @@ from typing import Any
 from rich.table import Table
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.job import RLJob, Service
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job_spec import Service
 from rljob_api.manifest.services.reward import Reward
 from rljob_api.wire.contract import PORT_SERVICE
 from rljob_api.wire.protocol import ScoreRequest, ScoreResult

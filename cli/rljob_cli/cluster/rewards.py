@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from rljob_api.manifest.job import RLJob, Service
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job_spec import Service
 from rljob_api.manifest.services.reward import Reward, RewardModel
 from rljob_api.manifest.status import RLJobStatus
 from rljob_api.wire.contract import LABEL_REWARD_MODEL

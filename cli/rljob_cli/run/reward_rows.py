@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from rljob_api.manifest.job import ServiceKind
+from rljob_api.manifest.job_spec import ServiceKind
 from rljob_api.manifest.scaling import RewardScaling
 from rljob_api.manifest.services.calls import CallService
 from rljob_api.manifest.services.reward import RewardBase

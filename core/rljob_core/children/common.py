@@ -13,7 +13,8 @@ from typing import Any
 import yaml
 
 from rljob_api import API_VERSION
-from rljob_api.manifest.job import RLJob, Service
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job_spec import Service
 from rljob_api.read import scalars
 from rljob_api.wire import contract
 from rljob_core.backend import Manifest, Owner

@@ -10,8 +10,9 @@ of a job's reward and of a RewardModel differ only in names, labels and token; t
 from dataclasses import dataclass
 from typing import Any
 
-from rljob_api.manifest.job import RLJob, Service
+from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_sections import HangDetection
+from rljob_api.manifest.job_spec import Service
 from rljob_api.manifest.pod_engines import find_ports
 from rljob_api.manifest.pod_settings import POD_SETTINGS
 from rljob_api.manifest.services.calls import CallService

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from rljob_api.manifest.job import RLJob, RLJobSpec, Service
+from rljob_api.manifest.job import RLJob, RLJobSpec
+from rljob_api.manifest.job_spec import Service
 from rljob_api.manifest.roles import ALL_LINEAR, NodePool
 from rljob_api.manifest.services.models import ServedModel
 from rljob_api.quantity import parse_quantity

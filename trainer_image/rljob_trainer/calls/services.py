@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 import aiohttp
 
 from rljob_api.errors import RLJobError, UserError
-from rljob_api.manifest.job import Service, ServiceKind
+from rljob_api.manifest.job_spec import Service, ServiceKind
 from rljob_api.manifest.services.runner import RUNNER_SERVICE
 from rljob_api.wire.contract import END_EPISODE
 from rljob_api.wire.protocol import CallRequest, CallResult, Lane

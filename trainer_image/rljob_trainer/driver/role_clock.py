@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from rljob_api.manifest.job import ServiceKind
+from rljob_api.manifest.job_spec import ServiceKind
 
 Role = Literal["rollouts", "rewards", "trainer", "users", "tools", "runners"]
 ROLES: tuple[Role, ...] = ("rollouts", "rewards", "trainer")

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from rljob_api.manifest.agent import Agent
-from rljob_api.manifest.job import Service
+from rljob_api.manifest.job_spec import Service
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import EpisodeTask
 from rljob_trainer.agents.hosted import HostedLoop

@@ -90,7 +90,9 @@ def test_a_checkpoint_is_exported_where_its_attention_and_compiler_do_not_run(fo
     job["spec"].setdefault("trainer", {}).update({"attention": "flash_attention_2", "compile": "always"})
     (run / FILE_JOB).write_text(yaml.safe_dump(job))
     export_checkpoint(run, 1, tmp_path / "exported")
-    ours, theirs = (load_file(each / "model.safetensors") for each in (tmp_path / "exported", folder / "experts-export-1"))
+    ours, theirs = (
+        load_file(each / "model.safetensors") for each in (tmp_path / "exported", folder / "experts-export-1")
+    )
     assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
 
 

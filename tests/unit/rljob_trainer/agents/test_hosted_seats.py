@@ -26,8 +26,8 @@ def play(reply, *seats, main=None, agent=None):
         return reply
 
     host = FakeHost(run)
-    loop = HostedLoop(agent or make_program(seats=["a", "b"]), host, host, needs_reward=True)
-    task = EpisodeTask("g/train/1/5/2", "train", Prompt(7, MESSAGES, [1, 2]), 5, 2, None)
+    loop = HostedLoop(agent or make_program(seats=["a", "b"]), host, host)
+    task = EpisodeTask("g/train/1/5/2", "train", Prompt(7, MESSAGES, [1, 2]), 5, 2, None, needs_reward=True)
     return asyncio.run(loop.run(task)), host
 
 

@@ -79,7 +79,7 @@ class HostedLoop:
             opened.close()
         reply, failure = self._read_reply(result, recording)
         return [
-            self._build(task, each.recording, each.reply, each.failure or failure, number)
+            self._build(task, each.recording, each.reply, failure or each.failure, number)
             for number, each in enumerate(_list_trajectories(recording, reply, self.spec.seats))
         ]
 

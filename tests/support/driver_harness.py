@@ -230,16 +230,8 @@ class DriverHarness:
                 prometheus.register_gateway(gateway.statistics)
                 await gateway.start(self.gateway_address)
                 stack.push_async_callback(gateway.close)
-            needs_reward, weight = not spec.rewards, spec.agent.reward_weight
-            agent = build_agent(
-                spec.agent,
-                services,
-                self.template,
-                self.context_length,
-                gateway,
-                outages.seconds,
-                needs_reward=needs_reward,
-            )
+            weight = spec.agent.reward_weight
+            agent = build_agent(spec.agent, services, self.template, self.context_length, gateway, outages.seconds)
             requests = RequestBuilder(tokenizer, spec.agent.completion)
             reports = Reports(self.board, trackers, prometheus, self.template.decode if self.template else None)
             collector = Collector(

@@ -110,7 +110,8 @@ class FakeHost:
 
 
 async def play_hosted(host: FakeHost, policy: Any, agent: Agent | None = None, *, needs_reward: bool = True) -> Episode:
-    loop = HostedLoop(agent or make_program(), host, host, needs_reward=needs_reward)
+    loop = HostedLoop(agent or make_program(), host, host)
     prompt = Prompt(7, MESSAGES, [1, 2], "4", "sums", {"index": 7, "level": "easy"})
-    [episode] = await loop.run(EpisodeTask("g/train/1/5/2", "train", prompt, 5, 2, policy, seed=11))
+    task = EpisodeTask("g/train/1/5/2", "train", prompt, 5, 2, policy, seed=11, needs_reward=needs_reward)
+    [episode] = await loop.run(task)
     return episode

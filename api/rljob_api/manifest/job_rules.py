@@ -182,6 +182,19 @@ RULES: Final = (
         f"self.rewards.size() == 0 || self.rewards.exists(reward, reward.use != 'evaluation') || {_HOSTED}",
     ),
     Rule(
+        ("rewards", "data.eval", "evaluation.sets"),
+        "must have one that evaluation uses: otherwise every answer to a held-out prompt counts as 0",
+        "remove use: training from one, or add one with use: evaluation",
+        lambda spec: (
+            not spec.rewards
+            or any(reward.use != "training" for reward in spec.rewards)
+            or spec.agent.is_hosted
+            or not spec.held_out_sets
+        ),
+        "self.rewards.size() == 0 || self.rewards.exists(reward, reward.use != 'training') || "
+        f"{_HOSTED} || (!has(self.data.eval) && self.evaluation.sets.size() == 0)",
+    ),
+    Rule(
         ("rewards", "agent.rewardWeight"),
         "must have a weight other than 0: otherwise every score is 0 and the model learns nothing",
         "set rewards[].weight",

@@ -263,7 +263,8 @@ class RLJobStatus(Spec):
     progress: JobProgress = Field(default=JobProgress())
     """The driver's last report."""
     evaluation: list[EvaluationFigure] = Field(default=[], max_length=MAX_FIGURES)
-    """Results of a job with task evaluate that has succeeded. The run's files have them, too, with all samples."""
+    """Results of a job with task evaluate that has succeeded, as far as 4,000 bytes have room: 30 or more. The run's
+    files have all results, and all samples."""
     retried: str = ""
     """Last processed value of the annotation rljob.dev/retry (`kubectl rljob retry`)."""
     queued_since: datetime | None = None

@@ -155,15 +155,17 @@ END_EPISODE = "rljob.endEpisode"
 
 # Bounds of a reward's result.
 MAX_COMPONENTS = 1000
+"""Each is a curve."""
+MAX_RESULT_BYTES = 64 << 10
+"""Limit of one sample's result as JSON. Longer ones are invalid, and never parsed."""
+
+# Requests of seats to the gateway.
 MAX_TRAJECTORIES = 64
 """Trajectories of an episode with seats: each seat that trains has one, or several."""
 POLICY_MODEL = "policy"
 """The `model` of requests that the policy answers. POLICY_MODEL/SEAT: as a seat that trains."""
 HEADER_SESSION = "X-Session-ID"
 """Header of a request to the gateway: which of its seat's conversations it belongs to. verifiers sends it."""
-"""Each is a curve."""
-MAX_RESULT_BYTES = 64 << 10
-"""Limit of one sample's result as JSON. Longer ones are invalid, and never parsed."""
 
 # Bounds of a call's value.
 MAX_TOOL_RESULT_CHARACTERS = 1_000_000

@@ -32,8 +32,9 @@ def end_program(message: str, code: ExitCode) -> ExitCode:
     return code
 
 
-def leave_result(items: Sequence[str]) -> None:
-    """Write as many of the JSON `items` as the termination message has room for, as one JSON array."""
+def leave_result(items: Sequence[str]) -> int:
+    """Write as many of the JSON `items` as the termination message has room for, as one JSON array. Return the number
+    of the others."""
     kept, room = list[str](), _MAX_BYTES - len(RESULT_PREFIX) - len("[]")
     for item in items:
         room -= len(item.encode()) + len(",")
@@ -41,6 +42,7 @@ def leave_result(items: Sequence[str]) -> None:
             break
         kept.append(item)
     _write(f"{RESULT_PREFIX}[{','.join(kept)}]")
+    return len(items) - len(kept)
 
 
 def _write(text: str) -> None:

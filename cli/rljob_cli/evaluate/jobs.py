@@ -31,6 +31,7 @@ def _separate(job: RLJob) -> Iterator[tuple[str, Any]]:
         yield f"{path}.placement", "separate"
     if spec.shares_trainer:
         yield "spec.rollout.placement", "separate"
+        yield "spec.rollout.weightTransfer", "file"
         yield "spec.rollout.replicas", spec.num_rollout_replicas
         trainer = spec.trainer.to_manifest(exclude_defaults=True)
         yield from ((f"spec.rollout.{field}", trainer[field]) for field in _SHARED_FIELDS if field in trainer)

@@ -56,8 +56,8 @@ def find_obstacles(before: Spec, now: Spec, checkpoint: int | None) -> list[str]
         for path, why in _REQUIRED.items()
         if _get(before, path) != _get(now, path)
     ]
-    scored = {reward["name"] for reward in before.get("rewards") or []}
-    if new := [reward["name"] for reward in now.get("rewards") or [] if reward["name"] not in scored]:
+    scored = _list_training_rewards(before)
+    if new := [name for name in _list_training_rewards(now) if name not in scored]:
         found.append(
             f"spec.rewards: the run has no results of {', '.join(new)}, and a replay asks no reward; remove it"
         )
@@ -67,6 +67,11 @@ def find_obstacles(before: Spec, now: Spec, checkpoint: int | None) -> list[str]
             f"{problem}; {remedy}" for problem in _compare_state(f"the checkpoint of step {checkpoint}", before, now)
         ]
     return found
+
+
+def _list_training_rewards(spec: Spec) -> list[str]:
+    """Return the names of the rewards that score training episodes."""
+    return [reward["name"] for reward in spec.get("rewards") or [] if reward.get("use") != "evaluation"]
 
 
 def _compare_state(checkpoint: str, before: Spec, now: Spec) -> Iterator[str]:

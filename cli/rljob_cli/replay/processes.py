@@ -54,7 +54,7 @@ def separate(spec: RLJobSpec) -> RLJobSpec:
     spec = spec.model_copy(deep=True)
     for model in spec.models_in_trainer.values():
         model.placement = "separate"
-    spec.rollout.placement = "separate"
+    spec.rollout.placement, spec.rollout.weight_transfer = "separate", "file"
     return spec
 
 

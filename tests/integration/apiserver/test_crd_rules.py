@@ -321,6 +321,12 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("RLJobSpec", "must have one that training uses", "RLJob", {"rewards.0.use": "evaluation"}),
     (
         "RLJobSpec",
+        "must have one that evaluation uses",
+        "RLJob",
+        {"rewards.0.use": "training", "data.eval": {"source": "hf://org/data"}},
+    ),
+    (
+        "RLJobSpec",
         "must have head_dtype in --hf-overrides",
         "RLJob",
         {"trainer.headDtype": "float32", "rollout.extraArgs": ["--hf-overrides={}"]},
@@ -593,6 +599,7 @@ AGENTS: list[tuple[bool, dict[str, Any]]] = [
     (False, WITH_AGENT | NO_REWARD),
     (False, WITH_AGENT | ZERO),
     (False, PROGRAM | {"data.format": "text"}),
+    (True, PROGRAM | {"rewards.0.use": "training", "data.eval": {"source": "hf://org/data"}}),
     (True, PROGRAM | {"agent.models": [OTHER_MODEL]}),
     (True, PROGRAM | {"agent.runner.command": []}),
     (True, PROGRAM | {"agent.runner": {"command": ["agent"]}}),

@@ -26,14 +26,12 @@ def build_agent(
     context_length: int | None,
     gateway: Gateway | None = None,
     away: Callable[[], float] = lambda: 0.0,
-    *,
-    needs_reward: bool = False,
 ) -> AgentLoop:
     """`template`: None only for singleTurn. `context_length`, `away`: see ConversationLoop. `gateway`: for the types
-    environment and program. `needs_reward`: see HostedLoop."""
+    environment and program."""
     if spec.is_hosted:
         assert gateway is not None
-        return HostedLoop(spec, gateway, services, away, needs_reward=needs_reward)
+        return HostedLoop(spec, gateway, services, away)
     if spec.type == "loop":
         assert template is not None
         return ConversationLoop(spec, services, template, context_length, away)

@@ -52,6 +52,8 @@ class EpisodeTask:
     generate: Generate
     seed: int = 0
     """For what is random besides the policy. The same after a restart."""
+    needs_reward: bool = False
+    """Whether no reward scores it: without one from its program or environment it is invalid, and not a zero."""
 
 
 class AgentLoop(Protocol):

@@ -65,13 +65,9 @@ class HostedLoop:
         gateway: Gateway,
         runner: EpisodeRunner,
         away: Callable[[], float] = lambda: 0.0,
-        *,
-        needs_reward: bool,
     ) -> None:
-        """`away`: returns the seconds of outages so far, which no episode pays for. `needs_reward`: whether an episode
-        without a reward from its program is invalid, since nothing else scores it."""
-        self.spec, self.gateway, self.runner, self.needs_reward = spec, gateway, runner, needs_reward
-        self._away = away
+        """`away`: returns the seconds of outages so far, which no episode pays for."""
+        self.spec, self.gateway, self.runner, self._away = spec, gateway, runner, away
 
     async def run(self, task: EpisodeTask) -> list[Episode]:
         generate = _Watched(task.generate)
@@ -83,7 +79,7 @@ class HostedLoop:
             opened.close()
         reply, failure = self._read_reply(result, recording)
         return [
-            self._build(task, each.recording, each.reply, each.failure or failure, number)
+            self._build(task, each.recording, each.reply, failure or each.failure, number)
             for number, each in enumerate(_list_trajectories(recording, reply, self.spec.seats))
         ]
 
@@ -130,7 +126,7 @@ class HostedLoop:
         if not episode.segments:  # no answer: one row, on which nothing trains
             episode.segments = [prompt_segment(task.prompt)]
         unknown = _reward_turns(episode, recording.completion_ids, {**recording.rewards, **reply.rewards})
-        episode.failure = failure or self._find_problem(episode, unknown, recording)
+        episode.failure = failure or self._find_problem(task, episode, unknown, recording)
         if episode.failure is not None:
             episode.end = EpisodeEnd.FAILED
         return episode
@@ -153,7 +149,9 @@ class HostedLoop:
             where = ".".join(map(str, first["loc"]))
             return EpisodeReply(), _fail(str(InvalidReason.BAD_RETURN), f"not a result: {where}: {first['msg']}")
 
-    def _find_problem(self, episode: Episode, unknown: list[str], recording: Recording) -> EpisodeFailure | None:
+    def _find_problem(
+        self, task: EpisodeTask, episode: Episode, unknown: list[str], recording: Recording
+    ) -> EpisodeFailure | None:
         """Return why an episode that has returned is invalid nevertheless."""
         if not episode.turns:
             message = f"the {self.spec.type} ended without an answer of the model"
@@ -161,10 +159,10 @@ class HostedLoop:
         if unknown:
             message = f"a reward is for {', '.join(unknown)}, and no answer of the episode has that id or number"
             return _fail(str(InvalidReason.BAD_RETURN), message)
-        if self.needs_reward and not has_own_reward(episode):
+        if task.needs_reward and not has_own_reward(episode):
             message = (
-                f"the {self.spec.type} gave no reward, neither for the episode nor for an answer, and the job has no "
-                "spec.rewards"
+                f"the {self.spec.type} gave no reward, neither for the episode nor for an answer, and no reward of "
+                "spec.rewards scores it"
             )
             return _fail(str(InvalidReason.ABSTAINED), message)
         return None

@@ -27,6 +27,15 @@ def choose_best(
     return best
 
 
+def describe_unknown(wanted: manifest.BestStep | None, records: Iterable[EvaluationRecord]) -> str:
+    """Return why a step that the set has evaluated cannot be the best one; empty if it can."""
+    unknown = [r for r in records if wanted is not None and r.set == wanted.set and _read(r, wanted) is None]
+    if wanted is None or not unknown:
+        return ""
+    remedy = "; let a reward of the set return pred, the answer that it reads" * (wanted.metric == "majority")
+    return f"spec.evaluation.best: step {unknown[-1].step} has no {wanted.metric} of {wanted.set}{remedy}"
+
+
 def _read(record: EvaluationRecord, wanted: manifest.BestStep) -> BestStep | None:
     """Return the number of a record's step; None if it is unknown."""
     if wanted.metric.startswith("pass@"):

@@ -133,7 +133,8 @@ class Collector:
         episode_id = plan.episode_id(group.index, sample)
         generate = self._bind_generate(group, sample, plan)
         seed = plan.sample_seed(group.prompt.index, group.index, sample)
-        task = EpisodeTask(episode_id, plan.lane, group.prompt, group.index, sample, generate, seed)
+        needs_reward = not self._rewards_of(plan)
+        task = EpisodeTask(episode_id, plan.lane, group.prompt, group.index, sample, generate, seed, needs_reward)
         # The time of an open episode of training is that of generation.
         is_generating = self.phases.within("generate", time.monotonic) if plan.lane == "train" else nullcontext()
         with is_generating:

@@ -44,7 +44,7 @@ from rljob_api.wire.protocol import (
 )
 from rljob_inputs.models.adapters import EXPORTED_ADAPTER, MIN_MERGED_SHARE
 from rljob_trainer.algorithms.base import AlgorithmCode
-from rljob_trainer.driver.best import choose_best
+from rljob_trainer.driver.best import choose_best, describe_unknown
 from rljob_trainer.driver.checkpointer import CheckpointSeconds
 from rljob_trainer.driver.evaluation import EvaluationResult, SetResult
 from rljob_trainer.driver.learning import StepsWithoutSignal, classify_step, count_last_skipped
@@ -302,6 +302,8 @@ class Ledger:
             history.evaluated_at[record.set] = record.step
             self._show_evaluation(record)
         history.best = choose_best(history.best, self._evaluation.best, records)
+        if unknown := describe_unknown(self._evaluation.best, records):
+            log.warning("%s", unknown)
         self._name_best()
 
     def _show_evaluation(self, record: EvaluationRecord) -> None:
@@ -416,6 +418,7 @@ def _describe_set(step: int, now: float, found: SetResult, numbers: EpisodeNumbe
         time=now,
         set=found.held_out.name,
         samples_per_prompt=found.held_out.samples_per_prompt,
+        num_prompts=len(found.groups),
         num_results=sum(len(episode.results) for episode in found.episodes),
         **vars(numbers),
         **vars(found.figures),

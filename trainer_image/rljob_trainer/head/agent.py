@@ -60,6 +60,5 @@ async def start_agent(
         prometheus.register_gateway(gateway.statistics)
         await gateway.start(address)
         stack.push_async_callback(gateway.close)
-    needs_reward, away = not spec.rewards, (outages or Outages()).seconds
-    loop = build_agent(agent, services, template, context_length, gateway, away, needs_reward=needs_reward)
+    loop = build_agent(agent, services, template, context_length, gateway, (outages or Outages()).seconds)
     return AgentParts(loop, template, gateway)

@@ -154,6 +154,13 @@ async def _watch_nothing() -> NoReturn:
         await asyncio.Event().wait()
 
 
+def _leave_figures(run_dir: Path) -> None:
+    """Let the operator read the results of a job that evaluates."""
+    items = [figure.model_dump_json(exclude_none=True) for figure in read_figures(run_dir)]
+    if num_left_out := leave_result(items):
+        log.warning("status.evaluation has no room for the last %d results: metrics.jsonl has all", num_left_out)
+
+
 async def run_head(
     environment: Environment,
     *,
@@ -289,7 +296,7 @@ async def run_head(
         try:
             await run_with_watcher(driver.run(), watch_ray())
             if not job.spec.trains:
-                leave_result([figure.model_dump_json() for figure in await asyncio.to_thread(read_figures, run_dir)])
+                await asyncio.to_thread(_leave_figures, run_dir)
         except asyncio.CancelledError:
             on_stopped(driver.exit_report)
             raise

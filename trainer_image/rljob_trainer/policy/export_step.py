@@ -62,12 +62,14 @@ def _read_job(run: Path) -> RLJob:
 
 
 def _without_training(job: RLJob) -> RLJob:
-    """Return the job as a policy reads it that is only exported: without a reference model, a critic and GPUs."""
+    """Return the job as a policy reads it that is only exported: without a reference model, a critic and GPUs, and
+    without what its forward pass needs of a device or a compiler."""
     spec = job.spec
     algorithm = spec.algorithm.model_copy(
         update={"type": "grpo", "kl": spec.algorithm.kl.model_copy(update={"coefficient": 0.0})}
     )
-    trainer = spec.trainer.model_copy(update={"replicas": 1, "gpus_per_replica": 0})
+    alone = {"replicas": 1, "gpus_per_replica": 0, "attention": "auto", "compile": "never"}
+    trainer = spec.trainer.model_copy(update=alone)
     rollout = spec.rollout.model_copy(update={"placement": "separate"})
     update = {"algorithm": algorithm, "trainer": trainer, "rollout": rollout}
     return job.model_copy(update={"spec": spec.model_copy(update=update)})

@@ -26,7 +26,7 @@ from rljob_trainer.policy.published import Published
 from rljob_trainer.ranks.device_memory import release_unused
 from rljob_trainer.weights import cuda_ipc
 from rljob_trainer.weights.checksum import Digest, choose_unit, digest_on_device, digest_tensor
-from rljob_trainer.weights.hand_over import HandOver
+from rljob_trainer.weights.hand_over import ANSWER_SECONDS, BUCKET_BYTES, HandOver
 from rljob_trainer.weights.mapped import TensorSpec
 from rljob_trainer.weights.store import WeightStore
 
@@ -102,7 +102,9 @@ class DeviceTransport:
 
     def __init__(self, policy: Policy, folder: Path, num_shards: int) -> None:
         self._policy, self._num_shards = policy, num_shards
-        self._hand_over = HandOver(folder, os.environ.get(ENV_TOKEN, ""), policy.device)
+        token, limit = os.environ.get(ENV_TOKEN, ""), policy.spec.hang_detection.min_seconds
+        # An engine that hangs is dropped before the call counts as one of ranks that hang, which ends their group.
+        self.hand_over = HandOver(folder, token, policy.device, BUCKET_BYTES, min(ANSWER_SECONDS, limit / 2))
 
     def publish(self, generation: str, version: int) -> WeightManifest | None:
         published = self._policy.stream_published()
@@ -110,23 +112,23 @@ class DeviceTransport:
         if dist.get_rank() == 0:
             manifest = digest_published(published, generation, version, _choose_unit(published, self._num_shards))
         _take(published.tensors)
-        self._hand_over.allow(f"{generation}:{version}")
+        self.hand_over.allow(f"{generation}:{version}")
         return manifest
 
     def give(self, *, is_first: bool) -> int:
         tensors = self._policy.stream_published(on_all_ranks=True).tensors
         wait_seconds = _FIRST_SECONDS if is_first else 0.0
-        return self._hand_over.give(tensors, wait_seconds, lambda: release_unused(self._policy.device))
+        return self.hand_over.give(tensors, wait_seconds, lambda: release_unused(self._policy.device))
 
     def withdraw(self) -> None:
-        self._hand_over.allow("")
+        self.hand_over.allow("")
 
     @property
     def num_waiting(self) -> int:
-        return self._hand_over.num_waiting
+        return self.hand_over.num_waiting
 
     def close(self) -> None:
-        self._hand_over.close()
+        self.hand_over.close()
 
 
 def build_transport(policy: Policy, address: str) -> tuple[WeightTransport, str]:

@@ -105,7 +105,7 @@ async def rehearse(environment: Environment, settings: Settings) -> None:
         address = environment.address
         agent = await start_agent(stack, limited, tokenizer, room, services, address, metrics, outages, models)
         seed = plan.sample_seed(prompt.index, 0, 0)
-        task = EpisodeTask(plan.episode_id(0, 0), plan.lane, prompt, 0, 0, answers, seed)
+        task = EpisodeTask(plan.episode_id(0, 0), plan.lane, prompt, 0, 0, answers, seed, needs_reward=not spec.rewards)
         trajectories = await agent.loop.run(task)
         if answers.is_used_up:
             for trajectory in trajectories:

@@ -75,7 +75,7 @@ def read_step(run: Path, spec: RLJobSpec, step: int) -> list[Group]:
             f"spec.schedule.promptsPerStep must be {len(groups)}, the groups of {path}, got "
             f"{spec.schedule.prompts_per_step}"
         )
-    if unscored := find_unscored(groups, [reward.name for reward in spec.rewards]):
+    if unscored := find_unscored(groups, [reward.name for reward in spec.training_rewards]):
         raise UserError(
             f"spec.rewards: {path} has no results of {', '.join(sorted(unscored))}, and a replay asks no reward; "
             "remove what the run did not score"
@@ -83,7 +83,7 @@ def read_step(run: Path, spec: RLJobSpec, step: int) -> list[Group]:
     for group in groups:
         for episode in group.episodes:
             if episode.failure is None:
-                episode.score = weighted_score(episode, spec.rewards, spec.agent.reward_weight)
+                episode.score = weighted_score(episode, spec.training_rewards, spec.agent.reward_weight)
     return groups
 
 

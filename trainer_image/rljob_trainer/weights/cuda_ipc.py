@@ -28,7 +28,7 @@ FUNCTIONS: Final = (
 
 
 class CudaIpcError(RuntimeError):
-    """A call of CUDA failed. The message has its own words."""
+    """A call of CUDA failed. The message has its own words, after those of torch's errors (failures.devices)."""
 
 
 class _Handle(ctypes.Structure):
@@ -106,7 +106,7 @@ def _call(device: torch.device, name: str, *arguments: Any) -> None:
     for code in (runtime.cudaSetDevice(device.index or 0), getattr(runtime, name)(*arguments)):
         if code:
             runtime.cudaGetLastError()  # else the next call of torch would report it
-            raise CudaIpcError(f"{name}: {runtime.cudaGetErrorString(code).decode()}")
+            raise CudaIpcError(f"CUDA error: {runtime.cudaGetErrorString(code).decode()} ({name})")
 
 
 def _as_tensor(address: ctypes.c_void_p, num_bytes: int, device: torch.device) -> Tensor:

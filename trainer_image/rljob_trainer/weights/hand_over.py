@@ -39,16 +39,25 @@ BUCKET_BYTES = 64 << 20
 """Two of them are on the device during a hand-over."""
 _NUM_BUCKETS = 2
 _HELLO_SECONDS = 5.0
-_ANSWER_SECONDS = 60.0
-"""For an engine to copy a bucket: it first loads the layers that are complete."""
+ANSWER_SECONDS = 60.0
+"""The longest time for an engine to copy a bucket: it first loads the layers that are complete."""
 
 
 class HandOver:
     """Listens from construction to `close`, in a thread of its own. The other methods are for one thread."""
 
-    def __init__(self, folder: Path, token: str, device: torch.device, bucket_bytes: int = BUCKET_BYTES) -> None:
-        """`folder`: of the Pod's program. Raise OSError if it does not exist."""
+    def __init__(
+        self,
+        folder: Path,
+        token: str,
+        device: torch.device,
+        bucket_bytes: int = BUCKET_BYTES,
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> None:
+        """`folder`: of the Pod's program. `answer_seconds`: after which an engine that copies a bucket is dropped.
+        Raise OSError if the folder does not exist."""
         self._token, self._device, self._bucket_bytes = token, device, bucket_bytes
+        self.answer_seconds = answer_seconds
         self._path = socket_path(folder, device)
         self._path.unlink(missing_ok=True)  # of a rank that was killed
         self._listener = socket.socket(socket.AF_UNIX)
@@ -94,7 +103,7 @@ class HandOver:
                 pass
             release()
             return 0
-        receivers = [_Receiver(channel) for channel in channels]
+        receivers = [_Receiver(channel, self.answer_seconds) for channel in channels]
         try:
             self._give(receivers, tensors)
             release()
@@ -159,8 +168,8 @@ class HandOver:
 class _Receiver:
     """An engine's worker during a hand-over."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel, self.is_lost = channel, False
+    def __init__(self, channel: Channel, answer_seconds: float) -> None:
+        self._channel, self._answer_seconds, self.is_lost = channel, answer_seconds, False
         self._owes = False
 
     def send(self, message: dict[str, str | int | bool | list[Part]], descriptor: int | None = None) -> None:
@@ -173,7 +182,7 @@ class _Receiver:
         """Wait for the answer to the last message."""
         if self._owes and not self.is_lost:
             with self._losing():
-                self._channel.receive(_ANSWER_SECONDS)
+                self._channel.receive(self._answer_seconds)
                 self._owes = False
 
     @contextlib.contextmanager

@@ -91,9 +91,9 @@ class Players:
 
     async def play(self, kind: str, policy: Any, **fields: Any) -> Episode:
         agent = self.agent.model_copy(update=fields)
-        loop = HostedLoop(agent, self.gateway, self.services, needs_reward=True)
+        loop = HostedLoop(agent, self.gateway, self.services)
         prompt = Prompt(7, [{"role": "user", "content": "2 + 2?"}], [1, 2], "4", "sums", {"kind": kind})
-        [episode] = await loop.run(EpisodeTask(f"g/train/1/5/{kind}", "train", prompt, 5, 2, policy))
+        [episode] = await loop.run(EpisodeTask(f"g/train/1/5/{kind}", "train", prompt, 5, 2, policy, needs_reward=True))
         return episode
 
     def processes(self) -> set[int]:

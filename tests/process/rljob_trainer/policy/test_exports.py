@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from rljob_api.errors import UserError
-from rljob_api.run.folder import export_folder
+from rljob_api.run.folder import FILE_JOB, export_folder
 from rljob_trainer.policy.export_step import export_checkpoint
 from rljob_trainer.run_folder.file_facts import DamagedCheckpointError
 from tests.support import export_scenarios, policy_scenarios
@@ -81,6 +82,18 @@ def test_checkpoint_is_exported_by_one_process_as_its_ranks_export_it(name: str,
         assert all(torch.equal(ours[tensor], theirs[tensor]) for tensor in ours), file
     with pytest.raises(UserError, match="has no checkpoint of step 7; it has 1"):
         export_checkpoint(run, 7, folder / "other")
+
+
+def test_a_checkpoint_is_exported_where_its_attention_and_compiler_do_not_run(folder: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(folder / "experts-run-1", tmp_path / "run", ignore=shutil.ignore_patterns("exports"))
+    job = yaml.safe_load((run / FILE_JOB).read_text())
+    job["spec"].setdefault("trainer", {}).update({"attention": "flash_attention_2", "compile": "always"})
+    (run / FILE_JOB).write_text(yaml.safe_dump(job))
+    export_checkpoint(run, 1, tmp_path / "exported")
+    ours, theirs = (
+        load_file(each / "model.safetensors") for each in (tmp_path / "exported", folder / "experts-export-1")
+    )
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
 
 
 def test_damaged_checkpoint_is_not_exported(folder: Path, tmp_path: Path) -> None:

@@ -29,8 +29,11 @@ ONE_GPU: dict[str, Any] = {
     "rewards": [in_trainer(gpusPerReplica=1)],
 }
 
+TRAINING_ALONE = {"name": "x", "function": {"file": "x"}, "use": "training"}
+
 ACCEPTED: list[dict[str, Any]] = [
     {},
+    {"rewards": [TRAINING_ALONE]},
     {"rollout": SHARED},
     {"rollout": SHARED, "schedule": {"type": "synchronous"}, "trainer": {"replicas": 2}, "suspend": True},
     {"rollout": SHARED | {"gpusPerReplica": 2}, "trainer": {"gpusPerReplica": 4}},
@@ -86,6 +89,10 @@ VIOLATIONS: list[tuple[dict[str, Any], str]] = [
     ({"rollout": {"sampling": {"temperature": 0}}}, "greedy"),
     ({"model": {"source": "/m", "chatTemplate": {}}}, "exactly one of inline, file"),
     ({"evaluation": {"everySteps": 1}}, "without data.eval"),
+    (
+        {"rewards": [TRAINING_ALONE], "data": {"train": {"source": "d"}, "eval": {"source": "e"}}},
+        "must have one that evaluation uses",
+    ),
     ({"data": {"train": {"source": "d"}, "template": "no column"}}, "at least one column"),
     ({"model": {"source": "s3://a/b"}}, "hf://org/name"),
     ({"model": {"source": "hf://a/b/c"}}, "hf://org/name"),

@@ -49,7 +49,8 @@ def test_engines_in_the_trainers_pods_get_pods_of_their_own_with_its_settings(ch
     }  # fmt: skip
     model = {"source": "hf://org/scorer", "gpusPerReplica": 1, "placement": "trainer"}
     rewards = [*SPEC["rewards"], {"name": "scorer", "model": model}]
-    shared = {"rollout": {"placement": "trainer", "gpusPerReplica": 2}, "trainer": trainer, "rewards": rewards}
+    rollout = {"placement": "trainer", "gpusPerReplica": 2, "weightTransfer": "device"}
+    shared = {"rollout": rollout, "trainer": trainer, "rewards": rewards}
     spec = change(Candidate("m", "hf://org/m"), **shared).spec
     assert (spec.rollout.placement, spec.rollout.replicas, spec.rollout.gpus_per_replica) == ("separate", 4, 2)
     assert (spec.rollout.image, spec.rollout.env) == ("i:1", {"A": "b"})

@@ -34,6 +34,14 @@ def test_weight_of_a_reward_may_change() -> None:
     assert find_obstacles(spec(), now, None) == []
 
 
+def test_a_reward_of_evaluation_alone_may_be_added() -> None:
+    added = {"name": "held-out", "function": {"inline": "x"}}
+    rewards = [{"name": "correct", "function": {"inline": "x"}}, added | {"use": "evaluation"}]
+    assert find_obstacles(spec(), spec(rewards=rewards), None) == []
+    [obstacle] = find_obstacles(spec(rewards=rewards), spec(rewards=[rewards[0], added]), None)
+    assert obstacle.startswith("spec.rewards: the run has no results of held-out"), "it scored no training episode"
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rljob_api.manifest.job import RLJobSpec
 from rljob_cli.manifests import labels_of
 from rljob_cli.replay.processes import build_objects, separate
 from rljob_core.plan.observed_job import name_of
@@ -18,7 +19,9 @@ def test_only_head_and_trainers_start() -> None:
 
 
 def test_engines_do_not_share_the_pods_of_trainers() -> None:
-    spec = make_job(rollout={"placement": "trainer"}, trainer={"replicas": 2}).spec
+    rollout = {"placement": "trainer", "weightTransfer": "device"}
+    spec = make_job(rollout=rollout, trainer={"replicas": 2}, schedule={"type": "synchronous"}).spec
     assert spec.shares_trainer
-    assert not separate(spec).shares_trainer
+    found = RLJobSpec.model_validate(separate(spec).to_manifest())  # as the head reads it
+    assert (found.shares_trainer, found.rollout.weight_transfer) == (False, "file")
     assert spec.shares_trainer, "the job is as it was"

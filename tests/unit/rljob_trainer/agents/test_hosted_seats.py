@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from rljob_api.wire.protocol import InvalidReason
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import EpisodeTask, Recording
@@ -26,8 +28,8 @@ def play(reply, *seats, main=None, agent=None):
         return reply
 
     host = FakeHost(run)
-    loop = HostedLoop(agent or make_program(seats=["a", "b"]), host, host, needs_reward=True)
-    task = EpisodeTask("g/train/1/5/2", "train", Prompt(7, MESSAGES, [1, 2]), 5, 2, None)
+    loop = HostedLoop(agent or make_program(seats=["a", "b"]), host, host)
+    task = EpisodeTask("g/train/1/5/2", "train", Prompt(7, MESSAGES, [1, 2]), 5, 2, None, needs_reward=True)
     return asyncio.run(loop.run(task)), host
 
 
@@ -101,3 +103,11 @@ def test_a_failed_episode_fails_all_its_trajectories():
     found, _ = play(InvalidReason.EXCEPTION, recording("a", "", "x"), recording("b", "", "y"))
     assert [each.seat for each in found] == ["a", "b"]
     assert {each.failure.reason for each in found} == {str(InvalidReason.EXCEPTION)}
+
+
+@pytest.mark.parametrize("reason", [InvalidReason.EXCEPTION, InvalidReason.UNREACHABLE])
+def test_a_failure_before_the_first_turn_of_a_seat_keeps_its_own_reason(reason):
+    """What the runner failed is not what the agent did: an outage must not count as an unsolved prompt."""
+    [found], _ = play(reason)
+    assert (found.failure.service, found.failure.reason) == ("runner", reason)
+    assert "KeyError" in found.failure.message

@@ -3,7 +3,7 @@
 import pytest
 
 from rljob_api.manifest.evaluation import BestStep
-from rljob_trainer.driver.best import choose_best
+from rljob_trainer.driver.best import choose_best, describe_unknown
 from tests.support.records import evaluation_record
 
 
@@ -32,6 +32,18 @@ def test_metric_is_the_one_that_the_job_names(metric, value):
     numbers = {"majority": 0.6, "majority_low": 0.5, "pass_at": {1: 0.5, 4: 0.7}, "pass_at_low": {4: 0.5}}
     best = choose(math(2, 0.5, accuracy_low=0.5, **numbers), metric=metric)
     assert (best.metric, best.value, best.low) == (metric, value, 0.5)
+
+
+def test_a_number_that_the_set_never_reports_is_told():
+    """Without pred there is no majority, and no step would ever be the best."""
+    wanted = BestStep(set="math", metric="majority")
+    told = describe_unknown(wanted, [evaluation_record(2, 0.9), math(2, 0.5)])
+    assert told.startswith("spec.evaluation.best: step 2 has no majority of math")
+    assert "return pred" in told
+    assert describe_unknown(wanted, [evaluation_record(2, 0.9)]) == "", "math was not evaluated"
+    assert describe_unknown(wanted, [math(2, 0.5, majority=0.5)]) == ""
+    assert "pred" not in describe_unknown(BestStep(set="math"), [math(2, None)])
+    assert describe_unknown(None, [math(2, None)]) == ""
 
 
 def test_best_by_another_number_does_not_count():

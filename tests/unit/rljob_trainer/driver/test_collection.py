@@ -1,9 +1,15 @@
 """The seeds and limits of a collection's answers."""
 
+import pytest
+
 from rljob_api.manifest.roles import Sampling
+from rljob_api.manifest.services.reward import Reward
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.driver.collection import CollectionPlan, Collector
+from rljob_trainer.episodes.progress import CollectionProgress
 from rljob_trainer.episodes.types import Group
+from rljob_trainer.rewards.groups import RewardClients
+from tests.support.episodes import episode
 
 
 async def test_each_answer_has_its_own_seed_and_at_most_the_room_that_is_left():
@@ -39,3 +45,27 @@ async def test_strings_that_end_one_answer_are_added_to_those_of_the_job():
     await generate([1], None, ["\n"])
     await generate([1])
     assert stops == [["END", "\n"], ["END"]]
+
+
+@pytest.mark.parametrize(("rewards", "needs_reward"), [(None, False), ([], True)])
+async def test_an_episode_that_no_reward_of_its_lane_scores_needs_one_of_its_program(rewards, needs_reward):
+    tasks = []
+
+    class Agent:
+        async def run(self, task):
+            tasks.append(task)
+            return [episode([1], own_reward=1.0)]
+
+    class NoRequests:
+        def build(self, *arguments):
+            raise AssertionError("no reward scores it")
+
+    of_job = Reward.model_validate({"name": "held-out", "function": {"inline": "x"}, "use": "evaluation"})
+    collector = Collector(Agent(), None, RewardClients([], None), [of_job], NoRequests())
+    plan = CollectionPlan("train", 1, 1, Sampling(max_tokens=16), 0, "g", rewards)
+    if needs_reward:
+        await collector.run_group(Group(3, Prompt(7, [], [1])), plan, CollectionProgress)
+    else:
+        with pytest.raises(AssertionError, match="no reward scores it"):
+            await collector.run_group(Group(3, Prompt(7, [], [1])), plan, CollectionProgress)
+    assert [task.needs_reward for task in tasks] == [needs_reward]

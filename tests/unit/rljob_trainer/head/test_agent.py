@@ -61,15 +61,11 @@ async def test_turns_have_the_variables_of_the_chat_template():
     assert given[-1]["enable_thinking"] is False
 
 
-@pytest.mark.parametrize("rewards", [0, 1])
-async def test_gateway_of_a_program_listens_on_the_heads_address_until_the_end(rewards):
+async def test_gateway_of_a_program_listens_on_the_heads_address_until_the_end():
     program = {"type": "program", "runner": FUNCTION}
     async with AsyncExitStack() as stack:
-        parts = await start_agent(
-            stack, build_spec(program, rewards), Tokenizer(), 64, None, ADDRESS, PrometheusMetrics()
-        )
+        parts = await start_agent(stack, build_spec(program), Tokenizer(), 64, None, ADDRESS, PrometheusMetrics())
         assert isinstance(parts.loop, HostedLoop)
-        assert parts.loop.needs_reward == (rewards == 0)
         assert parts.gateway.url == f"http://{ADDRESS}:{PORT_GATEWAY}"
         assert accepts_connections()
     assert not accepts_connections()

@@ -101,6 +101,19 @@ def test_the_pods_folder_makes_the_transport_of_the_device(
         build_transport(policy_of("device"), "")
 
 
+@pytest.mark.parametrize(("min_seconds", "answer_seconds"), [(60, 30.0), (20, 10.0), (7200, 60.0)])
+def test_an_engine_that_hangs_is_dropped_before_its_rank_counts_as_hung(
+    alone: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, min_seconds: int, answer_seconds: float
+) -> None:
+    monkeypatch.setenv(ENV_HAND_OVER, str(tmp_path))
+    policy = policy_of("device")
+    policy.spec.hang_detection.min_seconds = min_seconds
+    transport, _ = build_transport(policy, "")
+    assert isinstance(transport, DeviceTransport)
+    assert transport.hand_over.answer_seconds == answer_seconds
+    transport.close()
+
+
 @pytest.mark.parametrize("unit", ["element", "word"])
 def test_digest_and_size_are_those_of_a_file(unit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store = WeightStore(next_address(), "secret")

@@ -57,6 +57,13 @@ def test_reward_without_results_is_refused(run: Path) -> None:
         read_step(run, spec(rewards=rewards), 1)
 
 
+def test_reward_of_evaluation_alone_needs_no_results_and_is_in_no_score(run: Path) -> None:
+    names = {"correct": "both", "held-out": "evaluation"}
+    rewards = [{"name": name, "function": {"inline": "x"}, "use": use} for name, use in names.items()]
+    [first, _] = read_step(run, spec(rewards=rewards), 1)
+    assert [each.score for each in first.episodes] == [0.0, 1.0, 2.0, 3.0]
+
+
 def test_damaged_checkpoint_is_refused_and_left_as_it_is(run: Path) -> None:
     folder = run / "checkpoints" / "step-000002"
     folder.mkdir(parents=True)

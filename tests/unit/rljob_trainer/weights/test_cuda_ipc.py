@@ -8,6 +8,7 @@ import importlib.util
 import pytest
 import torch
 
+from rljob_trainer.failures.devices import Remedy, find_remedy
 from rljob_trainer.weights import cuda_ipc
 from rljob_trainer.weights.cuda_ipc import CudaMemory, MappedCudaMemory
 
@@ -32,9 +33,9 @@ def test_the_runtime_is_the_one_of_the_locked_wheel() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 def test_without_a_gpu_the_obstacle_has_cudas_own_words() -> None:
     assert "CUDA driver" in cuda_ipc.find_obstacle(GPU) or "no CUDA-capable device" in cuda_ipc.find_obstacle(GPU)
-    with pytest.raises(cuda_ipc.CudaIpcError, match="cudaMalloc: "):
+    with pytest.raises(cuda_ipc.CudaIpcError, match=r"CUDA error: .* \(cudaMalloc\)"):
         CudaMemory(1024, GPU)
-    with pytest.raises(cuda_ipc.CudaIpcError, match="cudaIpcOpenMemHandle: "):
+    with pytest.raises(cuda_ipc.CudaIpcError, match=r"CUDA error: .* \(cudaIpcOpenMemHandle\)"):
         MappedCudaMemory(bytes(cuda_ipc.HANDLE_BYTES), 1024, GPU)
 
 
@@ -114,8 +115,15 @@ def test_what_one_side_writes_the_other_reads_and_both_give_it_back(runtime: Run
 def test_memory_that_cannot_be_shared_is_freed_and_the_obstacle_says_why(runtime: Runtime) -> None:
     assert cuda_ipc.find_obstacle(GPU) == ""
     runtime.refuses = "cudaIpcGetMemHandle"  # as under WSL2
-    assert cuda_ipc.find_obstacle(GPU) == "cudaIpcGetMemHandle: operation not supported"
+    assert cuda_ipc.find_obstacle(GPU) == "CUDA error: operation not supported (cudaIpcGetMemHandle)"
     assert runtime.memory == {}, "nothing is left on the device"
+
+
+def test_a_full_gpu_is_told_from_a_broken_one(runtime: Runtime) -> None:
+    runtime.refuses = "cudaMalloc"
+    with pytest.raises(cuda_ipc.CudaIpcError) as raised:
+        CudaMemory(1024, GPU)
+    assert find_remedy(str(raised.value)) is Remedy.LESS_MEMORY, "as torch's own errors"
 
 
 def test_torch_reads_the_interface_that_a_pointer_has() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rljob_api.errors import TransientError
-from rljob_trainer.weights import hand_over, receive
+from rljob_trainer.weights import receive
 from rljob_trainer.weights.channel import Channel
 from rljob_trainer.weights.hand_over import HandOver
 from rljob_trainer.weights.staging import socket_path
@@ -145,8 +145,8 @@ def test_an_engine_that_ends_in_the_hand_over_is_dropped_and_the_others_get_all(
     assert (world.streams, world.events) == (1, ["released"])
 
 
-def test_an_engine_that_does_not_answer_in_time_is_dropped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hand_over, "_ANSWER_SECONDS", 0.05)
+def test_an_engine_that_does_not_answer_in_time_is_dropped(world: World) -> None:
+    world.rank.answer_seconds = 0.05
     with contextlib.closing(Channel.connect(socket_path(world.folder, CPU), 1.0)) as channel:
         channel.send({"token": "secret", "key": "g:1"})
         wait_for(lambda: world.rank.num_waiting == 1, "it waits")

@@ -69,7 +69,7 @@ def _list_estimators(record: EvaluationRecord) -> Iterator[Figure]:
     figure = partial(
         Figure,
         set=record.set,
-        num_prompts=record.num_samples // max(1, num_samples),
+        num_prompts=record.num_prompts,
         num_failed=record.num_failed,
         num_left_out=record.num_left_out,
     )

@@ -283,6 +283,8 @@ class EvaluationRecord(EvaluationNumbers, EpisodeNumbers, Line):
     """Name of the evaluation set; `eval` is that of `data.eval`."""
     samples_per_prompt: Count = 1
     """Answers to each prompt: the n of avg@n and maj@n."""
+    num_prompts: Count = 0
+    """Prompts of the set."""
     num_results: Count = 0
     """Results of rewards, valid or not."""
     means: Annotated[dict[str, Score | None], Label("component")] = {}

@@ -416,6 +416,7 @@ def _describe_set(step: int, now: float, found: SetResult, numbers: EpisodeNumbe
         time=now,
         set=found.held_out.name,
         samples_per_prompt=found.held_out.samples_per_prompt,
+        num_prompts=len(found.groups),
         num_results=sum(len(episode.results) for episode in found.episodes),
         **vars(numbers),
         **vars(found.figures),

@@ -5,11 +5,11 @@ from rljob_api.run.folder import FILE_EVALUATION
 from rljob_api.run.metrics import EvaluationRecord
 
 SAMPLED = EvaluationRecord(
-    step=0, time=1.0, set="aime", samples_per_prompt=4, num_samples=40, accuracy=0.25, accuracy_low=0.2,
+    step=0, time=1.0, set="aime", samples_per_prompt=4, num_prompts=10, num_samples=80, accuracy=0.25, accuracy_low=0.2,
     accuracy_high=0.3, pass_at={1: 0.25, 4: 0.5}, pass_at_low={1: 0.1, 4: 0.3}, pass_at_high={1: 0.4, 4: 0.7},
     majority=0.3, majority_low=0.1, majority_high=0.5, num_failed=3, num_left_out=2,
 )  # fmt: skip
-GREEDY = EvaluationRecord(step=0, time=1.0, num_samples=8)
+GREEDY = EvaluationRecord(step=0, time=1.0, num_prompts=8, num_samples=8)
 
 
 def test_each_estimator_of_each_set_is_a_figure():

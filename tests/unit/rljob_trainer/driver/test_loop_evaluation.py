@@ -33,7 +33,7 @@ async def test_each_set_has_its_prompts_samples_rewards_and_steps(make_harness):
     found = {(each.set, each.step): each for each in metrics.evaluations}
     assert sorted(found) == [("eval", 0), ("eval", 2), ("eval", 4), *(("math", step) for step in (1, 2, 3, 4))]
     math = found["math", 2]
-    assert (math.num_samples, math.samples_per_prompt, math.num_results) == (12, 3, 12)
+    assert (math.num_prompts, math.num_samples, math.samples_per_prompt, math.num_results) == (4, 12, 3, 12)
     assert set(math.pass_at) == {1, 2, 3}
     assert math.pass_at[1] <= math.pass_at[2] <= math.pass_at[3]
     by_set = {name: [row for row in rows if row.set == name] for name in ("eval", "math", None)}

@@ -99,7 +99,7 @@ def inject(injection: Injection, observer: Observer) -> Outcome:
     started_at, first = time.monotonic(), observer.step()
     job.wait_for("a new step", lambda: observer.step() > first and time.monotonic() > started_at + INTERVAL_SECONDS)
     time.sleep(injection.delay)
-    before, at_step = observer.look(), observer.step()
+    before, at_step = observer.look_until_answered(), observer.step()
     log_step(f"{job.name}: {fault.name} at step {at_step}")
     with apply_fault(fault, observer) as has_successor:
         outcome = observer.follow(injection, before, at_step, has_successor)

@@ -338,8 +338,8 @@ def evaluate(
         typer.Option(
             "--model",
             metavar="SOURCE|RUN@STEP",
-            help="A folder, hf://org/name or pvc://claim/path; or a checkpoint of a run: its step, last or export. "
-            "Repeatable. Default: spec.model.",
+            help="A folder, hf://org/name or pvc://claim/path; or a checkpoint of a run: its step, best, last or "
+            "export. Repeatable. Default: spec.model.",
             autocompletion=complete_runs,
         ),
     ] = None,

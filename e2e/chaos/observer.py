@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import CommandError, Job, Manifest
+from harness import CommandError, Job, Manifest, wait_for
 
 from chaos.plan import Injection
 from chaos.report import Outcome
@@ -51,6 +51,11 @@ class Observer:
                 "readiness": sorted((pod["metadata"]["name"], _is_ready(pod)) for pod in pods if not _has_ended(pod)),
             }
         return {}
+
+    def look_until_answered(self) -> dict[str, Any]:
+        """Return the first answer of `look`: the API server may be busy, as after the fault before."""
+        found: dict[str, Any] = wait_for("an answer of the API server", self.look)
+        return found
 
     def follow(
         self, injection: Injection, before: dict[str, Any], at_step: int, has_successor: Callable[[], bool]

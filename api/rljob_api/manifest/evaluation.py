@@ -89,7 +89,8 @@ class Evaluation(Spec):
     """The k of pass@k, each at most samplesPerPrompt; larger ones are left out. Null: the powers of two up to
     samplesPerPrompt, and samplesPerPrompt; none if that is 1."""
     best: BestStep | None = None
-    """Keeps the checkpoint of the best step, and names it in best.json, the summary and the status. Null: off."""
+    """Keeps the checkpoint of the best step, and names it in best.json, the summary and the driver's /status. Null:
+    off."""
 
 
 @dataclass(frozen=True)

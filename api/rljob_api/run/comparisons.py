@@ -45,7 +45,7 @@ class ModelResult(Record):
     phase: str
     """Succeeded, Failed, Interrupted, or Pending: not evaluated yet."""
     message: str = ""
-    """Why it failed."""
+    """Why it failed, or which figures of a job in a cluster are missing."""
     figures: list[Figure] = []
     """By set, in the order of the job."""
 
@@ -73,7 +73,7 @@ def _list_estimators(record: EvaluationRecord) -> Iterator[Figure]:
         num_failed=record.num_failed,
         num_left_out=record.num_left_out,
     )
-    mean = "accuracy" if num_samples == 1 else f"avg@{num_samples}"
+    mean = _name_mean(num_samples)
     yield figure(name=mean, value=record.accuracy, low=record.accuracy_low, high=record.accuracy_high)
     for k, value in record.pass_at.items():
         low, high = record.pass_at_low.get(k), record.pass_at_high.get(k)
@@ -81,6 +81,16 @@ def _list_estimators(record: EvaluationRecord) -> Iterator[Figure]:
     if record.majority is not None:
         low, high = record.majority_low, record.majority_high
         yield figure(name=f"maj@{num_samples}", value=record.majority, low=low, high=high)
+
+
+def list_names(samples_per_prompt: int, pass_at: Iterable[int]) -> list[str]:
+    """Return the names of the figures of a set whose prompts all have their answers, without the majority's: whether it
+    is known depends on the rewards."""
+    return [_name_mean(samples_per_prompt), *(f"pass@{k}" for k in pass_at)]
+
+
+def _name_mean(num_samples: int) -> str:
+    return "accuracy" if num_samples == 1 else f"avg@{num_samples}"
 
 
 def write_comparison(folder: Path, comparison: Comparison) -> Path:

@@ -32,8 +32,14 @@ def build_question(
         for path, source in job.spec.sources.items()
         if (config := inputs.model_configs.get(path))
     }
-    longest = [table.max for table in inputs.lengths if not table.path.startswith("spec.data.eval") and table.is_whole]
-    return Question(inputs.resolve(job), models, gpu_bytes, next(iter(longest), None), num_gpus)
+    return Question(inputs.resolve(job), models, gpu_bytes, _find_longest(job, inputs), num_gpus)
+
+
+def _find_longest(job: RLJob, inputs: InputsReport) -> int | None:
+    """Return the tokens of the longest training prompt; None unless all prompts of all sources were measured."""
+    measured = {table.path: table.max for table in inputs.lengths if table.is_whole}
+    paths = [each.path for each in job.spec.data.train_sources]
+    return max(measured[path] for path in paths) if measured.keys() >= set(paths) else None
 
 
 def check_memory(question: Question) -> Iterator[Finding]:

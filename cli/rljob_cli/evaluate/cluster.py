@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rljob_api.manifest.evaluation import HeldOutSet
 from rljob_api.manifest.job import RLJob
-from rljob_api.run.comparisons import Comparison, Figure, ModelResult
+from rljob_api.run.comparisons import Comparison, Figure, ModelResult, list_names
 from rljob_cli.check.jobfile import load_partial
 from rljob_cli.cluster.client import Cluster, Target
 from rljob_cli.cluster.commands import on_cluster
@@ -79,7 +80,8 @@ async def _compare(
     cluster: Cluster, job: RLJob, candidates: Sequence[Candidate], names: Sequence[str], options: Options
 ) -> int:
     ended = await _wait_for_all(cluster, names, options)
-    results = [read_result(candidate, manifest) for candidate, manifest in zip(candidates, ended, strict=True)]
+    sets = job.spec.held_out_sets
+    results = [read_result(candidate, manifest, sets) for candidate, manifest in zip(candidates, ended, strict=True)]
     print_comparison(Comparison(job=job.metadata.name, models=results), options.output)
     return 0 if all(result.phase == "Succeeded" for result in results) else EXIT_FAILED
 
@@ -105,14 +107,23 @@ def _has_ended(job: Manifest) -> bool:
     return status.phase in _FINAL_PHASES and status.observed_generation >= job["metadata"].get("generation", 1)
 
 
-def read_result(candidate: Candidate, job: Manifest) -> ModelResult:
-    """Return the result that the status of a job has."""
+def read_result(candidate: Candidate, job: Manifest, sets: Sequence[HeldOutSet]) -> ModelResult:
+    """Return the result that the status of a job has. `sets`: those of the job."""
     status = parse_status(job)
+    figures = [Figure.model_validate(figure.model_dump()) for figure in status.evaluation]
     return ModelResult(
         model=candidate.given,
         source=str(job["spec"]["model"]["source"]),
         job=job["metadata"]["name"],
         phase=status.phase or "Pending",
-        message="" if status.phase == "Succeeded" else message_of(status),
-        figures=[Figure.model_validate(figure.model_dump()) for figure in status.evaluation],
+        message=_describe_missing(figures, sets) if status.phase == "Succeeded" else message_of(status),
+        figures=figures,
     )
+
+
+def _describe_missing(figures: Sequence[Figure], sets: Sequence[HeldOutSet]) -> str:
+    """Return which figures the status lacks, for which a termination message has no room; empty if it has all."""
+    found = {(figure.set, figure.name) for figure in figures}
+    names = ((each.name, name) for each in sets for name in list_names(each.samples_per_prompt, each.pass_at))
+    missing = [" ".join(pair) for pair in names if pair not in found]
+    return f"not in its status: {', '.join(missing)}; the metrics.jsonl of its run has all" if missing else ""

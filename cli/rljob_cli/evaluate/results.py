@@ -48,7 +48,8 @@ def _show(model: ModelResult, set_: str, name: str) -> str:
 
 def describe_notes(comparison: Comparison) -> list[str]:
     """Return lines about what the table leaves out: models that failed, and episodes that a figure does not count."""
-    notes = [f"{model.model}: {model.phase}: {model.message}" for model in comparison.models if model.phase == "Failed"]
+    told = [model for model in comparison.models if model.phase == "Failed" or model.message]
+    notes = [f"{model.model}: {model.phase}: {model.message}" for model in told]
     for model in comparison.models:
         for set_ in dict.fromkeys(figure.set for figure in model.figures):
             first = next(figure for figure in model.figures if figure.set == set_)

@@ -110,7 +110,12 @@ def _list_sources(manifest: dict[str, Any]) -> Iterator[LocalSource]:
 def _list_data(manifest: dict[str, Any]) -> list[tuple[Location, str]]:
     mix = get_value(manifest, ("spec", "data", "mix")) or []
     mixed = [(("spec", "data", "mix", index, "source"), f"mix-{source['name']}") for index, source in enumerate(mix)]
-    return [*((("spec", "data", split, "source"), split) for split in ("train", "eval")), *mixed]
+    sets = get_value(manifest, ("spec", "evaluation", "sets")) or []
+    held_out = [
+        (("spec", "evaluation", "sets", index, "data", "source"), f"eval-{each['name']}")
+        for index, each in enumerate(sets)
+    ]
+    return [*((("spec", "data", split, "source"), split) for split in ("train", "eval")), *mixed, *held_out]
 
 
 def _list_agent(manifest: dict[str, Any]) -> Iterator[LocalSource]:

@@ -104,4 +104,5 @@ def _describe_pair(pair: Pair, curves: list[str]) -> dict[str, Any]:
         for letter, side in (("a", pair.a), ("b", pair.b))
     }
     difference = {name: pair.difference(name) for name in curves}
-    return {"prompt": pair.prompt, "ground_truth": pair.ground_truth, **sides, "difference": difference}
+    shared = {"prompt": pair.prompt, "ground_truth": pair.ground_truth, "set": pair.set, "seat": pair.seat}
+    return {**shared, **sides, "difference": difference}

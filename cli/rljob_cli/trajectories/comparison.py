@@ -1,4 +1,8 @@
-"""The comparison of two runs, by the prompts that both have. Invariant: an invalid result is not part of any mean."""
+"""The comparison of two runs, by the prompts that both have.
+
+Invariants: an invalid result is in no mean; no mean is over two evaluation sets, which sample and score a prompt
+differently, or over two seats, whose scores may add up to 0.
+"""
 
 import statistics
 from collections.abc import Iterable
@@ -31,6 +35,10 @@ class Side:
 class Pair:
     prompt: str
     ground_truth: str | None
+    set: str | None
+    """Name of the evaluation set. None: training."""
+    seat: str | None
+    """None: episodes have one player."""
     a: Side
     b: Side
 
@@ -58,11 +66,11 @@ class Comparison:
 
 
 def compare(rows_a: Iterable[SampleRow], rows_b: Iterable[SampleRow]) -> Comparison:
-    """Match by prompt and answer, since row numbers may differ between datasets."""
-    sides: list[dict[tuple[str, str | None], Side]] = [{}, {}]
+    """Match by prompt and answer, since row numbers may differ between datasets, within each set and seat."""
+    sides: list[dict[tuple[str, str | None, str | None, str | None], Side]] = [{}, {}]
     for side, rows in zip(sides, (rows_a, rows_b), strict=True):
         for row in rows:
-            side.setdefault((row.prompt, row.ground_truth), Side()).add(row)
+            side.setdefault((row.prompt, row.ground_truth, row.set, row.seat), Side()).add(row)
     a, b = sides
     pairs = [Pair(*key, a[key], b[key]) for key in a if key in b]
     pairs.sort(key=lambda pair: -abs(pair.difference("score") or 0.0))

@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from rljob_api.manifest.evaluation import SHORT_FORM
 from rljob_api.run.trajectories import ResultRow, SampleRow
 from rljob_cli.tables import make_console
 from rljob_cli.trajectories.comparison import Comparison, Pair, Side
@@ -105,7 +106,7 @@ def _list_pairs(pairs: Sequence[Pair], curves: Sequence[str], full: bool) -> Tab
         table.add_column(name, overflow="fold", ratio=3 if name == "prompt" else None)
     for pair in pairs:
         table.add_row(
-            Text(shorten(format_prompt(pair.prompt), full) + _answer(pair.ground_truth)),
+            Text(shorten(format_prompt(pair.prompt), full) + _answer(pair.ground_truth) + _name_part(pair)),
             *(Text(_list_means(side, curves)) for side in (pair.a, pair.b)),
             Text("\n".join(signed(pair.difference(curve)) for curve in curves)),
         )
@@ -116,6 +117,13 @@ def _list_means(side: Side, curves: Sequence[str]) -> str:
     lines = [f"{curve} {number(side.means.get(curve))}" for curve in curves]
     invalid = f", {side.num_invalid} invalid" if side.num_invalid else ""
     return "\n".join([*lines, f"{side.num_samples} sample{'s' if side.num_samples != 1 else ''}{invalid}"])
+
+
+def _name_part(pair: Pair) -> str:
+    """Return the evaluation set, unless it is that of data.eval, and the seat."""
+    is_named = pair.set not in (None, SHORT_FORM)
+    parts = ([f"set {pair.set}"] if is_named else []) + ([f"seat {pair.seat}"] if pair.seat else [])
+    return f"\n{', '.join(parts)}" if parts else ""
 
 
 def _answer(ground_truth: str | None) -> str:

@@ -47,8 +47,9 @@ async def play(environment: Any, episode: Episode, model: Model) -> Reply:
 
 
 def is_async(environment: Any) -> bool:
-    """verifiers runs many rollouts in one event loop itself."""
-    return True
+    """verifiers runs many rollouts in one event loop itself, but one of its environments serves all of them with what
+    `start` made, and here each episode starts and stops it."""
+    return bool(getattr(environment, "shares", True))
 
 
 def _has_legacy() -> bool:

@@ -23,6 +23,7 @@ from rljob_service.worker.episodes.types import Access, Episode, Reply, SeatResu
 from rljob_service.worker.forms.json_values import to_log
 
 _OWN_MODULE: Final = "rljob_taskset"
+_BASE_MODULE: Final = "verifiers.v1.env"
 _KEY_VARIABLE: Final = "OPENAI_API_KEY"
 """Set for each episode."""
 _SEAT: Final = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
@@ -36,6 +37,8 @@ class V1Environment:
         self._environment = load_environment(resolve_env_config(_with_seats(config)))
         self._tasks: list[Any] | None = None
         self.seats = _find_seats(self._environment)
+        self.shares = not has_own_servers(self._environment)
+        """Whether several episodes may play at once."""
 
     async def play(self, episode: Episode, access: Access) -> Reply:
         from verifiers.v1.clients import EvalClientConfig, ModelContext
@@ -102,6 +105,12 @@ def is_taskset(value: Any) -> bool:
 
 def _bases(value: Any) -> tuple[type, ...]:
     return value.__mro__[1:] if isinstance(value, type) else ()
+
+
+def has_own_servers(environment: Any) -> bool:
+    """Whether its `start` and `stop`, which `serving` calls around each episode, are not the empty ones of Env."""
+    own = (kind for kind in type(environment).__mro__ if kind.__module__ != _BASE_MODULE)
+    return any(name in vars(kind) for kind in own for name in ("start", "stop"))
 
 
 def _agents(config: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Owns the process, its socket, its pipes and its seccomp supervisor. Each request gets exactly one result: the worker's
 replies, or how the process ended. Processes that requests started end before the worker is idle again. The pool decides
 when to start and to replace a worker, isolation what it may do, `running` what each request gets; a request of a shared
-process (episodesPerProcess) is ended by shared_worker.
+process (episodesPerProcess) is ended by `shared_requests`.
 """
 
 from __future__ import annotations

@@ -23,6 +23,8 @@ from rljob_service.worker.settings import TEARDOWN_SECONDS, FunctionSettings
 
 _CANCEL_SECONDS = 1.0
 """For which a request without a teardown may run after its cancellation."""
+_ENOUGH_BEATS = 2
+"""Turns of the loop in which a request can end after its cancellation."""
 _REMEDY = "await what takes long (an async client, asyncio.to_thread), or remove episodesPerProcess"
 
 
@@ -69,7 +71,7 @@ class SharedRequests:
         else:
             self._worker.requests.must_end(number, result)
             self._worker.send(CANCEL, number)
-            self._loop.call_later(self._seconds, self._check_ended, number)
+            self._loop.call_later(self._seconds, self._check_ended, number, self.board.beats)
 
     def end_all(self, result: ExecutionResult) -> None:
         """Cancel all requests, since the process ends."""
@@ -94,9 +96,14 @@ class SharedRequests:
         where = f" at {place}" if place else ""
         self._end_process(culprit, f"it blocked the event loop of its process for {BLOCKED_SECONDS:g} s{where}")
 
-    def _check_ended(self, number: int) -> None:
-        if self._worker.requests.get(number) is not None and not self._is_ending:
+    def _check_ended(self, number: int, beats: int) -> None:
+        """End the process if a request goes on. `beats`: those of the board when it was cancelled."""
+        if self._worker.requests.get(number) is None or self._is_ending:
+            return
+        if self.board.current == number or self.board.beats - beats >= _ENOUGH_BEATS:
             self._end_process(number, f"it ran on for {self._seconds:g} s after it was cancelled")
+        else:  # another one runs, so it could not end yet; a loop that is blocked for long ends in another way
+            self._loop.call_later(self._seconds, self._check_ended, number, beats)
 
     def _end_process(self, culprit: int, what: str) -> None:
         self._is_ending = True

@@ -21,7 +21,7 @@ from rljob_service.results import ExecutionResult, failure
 from rljob_service.server.bodies import Unscorable
 from rljob_service.server.execution import Execution, Waiter, build_response
 from rljob_service.server.known_requests import KnownRequests
-from rljob_service.server.lanes import LANES, Lanes
+from rljob_service.server.lanes import LANES, MIN_SLOTS_FOR_RESERVE, Lanes
 from rljob_service.server.metrics import VALID, ServerMetrics
 from rljob_service.server.pacing import START_WINDOW_SECONDS, may_start, start_limit
 from rljob_service.server.served_service import ServedService
@@ -191,9 +191,10 @@ class Executor:
 
 def _count_slots(service: ServedService) -> int:
     """Return the slots with the one that is kept for evaluations: in shared processes it costs nothing, so it is one
-    more."""
+    more, if there are enough that one is kept."""
+    slots = service.config.slots
     is_shared = isinstance(service.backend, FunctionSettings) and service.backend.is_shared
-    return service.config.slots + is_shared
+    return slots + 1 if is_shared and slots + 1 >= MIN_SLOTS_FOR_RESERVE else slots
 
 
 def build_pool(

@@ -17,7 +17,7 @@ Item = TypeVar("Item", bound=Hashable)
 
 LANES: tuple[Lane, ...] = get_args(Lane)
 _WEIGHTS: dict[Lane, int] = {"train": 3, "eval": 1}
-_MIN_SLOTS_FOR_RESERVE = 4
+MIN_SLOTS_FOR_RESERVE = 4
 """Below this an idle reserved slot would cost more than a quarter of the training throughput."""
 
 
@@ -27,7 +27,7 @@ class Lanes(Generic[Item]):
     def __init__(self, slots: int, queue_length: int) -> None:
         self._slots = slots
         self._queue_length = queue_length
-        self._reserved_for_eval = 1 if slots >= _MIN_SLOTS_FOR_RESERVE else 0
+        self._reserved_for_eval = 1 if slots >= MIN_SLOTS_FOR_RESERVE else 0
         self._waiting: dict[Lane, OrderedDict[Item, None]] = {lane: OrderedDict() for lane in LANES}
         self._running: dict[Item, Lane] = {}
         self._num_running_in = dict.fromkeys(LANES, 0)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
+from typing import Self
 
 from rljob_service.worker.episodes.types import Access
 
@@ -98,8 +99,16 @@ class SharedEnvironment(MutableMapping[str, str]):
     def copy(self) -> dict[str, str]:
         return dict(self)
 
-    def __or__(self, other: MutableMapping[str, str]) -> dict[str, str]:
+    def __or__(self, other: Mapping[str, str]) -> dict[str, str]:
         return {**self, **other}
+
+    def __ror__(self, other: Mapping[str, str]) -> dict[str, str]:
+        return {**other, **self}
+
+    def __ior__(self, other: Mapping[str, str]) -> Self:
+        # Without it, `os.environ |= ...` would put a dict with the key of this episode in its place, for all.
+        self.update(other)
+        return self
 
     def __repr__(self) -> str:
         return f"environ({dict(self)!r})"

@@ -31,7 +31,8 @@ _COMMAND: Final = "rljob_service.worker.episodes.command"
 _MAX_NAME_CHARACTERS: Final = 100
 _IS_COMMAND: Final = "a command is a process of each episode; remove episodesPerProcess"
 _NOT_ASYNC_FRAMEWORK: Final = (
-    "the steps of an environment of this framework are not async, and would block each other; remove episodesPerProcess"
+    "its steps are not async, as in most frameworks, or it has servers of its own (start, stop) for one episode at a "
+    "time; remove episodesPerProcess"
 )
 
 

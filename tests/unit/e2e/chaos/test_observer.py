@@ -6,10 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import harness
 import pytest
 from chaos import observer as observer_module
 from chaos.observer import Observer
 from chaos.plan import Fault, Injection
+from harness import CommandError
 
 
 def pod(name: str, phase: str, *, is_ready: bool) -> dict[str, Any]:
@@ -26,6 +28,21 @@ def test_a_pod_that_has_ended_is_not_waited_for(old: dict[str, Any], is_whole: b
     cluster = SimpleNamespace(get=lambda kind, *_: {"items": pods} if kind == "pods" else {"status": {}})
     observer = Observer(SimpleNamespace(name="job", cluster=cluster), Path(), limit_seconds=1)  # type: ignore[arg-type]
     assert observer.is_whole(observer.look()) == is_whole
+
+
+def test_what_a_fault_changes_is_compared_with_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [CommandError("kubectl: timeout"), {"items": []}, {"status": {}}]
+
+    def get(*_: Any) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, CommandError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(harness.time, "sleep", lambda seconds: None)
+    job = SimpleNamespace(name="job", cluster=SimpleNamespace(get=get))
+    before = Observer(job, Path(), limit_seconds=1).look_until_answered()  # type: ignore[arg-type]
+    assert (before["hung"], before["readiness"]) == (False, [])
 
 
 QUIET = {"hung": False, "outage": False, "restarts": 0, "containers": [], "readiness": [("a", True)]}

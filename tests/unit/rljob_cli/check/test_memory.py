@@ -13,6 +13,7 @@ from rljob_cli.check.jobfile import load
 from rljob_cli.check.memory import build_question, check_memory
 from rljob_cli.main import app
 from rljob_inputs.check import InputsReport
+from rljob_inputs.data.lengths import PromptLimit, measure
 from tests.support.model_folder import write_model
 
 REWARD = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n"
@@ -63,6 +64,22 @@ def test_activations_above_the_memory_of_the_gpus_are_a_warning(tmp_path):
     assert (path, is_warning) == ("spec.trainer", True)
     assert message.startswith("a GPU of trainer may need ")
     assert "what fits: trainer.gradientCheckpointing: full (" in message
+
+
+@pytest.mark.parametrize(
+    ("measured", "longest"),
+    [
+        ({"spec.data.train": 50, "spec.data.mix[0]": 900, "spec.evaluation.sets[0].data": 2000}, 900),
+        ({"spec.data.train": 50, "spec.evaluation.sets[0].data": 20}, None),  # of mix[0] only some rows were read
+        ({"spec.evaluation.sets[0].data": 20}, None),
+    ],
+)
+def test_longest_prompt_is_that_of_all_sources_of_training_alone(tmp_path, measured, longest):
+    mix = [{"name": "more", "source": "train.jsonl", "prompt": "question"}]
+    data = {"train": {"source": "train.jsonl", "prompt": "question"}, "mix": mix}
+    job = load(write_job(tmp_path, SMOLLM2_135M, data=data)).job
+    inputs = InputsReport(lengths=[measure([length], path, 1, PromptLimit()) for path, length in measured.items()])
+    assert build_question(job, inputs).max_prompt_tokens == longest
 
 
 def test_a_limit_below_the_plan_is_reported_with_both_numbers(tmp_path):

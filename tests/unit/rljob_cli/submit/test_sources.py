@@ -44,6 +44,12 @@ def test_further_sources_of_prompts_are_found():
     assert found(manifest) == [("spec.data.mix[1].source", "./own.jsonl", "data", "mix-own")]
 
 
+def test_data_of_evaluation_sets_is_found():
+    sets = [{"name": "hub", "data": {"source": "hf://org/data"}}, {"name": "hard", "data": {"source": "./hard.jsonl"}}]
+    manifest = job(data={"train": {"source": "/t"}}, evaluation={"sets": sets}, rewards=[])
+    assert found(manifest) == [("spec.evaluation.sets[1].data.source", "./hard.jsonl", "data", "eval-hard")]
+
+
 def test_model_of_a_user_is_found():
     manifest = job(agent={"type": "loop", "user": {"model": {"model": {"source": "./user"}}}})
     assert found(manifest)[-1] == ("spec.agent.user.model.model.source", "./user", "model", "user")

@@ -1,6 +1,7 @@
 """`rljob trajectories` over logs as the trainer writes them."""
 
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -248,6 +249,26 @@ def test_diff_table_has_means_per_curve_and_the_largest_differences(run_dir, oth
         assert text in shown, shown
     assert "2+2?" not in shown
     assert "the 1 that differ most; more with --limit" in shown
+
+
+def test_diff_compares_within_each_evaluation_set_and_each_seat(tmp_path):
+    for run, (greedy, sampled, first, second) in {"a": (1.0, 0.0, 0.25, -0.25), "b": (0.0, 1.0, 0.5, -0.5)}.items():
+        sets = [("eval", {"r": result(greedy)}), ("sampled", {"r": result(sampled)})]
+        groups = [replace(group(i, "1+1?", results), held_out=name) for i, (name, results) in enumerate(sets)]
+        game = replace(group(2, "play", {"r": result(first)}, {"r": result(second)}), held_out="eval")
+        for each, seat in zip(game.episodes, ("first", "second"), strict=True):
+            each.seat = seat
+        write(tmp_path / run, 0, *groups, game, lane="eval")
+    pairs = rows("diff", tmp_path / "a", tmp_path / "b")
+    assert [(pair["set"], pair["seat"], pair["difference"]["score"]) for pair in pairs] == [
+        ("eval", None, -1.0),
+        ("sampled", None, 1.0),
+        ("eval", "first", 0.25),
+        ("eval", "second", -0.25),
+    ]
+    shown = rljob("diff", tmp_path / "a", tmp_path / "b").output
+    assert "set sampled" in shown
+    assert "seat second" in shown
 
 
 def test_diff_of_runs_without_a_common_prompt_is_an_error(run_dir, other_dir):

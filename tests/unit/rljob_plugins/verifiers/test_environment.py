@@ -12,6 +12,7 @@ import pytest
 from rljob_api.errors import UserError
 from rljob_plugins.verifiers.legacy import LegacyEnvironment
 from rljob_plugins.verifiers.rows import find_index
+from rljob_plugins.verifiers.v1 import has_own_servers
 from rljob_service.worker import environments
 from tests.support.environments import build_episode, load_adapter
 
@@ -50,6 +51,21 @@ def test_row_must_name_a_task(index: Any, num_tasks: int | None) -> None:
     assert find_index(build_episode(index=2), 3) == 2
     with pytest.raises(UserError, match="is not a task of the environment, whose dataset has"):
         find_index(build_episode(index=index), num_tasks)
+
+
+def test_environment_with_servers_of_its_own_shares_no_process() -> None:
+    """`serving` starts and stops them for each episode, on the object that all episodes of a process have."""
+
+    class Base:
+        async def start(self) -> None: ...
+
+    Base.__module__ = "verifiers.v1.env"
+    plain, serving = type("Plain", (Base,), {}), type("Serving", (Base,), {"stop": right})
+    assert not has_own_servers(plain())
+    assert has_own_servers(serving())
+    assert has_own_servers(type("Heir", (serving,), {})())
+    adapter = load_adapter("verifiers")
+    assert [adapter.is_async(SimpleNamespace(shares=shares)) for shares in (True, False)] == [True, False]
 
 
 def test_load_environment_and_tasksets_are_found_in_a_source() -> None:

@@ -31,6 +31,10 @@ class FakeWorker:
             self.shared.start_watch()
         return self.requests.start(json.dumps({"id": name}).encode(), 1, lambda result: None).number
 
+    def turn_loop(self) -> None:
+        for _ in range(4):
+            self.shared.board.beat()
+
     def send(self, payload: bytes, number: int) -> None:
         self.sent.append((payload, number))
 
@@ -56,10 +60,22 @@ async def test_request_that_must_end_is_cancelled_once(worker: FakeWorker) -> No
 async def test_request_that_goes_on_after_its_cancellation_costs_the_process(worker: FakeWorker) -> None:
     first, _ = worker.start("a"), worker.start("b")
     worker.shared.end(first, TIMEOUT)
-    worker.shared._check_ended(first)
+    worker.turn_loop()
+    worker.shared._check_ended(first, beats=0)
     [(culprit, message)] = worker.kills
     assert culprit == first
     assert "request a: it ran on for 5 s after it was cancelled" in message
+
+
+async def test_request_that_could_not_end_while_another_one_ran_costs_nothing(worker: FakeWorker) -> None:
+    cancelled, running = worker.start("a"), worker.start("b")
+    worker.shared.end(cancelled, TIMEOUT)
+    worker.shared.board.current = running  # for a second or two, as an import takes
+    worker.shared._check_ended(cancelled, beats=0)
+    assert worker.kills == []
+    worker.shared.board.current = cancelled
+    worker.shared._check_ended(cancelled, beats=0)
+    assert [culprit for culprit, _ in worker.kills] == [cancelled], "it blocks the loop itself"
 
 
 async def test_late_neighbour_of_a_request_that_blocks_has_not_timed_out(worker: FakeWorker) -> None:

@@ -97,14 +97,16 @@ class Client:
 
 @pytest.fixture
 def build_executor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Executor]:
-    def build(slots: int = 1, queue_length: int = 9, timeout_seconds: float = 30.0) -> Executor:
+    def build(slots: int = 1, queue_length: int = 9, timeout_seconds: float = 30.0, per_process: int = 1) -> Executor:
+        places = slots * per_process
         monkeypatch.setattr(
-            module, "build_pool", lambda service, metrics, *, on_idle, on_fatal_error: FakePool(slots, on_idle)
+            module, "build_pool", lambda service, metrics, *, on_idle, on_fatal_error: FakePool(places, on_idle)
         )
         function = {"inline": "def reward(prompts, completions): ..."}
         config = Reward(name="test", slots=slots, queue_length=queue_length, function=function)
         config.timeout_seconds = timeout_seconds  # type: ignore[assignment]
-        return Executor(ServedService(KINDS["score"], config, SETTINGS, "1"), ServerMetrics("test", slots))
+        settings = SETTINGS._replace(per_process=per_process)
+        return Executor(ServedService(KINDS["score"], config, settings, "1"), ServerMetrics("test", slots))
 
     return build
 
@@ -135,6 +137,17 @@ async def test_late_execution_is_killed_and_a_finished_one_is_not(build_executor
     result = await following.wait()
     assert result.reason is InvalidReason.TIMEOUT
     assert result.execute_seconds >= 0.04, "killed by its own timer, not by that of the execution before"
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 4])
+async def test_training_never_has_more_than_slots_in_shared_processes(
+    build_executor: Callable[..., Executor], slots: int
+) -> None:
+    executor = build_executor(slots=slots, per_process=4)
+    executor._mean_seconds = 1.0  # long ones start at once
+    for number in range(slots + 2):
+        submit(executor, str(number))
+    assert len(running(executor)) == slots
 
 
 async def test_each_late_execution_is_killed_at_its_own_time(build_executor: Callable[..., Executor]) -> None:

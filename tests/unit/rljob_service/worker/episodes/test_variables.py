@@ -43,6 +43,16 @@ def test_what_an_episode_changes_of_its_variables_is_its_own() -> None:
     assert "OPENAI_API_KEY" not in os.environ
 
 
+@pytest.mark.usefixtures("shared")
+def test_environment_is_still_that_of_each_episode_after_an_update_in_place() -> None:
+    with use_variables(Access("http://gateway", "first", "policy")):
+        os.environ |= {"MODE": "fast"}
+        assert (os.environ["OPENAI_API_KEY"], {"A": "1"} | os.environ) == ("first", {"A": "1", **os.environ})
+    with use_variables(Access("http://gateway", "second", "policy")):
+        assert (os.environ["MODE"], os.environ["OPENAI_API_KEY"]) == ("fast", "second")
+    del os.environ["MODE"]
+
+
 def test_other_variables_are_of_the_process() -> None:
     process = {"PATH": "/bin"}
     environment = SharedEnvironment(process)

@@ -5,9 +5,10 @@ Any error of a reconcile ends in the status of its object (`failures`), and what
 that says which field (`apply`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from rljob_api.errors import TransientError, UserError
@@ -20,6 +21,7 @@ from rljob_core.backend import (
     InvalidOwnerError,
     JobKey,
     Key,
+    Manifest,
     ObservedState,
     Owner,
     OwnerStatus,
@@ -27,6 +29,7 @@ from rljob_core.backend import (
     UnknownFieldsError,
     key_of,
 )
+from rljob_core.children.admitted import keep_admitted
 from rljob_core.children.difference import contains, stamp
 from rljob_core.defaults import DEFAULTS, Defaults
 from rljob_core.loop.apply import ApplyFailure, apply_children
@@ -70,7 +73,7 @@ async def reconcile(
     failures = failures or FailureTracker()
     attempt = failures.start(key, now)
     try:
-        requeue_after_seconds = await _reconcile(backend, attempt, defaults, on_unchanged)
+        requeue_after_seconds = await _reconcile(backend, attempt, defaults, failures, on_unchanged)
     except UnknownFieldsError as error:
         await record_event(backend, error.owner, Event("Warning", REASON_OUTDATED_OPERATOR, str(error)))
         raise
@@ -81,7 +84,9 @@ async def reconcile(
     return requeue_after_seconds
 
 
-async def _reconcile(backend: Backend, attempt: Attempt, defaults: Defaults, on_unchanged: OnUnchanged) -> float | None:
+async def _reconcile(
+    backend: Backend, attempt: Attempt, defaults: Defaults, failures: FailureTracker, on_unchanged: OnUnchanged
+) -> float | None:
     key, now = attempt.key, attempt.now
     try:
         owner = await backend.get_owner(key)
@@ -94,8 +99,9 @@ async def _reconcile(backend: Backend, attempt: Attempt, defaults: Defaults, on_
     observed = await backend.observe(owner)
     wanted = _plan(owner, observed, now, defaults)
     attempt.status = _status_unless_replaced(owner, wanted)
-    changed = [c for c in map(stamp, wanted.children) if not contains(observed.children.get(key_of(c)), c)]
-    refused = await apply_children(backend, owner, observed.children, changed, wanted.replaced)
+    changed = list(_find_changed(observed, wanted.children))
+    guard = partial(failures.refusals.guard, owner, attempt.started)
+    refused = await apply_children(backend, owner, observed.children, changed, wanted.replaced, guard)
     if all(isinstance(failure.error, ForeignObjectError) for failure in refused):
         for child in wanted.delete:
             await backend.delete(key.namespace, child)
@@ -110,6 +116,15 @@ async def _reconcile(backend: Backend, attempt: Attempt, defaults: Defaults, on_
     if not writes and final.status == owner.status and not final.delete_job:
         on_unchanged(owner, observed, final)
     return final.requeue_after_seconds
+
+
+def _find_changed(observed: ObservedState, children: Iterable[Manifest]) -> Iterator[Manifest]:
+    """The children to apply. What admission made of them before is no change, and an apply repeats it."""
+    for child in children:
+        existing = observed.children.get(key_of(child))
+        admitted = keep_admitted(stamp(child), existing)
+        if not contains(existing, admitted):
+            yield admitted
 
 
 def _status_unless_replaced(owner: Owner, wanted: Plan[Any]) -> OwnerStatus:

@@ -110,6 +110,7 @@ def _build_configuration(
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
     }
     rules = [rule(group, plurals, operations) for group, plurals in resources.items()]
+    called = rule("", ["configmaps"], ["CREATE"])
     hooks = [
         common
         | {"name": "probe.example.com", "rules": [rule("", ["configmaps"], ["CREATE"])], "objectSelector": probe},

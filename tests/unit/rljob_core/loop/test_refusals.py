@@ -1,5 +1,7 @@
 """When a refused manifest is sent again."""
 
+import itertools
+
 import pytest
 
 from rljob_api.errors import TransientError, UserError
@@ -44,7 +46,7 @@ async def test_retries_of_a_refused_manifest_come_ever_later():
         before = server.num
         await send(known, server, float(now))
         times += [now] if server.num > before else []
-    delays = [late - early for early, late in zip(times, times[1:], strict=False)]
+    delays = [late - early for early, late in itertools.pairwise(times)]
     assert delays == [30, 60, 120, 240, 300, 300, 300]
     assert (delays[0], delays[-1]) == (FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS)
 

@@ -112,8 +112,7 @@ def _build_configuration(
     rules = [rule(group, plurals, operations) for group, plurals in resources.items()]
     called = rule("", ["configmaps"], ["CREATE"])
     hooks = [
-        common
-        | {"name": "probe.example.com", "rules": [rule("", ["configmaps"], ["CREATE"])], "objectSelector": probe},
+        common | {"name": "probe.example.com", "rules": [called], "objectSelector": probe},
         common | {"name": "change.example.com", "rules": rules},
     ]
     return {"metadata": {"name": namespace}, "webhooks": hooks}

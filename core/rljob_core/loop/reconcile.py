@@ -34,6 +34,7 @@ from rljob_core.children.difference import contains, stamp
 from rljob_core.defaults import DEFAULTS, Defaults
 from rljob_core.loop.apply import ApplyFailure, apply_children
 from rljob_core.loop.failures import Attempt, FailureTracker, record_event
+from rljob_core.plan.built_children import Build, build_checked
 from rljob_core.plan.conditions import (
     add_refused_deletion,
     conflict_events,
@@ -48,6 +49,7 @@ from rljob_core.plan.lost_nodes import describe_forced_deletion, describe_refuse
 from rljob_core.plan.reward_model import plan_invalid_model, plan_rejected_model, plan_reward_model
 
 OnUnchanged = Callable[[Owner, ObservedState, Plan[Any]], None]
+PlanOwner = Callable[[Owner, ObservedState], Plan[Any]]
 
 CONFLICT_RETRY_SECONDS = 30.0
 """How soon to retry a name that another owner's object has: its deletion causes no watch event."""
@@ -64,16 +66,24 @@ async def reconcile(
     *,
     failures: FailureTracker | None = None,
     on_unchanged: OnUnchanged = lambda owner, observed, wanted: None,
+    build: Build = build_checked,
 ) -> float | None:
     """Converge one object. Return the seconds after which to requeue it; None: only when something changes.
 
     Calls `on_unchanged` with the observed state and the plan if nothing had to be written. Raises TransientError: the
-    caller retries later. `failures` remembers what fails from one reconcile to the next, and reports it.
+    caller retries later. `failures` remembers what fails from one reconcile to the next, and reports it; `build` may
+    remember the children of jobs.
     """
     failures = failures or FailureTracker()
     attempt = failures.start(key, now)
     try:
-        requeue_after_seconds = await _reconcile(backend, attempt, defaults, failures, on_unchanged)
+        requeue_after_seconds = await _reconcile(
+            backend,
+            attempt,
+            lambda owner, observed: _plan(owner, observed, now, defaults, build),
+            failures,
+            on_unchanged,
+        )
     except UnknownFieldsError as error:
         await record_event(backend, error.owner, Event("Warning", REASON_OUTDATED_OPERATOR, str(error)))
         raise
@@ -85,7 +95,7 @@ async def reconcile(
 
 
 async def _reconcile(
-    backend: Backend, attempt: Attempt, defaults: Defaults, failures: FailureTracker, on_unchanged: OnUnchanged
+    backend: Backend, attempt: Attempt, plan: PlanOwner, failures: FailureTracker, on_unchanged: OnUnchanged
 ) -> float | None:
     key, now = attempt.key, attempt.now
     try:
@@ -97,7 +107,7 @@ async def _reconcile(
         return None  # the garbage collector deletes the children of a deleted owner
     attempt.owner = owner
     observed = await backend.observe(owner)
-    wanted = _plan(owner, observed, now, defaults)
+    wanted = plan(owner, observed)
     attempt.status = _status_unless_replaced(owner, wanted)
     changed = list(_find_changed(observed, wanted.children))
     guard = partial(failures.refusals.guard, owner, attempt.started)
@@ -134,9 +144,9 @@ def _status_unless_replaced(owner: Owner, wanted: Plan[Any]) -> OwnerStatus:
     return wanted.status.model_copy(update={"conditions": owner.status.conditions, "phase": owner.status.phase})
 
 
-def _plan(owner: Owner, observed: ObservedState, now: datetime, defaults: Defaults) -> Plan[Any]:
+def _plan(owner: Owner, observed: ObservedState, now: datetime, defaults: Defaults, build: Build) -> Plan[Any]:
     if isinstance(owner, RLJob):
-        return plan_job(owner, observed, now, defaults=defaults)
+        return plan_job(owner, observed, now, defaults=defaults, build=build)
     return plan_reward_model(owner, observed, now, defaults=defaults)
 
 

@@ -26,6 +26,7 @@ from rljob_core.defaults import DEFAULTS, Defaults
 from rljob_core.plan import active_time, conditions, job_status, lifecycle, run_files
 from rljob_core.plan.apply_scaling import is_autoscaled, scale_job, scaling_events
 from rljob_core.plan.avoided_nodes import avoidance_events, find_avoided
+from rljob_core.plan.built_children import Build, Built, build_checked
 from rljob_core.plan.causes import find_blocking_pods, find_causes
 from rljob_core.plan.evaluation import read_figures
 from rljob_core.plan.failures import Failures, count_failures
@@ -35,7 +36,7 @@ from rljob_core.plan.lost_nodes import find_due_causes, find_forced_deletions, f
 from rljob_core.plan.observed_job import ObservedJob, find_stale, has_condition, observe_job
 from rljob_core.plan.progress import end_progress
 from rljob_core.plan.progressing import add_progressing
-from rljob_core.plan.validate import find_child_problems, find_problems, find_spec_problems
+from rljob_core.plan.validate import find_problems
 
 BLOCKED_RETRY_SECONDS = 1.0
 """How soon to check whether a name has become free."""
@@ -55,13 +56,14 @@ def plan_job(
     *,
     defaults: Defaults = DEFAULTS,
     new_token: Callable[[], str] = new_random_token,
+    build: Build = build_checked,
 ) -> JobPlan:
     """The plan now. Equal arguments give equal plans once the job's Secret exists."""
     now = now.replace(microsecond=0)  # as Kubernetes' times: the same observations must give the same status
     if not lifecycle.is_managed(job):
         return Plan((), (), job.status)
     scaled, next_decision_seconds = scale_job(job, observed, now)
-    context = _Context(observe_job(scaled, observed), now, defaults, new_token)
+    context = _Context(observe_job(scaled, observed), now, defaults, new_token, build)
     steps = (_plan_retry, _plan_finished, _plan_end, _plan_invalid, _plan_suspended, _plan_active)
     plan = next(filter(None, (step(context) for step in steps)))
     forced = find_forced_deletions(job, observed)
@@ -89,9 +91,11 @@ def render_children(job: RLJob, token: str, models: Mapping[str, RewardModel] = 
 class _Context:
     """What the steps of one plan share. Each part is computed when it is first needed."""
 
-    def __init__(self, observed: ObservedJob, now: datetime, defaults: Defaults, new_token: Callable[[], str]) -> None:
+    def __init__(
+        self, observed: ObservedJob, now: datetime, defaults: Defaults, new_token: Callable[[], str], build: Build
+    ) -> None:
         self.job, self.observed, self.now = observed.job, observed, now
-        self._defaults, self._new_token = defaults, new_token
+        self._defaults, self._new_token, self._build = defaults, new_token, build
 
     @cached_property
     def restarts(self) -> dict[str, int]:
@@ -106,17 +110,10 @@ class _Context:
         return lifecycle.decide_lifecycle(self.observed, self.failures, self.now)
 
     @cached_property
-    def built(self) -> tuple[list[Manifest], list[str]]:
-        """All children, and the problems of a spec for which they cannot be built."""
-        if problems := find_spec_problems(self.job):
-            return [], problems
+    def built(self) -> Built:
         secret = self.observed.children.get(ChildKey("Secret", child_name(self.job, "token")))
         token = read_token(secret) or self._new_token()
-        try:
-            children = build_children(self.job, token, self._defaults, self.observed.state.reward_models)
-        except UserError as error:
-            return [], [str(error)]
-        return children, find_child_problems(self.job, children)
+        return self._build(self.job, token, self._defaults, self.observed.state.reward_models)
 
     @property
     def workloads(self) -> set[ChildKey]:

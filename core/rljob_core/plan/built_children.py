@@ -20,7 +20,7 @@ from rljob_core.defaults import Defaults
 from rljob_core.plan.validate import find_child_problems, find_spec_problems
 
 MAX_BYTES = 32 * 2**20
-"""Of all packed results: 3 to 5 KB for a job without long functions."""
+"""All packed results: 3 to 5 KB for a job without long functions."""
 
 Built = tuple[list[Manifest], list[str]]
 """All children, and the problems of a spec for which they cannot be built."""

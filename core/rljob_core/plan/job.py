@@ -17,7 +17,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.manifest.status import RLJobStatus
 from rljob_core.backend import PROGRESS_POLL_SECONDS, ChildKey, Event, Manifest, ObservedState, Plan, key_of
-from rljob_core.children import POD_KINDS, WORKLOAD_KINDS, build_children, keep, sort_deletions
+from rljob_core.children import ACTIVE_KINDS, POD_KINDS, WORKLOAD_KINDS, build_children, keep, sort_deletions
 from rljob_core.children.common import child_name
 from rljob_core.children.config import read_token
 from rljob_core.children.gang import keep_gang
@@ -117,7 +117,7 @@ class _Context:
 
     @property
     def workloads(self) -> set[ChildKey]:
-        return {key for key in self.observed.children if key.kind in POD_KINDS}
+        return {key for key in self.observed.children if key.kind in ACTIVE_KINDS}
 
     def deletable(self, keys: Iterable[ChildKey]) -> tuple[ChildKey, ...]:
         return tuple(sort_deletions(set(keys) - self.observed.blocked))
@@ -212,7 +212,7 @@ def _plan_suspended(context: _Context) -> JobPlan | None:
     job, observed = context.job, context.observed
     if context.decision.state != "suspended":
         return None
-    kept = [child for child in context.built[0] if child["kind"] not in POD_KINDS]
+    kept = [child for child in context.built[0] if child["kind"] not in ACTIVE_KINDS]
     status = job_status.observe_status(observed, context.restarts, context.failures, context.now)
     status = job_status.set_roles(status, [role.model_copy(update={"desired": 0}) for role in status.roles])
     reset = {"start_time": None, "queued_since": None, "not_before": None} | active_time.RESET
@@ -302,7 +302,7 @@ def _choose_children(context: _Context, is_backing_off: bool) -> dict[ChildKey, 
     unchanged = _find_unchanged(observed, built, is_running)
     desired = dict[ChildKey, Manifest]()
     for key, child in built.items():
-        if is_backing_off and key.kind in POD_KINDS:
+        if is_backing_off and key.kind in ACTIVE_KINDS:
             continue
         if key.kind in keep.KINDS:
             running = observed.children.get(key)

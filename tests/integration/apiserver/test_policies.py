@@ -151,3 +151,32 @@ async def test_refused_workload_is_sent_again_ever_later_and_at_once_for_a_chang
             return requests.num > before
 
         await harness.until("a request for the changed spec", is_sent)
+
+
+def take_over_as_kueue(workload: Manifest) -> None:
+    """What Kueue's webhooks of Jobs and Deployments (job_webhook.go, deployment_webhook.go) do in a
+    namespace with a LocalQueue `default` when RLJob is no external framework. That of StatefulSets leaves those whose
+    Pods have the annotation of another parent."""
+    metadata, template = workload["metadata"], workload["spec"]["template"]
+    queue, parent = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/pod-suspending-parent"
+    if workload["kind"] == "Job":
+        metadata["labels"].setdefault(queue, "default")
+        workload["spec"]["suspend"] = True
+    elif workload["kind"] == "Deployment":
+        metadata["labels"].setdefault(queue, "default")
+        template["metadata"]["annotations"][parent] = "deployment"
+        template["metadata"]["labels"] |= {"kueue.x-k8s.io/managed": "true", queue: metadata["labels"][queue]}
+
+
+@pytest.mark.parametrize("gang", [{"gang": "none"}, {"gang": "kueue", "queue": "research"}])
+async def test_head_that_kueue_suspends_is_in_the_status_and_costs_no_write(harness, control_plane, gang):
+    recorder = WriteRecorder()
+    async with run_webhook(control_plane, harness, take_over_as_kueue):
+        await harness.start(recorder, resync_seconds=0.4)
+        await harness.create(put_all(smallest(), {"scheduling": gang}))
+        await harness.until_all_workloads()
+        (event,) = await harness.until_event("SuspendedByKueue")
+        assert "integrations.externalFrameworks" in event["message"]
+        running = await harness.until_condition("Running", "False")
+        assert (running["reason"], event["message"] in running["message"]) == ("SuspendedByKueue", True)
+        await until_settled(harness, recorder)

@@ -19,7 +19,7 @@ from rljob_core.children import reward_refs
 from rljob_core.children.avoidance import avoided_by
 from rljob_core.children.common import TRAINER, child_name
 from rljob_core.children.gang import GATE_KUEUE, LABEL_KUEUE_QUEUE
-from rljob_core.plan import observed_job
+from rljob_core.plan import conditions, observed_job
 from rljob_core.plan.disruptions import exceeded_own_limit, find_disruption
 from rljob_core.plan.observed_job import ObservedJob, RoleView
 
@@ -83,7 +83,7 @@ def find_causes(observed: ObservedJob) -> list[Cause]:
 def _held_by_others(observed: ObservedJob) -> Iterator[Cause]:
     """What Kueue, or someone else, keeps from starting. No event says so."""
     head = observed.head_job
-    if head is not None and head["spec"].get("suspend"):
+    if head is not None and head["spec"].get("suspend") and not conditions.is_finished(observed.job.status):
         yield _suspended_head(head)
     if observed.job.spec.scheduling.gang == "kueue":
         return  # it waits as a gang

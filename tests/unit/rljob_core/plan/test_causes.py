@@ -389,6 +389,13 @@ def test_head_that_another_suspends_is_a_cause_with_its_remedy(labels, reason, p
     assert causes(job, children=make_head_job(suspend=False, **labels)) == []
 
 
+def test_head_that_the_operator_suspended_after_its_failures_is_no_cause():
+    job, failed = make_job(), {"type": "Failed", "status": "True", "reason": "HeadFailed", "message": "m"}
+    status = {"conditions": [failed | {"lastTransitionTime": "2026-01-01T00:00:00Z"}]}
+    job = type(job).model_validate(job.model_dump(by_alias=True, exclude_unset=True) | {"status": status})
+    assert causes(job, children=make_head_job()) == []
+
+
 def test_pods_that_kueue_queues_alone_are_a_cause_without_its_gang():
     spec = {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
     pod = make_pod(spec=spec)

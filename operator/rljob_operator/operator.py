@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from rljob_api.errors import RLJobError
@@ -22,6 +23,7 @@ from rljob_core.kube.resources import WATCHED
 from rljob_core.loop.failures import FailureTracker
 from rljob_core.loop.reconcile import reconcile
 from rljob_core.loop.workqueue import ReconcileKey, WorkQueue, run
+from rljob_core.plan.built_children import BuiltChildren
 from rljob_operator.health import Health
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache
@@ -143,7 +145,8 @@ def build_reconcile(
     backend: KubernetesBackend, health: Health, defaults: Defaults, clock: Callable[[], float]
 ) -> ReconcileKey:
     """Return what a worker does with a key: skip an idle job, else reconcile and measure."""
-    idle, failures, metrics = IdleTracker(backend), FailureTracker(clock), health.metrics
+    idle, metrics = IdleTracker(backend), health.metrics
+    reconcile_owner = partial(reconcile, backend, failures=FailureTracker(clock), build=BuiltChildren().build)
 
     async def reconcile_key(key: Key, now: datetime) -> float | None:
         kind = "RewardModel" if isinstance(key, RewardModelKey) else "RLJob"
@@ -152,7 +155,7 @@ def build_reconcile(
                 if (seconds := await idle.idle_seconds(key, now)) is not None:
                     return seconds
                 on_unchanged = idle.track(key, now)
-                return await reconcile(backend, key, now, defaults, failures=failures, on_unchanged=on_unchanged)
+                return await reconcile_owner(key, now, defaults, on_unchanged=on_unchanged)
         except Exception as error:
             metrics.errors.labels(type(error).__name__).inc()
             raise

@@ -298,5 +298,8 @@ def _command_for(cause: Cause, observation: JobObservation) -> str:
         "CreateContainerConfigError": f"kubectl get configmaps,secrets -n {namespace}",
         "FailedMount": f"kubectl get configmaps,secrets,pvc -n {namespace}",
         "PodNameTaken": f"kubectl get pods -n {namespace} --show-labels",
+        "SuspendedByKueue": "kubectl get configmap -n kueue-system kueue-manager-config -o yaml",
+        "HeadSuspended": f"kubectl get jobs -n {namespace} --show-managed-fields -o yaml",
+        "HeldByKueue": f"kubectl get workloads.kueue.x-k8s.io -n {namespace}",
         "FailedCreate": f"kubectl get events -n {namespace} --field-selector reason=FailedCreate",
     }.get(cause.reason, "")

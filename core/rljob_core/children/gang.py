@@ -4,12 +4,23 @@ Owns the field names of other schedulers; its test names their sources. Invarian
 running workload keeps its own (`keep_gang`), because a changed template would restart its Pods needlessly.
 """
 
+from collections.abc import Iterable
+
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.roles import Role
 from rljob_api.manifest.services.base import ServiceSettings
 from rljob_api.wire.contract import SCHEDULING_GATE
 from rljob_core.backend import Manifest
-from rljob_core.children.common import build_child
+from rljob_core.children.common import (
+    HEAD,
+    ROLLOUT,
+    TRAINER,
+    WORKLOAD_KINDS,
+    build_child,
+    child_name,
+    service_name,
+)
+from rljob_core.children.requests import sum_requests
 from rljob_core.defaults import Defaults
 
 ANNOTATION_VOLCANO_GROUP = "scheduling.k8s.io/group-name"
@@ -44,10 +55,22 @@ def is_outside_gang(job: RLJob, role: Role) -> bool:
 
 def count_gang_pods(job: RLJob) -> int:
     """Pods that start together. Rewards served elsewhere have none."""
-    spec = job.spec
-    members = [role for role in _find_served(job) if not is_outside_gang(job, role)]
-    of_services = [r.autoscaling.min_replicas if r.autoscaling else r.replicas for r in members]
-    return 1 + spec.num_trainer_pods + spec.num_rollout_pods + sum(of_services)
+    return sum(_count_members(job).values())
+
+
+def _count_members(job: RLJob) -> dict[str, int]:
+    """Number of Pods that start together, by workload."""
+    numbers = {child_name(job, HEAD): 1}
+    numbers |= {
+        child_name(job, TRAINER): job.spec.num_trainer_pods,
+        child_name(job, ROLLOUT): job.spec.num_rollout_pods,
+    }
+    for service in job.spec.services:
+        settings = service.settings
+        if settings.is_served and not is_outside_gang(job, settings):
+            autoscaling = settings.autoscaling
+            numbers[service_name(job, service)] = autoscaling.min_replicas if autoscaling else settings.replicas
+    return numbers
 
 
 def _find_served(job: RLJob) -> list[ServiceSettings]:
@@ -78,12 +101,13 @@ def build_gang_spec(job: RLJob) -> Manifest:
     return spec | ({"schedulingGates": [_GATE]} if scheduling.gang == "gates" else {})
 
 
-def build_pod_group(job: RLJob, defaults: Defaults) -> list[Manifest]:
-    """The PodGroup, for schedulers that have one."""
+def build_pod_group(job: RLJob, children: Iterable[Manifest], defaults: Defaults) -> list[Manifest]:
+    """The PodGroup, for schedulers that have one. `children`: with the workloads of the job."""
     scheduling = job.spec.scheduling
     spec: Manifest = {"minMember": count_gang_pods(job)}
     if scheduling.gang == "volcano":
         api_version = "scheduling.volcano.sh/v1beta1"
+        spec["minResources"] = _sum_members(job, children)  # Volcano admits a group if its queue has room for them
         spec |= {"queue": scheduling.queue} if scheduling.queue else {}
         spec |= {"priorityClassName": priority} if (priority := _common_priority(job, defaults)) else {}
     elif scheduling.gang == "coscheduling":
@@ -92,6 +116,14 @@ def build_pod_group(job: RLJob, defaults: Defaults) -> list[Manifest]:
     else:
         return []
     return [build_child(api_version, "PodGroup", job, job.metadata.name, {}, spec=spec)]
+
+
+def _sum_members(job: RLJob, children: Iterable[Manifest]) -> dict[str, str]:
+    numbers = _count_members(job)
+    workloads = [child for child in children if child["kind"] in WORKLOAD_KINDS]
+    return sum_requests(
+        (workload["spec"]["template"]["spec"], numbers[workload["metadata"]["name"]]) for workload in workloads
+    )
 
 
 def _common_priority(job: RLJob, defaults: Defaults) -> str | None:

@@ -39,7 +39,7 @@ def record_built(child: Manifest) -> Manifest:
     """The child with the digest of what it keeps, if it is a workload."""
     if child["kind"] not in KINDS:
         return child
-    return _with_annotations(child, {ANNOTATION_BUILT: digest(_kept_fields(child))})
+    return _with_annotations(child, {ANNOTATION_BUILT: digest(kept_fields(child))})
 
 
 def has_same_configuration(desired: Manifest, running: Manifest, *, ignores_scheduling: bool) -> bool:
@@ -57,7 +57,7 @@ def keep_running(desired: Manifest, running: Manifest) -> Manifest:
     spec = {name: value for name, value in desired["spec"].items() if name in mutable}
     built = _annotations_of(running).get(ANNOTATION_BUILT)
     kept = _with_annotations(desired, {ANNOTATION_BUILT: built})
-    return kept | {"spec": spec | _kept_fields(running)}
+    return kept | {"spec": spec | kept_fields(running)}
 
 
 def is_outdated(desired: Manifest, running: Manifest) -> bool:
@@ -79,7 +79,8 @@ def without_kept_fields(child: Manifest) -> Manifest:
     return child | {"spec": {name: value for name, value in child["spec"].items() if name in mutable}}
 
 
-def _kept_fields(workload: Manifest) -> Manifest:
+def kept_fields(workload: Manifest) -> Manifest:
+    """The fields of the spec that are kept: the Pods, and what is immutable."""
     mutable = _MUTABLE[workload["kind"]]
     return {name: value for name, value in workload["spec"].items() if name not in mutable}
 

@@ -6,13 +6,14 @@ is refused, none of these is created or changed.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from rljob_api.errors import UserError
 from rljob_core.backend import Backend, ChildKey, ForbiddenError, Manifest, Owner, PodRejectedError, key_of
 from rljob_core.children import SANDBOX_POOL, WORKLOAD_KINDS
 from rljob_core.children.difference import contains
+from rljob_core.loop.refusals import Call
 from rljob_core.plan.causes import Cause
 from rljob_core.plan.rejections import describe_pod_rejection, describe_refusal
 
@@ -35,24 +36,25 @@ async def apply_children(
     observed: Mapping[ChildKey, Manifest],
     changed: Collection[Manifest],
     replaced: Collection[Manifest] = (),
+    guard: Callable[[Call], Call] = lambda call: call,
 ) -> list[ApplyFailure]:
     """Apply the changed children and return what was refused. `replaced` workloads are checked only: they are applied
-    after the deletion of the existing ones. Raises the first error that is worth a retry, if nothing was refused."""
+    after the deletion of the existing ones. `guard` delays the retries of what was refused. Raises the first error that
+    is worth a retry, if nothing was refused."""
+    apply, check = guard(backend.apply), guard(backend.check)
     standing = [child for child in changed if child["kind"] not in (*_FIRST, SANDBOX_POOL, *WORKLOAD_KINDS)]
     workloads = [child for child in changed if child["kind"] in WORKLOAD_KINDS]
     pools = [child for child in changed if child["kind"] == SANDBOX_POOL]
     checked = [child for child in (*workloads, *replaced) if _needs_check(observed.get(key_of(child)), child)]
     for kind in _FIRST:
-        applied = await _call_all(owner, backend.apply, [child for child in changed if child["kind"] == kind])
+        applied = await _call_all(owner, apply, [child for child in changed if child["kind"] == kind])
         if not applied.is_ok:  # what refers to it would be refused, too
             return _read_failures(applied)
-    applied, checks = await asyncio.gather(
-        _call_all(owner, backend.apply, standing), _call_all(owner, backend.check, checked)
-    )
+    applied, checks = await asyncio.gather(_call_all(owner, apply, standing), _call_all(owner, check, checked))
     if applied.is_ok:  # Pods must not start from another owner's Secret, or without their NetworkPolicy
         # Workloads that only change their replicas are applied although a change of others is refused.
         unchecked = [child for child in workloads if checks.is_ok or child not in checked]
-        applied = await _call_all(owner, backend.apply, [*(pools if checks.is_ok else []), *unchecked])
+        applied = await _call_all(owner, apply, [*(pools if checks.is_ok else []), *unchecked])
     return _read_failures(applied, checks)
 
 
@@ -77,9 +79,7 @@ def _read_failures(*outcomes: _Outcome) -> list[ApplyFailure]:
     return failures
 
 
-async def _call_all(
-    owner: Owner, call: Callable[[Manifest], Awaitable[None]], children: Collection[Manifest]
-) -> _Outcome:
+async def _call_all(owner: Owner, call: Call, children: Collection[Manifest]) -> _Outcome:
     outcomes = await asyncio.gather(*map(call, children), return_exceptions=True)
     failures, rejected, errors = list[ApplyFailure](), list[Cause](), list[BaseException]()
     for child, outcome in zip(children, outcomes, strict=True):

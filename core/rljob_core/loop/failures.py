@@ -14,6 +14,7 @@ from datetime import datetime
 
 from rljob_api.errors import RLJobError, TransientError, UserError
 from rljob_core.backend import Backend, Event, ForbiddenError, Key, Owner, OwnerStatus
+from rljob_core.loop.refusals import Refusals
 from rljob_core.plan.reconcile_failure import set_reconcile_failed
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class FailureTracker:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._failing: dict[Key, _Failing] = {}
+        self.refusals = Refusals()
 
     def start(self, key: Key, now: datetime) -> Attempt:
         return Attempt(key, now, self._clock())

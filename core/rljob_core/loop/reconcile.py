@@ -5,9 +5,10 @@ Any error of a reconcile ends in the status of its object (`failures`), and what
 that says which field (`apply`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from rljob_api.errors import TransientError, UserError
@@ -20,6 +21,7 @@ from rljob_core.backend import (
     InvalidOwnerError,
     JobKey,
     Key,
+    Manifest,
     ObservedState,
     Owner,
     OwnerStatus,
@@ -27,10 +29,12 @@ from rljob_core.backend import (
     UnknownFieldsError,
     key_of,
 )
+from rljob_core.children.admitted import keep_admitted
 from rljob_core.children.difference import contains, stamp
 from rljob_core.defaults import DEFAULTS, Defaults
 from rljob_core.loop.apply import ApplyFailure, apply_children
 from rljob_core.loop.failures import Attempt, FailureTracker, record_event
+from rljob_core.plan.built_children import Build, build_checked
 from rljob_core.plan.conditions import (
     add_refused_deletion,
     conflict_events,
@@ -45,6 +49,7 @@ from rljob_core.plan.lost_nodes import describe_forced_deletion, describe_refuse
 from rljob_core.plan.reward_model import plan_invalid_model, plan_rejected_model, plan_reward_model
 
 OnUnchanged = Callable[[Owner, ObservedState, Plan[Any]], None]
+PlanOwner = Callable[[Owner, ObservedState], Plan[Any]]
 
 CONFLICT_RETRY_SECONDS = 30.0
 """How soon to retry a name that another owner's object has: its deletion causes no watch event."""
@@ -61,16 +66,24 @@ async def reconcile(
     *,
     failures: FailureTracker | None = None,
     on_unchanged: OnUnchanged = lambda owner, observed, wanted: None,
+    build: Build = build_checked,
 ) -> float | None:
     """Converge one object. Return the seconds after which to requeue it; None: only when something changes.
 
     Calls `on_unchanged` with the observed state and the plan if nothing had to be written. Raises TransientError: the
-    caller retries later. `failures` remembers what fails from one reconcile to the next, and reports it.
+    caller retries later. `failures` remembers what fails from one reconcile to the next, and reports it; `build` may
+    remember the children of jobs.
     """
     failures = failures or FailureTracker()
     attempt = failures.start(key, now)
     try:
-        requeue_after_seconds = await _reconcile(backend, attempt, defaults, on_unchanged)
+        requeue_after_seconds = await _reconcile(
+            backend,
+            attempt,
+            lambda owner, observed: _plan(owner, observed, now, defaults, build),
+            failures,
+            on_unchanged,
+        )
     except UnknownFieldsError as error:
         await record_event(backend, error.owner, Event("Warning", REASON_OUTDATED_OPERATOR, str(error)))
         raise
@@ -81,7 +94,9 @@ async def reconcile(
     return requeue_after_seconds
 
 
-async def _reconcile(backend: Backend, attempt: Attempt, defaults: Defaults, on_unchanged: OnUnchanged) -> float | None:
+async def _reconcile(
+    backend: Backend, attempt: Attempt, plan: PlanOwner, failures: FailureTracker, on_unchanged: OnUnchanged
+) -> float | None:
     key, now = attempt.key, attempt.now
     try:
         owner = await backend.get_owner(key)
@@ -92,10 +107,11 @@ async def _reconcile(backend: Backend, attempt: Attempt, defaults: Defaults, on_
         return None  # the garbage collector deletes the children of a deleted owner
     attempt.owner = owner
     observed = await backend.observe(owner)
-    wanted = _plan(owner, observed, now, defaults)
+    wanted = plan(owner, observed)
     attempt.status = _status_unless_replaced(owner, wanted)
-    changed = [c for c in map(stamp, wanted.children) if not contains(observed.children.get(key_of(c)), c)]
-    refused = await apply_children(backend, owner, observed.children, changed, wanted.replaced)
+    changed = list(_find_changed(observed, wanted.children))
+    guard = partial(failures.refusals.guard, owner, attempt.started)
+    refused = await apply_children(backend, owner, observed.children, changed, wanted.replaced, guard)
     if all(isinstance(failure.error, ForeignObjectError) for failure in refused):
         for child in wanted.delete:
             await backend.delete(key.namespace, child)
@@ -112,6 +128,15 @@ async def _reconcile(backend: Backend, attempt: Attempt, defaults: Defaults, on_
     return final.requeue_after_seconds
 
 
+def _find_changed(observed: ObservedState, children: Iterable[Manifest]) -> Iterator[Manifest]:
+    """The children to apply. What admission made of them before is no change, and an apply repeats it."""
+    for child in children:
+        existing = observed.children.get(key_of(child))
+        admitted = keep_admitted(stamp(child), existing)
+        if not contains(existing, admitted):
+            yield admitted
+
+
 def _status_unless_replaced(owner: Owner, wanted: Plan[Any]) -> OwnerStatus:
     """The planned status if nothing can be applied. The planned conditions know of workloads that are replaced."""
     if not isinstance(owner, RLJob) or not wanted.replaced:
@@ -119,9 +144,9 @@ def _status_unless_replaced(owner: Owner, wanted: Plan[Any]) -> OwnerStatus:
     return wanted.status.model_copy(update={"conditions": owner.status.conditions, "phase": owner.status.phase})
 
 
-def _plan(owner: Owner, observed: ObservedState, now: datetime, defaults: Defaults) -> Plan[Any]:
+def _plan(owner: Owner, observed: ObservedState, now: datetime, defaults: Defaults, build: Build) -> Plan[Any]:
     if isinstance(owner, RLJob):
-        return plan_job(owner, observed, now, defaults=defaults)
+        return plan_job(owner, observed, now, defaults=defaults, build=build)
     return plan_reward_model(owner, observed, now, defaults=defaults)
 
 

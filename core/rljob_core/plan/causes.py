@@ -18,7 +18,8 @@ from rljob_core.backend import ChildKey, Manifest, ObservedState
 from rljob_core.children import reward_refs
 from rljob_core.children.avoidance import avoided_by
 from rljob_core.children.common import TRAINER, child_name
-from rljob_core.plan import observed_job
+from rljob_core.children.gang import GATE_KUEUE, LABEL_KUEUE_QUEUE
+from rljob_core.plan import conditions, observed_job
 from rljob_core.plan.disruptions import exceeded_own_limit, find_disruption
 from rljob_core.plan.observed_job import ObservedJob, RoleView
 
@@ -48,6 +49,9 @@ REMEDIES = {
     "RewardModelMissing": "create it in the job's namespace, or correct {path}.rewardModelRef",
     "RewardModelNotReady": "see kubectl describe rewardmodel, or correct {path}.rewardModelRef",
     "PodNameTaken": "if it is not needed: kubectl delete pod {claims}",
+    "SuspendedByKueue": "add RLJob.v1alpha1.rljob.dev to integrations.externalFrameworks of Kueue's configuration",
+    "HeadSuspended": "kubectl {claims}; or, if Kueue did it, name RLJob in its integrations.externalFrameworks",
+    "HeldByKueue": "set spec.scheduling.gang: kueue and queue, or let Kueue leave these Pods alone",
     "FunctionFailed": "fix {path} or the ConfigMap it references; the Pods retry automatically",
 }
 """By cause. {path} is the path of the role in the manifest."""
@@ -71,8 +75,33 @@ def find_causes(observed: ObservedJob) -> list[Cause]:
     for role in observed.roles:
         name = child_name(observed.job, role.name)
         found += _causes_of_role(role, name, observed.children, observed.state.warnings)
+    found += _held_by_others(observed)
     found += _unready_reward_models(observed)
     return list(dict.fromkeys(found))
+
+
+def _held_by_others(observed: ObservedJob) -> Iterator[Cause]:
+    """What Kueue, or someone else, keeps from starting. No event says so."""
+    head = observed.head_job
+    if head is not None and head["spec"].get("suspend") and not conditions.is_finished(observed.job.status):
+        yield _suspended_head(head)
+    if observed.job.spec.scheduling.gang == "kueue":
+        return  # it waits as a gang
+    for role in observed.roles:
+        if held := [pod for pod in role.pods if observed_job.has_gate(pod, GATE_KUEUE)]:
+            queue = observed_job.labels_of(held[0]).get(LABEL_KUEUE_QUEUE, "none")
+            yield Cause.of("HeldByKueue", role.path, f"{role.name}: Kueue holds its Pods (queue: {queue})")
+
+
+def _suspended_head(head: Manifest) -> Cause:
+    metadata = head["metadata"]
+    if queue := observed_job.labels_of(head).get(LABEL_KUEUE_QUEUE):
+        detail = f"head: Kueue suspends its Job (queue: {queue}), which belongs to an RLJob"
+        return Cause.of("SuspendedByKueue", "spec.head", detail)
+    command = (
+        f'patch job -n {metadata["namespace"]} {metadata["name"]} --type=merge -p \'{{"spec":{{"suspend":false}}}}\''
+    )
+    return Cause.of("HeadSuspended", "spec.head", "head: its Job is suspended by another than the operator", command)
 
 
 def find_blocking_pods(observed: ObservedJob) -> list[tuple[datetime, Cause]]:

@@ -15,7 +15,7 @@ from rljob_core.backend import Manifest
 from rljob_core.children.common import HEAD, TRAINER
 from rljob_core.children.gang import GATE_KUEUE, is_outside_gang
 from rljob_core.plan.conditions import Reason
-from rljob_core.plan.observed_job import ObservedJob, RoleView, name_of
+from rljob_core.plan.observed_job import ObservedJob, RoleView, has_gate, name_of
 
 TIMED_OUT = "TimedOut"
 _MIN_BACKOFF_SECONDS = 30.0
@@ -126,4 +126,4 @@ def has_node(pod: Manifest) -> bool:
 
 
 def is_gated(pod: Manifest, gate: str = SCHEDULING_GATE) -> bool:
-    return any(found.get("name") == gate for found in pod.get("spec", {}).get("schedulingGates") or [])
+    return has_gate(pod, gate)

@@ -17,7 +17,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.manifest.status import RLJobStatus
 from rljob_core.backend import PROGRESS_POLL_SECONDS, ChildKey, Event, Manifest, ObservedState, Plan, key_of
-from rljob_core.children import POD_KINDS, WORKLOAD_KINDS, build_children, keep, sort_deletions
+from rljob_core.children import ACTIVE_KINDS, POD_KINDS, WORKLOAD_KINDS, build_children, keep, sort_deletions
 from rljob_core.children.common import child_name
 from rljob_core.children.config import read_token
 from rljob_core.children.gang import keep_gang
@@ -26,6 +26,7 @@ from rljob_core.defaults import DEFAULTS, Defaults
 from rljob_core.plan import active_time, conditions, job_status, lifecycle, run_files
 from rljob_core.plan.apply_scaling import is_autoscaled, scale_job, scaling_events
 from rljob_core.plan.avoided_nodes import avoidance_events, find_avoided
+from rljob_core.plan.built_children import Build, Built, build_checked
 from rljob_core.plan.causes import find_blocking_pods, find_causes
 from rljob_core.plan.evaluation import read_figures
 from rljob_core.plan.failures import Failures, count_failures
@@ -35,7 +36,7 @@ from rljob_core.plan.lost_nodes import find_due_causes, find_forced_deletions, f
 from rljob_core.plan.observed_job import ObservedJob, find_stale, has_condition, observe_job
 from rljob_core.plan.progress import end_progress
 from rljob_core.plan.progressing import add_progressing
-from rljob_core.plan.validate import find_child_problems, find_problems, find_spec_problems
+from rljob_core.plan.validate import find_problems
 
 BLOCKED_RETRY_SECONDS = 1.0
 """How soon to check whether a name has become free."""
@@ -55,13 +56,14 @@ def plan_job(
     *,
     defaults: Defaults = DEFAULTS,
     new_token: Callable[[], str] = new_random_token,
+    build: Build = build_checked,
 ) -> JobPlan:
     """The plan now. Equal arguments give equal plans once the job's Secret exists."""
     now = now.replace(microsecond=0)  # as Kubernetes' times: the same observations must give the same status
     if not lifecycle.is_managed(job):
         return Plan((), (), job.status)
     scaled, next_decision_seconds = scale_job(job, observed, now)
-    context = _Context(observe_job(scaled, observed), now, defaults, new_token)
+    context = _Context(observe_job(scaled, observed), now, defaults, new_token, build)
     steps = (_plan_retry, _plan_finished, _plan_end, _plan_invalid, _plan_suspended, _plan_active)
     plan = next(filter(None, (step(context) for step in steps)))
     forced = find_forced_deletions(job, observed)
@@ -89,9 +91,11 @@ def render_children(job: RLJob, token: str, models: Mapping[str, RewardModel] = 
 class _Context:
     """What the steps of one plan share. Each part is computed when it is first needed."""
 
-    def __init__(self, observed: ObservedJob, now: datetime, defaults: Defaults, new_token: Callable[[], str]) -> None:
+    def __init__(
+        self, observed: ObservedJob, now: datetime, defaults: Defaults, new_token: Callable[[], str], build: Build
+    ) -> None:
         self.job, self.observed, self.now = observed.job, observed, now
-        self._defaults, self._new_token = defaults, new_token
+        self._defaults, self._new_token, self._build = defaults, new_token, build
 
     @cached_property
     def restarts(self) -> dict[str, int]:
@@ -106,21 +110,14 @@ class _Context:
         return lifecycle.decide_lifecycle(self.observed, self.failures, self.now)
 
     @cached_property
-    def built(self) -> tuple[list[Manifest], list[str]]:
-        """All children, and the problems of a spec for which they cannot be built."""
-        if problems := find_spec_problems(self.job):
-            return [], problems
+    def built(self) -> Built:
         secret = self.observed.children.get(ChildKey("Secret", child_name(self.job, "token")))
         token = read_token(secret) or self._new_token()
-        try:
-            children = build_children(self.job, token, self._defaults, self.observed.state.reward_models)
-        except UserError as error:
-            return [], [str(error)]
-        return children, find_child_problems(self.job, children)
+        return self._build(self.job, token, self._defaults, self.observed.state.reward_models)
 
     @property
     def workloads(self) -> set[ChildKey]:
-        return {key for key in self.observed.children if key.kind in POD_KINDS}
+        return {key for key in self.observed.children if key.kind in ACTIVE_KINDS}
 
     def deletable(self, keys: Iterable[ChildKey]) -> tuple[ChildKey, ...]:
         return tuple(sort_deletions(set(keys) - self.observed.blocked))
@@ -215,7 +212,7 @@ def _plan_suspended(context: _Context) -> JobPlan | None:
     job, observed = context.job, context.observed
     if context.decision.state != "suspended":
         return None
-    kept = [child for child in context.built[0] if child["kind"] not in POD_KINDS]
+    kept = [child for child in context.built[0] if child["kind"] not in ACTIVE_KINDS]
     status = job_status.observe_status(observed, context.restarts, context.failures, context.now)
     status = job_status.set_roles(status, [role.model_copy(update={"desired": 0}) for role in status.roles])
     reset = {"start_time": None, "queued_since": None, "not_before": None} | active_time.RESET
@@ -305,7 +302,7 @@ def _choose_children(context: _Context, is_backing_off: bool) -> dict[ChildKey, 
     unchanged = _find_unchanged(observed, built, is_running)
     desired = dict[ChildKey, Manifest]()
     for key, child in built.items():
-        if is_backing_off and key.kind in POD_KINDS:
+        if is_backing_off and key.kind in ACTIVE_KINDS:
             continue
         if key.kind in keep.KINDS:
             running = observed.children.get(key)

@@ -208,6 +208,11 @@ def own_container_statuses(pod: Manifest) -> list[Manifest]:
     return [status for status in container_statuses(pod) if status.get("name") in names]
 
 
+def has_gate(pod: Manifest, gate: str) -> bool:
+    """Whether a scheduling gate keeps the Pod from a node."""
+    return any(found.get("name") == gate for found in pod.get("spec", {}).get("schedulingGates") or [])
+
+
 def find_condition(manifest: Manifest | None, type_: str) -> Manifest:
     """A condition of the object; empty if it has none of this type."""
     found = ((manifest or {}).get("status") or {}).get("conditions") or []

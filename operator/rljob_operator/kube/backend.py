@@ -171,7 +171,10 @@ class KubernetesBackend:
         await self._preflight.check(workload, self.cache.get(resource.key, metadata["namespace"], metadata["name"]))
 
     async def _create(self, resource: Resource, manifest: Manifest) -> bool:
-        """Return False if an object of that name exists."""
+        """Return False if an object of that name exists.
+
+        An apply, although a POST costs the API server a tenth less: the fields of a POST are owned apart from those of
+        later applies, so what these leave out would stay."""
         try:
             await self._apply(resource, manifest, CREATE_ONLY)
         except ApiError as error:

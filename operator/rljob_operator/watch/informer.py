@@ -1,8 +1,8 @@
 """Feeds the cache, and yields the keys of the objects that may have changed.
 
-Consumes watch events (kopf_watches) and LISTs: one of every kind at the start and periodically, and one of each kind
-that kopf has just listed. The last works around kopf: it emits no event for an object that was deleted before its own
-LIST. Invariant: no key is yielded before every kind was listed; then all are.
+Consumes watch events (kopf_watches) and LISTs: one of every kind at the start, periodically of all but Events, and one
+of each kind that kopf has just listed. The last works around kopf: it emits no event for an object that was deleted
+before its own LIST. Invariant: no key is yielded before every kind was listed; then all are.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Any
 from rljob_api.errors import TransientError
 from rljob_core.backend import JobKey, Key, RewardModelKey
 from rljob_core.kube.client import ApiError, KubeApi
-from rljob_core.kube.resources import REWARD_MODEL, RLJOB, WATCHED, Resource
+from rljob_core.kube.resources import EVENT, REWARD_MODEL, RLJOB, WATCHED, Resource
 from rljob_operator.kube.cache import Cache, ObjectKey
 from rljob_operator.kube.refusals import translate
 from rljob_operator.watch.kopf_watches import run_watches
@@ -27,6 +27,8 @@ _RELIST_SECONDS = 1.0
 SLICE_OBJECTS = 25
 """How many listed objects are stored at once: 25 Pods take about 5 ms."""
 _MAX_LIST_STARTS = 3
+_RESYNCED = tuple(resource for resource in WATCHED if resource is not EVENT)
+"""What is listed periodically. A cluster may have many thousand Warning events; they expire, and explain at most."""
 
 
 class WatchedKindsChangedError(TransientError):
@@ -58,7 +60,7 @@ class Informer:
     async def keys(self) -> AsyncGenerator[Key, None]:
         """List, then watch forever. Raises TransientError when the LISTs or the watches fail."""
         changed = self._changed = asyncio.Queue()
-        await self._list_all()
+        await self._list_all(WATCHED)
         self.has_listed = True
         watches = run_watches(
             self._api, self._scopes, self._watched(), self._on_event, self._on_kopf_list, self._on_watching
@@ -85,8 +87,8 @@ class Informer:
     def _all_keys(self) -> list[Key]:
         return [_key_of(owner) for resource in (RLJOB, REWARD_MODEL) for owner in self._cache.names(resource)]
 
-    async def _list_all(self) -> None:
-        absent = await self._list(WATCHED)
+    async def _list_all(self, resources: Collection[Resource]) -> None:
+        absent = await self._list(resources)
         was, self._absent = self._absent, frozenset(absent)
         if self.has_listed and was != self._absent:
             self.has_listed = False
@@ -157,7 +159,7 @@ class Informer:
         self._enqueue_all(listing.finish(version))
 
     async def _resync(self) -> None:
-        """List everything periodically, and between that the kinds that kopf lists."""
+        """List what is resynced periodically, and between that the kinds that kopf lists."""
         due = asyncio.get_running_loop().time() + self._resync_seconds
         while True:
             try:
@@ -165,7 +167,7 @@ class Informer:
                     async with asyncio.timeout_at(due):
                         await self._list_after_kopf()
                 due = asyncio.get_running_loop().time() + self._resync_seconds
-                await self._list_all()
+                await self._list_all(_RESYNCED)
             except WatchedKindsChangedError:
                 raise
             except TransientError as error:

@@ -223,10 +223,11 @@ class WriteRecorder:
 
 
 class ListCounter:
-    """A hook that counts LISTs of jobs."""
+    """A hook that counts LISTs, of jobs or of another kind."""
 
-    def __init__(self) -> None:
-        self.num = 0
+    def __init__(self, path: str = "/rljobs") -> None:
+        self.num, self._path = 0, path
 
     async def __call__(self, request: aiohttp.ClientRequest) -> None:
-        self.num += request.url.path.endswith("/rljobs") and "watch" not in request.url.query
+        is_list = request.method == "GET" and "watch" not in request.url.query
+        self.num += is_list and request.url.path.endswith(self._path)

@@ -233,6 +233,27 @@ async def test_delete_that_no_watch_reported_is_found_by_the_resync(harness):
     await harness.delete_until_recreated("Service", f"{NAME}-rollout")
 
 
+async def test_resync_lists_no_warnings_and_keeps_those_that_the_watch_reported(harness):
+    lists, warnings = ListCounter(), ListCounter("/events")
+    await harness.start(lists, warnings, resync_seconds=0.4)
+    await harness.create(smallest())
+    await harness.until_all_workloads()
+
+    async def has_cause() -> bool:
+        return (await harness.condition("Running"))["reason"] == "FailedCreate"
+
+    involved = {"kind": "Job", "namespace": harness.namespace, "name": f"{NAME}-head"}
+    event = {"metadata": {"name": "denied"}, "involvedObject": involved, "type": "Warning", "reason": "FailedCreate"}
+    await harness.create({"apiVersion": "v1", "kind": "Event", "message": "denied", **event})
+    await harness.until("the cause", has_cause)
+    await harness.wait_for_resyncs()
+    before = (lists.num, warnings.num)
+    await harness.wait_for_resyncs()
+    assert lists.num > before[0]
+    assert warnings.num == before[1], "a cluster may have many thousands"
+    assert await has_cause()
+
+
 async def test_delete_between_our_list_and_kopfs_is_found_without_a_resync(harness):
     deleted, lists = asyncio.Event(), []
 

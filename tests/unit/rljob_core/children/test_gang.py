@@ -38,11 +38,39 @@ def test_volcano_group_has_annotation_and_queue():
     children = make_children("volcano", queue="research")
     (group,) = pod_groups(children)
     assert group["apiVersion"] == "scheduling.volcano.sh/v1beta1"
-    assert group["spec"] == {"minMember": 5, "queue": "research"}
+    spec = dict(group["spec"])
+    assert spec.pop("minResources").keys() >= {"cpu", "memory"}
+    assert spec == {"minMember": 5, "queue": "research"}
     assert len(templates(children)) == 4
     for template in templates(children).values():
         assert template["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == group["metadata"]["name"]
         assert template["spec"]["schedulerName"] == "volcano"
+
+
+def test_volcano_group_requests_what_its_pods_request_together():
+    def request(**amounts):
+        gpus = {"limits": {"nvidia.com/gpu": 8}} if "gpu" in amounts else {}
+        requests = {name: amount for name, amount in amounts.items() if name != "gpu"} | {"ephemeral-storage": "1Gi"}
+        return {"resources": {"requests": requests} | gpus}
+
+    reward = request(cpu="500m", memory="1Gi") | {"name": "correct", "function": FUNCTION}
+    autoscaling = {"minReplicas": 2, "maxReplicas": 9}
+    spec = {
+        "head": request(cpu="1", memory="2Gi"),
+        "trainer": request(cpu="16", memory="100Gi", gpu=8) | {"replicas": 4},
+        "rollout": request(cpu="2", memory="1536Mi") | {"replicas": 2},
+        "rewards": [reward | {"autoscaling": autoscaling}],
+    }
+    (group,) = pod_groups(make_children("volcano", **spec))
+    assert group["spec"]["minResources"] == {
+        "cpu": "70",
+        "memory": "407Gi",
+        "nvidia.com/gpu": "32",
+        "ephemeral-storage": "9Gi",
+    }
+    assert group["spec"]["minMember"] == 9
+    (group,) = pod_groups(make_children("coscheduling"))
+    assert "minResources" not in group["spec"], "its scheduler does not read it"
 
 
 def test_rollouts_in_the_trainers_pods_are_no_members():

@@ -312,7 +312,8 @@ def test_new_model_emits_no_warning_while_its_pods_start():
 
 def test_every_remedy_is_tested():
     tried = {reason for _, reason, _ in OF_A_POD} | {reason for _, _, reason, _ in OF_A_WORKLOAD}
-    others = {"PodNameTaken", "FailedMount", "RewardModelMissing", "RewardModelNotReady", "FunctionFailed"}
+    others = {"SuspendedByKueue", "HeadSuspended", "HeldByKueue"}
+    others |= {"PodNameTaken", "FailedMount", "RewardModelMissing", "RewardModelNotReady", "FunctionFailed"}
     assert tried | others == set(REMEDIES)
 
 
@@ -360,3 +361,46 @@ def test_cause_hidden_by_a_blocked_name_is_reported_when_it_is_free():
     assert [e.reason for e in plan_job(job, ObservedState(), NOW, new_token=lambda: "t").events] == [
         "RewardModelMissing"
     ]
+
+
+QUEUED = {"kueue.x-k8s.io/queue-name": "default"}
+
+
+def make_head_job(suspend=True, **labels):
+    owners = [{"uid": make_job().metadata.uid}]
+    metadata = {"name": "gsm8k-head", "namespace": "default", "labels": labels, "ownerReferences": owners}
+    return {ChildKey("Job", "gsm8k-head"): {"kind": "Job", "metadata": metadata, "spec": {"suspend": suspend}}}
+
+
+@pytest.mark.parametrize(
+    ("labels", "reason", "part"),
+    [
+        (QUEUED, "SuspendedByKueue", "(queue: default)"),
+        ({}, "HeadSuspended", 'kubectl patch job -n default gsm8k-head --type=merge -p \'{"spec":{"suspend":false}}\''),
+    ],
+)
+@pytest.mark.parametrize("gang", [{"gang": "none"}, {"gang": "kueue", "queue": "research"}])
+def test_head_that_another_suspends_is_a_cause_with_its_remedy(labels, reason, part, gang):
+    job = make_job(scheduling=gang)
+    (cause,) = causes(job, children=make_head_job(**labels))
+    assert cause.reason == reason
+    assert part in cause.message
+    assert "xternal" in cause.message, "the remedy if it was Kueue"
+    assert causes(job, children=make_head_job(suspend=False, **labels)) == []
+
+
+def test_head_that_the_operator_suspended_after_its_failures_is_no_cause():
+    job, failed = make_job(), {"type": "Failed", "status": "True", "reason": "HeadFailed", "message": "m"}
+    status = {"conditions": [failed | {"lastTransitionTime": "2026-01-01T00:00:00Z"}]}
+    job = type(job).model_validate(job.model_dump(by_alias=True, exclude_unset=True) | {"status": status})
+    assert causes(job, children=make_head_job()) == []
+
+
+def test_pods_that_kueue_queues_alone_are_a_cause_without_its_gang():
+    spec = {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
+    pod = make_pod(spec=spec)
+    pod["metadata"]["labels"] |= QUEUED
+    (cause,) = causes(make_job(), pod)
+    assert cause.reason == "HeldByKueue"
+    assert "rollout: Kueue holds its Pods (queue: default); set spec.scheduling.gang" in cause.message
+    assert causes(make_job(scheduling={"gang": "kueue", "queue": "research"}), pod) == []

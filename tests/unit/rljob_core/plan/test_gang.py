@@ -276,3 +276,34 @@ def test_repeated_reconcile_writes_nothing_and_no_gate_opens_early(gang, history
         for _ in range(3):
             simulation.reconcile(0)
         assert simulation.writes == 0
+
+
+@pytest.mark.parametrize("gang", ["volcano", "coscheduling"])
+def test_pod_group_exists_only_while_its_pods_may(gang):
+    """A group without Pods would be queued again, and hold the quota of its queue."""
+
+    def has_group():
+        return any(key.kind == "PodGroup" for key in simulation.children)
+
+    def suspend(value):
+        spec = simulation.job.spec.model_copy(update={"suspend": value})
+        simulation.job = simulation.job.model_copy(update={"spec": spec})
+        return simulation.reconcile()
+
+    simulation = simulate(gang)
+    simulation.reconcile()
+    assert has_group()
+    assert "PodGroup" not in {key.kind for key in suspend(True).delete[:4]}, "first what runs its Pods"
+    assert not has_group(), "while it is suspended"
+    suspend(False)
+    assert has_group()
+    simulation.reconcile(101)
+    assert not has_group(), "while it backs off"
+    simulation.reconcile(201)
+    assert has_group()
+    labels = {"rljob.dev/job": "gsm8k", "rljob.dev/role": "head"}
+    simulation.children["Job", "gsm8k-head"]["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    simulation.reconcile(pod={"metadata": {"name": "head", "labels": labels}, "status": {"phase": "Succeeded"}})
+    simulation.reconcile()
+    assert simulation.job.status.phase == "Succeeded"
+    assert not has_group(), "after its end"

@@ -13,13 +13,16 @@ def build_pod(index, role="rollout"):
     }
 
 
-def test_packed_object_is_returned_whole_without_managed_fields():
+def test_packed_object_is_returned_whole_with_the_fields_of_own_applies_only():
     packer = Packer()
+    own = {"manager": "rljob-operator", "operation": "Apply", "fieldsV1": {"f:spec": {}}}
+    others = [{"manager": "kubelet", "operation": "Update"}, own | {"subresource": "status"}]
     for index in range(3):
         pod = build_pod(index)
-        fields = {"managedFields": [{"manager": "kubelet"}]}
-        packed = packer.pack("Pod", pod | {"metadata": pod["metadata"] | fields})
+        packed = packer.pack("Pod", pod | {"metadata": pod["metadata"] | {"managedFields": others}})
         assert unpack(packed) == pod
+        packed = packer.pack("Pod", pod | {"metadata": pod["metadata"] | {"managedFields": [*others, own]}})
+        assert unpack(packed)["metadata"]["managedFields"] == [own]
 
 
 def test_objects_of_one_kind_and_role_take_a_tenth_of_their_json():

@@ -1,0 +1,53 @@
+"""What Pods request of a node, as the scheduler counts it. Pure.
+
+Leaves to `gang` which Pods start together. What is not requested counts as its limit, as the API server sets it.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from decimal import Decimal
+
+from rljob_api.quantity import format_bytes, parse_quantity
+from rljob_core.backend import Manifest
+
+_IN_BYTES = ("memory", "ephemeral-storage", "hugepages-")
+_Amounts = Counter[str]
+"""Amounts of resources by name; Decimal where they are fractions of a unit."""
+
+
+def sum_requests(pods: Iterable[tuple[Manifest, int]]) -> dict[str, str]:
+    """The requests of Pods, given by their spec and number, as a Kubernetes ResourceList."""
+    total = _Amounts()
+    for spec, number in pods:
+        for name, amount in _requests_of_pod(spec).items():
+            total[name] += amount * number
+    return {name: _format(name, Decimal(amount)) for name, amount in sorted(total.items()) if amount}
+
+
+def _requests_of_pod(spec: Manifest) -> _Amounts:
+    """The containers and sidecars together, or an earlier moment of the start if that needs more."""
+    sidecars, most = _Amounts(), _Amounts()
+    for container in spec.get("initContainers") or []:
+        requests = _requests_of_container(container)
+        if container.get("restartPolicy") == "Always":
+            sidecars += requests
+            most |= sidecars
+        else:
+            most |= sidecars + requests
+    for container in spec.get("containers") or []:
+        sidecars += _requests_of_container(container)
+    whole = _requests_of_container(spec)  # resources of the whole Pod count in place of its containers'
+    return _Amounts({**(most | sidecars), **whole})
+
+
+def _requests_of_container(container: Manifest) -> _Amounts:
+    resources = container.get("resources") or {}
+    requests = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    return _Amounts({name: parse_quantity(value) or 0 for name, value in requests.items()})
+
+
+def _format(name: str, amount: Decimal) -> str:
+    if name.startswith(_IN_BYTES):
+        return format_bytes(int(amount.to_integral_value()))
+    is_whole = amount == amount.to_integral_value()
+    return str(int(amount)) if is_whole else f"{int((amount * 1000).to_integral_value())}m"

@@ -16,7 +16,7 @@ _SECRET, _CONFIG_MAP = "Secret", "ConfigMap"
 def find_references(workload: Manifest) -> list[Reference]:
     """Return what the Pods of a workload need and the operator does not create, each once."""
     (owner,) = workload["metadata"]["ownerReferences"]
-    found = dict.fromkeys(_list_references(workload["spec"]["template"]["spec"]))
+    found = dict.fromkeys(_list_references(workload["spec"]["template"].get("spec")))
     return [each for each in found if each.name and not _is_created_by_operator(each.name, owner["name"])]
 
 
@@ -24,21 +24,27 @@ def _is_created_by_operator(name: str, owner: str) -> bool:
     return name.startswith(f"{owner}-") or name.endswith(reward_refs.child_name(""))
 
 
-def _list_references(spec: Manifest) -> Iterator[Reference]:
-    for container in (*spec.get("initContainers", ()), *spec.get("containers", ())):
-        for variable in container.get("env") or ():
-            source = variable.get("valueFrom") or {}
-            yield from _read(source, "secretKeyRef", "configMapKeyRef")
-        for source in container.get("envFrom") or ():
+def _list_references(spec: Any) -> Iterator[Reference]:
+    for container in (*_list(spec, "initContainers"), *_list(spec, "containers")):
+        for variable in _list(container, "env"):
+            yield from _read(variable.get("valueFrom"), "secretKeyRef", "configMapKeyRef")
+        for source in _list(container, "envFrom"):
             yield from _read(source, "secretRef", "configMapRef")
-    for volume in spec.get("volumes") or ():
+    for volume in _list(spec, "volumes"):
         yield from _read(volume, "secret", "configMap")
-        for source in (volume.get("projected") or {}).get("sources") or ():
+        for source in _list(volume.get("projected"), "sources"):
             yield from _read(source, "secret", "configMap")
 
 
-def _read(holder: Manifest, secret: str, config_map: str) -> Iterator[Reference]:
+def _list(holder: Any, field: str) -> list[Manifest]:
+    """Return the mappings of a list. What has another type is the API server's to refuse."""
+    entries = holder.get(field) if isinstance(holder, dict) else None
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+
+
+def _read(holder: Any, secret: str, config_map: str) -> Iterator[Reference]:
     for kind, field in ((_SECRET, secret), (_CONFIG_MAP, config_map)):
-        source: Any = holder.get(field)
-        if source and not source.get("optional"):
-            yield Reference(kind, source.get("secretName") or source.get("name") or "")
+        source = holder.get(field) if isinstance(holder, dict) else None
+        if isinstance(source, dict) and not source.get("optional"):
+            name = source.get("secretName") or source.get("name")
+            yield Reference(kind, name if isinstance(name, str) else "")

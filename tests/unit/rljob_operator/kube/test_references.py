@@ -30,6 +30,14 @@ def volume(**source):
         (volume(emptyDir={}), []),
         (volume(secret={"secretName": "gsm8k-token"}), []),
         (volume(secret={"secretName": "judge-rewardmodel"}), []),
+        ({"volumes": "x", "containers": [1, {"env": {}, "envFrom": [None, {"secretRef": 1}]}]}, []),
+        (
+            {
+                "containers": [{"env": ["x", {"valueFrom": {"secretKeyRef": {"name": {}}}}]}],
+                "volumes": [{"secret": []}],
+            },
+            [],
+        ),
         ({"imagePullSecrets": [{"name": "registry"}]}, []),
     ],
 )

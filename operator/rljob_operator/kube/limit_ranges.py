@@ -44,8 +44,9 @@ def _find_defaults(error: ApiError, spec: Manifest) -> Iterator[tuple[Manifest, 
         match = _ABOVE_DEFAULT.search(str(cause.get("message", "")))
         if place and match:
             container = spec[place["kind"]][int(place["index"])]
-            if match["resource"] not in (container.get("resources", {}).get("limits") or {}):
-                yield container, match["resource"], match["limit"]
+            resource, resources = match["resource"], container.get("resources") or {}
+            if resource in (resources.get("requests") or {}) and resource not in (resources.get("limits") or {}):
+                yield container, resource, match["limit"]
 
 
 def _describe_default(ranges: list[Manifest], container: Manifest, resource: str, limit: str) -> str:

@@ -37,6 +37,7 @@ def test_default_limit_below_a_request_names_its_limit_range(field):
     ("error", "spec"),
     [
         (invalid(), pod(limits={"memory": "512Mi"})),
+        (invalid(), pod(requests=None)),
         (invalid("spec.containers[0].image"), pod()),
         (invalid(message="Required value"), pod()),
         (ApiError(403, "Forbidden", "violates PodSecurity"), pod()),

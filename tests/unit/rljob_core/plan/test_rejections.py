@@ -108,7 +108,7 @@ READS = {"spec": {"containers": [{"name": "trainer", "envFrom": [{"secretRef": {
         ),
         ({"hub": {"tokenSecretRef": {"name": "key", "key": "k"}}}, "Secret key", "spec.hub.tokenSecretRef.name"),
         (
-            {"rollout": {"template": READS}, "trainer": {"template": READS}},
+            {"head": {"template": READS}, "trainer": {"template": READS}},
             "Secret key",
             "spec.trainer.template.spec.containers[0].envFrom[0].secretRef.name",
         ),

@@ -104,14 +104,16 @@ format: $(SYNCED) ## Format, and fix what ruff can
 	$(BIN)/ruff format .
 
 .PHONY: verify
-verify: $(SYNCED) ## Fail when crds/, the chart's CRDs, docs/reference.md or the tables of folders drifted from the code
+verify: $(SYNCED) ## Fail when crds/, the chart's CRDs and table of fields, docs/reference.md or the tables of folders drifted from the code
 	$(BIN)/python -m rljob_api.generate --check
 	$(BIN)/python -m dev.folders --check
+	$(BIN)/python -m dev.pod_fields --check
 
 .PHONY: generate
-generate: $(SYNCED) ## Write crds/ and generated parts of docs/ from the types, and the table of architectures from the libraries
+generate: $(SYNCED) ## Write crds/ and generated parts of docs/ from the types, and the tables of fields and architectures from the libraries
 	$(BIN)/python -m rljob_api.generate
 	$(BIN)/python -m dev.folders
+	$(BIN)/python -m dev.pod_fields
 	$(BIN)/python -m dev.architectures
 
 .PHONY: cpu-build

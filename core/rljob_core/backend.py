@@ -192,16 +192,36 @@ class UnknownFieldsError(TransientError):
 
 class ForbiddenError(TransientError):
     """RBAC, a quota or a policy forbids a write. The operator retries, since an administrator may grant it, and reports
-    it at once. `reason` is that of the conditions and events."""
+    it at once. `reason` is that of the conditions and events. `retry_within_seconds` limits the delay of a retry."""
 
-    def __init__(self, message: str, reason: str = "Forbidden") -> None:
+    def __init__(self, message: str, reason: str = "Forbidden", retry_within_seconds: float | None = None) -> None:
         super().__init__(message)
-        self.reason = reason
+        self.reason, self.retry_within_seconds = reason, retry_within_seconds
 
 
 class PodRejectedError(TransientError):
-    """A workload is admitted and its Pods are not: a policy, PodSecurity or a LimitRange forbids them, or their service
-    account or priority class does not exist. Raised by `check`; the operator retries."""
+    """A workload is admitted and its Pods are not: a policy, PodSecurity, a quota or a LimitRange forbids them, or
+    their service account or priority class does not exist. Raised by `check`; the operator retries. `cause` is that of
+    rljob_core.plan.causes, unless the message is about a quota."""
+
+    def __init__(self, message: str, cause: str = "FailedCreate") -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class Reference(NamedTuple):
+    """An object that Pods read."""
+
+    kind: str
+    name: str
+
+
+class MissingReferencesError(PodRejectedError):
+    """Secrets and ConfigMaps without which the Pods of a workload cannot start do not exist."""
+
+    def __init__(self, missing: tuple[Reference, ...]) -> None:
+        super().__init__(", ".join(f"{each.kind} {each.name}" for each in missing), "ReferenceMissing")
+        self.missing = missing
 
 
 class Backend(Protocol):

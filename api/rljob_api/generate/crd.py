@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
+from rljob_api.generate.compact import shorten_repeated
 from rljob_api.manifest.base import Spec
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.services.reward import RewardModel
@@ -173,7 +174,7 @@ def build_crd(model: type[RLJob] | type[RewardModel]) -> Schema:
         "storage": True,
         "subresources": subresources,
         "additionalPrinterColumns": _JOB_COLUMNS if is_job else _REWARD_COLUMNS,
-        "schema": {"openAPIV3Schema": build_object_schema(model)},
+        "schema": {"openAPIV3Schema": shorten_repeated(build_object_schema(model))},
     }
     names: Schema = {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": kind.lower()}
     names["shortNames"] = ["rlj"] if is_job else ["rwm"]

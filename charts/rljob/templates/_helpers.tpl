@@ -62,6 +62,10 @@ app.kubernetes.io/part-of: rljob
 - apiGroups: [""]
   resources: [secrets, configmaps, services]
   verbs: [get, list, watch, create, patch, delete]
+# To name the LimitRange that refuses a Pod.
+- apiGroups: [""]
+  resources: [limitranges]
+  verbs: [list]
 - apiGroups: [apps]
   resources: [deployments, statefulsets]
   verbs: [get, list, watch, create, patch, delete]

@@ -296,6 +296,8 @@ def _command_for(cause: Cause, observation: JobObservation) -> str:
         "OOMKilled": edit,
         "DiskLimitExceeded": edit,
         "CreateContainerConfigError": f"kubectl get configmaps,secrets -n {namespace}",
+        "ReferenceMissing": f"kubectl get configmaps,secrets -n {namespace}",
+        "LimitRange": f"kubectl describe limitrange -n {namespace}",
         "FailedMount": f"kubectl get configmaps,secrets,pvc -n {namespace}",
         "PodNameTaken": f"kubectl get pods -n {namespace} --show-labels",
         "SuspendedByKueue": "kubectl get configmap -n kueue-system kueue-manager-config -o yaml",

@@ -35,6 +35,8 @@ PAGE_OBJECTS = 250
 _TOKEN_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 SSA = "application/apply-patch+yaml"
 MERGE_PATCH = "application/merge-patch+json"
+METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+"""Accepts an object without its content, such as a Secret's data."""
 STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 """Merges conditions by type."""
 
@@ -113,10 +115,18 @@ class KubeApi:
         return response
 
     async def request(
-        self, method: str, path: str, *, query: dict[str, str] | None = None, body: Any = None, content_type: str = ""
+        self,
+        method: str,
+        path: str,
+        *,
+        query: dict[str, str] | None = None,
+        body: Any = None,
+        content_type: str = "",
+        accept: str = "",
     ) -> Manifest:
         """Return the JSON of the response. Raise ApiError if the server refuses, TransientError if it is silent."""
         headers = {"Content-Type": content_type or "application/json"} if body is not None else {}
+        headers |= {"Accept": accept} if accept else {}
         data = _encode_json(body) if body is not None else None
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS)
         async with self._open(method, path, params=query, data=data, headers=headers, timeout=timeout) as response:

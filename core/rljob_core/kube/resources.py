@@ -49,6 +49,8 @@ RLJOB = Resource("RLJob", API_VERSION, "rljobs", label_selector=None)
 REWARD_MODEL = Resource("RewardModel", API_VERSION, "rewardmodels", label_selector=None)
 POD = Resource("Pod", "v1", "pods")
 EVENT = Resource("Event", "v1", "events", label_selector=None, field_selector="type=Warning")
+LIMIT_RANGE = Resource("LimitRange", "v1", "limitranges", label_selector=None)
+"""Read to explain a refusal; neither cached nor watched."""
 CHILDREN = (
     Resource("Secret", "v1", "secrets"),
     Resource("ConfigMap", "v1", "configmaps"),

@@ -10,13 +10,24 @@ from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from rljob_api.errors import UserError
-from rljob_core.backend import Backend, ChildKey, ForbiddenError, Manifest, Owner, PodRejectedError, key_of
+from rljob_core.backend import (
+    Backend,
+    ChildKey,
+    ForbiddenError,
+    Manifest,
+    MissingReferencesError,
+    Owner,
+    PodRejectedError,
+    key_of,
+)
 from rljob_core.children import SANDBOX_POOL, WORKLOAD_KINDS
 from rljob_core.children.difference import contains
 from rljob_core.loop.refusals import Call
 from rljob_core.plan.causes import Cause
 from rljob_core.plan.rejections import describe_pod_rejection, describe_refusal
 
+MISSING_RETRY_SECONDS = 15.0
+"""How soon to look again for a missing Secret or ConfigMap: its creation causes no event that the operator watches."""
 _FIRST = ("ServiceAccount", "Role")
 """In this order. Dry runs of Pods need their account. The API server refuses a RoleBinding whose Role is missing."""
 
@@ -86,10 +97,12 @@ async def _call_all(owner: Owner, call: Call, children: Collection[Manifest]) ->
         if isinstance(outcome, UserError):
             failures.append(ApplyFailure(key_of(child), outcome, describe_refusal(owner, child, outcome)))
         elif isinstance(outcome, PodRejectedError):
-            rejected.append(describe_pod_rejection(owner, child["metadata"]["name"], str(outcome)))
+            rejected += describe_pod_rejection(owner, child["metadata"]["name"], outcome)
         elif outcome is not None:
             errors.append(outcome)
     if rejected:
         message = "; ".join(cause.message for cause in dict.fromkeys(rejected))
-        errors.insert(0, ForbiddenError(message, rejected[0].reason))
+        is_missing = any(isinstance(outcome, MissingReferencesError) for outcome in outcomes)
+        longest = MISSING_RETRY_SECONDS if is_missing else None
+        errors.insert(0, ForbiddenError(message, rejected[0].reason, longest))
     return _Outcome(failures, errors[0] if errors else None)

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from datetime import datetime
 
 from rljob_api.errors import TransientError
-from rljob_core.backend import Key, describe_key, utc_now
+from rljob_core.backend import ForbiddenError, Key, describe_key, utc_now
 
 log = logging.getLogger(__name__)
 
@@ -97,10 +97,10 @@ class WorkQueue:
         self._failures.pop(key, None)
         self._release(key)
 
-    def fail(self, key: Key, now: float) -> float:
-        """Record that the reconcile of `key` failed. Return the seconds until its retry."""
+    def fail(self, key: Key, now: float, longest: float | None = None) -> float:
+        """Record that the reconcile of `key` failed. Return the seconds until its retry, at most `longest`."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
-        delay = backoff_seconds(failures)
+        delay = min(backoff_seconds(failures), MAX_BACKOFF_SECONDS if longest is None else longest)
         self._release(key)
         self.add_at(key, now + delay)
         return delay
@@ -169,7 +169,8 @@ async def run(
             try:
                 requeue_after = await reconcile_key(key, now())
             except TransientError as error:
-                delay = queue.fail(key, clock())
+                longest = error.retry_within_seconds if isinstance(error, ForbiddenError) else None
+                delay = queue.fail(key, clock(), longest)
                 log.warning("%s: %s; retrying in %.1f s", describe_key(key), error, delay)
             except Exception:  # a defect must not stop the other objects
                 delay = queue.fail(key, clock())

@@ -7,7 +7,7 @@ in every reconcile. It has no counts, times or generated Pod names, so its event
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from rljob_core.plan.disruptions import exceeded_own_limit, find_disruption
 from rljob_core.plan.observed_job import ObservedJob, RoleView
 
 _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+_PULL_SECRETS = re.compile(r"image pull secrets \(([^)]+)\)")
 _SLOW_KUBELET = re.compile(r"failed to sync \w+ cache: timed out")
 """A busy kubelet has not read the object yet. This resolves without help; nothing is missing."""
 _MAX_DETAIL_LENGTH = 1200
@@ -45,6 +46,8 @@ REMEDIES = {
     "QuotaUnspecified": "set them in {path}.resources: the quota requires every Pod to specify them",
     "QuotaExceeded": "raise the namespace's ResourceQuota, or lower {path}.replicas or {path}.resources",
     "FailedCreate": "see {path}.template and the namespace's policies",
+    "LimitRange": "set requests and limits in {path}.resources, also those that RLJob sets by default, or change it",
+    "ReferenceMissing": "create it in the job's namespace, or correct the name; the Pods start then",
     "FailedMount": "create the ConfigMap, Secret or volume that the message names",
     "RewardModelMissing": "create it in the job's namespace, or correct {path}.rewardModelRef",
     "RewardModelNotReady": "see kubectl describe rewardmodel, or correct {path}.rewardModelRef",
@@ -142,17 +145,27 @@ def _causes_of_role(
     role: RoleView, workload: str, children: Mapping[ChildKey, Manifest], warnings: Iterable[Manifest]
 ) -> Iterator[Cause]:
     unready = [pod for pod in role.pods if not observed_job.is_ready(pod)]
-    for pod in unready:
-        if cause := _cause_of_pod(role, pod):
-            yield cause
     names = {observed_job.name_of(pod) for pod in unready}
+    pull_secrets = _find_missing_pull_secrets(names, warnings)
+    for pod in unready:
+        if cause := _cause_of_pod(role, pod, pull_secrets):
+            yield cause
     for event in warnings:
         is_mount = event.get("reason") == "FailedMount" and _involved_name(event) in names
         message = str(event.get("message", ""))
         if is_mount and not _SLOW_KUBELET.search(message):
             yield Cause.of("FailedMount", role.path, f"{role.name}: {stable_message(message)}")
     if message := _creation_failure(workload, children, warnings if len(role.pods) < role.desired else ()):
-        yield _cause_of_rejection(role, message)
+        yield describe_rejection(role.name, role.path, message)
+
+
+def _find_missing_pull_secrets(pods: Collection[str], warnings: Iterable[Manifest]) -> str:
+    """The pull Secrets that the kubelet did not find; empty if it found all. The image may be public all the same."""
+    for event in warnings:
+        if event.get("reason") == "FailedToRetrieveImagePullSecret" and _involved_name(event) in pods:
+            found = _PULL_SECRETS.search(str(event.get("message", "")))
+            return found[1] if found else "that the Pod names"
+    return ""
 
 
 def _creation_failure(workload: str, children: Mapping[ChildKey, Manifest], warnings: Iterable[Manifest]) -> str:
@@ -169,14 +182,15 @@ def _creation_failure(workload: str, children: Mapping[ChildKey, Manifest], warn
     return ""
 
 
-def _cause_of_rejection(role: RoleView, message: str) -> Cause:
+def describe_rejection(name: str, path: str, message: str, otherwise: str = "FailedCreate") -> Cause:
+    """The cause of Pods that the API server rejects: a quota, or `otherwise`. `name` and `path` are the role's."""
     message = message[:_MAX_REJECTION_LENGTH]
     if exceeded := re.search(r"exceeded quota: ([^,]+), requested: (.*?), used:", message):
-        return Cause.of("QuotaExceeded", role.path, f"{role.name}: exceeds quota {exceeded[1]} with {exceeded[2]}")
+        return Cause.of("QuotaExceeded", path, f"{name}: exceeds quota {exceeded[1]} with {exceeded[2]}")
     if missing := re.search(r"failed quota: ([^:]+): must specify (\S+)", message):
         resources = missing[2].replace(",", ", ")
-        return Cause.of("QuotaUnspecified", role.path, f"{role.name}: quota {missing[1]} requires {resources}")
-    return Cause.of("FailedCreate", role.path, f"{role.name}: {stable_message(message)}")
+        return Cause.of("QuotaUnspecified", path, f"{name}: quota {missing[1]} requires {resources}")
+    return Cause.of(otherwise, path, f"{name}: {stable_message(message)}")
 
 
 def _involved_name(event: Manifest) -> str:
@@ -192,13 +206,13 @@ def _function_failure(role: RoleView, pod: Manifest) -> Cause | None:
     return Cause.of("FunctionFailed", f"spec.{kind}", f"{role.name}: {error}")
 
 
-def _cause_of_pod(role: RoleView, pod: Manifest) -> Cause | None:
+def _cause_of_pod(role: RoleView, pod: Manifest, pull_secrets: str) -> Cause | None:
     if message := exceeded_own_limit(pod):
         return Cause.of("DiskLimitExceeded", role.path, f"{role.name}: {stable_message(message)}")
     if reason := find_disruption(pod):
         return Cause.of("Evicted", role.path, f"{role.name}: a Pod was evicted or lost its node ({reason})")
     for container in observed_job.container_statuses(pod):
-        if cause := _cause_of_container(role, container):
+        if cause := _cause_of_container(role, container, pull_secrets):
             return cause
     scheduled = observed_job.find_condition(pod, "PodScheduled")
     if scheduled.get("reason") == "Unschedulable":
@@ -206,11 +220,12 @@ def _cause_of_pod(role: RoleView, pod: Manifest) -> Cause | None:
     return None
 
 
-def _cause_of_container(role: RoleView, container: Manifest) -> Cause | None:
+def _cause_of_container(role: RoleView, container: Manifest, pull_secrets: str) -> Cause | None:
     waiting = (container.get("state") or {}).get("waiting") or {}
     if waiting.get("reason") in _IMAGE_REASONS:
         image = container.get("image") or role.spec.image or "of the role"
-        return Cause.of("ImagePull", role.path, f"{role.name}: image {image} cannot be pulled")
+        missing = f", and the Secret {pull_secrets} of imagePullSecrets does not exist" if pull_secrets else ""
+        return Cause.of("ImagePull", role.path, f"{role.name}: image {image} cannot be pulled{missing}")
     if waiting.get("reason") == "CreateContainerConfigError":
         message = stable_message(waiting.get("message", ""))
         return Cause.of("CreateContainerConfigError", role.path, f"{role.name}: {message}")

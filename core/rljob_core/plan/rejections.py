@@ -6,10 +6,19 @@ path in the manifest.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
-from rljob_core.backend import Manifest, Owner, RefusedError
+from rljob_api.read.documents import Location, format_path
+from rljob_core.backend import (
+    Manifest,
+    MissingReferencesError,
+    Owner,
+    PodRejectedError,
+    Reference,
+    RefusedError,
+)
 from rljob_core.children import WORKLOAD_KINDS
-from rljob_core.plan.causes import Cause, stable_message
+from rljob_core.plan.causes import Cause, describe_rejection
 from rljob_core.plan.validate import find_role_paths
 from rljob_core.pod_checks.answers import find_location
 from rljob_core.pod_checks.origin import RolePath, find_origin
@@ -37,7 +46,29 @@ def _describe_fields(role: RolePath, workload: Manifest, error: RefusedError) ->
         yield f"{known}: {message}"
 
 
-def describe_pod_rejection(owner: Owner, workload: str, message: str) -> Cause:
-    """The cause of a job that waits because the Pods of a workload are not admitted."""
+def describe_pod_rejection(owner: Owner, workload: str, error: PodRejectedError) -> list[Cause]:
+    """The causes of a job that waits because the Pods of a workload are not admitted."""
     role, name = find_role_paths(owner)[workload], workload.removeprefix(f"{owner.metadata.name}-")
-    return Cause.of("FailedCreate", role.path, f"{name}: {stable_message(message)}")
+    if isinstance(error, MissingReferencesError):
+        return [_describe_missing(owner, role, each) for each in error.missing]
+    return [describe_rejection(name, role.path, str(error), error.cause)]
+
+
+def _describe_missing(owner: Owner, role: RolePath, missing: Reference) -> Cause:
+    spec = owner.spec.to_manifest(exclude_defaults=True)
+    places = [f"spec.{format_path(location)}" for location in _find_names(spec, missing, ())]
+    own = [place for place in places if place.startswith(f"{role.path}.")]
+    path = next(iter(own or places), f"{role.path}.template")
+    return Cause.of("ReferenceMissing", path, f"{path}: {missing.kind} {missing.name} does not exist")
+
+
+def _find_names(value: Any, wanted: Reference, location: Location) -> Iterator[Location]:
+    """Yield where the manifest has the name in a field for the kind: secretKeyRef.name, configMap.name, secretName."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _find_names(inner, wanted, (*location, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _find_names(inner, wanted, (*location, index))
+    elif value == wanted.name and any(wanted.kind.lower() in str(part).lower() for part in location):
+        yield location

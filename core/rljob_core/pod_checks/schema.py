@@ -18,7 +18,7 @@ from rljob_api.read.validation_messages import format_value
 KUBERNETES_VERSION = "1.37"
 FILE = f"kubernetes-json-schema/v{KUBERNETES_VERSION}.0-local-strict/_definitions.json"
 """The operator's image keeps only this file of the package, which has 108 MB of other versions."""
-_ROOT = "#/$defs/io.k8s.api.core.v1.PodTemplateSpec"
+ROOT_TYPE = "io.k8s.api.core.v1.PodTemplateSpec"
 _TYPES = {
     "string": "text",
     "integer": "a whole number",
@@ -34,18 +34,23 @@ Violation = tuple[Location, str]
 """The location in the template, and what is wrong there: a predicate to its path."""
 
 
+def load_definitions() -> dict[str, Any]:
+    """Return the JSON schema of each type of Kubernetes, by name."""
+    package = find_spec("kubernetes_validate")  # importing it would take 0.3 s, and only its files are read here
+    assert package is not None
+    assert package.origin is not None
+    definitions: dict[str, Any] = json.loads((Path(package.origin).parent / FILE).read_text())["$defs"]
+    return definitions
+
+
 @cache
 def _load() -> Any:
     import jsonschema  # slow to import
 
-    package = find_spec("kubernetes_validate")  # importing it would take 0.3 s, and only its files are read here
-    assert package is not None
-    assert package.origin is not None
-    definitions = json.loads((Path(package.origin).parent / FILE).read_text())["$defs"]
     # A quantity is text or a number, and either may be null: null must not be "more than one of".
     any_of = jsonschema.Draft202012Validator.VALIDATORS["anyOf"]
     kind = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"oneOf": any_of, "format": _check_format})
-    return kind({"$ref": _ROOT, "$defs": definitions})
+    return kind({"$ref": f"#/$defs/{ROOT_TYPE}", "$defs": load_definitions()})
 
 
 def _check_format(validator: Any, name: str, value: Any, schema: Any) -> Iterator[Any]:

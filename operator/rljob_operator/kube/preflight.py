@@ -2,21 +2,34 @@
 
 Leaves it to `loop` which workloads to check, and to `refusals` what an answer means. The Pod of a workload is checked
 with it, because PodSecurity, LimitRanges, most policies, service accounts and priority classes are admitted by Pod
-only. Quota is left out: it frees up while the job waits.
+only. A used-up quota is left out: it frees up while the job waits. A Secret or ConfigMap that is missing would be found
+by the kubelet, when the Pods have their nodes; so their metadata is read here.
 """
 
+import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Any
 
-from rljob_api.errors import UserError
+from rljob_api.errors import TransientError, UserError
 from rljob_api.wire.contract import MANAGED_BY
-from rljob_core.backend import FieldProblem, ForbiddenError, Manifest, PodRejectedError, RefusedError
+from rljob_core.backend import (
+    FieldProblem,
+    ForbiddenError,
+    Manifest,
+    MissingReferencesError,
+    PodRejectedError,
+    Reference,
+    RefusedError,
+)
 from rljob_core.children.common import digest
-from rljob_core.kube.client import SSA, ApiError
-from rljob_core.kube.resources import POD, Resource, resource_of
+from rljob_core.kube.client import METADATA_ONLY, SSA, ApiError
+from rljob_core.kube.resources import BY_KEY, LIMIT_RANGE, POD, Resource, resource_of
 from rljob_operator.kube import refusals
+from rljob_operator.kube.limit_ranges import describe, is_about_limits
+from rljob_operator.kube.references import find_references
 
 Call = Callable[..., Awaitable[Manifest]]
 """KubernetesBackend._call: method, resource, namespace, path."""
@@ -53,6 +66,7 @@ class Preflight:
                 if verdict[1] is not None:
                     raise verdict[1].with_traceback(None)
                 return
+        await self._find_missing(workload)
         try:
             await self._apply(workload, known)
             await self._create_pod(workload)
@@ -64,6 +78,20 @@ class Preflight:
     def _forget(self, before: float) -> None:
         while self._verdicts and self._verdicts[first := next(iter(self._verdicts))][0] <= before:
             del self._verdicts[first]
+
+    async def _find_missing(self, workload: Manifest) -> None:
+        """Raises MissingReferencesError. Without the right to read them, nothing is missing."""
+        found = find_references(workload)
+        exist = await asyncio.gather(*(self._may_exist(workload["metadata"]["namespace"], each) for each in found))
+        if missing := tuple(each for each, may_exist in zip(found, exist, strict=True) if not may_exist):
+            raise MissingReferencesError(missing)
+
+    async def _may_exist(self, namespace: str, reference: Reference) -> bool:
+        try:
+            await self._call("GET", BY_KEY[reference.kind], namespace, reference.name, accept=METADATA_ONLY)
+        except ApiError as error:
+            return error.code != HTTPStatus.NOT_FOUND
+        return True
 
     async def _apply(self, workload: Manifest, known: Manifest | None) -> None:
         """As a new object, under another name if there is one: a Job's template is immutable, and a new Job replaces
@@ -90,9 +118,22 @@ class Preflight:
         try:
             await self._call("POST", POD, metadata["namespace"], query=_DRY_RUN, body=body)
         except ApiError as error:
-            unknown = (refusals.is_missing_right, refusals.is_quota_exceeded, refusals.is_dry_run_unsupported)
-            if not any(is_unknown(error) for is_unknown in unknown):
-                raise _translate_pod_refusal(error, workload) from error
+            if refusals.is_quota_exceeded(error) and not refusals.is_quota_for_good(error):
+                return
+            if refusals.is_missing_right(error) or refusals.is_dry_run_unsupported(error):
+                return
+            if is_about_limits(error, template["spec"]):
+                ranges = await self._list_limit_ranges(metadata["namespace"])
+                raise PodRejectedError(describe(error, template["spec"], ranges), "LimitRange") from error
+            raise _translate_pod_refusal(error, workload) from error
+
+    async def _list_limit_ranges(self, namespace: str) -> list[Manifest]:
+        """Return none if they cannot be read: the message is then without their name."""
+        try:
+            found: list[Manifest] = (await self._call("GET", LIMIT_RANGE, namespace))["items"]
+        except (ApiError, TransientError):
+            return []
+        return found
 
 
 def _translate_pod_refusal(error: ApiError, workload: Manifest) -> Exception:

@@ -6,9 +6,11 @@ an unknown answer is transient. It is in the status after some retries, so that 
 
 import re
 from collections.abc import Iterator
+from decimal import Decimal
 from http import HTTPStatus
 
 from rljob_api.errors import TransientError
+from rljob_api.quantity import parse_quantity
 from rljob_core.backend import FieldProblem, ForbiddenError, RefusedError
 from rljob_core.kube.client import ApiError
 
@@ -25,6 +27,7 @@ _DENIED = re.compile(r"denied (the )?request: ")
 _TOO_LARGE = re.compile(r"message larger than max|request is too large")
 """Message of etcd, with code 500."""
 _QUOTA = re.compile(r"(exceeded|failed) quota: ")
+_EXCEEDED = re.compile(r"exceeded quota: \S+, requested: (?P<requested>.*), used: .*, limited: (?P<limited>.*)")
 _REFUSED_CODES = (
     HTTPStatus.BAD_REQUEST,
     HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -79,6 +82,22 @@ def is_conflict(error: ApiError) -> bool:
 
 def is_quota_exceeded(error: ApiError) -> bool:
     return bool(_QUOTA.search(error.message))
+
+
+def is_quota_for_good(error: ApiError) -> bool:
+    """Whether the quota cannot admit the Pod however little is in use: it is above the hard limit, or leaves out a
+    resource that the quota counts."""
+    if match := _EXCEEDED.search(error.message):
+        requested, limited = (_read_quantities(match[part]) for part in ("requested", "limited"))
+        return any(number > limited[name] for name, number in requested.items() if name in limited)
+    return "failed quota: " in error.message
+
+
+def _read_quantities(text: str) -> dict[str, Decimal]:
+    """Read `pods=1,requests.cpu=500m`."""
+    pairs = (part.strip().partition("=") for part in text.split(","))
+    found = ((name, parse_quantity(value)) for name, _, value in pairs)
+    return {name: number for name, number in found if number is not None}
 
 
 def is_missing_right(error: ApiError) -> bool:

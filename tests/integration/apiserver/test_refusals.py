@@ -106,11 +106,11 @@ async def break_webhook(harness: OperatorHarness) -> Callable[[], Awaitable[None
     return delete(harness, path)
 
 
-def quota(hard: dict[str, str], kind: str) -> Make:
+def quota(hard: dict[str, str], kind: str, used: str = "0") -> Make:
     async def make(harness: OperatorHarness) -> Callable[[], Awaitable[None]]:
         base = f"/api/v1/namespaces/{harness.namespace}/resourcequotas"
         path = await create_at(harness, base, {"metadata": {"name": "team"}, "spec": {"hard": hard}})
-        status = {"status": {"hard": hard, "used": dict.fromkeys(hard, "0")}}  # no controller runs
+        status = {"status": {"hard": hard, "used": dict.fromkeys(hard, used)}}  # no controller runs
         await harness.api.request("PATCH", f"{path}/status", body=status, content_type=MERGE_PATCH)
         await until_refused(harness, kind, "quota")
         return delete(harness, path)
@@ -118,11 +118,24 @@ def quota(hard: dict[str, str], kind: str) -> Make:
     return make
 
 
-async def limit_memory(harness: OperatorHarness) -> Callable[[], Awaitable[None]]:
-    limits = [{"type": "Container", "max": {"memory": "1Gi"}}]
-    body = {"metadata": {"name": "small"}, "spec": {"limits": limits}}
-    path = await create_at(harness, f"/api/v1/namespaces/{harness.namespace}/limitranges", body)
-    return delete(harness, path)
+def limit(**limits: Any) -> Make:
+    async def make(harness: OperatorHarness) -> Callable[[], Awaitable[None]]:
+        body = {"metadata": {"name": "small"}, "spec": {"limits": [{"type": "Container"} | limits]}}
+        path = await create_at(harness, f"/api/v1/namespaces/{harness.namespace}/limitranges", body)
+        return delete(harness, path)
+
+    return make
+
+
+limit_memory = limit(max={"memory": "1Gi"})
+
+
+async def create_later(harness: OperatorHarness) -> Callable[[], Awaitable[None]]:
+    async def undo() -> None:
+        await harness.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}})
+        await harness.create({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "key"}})
+
+    return undo
 
 
 async def enforce_restricted(harness: OperatorHarness) -> Callable[[], Awaitable[None]]:
@@ -147,6 +160,9 @@ PRIVILEGED = {
     }
 }
 MEMORY = {"limits": {"memory": "2Gi"}}
+FROM_SECRET = [{"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "key", "key": "k"}}}]
+READS = {"spec": {"containers": [{"name": "trainer", "env": FROM_SECRET}]}}
+MOUNTS = {"spec": {"volumes": [{"name": "settings", "configMap": {"name": "settings"}}]}}
 
 REFUSED: dict[str, tuple[Make, Manifest, str, str]] = {
     # what refuses, changes of the job, reason of the condition Running, parts of its message
@@ -163,7 +179,38 @@ REFUSED: dict[str, tuple[Make, Manifest, str, str]] = {
         f"not in this namespace; see {TRAINER} and the namespace's policies",
     ),
     "PodSecurity": (enforce_restricted, {"trainer.template": PRIVILEGED}, "FailedCreate", f"PodSecurity|see {TRAINER}"),
-    "LimitRange": (limit_memory, {"trainer.resources": MEMORY}, "FailedCreate", f"limit is 2Gi; see {TRAINER}"),
+    "LimitRange": (
+        limit_memory,
+        {"trainer.resources": MEMORY},
+        "LimitRange",
+        "trainer: LimitRange small: |limit is 2Gi; set requests and limits in spec.trainer.resources",
+    ),
+    "default of a LimitRange below our own": (
+        limit(default={"memory": "600Mi"}, defaultRequest={"memory": "1Mi"}),
+        {},
+        "LimitRange",
+        "trainer: LimitRange small limits memory of containers without a limit to 600Mi, below the request of 1Gi of "
+        "container trainer; set requests and limits in spec.trainer.resources",
+    ),
+    "quota below one Pod": (
+        quota({"requests.memory": "1000Mi"}, "Pod"),
+        {},
+        "QuotaExceeded",
+        "trainer: exceeds quota team with requests.memory=1Gi; raise the namespace's ResourceQuota",
+    ),
+    "quota of what the Pods do not set": (
+        quota({"limits.cpu": "1000"}, "Pod"),
+        {},
+        "QuotaUnspecified",
+        "trainer: quota team requires limits.cpu; set them in spec.trainer.resources",
+    ),
+    "Secret and ConfigMap": (
+        create_later,
+        {"trainer.template": READS, "head.template": MOUNTS},
+        "ReferenceMissing",
+        f"{TRAINER}.spec.containers[0].env[0].valueFrom.secretKeyRef.name: Secret key does not exist; create it|"
+        "spec.head.template.spec.volumes[0].configMap.name: ConfigMap settings does not exist",
+    ),
     "service account": (
         do_nothing,
         {"rollout.template": {"spec": {"serviceAccountName": "none"}}},
@@ -219,7 +266,7 @@ async def test_job_waits_with_the_reason_and_without_a_workload_until_it_is_admi
 
 
 async def test_pod_quota_is_left_to_the_controllers(harness):
-    await quota({"pods": "0"}, "Pod")(harness)
+    await quota({"pods": "1"}, "Pod", used="1")(harness)
     await harness.start()
     await harness.create(smallest())
     await harness.until_all_workloads()
@@ -280,8 +327,8 @@ async def test_reward_model_waits_with_the_reason_and_without_a_workload(harness
     owner = {"kind": "RewardModel", "name": "rm"}
     await harness.until_condition("ReconcileFailed", **owner)
     ready = await harness.condition("Ready", **owner)
-    assert (ready["status"], ready["reason"]) == ("False", "FailedCreate")
-    assert "limit is 2Gi; see spec.template" in ready["message"]
+    assert (ready["status"], ready["reason"]) == ("False", "LimitRange")
+    assert "limit is 2Gi; set requests and limits in spec.resources" in ready["message"]
     assert await harness.workloads() == []
     await undo()
 

@@ -244,10 +244,10 @@ def are_established(plane):
     return all(any((c["type"], c["status"]) == ("Established", "True") for c in each) for each in conditions)
 
 
-def render(**values):
-    """The documents of the policy with these values under templatePolicy."""
+def render(template="templatepolicy", **values):
+    """The documents of a policy with these values under templatePolicy."""
     mode = values["namespaceSelector"]["matchLabels"]["policy"]
-    command = [find_or_build("helm") / "helm", "template", mode, CHART, "-s", "templates/templatepolicy.yaml"]
+    command = [find_or_build("helm") / "helm", "template", mode, CHART, "-s", f"templates/{template}.yaml"]
     command += ["--kube-version", "1.37.0", "--set-json", f"templatePolicy={json.dumps(values)}"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -320,6 +320,11 @@ def test_template_is_refused_warned_about_or_allowed(create, patch, message):
 @pytest.mark.parametrize("patch", [*ALLOWED, *MALFORMED], ids=name_of)
 def test_other_templates_pass(create, patch):
     assert create(build_spec(patch)) == (201, "", "")
+
+
+def test_the_policy_of_fields_compiles_on_the_oldest_supported_version(plane):
+    rendered = render("fieldpolicy", namespaceSelector={"matchLabels": {"policy": "fields"}})
+    plane.kubectl("apply", "--dry-run=server", "-f", "-", input=rendered)
 
 
 def test_reward_models_are_checked_too(create):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.errors import TransientError
-from rljob_core.backend import JobKey
+from rljob_core.backend import ForbiddenError, JobKey
 from rljob_core.loop import workqueue
 from rljob_core.loop.workqueue import INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, WorkQueue, backoff_seconds, run
 
@@ -132,6 +132,23 @@ def test_backoff_doubles_and_resets_upon_success(queue):
 
 def test_backoff_has_a_maximum():
     assert backoff_seconds(1000) == MAX_BACKOFF_SECONDS
+
+
+def test_backoff_of_a_failure_may_be_shorter(queue):
+    now = 0.0
+    queue.add(A)
+    for _ in range(10):
+        queue.take(now)
+        delay = queue.fail(A, now, 15.0)
+        now += delay
+    assert delay == 15.0
+
+
+async def test_missing_reference_is_looked_for_again_sooner(monkeypatch):
+    monkeypatch.setattr(workqueue, "INITIAL_BACKOFF_SECONDS", 60.0)
+    reconciles = Reconciles({A: [ForbiddenError("x", retry_within_seconds=0.001)]}, until=2)
+    await reconciles.run(workers=1)
+    assert reconciles.seen == [A, A]
 
 
 def test_failing_key_delays_no_other(queue):

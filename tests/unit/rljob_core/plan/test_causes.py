@@ -242,6 +242,17 @@ def test_failed_mount_is_reported_while_the_pod_waits():
     assert causes(make_job(), ready, warnings=(warning,)) == []
 
 
+def test_image_that_cannot_be_pulled_names_the_missing_pull_secret():
+    pod = make_pod(**waiting("ErrImagePull", image="there/is:none"))
+    message = "Unable to retrieve some image pull secrets (registry); attempting to pull the image may not succeed."
+    warning = {"reason": "FailedToRetrieveImagePullSecret", "message": message}
+    warning["involvedObject"] = {"name": pod["metadata"]["name"]}
+    (cause,) = causes(make_job(), pod, warnings=(warning,))
+    assert cause.reason == "ImagePull"
+    assert "cannot be pulled, and the Secret registry of imagePullSecrets does not exist; correct" in cause.message
+    assert causes(make_job(), make_pod(), warnings=(warning,)) == [], "the image may be public"
+
+
 def test_slow_kubelet_is_not_a_cause():
     message = 'MountVolume.SetUp failed for volume "config" : failed to sync configmap cache: timed out waiting for x'
     warning = {"reason": "FailedMount", "message": message, "involvedObject": {"name": "gsm8k-rollout-x"}}
@@ -314,6 +325,7 @@ def test_every_remedy_is_tested():
     tried = {reason for _, reason, _ in OF_A_POD} | {reason for _, _, reason, _ in OF_A_WORKLOAD}
     others = {"SuspendedByKueue", "HeadSuspended", "HeldByKueue"}
     others |= {"PodNameTaken", "FailedMount", "RewardModelMissing", "RewardModelNotReady", "FunctionFailed"}
+    others |= {"LimitRange", "ReferenceMissing"}  # before there is a workload: test_rejections
     assert tried | others == set(REMEDIES)
 
 

@@ -3,9 +3,10 @@
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_core.backend import FieldProblem, RefusedError
+from rljob_core.backend import FieldProblem, MissingReferencesError, PodRejectedError, Reference, RefusedError
 from rljob_core.children import WORKLOAD_KINDS, build_children
 from rljob_core.defaults import DEFAULTS
+from rljob_core.plan.causes import REMEDIES
 from rljob_core.plan.rejections import describe_pod_rejection, describe_refusal
 from tests.support.job_simulation import make_job
 
@@ -62,7 +63,61 @@ def test_answer_without_fields_names_the_template_of_every_role(error):
 
 def test_rejected_pod_has_the_role_and_the_remedy_and_no_generated_name():
     message = 'pods "gsm8k-trainer-x7f2k" is forbidden: violates PodSecurity "restricted:latest"'
-    cause = describe_pod_rejection(JOB, "gsm8k-trainer", message)
+    (cause,) = describe_pod_rejection(JOB, "gsm8k-trainer", PodRejectedError(message))
     assert cause.reason == "FailedCreate"
     assert cause.message.startswith('trainer: is forbidden: violates PodSecurity "restricted:latest"; see ')
     assert "see spec.trainer.template and the namespace's policies" in cause.message
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "message"),
+    [
+        (
+            PodRejectedError("LimitRange small limits memory of containers without a limit to 1Gi", "LimitRange"),
+            "LimitRange",
+            "trainer: LimitRange small limits memory of containers without a limit to 1Gi; set requests and limits in "
+            "spec.trainer.resources, ",
+        ),
+        (
+            PodRejectedError('pods "x" is forbidden: exceeded quota: q, requested: cpu=9, used: cpu=0, limited: cpu=4'),
+            "QuotaExceeded",
+            "trainer: exceeds quota q with cpu=9; raise the namespace's ResourceQuota",
+        ),
+        (
+            PodRejectedError('pods "x" is forbidden: failed quota: q: must specify limits.cpu'),
+            "QuotaUnspecified",
+            "trainer: quota q requires limits.cpu; set them in spec.trainer.resources",
+        ),
+    ],
+)
+def test_limit_range_and_quota_have_their_own_reason_and_remedy(error, reason, message):
+    (cause,) = describe_pod_rejection(JOB, "gsm8k-trainer", error)
+    assert (cause.reason, cause.message[: len(message)]) == (reason, message)
+
+
+READS = {"spec": {"containers": [{"name": "trainer", "envFrom": [{"secretRef": {"name": "key"}}]}]}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "missing", "path"),
+    [
+        (
+            {"trainer": {"template": READS}},
+            "Secret key",
+            "spec.trainer.template.spec.containers[0].envFrom[0].secretRef.name",
+        ),
+        ({"hub": {"tokenSecretRef": {"name": "key", "key": "k"}}}, "Secret key", "spec.hub.tokenSecretRef.name"),
+        (
+            {"head": {"template": READS}, "trainer": {"template": READS}},
+            "Secret key",
+            "spec.trainer.template.spec.containers[0].envFrom[0].secretRef.name",
+        ),
+        ({"head": {"env": {"A": "key"}}}, "Secret key", "spec.trainer.template"),
+        ({"trainer": {"template": READS}}, "ConfigMap key", "spec.trainer.template"),
+    ],
+)
+def test_missing_reference_begins_with_the_field_that_names_it(spec, missing, path):
+    error = MissingReferencesError((Reference(*missing.split()),))
+    (cause,) = describe_pod_rejection(make_job(**spec), "gsm8k-trainer", error)
+    assert cause.reason == "ReferenceMissing"
+    assert cause.message == f"{path}: {missing} does not exist; {REMEDIES['ReferenceMissing']}"

@@ -5,13 +5,14 @@ import copy
 import pytest
 
 from rljob_api.errors import TransientError
-from rljob_core.backend import FieldProblem, ForbiddenError, PodRejectedError, RefusedError
+from rljob_core.backend import FieldProblem, ForbiddenError, MissingReferencesError, PodRejectedError, RefusedError
 from rljob_core.children import WORKLOAD_KINDS, build_children
 from rljob_core.defaults import DEFAULTS
-from rljob_core.kube.client import ApiError
+from rljob_core.kube.client import METADATA_ONLY, ApiError
 from rljob_operator.kube.preflight import VERDICT_SECONDS, Preflight
 from tests.support.job_simulation import make_job
 
+GPUS = "requests.nvidia.com/gpu"
 DNS = {"reason": "FieldValueNotSupported", "message": "Unsupported value", "field": "spec.dnsPolicy"}
 
 
@@ -20,14 +21,26 @@ class Api:
 
     def __init__(self):
         self.errors, self.requests, self.now = {}, [], 0.0
+        self.reads, self.missing, self.ranges = [], set(), []
         self.preflight = Preflight(self.call, lambda: self.now)
 
-    async def call(self, method, resource, namespace, *path, query, body, **options):
+    async def call(self, method, resource, namespace, *path, query=None, body=None, **options):
+        if method == "GET":
+            return self.read(resource.kind, *path, **options)
         assert query["dryRun"] == "All", "nothing may be written"
         self.requests.append((method, resource.kind, body))
         if error := self.errors.get(resource.kind):
             raise error
         return {}
+
+    def read(self, kind, name="", accept=""):
+        self.reads.append((kind, name))
+        if error := self.errors.get(kind):
+            raise error
+        if name in self.missing:
+            raise ApiError(404, "NotFound", "not found")
+        assert kind == "LimitRange" or accept == METADATA_ONLY, "nobody's data is read"
+        return {"items": self.ranges}
 
     async def check(self, workload, known=None):
         self.requests.clear()
@@ -85,6 +98,14 @@ async def test_refused_workload_gets_no_pod_and_a_refused_pod_names_its_field(ap
         ("StatefulSet", 403, "is forbidden: exceeded quota: q, requested: 1", ForbiddenError),
         ("StatefulSet", 500, "etcd timed out", TransientError),
         ("Pod", 403, 'violates PodSecurity "restricted"', PodRejectedError),
+        ("Pod", 403, "is forbidden: failed quota: q: must specify limits.cpu", PodRejectedError),
+        (
+            "Pod",
+            403,
+            f"exceeded quota: q, requested: {GPUS}=8,pods=1, used: pods=0, limited: {GPUS}=4",
+            PodRejectedError,
+        ),
+        ("Pod", 403, "exceeded quota: q, requested: cpu=4500m, used: cpu=0, limited: cpu=4", PodRejectedError),
         ("Pod", 422, "ValidatingAdmissionPolicy 'p' denied request: no", PodRejectedError),
         ("Pod", 500, 'failed calling webhook "w": timeout', TransientError),
     ],
@@ -103,8 +124,7 @@ async def test_refusal_has_its_type(api, kind, code, message, error):
         ("StatefulSet", 400, 'admission webhook "w" does not support dry run'),
         ("Pod", 400, 'admission webhook "w" does not support dry run'),
         ("Pod", 403, 'pods is forbidden: User "op" cannot create resource "pods"'),
-        ("Pod", 403, "is forbidden: exceeded quota: q, requested: pods=1"),
-        ("Pod", 403, "is forbidden: failed quota: q: must specify limits.cpu"),
+        ("Pod", 403, "is forbidden: exceeded quota: q, requested: pods=1, used: pods=3, limited: pods=3"),
     ],
 )
 async def test_what_only_the_real_request_can_find_out_is_left_to_it(api, kind, code, message):
@@ -153,3 +173,39 @@ async def test_refusal_of_one_job_is_not_that_of_another(api):
     api.errors = {}
     await api.check(build(job="sweep-2", uid="0002"))
     assert len(api.requests) == 2
+
+
+FROM_SECRET = [{"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "key", "key": "k"}}}]
+READS = {
+    "spec": {
+        "volumes": [{"name": "more", "configMap": {"name": "settings"}}, {"name": "x", "secret": {"secretName": "a"}}],
+        "containers": [{"name": "trainer", "env": FROM_SECRET, "envFrom": [{"secretRef": {"name": "all"}}]}],
+    }
+}
+
+
+async def test_missing_secrets_and_config_maps_are_named_before_anything_else(api):
+    api.missing = {"key", "settings"}
+    workload = build(trainer={"template": READS})
+    with pytest.raises(MissingReferencesError, match="Secret key, ConfigMap settings"):
+        await api.check(workload)
+    assert api.requests == []
+    assert set(api.reads) == {("Secret", "key"), ("Secret", "all"), ("ConfigMap", "settings"), ("Secret", "a")}
+    api.missing = set()
+    await api.check(workload)
+    assert len(api.requests) == 2
+
+
+async def test_operator_that_may_not_read_secrets_leaves_them_to_the_kubelet(api):
+    api.errors = {"Secret": ApiError(403, "Forbidden", "no")}
+    await api.check(build(trainer={"template": READS}))
+
+
+@pytest.mark.parametrize("ranges", [[], None])
+async def test_pod_that_a_limit_range_refuses_waits_though_no_range_can_be_read(api, ranges):
+    api.errors = {"Pod": ApiError(403, "Forbidden", "maximum memory usage per Container is 1Gi, but limit is 2Gi")}
+    if ranges is None:
+        api.errors["LimitRange"] = ApiError(403, "Forbidden", "no")
+    with pytest.raises(PodRejectedError, match="a LimitRange: maximum memory") as raised:
+        await api.check(build())
+    assert raised.value.cause == "LimitRange"

@@ -1,5 +1,5 @@
-"""`rljob top` for all jobs and for a single job, or `top JOB --watch`, with a job of 15 Pods in place of an API server: python -m
-tests.support.top_program [--watch]"""
+"""`rljob top` for all jobs and for a single job, or `top JOB --watch`, with a job of 15 Pods in place of an API server:
+python -m tests.support.top_program [--watch]"""
 
 from __future__ import annotations
 

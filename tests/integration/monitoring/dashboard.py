@@ -24,9 +24,14 @@ def read() -> dict[str, Any]:
     return found
 
 
+def list_all() -> list[dict[str, Any]]:
+    """Return rows, each before its panels: Grafana keeps those of a folded row in the row."""
+    return [each for panel in read()["panels"] for each in (panel, *panel.get("panels", ()))]
+
+
 def list_panels() -> list[dict[str, Any]]:
     """Return all panels except rows."""
-    return [panel for panel in read()["panels"] if panel["type"] != "row"]
+    return [panel for panel in list_all() if panel["type"] != "row"]
 
 
 def list_queries(panel: dict[str, Any], *, window: str, span: str, **variables: str) -> list[Query]:

@@ -67,7 +67,7 @@ async def watch(seconds: float) -> list[Drawn]:
 def expand(prometheus: prometheus_tools.Prometheus) -> list[tuple[dict[str, Any], list[dashboard.Query]]]:
     """Rows, and panels with their queries, repeats done as Grafana does them."""
     found: list[tuple[dict[str, Any], list[dashboard.Query]]] = []
-    for panel in dashboard.read()["panels"]:
+    for panel in dashboard.list_all():
         if panel["type"] == "row":
             found.append((panel, []))
             continue

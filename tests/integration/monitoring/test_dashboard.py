@@ -8,6 +8,7 @@ import re
 import time
 
 import pytest
+from PIL import Image
 
 from tests.integration.monitoring import dashboard, prometheus_tools, running_job
 from tests.support.waiting import DEADLINE_SECONDS
@@ -119,3 +120,9 @@ def test_training_is_first_and_rows_below_the_rewards_are_folded():
     assert [row["collapsed"] for row in rows] == [False, False, *[True] * (len(rows) - 2)]
     for row in rows:
         assert bool(row["panels"]) == row["collapsed"], "Grafana shows the panels of an open row from the list"
+
+
+def test_picture_of_the_docs_is_of_this_dashboard():
+    with Image.open(dashboard.PICTURE) as picture:
+        found = picture.info.get(dashboard.DIGEST)
+    assert found == dashboard.digest(), "draw it again: python -m tests.integration.monitoring.draw"

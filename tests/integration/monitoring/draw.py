@@ -190,6 +190,8 @@ def draw_heatmap(axis: Axes, found: list[dict[str, Any]]) -> None:
     ordered = sorted(found, key=lambda series: float(series["metric"]["le"].replace("+Inf", "inf")))
     values = [dict(zip(*points(series), strict=True)) for series in ordered]
     times = sorted({when for row in values for when in row})
+    if not times:  # the component came at the end
+        return
     grid, below = [], [0.0] * len(times)
     for row in values:
         total = [row.get(when, 0.0) for when in times]

@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from rljob_cli.completion import complete_jobs, complete_runs, complete_tasks
 from rljob_cli.exits import EXIT_BAD_INPUT, EXIT_FAILED
+from rljob_cli.groups import group_commands
 from rljob_cli.options import (
     ContextOption,
     FilenameOption,
@@ -37,7 +38,12 @@ from rljob_cli.output import choose_format, is_json, print_error
 
 
 class _Commands(TyperGroup):
-    """Prints invalid arguments as JSON, too, if `--output json` requests it."""
+    """Lists commands by what they act on, and prints invalid arguments as JSON if `--output json` requests it."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for title, rows in group_commands(self.commands.values(), formatter.width):
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
     def main(
         self,

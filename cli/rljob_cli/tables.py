@@ -1,14 +1,16 @@
 """Tables without lines, as kubectl prints them, drawn by rich.
 
-Invariant: on a terminal no line is wider than the terminal, and only the last column is cut. In a pipe nothing is cut.
+Invariant: on a terminal no line is wider than the terminal. Whole columns are left out where not all fit, and only text
+is cut, with an ellipsis, so a number is never a part of itself. In a pipe everything is shown in full.
 """
 
 import io
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -17,26 +19,92 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 _PIPE_WIDTH = 100_000
 
 
+@dataclass(frozen=True)
+class Column:
+    """A column of a table. The first one is always shown."""
+
+    name: str
+    drop: int = 0
+    """The column with the highest value is left out first; of equal ones, the one further right. If it has no value, a
+    line below the table says that it is left out."""
+    is_text: bool = False
+    """Whether its cells may be cut."""
+    least: int = 20
+    """Columns are left out before a text is cut to less than this width."""
+    keep_end: bool = False
+    """Cut the middle, as of names that differ in their end."""
+
+
+@dataclass(frozen=True)
+class FittedTable:
+    """A table whose columns are chosen when the width is known."""
+
+    columns: list[Column]
+    rows: list[list[Text]]
+    gap: int
+    header_style: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        cells = [[Text(column.name), *(row[i] for row in self.rows)] for i, column in enumerate(self.columns)]
+        widths = fit_columns(
+            self.columns, [max(c.cell_len for c in each) for each in cells], self.gap, options.max_width
+        )
+        *others, last = widths
+        table = Table(box=None, padding=0, pad_edge=False, header_style=self.header_style)
+        # The gap is part of the width, because rich counts the padding of the last column, which it does not draw.
+        for i in others:
+            table.add_column(cells[i][0], width=widths[i] + self.gap, no_wrap=True)
+        table.add_column(cells[last][0], width=widths[last], no_wrap=True)
+        for row in zip(
+            *([_cut(cell, self.columns[i], widths[i]) for cell in cells[i][1:]] for i in widths), strict=True
+        ):
+            table.add_row(*row)
+        yield table
+        if hidden := [c.name for i, c in enumerate(self.columns) if i not in widths and c.drop <= 0]:
+            yield Text(f"for lack of width, without {', '.join(hidden)}", style="dim")
+
+
+def _cut(cell: Text, column: Column, width: int) -> Text:
+    if column.keep_end and cell.cell_len > width > 1:
+        end = (width - 1) // 2 + 1
+        return cell[: width - 1 - end] + Text("…") + cell[len(cell) - end :]
+    shown = cell.copy()
+    shown.truncate(width, overflow="ellipsis")
+    return shown
+
+
+def fit_columns(columns: Sequence[Column], widths: Sequence[int], gap: int, available: int) -> dict[int, int]:
+    """Return the index of each column to show, from left to right, with its width. `widths`: of the widest cells."""
+    least = [min(w, max(c.least, len(c.name))) if c.is_text else w for c, w in zip(columns, widths, strict=True)]
+    shown = list(range(len(columns)))
+    while len(shown) > 1 and sum(least[i] for i in shown) + gap * (len(shown) - 1) > available:
+        shown.remove(max(shown[1:], key=lambda i: (columns[i].drop, i)))
+    left = available - sum(least[i] for i in shown) - gap * (len(shown) - 1)
+    fitted = {}
+    for i in shown:
+        more = min(left, widths[i] - least[i])  # negative if not even the first column fits
+        fitted[i], left = max(1, least[i] + more), left - more
+    return fitted
+
+
 def build_table(
-    header: Sequence[str], rows: Sequence[Sequence[str | Text]], *, gap: int = 3, header_style: str = ""
-) -> Table:
-    """Columns as wide as their widest cell; the last one is shortened to what is left of the terminal."""
-    table = Table(box=None, padding=0, pad_edge=False, header_style=header_style)
+    header: Sequence[str | Column], rows: Sequence[Sequence[str | Text]], *, gap: int = 3, header_style: str = ""
+) -> FittedTable:
+    """Columns as wide as their widest cell. A name stands for a column of numbers; the last name, for one of text that
+    is left out last."""
     *others, last = header
-    for name in others:
-        table.add_column(_cell(name, gap), no_wrap=True)
-    table.add_column(_cell(last))
-    for row in rows:
-        table.add_row(*(_cell(value, gap) for value in row[:-1]), _cell(row[-1]))
-    return table
+    columns = [c if isinstance(c, Column) else Column(c) for c in others]
+    columns.append(last if isinstance(last, Column) else Column(last, drop=-1, is_text=True))
+    return FittedTable(columns, [[_cell(value) for value in row] for row in rows], gap, header_style)
 
 
-def _cell(value: str | Text, gap: int = 0) -> Text:
-    # The gap is part of the cell, because rich counts the padding of the last column, which it does not draw.
-    cell = Text(_CONTROLS.sub(" ", value)) if isinstance(value, str) else value
-    cell.pad_right(gap)
-    cell.no_wrap, cell.overflow = True, "ellipsis"
-    return cell
+def _cell(value: str | Text) -> Text:
+    return Text(clean(value)) if isinstance(value, str) else value
+
+
+def clean(text: str) -> str:
+    """Return the text in one line, without control characters."""
+    return _CONTROLS.sub(" ", text)
 
 
 def to_text(renderable: RenderableType, width: int = _PIPE_WIDTH) -> str:
@@ -52,6 +120,12 @@ def make_console() -> Console:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _PIPE_WIDTH
     return console
+
+
+def choose_width(default: int) -> int:
+    """Return the columns of the terminal, or $COLUMNS; in a pipe `default`."""
+    width = make_console().width
+    return default if width == _PIPE_WIDTH else width
 
 
 def show(renderable: RenderableType) -> None:

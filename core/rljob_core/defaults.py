@@ -18,6 +18,7 @@ from rljob_api.manifest.roles import LabelValue, Resources, Toleration
 from rljob_api.manifest.services.base import PythonVersion
 from rljob_api.read.documents import Problem, read_documents
 from rljob_api.read.load import InvalidManifestError, read_section
+from rljob_api.wire.logs import LogFormat
 
 
 class _Section(Spec):
@@ -97,6 +98,8 @@ class Defaults(_Section):
     labels: dict[str, LabelValue] = Field(default={}, max_length=64)
     """Labels of all Pods, such as a cost centre. RLJob's own labels and those of a role's template take precedence."""
     annotations: dict[str, Annotated[str, Field(max_length=4096)]] = Field(default={}, max_length=64)
+    log_format: LogFormat = "text"
+    """text, or json: one JSON object per line, of the operator and of the programs in the Pods."""
     operator_namespace: ObjectName | None = None
     """Namespace from which the operator polls the drivers: their NetworkPolicies admit no other. Null: the operator's
     own. If that is unknown too, as outside a cluster, they admit the operator's label in any namespace."""

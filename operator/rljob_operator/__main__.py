@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.wire.contract import ExitCode
+from rljob_api.wire.logs import configure_logging, print_last_line
 from rljob_core.defaults import load_defaults
 from rljob_operator.operator import run_operator
 from rljob_operator.settings import Settings
@@ -73,14 +74,14 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return ExitCode.USER
     level = settings.log_level.upper()
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure_logging(level, settings.defaults.log_format)
     gc.freeze()  # imported objects stay: garbage collections need not scan half a million objects
     gc.set_threshold(_GC_ALLOCATIONS, *gc.get_threshold()[1:])
     logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLevelName(level)))
     try:
         asyncio.run(_run(settings))
     except RLJobError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_last_line(f"error: {error}", settings.defaults.log_format)
         return 75
     return 0
 

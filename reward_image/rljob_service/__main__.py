@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.wire import contract
+from rljob_api.wire.logs import configure_logging
 from rljob_api.wire.ports import listening_port
 from rljob_api.wire.termination import end_program
 from rljob_service.worker.settings import SCORE, SERVES
@@ -28,7 +28,7 @@ def main() -> int:
     # Process 1 of a container has no default action for SIGTERM: without a handler the signal would be lost.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(contract.ExitCode.SUCCEEDED))
     options = _parse(sys.argv[1:])
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    configure_logging(text="%(asctime)s %(levelname)s %(message)s")
     try:
         _serve(options)
     except RLJobError as error:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rljob_api.wire.contract import ENV_TERMINATION_LOG, ExitCode
+from rljob_api.wire.logs import print_last_line
 
 ERROR_PREFIX = "error: "
 """Starts the last line of a program that gives up, and its termination message."""
@@ -28,7 +28,7 @@ def end_program(message: str, code: ExitCode) -> ExitCode:
     """Write the termination message, print it as the last line, and return the exit code."""
     text = f"{ERROR_PREFIX}{message}"
     _write(text)  # the last line of the log explains the end, too
-    print(text, file=sys.stderr, flush=True)
+    print_last_line(text)
     return code
 
 

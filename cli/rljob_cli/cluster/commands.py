@@ -11,15 +11,16 @@ from typing import Any, Concatenate
 from rich.console import RenderableType
 
 from rljob_api.errors import UserError
-from rljob_cli.cluster import control, logs, top
+from rljob_cli.cluster import control, logs, top, top_tables
 from rljob_cli.cluster.client import Cluster, ClusterError, Target, connect
 from rljob_cli.cluster.explain import explain
-from rljob_cli.cluster.explanation import format_explanation
+from rljob_cli.cluster.explanation import DEFAULT_WIDTH, format_explanation
 from rljob_cli.cluster.observation import fetch_observation
 from rljob_cli.cluster.rewards import fetch_rewards
+from rljob_cli.cluster.watch import watch as watch_view
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, P, guard
 from rljob_cli.output import print_error, print_json
-from rljob_cli.tables import show
+from rljob_cli.tables import choose_width, show
 from rljob_core.backend import Manifest, utc_now
 from rljob_core.kube.resources import RLJOB
 
@@ -77,7 +78,7 @@ async def explain_command(cluster: Cluster, name: str, output: str) -> int:
     if output == "json":
         print_json(explanation.to_json())
     else:
-        print(format_explanation(explanation, utc_now()))
+        print(format_explanation(explanation, utc_now(), choose_width(DEFAULT_WIDTH)))
     return 0
 
 
@@ -91,17 +92,17 @@ async def top_command(cluster: Cluster, name: str | None, *, everywhere: bool, w
     async def view() -> tuple[RenderableType, Any]:
         if name is None:
             rows = top.view_jobs(await cluster.list_jobs(everywhere), utc_now())
-            return top.draw_jobs(rows, cluster.namespace, everywhere), [asdict(row) for row in rows]
+            return top_tables.draw_jobs(rows, cluster.namespace, everywhere), [asdict(row) for row in rows]
         manifest = await cluster.get_job(name)
         pods, usage = await top.fetch_pods(cluster, name)
         job = top.view_job(manifest, pods, usage, utc_now(), await fetch_rewards(cluster, manifest, pods))
-        return top.draw_job(job), asdict(job)
+        return top_tables.draw_job(job), asdict(job)
 
     async def draw() -> RenderableType:
         return (await view())[0]
 
     if watch:
-        await top.watch(draw, _WATCH_SECONDS)
+        await watch_view(draw, _WATCH_SECONDS)
     elif output == "json":
         print_json((await view())[1])
     else:

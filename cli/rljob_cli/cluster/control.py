@@ -13,7 +13,7 @@ from rljob_api.manifest.services.runner import RUNNER_SERVICE
 from rljob_api.manifest.services.user import USER_SERVICE
 from rljob_api.wire.contract import ANNOTATION_RESTART, ANNOTATION_RETRY
 from rljob_cli.cluster.formatting import edit_command, format_job_name, is_foreign, kubectl_command
-from rljob_cli.cluster.observation import parse_status
+from rljob_cli.cluster.other_versions import parse_status
 from rljob_core.backend import Manifest
 from rljob_core.children.common import AGENT, SERVING
 from rljob_core.plan.conditions import FAILED, REASON_INVALID_SPEC, find

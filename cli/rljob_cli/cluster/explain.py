@@ -21,6 +21,7 @@ from rljob_cli.cluster.formatting import (
     phase_condition,
 )
 from rljob_cli.cluster.observation import JobObservation, event_time, involved_object, name_claims
+from rljob_cli.cluster.other_versions import find_unknown_fields
 from rljob_cli.manifests import role_of
 from rljob_core.backend import Manifest
 from rljob_core.children.network import OPERATOR_LABELS
@@ -55,6 +56,9 @@ def explain(observation: JobObservation) -> Explanation:
         why = why.replace(f"; {cause.message}", "")
     condition = phase_condition(status)
     unknown = [] if job else ["the job's spec: it does not match this version of rljob"]
+    fields = find_unknown_fields(observation.manifest)
+    if job and fields:
+        unknown = [f"{', '.join(fields)}: fields that this version of rljob does not know; it ignores them"]
     return Explanation(
         job=format_job_name(observation.manifest),
         phase=status.phase or "not reconciled yet",
@@ -63,7 +67,7 @@ def explain(observation: JobObservation) -> Explanation:
         progress=_describe_progress(status, observation.observed_at),
         stalls=describe_stalls(status, observation.observed_at),
         conditions=_other_conditions(status),
-        roles=list(_report_roles(observation, status, job)),
+        roles=list(_report_roles(observation, status, None if fields else job)),
         invalid_samples=[
             InvalidSamples(p.reward, p.reason, p.message, p.step)
             for p in status.progress.problems

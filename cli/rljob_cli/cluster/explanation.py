@@ -1,6 +1,8 @@
 """What `rljob explain` reports, as data for --output json and as text. Pure. Field names are part of the JSON."""
 
+import functools
 import textwrap
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
@@ -9,7 +11,10 @@ from rljob_cli.cluster.formatting import format_age
 from rljob_cli.cluster.observation import parse_time
 
 _MAX_PODS_NAMED = 5
-_WIDTH = 110
+_Wrap = Callable[..., list[str]]
+"""`_wrap` for the width of the terminal."""
+DEFAULT_WIDTH = 110
+"""Columns of a text for a pipe, or a file."""
 
 
 @dataclass(frozen=True)
@@ -77,24 +82,26 @@ class Explanation:
         return data
 
 
-def format_explanation(found: Explanation, now: datetime) -> str:
+def format_explanation(found: Explanation, now: datetime, width: int = DEFAULT_WIDTH) -> str:
+    """Return lines of at most `width` columns, unless a word or a command to type is longer."""
+    wrap = functools.partial(_wrap, width)
     since = parse_time(found.since)
     lines = [f"{found.job}: {found.phase}" + (f" for {format_age(since, now)}" if since else "")]
-    lines += [f"  {found.progress}"] if found.progress else []
-    lines += _wrap("  ", found.why)
+    lines += wrap("  ", found.progress)
+    lines += wrap("  ", found.why)
     for stall in found.stalls:
-        lines += _wrap("  ", stall)
+        lines += wrap("  ", stall)
     for name, message in found.conditions:
-        lines += _wrap("  ", f"{name}: {message}")
+        lines += wrap("  ", f"{name}: {message}")
     sections = {
-        "Roles": _format_roles(found.roles),
+        "Roles": _format_roles(wrap, found.roles),
         "Samples without a valid score": [
-            line for problem in found.invalid_samples for line in _format_invalid_samples(problem)
+            line for problem in found.invalid_samples for line in _format_invalid_samples(wrap, problem)
         ],
-        "Damaged checkpoints": [line for each in found.damaged_checkpoints for line in _wrap("  ", each)],
-        "What to do": [line for remedy in found.remedies for line in _wrap("  - ", remedy)],
-        "Newest warnings": [line for warning in found.warnings for line in _format_warning(warning, now)],
-        "Not readable": [line for message in found.unreadable for line in _wrap("  - ", message)],
+        "Damaged checkpoints": [line for each in found.damaged_checkpoints for line in wrap("  ", each)],
+        "What to do": [line for remedy in found.remedies for line in wrap("  - ", remedy)],
+        "Newest warnings": [line for warning in found.warnings for line in _format_warning(wrap, warning, now)],
+        "Not readable": [line for message in found.unreadable for line in wrap("  - ", message)],
         "Next": [f"  {command}" for command in found.next],
     }
     for title, section in sections.items():
@@ -102,35 +109,35 @@ def format_explanation(found: Explanation, now: datetime) -> str:
     return "\n".join(lines)
 
 
-def _format_invalid_samples(problem: InvalidSamples) -> list[str]:
+def _format_invalid_samples(wrap: _Wrap, problem: InvalidSamples) -> list[str]:
     text = f"{problem.reward}: {problem.reason}, first in step {problem.first_step}: {problem.message}"
-    return _wrap("  ", text, indent_columns=4)
+    return wrap("  ", text, indent_columns=4)
 
 
-def _format_warning(warning: WarningEvent, now: datetime) -> list[str]:
+def _format_warning(wrap: _Wrap, warning: WarningEvent, now: datetime) -> list[str]:
     times = f" (x{warning.count})" if warning.count > 1 else ""
     age = format_age(parse_time(warning.at), now)
     text = f"{age:>4}  {warning.about}  {warning.reason}{times}: {warning.message}"
-    return _wrap("  ", text, indent_columns=8)
+    return wrap("  ", text, indent_columns=8)
 
 
-def _format_roles(roles: list[RoleReport]) -> list[str]:
+def _format_roles(wrap: _Wrap, roles: list[RoleReport]) -> list[str]:
     lines = []
     width = max((len(role.name) for role in roles), default=0)
     for role in roles:
         state = [f"{role.ready}/{role.desired} ready", f"{role.restarts} restarts" if role.restarts else "", role.image]
-        lines.append("   ".join([f"  {role.name.ljust(width)}", *filter(None, state)]))
+        lines += wrap("  ", "   ".join([role.name.ljust(width), *filter(None, state)]), indent_columns=6)
         for problem in role.problems[:_MAX_PODS_NAMED]:
-            lines += _wrap("    ", ": ".join(filter(None, [problem.name, problem.why])))
+            lines += wrap("    ", ": ".join(filter(None, [problem.name, problem.why])))
         if len(role.problems) > _MAX_PODS_NAMED:
             lines.append(f"    and {len(role.problems) - _MAX_PODS_NAMED} more")
     return lines
 
 
-def _wrap(prefix: str, text: str, indent_columns: int | None = None) -> list[str]:
-    """Lines of at most _WIDTH, later ones indented as the first or by `indent_columns`."""
+def _wrap(width: int, prefix: str, text: str, indent_columns: int | None = None) -> list[str]:
+    """Lines of at most `width`, divided between words; later ones indented as the first or by `indent_columns`."""
     indent = " " * (len(prefix) if indent_columns is None else indent_columns)
-    wrapper = textwrap.TextWrapper(_WIDTH, prefix, indent, break_long_words=False)  # words: ok
+    wrapper = textwrap.TextWrapper(width, prefix, indent, break_long_words=False, break_on_hyphens=False)  # words: ok
     wrapped = []
     for line in text.splitlines():
         wrapped += wrapper.wrap(line)

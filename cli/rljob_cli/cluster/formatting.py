@@ -1,6 +1,7 @@
 """How the commands describe jobs and Pods: names, what a job waits for, what is wrong with a Pod, ages. Pure."""
 
 from datetime import datetime, timedelta
+from typing import Literal
 
 from rljob_api.manifest.status import Condition, OutageStatus, RLJobStatus
 from rljob_api.wire.contract import SCHEDULING_GATE
@@ -21,6 +22,9 @@ _CONDITION_BY_PHASE = {
 }
 """The condition whose message explains the phase."""
 _ALL_READY = "all Pods are ready"
+_STARTING = ("ContainerCreating", "PodInitializing")
+Health = Literal["ok", "waiting", "broken"]
+"""State of a Pod. broken: it has failed, or does not start until something is changed."""
 
 
 def format_job_name(manifest: Manifest) -> str:
@@ -86,6 +90,22 @@ def describe_pod(pod: Manifest) -> str:
     return _describe_containers(pod) or _describe_scheduling(pod)
 
 
+def judge_pod(pod: Manifest) -> Health:
+    status = pod.get("status") or {}
+    if is_terminating(pod):
+        return "waiting"
+    if status.get("phase") == "Succeeded" or is_ready(pod):
+        return "ok"
+    states = [each.get("state") or {} for each in container_statuses(pod)]
+    has_ended = any((state.get("terminated") or {}).get("exitCode") for state in states)
+    is_stuck = any((state.get("waiting") or {}).get("reason") not in (None, *_STARTING) for state in states)
+    is_unschedulable = any(
+        condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable"
+        for condition in status.get("conditions") or []
+    )
+    return "broken" if status.get("phase") == "Failed" or has_ended or is_stuck or is_unschedulable else "waiting"
+
+
 def _describe_containers(pod: Manifest) -> str:
     statuses = container_statuses(pod)
     for status in statuses:
@@ -95,7 +115,7 @@ def _describe_containers(pod: Manifest) -> str:
             return _describe_end(ended)
         waiting = state.get("waiting") or {}
         reason = waiting.get("reason")
-        if reason and reason not in ("ContainerCreating", "PodInitializing"):
+        if reason and reason not in _STARTING:
             last = (status.get("lastState") or {}).get("terminated")
             # 'back-off 40s restarting failed container' is less useful than the exit code.
             return f"{reason}: {_describe_end(last)}" if last else _join(reason, waiting.get("message"))

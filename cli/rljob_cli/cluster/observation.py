@@ -8,13 +8,11 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from pydantic import ValidationError
-
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.manifest.status import RLJobStatus
 from rljob_api.wire.contract import LABEL_JOB
 from rljob_cli.cluster.client import Cluster, ClusterError
+from rljob_cli.cluster.other_versions import parse_job, parse_reward_models, parse_status
 from rljob_core.backend import Manifest, ObservedState, key_of, utc_now
 
 _CLAIM = re.compile(r"pvc://([^/]+)")
@@ -40,11 +38,8 @@ class JobObservation:
         return parse_status(self.manifest)
 
     def parse(self) -> RLJob | None:
-        """Return the job in this version's types; None if the cluster's version is newer."""
-        try:
-            return RLJob.model_validate(self.manifest)
-        except ValidationError:
-            return None
+        """Return the job in this version's types; None if a value of its spec is not one of this version."""
+        return parse_job(self.manifest)
 
     def as_observed(self) -> ObservedState:
         """Return the same as the operator's input."""
@@ -55,26 +50,6 @@ class JobObservation:
             warnings=tuple(newest.values()),
             reward_models=parse_reward_models(self.reward_models or []),
         )
-
-
-def parse_reward_models(manifests: list[Manifest]) -> dict[str, RewardModel]:
-    models = {}
-    for manifest in manifests:
-        try:
-            models[manifest["metadata"]["name"]] = RewardModel.model_validate(manifest)
-        except ValidationError:
-            continue
-    return models
-
-
-def parse_status(manifest: Manifest) -> RLJobStatus:
-    """Return the fields of the status that this version knows."""
-    known = {f.alias or name for name, f in RLJobStatus.model_fields.items()}
-    status = manifest.get("status") or {}
-    try:
-        return RLJobStatus.model_validate({key: value for key, value in status.items() if key in known})
-    except ValidationError:
-        return RLJobStatus(phase=status.get("phase", ""))
 
 
 async def fetch_observation(cluster: Cluster, name: str) -> JobObservation:

@@ -7,15 +7,12 @@ Reads /metrics through the API server's Pod proxy. What cannot be read is unknow
 import asyncio
 from collections.abc import Sequence
 
-from pydantic import ValidationError
-
-from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_spec import Service
 from rljob_api.manifest.services.reward import Reward, RewardModel
 from rljob_api.manifest.status import RLJobStatus
 from rljob_api.wire.contract import LABEL_REWARD_MODEL
 from rljob_cli.cluster.client import Cluster, ClusterError
-from rljob_cli.cluster.observation import parse_reward_models
+from rljob_cli.cluster.other_versions import parse_job, parse_reward_models, parse_status
 from rljob_cli.manifests import role_of
 from rljob_cli.run.reward_rows import RewardMetrics, RewardRow, build_row, gather_metrics
 from rljob_core.backend import Manifest
@@ -28,10 +25,9 @@ _MAX_PODS_PER_REWARD = 128
 
 
 async def fetch_rewards(cluster: Cluster, manifest: Manifest, pods: Sequence[Manifest]) -> list[RewardRow]:
-    """Return one row per reward and service of the agent; none if the job does not match this version."""
-    try:
-        job = RLJob.model_validate(manifest)
-    except ValidationError:
+    """Return one row per reward and service of the agent; none if this version cannot read the job's spec."""
+    job, status = parse_job(manifest), parse_status(manifest)
+    if job is None:
         return []
     rewards = job.spec.rewards
     models = await _fetch_models(cluster) if any(reward.reward_model_ref for reward in rewards) else {}
@@ -48,7 +44,7 @@ async def fetch_rewards(cluster: Cluster, manifest: Manifest, pods: Sequence[Man
     services = job.spec.services
     servers = {each.settings.name: await _find_servers(cluster, each, ready) for each in services}
     metrics = await gather_metrics(read, [pod for pod in ready if role_of(pod) == "head"], servers)
-    return [_build_row(metrics, service, job.status, models) for service in services]
+    return [_build_row(metrics, service, status, models) for service in services]
 
 
 def _build_row(

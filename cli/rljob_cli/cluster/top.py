@@ -1,27 +1,25 @@
-"""`rljob top`: jobs as rows, or one job with its roles, rewards and Pods. Field names are part of --output json."""
+"""What `rljob top` shows: jobs as rows, or one job with its roles, rewards and Pods. Field names are part of --output
+json. top_tables.py draws it.
+"""
 
-import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from kubernetes.utils.quantity import parse_quantity
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.text import Text
 
-from rljob_api.errors import RLJobError
 from rljob_api.wire.contract import LABEL_JOB
 from rljob_cli.cluster.client import Cluster, ClusterError
-from rljob_cli.cluster.formatting import describe_pod, describe_stalls, describe_wait, format_age
-from rljob_cli.cluster.observation import parse_status, parse_time
+from rljob_cli.cluster.formatting import Health, describe_pod, describe_stalls, describe_wait, format_age, judge_pod
+from rljob_cli.cluster.observation import parse_time
+from rljob_cli.cluster.other_versions import parse_status
 from rljob_cli.manifests import role_of
-from rljob_cli.run.reward_rows import HEADER, RewardRow, row_cells
-from rljob_cli.tables import build_table, to_text
+from rljob_cli.run.reward_rows import RewardRow
 from rljob_core.backend import Manifest
 from rljob_core.plan.observed_job import count_restarts, name_of
+
+_WORST_FIRST: tuple[Health, ...] = ("broken", "waiting", "ok")
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,7 @@ class PodRow:
     """In use, by metrics.k8s.io; None: unknown."""
     memory_bytes: int | None
     age: str
+    health: Health
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def view_row(manifest: Manifest, now: datetime) -> JobRow:
     return JobRow(
         namespace=metadata["namespace"],
         name=metadata["name"],
-        phase=status.phase or "Pending",
+        phase=(manifest.get("status") or {}).get("phase") or "Pending",
         step=progress.step,
         total_steps=progress.total_steps,
         last_step_age=format_age(progress.last_step_time if is_running else None, now),
@@ -84,7 +83,7 @@ def view_row(manifest: Manifest, now: datetime) -> JobRow:
         schedule=progress.schedule.model_dump() if progress.schedule and is_running else None,
         age=format_age(parse_time(metadata.get("creationTimestamp")), now),
         waits_for="; ".join(filter(None, [*describe_stalls(status, now), describe_wait(status)]))
-        if status.conditions
+        if (manifest.get("status") or {}).get("conditions")
         else "not reconciled yet; is the operator running?",
     )
 
@@ -111,7 +110,7 @@ def view_job(
     roles = [role.model_dump() for role in parse_status(manifest).roles]
     order = {role["name"]: index for index, role in enumerate(roles)}
     rows = [_view_pod(pod, usage.get(name_of(pod), []), now) for pod in pods]
-    rows.sort(key=lambda row: (order.get(row.role, len(order)), row.name))
+    rows.sort(key=lambda row: (_WORST_FIRST.index(row.health), order.get(row.role, len(order)), row.name))
     return JobView(view_row(manifest, now), roles, list(rewards), rows)
 
 
@@ -130,89 +129,5 @@ def _view_pod(pod: Manifest, containers: list[Manifest], now: datetime) -> PodRo
         cpu_cores=total("cpu"),
         memory_bytes=None if memory is None else int(memory),
         age=format_age(parse_time(pod["metadata"].get("creationTimestamp")), now),
+        health=judge_pod(pod),
     )
-
-
-def draw_jobs(rows: list[JobRow], namespace: str, everywhere: bool) -> RenderableType:
-    if not rows:
-        return Text(f"no RLJobs in {'any namespace' if everywhere else f'namespace {namespace} (-A: all namespaces)'}")
-    header = [
-        "NAME",
-        "PHASE",
-        "STEP",
-        "LAST STEP",
-        "REWARD",
-        "ROLLOUTS",
-        "REWARDS",
-        "DRIVER",
-        "STALENESS",
-        "AGE",
-        "WAITS FOR",
-    ]
-    cells = [_cells(row) for row in rows]
-    if everywhere:
-        header = ["NAMESPACE", *header]
-        cells = [[row.namespace, *line] for row, line in zip(rows, cells, strict=True)]
-    return build_table(header, cells)
-
-
-def _cells(row: JobRow) -> list[str]:
-    step = f"{row.step}/{row.total_steps}" if row.total_steps else "-"
-    reward = "-" if row.reward is None else f"{row.reward:.3f}"
-    counts = (row.rollouts or "-", row.rewards or "-", row.driver_phase or "-", _number(row.schedule, "staleness"))
-    return [row.name, row.phase, step, row.last_step_age, reward, *counts, row.age, row.waits_for]
-
-
-def _number(schedule: dict[str, Any] | None, name: str) -> str:
-    value = schedule[name] if schedule else None
-    return "-" if value is None else str(value)
-
-
-def _draw_schedule(schedule: dict[str, Any]) -> RenderableType:
-    groups = [_number(schedule, name) for name in ("groups_in_flight", "groups_scored", "groups_due")]
-    header = ["SCHEDULE", "STALENESS", "IN FLIGHT", "SCORED", "DUE", "BUSY IN THE LAST STEP"]
-    cells = [schedule["type"] or "-", _number(schedule, "staleness"), *groups, schedule["busy"] or "-"]
-    return build_table(header, [cells])
-
-
-def draw_job(view: JobView) -> RenderableType:
-    tables: list[RenderableType] = [draw_jobs([view.job], view.job.namespace, False)]
-    if view.job.schedule:
-        tables += ["", _draw_schedule(view.job.schedule)]
-    if view.roles:
-        roles = [[r["name"], f"{r['ready']}/{r['desired']}", str(r["restarts"])] for r in view.roles]
-        tables += ["", build_table(["ROLE", "READY", "RESTARTS"], roles)]
-    if view.rewards:
-        tables += ["", build_table(HEADER, [row_cells(row) for row in view.rewards], gap=2)]
-    if view.pods:
-        is_measured = any(pod.cpu_cores is not None for pod in view.pods)
-        measured = ["CPU", "MEMORY"] if is_measured else []
-        header = ["POD", "ROLE", "NODE", "RESTARTS", *measured, "AGE", "STATE"]
-        tables += ["", build_table(header, [_pod_cells(pod, is_measured) for pod in view.pods])]
-    return Group(*tables)
-
-
-def _pod_cells(pod: PodRow, is_measured: bool) -> list[str]:
-    measured = []
-    if is_measured:
-        measured.append("-" if pod.cpu_cores is None else f"{pod.cpu_cores:.2f}")
-        measured.append("-" if pod.memory_bytes is None else f"{pod.memory_bytes / 2**20:.0f}Mi")
-    return [pod.name, pod.role, pod.node or "-", str(pod.restarts), *measured, pod.age, pod.state]
-
-
-async def watch(draw: Callable[[], Awaitable[RenderableType]], interval_seconds: float) -> None:
-    """Draw repeatedly, in place on a terminal, until interrupted. A failed refresh keeps the last view."""
-    last, problem = await draw(), ""  # the first failure ends the command
-    console = Console()
-    with Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext() as live:
-        while True:
-            view = Group(last, "", Text(problem)) if problem else last
-            if live:
-                live.update(view, refresh=True)
-            else:
-                print(f"{to_text(view)}\n", flush=True)
-            await asyncio.sleep(interval_seconds)
-            try:
-                last, problem = await draw(), ""
-            except RLJobError as error:
-                problem = f"not up to date: {error}"

@@ -20,7 +20,7 @@ from rljob_api.run.comparisons import Comparison, Figure, ModelResult, list_name
 from rljob_cli.check.jobfile import load_partial
 from rljob_cli.cluster.client import Cluster, Target
 from rljob_cli.cluster.commands import on_cluster
-from rljob_cli.cluster.observation import parse_status
+from rljob_cli.cluster.other_versions import parse_status
 from rljob_cli.cluster.top import view_row
 from rljob_cli.evaluate.jobs import list_overrides
 from rljob_cli.evaluate.models import Candidate, export, find_candidates, name_jobs

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.table import Table
-
 from rljob_api.run.comparisons import Comparison, ModelResult
 from rljob_cli.output import print_json
-from rljob_cli.tables import build_table, show
+from rljob_cli.tables import Column, FittedTable, build_table, show
 
 
-def build_comparison_table(comparison: Comparison) -> Table:
+def build_comparison_table(comparison: Comparison) -> FittedTable:
     """A row for each estimator of each set, a column for each model."""
     keys = dict.fromkeys((figure.set, figure.name) for model in comparison.models for figure in model.figures)
-    header = ("set", "figure", "prompts", *(model.model for model in comparison.models))
+    header: list[str | Column] = ["set", "figure", "prompts", *(Column(model.model) for model in comparison.models)]
     rows = [
         (
             set_,

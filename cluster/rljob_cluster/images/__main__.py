@@ -31,7 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _build_all(tool: Tool, archive: Archive) -> Iterator[BuildResult]:
     """Leave out what has no base here: few jobs need another Python."""
-    for name in FOLDERS:
+    for index, name in enumerate(FOLDERS):
+        share = f"{index / len(FOLDERS):.0%}"
+        print(f"image {index + 1} of {len(FOLDERS)} ({share} are built): {name}", file=sys.stderr, flush=True)
         try:
             yield build_image(Path.cwd(), name, tool, archive)
         except NoBaseError as error:

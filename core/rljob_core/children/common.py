@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from rljob_api import API_VERSION
+from rljob_api import API_VERSION, __version__
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_spec import Service
 from rljob_api.read import scalars
@@ -40,6 +40,8 @@ AGENT = "agent"
 """The Pods of the simulated user, of the tools, and of the runner."""
 SERVING = (REWARD, AGENT)
 """The roles with a name: one per service of the job. They run rljob_service, and user code in it."""
+_SHARED = "shared"
+"""Component of children that belong to no role, such as the token."""
 _NAME_LABELS = {REWARD: contract.LABEL_REWARD, AGENT: contract.LABEL_AGENT}
 
 LABEL_AVOIDS = "rljob.dev/avoids"
@@ -95,7 +97,9 @@ def build_child(
     metadata: Manifest = {
         "name": name,
         "namespace": owner.metadata.namespace,
-        "labels": {label: owner.metadata.name, contract.LABEL_MANAGED_BY: contract.MANAGED_BY} | labels,
+        "labels": build_app_labels(owner, labels, has_pods=kind in WORKLOAD_KINDS)
+        | {label: owner.metadata.name, contract.LABEL_MANAGED_BY: contract.MANAGED_BY}
+        | labels,
     }
     if owner.metadata.uid:
         metadata["ownerReferences"] = [
@@ -109,6 +113,19 @@ def build_child(
             }
         ]
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **fields}
+
+
+def build_app_labels(owner: Owner, labels: Mapping[str, str], *, has_pods: bool) -> dict[str, str]:
+    """The labels that Kubernetes recommends, for a child, or for the Pods of a workload. Only what has Pods has a
+    version: an upgrade of the operator would otherwise write every child of every job."""
+    found = {
+        "name": contract.APP_NAME,
+        "instance": owner.metadata.name,
+        "component": labels.get(contract.LABEL_ROLE, _SHARED),
+        "part-of": contract.APP_NAME,
+    }
+    version = {contract.LABEL_VERSION: __version__} if has_pods else {}
+    return {f"{contract.APP_LABEL}{name}": value for name, value in found.items()} | version
 
 
 def digest(value: Any) -> str:

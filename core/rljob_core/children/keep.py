@@ -8,6 +8,7 @@ operator never replace a Pod of an existing workload.
 
 from collections.abc import Mapping
 
+from rljob_api.wire.contract import LABEL_VERSION
 from rljob_core.backend import Manifest
 from rljob_core.children.common import SANDBOX_TEMPLATE, digest
 
@@ -56,8 +57,16 @@ def keep_running(desired: Manifest, running: Manifest) -> Manifest:
     mutable = _MUTABLE[desired["kind"]]
     spec = {name: value for name, value in desired["spec"].items() if name in mutable}
     built = _annotations_of(running).get(ANNOTATION_BUILT)
-    kept = _with_annotations(desired, {ANNOTATION_BUILT: built})
+    kept = _keep_version(_with_annotations(desired, {ANNOTATION_BUILT: built}), running)
     return kept | {"spec": spec | kept_fields(running)}
+
+
+def _keep_version(desired: Manifest, running: Manifest) -> Manifest:
+    """The label has the version that built the Pods."""
+    labels = {k: v for k, v in (desired["metadata"].get("labels") or {}).items() if k != LABEL_VERSION}
+    version = (running["metadata"].get("labels") or {}).get(LABEL_VERSION)
+    labels |= {LABEL_VERSION: version} if version else {}
+    return desired | {"metadata": desired["metadata"] | {"labels": labels}}
 
 
 def is_outdated(desired: Manifest, running: Manifest) -> bool:

@@ -144,7 +144,8 @@ def _build_pod_template(owner: Owner, parts: PodParts) -> Manifest:
     the user's template cannot be merged."""
     built, defaults = _build_metadata(owner, parts), parts.defaults
     gang = build_gang_spec(owner) if isinstance(owner, RLJob) else {}
-    metadata = {"labels": defaults.labels | built["labels"], "annotations": defaults.annotations | built["annotations"]}
+    labels = common.build_app_labels(owner, parts.labels, has_pods=True) | defaults.labels | built["labels"]
+    metadata = {"labels": labels, "annotations": defaults.annotations | built["annotations"]}
     template = {"metadata": metadata, "spec": _build_spec(owner, parts) | gang}
     template = merge(template, parts.spec.template, f"{parts.spec_path or f'spec.{parts.role}'}.template")
     # Selectors and the lifecycle depend on these: the user cannot change them.
@@ -300,13 +301,17 @@ def _tolerate_lost_nodes(spec: Manifest, owner: Owner, role: str) -> Manifest:
     return {"tolerations": [*given, *added]} if added else {}
 
 
+def _build_log_env(defaults: Defaults) -> list[Manifest]:
+    return build_env({contract.ENV_LOG_FORMAT: defaults.log_format}) if defaults.log_format != "text" else []
+
+
 def _build_container(parts: PodParts) -> Manifest:
     return {
         "name": parts.role,
         "image": parts.spec.image or parts.image,
         **pull_policy(parts.defaults),
         "command": parts.command,
-        "env": override_env(parts.env, parts.spec.env),
+        "env": override_env([*parts.env, *_build_log_env(parts.defaults)], parts.spec.env),
         "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in parts.ports.items()],
         **parts.probes,
         **({"lifecycle": {"preStop": {"sleep": {"seconds": parts.drain_seconds}}}} if parts.drain_seconds else {}),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from typing import Any, NamedTuple
 
 from tests.paths import ROOT
 
+DIGEST = "dashboard"
+"""Name of the digest in the metadata of the picture."""
+PICTURE = ROOT / "docs" / "images" / "dashboard.png"
 PATH = ROOT / "charts" / "rljob" / "dashboards" / "rljob.json"
 
 
@@ -24,9 +28,20 @@ def read() -> dict[str, Any]:
     return found
 
 
+def list_all() -> list[dict[str, Any]]:
+    """Return rows, each before its panels: Grafana keeps those of a folded row in the row."""
+    return [each for panel in read()["panels"] for each in (panel, *panel.get("panels", ()))]
+
+
 def list_panels() -> list[dict[str, Any]]:
     """Return all panels except rows."""
-    return [panel for panel in read()["panels"] if panel["type"] != "row"]
+    return [panel for panel in list_all() if panel["type"] != "row"]
+
+
+def digest() -> str:
+    """Return what a picture of the dashboard has in its metadata: it changes with any title or query."""
+    shown = [[panel["title"], [target["expr"] for target in panel.get("targets", ())]] for panel in list_all()]
+    return hashlib.sha256(json.dumps(shown).encode()).hexdigest()
 
 
 def list_queries(panel: dict[str, Any], *, window: str, span: str, **variables: str) -> list[Query]:

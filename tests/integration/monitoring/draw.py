@@ -18,15 +18,14 @@ from typing import Any
 import matplotlib as mpl
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from tests.integration.monitoring import dashboard, prometheus_tools, running_job
-from tests.paths import ROOT
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-_PICTURE = ROOT / "docs" / "images" / "dashboard.png"
 _WINDOW_SECONDS = 20
 _NOTE = (
     "Drawn by matplotlib from the answers of a real Prometheus to the dashboard's queries; not a screenshot of Grafana."
@@ -67,7 +66,7 @@ async def watch(seconds: float) -> list[Drawn]:
 def expand(prometheus: prometheus_tools.Prometheus) -> list[tuple[dict[str, Any], list[dashboard.Query]]]:
     """Rows, and panels with their queries, repeats done as Grafana does them."""
     found: list[tuple[dict[str, Any], list[dashboard.Query]]] = []
-    for panel in dashboard.read()["panels"]:
+    for panel in dashboard.list_all():
         if panel["type"] == "row":
             found.append((panel, []))
             continue
@@ -120,11 +119,13 @@ def draw(drawn: list[Drawn]) -> None:
                 draw_panel(part.add_subplot(grid[number, at : at + width]), panel, answers)
                 at += width
     parts[-1].text(0.004, 0.5, _NOTE, fontsize=9, va="center")
-    figure.savefig(_PICTURE, dpi=100)
+    figure.savefig(dashboard.PICTURE, dpi=100)
     plt.close(figure)
-    with Image.open(_PICTURE) as picture:  # a third of the size
-        picture.convert("RGB").quantize(128).save(_PICTURE, optimize=True)
-    print(_PICTURE)
+    with Image.open(dashboard.PICTURE) as picture:  # a third of the size
+        facts = PngInfo()
+        facts.add_text(dashboard.DIGEST, dashboard.digest())
+        picture.convert("RGB").quantize(128).save(dashboard.PICTURE, optimize=True, pnginfo=facts)
+    print(dashboard.PICTURE)
 
 
 def draw_panel(axis: Axes, panel: dict[str, Any], answers: list[Answer]) -> None:
@@ -189,6 +190,8 @@ def draw_heatmap(axis: Axes, found: list[dict[str, Any]]) -> None:
     ordered = sorted(found, key=lambda series: float(series["metric"]["le"].replace("+Inf", "inf")))
     values = [dict(zip(*points(series), strict=True)) for series in ordered]
     times = sorted({when for row in values for when in row})
+    if not times:  # the component came at the end
+        return
     grid, below = [], [0.0] * len(times)
     for row in values:
         total = [row.get(when, 0.0) for when in times]

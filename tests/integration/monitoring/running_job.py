@@ -3,7 +3,8 @@
 Real: the driver with its loop, collection, retries and /metrics; two reward servers with worker processes, whose
 functions raise, crash, abstain and are slow for some samples; two judge servers with a cache, which share the limits of
 an endpoint that sometimes rejects or fails; the operator's metrics server. Fakes (those of the unit tests): the
-rollouts, the trainer group, the endpoint. This module makes up the operator's decisions, and conversations.
+rollouts, the trainer group, the endpoint; and the exporters of vLLM and of GPUs. This module makes up the operator's
+decisions, and conversations.
 """
 
 from __future__ import annotations
@@ -113,6 +114,33 @@ async def _judge(body: dict[str, Any], number: int) -> web.Response:
     return web.json_response({"choices": [answer], "usage": usage})
 
 
+_EXPORTER_PORT = 9400
+_EXPORTED = """
+vllm:num_requests_running 7
+vllm:num_requests_waiting 1
+vllm:kv_cache_usage_perc 0.4
+vllm:generation_tokens_total 100
+vllm:prompt_tokens_total 50
+DCGM_FI_DEV_GPU_UTIL{gpu="0"} 93
+DCGM_FI_DEV_FB_USED{gpu="0"} 61440
+DCGM_FI_DEV_XID_ERRORS{gpu="0"} 0
+"""
+"""What vLLM and NVIDIA's dcgm-exporter export, by their documentation: neither a GPU nor an engine runs here."""
+
+
+async def _export(request: web.Request) -> web.Response:
+    return web.Response(text=_EXPORTED.lstrip(), content_type="text/plain")
+
+
+async def _serve_exporter() -> web.AppRunner:
+    app = web.Application()
+    app.router.add_get("/metrics", _export)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, HEAD, _EXPORTER_PORT).start()
+    return runner
+
+
 _FAILED = {
     "type": "Failed",
     "status": "True",
@@ -131,8 +159,9 @@ def build_scrape_configs(operator_port: int) -> list[dict[str, Any]]:
 
     servers = [target(address, PORT_SERVICE, **job_labels, rljob_dev_reward=name) for name, address in _list_replicas()]
     operator = target(OPERATOR, operator_port, namespace="rljob")
+    engine = target(HEAD, _EXPORTER_PORT, **job_labels, pod="sums-rollout-0")
     return [
-        {"job_name": "rljob-jobs", "static_configs": [target(HEAD, PORT_DRIVER, **job_labels), *servers]},
+        {"job_name": "rljob-jobs", "static_configs": [target(HEAD, PORT_DRIVER, **job_labels), *servers, engine]},
         {"job_name": "rljob", "honor_labels": True, "static_configs": [operator]},
     ]
 
@@ -142,7 +171,7 @@ def _list_replicas() -> list[tuple[str, str]]:
     return [(name, address) for name, addresses in REWARDS.items() for address in addresses]
 
 
-NUM_TARGETS = 2 + len(_list_replicas())
+NUM_TARGETS = 3 + len(_list_replicas())
 
 
 class AgentService:
@@ -161,6 +190,7 @@ class RunningJob:
         self._folder = folder
         job = driver_harness.make_job(
             rewards=_SPECS,
+            algorithm={"kl": {"coefficient": 0.001}},
             schedule={"steps": 10_000, "promptsPerStep": 4},
             evaluation={"accuracy": "score", "everySteps": 4},
             checkpoint={"everySteps": 3},
@@ -189,6 +219,7 @@ class RunningJob:
                 status = StatusServer(self.harness.board, self.harness.prometheus.render)
                 await status.start(HEAD)
                 operator = await Health(WorkQueue(), self.operator).serve(0, self.operator_port)
+                exporter = await _serve_exporter()
                 try:
                     async with asyncio.TaskGroup() as group:  # a task that fails ends the test at once
                         work = (driver.run(), self._operate(), self._converse())
@@ -197,6 +228,7 @@ class RunningJob:
                         for task in tasks:
                             task.cancel()
                 finally:
+                    await exporter.cleanup()
                     await operator.cleanup()
                     await status.close()
         finally:

@@ -8,6 +8,7 @@ import re
 import time
 
 import pytest
+from PIL import Image
 
 from tests.integration.monitoring import dashboard, prometheus_tools, running_job
 from tests.support.waiting import DEADLINE_SECONDS
@@ -100,7 +101,7 @@ def check_judge(prometheus):
 
 
 def test_every_panel_has_a_unit_a_unique_id_and_its_own_place():
-    panels = dashboard.read()["panels"]
+    panels = dashboard.list_all()
     assert len({panel["id"] for panel in panels}) == len(panels)
     for panel in dashboard.list_panels():
         unit = (
@@ -111,3 +112,17 @@ def test_every_panel_has_a_unit_a_unique_id_and_its_own_place():
         assert unit, panel["title"]
     places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in panels]
     assert len(set(places)) == len(places), "panels overlap"
+
+
+def test_training_is_first_and_rows_below_the_rewards_are_folded():
+    rows = [panel for panel in dashboard.read()["panels"] if panel["type"] == "row"]
+    assert [row["title"] for row in rows[:2]] == ["Training", "Rewards, as the driver sees them"]
+    assert [row["collapsed"] for row in rows] == [False, False, *[True] * (len(rows) - 2)]
+    for row in rows:
+        assert bool(row["panels"]) == row["collapsed"], "Grafana shows the panels of an open row from the list"
+
+
+def test_picture_of_the_docs_is_of_this_dashboard():
+    with Image.open(dashboard.PICTURE) as picture:
+        found = picture.info.get(dashboard.DIGEST)
+    assert found == dashboard.digest(), "draw it again: python -m tests.integration.monitoring.draw"

@@ -25,6 +25,8 @@ ODD = "histogram_count_total acc@1"
 
 
 class RewardService(AgentService):
+    timeout_seconds = 20.0
+
     def statistics(self):
         return super().statistics() | {"hedges": 0, "hedge_wins": 0, "rescored": 0}
 

@@ -18,7 +18,7 @@ CHART = ROOT / "charts" / "rljob"
 def test_latency_of_an_alert_is_a_bucket_of_the_drivers_histogram():
     schema = json.loads((CHART / "values.schema.json").read_text())
     allowed = schema["properties"]["prometheusRules"]["properties"]["latency"]["properties"]["seconds"]["enum"]
-    assert set(allowed) <= set(LATENCY_BUCKETS_SECONDS)
+    assert set(allowed) - {None} <= set(LATENCY_BUCKETS_SECONDS)
 
 
 def test_alert_selects_the_bucket_of_each_allowed_latency(render):
@@ -35,6 +35,14 @@ def test_config_map_contains_the_unchanged_dashboard(render):
         o for o in render("--set", "dashboards.enabled=true") if o["metadata"]["name"] == "rljob-operator-dashboard"
     ]
     assert json.loads(config["data"]["rljob.json"]) == json.loads((CHART / "dashboards" / "rljob.json").read_text())
+
+
+def test_dashboard_links_the_runbook_where_it_has_an_address(render):
+    url = "https://wiki.example.org/rljob?a=1&b=2"
+    objects = render("--set", "dashboards.enabled=true", "--set", f"prometheusRules.runbookUrl={url}")
+    [config] = [o for o in objects if o["metadata"]["name"] == "rljob-operator-dashboard"]
+    [link] = json.loads(config["data"]["rljob.json"])["links"]
+    assert (link["title"], link["url"]) == ("Runbook", url)
 
 
 def test_driver_exports_what_the_panels_of_agents_query():

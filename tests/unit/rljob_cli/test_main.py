@@ -316,3 +316,10 @@ def test_cluster_that_cannot_be_reached_is_an_object_with_output_json(tmp_path):
     error = json.loads(done.stdout)
     assert (done.exit_code, error["exit_code"], done.stderr) == (1, 1, "")
     assert error["error"].startswith("no cluster: ")
+
+
+def test_help_lists_every_command_in_a_group_once():
+    _, output = rljob("-h")
+    assert "Other commands" not in output, "a new command belongs to a group of cli/rljob_cli/groups.py"
+    shown = [line.split()[0] for line in output.partition("Job files:")[2].splitlines() if line.startswith("  ")]
+    assert sorted(shown) == sorted(name.replace("_", "-") for name in _NAMES)

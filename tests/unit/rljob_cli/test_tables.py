@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from rich.cells import cell_len
 
-from rljob_cli.tables import build_table, make_console, to_text
+from rljob_cli.tables import Column, build_table, make_console, to_text
 
 WIDE = [["数学", "b"], ["x", "等待" * 40]]
 
@@ -23,7 +25,7 @@ def test_columns_align_by_the_displayed_width_of_their_cells():
     ]
 
 
-@pytest.mark.parametrize("width", [20, 40])
+@pytest.mark.parametrize("width", [30, 40])
 def test_lines_are_cut_to_the_width_of_the_terminal(width):
     header, first, cut = lines_of(["A", "B"], WIDE, width=width)
     assert [cell_len(header), cell_len(first)] == [8, 8]
@@ -42,9 +44,39 @@ def test_control_characters_of_a_program_are_removed():
     assert lines_of(["A"], [["one\r\ntwo\t\x1b[31mred"]]) == ["A", "one two [31mred"]
 
 
-def test_only_the_last_column_is_cut_and_uses_the_remaining_width():
-    lines = lines_of(["A", "B", "C"], [["a" * 10, "b" * 10, "c" * 10]], width=30)
-    assert lines[1] == f"{'a' * 10}   {'b' * 10}   ccc…"
+HEADER = [Column("NAME", is_text=True), Column("STEP"), Column("AGE", drop=1), Column("IDLE", drop=2), "WAITS FOR"]
+ROW = ["a" * 30, "412/1000", "37m", "0.734", "c" * 50]
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (200, f"{'a' * 30}   412/1000   37m   0.734   {'c' * 50}"),
+        (80, f"{'a' * 30}   412/1000   37m   0.734   {'c' * 21}…"),
+        (70, f"{'a' * 21}…   412/1000   37m   0.734   {'c' * 19}…"),
+        (65, f"{'a' * 24}…   412/1000   37m   {'c' * 19}…"),
+        (58, f"{'a' * 23}…   412/1000   {'c' * 19}…"),
+        (40, "a" * 30),
+        (29, f"{'a' * 28}…"),
+    ],
+)
+def test_narrow_terminal_leaves_out_columns_and_cuts_no_number(width, line):
+    header, row, *_ = lines_of(HEADER, [ROW], width=width)
+    assert row == line
+    assert all(cell_len(each) <= width for each in (header, row))
+    names = [name for name in ("NAME", "STEP", "AGE", "IDLE", "WAITS FOR") if name in header]
+    assert re.split(r"\s{3,}", header) == names, "headers do not run together"
+
+
+def test_name_is_cut_in_its_middle():
+    columns = [Column("POD", is_text=True, keep_end=True)]
+    assert lines_of(columns, [["a-long-name-that-ends-in-7f9c8-00001"]], width=20)[1] == "a-long-na…f9c8-00001"
+
+
+def test_column_without_a_priority_is_named_when_it_is_left_out():
+    assert len(lines_of(["SET", "ONE", "TWO"], [["a", "1" * 30, "2" * 30]], width=60)) == 2, "the last one is text"
+    header, _, note = lines_of(["SET", Column("ONE"), Column("TWO")], [["a", "1" * 30, "2" * 30]], width=60)
+    assert (header.split(), note) == (["SET", "ONE"], "for lack of width, without TWO")
 
 
 @pytest.mark.parametrize(("columns", "width"), [("50", 50), (None, 100_000)])

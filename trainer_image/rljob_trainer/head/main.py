@@ -17,6 +17,7 @@ from types import FrameType
 
 from rljob_api.errors import RLJobError, TransientError, UserError
 from rljob_api.wire.contract import ExitCode
+from rljob_api.wire.logs import configure_logging
 from rljob_api.wire.termination import end_program
 from rljob_trainer.failures.configuration import ErrorFacts, summarize
 from rljob_trainer.head.environment import Environment, read_environment
@@ -77,7 +78,7 @@ def _raise_on_signal(number: int, _: FrameType | None) -> None:
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure_logging()
     os.environ.update(ray_environment())
     _raise_open_files_limit()
     try:

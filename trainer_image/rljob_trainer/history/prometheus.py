@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol, get_args
+from typing import Literal, Protocol, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 
 LATENCY_BUCKETS_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 """The chart's values.schema.json lists them: an alert's latency must be one of the buckets."""
+LatencyPart = Literal["wait", "queue", "execute", "retry"]
 SCORE_BUCKETS = (
     *(-10, -5, -2, -1, -0.75, -0.5, -0.25, -0.1, -0.001, 0, 0.1, 0.25, 0.5, 0.75, 0.9),
     *(0.999, 1, 2, 5, 10),  # most rewards return 0 and 1: each has a (nearly) separate bucket
@@ -71,6 +73,22 @@ class ServiceStatistics(Protocol):
     def statistics(self) -> Mapping[str, float]: ...
 
 
+class RewardStatistics(ServiceStatistics, Protocol):
+    @property
+    def timeout_seconds(self) -> float:
+        """The reward's own. A result that took longer from its episode's end is late."""
+
+
+def split_latency(result: ScoredResult) -> dict[LatencyPart, float]:
+    """Return the seconds of a result's latency by what took them. The server reports the last attempt alone, so what an
+    earlier one took is a part of the retries."""
+    execute = min(result.execute_seconds, result.latency_seconds)
+    queue = min(result.queue_seconds, result.latency_seconds - execute)
+    rest = result.latency_seconds - execute - queue
+    is_first = result.attempts <= 1
+    return {"wait": rest if is_first else 0.0, "retry": 0.0 if is_first else rest, "queue": queue, "execute": execute}
+
+
 class PrometheusMetrics:
     """The driver's /metrics. Gauges hold the last step's numbers. Counters and histograms also move during a step."""
 
@@ -83,6 +101,16 @@ class PrometheusMetrics:
             "rljob_reward_latency_seconds", "From an episode's end to this reward's result, with waits and retries.",
             ["reward", "lane", "outcome"], registry=registry, buckets=LATENCY_BUCKETS_SECONDS,
         )  # fmt: skip
+        self._parts = Histogram(
+            "rljob_reward_latency_part_seconds",
+            "The latency by what took it: wait at the driver, queue and execution at the server, and earlier attempts.",
+            ["reward", "lane", "part"], registry=registry, buckets=LATENCY_BUCKETS_SECONDS,
+        )  # fmt: skip
+        text = "Results later than the reward's timeoutSeconds after their episode's end."
+        self._late = Counter("rljob_reward_late", text, ["reward", "lane"], registry=registry)
+        self._late_after: dict[str, float] = {}
+        text = "timeoutSeconds of the reward, after which a result is late."
+        self._timeout = Gauge("rljob_reward_timeout_seconds", text, ["reward"], registry=registry)
         self._score = Histogram(
             "rljob_reward_score", "Valid scores (component: score) and what else the reward returned.",
             by_component, registry=registry, buckets=SCORE_BUCKETS,
@@ -136,11 +164,16 @@ class PrometheusMetrics:
         for phase in PHASES:
             self.phases.labels(phase)
 
-    def register_rewards(self, clients: Mapping[str, ServiceStatistics]) -> None:
+    def register_rewards(self, clients: Mapping[str, RewardStatistics]) -> None:
         """Export all rewards, whose clients a scrape reads. Counters start at 0: rate() shows their first event."""
-        for name in clients:
+        for name, client in clients.items():
+            self._late_after[name] = client.timeout_seconds
+            self._timeout.labels(name).set(client.timeout_seconds)
             for lane in get_args(Lane):
                 self._latency.labels(name, lane, VALID)
+                self._late.labels(name, lane)
+                for part in get_args(LatencyPart):
+                    self._parts.labels(name, lane, part)
                 for reason in InvalidReason:
                     self._invalid.labels(name, lane, reason.value)
         self.registry.register(
@@ -196,6 +229,7 @@ class PrometheusMetrics:
             if isinstance(result, ScoredResult):
                 outcome = VALID if cause is None else cause.value
                 self._latency.labels(name, lane, outcome).observe(result.latency_seconds)
+                self._record_parts(name, lane, result)
             if cause is not None:
                 counter = self._invalid if result.score is None else self._scored_failures
                 counter.labels(name, lane, cause.value).inc()
@@ -203,6 +237,12 @@ class PrometheusMetrics:
                 self._record_values(name, lane, result.score, result.components)
         if episode.own_reward is not None and episode.failure is None:
             self._record_values(RUNNER_SERVICE, lane, episode.own_reward, own_components(episode))
+
+    def _record_parts(self, reward: str, lane: Lane, result: ScoredResult) -> None:
+        for part, seconds in split_latency(result).items():
+            self._parts.labels(reward, lane, part).observe(seconds)
+        if result.latency_seconds > self._late_after.get(reward, math.inf):
+            self._late.labels(reward, lane).inc()
 
     def _record_values(self, reward: str, lane: Lane, score: float, components: Mapping[str, float]) -> None:
         self._record_value(reward, lane, SCORE, score)

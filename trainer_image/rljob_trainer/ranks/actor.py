@@ -5,6 +5,7 @@ Invariant: if another rank is lost, calls raise RankLostError, so that the group
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from datetime import timedelta
@@ -17,6 +18,7 @@ import torch.distributed as dist
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import ENV_POD_IP, ENV_TOKEN
+from rljob_api.wire.logs import choose_format, configure_logging
 from rljob_api.wire.protocol import WeightManifest
 from rljob_inputs.memory.trainer import Recomputation
 from rljob_trainer.devices.choose import choose_device
@@ -65,6 +67,8 @@ class RankProcess:
     """One rank. Methods that the group calls on all ranks at once are collectives."""
 
     def __init__(self) -> None:
+        if choose_format() == "json":  # Ray sends it to the head's log
+            configure_logging(logging.WARNING)
         self.address = os.environ.get(ENV_POD_IP) or ray.util.get_node_ip_address()
         self._transport: WeightTransport | None = None
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import psutil
 
 from rljob_api.wire.contract import ENV_TOKEN, PORT_RAY
+from rljob_api.wire.logs import choose_format
 from rljob_api.wire.ports import listening_port
 from rljob_trainer.temporary import TemporaryFolder
 
@@ -21,7 +22,9 @@ _CONNECT_SECONDS = 2.0
 
 def ray_environment() -> dict[str, str]:
     """Return the variables that a process needs before it imports Ray."""
-    return {
+    # Ray begins each line of a rank with its name, which would be no JSON.
+    is_json = choose_format() == "json"
+    return ({"RAY_DISABLE_WORKER_LOG_PREFIX": "1"} if is_json else {}) | {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": os.environ.get(ENV_TOKEN, ""),
         "RAY_USAGE_STATS_ENABLED": "0",

@@ -21,6 +21,7 @@ from rljob_api.errors import RLJobError, UserError
 from rljob_api.manifest.job_sections import Data, Model
 from rljob_api.run.folder import trajectory_file
 from rljob_api.wire.contract import ExitCode
+from rljob_api.wire.logs import configure_logging
 from rljob_api.wire.termination import end_program
 from rljob_inputs.data.prompts import build_prompts
 from rljob_inputs.data.rows import read_rows
@@ -136,7 +137,7 @@ def leave_out_torch(model: Model) -> None:
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure_logging()
     try:
         environment = read_environment(dict(os.environ))
         leave_out_torch(environment.job.spec.model)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.wire.contract import ExitCode
+from rljob_api.wire.logs import configure_logging
 from rljob_api.wire.termination import end_program
 from rljob_trainer.failures.configuration import ErrorFacts, summarize
 from rljob_trainer.head.environment import read_environment
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure_logging()
     os.environ.update(ray_environment())
     from rljob_trainer.replay.program import read_settings, replay  # here: it imports Ray
 

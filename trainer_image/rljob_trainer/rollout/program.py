@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from rljob_api.errors import UserError
 from rljob_api.wire.contract import ExitCode
+from rljob_api.wire.logs import build_formatter
 from rljob_api.wire.termination import end_program
 from rljob_trainer.failures.configuration import ErrorFacts, summarize
 
@@ -35,7 +36,7 @@ def run_program(what: str, run: Callable[[], int]) -> int:
     """Run it, and return its exit code, or that of its error. `what`: the program, in the log."""
     # Only this package's logger: vLLM's imports set the root logger's level to ERROR.
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(build_formatter())
     ours = logging.getLogger("rljob_trainer")
     ours.setLevel(logging.INFO)
     ours.handlers = [handler]

@@ -81,6 +81,7 @@ class ServiceClient(ABC, Generic[R]):
             on_tick=self._tick,
         )
         self.versions = VersionTracker(self.replicas, session, self.headers) if pins_version else None
+        self.timeout_seconds = settings.timeout_seconds
         role = f"{'reward' if isinstance(settings, Reward) else 'agent'}-{settings.name}"
         self.requests = Requests[R](
             where,

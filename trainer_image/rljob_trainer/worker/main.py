@@ -39,6 +39,7 @@ from rljob_api.wire.contract import (
     ExitCode,
     UrlPath,
 )
+from rljob_api.wire.logs import configure_logging
 from rljob_api.wire.ports import listening_port
 from rljob_api.wire.termination import end_program
 from rljob_inputs.memory.object_store import trainer_store_bytes
@@ -241,7 +242,7 @@ def read_lengths(job: RLJob, model: str) -> ModelSettings:
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure_logging()
     try:
         job = load_job_file(os.environ[ENV_JOB_FILE])
     except UserError as error:

@@ -196,7 +196,7 @@ def test_job_of_a_newer_version_is_explained_by_its_status() -> None:
     manifest["status"] |= {"roles": [{"name": "head", "desired": 1, "ready": 1}], "novelty": 1}
     found = explain(JobObservation(manifest, claims=None))
     assert [role.name for role in found.roles] == ["head"]
-    assert "does not match this version of rljob" in found.unreadable[0]
+    assert found.unreadable[0].startswith("spec.novelty: fields that this version of rljob does not know")
 
 
 def test_claims_come_from_sources_and_checkpoint() -> None:

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from rljob_api.errors import TransientError
-from rljob_cli.cluster import top
+from rljob_cli.cluster import top, top_tables
 from rljob_cli.cluster.client import ClusterError
 from rljob_cli.cluster.formatting import format_age
 from rljob_cli.cluster.rewards import fetch_rewards
+from rljob_cli.cluster.watch import watch
 from rljob_cli.run.reward_rows import RewardRow
 from rljob_cli.tables import to_text
 
@@ -23,8 +24,8 @@ def test_cpu_and_memory_are_summed_over_containers() -> None:
     usage = [{"usage": {"cpu": "250m", "memory": "1Mi"}}, {"usage": {"cpu": "500000000n", "memory": "1024Ki"}}]
     view = top.view_job(JOB, [pod], [{"metadata": {"name": "p"}, "containers": usage}], NOW)
     assert (view.pods[0].cpu_cores, view.pods[0].memory_bytes) == (0.75, 2 * 2**20)
-    assert "MEMORY" in to_text(top.draw_job(view))
-    assert "MEMORY" not in to_text(top.draw_job(top.view_job(JOB, [pod], [], NOW)))
+    assert "MEMORY" in to_text(top_tables.draw_job(view))
+    assert "MEMORY" not in to_text(top_tables.draw_job(top.view_job(JOB, [pod], [], NOW)))
 
 
 @pytest.mark.parametrize(("seconds", "age"), [(45, "45s"), (119, "119s"), (120, "2m"), (7200, "2h"), (200000, "2d")])
@@ -42,7 +43,7 @@ async def test_watch_keeps_the_last_view_while_the_cluster_does_not_answer(capsy
         return view
 
     with pytest.raises(KeyboardInterrupt):
-        await top.watch(draw, 0.0)
+        await watch(draw, 0.0)
     printed = capsys.readouterr().out
     assert printed.count("table 1") == 2
     assert printed.index("not up to date: the API server did not answer") < printed.index("table 2")
@@ -52,8 +53,8 @@ def test_job_without_conditions_is_not_reconciled_yet() -> None:
     [row] = top.view_jobs([JOB], NOW)
     assert row.waits_for == "not reconciled yet; is the operator running?"
     assert row.driver_phase == ""
-    assert "DRIVER" in to_text(top.draw_jobs([row], "ns", False))
-    assert to_text(top.draw_jobs([], "ns", False)) == "no RLJobs in namespace ns (-A: all namespaces)"
+    assert "DRIVER" in to_text(top_tables.draw_jobs([row], "ns", False))
+    assert to_text(top_tables.draw_jobs([], "ns", False)) == "no RLJobs in namespace ns (-A: all namespaces)"
 
 
 DRIVER = """
@@ -151,13 +152,17 @@ async def test_unreadable_number_is_a_dash_and_null_in_json() -> None:
     assert rows["shared"] == RewardRow("shared")
     view = top.view_job(REWARDED, PODS, [], NOW, list(rows.values()))
     assert asdict(view)["rewards"][0]["slots_in_use"] is None
-    line = next(line for line in to_text(top.draw_job(view), 80).splitlines() if line.startswith("correct"))
+    line = next(line for line in to_text(top_tables.draw_job(view), 80).splitlines() if line.startswith("correct"))
     assert line.split() == ["correct", "function", "2/2", "30", "32", *["-"] * 6]
 
 
-async def test_job_of_a_newer_version_has_no_reward_rows() -> None:
-    manifest = REWARDED | {"spec": {**SPEC, "new": {}}}
-    assert await fetch_rewards(FakeCluster({}), manifest, PODS) == []  # type: ignore[arg-type]
+async def test_unknown_fields_of_a_newer_version_hide_no_rewards() -> None:
+    newer = [{**SPEC["rewards"][0], "novelty": 1}]  # type: ignore[index]
+    manifest = REWARDED | {"spec": {**SPEC, "rewards": newer}, "status": {**STATUS, "novelty": {}}}
+    [row] = await fetch_rewards(FakeCluster({}), manifest, PODS)  # type: ignore[arg-type]
+    assert (row.ready, row.replicas) == (2, 2)
+    unreadable = REWARDED | {"spec": {**SPEC, "agent": {"type": "novelty"}}}
+    assert await fetch_rewards(FakeCluster({}), unreadable, PODS) == []  # type: ignore[arg-type]
 
 
 SCHEDULE = {"type": "bounded", "staleness": 1, "groupsInFlight": 9, "groupsScored": 3, "groupsDue": 0}
@@ -170,7 +175,7 @@ def with_schedule(phase: str, **schedule: Any) -> dict[str, Any]:
 
 def test_schedule_shows_staleness_groups_and_busy_roles() -> None:
     view = top.view_job(with_schedule("Running", busy="rollouts 97%, trainer 31%"), [], [], NOW)
-    lines = to_text(top.draw_job(view)).splitlines()
+    lines = to_text(top_tables.draw_job(view)).splitlines()
     header = next(index for index, line in enumerate(lines) if line.startswith("SCHEDULE"))
     assert lines[header + 1].split() == ["bounded", "1", "9", "3", "0", "rollouts", "97%,", "trainer", "31%"]
     assert asdict(view)["job"]["schedule"]["groups_due"] == 0
@@ -180,7 +185,7 @@ def test_schedule_of_a_job_that_does_not_run_is_not_shown() -> None:
     for manifest in (with_schedule("Suspended"), JOB):
         view = top.view_job(manifest, [], [], NOW)
         assert view.job.schedule is None
-        assert "SCHEDULE" not in to_text(top.draw_job(view))
+        assert "SCHEDULE" not in to_text(top_tables.draw_job(view))
 
 
 STALLED = {
@@ -200,6 +205,6 @@ def test_last_step_what_hangs_and_the_time_left_of_an_outage_are_shown() -> None
         "trainer: rank 3 hangs for 12m (limit 60 s); "
         "waits for spec.rewards[0].http (http://judge), which fails for 5m; 115m left; episodes"
     )
-    assert "LAST STEP" in to_text(top.draw_jobs([row], "ns", False))
+    assert "LAST STEP" in to_text(top_tables.draw_jobs([row], "ns", False))
     [ended] = top.view_jobs([JOB | {"status": status | {"phase": "Succeeded"}}], NOW)
     assert (ended.last_step_age, "hangs" in ended.waits_for) == ("-", False), "it is over"

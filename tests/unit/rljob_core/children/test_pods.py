@@ -229,3 +229,29 @@ def test_head_and_trainers_know_a_grace_period_of_their_template():
             env = {entry["name"]: entry.get("value") for entry in pod["containers"][0]["env"]}
             found[child["kind"]] = (pod["terminationGracePeriodSeconds"], env.get("RLJOB_GRACE_SECONDS"))
     assert found == {"Job": (300, "300"), "StatefulSet": (60, None)}
+
+
+def test_children_and_pods_have_the_recommended_labels_and_selectors_do_not():
+    defaults = DEFAULTS.model_copy(update={"labels": {"app.kubernetes.io/part-of": "our-platform"}})
+    names = ("name", "instance", "component", "part-of", "managed-by")
+    for child in build_children(make_job(), "token", defaults):
+        labels = child["metadata"]["labels"]
+        role = labels.get("rljob.dev/role", "shared")
+        own = [labels[f"app.kubernetes.io/{name}"] for name in names]
+        assert own == ["rljob", "gsm8k", role, "rljob", "rljob-operator"], child["kind"]
+        if template := child.get("spec", {}).get("template"):
+            found = [template["metadata"]["labels"][f"app.kubernetes.io/{name}"] for name in names]
+            assert found == ["rljob", "gsm8k", role, "our-platform", "rljob-operator"], "an administrator's own stay"
+        for selector in (child.get("spec", {}).get("selector", {}), child.get("spec", {}).get("podSelector", {})):
+            assert "app.kubernetes.io" not in str(selector), "selectors stay as they are"
+
+
+def test_log_format_reaches_every_program_and_text_needs_no_variable():
+    for log_format, expected in (("text", set()), ("json", {"json"})):
+        defaults = DEFAULTS.model_copy(update={"log_format": log_format})
+        for child in build_children(make_program_job(), "token", defaults):
+            if template := child.get("spec", {}).get("template"):
+                [container] = template["spec"]["containers"]
+                env = {entry["name"]: entry.get("value") for entry in container["env"]}
+                found = {env[name] for name in ("RLJOB_LOG_FORMAT",) if name in env}
+                assert found == expected, child["metadata"]

@@ -8,10 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from rljob_api import __version__
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.services.reward import RewardModel
 from rljob_core.backend import ChildKey, ObservedState, key_of
-from rljob_core.children import head, pods, rollout, service, trainer
+from rljob_core.children import common, head, pods, rollout, service, trainer
 from rljob_core.children.difference import contains, stamp
 from rljob_core.defaults import DEFAULTS
 from rljob_core.plan import conditions
@@ -26,18 +27,19 @@ ROLLOUT = ChildKey("Deployment", "gsm8k-rollout")
 REWARD = ChildKey("Deployment", "gsm8k-reward-correct")
 ROLES = {"head": HEAD, "trainer": TRAINER, "rollout": ROLLOUT, "reward-correct": REWARD}
 IMAGES = {"trainer_image": "rljob/trainer:0.2.0", "reward_image": "rljob/reward:0.2.0"}
-NEWER = DEFAULTS.model_copy(update=IMAGES)
+NEWER = DEFAULTS.model_copy(update=IMAGES | {"log_format": "json"})
 MUTABLE = {"replicas", "strategy", "backoffLimit", "parallelism"}
 
 
 def change_code(monkeypatch, number=1):
-    """What a later version may change: graces, probes, commands, env."""
+    """What a later version may change: graces, probes, commands, env, and its own number."""
     monkeypatch.setattr(pods, "_PATIENCE_SECONDS", 60 + number)
     monkeypatch.setattr(trainer, "GRACE_SECONDS", 60 + number)
     monkeypatch.setattr(rollout, "_GRACE_SECONDS", 60 + number)
     monkeypatch.setattr(service, "_DRAIN_SECONDS", 10 + number)
     monkeypatch.setattr(pods, "build_readiness", lambda port: {"tcpSocket": {"port": port}, "periodSeconds": number})
     monkeypatch.setattr(pods, "KEEP_ANNOTATIONS", {"example.org/keep": str(number)})
+    monkeypatch.setattr(common, "__version__", f"{__version__}-next{number}")
 
 
 class Operated(JobSimulation):
@@ -160,6 +162,20 @@ def test_upgrade_keeps_what_is_immutable(operated, monkeypatch, defaults):
     operated.defaults = defaults
     operated.settle()
     assert {key: without(operated.children[key], MUTABLE) for key in ROLES.values()} == before
+
+
+def test_version_is_that_of_what_runs(upgraded):
+    def read_version(name):
+        workload = upgraded.children[ROLES[name]]
+        holders = (workload, workload["spec"]["template"])
+        [version] = {holder["metadata"]["labels"]["app.kubernetes.io/version"] for holder in holders}
+        return version
+
+    assert {read_version(name) for name in ROLES} == {__version__}
+    upgraded.request("rljob.dev/restart-rollout", "now")
+    upgraded.settle()
+    expected = dict.fromkeys(ROLES, __version__) | {"rollout": f"{__version__}-next1"}
+    assert {name: read_version(name) for name in ROLES} == expected
 
 
 def test_mutable_fields_apply_after_an_upgrade(upgraded):

@@ -1,5 +1,8 @@
 """The driver's /metrics during a step."""
 
+from typing import ClassVar
+
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rljob_api.wire.protocol import CallResult, InvalidReason
@@ -40,6 +43,46 @@ def test_results_are_counted_by_reward_lane_and_outcome():
     assert value(prometheus, "rljob_reward_latency_seconds_sum", **labels) == 40
     assert value(prometheus, "rljob_reward_invalid_total", reward="b", lane="train", reason="timeout") == 1
     assert value(prometheus, "rljob_sampled_tokens_total", lane="train") == 1
+
+
+@pytest.mark.parametrize(
+    ("result", "parts"),
+    [
+        ({"latency_seconds": 9.0, "queue_seconds": 2.0, "execute_seconds": 3.0}, (4.0, 2.0, 3.0, 0.0)),
+        ({"latency_seconds": 9.0, "queue_seconds": 2.0, "execute_seconds": 3.0, "attempts": 2}, (0.0, 2.0, 3.0, 4.0)),
+        ({"latency_seconds": 2.0, "queue_seconds": 1.0, "execute_seconds": 3.0}, (0.0, 0.0, 2.0, 0.0)),
+    ],
+)
+def test_parts_of_a_latency_add_up_to_it(result, parts):
+    prometheus = PrometheusMetrics()
+    prometheus.record_scored("train", trajectory(a=valid(1.0).model_copy(update=result)))
+    found = [
+        value(prometheus, "rljob_reward_latency_part_seconds_sum", reward="a", lane="train", part=part)
+        for part in ("wait", "queue", "execute", "retry")
+    ]
+    assert tuple(found) == parts
+    assert sum(found) == result["latency_seconds"]
+
+
+def test_result_is_late_by_the_timeout_of_its_own_reward():
+    class Client:
+        num_requests: ClassVar = {"train": 0, "eval": 0}
+
+        def __init__(self, timeout_seconds):
+            self.timeout_seconds = timeout_seconds
+
+        def statistics(self):
+            names = ("in_flight", "waiting", "waiting_oldest_seconds", "replicas", "hedges", "hedge_wins", "rescored")
+            return dict.fromkeys(names, 0.0)
+
+    prometheus = PrometheusMetrics()
+    prometheus.register_rewards({"fast": Client(1), "slow": Client(60)})
+    for seconds in (0.5, 20.0):
+        result = valid(1.0).model_copy(update={"latency_seconds": seconds})
+        prometheus.record_scored("train", trajectory(fast=result, slow=result))
+    late = {name: value(prometheus, "rljob_reward_late_total", reward=name, lane="train") for name in ("fast", "slow")}
+    assert late == {"fast": 1, "slow": 0}
+    assert value(prometheus, "rljob_reward_timeout_seconds", reward="fast") == 1
 
 
 def test_failure_with_a_score_is_counted_by_its_reason_and_in_the_score_histogram():

@@ -1,0 +1,141 @@
+"""A view that is drawn repeatedly. On a terminal it takes the whole screen, and keys scroll it.
+
+Invariant: every line of a view can be reached, and the terminal is as before at the end, also after Ctrl-C.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.segment import SegmentLines
+from rich.text import Text
+
+from rljob_api.errors import RLJobError
+from rljob_cli.tables import to_text
+
+_KEY = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
+_MOVES = {
+    **dict.fromkeys(("j", "\r", "\n", "\x1b[B", "\x1bOB"), "down"),
+    **dict.fromkeys(("k", "\x1b[A", "\x1bOA"), "up"),
+    **dict.fromkeys((" ", "f", "\x1b[6~"), "page down"),
+    **dict.fromkeys(("b", "\x1b[5~"), "page up"),
+    **dict.fromkeys(("g", "\x1b[H", "\x1bOH", "\x1b[1~"), "start"),
+    **dict.fromkeys(("G", "\x1b[F", "\x1bOF", "\x1b[4~"), "end"),
+}
+"""The keys of less, and what terminals send for arrows, Page Up and Down, Home and End."""
+Draw = Callable[[], Awaitable[RenderableType]]
+
+
+@dataclass
+class Pager:
+    """A window on a view. The lines below it say what is not shown, and whether the view is out of date."""
+
+    view: RenderableType
+    problem: str = ""
+    top: int = 0
+    """Index of the first line shown."""
+    is_over: bool = False
+    _page: int = 1
+    """Lines that the terminal shows at once, as last drawn."""
+    _num_lines: int = 0
+
+    def press(self, key: str) -> None:
+        steps = {"down": 1, "up": -1, "page down": self._page, "page up": -self._page}
+        if key == "q":
+            self.is_over = True
+        elif (move := _MOVES.get(key)) in steps:
+            self.top += steps[move]
+        elif move is not None:
+            self.top = 0 if move == "start" else self._num_lines
+        self._stay_inside()
+
+    def _stay_inside(self) -> None:
+        self.top = max(0, min(self.top, self._num_lines - self._page))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = console.render_lines(self.view, options.update(height=None), pad=False)
+        footer = [Text(self.problem, "red", no_wrap=True, overflow="ellipsis")] if self.problem else []
+        self._num_lines, self._page = len(lines), max(1, console.height - 1 - len(footer))
+        self._stay_inside()
+        end = min(self.top + self._page, self._num_lines)
+        shown = f"lines {self.top + 1} to {end} of {self._num_lines}: arrows, Page Up and Down scroll; " * (
+            self._num_lines > self._page
+        )
+        yield SegmentLines(lines[self.top : end], new_lines=True)
+        yield Group(*footer, Text(f"{shown}q ends", "dim", no_wrap=True, overflow="ellipsis"))
+
+
+async def watch(draw: Draw, interval_seconds: float) -> None:
+    """Draw repeatedly until q or an interrupt. A failed refresh keeps the last view."""
+    pager, console = Pager(await draw()), Console()  # the first failure ends the command
+    if console.is_terminal and sys.stdin.isatty():
+        with contextlib.suppress(ImportError):  # Windows has no termios
+            return await _show_on_screen(pager, draw, console, interval_seconds)
+    while True:
+        view = Group(pager.view, "", Text(pager.problem)) if pager.problem else pager.view
+        if console.is_terminal:
+            console.print(view, "")
+        else:
+            print(f"{to_text(view)}\n", flush=True)
+        await _refresh(pager, draw, interval_seconds)
+
+
+async def _refresh(pager: Pager, draw: Draw, interval_seconds: float) -> None:
+    await asyncio.sleep(interval_seconds)
+    try:
+        pager.view, pager.problem = await draw(), ""
+    except RLJobError as error:
+        pager.problem = f"not up to date: {error}"
+
+
+async def _show_on_screen(pager: Pager, draw: Draw, console: Console, interval_seconds: float) -> None:
+    changed = asyncio.Event()
+
+    async def refresh() -> None:
+        while True:
+            await _refresh(pager, draw, interval_seconds)
+            changed.set()
+
+    def press(key: str) -> None:
+        pager.press(key)
+        changed.set()
+
+    with (
+        _read_keys(press),
+        Live(pager, console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
+    ):
+        async with asyncio.TaskGroup() as tasks:
+            refreshing = tasks.create_task(refresh())
+            while not pager.is_over:
+                live.update(pager, refresh=True)
+                await changed.wait()
+                changed.clear()
+            refreshing.cancel()
+
+
+@contextlib.contextmanager
+def _read_keys(press: Callable[[str], None]) -> Iterator[None]:
+    """Call `press` for each key, without waiting for the end of a line. Ctrl-C stays an interrupt."""
+    import termios
+    import tty
+
+    file, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+
+    def read() -> None:
+        for key in _KEY.findall(os.read(file, 1024).decode(errors="replace")):
+            press(key)
+
+    before = termios.tcgetattr(file)
+    tty.setcbreak(file)
+    loop.add_reader(file, read)
+    try:
+        yield
+    finally:
+        loop.remove_reader(file)
+        termios.tcsetattr(file, termios.TCSADRAIN, before)

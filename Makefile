@@ -108,12 +108,16 @@ verify: $(SYNCED) ## Fail when crds/, the chart's CRDs and table of fields, docs
 	$(BIN)/python -m rljob_api.generate --check
 	$(BIN)/python -m dev.folders --check
 	$(BIN)/python -m dev.pod_fields --check
+	$(BIN)/python -m dev.pod_template --check
+	$(BIN)/python -m dev.requirements --check
 
 .PHONY: generate
 generate: $(SYNCED) ## Write crds/ and generated parts of docs/ from the types, and the tables of fields and architectures from the libraries
 	$(BIN)/python -m rljob_api.generate
 	$(BIN)/python -m dev.folders
 	$(BIN)/python -m dev.pod_fields
+	$(BIN)/python -m dev.pod_template
+	$(BIN)/python -m dev.requirements
 	$(BIN)/python -m dev.architectures
 
 .PHONY: cpu-build
@@ -177,6 +181,18 @@ walks: $(SYNCED) ## Count the functions and files from a prompt to its gradient,
 .PHONY: mutation
 mutation: $(SYNCED) ## Break the pure cores on purpose and count what the unit tests notice (dev/mutation)
 	$(BIN)/python dev/mutation/run.py
+
+##@ Packages
+.PHONY: wheels
+wheels: $(SYNCED) ## Build the wheels of all packages, with the constraints and overrides of vLLM, into dist/
+	rm -rf dist
+	$(UV) build --quiet --wheel --all-packages --out-dir dist
+	cp inputs/rljob_inputs/machine/requirements/*.txt dist/
+
+.PHONY: test-wheels
+test-wheels: cpu-build ## Install each extra from its wheels into an empty environment, and run its commands (5 minutes; 7 GB)
+	$(BIN)/python examples/prepare.py tiny
+	$(BIN)/pytest tests/process/wheels
 
 ##@ Images
 .PHONY: images

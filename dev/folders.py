@@ -7,6 +7,7 @@ pyproject.toml. What a folder contains is the first paragraph of its docstring, 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ def render_packages() -> str:
     lines = ["| package | contains | imports |", "|---|---|---|"]
     for path in find_packages().values():
         given = _read_toml(path.parent / "pyproject.toml")["project"]["dependencies"]
-        imports = ", ".join(each.removeprefix("rljob-") for each in given if each.startswith("rljob-"))
+        imports = ", ".join(match[1] for each in given if (match := re.match(r"rljob-(\w+)", each)))
         lines.append(f"| `{path.relative_to(ROOT)}` | {_describe(path)} | {imports} |")
     return "\n".join(lines)
 

@@ -24,6 +24,7 @@ from rljob_cli.output import print_error, print_json
 from rljob_cli.run import runfolder
 from rljob_cli.tables import make_console
 from rljob_inputs.findings import describe_lengths
+from rljob_inputs.machine.installation import find_device_extra, require
 
 _RENDERED_TOKEN = "RENDERED-WITHOUT-A-TOKEN"
 
@@ -49,6 +50,7 @@ def run_command(
     block: str | None,
     should_call: bool,
 ) -> int:
+    require(find_device_extra(), "rljob run")
     claims = parse_claims(volumes)
     file = load_partial(path, overrides)
     folder = (directory / file.job.metadata.name).resolve()

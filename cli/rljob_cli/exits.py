@@ -15,6 +15,7 @@ from typing import ParamSpec
 
 from rljob_api.errors import RLJobError
 from rljob_cli.output import print_error
+from rljob_inputs.machine.installation import describe_installation, find_extra
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -23,7 +24,7 @@ P = ParamSpec("P")
 
 
 def guard(command: Callable[P, int]) -> Callable[P, int]:
-    """Print RLJob's own errors, and files that cannot be read or written, as one message."""
+    """Print RLJob's own errors, files that cannot be read or written, and missing extras as one message."""
 
     @functools.wraps(command)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> int:
@@ -31,6 +32,10 @@ def guard(command: Callable[P, int]) -> Callable[P, int]:
             return command(*args, **kwargs)
         except RLJobError as error:
             print_error(error, EXIT_BAD_INPUT)
+        except ModuleNotFoundError as error:  # for what only some inputs need, such as a Parquet file
+            if not (extra := find_extra(error.name or "")):
+                raise
+            print_error(f"{error.name} is not installed; {describe_installation(extra)}", EXIT_BAD_INPUT)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 print_error(f"{error.strerror}; free disk space, or choose another disk with --dir", EXIT_FAILED)

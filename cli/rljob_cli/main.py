@@ -393,6 +393,23 @@ def evaluate(
 
 
 @app.command()
+def export(
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="A run's folder, job file, or job's name.", autocompletion=complete_runs),
+    ],
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="A new folder for the model and its card.")],
+    step: Annotated[str, typer.Option(metavar="N|last|best", help="Which checkpoint.")] = "last",
+    directory: Annotated[Path, typer.Option("--dir", help="Parent of the run folders.")] = _RUNS,
+    output: OutputOption = "text",
+) -> None:
+    """Write a checkpoint of a run as a Hugging Face model, also of a run that failed, was stopped, or is running."""
+    from rljob_cli.export.command import export_command
+
+    raise typer.Exit(export_command(run, step, to, directory, output))
+
+
+@app.command()
 def report(
     run: Annotated[
         str,

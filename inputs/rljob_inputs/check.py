@@ -102,14 +102,15 @@ def check_inputs(
     environment: Mapping[str, str] = os.environ,
     *,
     runs_here: bool = True,
+    reads_rows: bool = True,
 ) -> InputsReport:
-    """Check all models and datasets of a job.
+    """Check all models and datasets of a job; with `reads_rows` false, which needs no library for data, no datasets.
 
     `locate` returns where this process finds a source: a path, or hf://org/name; None skips the source. `environment`
     may have HF_ENDPOINT and HF_TOKEN; the job's own settings take precedence. With `runs_here` false, the job runs on
     machines that may reach another Hub with another token, so what the Hub refuses is a warning.
     """
-    report = _check_all(job, locate, find_access(job, environment))
+    report = _check_all(job, locate, find_access(job, environment), reads_rows)
     if not runs_here:
         report.findings = [
             replace(found, is_warning=found.is_warning or found.is_transient or found.is_refused)
@@ -121,7 +122,8 @@ def check_inputs(
     return report
 
 
-def _check_all(job: RLJob, locate: Callable[[str], str | None], access: HubAccess) -> InputsReport:
+def _check_all(job: RLJob, locate: Callable[[str], str | None], access: HubAccess, reads_rows: bool) -> InputsReport:
+    sources = _data_sources(job.spec) if reads_rows else []
     with ThreadPoolExecutor() as pool:  # each may wait for the Hub
         served = [
             pool.submit(_check_served_model, model, path, locate(model.source), access)
@@ -129,7 +131,7 @@ def _check_all(job: RLJob, locate: Callable[[str], str | None], access: HubAcces
         ]
         data = {
             path: pool.submit(_read_sample, source, locate(source.source), split, access, path)
-            for path, source, split in _data_sources(job.spec)
+            for path, source, split in sources
         }
         report, model = _check_trained_model(job, locate(job.spec.model.source), access)
     for future in served:
@@ -140,7 +142,7 @@ def _check_all(job: RLJob, locate: Callable[[str], str | None], access: HubAcces
     overridden = configs.overrides_length(rollout.extra_args, rollout.env)
     context_length = configs.find_context_length(model.config) if model and not overridden else None
     held_out = {each.data_path: each for each in report.resolved.spec.held_out_sets}
-    for path, source, split in _data_sources(job.spec):
+    for path, source, split in sources:
         limit = find_limit(report.resolved.spec, held_out.get(path), context_length)
         _merge(report, _check_data(job.spec.data, source, path, split, data[path].result(), tokenizer, limit))
     return report

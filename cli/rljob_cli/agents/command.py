@@ -35,6 +35,7 @@ from rljob_cli.trajectories.conversation import LEGEND, build_conversation
 from rljob_cli.trajectories.log import Filter, read_rows
 from rljob_inputs.data import rows as data_rows
 from rljob_inputs.data.prompts import find_data_source
+from rljob_inputs.machine.installation import find_device_extra, require
 
 
 @guard
@@ -50,6 +51,7 @@ def try_agent_command(
     output: str,
 ) -> int:
     """Play, print, and return 1 if an episode or a result is invalid."""
+    require(find_device_extra(), "rljob test-agent")
     file, claims = load(path, overrides), parse_claims(volumes)
     if file.job.spec.agent.type == "singleTurn":
         raise UserError(

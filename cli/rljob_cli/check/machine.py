@@ -1,6 +1,5 @@
 """Whether a job fits this machine: GPUs, packages, disk and memory."""
 
-import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,7 +11,8 @@ import psutil
 from rljob_api.manifest.job import RLJob
 from rljob_cli.check.jobfile import Finding
 from rljob_cli.local.node.gpus import find_gpu_bytes, find_gpus
-from rljob_inputs.machine.vllm_builds import describe_builds, describe_installation, find_builds, run_on_cpus
+from rljob_inputs.machine.installation import Extra, describe_installation, find_missing, has_module
+from rljob_inputs.machine.vllm_builds import describe_builds, find_builds, run_on_cpus
 from rljob_inputs.memory.gpu_counts import count_gpus
 from rljob_inputs.memory.parts import Need
 
@@ -20,7 +20,6 @@ _GIB = 2**30
 _TRAINER_BYTES_PER_PARAMETER = 12
 """fp32 master weights and AdamW's two moments, as in a checkpoint."""
 _EXPORT_BYTES_PER_PARAMETER = 2
-_PACKAGES = ("torch", "ray", "vllm")
 _MODEL = "spec.model.source"
 
 
@@ -31,7 +30,7 @@ class Machine:
     num_gpus: int = field(default_factory=lambda: len(find_gpus()))
     free_disk_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
     available_memory_bytes: int = field(default_factory=lambda: psutil.virtual_memory().available)
-    has_package: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None
+    has_package: Callable[[str], bool] = has_module
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     has_netrc: Callable[[], bool] = lambda: any((Path.home() / name).exists() for name in (".netrc", "_netrc"))
     """`wandb login` writes the API key there."""
@@ -82,10 +81,9 @@ def _check_gpus(job: RLJob, machine: Machine, not_shared: str) -> Iterator[Findi
 
 def _check_packages(job: RLJob, machine: Machine) -> Iterator[Finding]:
     served = _served_gpus(job)
-    missing = [name for name in _PACKAGES if not machine.has_package(name)]
-    if missing:
-        device = "gpu" if any(served.values()) or job.spec.trainer.gpus_per_replica else "cpu"
-        yield Finding("", f"{', '.join(missing)} not installed; {describe_installation(device, {})}")
+    device: Extra = "gpu" if any(served.values()) or job.spec.trainer.gpus_per_replica else "cpu"
+    if missing := find_missing(device, machine.has_package):
+        yield Finding("", f"{', '.join(missing)} not installed; {describe_installation(device)}")
     elif machine.vllm_builds:
         yield from _check_build(served, machine)
 
@@ -105,16 +103,16 @@ def _check_build(gpus: Mapping[str, int], machine: Machine) -> Iterator[Finding]
     builds = machine.vllm_builds
     installed = describe_builds(builds)
     if len(builds) > 1:
-        device = "gpu" if any(gpus.values()) else "cpu"
+        device: Extra = "gpu" if any(gpus.values()) else "cpu"
         yield Finding("", f"{installed} overwrite each other's files; {describe_installation(device, builds)}")
         return
     is_for_cpus = run_on_cpus(builds)
     path = next((path for path, number in gpus.items() if bool(number) is is_for_cpus), None)
     if path is None or (is_for_cpus and not machine.num_gpus):  # too few GPUs are a separate finding
         return
-    device, other = ("gpu", "set it to 0") if is_for_cpus else ("cpu", "set it to 1 or more")
+    other = "set it to 0" if is_for_cpus else "set it to 1 or more"
     problem = f"is {gpus[path]}, and {installed} is installed, which runs on {'CPUs' if is_for_cpus else 'GPUs'} alone"
-    yield Finding(path, f"{problem}; {describe_installation(device, builds)}; or {other}")
+    yield Finding(path, f"{problem}; {describe_installation('gpu' if is_for_cpus else 'cpu', builds)}; or {other}")
 
 
 def _check_trackers(job: RLJob, machine: Machine) -> Iterator[Finding]:

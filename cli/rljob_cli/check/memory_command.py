@@ -13,9 +13,10 @@ from rljob_cli.check.from_model import describe_from_model
 from rljob_cli.check.gpu_sharing import describe_fields, describe_obstacle
 from rljob_cli.check.jobfile import JobFile, load
 from rljob_cli.check.memory import build_question, describe_misfit, describe_remedy
-from rljob_cli.check.preflight import find_inputs
+from rljob_cli.check.preflight import can_read_rows, find_inputs
 from rljob_cli.output import print_json
 from rljob_cli.tables import build_table, show
+from rljob_inputs.machine.installation import describe_installation
 from rljob_inputs.memory.gpu_counts import count_gpus
 from rljob_inputs.memory.gpus import NAMES, find_gpu_bytes
 from rljob_inputs.memory.parts import Moment, Need
@@ -129,6 +130,8 @@ def _print(path: Path, plan: _Plan) -> None:
     )
     if compared := compare_recomputations(question):
         print(_describe_recomputation(question, compared))
+    if not can_read_rows():
+        print(f"no row was read, so that the longest prompt is unknown; {describe_installation('data')}")
     if any(need.resource == "gpu" and need.available is None for need in needs):
         print("the memory of the GPUs is unknown: pass --gpu h100-80gb, or select nvidia.com/gpu.memory in nodePool")
     for need in needs:

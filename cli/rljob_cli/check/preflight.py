@@ -26,6 +26,7 @@ from rljob_cli.check.memory import build_question, check_memory
 from rljob_cli.check.rewards import check_service
 from rljob_core.plan.validate import find_model_problems, find_problems
 from rljob_inputs.findings import LengthTable
+from rljob_inputs.machine.installation import find_missing
 from rljob_inputs.memory.plan import plan_memory
 from rljob_inputs.memory.sharing import Sharing
 from rljob_inputs.models.defaults import FromModel
@@ -143,7 +144,13 @@ def find_inputs(file: JobFile, claims: Mapping[str, Path], target: Target | None
         file.job,
         lambda source: None if source in left_out else locate(source, claims),
         runs_here=target != "cluster",
+        reads_rows=can_read_rows(),
     )
+
+
+def can_read_rows() -> bool:
+    """Whether rows of data and rewards can be checked: what they need is an extra."""
+    return not find_missing("data")
 
 
 def read_trained_config(job: RLJob, claims: Mapping[str, Path]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from rljob_core.children.common import read_service_name
 from rljob_core.children.vllm_sidecar import CONTAINER as VLLM_CONTAINER
 from rljob_core.plan.job import render_children
 from rljob_core.plan.observed_job import container_statuses, name_of
+from rljob_inputs.machine.installation import require
 from rljob_inputs.memory.changes import change_job
 
 TOKEN = "test-reward"
@@ -77,6 +78,7 @@ def try_reward_command(
     output: str,
 ) -> int:
     """Score, print the results, and return 1 if one is invalid."""
+    require("data", "rljob test-reward")
     job_file = load(path, overrides)
     index = _find_reward(job_file.job, name)
     reward = job_file.job.spec.rewards[index]

@@ -14,8 +14,9 @@ from rljob_cli.check.from_model import describe_from_model
 from rljob_cli.check.jobfile import Finding, JobFile, Target
 from rljob_cli.check.machine import Machine
 from rljob_cli.check.other_objects import describe
-from rljob_cli.check.preflight import Preflight, run_checks
+from rljob_cli.check.preflight import Preflight, can_read_rows, run_checks
 from rljob_inputs.findings import LengthTable, describe_lengths
+from rljob_inputs.machine.installation import describe_installation
 from rljob_inputs.models.defaults import FromModel
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Verdict:
     lengths: list[LengthTable] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
-    """Lines about functions that were not called."""
+    """Lines about what was not read or called."""
     sharing: str = ""
     """As Preflight.sharing."""
 
@@ -63,6 +64,8 @@ def judge(
     """Check a job for `target` (None: both), and then call its rewards once, unless there are errors."""
     preflight = run_checks(file, run_dir, claims, Machine(), target)
     verdict = build_verdict(file, preflight, target, extra)
+    if not can_read_rows():
+        verdict = replace(verdict, skipped=[describe_unread()])
     if not should_call or verdict.problems or preflight.first_prompt is None or target == "cluster":
         return verdict
     from rljob_cli.check import trial  # imports an HTTP client
@@ -130,6 +133,10 @@ def print_verdict(verdict: Verdict, target: Target | None) -> None:
         print(f"  {describe_unused(file)}")
 
 
+def describe_unread() -> str:
+    return f"no row was read, and no function was called: {describe_installation('data')}"
+
+
 def describe_unused(file: JobFile) -> str:
     return f"`rljob run` ignores {', '.join(map(describe, file.unused))}; kubectl applies them"
 
@@ -147,6 +154,7 @@ def to_json(path: Path, verdict: Verdict | None, error: Exception | None = None)
         "warnings": [asdict(problem) for problem in verdict.warnings],
         "local_problems": [asdict(problem) for problem in verdict.local],
         "relative_paths": verdict.file.relative,
+        "skipped": verdict.skipped,
         "from_model": [asdict(value) for value in verdict.from_model],
         "prompt_lengths": [asdict(table) for table in verdict.lengths],
         "rewards": [

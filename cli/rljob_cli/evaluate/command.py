@@ -33,6 +33,7 @@ from rljob_cli.run.command import Run
 from rljob_cli.run.live import PlainOutput
 from rljob_cli.run.summary import build_summary
 from rljob_cli.tables import make_console
+from rljob_inputs.machine.installation import find_device_extra, require
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def evaluate_command(
     should_call: bool,
     output: str,
 ) -> int:
+    require(find_device_extra(), "rljob evaluate")
     options = Options(directory, parse_claims(volumes), block, should_call, output)
     base = load_partial(path, list(overrides))
     candidates = find_candidates(models, base.job.spec.model.source, directory)

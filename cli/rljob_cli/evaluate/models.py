@@ -6,21 +6,18 @@ Exports are kept in the run's folder, so that a step is exported once.
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.sources import parse_source
-from rljob_api.run.folder import EXPORT, export_folder, last_checkpoint
-from rljob_api.run.summaries import read_best
+from rljob_api.run.folder import EXPORT, export_folder
+from rljob_cli.export.steps import export_step, is_step, read_step
 from rljob_cli.trajectories.log import find_run
 
 _MAX_NAME = 40
 """Length of metadata.name."""
-_LAST, _BEST, _EXPORT = "last", "best", EXPORT
 
 
 @dataclass(frozen=True)
@@ -87,46 +84,28 @@ def _find(given: str, directory: Path, *, in_cluster: bool) -> Candidate:
 
 
 def _find_step(given: str, run: Path, suffix: str) -> Candidate:
-    if suffix == _EXPORT:
+    if suffix == EXPORT:
         if not (run / EXPORT).is_dir():
             raise UserError(
                 f"--model {given}: {run} has no export: it is written at the end; pass RUN@last or RUN@STEP"
             )
         return Candidate(given, str(run / EXPORT))
-    step = _read_step(given, run, suffix)
-    if step is None:
-        raise UserError(f"--model {given}: {run} has no checkpoint")
+    if not is_step(suffix):
+        raise UserError(
+            f"--model {given}: after @ must be the step of a checkpoint, last, best or export, got {suffix}"
+        )
+    step = read_step(run, suffix, f"--model {given}")
     folder = export_folder(run, step)
     return Candidate(given, str(folder), run=run, step=None if folder.is_dir() else step)
 
 
-def _read_step(given: str, run: Path, suffix: str) -> int | None:
-    """Return the step that `suffix` names; None: the run has no checkpoint."""
-    if suffix == _LAST:
-        return last_checkpoint(run)
-    if suffix == _BEST:
-        if (best := read_best(run)) is None:
-            problem = "has no best.json: set evaluation.best in the job, or pass RUN@STEP"
-            raise UserError(f"--model {given}: {run} {problem}")
-        return best.step
-    if not suffix.isdecimal():
-        expected = "the step of a checkpoint, last, best or export"
-        raise UserError(f"--model {given}: after @ must be {expected}, got {suffix}")
-    return int(suffix)
-
-
 def export(candidate: Candidate, say: Callable[[str], None]) -> None:
-    """Write the model of a checkpoint, unless it is there. The trainer's own export does it, in a process: the CLI
-    loads no torch. Raise UserError with its message if it fails."""
+    """Write the model of a checkpoint, unless it is there. Raise UserError if it fails."""
     if candidate.step is None:
         return
+    assert candidate.run is not None
     say(f"exports step {candidate.step} of {candidate.run} to {candidate.source}")
-    command = [sys.executable, "-m", "rljob_trainer.policy.export_step"]
-    arguments = [str(candidate.run), str(candidate.step), candidate.source]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise UserError(f"--model {candidate.given}: {reason.removeprefix('error: ')}")
+    export_step(candidate.run, candidate.step, Path(candidate.source), f"--model {candidate.given}")
 
 
 def name_jobs(job: str, candidates: Sequence[Candidate]) -> list[str]:

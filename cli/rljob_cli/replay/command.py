@@ -27,6 +27,7 @@ from rljob_cli.replay.processes import run_replay
 from rljob_cli.run import runfolder
 from rljob_cli.tables import build_table, make_console, show
 from rljob_cli.trajectories.log import find_run
+from rljob_inputs.machine.installation import find_device_extra, require
 
 _SHOWN = {"loss": "loss", "grad norm": "grad_norm"}
 
@@ -43,6 +44,7 @@ def replay_command(
     output: str,
     block: str | None,
 ) -> int:
+    require(find_device_extra(), "rljob run --from-trajectories")
     claims, requested = parse_claims(volumes), None if steps is None else parse_steps(steps)
     job, source = load(path, overrides).job, find_run(run, directory).resolve()
     if not has_bfloat16():

@@ -60,7 +60,7 @@ def collect_run(folder: Path) -> RunData:
     """Read a run. Raise UserError if the folder is not a run's."""
     files = list_trajectory_files(folder / TRAJECTORIES)
     metrics = read_metrics(folder / FILE_METRICS)
-    job, digest = _read_job(folder / FILE_JOB)
+    job, digest = read_job(folder / FILE_JOB)
     if not (files or metrics.records or job):
         raise UserError(f"{folder}: not the folder of a run: it has no {FILE_JOB}, and no step has ended")
     name = str(((job or {}).get("metadata") or {}).get("name") or folder.resolve().name)
@@ -72,7 +72,7 @@ def collect_run(folder: Path) -> RunData:
         name=name,
         job=job,
         job_digest=digest,
-        summary=_read_summary(folder, name, job, metrics),
+        summary=read_summary(folder, name, job, metrics),
         metrics=metrics,
         samples=[list(map(add_agent, read_file(file.path, num_rows))) for file, num_rows in readings],
         num_samples=sum(counts),
@@ -145,7 +145,7 @@ def _count_rows(path: Path) -> int:
         return 0
 
 
-def _read_job(path: Path) -> tuple[dict[str, Any] | None, str]:
+def read_job(path: Path) -> tuple[dict[str, Any] | None, str]:
     """Return the job and the digest of its spec; None if the folder has no job."""
     try:
         job = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -155,7 +155,7 @@ def _read_job(path: Path) -> tuple[dict[str, Any] | None, str]:
     return job, hashlib.sha256(spec.encode()).hexdigest()[:16]
 
 
-def _read_summary(folder: Path, name: str, job: dict[str, Any] | None, metrics: Metrics) -> RunSummary:
+def read_summary(folder: Path, name: str, job: dict[str, Any] | None, metrics: Metrics) -> RunSummary:
     """Return summary.json. A run in progress, or in a cluster, has none: build it from the rest."""
     if (summary := read_run_summary(folder)) is not None:
         return summary

@@ -11,10 +11,12 @@ from rljob_cli.exits import guard
 from rljob_cli.report.collect import collect_run
 from rljob_cli.report.page import render_page
 from rljob_cli.trajectories.log import find_run
+from rljob_inputs.machine.installation import require
 
 
 @guard
 def report_command(run: str, directory: Path, output: Path | None, *, should_open: bool) -> int:
+    require("data", "rljob report")
     if output is not None and output.suffix not in (".html", ".htm"):
         raise UserError(f"--output must be a file that ends with .html, got {output}")
     path = write_report(find_run(run, directory), output)

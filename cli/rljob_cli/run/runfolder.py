@@ -4,7 +4,6 @@ Invariant: at most one `rljob run` uses a folder at a time. The kernel drops the
 """
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator
 from datetime import datetime
@@ -37,6 +36,8 @@ _IMMUTABLE = ("model", "data", "algorithm", "schedule", "agent")
 @contextlib.contextmanager
 def lock(folder: Path) -> Iterator[None]:
     """Lock the folder. Raise UserError with the process that holds it."""
+    import fcntl  # here: other systems than Linux and macOS have no such module, and no runs, but use the rest
+
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Next to the folder, because --fresh renames it.
     with (folder.parent / f".{folder.name}.lock").open("a+") as file:

@@ -15,6 +15,7 @@ from rljob_cli.trajectories import tables
 from rljob_cli.trajectories.comparison import Pair, choose_lane, choose_steps, compare
 from rljob_cli.trajectories.conversation import LEGEND, build_conversation, is_conversation
 from rljob_cli.trajectories.log import Filter, find_log, list_rewards, read_rows
+from rljob_inputs.machine.installation import require
 
 _TABLE_LIMIT, _CONVERSATION_LIMIT = 20, 5
 
@@ -30,6 +31,7 @@ def trajectories_command(
     output: str,
     tokens: bool = False,
 ) -> int:
+    require("data", "rljob trajectories")
     if filter_.lane not in (None, "train", "eval"):
         raise UserError(f"--lane must be train or eval, got {filter_.lane}")
     if arguments[0] == "diff":

@@ -1,14 +1,13 @@
-"""Types and names of the fields of a Pod template, by Kubernetes' own schema (kubernetes-validate).
+"""Types and names of the fields of a Pod template, by Kubernetes' own schema.
 
 The schema is of a version newer than most clusters: fields that a cluster does not have yet are left to its API
-server. Loading takes about 0.15 s, once per process; a template takes about 1 ms.
+server. dev/pod_template.py writes its file. A template takes about 1 ms.
 """
 
 import difflib
 import json
 from collections.abc import Iterator
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from rljob_api.read.documents import Location
 from rljob_api.read.validation_messages import format_value
 
 KUBERNETES_VERSION = "1.37"
-FILE = f"kubernetes-json-schema/v{KUBERNETES_VERSION}.0-local-strict/_definitions.json"
-"""The operator's image keeps only this file of the package, which has 108 MB of other versions."""
+FILE = Path(__file__).with_name("pod_template.json")
+"""The definitions of ROOT_TYPE and of all to which it refers, by name."""
 ROOT_TYPE = "io.k8s.api.core.v1.PodTemplateSpec"
 _TYPES = {
     "string": "text",
@@ -36,10 +35,7 @@ Violation = tuple[Location, str]
 
 def load_definitions() -> dict[str, Any]:
     """Return the JSON schema of each type of Kubernetes, by name."""
-    package = find_spec("kubernetes_validate")  # importing it would take 0.3 s, and only its files are read here
-    assert package is not None
-    assert package.origin is not None
-    definitions: dict[str, Any] = json.loads((Path(package.origin).parent / FILE).read_text())["$defs"]
+    definitions: dict[str, Any] = json.loads(FILE.read_text())
     return definitions
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from rljob_api.manifest.evaluation import HeldOutSet
 from rljob_api.manifest.job import RLJobSpec
 from rljob_inputs.findings import LengthTable
@@ -49,6 +47,8 @@ def measure(
     lengths: Sequence[int], path: str, num_rows: int, limit: PromptLimit, *, is_whole: bool = True
 ) -> LengthTable:
     """Return the table of at least one length."""
+    import numpy as np  # of the extra data
+
     values = np.asarray(lengths)
     return LengthTable(
         path=path,

@@ -1,1 +1,1 @@
-"""What a machine has for a job: NVIDIA's GPUs and their driver, and the installed build of vLLM."""
+"""What a machine has for a job: NVIDIA's GPUs and their driver, the installed extras and the build of vLLM."""

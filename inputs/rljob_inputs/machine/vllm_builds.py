@@ -25,10 +25,3 @@ def run_on_cpus(builds: Mapping[str, str]) -> bool:
 
 def describe_builds(builds: Mapping[str, str]) -> str:
     return " and ".join(f"{name} {version}" for name, version in builds.items())
-
-
-def describe_installation(device: str, builds: Mapping[str, str]) -> str:
-    """Return the commands that install vLLM for a device (cpu or gpu) in the place of `builds`."""
-    removal = f"uv pip uninstall {' '.join(builds)} && " if builds else ""
-    wheels = f"`{removal}uv pip install 'rljob-trainer[{device}]'`"
-    return f"run `make DEVICE={device} install` in RLJob's checkout; with its wheels, {wheels}"

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rljob_api.errors import UserError
+from rljob_inputs.machine.installation import has_module
 from rljob_inputs.models.chat_template import TemplateSource
 from rljob_inputs.models.files import ModelFiles
 
@@ -69,9 +70,9 @@ class LightTokenizer:
 
 
 def load_tokenizer(files: ModelFiles, chat_template: str | None = None) -> LightTokenizer | None:
-    """Return the tokenizer; None if it needs transformers. `chat_template`: in place of the model's. Raise UserError if
-    a file is broken."""
-    if "tokenizer.json" not in files.sizes:
+    """Return the tokenizer; None if it needs transformers, or the extra data, which is not installed. `chat_template`:
+    in place of the model's. Raise UserError if a file is broken."""
+    if "tokenizer.json" not in files.sizes or not has_module("tokenizers"):
         return None
     from tokenizers import Tokenizer
 

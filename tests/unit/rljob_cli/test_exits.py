@@ -9,6 +9,7 @@ import pytest
 
 from rljob_api.errors import TransientError, UserError
 from rljob_cli import exits
+from rljob_inputs.machine import installation
 from tests.paths import ROOT
 
 
@@ -25,6 +26,17 @@ def test_documentation_has_the_exit_codes_of_the_program():
     table = text[text.index("| exit code |") :].partition("\n\n")[0]
     codes = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.M)}
     assert codes == {0, *(value for name, value in vars(exits).items() if name.startswith("EXIT_"))}
+
+
+def test_a_module_of_an_extra_is_named_with_the_command_that_installs_it(capsys, monkeypatch):
+    monkeypatch.setattr(installation, "has_module", lambda name: False)
+    assert raise_error(ModuleNotFoundError("x", name="pyarrow.parquet")) == exits.EXIT_BAD_INPUT
+    assert capsys.readouterr().err.startswith("pyarrow.parquet is not installed; run `")
+
+
+def test_any_other_missing_module_is_a_defect():
+    with pytest.raises(ModuleNotFoundError):
+        raise_error(ModuleNotFoundError("x", name="rljob_cli.absent"))
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_render_quotes_what_kubectl_would_not_read_as_text(job):
 def test_version_names_all_parts():
     code, output = rljob("--version")
     assert code == 0
-    assert [line.split()[0] for line in output.splitlines()][:3] == ["rljob", "rljob-cli", "rljob-api"]
+    assert [line.split()[0] for line in output.splitlines()][:3] == ["rljob", "rljob-api", "rljob-core"]
 
 
 def test_command_without_arguments_prints_the_help():

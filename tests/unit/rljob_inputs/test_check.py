@@ -56,6 +56,14 @@ def test_each_source_of_prompts_is_checked_at_its_own_field(folder):
     assert report.first_prompt.prompt == [{"role": "user", "content": "12345678"}]
 
 
+def test_without_rows_the_model_is_checked_and_no_data_is_read(folder):
+    (folder / "train.jsonl").unlink()
+    report = check_inputs(make_job(folder / "model", folder / "train.jsonl"), str, {}, reads_rows=False)
+    assert errors(report) == {}
+    assert report.lengths == []
+    assert report.num_parameters
+
+
 def test_a_good_job_has_lengths_parameters_and_a_first_prompt(folder):
     report = check(folder)
     assert not errors(report)

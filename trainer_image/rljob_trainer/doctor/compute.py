@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessException, spawn
 
 from rljob_api.errors import RLJobError
+from rljob_inputs.machine.installation import Extra, describe_installation
 from rljob_inputs.machine.nvidia import read_driver_version
-from rljob_inputs.machine.vllm_builds import PACKAGES, describe_builds, describe_installation, run_on_cpus
+from rljob_inputs.machine.vllm_builds import PACKAGES, describe_builds, run_on_cpus
 from rljob_trainer.devices.choose import explain_missing_gpu, read_cuda_facts
 from rljob_trainer.doctor.report import Check
 from rljob_trainer.failures.devices import find_line
@@ -70,7 +71,8 @@ def check_vllm(wanted: int, versions: Mapping[str, str]) -> Check:
     builds = {name: versions[name] for name in PACKAGES if name in versions}
     if not builds:
         return Check("vLLM", "warning", "not installed", "rollouts need an image with vLLM")
-    device, installed = "gpu" if wanted else "cpu", describe_builds(builds)
+    device: Extra = "gpu" if wanted else "cpu"
+    installed = describe_builds(builds)
     remedy = f"the image built with EXTRA={device}; without images, {describe_installation(device, builds)}"
     if len(builds) > 1:
         return Check("vLLM", "failed", installed, f"they overwrite each other's files: {remedy}")

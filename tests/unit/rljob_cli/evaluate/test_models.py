@@ -7,7 +7,6 @@ import pytest
 from rljob_api.errors import UserError
 from rljob_api.run.folder import FILE_BEST, FILE_COMPLETE, checkpoint_folder, export_folder
 from rljob_api.run.summaries import BestStep, format_summary
-from rljob_cli.evaluate import models
 from rljob_cli.evaluate.models import Candidate, export, find_candidates, name_jobs
 
 
@@ -89,7 +88,7 @@ def test_model_that_is_given_twice_is_refused(runs):
 
 def test_failed_export_is_reported_with_its_last_line(runs, monkeypatch):
     done = subprocess.CompletedProcess([], 78, "", "a warning\nerror: the checkpoint is damaged\n")
-    monkeypatch.setattr(models.subprocess, "run", lambda *_, **__: done)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
     with pytest.raises(UserError, match="--model sums@20: the checkpoint is damaged"):
         export(find("sums@20", runs), lambda line: None)
 

@@ -19,7 +19,7 @@ def test_sessions_of_a_folder_are_kept_in_order(tmp_path):
 def test_session_has_the_versions_of_this_environment(tmp_path):
     SessionLog(tmp_path, 0).update(seconds=0.0, last_step=0)
     [session] = read_sessions(tmp_path)
-    assert {"python", "rljob-cli", "torch"} <= session.versions.keys()
+    assert {"python", "rljob", "torch"} <= session.versions.keys()
 
 
 def test_failures_of_a_crash_loop_are_bounded(tmp_path):

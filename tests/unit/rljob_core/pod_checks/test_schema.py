@@ -1,11 +1,6 @@
-"""Kubernetes' schema of Pod templates: it is in the image, and loaded once."""
+"""Kubernetes' schema of Pod templates is loaded once."""
 
 from rljob_core.pod_checks import find_violations, schema
-from tests.paths import ROOT
-
-
-def test_operator_image_keeps_the_schema_that_is_used():
-    assert schema.FILE in (ROOT / "operator/Dockerfile").read_text()
 
 
 def test_template_is_checked_once(monkeypatch):

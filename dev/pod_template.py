@@ -1,0 +1,70 @@
+"""Write the schema of Pod templates: `python -m dev.pod_template [--check]`.
+
+kubernetes-validate has the schemas of all versions of Kubernetes, 108 MB. The checks of Pod templates need what
+PodTemplateSpec refers to in the newest, without descriptions: 65 KB, which the package rljob-core has as a file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rljob_core.pod_checks.schema import FILE, KUBERNETES_VERSION, ROOT_TYPE
+
+_SOURCE = f"kubernetes-json-schema/v{KUBERNETES_VERSION}.0-local-strict/_definitions.json"
+_REFERENCE = re.compile(r'"#/\$defs/([\w.-]+)"')
+_UNUSED = ("description", "x-kubernetes-")
+"""Beginnings of the keys of a schema that no check reads."""
+
+
+def render() -> str:
+    """Return the file: the definitions that PodTemplateSpec refers to, by name."""
+    package = find_spec("kubernetes_validate")
+    assert package is not None
+    assert package.origin is not None
+    definitions = json.loads((Path(package.origin).parent / _SOURCE).read_text())["$defs"]
+    return json.dumps(select(definitions, ROOT_TYPE), indent=1, sort_keys=True) + "\n"
+
+
+def select(definitions: dict[str, Any], root: str) -> dict[str, Any]:
+    """Return `root` and all to which it refers, also indirectly, without what no check reads. Pure."""
+    selected: dict[str, Any] = {}
+    names = [root]
+    while names:
+        if (name := names.pop()) not in selected:
+            selected[name] = _strip(definitions[name])
+            names += _REFERENCE.findall(json.dumps(selected[name]))
+    return selected
+
+
+def _strip(schema: Any) -> Any:
+    """Return a schema without its texts. The keys of `properties` are names of fields, and a field may be
+    called description."""
+    if isinstance(schema, list):
+        return [_strip(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: {name: _strip(each) for name, each in value.items()} if key == "properties" else _strip(value)
+        for key, value in schema.items()
+        if not key.startswith(_UNUSED)
+    }
+
+
+def main(arguments: list[str]) -> int:
+    text = render()
+    if "--check" not in arguments:
+        FILE.write_text(text)
+        return 0
+    if FILE.is_file() and FILE.read_text() == text:
+        return 0
+    print(f"{FILE} is not that of kubernetes-validate; run `make generate`", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,85 @@
+"""How RLJob is installed: the extras of the package `rljob`, the modules that each adds, and the command that adds one.
+
+Owns these commands: every message that names one takes it from here. Imports none of the modules that it looks for.
+docs/install-cli.md has the same for people.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
+
+from rljob_api.errors import UserError
+from rljob_inputs.machine.nvidia import find_devices, list_wsl_gpus
+
+Extra = Literal["data", "cpu", "gpu"]
+MODULES: Mapping[Extra, tuple[str, ...]] = {
+    "data": ("datasets", "numpy", "pyarrow", "rljob_service", "tokenizers"),
+    "cpu": ("torch", "ray", "vllm", "matplotlib", "rljob_trainer"),
+    "gpu": ("torch", "ray", "vllm", "matplotlib", "rljob_trainer"),
+}
+"""What a command may need that the package alone does not bring. `cpu` and `gpu` have what `data` has, too."""
+REQUIREMENTS = Path(__file__).with_name("requirements")
+"""overrides.txt, cpu.txt and gpu.txt: the versions of uv.lock, without which vLLM and torch do not resolve.
+dev/requirements.py writes them."""
+_ROOT = Path(__file__).resolve().parents[3]
+"""The root of a checkout; for an installed package, a folder without uv.lock."""
+_RECEIPT = "uv-receipt.toml"
+"""uv writes it into the environment of a tool."""
+
+
+class MissingExtraError(UserError):
+    """A command needs an extra that is not installed."""
+
+
+def has_module(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+def find_missing(extra: Extra, has: Callable[[str], bool] = has_module) -> list[str]:
+    """Return the modules of an extra that are not installed."""
+    return [name for name in MODULES[extra] if not has(name)]
+
+
+def require(extra: Extra, use: str) -> None:
+    """Raise MissingExtraError, with the command that helps, unless an extra is installed. `use`: what needs it."""
+    if missing := find_missing(extra):
+        raise MissingExtraError(
+            f"{use} needs the extra {extra} ({', '.join(missing)} not installed); {describe_installation(extra)}"
+        )
+
+
+def find_extra(module: str) -> Extra | None:
+    """Return the extra that brings a module, by its dotted name; None: none does, or its package is installed."""
+    package = module.partition(".")[0]
+    if not package or has_module(package):
+        return None
+    if package in MODULES["data"]:
+        return "data"
+    return find_device_extra() if package in MODULES["cpu"] else None
+
+
+def find_device_extra() -> Extra:
+    """Return the extra for runs on this machine: gpu where there is one of NVIDIA."""
+    return "gpu" if find_devices() or list_wsl_gpus() else "cpu"
+
+
+def describe_installation(extra: Extra, builds: Mapping[str, str] | None = None) -> str:
+    """Return ``run `COMMAND` ``, which installs an extra here. `builds`: of vLLM, whose files it replaces."""
+    if (_ROOT / "uv.lock").is_file():
+        return f"run `make DEVICE={extra if extra != 'data' else find_device_extra()} install` in RLJob's checkout"
+    version = importlib.metadata.version("rljob-inputs")
+    options = f"'rljob[{extra}]=={version}'"
+    if extra != "data":
+        constraints, overrides = (shlex.quote(str(REQUIREMENTS / f"{name}.txt")) for name in (extra, "overrides"))
+        options += f" --constraints {constraints} --overrides {overrides}"
+    if (Path(sys.prefix) / _RECEIPT).is_file():
+        return f"run `uv tool install {options}`"
+    python = shlex.quote(sys.executable)
+    removal = f"uv pip uninstall --python {python} {' '.join(builds)} && " if builds else ""
+    return f"run `{removal}uv pip install --python {python} {options}`"

@@ -1,0 +1,75 @@
+"""`rljob export` from the arguments to the folder. The export itself is that of the trainer's tests."""
+
+import json
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from rljob_api.run.folder import FILE_COMPLETE, FILE_SUMMARY, checkpoint_folder
+from rljob_cli.export import command
+from rljob_cli.main import app
+from tests.paths import DATA
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """The folder of a run that was stopped after step 4: it has no summary."""
+    monkeypatch.chdir(tmp_path)
+    folder = shutil.copytree(DATA / "report", tmp_path / "runs" / "letters")
+    (folder / FILE_SUMMARY).unlink()
+    for step in (2, 4):
+        checkpoint_folder(folder, step).mkdir(parents=True)
+        (checkpoint_folder(folder, step) / FILE_COMPLETE).touch()
+    return folder
+
+
+@pytest.fixture
+def exports(monkeypatch):
+    """The exports that were asked for; each writes one file."""
+    asked = []
+
+    def export_step(run, step, to, given):
+        asked.append((run, step))
+        to.mkdir()
+        (to / "config.json").write_text("{}")
+
+    monkeypatch.setattr(command, "export_step", export_step)
+    return asked
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, ["export", *arguments])
+
+
+def test_last_checkpoint_of_a_stopped_run_is_exported_with_its_card(run, exports, tmp_path):
+    done = call("letters", "--to", "model")
+    assert done.exit_code == 0, done.output
+    assert done.stdout == f"{tmp_path}/model\nserve it with: vllm serve {tmp_path}/model\n"
+    assert exports == [(run, 4)]
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "# letters, step 4" in card
+    assert "\n| 5 |" not in card, "later steps are not of this model"
+
+
+def test_json_has_the_folder_and_the_step(run, exports, tmp_path):
+    done = call(str(run), "--step", "2", "--to", "model", "-o", "json")
+    expected = {"run": str(run), "step": 2, "folder": f"{tmp_path}/model", "serve": f"vllm serve {tmp_path}/model"}
+    assert json.loads(done.stdout) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["letters", "--step", "final", "--to", "x"], "--step final: must be the number of a step, last or best"),
+        (["letters", "--to", "runs"], "--to runs: exists; choose a new folder"),
+        (["letters", "--step", "best", "--to", "x"], "has no best.json: set evaluation.best in the job"),
+        (["other", "--to", "x"], "runs/other: run not found"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_with_the_remedy(run, exports, arguments, message, tmp_path):
+    done = call(*arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert exports == []
+    assert not (tmp_path / "x").exists()

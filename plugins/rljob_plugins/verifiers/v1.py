@@ -26,7 +26,7 @@ _OWN_MODULE: Final = "rljob_taskset"
 _KEY_VARIABLE: Final = "OPENAI_API_KEY"
 """Set for each episode."""
 _SPLIT: Final = "train"
-"""Of all tasks: a taskset has no splits."""
+"""The name of all tasks: a taskset has no splits."""
 _SEAT: Final = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
 
 

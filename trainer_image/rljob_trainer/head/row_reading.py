@@ -27,7 +27,7 @@ from rljob_trainer.history.durable import rename_durably, write_durably
 MAX_UNKNOWN_ROWS: Final = 100_000
 """Rows without `limit` of what does not know how many it has: it may have no end."""
 _MAX_BYTES: Final = 4 << 30
-"""Of the rows of a split, which the head holds in memory."""
+"""Limit of a split's rows, which the head holds in memory."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Wanted:
 
     split: str
     field: str
-    """The first source that needs the most of them: spec.data.train."""
+    """The first source that needs the most rows: spec.data.train."""
     num_rows: int | None
     """From the first one on. None: all."""
 
@@ -69,7 +69,7 @@ class RowReading:
         self.wanted, self._run_dir, self._disk = wanted, run_dir, disk
         self._source = f"env://{wanted.split}"
         self._record = read_record(run_dir, wanted.split) if is_resumed else None
-        """Of the rows that the run has begun with."""
+        """What the run has begun with."""
         lines = read_lines(run_dir, wanted.split) if self._record else []
         is_intact = self._record is not None and digest_rows(lines) == self._record.digest
         self.lines = lines if is_intact else []
@@ -121,7 +121,7 @@ class RowReading:
         if before is not None and digest_rows(self.lines[: before.num_rows]) != before.digest:
             path = rows_file(self._run_dir, self.wanted.split)
             raise self._fail(
-                f"the environment returns other rows than those that the run began with, of which {path} is damaged; "
+                f"{path} is damaged, and the environment now returns other rows than those that the run began with; "
                 "restore the file, or start a new run"
             )
         path = rows_file(self._run_dir, self.wanted.split)

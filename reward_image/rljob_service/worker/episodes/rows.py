@@ -37,7 +37,7 @@ class _Opened(NamedTuple):
     """None if they can only be iterated."""
     iterator: Iterator[Any]
     position: int
-    """Of the iterator's next row."""
+    """Number of the iterator's next row."""
 
 
 class RowReader:

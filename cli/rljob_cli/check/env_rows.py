@@ -42,17 +42,19 @@ def read_row(
     """Return row `number` of an env:// source, from 0. Raise UserError if the environment does not return it, or its
     server does not start. `field`: spec.data.train."""
     assert source.env_split is not None
+    place = f"{field}.source: {source.source}"
+    if source.limit is not None and number >= source.limit:
+        raise UserError(f"{place}: --row {number}: limit is {source.limit}")
     call = RowsCall(split=source.env_split, start=source.offset + number, count=1)
     job = _with_one_runner(job)
     with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
         cluster = LocalCluster(job, claim_block(folder, block), Path(folder), claims)
         result = asyncio.run(_read(cluster, service_children(job, {RUNNER_SERVICE}), call, say))
-    place = f"{field}.source: {source.source}"
     if not result.valid:
         raise UserError(f"{place}: the environment gave no rows: {result.message}")
     rows = RowsReply.model_validate(result.value, extra="ignore").rows
-    if not rows or (source.limit is not None and number >= source.limit):
-        raise UserError(f"{place}: has no row {number}; name another split, or a lower number")
+    if not rows:
+        raise UserError(f"{place}: --row {number}: it has fewer rows; name another split, or a lower number")
     return rows[0]
 
 

@@ -392,9 +392,6 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("RLJobSpec", "must not be named runner", "RLJob", PROGRAM | {"rewards.0.name": "runner"}),
     ("RLJobSpec", "must have at least one entry", "RLJob", {"rewards": []}),
     ("RLJobSpec", "must have env:// only with", "RLJob", {"data.train": ROWS}),
-    ("RLJobSpec", "must have env:// only with", "RLJob", {"data.mix": [OTHER_ROWS]}),
-    ("RLJobSpec", "must have env:// only with", "RLJob", CHAT | {"agent": RUN_COMMAND, "data.eval": ROWS}),
-    ("RLJobSpec", "must have env:// only with", "RLJob", {"evaluation.sets": [{"name": "math", "data": ROWS}]}),
     ("TrainerRole", "must be full with fewer than 2 GPUs", "RLJob", {"trainer.sharding": "perReplica"}),
     ("Lora", "must be names of modules", "RLJob", {"trainer.lora": {"targetModules": ["all-linear", "q_proj"]}}),
 ]
@@ -589,12 +586,18 @@ def test_models_in_the_trainers_pods_are_accepted_by_both(server, changes):
 
 ZERO = {"rewards.0.weight": 0}
 NO_REWARD: dict[str, Any] = {"rewards": []}
+ALL_ROWS: dict[str, Any] = {"data.train": ROWS, "data.mix": [OTHER_ROWS], "data.eval": ROWS | {"limit": 8}}
 AGENTS: list[tuple[bool, dict[str, Any]]] = [
     (True, {"agent": {}}),
     (False, {"agent": {}} | NO_REWARD),
     (False, {"rewards": MISSING}),
     (True, PROGRAM),
     (True, PROGRAM | NO_REWARD),
+    (True, PROGRAM | ALL_ROWS),
+    (True, ENVIRONMENT | ALL_ROWS),
+    (False, {"data.mix": [OTHER_ROWS]}),
+    (False, {"evaluation.sets": [{"name": "math", "data": ROWS}]}),
+    (False, CHAT | {"agent": RUN_COMMAND, "data.eval": ROWS}),
     (True, PROGRAM | {"rewards": MISSING}),
     (True, PROGRAM | ZERO),
     (True, PROGRAM | {"agent.rewardWeight": 0}),

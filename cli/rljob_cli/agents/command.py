@@ -143,7 +143,8 @@ def place_row(job: RLJob, values: Mapping[str, Any], episodes: int, folder: Path
         file = folder / f"{name}.jsonl"
         file.write_text(line * count)
         # A row of an environment has the split that it comes from.
-        changes = {"source": str(file), "subset": None, "revision": None, "split": spec.data.train.env_split}
+        changes: dict[str, Any] = {"source": str(file), "subset": None, "revision": None}
+        changes["split"] = spec.data.train.env_split
         changes |= {"limit": None, "offset": 0, "data_source": data_source}
         sources[name] = spec.data.train.model_copy(update=changes)
     evaluation = {"sampling": spec.rollout.sampling, "at_start": True, "every_steps": 0, "samples_per_prompt": 1}

@@ -11,6 +11,7 @@ from rich.console import Console
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.read.documents import Problem
 from rljob_api.run.folder import FILE_SUMMARY, last_checkpoint
+from rljob_cli.check.env_sources import describe_unread
 from rljob_cli.check.from_model import describe_from_model
 from rljob_cli.check.gpu_sharing import describe_sharing, share_machine
 from rljob_cli.check.jobfile import JobFile, Target, check_file, load, load_partial
@@ -105,6 +106,7 @@ def _run_locked(
     if changed:
         say(f"{', '.join(changed)}: float32, since these CPUs have no instructions for bfloat16")
     lines = [*describe_from_model(verdict.from_model), *map(describe_lengths, verdict.lengths)]
+    lines += describe_unread(file.job)
     for line in (*lines, *(trial.describe() for trial in verdict.trials)):
         say(line)
     runfolder.prepare(folder, file.job)

@@ -314,6 +314,7 @@ def trajectories(
     min_score: Annotated[float | None, typer.Option(help="Only samples with at least this score.")] = None,
     max_score: Annotated[float | None, typer.Option(help="Only samples with at most this score.")] = None,
     group: Annotated[int | None, typer.Option(help="Only this group of its step.")] = None,
+    eval_set: Annotated[str | None, typer.Option(help="Only this evaluation set, by name.")] = None,
     limit: Annotated[
         int | None, typer.Option(min=0, help="Maximum rows; 0: all. Default: text 20, conversations 5, json all.")
     ] = None,
@@ -328,7 +329,7 @@ def trajectories(
     from rljob_cli.trajectories.command import trajectories_command
     from rljob_cli.trajectories.log import Filter
 
-    selected = Filter(step, lane, reward, invalid, min_score, max_score, group)
+    selected = Filter(step, lane, reward, invalid, min_score, max_score, group, eval_set)
     code = trajectories_command(
         run, selected, directory=directory, limit=limit, full=full, output=output, tokens=tokens
     )

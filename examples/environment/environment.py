@@ -4,7 +4,18 @@ SkyRL's own environments inherit from skyrl_gym.envs.base_text_env.BaseTextEnv a
 base class out, so that the example installs nothing.
 """
 
+import random
 import re
+
+
+def rows(split):
+    """Make the sums of a split, without end: the source env://train of rows.yaml. No held-out sum is in train."""
+    draw = random.Random(split)  # the same rows each time
+    while True:
+        a, b = draw.randint(1, 20), draw.randint(1, 20)
+        is_held_out = (a * a + b * b) % 5 == 0
+        if is_held_out == (split != "train"):
+            yield {"question": f"What is {a} + {b}?", "answer": str(a + b)}
 
 
 class Sums:

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from rljob_api.wire.contract import MAX_COMPONENTS, MAX_TOOL_RESULT_CHARACTERS
-from rljob_api.wire.protocol import EpisodeReply, InvalidReason, Part, ToolSchema, UserReply
+from rljob_api.wire.protocol import EpisodeReply, InvalidReason, Part, RowsReply, ToolSchema, UserReply
 
 MAX_MESSAGE_CHARACTERS = 2000
 
@@ -60,8 +60,8 @@ class ToolCallReply(CallReply):
     value: str | None = Field(max_length=MAX_TOOL_RESULT_CHARACTERS)
 
 
-class EpisodeCallReply(CallReply):
-    value: EpisodeReply | None
+class RunnerCallReply(CallReply):
+    value: EpisodeReply | RowsReply | None
 
 
 ExecutionResult = Sequence[Reply]

@@ -291,7 +291,12 @@ BAD_INPUTS: list[BadInput] = [
     edit("wrong folder", "train.jsonl", "data/train.jsonl", "not found either"),
     edit("wrong column", "prompt: question", "prompt: questoin", "did you mean question?"),
     edit("wrong nested column", "answer: answer", "answer: reward_model.ground_truth", "reward_model"),
-    edit("unknown scheme", "train.jsonl", "s3://bucket/train", "must be hf://org/name, pvc://claim/path or a path"),
+    edit(
+        "unknown scheme",
+        "train.jsonl",
+        "s3://bucket/train",
+        "must be hf://org/name, pvc://claim/path, env://split or a path",
+    ),
     edit("claim without a folder", "train.jsonl", "pvc://data/train.jsonl", "add --volume data=DIR"),
     edit(
         "text",

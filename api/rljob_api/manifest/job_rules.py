@@ -45,6 +45,11 @@ def _find_wrong_rewards(spec: JobSpec) -> str:
     return ", ".join(wrong)
 
 
+def _has_rows(spec: JobSpec) -> bool:
+    runner = spec.agent.runner
+    return spec.agent.type == "environment" or (spec.agent.type == "program" and bool(runner and runner.function))
+
+
 def _names_set(spec: JobSpec) -> bool:
     best = spec.evaluation.best
     return best is None or best.set in {each.name for each in spec.held_out_sets}
@@ -110,6 +115,12 @@ _MIN_SHARE: Final = round(1 - ROLLOUT_GPU + 0.01, 2)
 _MODEL_SHARE: Final = f"has(m.gpuMemoryUtilization) ? m.gpuMemoryUtilization : {SHARED_GPU}"
 _HOSTED: Final = "self.agent.type == 'environment' || self.agent.type == 'program'"
 
+_ANY_ENV: Final = (
+    "self.data.train.source.startsWith('env://') || "
+    "(has(self.data.mix) && self.data.mix.exists(m, m.source.startsWith('env://'))) || "
+    "(has(self.data.eval) && self.data.eval.source.startsWith('env://')) || "
+    "self.evaluation.sets.exists(s, s.data.source.startsWith('env://'))"
+)
 _GREEDY: Final = "(has({0}.sampling) && {0}.sampling.temperature == 0.0)"
 
 RULES: Final = (
@@ -166,6 +177,15 @@ RULES: Final = (
         "set data.format: chat",
         lambda spec: spec.agent.type == "singleTurn" or spec.data.format == "chat",
         "self.agent.type == 'singleTurn' || self.data.format == 'chat'",
+    ),
+    Rule(
+        ("data", "agent.type"),
+        "must have env:// only with agent.type environment, or program with runner.function: no others have rows",
+        "name a file or hf://org/name, or change the agent",
+        lambda spec: not spec.env_sources or _has_rows(spec),
+        f"!({_ANY_ENV}) || self.agent.type == 'environment' || "
+        "(self.agent.type == 'program' && has(self.agent.runner) && has(self.agent.runner.function))",
+        lambda spec: ", ".join(f"{path.removeprefix('spec.')}.source" for path in spec.env_sources),
     ),
     Rule(
         ("rewards",),

@@ -11,6 +11,7 @@ from pydantic import Field
 from rljob_api.manifest.base import Choice, LongText, ObjectName, PathText, Rule, ShortText, Spec, list_map
 from rljob_api.manifest.quantity import Size, size_within
 from rljob_api.manifest.sources import (
+    OF_DATA,
     ChatTemplate,
     ChatTemplateArguments,
     HasSource,
@@ -33,9 +34,26 @@ class Model(ModelSource):
 class DataSource(HasSource):
     """Prompts, and the data needed to score them."""
 
+    MAY_BE_ENV: ClassVar[bool] = True
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        OF_DATA,
+        Rule(
+            ("split", "source"),
+            "must be left out with env://, as subset and revision must: the source names the split",
+            "remove split, subset and revision",
+            lambda data: (
+                not data.source.startswith("env://")
+                or (data.split is None and data.subset is None and data.revision is None)
+            ),
+            "!self.source.startsWith('env://') || !(has(self.split) || has(self.subset) || has(self.revision))",
+        ),
+    )
+
     source: PathText
     """`hf://org/name`; or a .jsonl, .parquet, .json, .csv or .tsv file, a folder or glob of such files, or a folder of
-    `save_to_disk` as `pvc://claim/path`, `/path`, or a path relative to the job file (`rljob run` only)."""
+    `save_to_disk` as `pvc://claim/path`, `/path`, or a path relative to the job file (`rljob run` only). Or
+    `env://split`: the rows of a split that the agent's environment or program has or makes, such as `env://train`.
+    They are read once, when the job starts. Endless ones need limit."""
     subset: ShortText | None = None
     """Configuration of an hf:// dataset."""
     revision: ShortText | None = None
@@ -49,12 +67,18 @@ class DataSource(HasSource):
     """Column passed to the reward as ground_truth (TRL: answer, OpenRLHF: label). Null: none. The column of
     prompt: the last message, which is then not part of the prompt."""
     data_source: ShortText | None = None
-    """Value passed to functions as data_source. Null: the row's column data_source, else the repository's id or the
-    file's name."""
+    """Value passed to functions as data_source. Null: the row's column data_source, else the repository's id, the
+    file's name, or the split of env://."""
     limit: int | None = Field(default=None, ge=1)
     """Number of rows to use, after offset. Null: all."""
     offset: int = Field(default=0, ge=0)
     """Number of rows to leave out at the start, such as those that data.eval uses by its limit."""
+
+    @property
+    def env_split(self) -> str | None:
+        """The split of an env:// source; None of another one. Its rows carry it as `split`."""
+        # A wrong source is reported by its own rule, next to those that read this.
+        return self.source.removeprefix("env://") if self.source.startswith("env://") else None
 
 
 Weight = Annotated[float, Field(gt=0, le=1_000_000)]

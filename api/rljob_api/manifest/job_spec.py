@@ -242,6 +242,13 @@ class JobSpec(PodSettings):
         return found | {f"{path}.source": model.source for path, model in self.served_models.items()}
 
     @property
+    def env_sources(self) -> dict[str, sections.DataSource]:
+        """The data that the agent's environment or program has or makes, by path, such as spec.data.train."""
+        found: dict[str, sections.DataSource] = {each.path: each.source for each in self.data.train_sources}
+        found |= {each.data_path: each.data for each in self.held_out_sets}
+        return {path: source for path, source in found.items() if source.env_split is not None}
+
+    @property
     def num_optimized_models(self) -> int:
         """Whole models with an optimizer state. The critic of ppo is as large as the model; adapters are small."""
         return (self.trainer.lora is None) + (self.algorithm.type == "ppo")

@@ -1,5 +1,5 @@
-"""The `source` of a model or a dataset: its four forms, their paths in a container, and the rules that validate it; and
-the Hub that hf:// sources come from."""
+"""The `source` of a model or a dataset: its forms, their paths in a container, and the rules that validate it; and the
+Hub that hf:// sources come from."""
 
 from __future__ import annotations
 
@@ -15,27 +15,31 @@ from rljob_api.manifest.base import ClusterRule, FreeForm, ObjectName, PathText,
 from rljob_api.wire.contract import PATH_CLAIMS
 
 _REPOSITORY = re.compile(r"[^/]+(/[^/]+)?/?")
-_SOURCE_CEL = "!self.source.contains('://') || self.source.matches('^(hf://[^/]+(/[^/]+)?/?|pvc://[^/]+(/.*)?)$')"
+_SPLIT = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}"
+"""Also the name of a file."""
+_FILES_PATTERN = "hf://[^/]+(/[^/]+)?/?|pvc://[^/]+(/.*)?"
+_SOURCE_CEL = f"!self.source.contains('://') || self.source.matches('^({_FILES_PATTERN})$')"
+_DATA_CEL = f"!self.source.contains('://') || self.source.matches('^({_FILES_PATTERN}|env://{_SPLIT})$')"
 
 
 @dataclass(frozen=True)
 class Source:
-    kind: Literal["hf", "pvc", "absolute", "relative"]
+    kind: Literal["hf", "pvc", "absolute", "relative", "env"]
     path: str
-    """For hf the repository's id."""
+    """For hf the repository's id, for env the split."""
     claim: str = ""
     """Set for pvc only."""
 
     @property
     def name(self) -> str:
-        """The repository's id, or the name of the file or folder, which is the same wherever it is."""
+        """The repository's id, the split, or the name of the file or folder, which is the same wherever it is."""
         return self.path if self.kind == "hf" else self.path.rstrip("/").rpartition("/")[2] or self.claim
 
     @property
     def container_path(self) -> str:
-        """The path that a container opens, or hf://org/name."""
-        if self.kind == "hf":
-            return f"hf://{self.path}"
+        """The path that a container opens, or hf://org/name, or env://split."""
+        if self.kind in ("hf", "env"):
+            return f"{self.kind}://{self.path}"
         if self.kind == "pvc":
             return f"{PATH_CLAIMS}/{self.claim}/{self.path}".rstrip("/")
         return self.path
@@ -51,20 +55,24 @@ def parse_source(source: str) -> Source:
     if scheme == "pvc" and rest.partition("/")[0]:
         claim, _, path = rest.partition("/")
         return Source("pvc", path, claim)
+    if scheme == "env" and re.fullmatch(_SPLIT, rest):
+        return Source("env", rest)
     raise UserError(f"must be hf://org/name, pvc://claim/path or a path, got {source}")
 
 
 def _is_valid(holder: Any) -> bool:
     try:
-        parse_source(holder.source)
+        parsed = parse_source(holder.source)
     except UserError:
         return False
-    return True
+    return parsed.kind != "env" or holder.MAY_BE_ENV
 
 
 class HasSource(Spec):
     """A type with a `source`, which subclasses declare and describe."""
 
+    MAY_BE_ENV: ClassVar[bool] = False
+    """Whether an environment may be the source (env://split)."""
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             ("source",),
@@ -82,6 +90,16 @@ class HasSource(Spec):
             "self.source.contains('://') || self.source.startsWith('/')",
         ),
     )
+
+
+OF_DATA: Final = Rule(
+    ("source",),
+    "must be hf://org/name, pvc://claim/path, env://split or a path",
+    "correct the scheme",
+    _is_valid,
+    _DATA_CEL,
+)
+"""The rule of HasSource, where an environment may be the source."""
 
 
 class ModelSource(HasSource):

@@ -160,6 +160,9 @@ SERVED_MODEL_NAME = "policy"
 END_EPISODE = "rljob.endEpisode"
 """`function` of a CallRequest that means: the episode has ended. No function of a tool has this name."""
 
+READ_ROWS = "rljob.readRows"
+"""`function` of a CallRequest to a runner that asks for rows of its environment or program, and not for an episode."""
+
 # Bounds of a reward's result.
 MAX_COMPONENTS = 1000
 """Each is a curve."""
@@ -181,6 +184,10 @@ MAX_USER_REPLY_BYTES = 1 << 20
 """Limit of a UserReply as JSON: its state travels with every later call of the episode. Longer ones are invalid."""
 MAX_EPISODE_REPLY_BYTES = 4 << 20
 """Limit of an EpisodeReply as JSON. Longer ones are invalid."""
+MAX_ROWS_OF_PAGE = 1000
+"""Limit of the rows that a runner returns at once."""
+MAX_ROW_BYTES = 4 << 20
+"""Limit of one row as JSON. A page of rows ends once it has as many."""
 
 
 class UrlPath(enum.StrEnum):
@@ -216,7 +223,7 @@ class UrlPath(enum.StrEnum):
     SCORE_GROUP = "/v1/score-group"
     """Reward: GroupRequest -> GroupResult."""
     CALL = "/v1/call"
-    """Simulated user, tools: CallRequest -> CallResult."""
+    """Simulated user, tools, runner: CallRequest -> CallResult."""
     INFO = "/v1/info"
     """Reward: name, signature, scope, slots, version of the function. Tools: also `tools`, a list of ToolSchema."""
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, SkipValidation, model_validator
 
-from rljob_api.wire.contract import MAX_COMPONENTS, MAX_TRAJECTORIES
+from rljob_api.wire.contract import MAX_COMPONENTS, MAX_ROWS_OF_PAGE, MAX_TRAJECTORIES
 from rljob_api.wire.text import Count, Line, Name, Paragraph, Seconds, Share, Word, first
 
 Lane = Literal["train", "eval"]
@@ -176,17 +176,18 @@ class GroupResult(Wire):
 
 
 class CallRequest(Wire):
-    """One call of a function that an agent uses: of the simulated user, or of a tool."""
+    """One call of a function that an agent uses: of the simulated user, or of a tool; or an episode of a runner."""
 
     id: str = Field(min_length=1, max_length=256)
     """Unique per call. A retry has the same id."""
     lane: Lane = "train"
     function: str = Field(default="", max_length=256)
-    """Name of the tool's function. Empty for the simulated user."""
+    """Name of the tool's function. Empty for the simulated user and for an episode."""
     episode: str = Field(default="", max_length=256)
     """Episode of the call: calls of one episode share its sandbox."""
     arguments: dict[str, Any]
-    """For a tool: what the policy wrote. For the simulated user: the fields of UserCall."""
+    """For a tool: what the policy wrote. For the simulated user: the fields of UserCall. For a runner: of EpisodeCall,
+    or of RowsCall."""
 
 
 class CallResult(Wire):
@@ -195,7 +196,8 @@ class CallResult(Wire):
     id: str
     valid: bool
     value: Any = None
-    """For a tool: what the function returned, as text. For the simulated user: the fields of UserReply."""
+    """For a tool: what the function returned, as text. For the simulated user: the fields of UserReply. For a runner:
+    of EpisodeReply, or of RowsReply."""
     reason: InvalidReason | None = None
     message: str = ""
     """Human-readable: the exception's last line, or the cause. At most 2,000 characters."""
@@ -306,6 +308,27 @@ class EpisodeReply(Wire):
     """State of the environment at the end, for rewards and the trajectory log."""
     info: dict[str, Any] = {}
     """For the trajectory log."""
+
+
+class RowsCall(Wire):
+    """Which rows of a runner's environment or program to return: the `arguments` of a CallRequest for READ_ROWS."""
+
+    split: str = Field(min_length=1, max_length=63)
+    start: int = Field(ge=0)
+    """Number of the first row, from 0."""
+    count: int = Field(ge=1, le=MAX_ROWS_OF_PAGE)
+    """Rows at most. There may be fewer, since a page has limits of size and time."""
+
+
+class RowsReply(Wire):
+    """A page of rows: the `value` of the CallResult."""
+
+    rows: list[dict[str, Any]] = Field(max_length=MAX_ROWS_OF_PAGE)
+    """As the environment has them, each with its number as `index` unless it has one."""
+    total: int | None = Field(default=None, ge=0)
+    """Rows of the split. Null: not known before they have all been made."""
+    is_last: bool
+    """Whether no row follows."""
 
 
 class ToolSchema(Wire):

@@ -23,6 +23,7 @@ from rljob_api.manifest.services.runner import Runner
 from rljob_api.run.folder import TRAJECTORIES
 from rljob_api.run.trajectories import SampleRow
 from rljob_cli.agents.given_answers import find_playable, play_answers
+from rljob_cli.check import env_rows
 from rljob_cli.check.jobfile import check_file, load
 from rljob_cli.check.preflight import locate, read_trained_config
 from rljob_cli.check.rewards import check_service
@@ -59,7 +60,9 @@ def try_agent_command(
         )
     if answers and episodes != 1:
         raise UserError("--episodes is for the base model; given answers are one episode")
-    values = read_row(file.job, row, claims)
+    if file.job.spec.data.train.env_split is not None:  # before the runner starts, which has the row
+        check_file(file, (finding for service in file.job.spec.services for finding in check_service(service)))
+    values = read_row(file.job, row, claims, block)
     check_file(file, (finding for service in file.job.spec.services for finding in check_service(service, values)))
     try:
         with _scratch_folder() as folder:
@@ -107,9 +110,11 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def read_row(job: RLJob, number: int, claims: Mapping[str, Path]) -> dict[str, Any]:
-    """Return the values of one row of data.train, from 0."""
+def read_row(job: RLJob, number: int, claims: Mapping[str, Path], block: str | None = None) -> dict[str, Any]:
+    """Return the values of one row of data.train, from 0. The runner is started for a row of an environment."""
     train = job.spec.data.train
+    if train.env_split is not None:
+        return env_rows.read_row(job, train, "spec.data.train", number, claims, _say, block)
     location = locate(train.source, claims)
     if location is None:
         raise UserError(f"spec.data.train.source: {train.source} has no local folder; add --volume CLAIM=DIR")
@@ -139,8 +144,10 @@ def place_row(job: RLJob, values: Mapping[str, Any], episodes: int, folder: Path
     for name, count in (("train", num_prompts), ("eval", episodes)):
         file = folder / f"{name}.jsonl"
         file.write_text(line * count)
-        changes = {"source": str(file), "subset": None, "revision": None, "split": None, "limit": None}
-        changes |= {"data_source": data_source}
+        # A row of an environment has the split that it comes from.
+        changes: dict[str, Any] = {"source": str(file), "subset": None, "revision": None}
+        changes["split"] = spec.data.train.env_split
+        changes |= {"limit": None, "offset": 0, "data_source": data_source}
         sources[name] = spec.data.train.model_copy(update=changes)
     evaluation = {"sampling": spec.rollout.sampling, "at_start": True, "every_steps": 0, "samples_per_prompt": 1}
     evaluation |= {"sets": [], "best": None}

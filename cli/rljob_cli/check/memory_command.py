@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from rljob_api.errors import UserError
 from rljob_api.quantity import show_bytes
 from rljob_api.read.load import InvalidManifestError
+from rljob_cli.check.env_sources import describe_unread
 from rljob_cli.check.from_model import describe_from_model
 from rljob_cli.check.gpu_sharing import describe_fields, describe_obstacle
 from rljob_cli.check.jobfile import JobFile, load
@@ -139,6 +140,8 @@ def _print(path: Path, plan: _Plan) -> None:
             print(f"{need.path}: {describe_misfit(need)}; {describe_remedy(question, need)}")
     if plan.too_many:
         print(plan.too_many)
+    for line in describe_unread(question.job):
+        print(line)
 
 
 def _describe_recomputation(question: Question, compared: dict[Recomputation, int]) -> str:

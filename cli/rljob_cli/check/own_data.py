@@ -50,7 +50,10 @@ class OwnParts:
 def describe_own(data: OwnData, directory: Path) -> OwnParts:
     """Return what a job with these rows needs. Raise UserError if they, or the columns, cannot be read."""
     if "://" in data.source:
-        parse_source(data.source)
+        if parse_source(data.source).kind == "env":
+            raise UserError(
+                "--data must be a file or hf://org/name; for rows of an agent, set data.train.source in the job"
+            )
         source = TrainSource(source=data.source, prompt=data.prompt or "prompt", answer=data.answer or "answer")
         return OwnParts(_place(source, data.source, _MAX_HELD_OUT, "train"), "")
     path = Path(data.source)

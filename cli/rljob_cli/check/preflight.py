@@ -167,10 +167,12 @@ def read_trained_config(job: RLJob, claims: Mapping[str, Path]) -> dict[str, Any
 
 
 def locate(source: str, claims: Mapping[str, Path]) -> str | None:
-    """Return where this machine finds a source; None for a claim without a folder."""
+    """Return where this machine finds a source; None for a claim without a folder, and for rows of an environment."""
     try:
         parsed = parse_source(source)
     except UserError:
+        return None
+    if parsed.kind == "env":
         return None
     if parsed.kind == "pvc":
         return str(claims[parsed.claim] / parsed.path) if parsed.claim in claims else None

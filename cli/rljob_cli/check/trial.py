@@ -268,7 +268,7 @@ def build_samples(prompt: Prompt, samples: SampleBuilder) -> list[ScoreRequest]:
 
 
 def find_problems(job: RLJob, trials: list[Trial]) -> Iterator[Finding]:
-    """Report rewards without a result, and an `evaluation.accuracy` that nothing returns. An episode may return it."""
+    """Report rewards without a result, and an `accuracy` of evaluations that nothing returns."""
     for trial in trials:
         service = job.spec.services[trial.index]
         path, result = service.source, trial.result
@@ -280,16 +280,24 @@ def find_problems(job: RLJob, trials: list[Trial]) -> Iterator[Finding]:
             why = f"{result.reason}: {result.message}"
             message = f"is invalid for the first row, with the row's answer as the completion: {why}; {_SKIP}"
             yield Finding(path, message, only=only)
-    wanted, names = job.spec.evaluation.accuracy, sorted({"score", *_components(trials)})
-    scored = [trial for trial in trials if trial.kind == "reward"]
-    are_all_known = (
-        not job.spec.agent.is_hosted
-        and len(scored) == len(job.spec.rewards)
-        and all(t.result and t.result.valid for t in scored)
-    )
-    if wanted and are_all_known and wanted.rpartition("/")[2] not in names:
-        message = f"must be a component that a reward returns, got {wanted}; returned: {', '.join(names)}"
-        yield Finding("spec.evaluation.accuracy", message)
+    yield from _find_missing_components(job, [trial for trial in trials if trial.kind == "reward"])
+
+
+def _find_missing_components(job: RLJob, scored: list[Trial]) -> Iterator[Finding]:
+    """Report each `accuracy` that no reward returned, of `evaluation` or a set. An episode may return it, too."""
+    are_known = len(scored) == len(job.spec.rewards) and all(each.result and each.result.valid for each in scored)
+    if job.spec.agent.is_hosted or not are_known:
+        return
+    evaluation, by_set = job.spec.evaluation, {each.path: each.rewards for each in job.spec.held_out_sets}
+    wanted = [("spec.evaluation", evaluation.accuracy, scored)]
+    for index, each in enumerate(evaluation.sets):
+        path = f"spec.evaluation.sets[{index}]"
+        wanted.append((path, each.accuracy, [trial for trial in scored if trial.name in by_set[path]]))
+    for path, accuracy, trials in wanted:
+        names = sorted({"score", *_components(trials)})
+        if accuracy and accuracy.rpartition("/")[2] not in names:
+            message = f"must be a component that a reward returns, got {accuracy}; returned: {', '.join(names)}"
+            yield Finding(f"{path}.accuracy", message)
 
 
 def find_unrewarded_answer(job: RLJob, trials: list[Trial], prompt: Prompt) -> Iterator[Finding]:

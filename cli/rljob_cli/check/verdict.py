@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rljob_api.read.documents import Problem
 from rljob_api.read.load import InvalidManifestError
+from rljob_cli.check.env_sources import describe_unread
 from rljob_cli.check.from_model import describe_from_model
 from rljob_cli.check.jobfile import Finding, JobFile, Target
 from rljob_cli.check.machine import Machine
@@ -115,7 +116,8 @@ def print_verdict(verdict: Verdict, target: Target | None) -> None:
     """Print a valid file: what was found out about it, and where it can run."""
     file, where = verdict.file, {"cluster": " for a cluster", "local": " for this machine", None: ""}[target]
     print(f"{file.path}: RLJob {file.job.metadata.name} is valid{where}")
-    for line in (*describe_from_model(verdict.from_model), *map(describe_lengths, verdict.lengths)):
+    lines = (*describe_from_model(verdict.from_model), *map(describe_lengths, verdict.lengths))
+    for line in (*lines, *describe_unread(file.job)):
         print(f"  {line}")
     for trial in verdict.trials:
         print(f"  {trial.describe()}")

@@ -14,7 +14,7 @@ from rljob_cli.tables import show
 from rljob_cli.trajectories import tables
 from rljob_cli.trajectories.comparison import Pair, choose_lane, choose_steps, compare
 from rljob_cli.trajectories.conversation import LEGEND, build_conversation, is_conversation
-from rljob_cli.trajectories.log import Filter, find_log, list_rewards, read_rows
+from rljob_cli.trajectories.log import Filter, find_log, list_rewards, list_sets, read_rows
 from rljob_inputs.machine.installation import require
 
 _TABLE_LIMIT, _CONVERSATION_LIMIT = 20, 5
@@ -34,6 +34,10 @@ def trajectories_command(
     require("data", "rljob trajectories")
     if filter_.lane not in (None, "train", "eval"):
         raise UserError(f"--lane must be train or eval, got {filter_.lane}")
+    if filter_.eval_set is not None:
+        if filter_.lane == "train":
+            raise UserError("--eval-set is for the lane eval; remove --lane train")
+        filter_ = replace(filter_, lane="eval")
     if arguments[0] == "diff":
         limit = (_TABLE_LIMIT if output == "text" else 0) if limit is None else limit
         if len(arguments) != 3:
@@ -42,7 +46,7 @@ def trajectories_command(
     if len(arguments) != 1:
         raise UserError("pass one run, or: diff RUN_A RUN_B")
     folder = find_log(arguments[0], directory)
-    rows = _require_reward(folder, filter_, read_rows(folder, filter_))
+    rows = _require_names(folder, filter_, read_rows(folder, filter_))
     if output == "json":
         return _print_lines(row.model_dump() for row in islice(rows, limit or None))
     return _show(rows, limit, full, tokens)
@@ -65,8 +69,8 @@ def _show(rows: Iterator[SampleRow], limit: int | None, full: bool, tokens: bool
     return 0
 
 
-def _require_reward(folder: Path, filter_: Filter, rows: Iterator[SampleRow]) -> Iterator[SampleRow]:
-    """Return the rows. Raise UserError if there is none because the run has no such reward."""
+def _require_names(folder: Path, filter_: Filter, rows: Iterator[SampleRow]) -> Iterator[SampleRow]:
+    """Return the rows. Raise UserError if there is none because the run has no such reward or evaluation set."""
     first = next(rows, None)
     if first is not None:
         return chain([first], rows)
@@ -74,6 +78,9 @@ def _require_reward(folder: Path, filter_: Filter, rows: Iterator[SampleRow]) ->
         raise UserError(
             f"--reward must be a reward of the run: {', '.join(names) or 'it has none'}; got {filter_.reward}"
         )
+    if filter_.eval_set is not None and filter_.eval_set not in (names := list_sets(folder)):
+        found = ", ".join(names) or "it has none"
+        raise UserError(f"--eval-set must be an evaluation set of the run: {found}; got {filter_.eval_set}")
     return iter(())
 
 
@@ -89,7 +96,7 @@ def _diff(runs: list[str], filter_: Filter, directory: Path, limit: int | None, 
         filter_ = replace(filter_, lane=choose_lane(folders))
     filters = [choose_steps(folder, filter_) for folder in folders]
     found = zip(folders, filters, strict=True)
-    comparison = compare(*(_require_reward(folder, own, read_rows(folder, own)) for folder, own in found))
+    comparison = compare(*(_require_names(folder, own, read_rows(folder, own)) for folder, own in found))
     if not comparison.pairs:
         where = f"lane {filter_.lane}" + (f", step {filter_.step}" if filter_.step is not None else "")
         raise UserError(f"{runs[0]} and {runs[1]} have no prompt in common in {where}; pass another --lane or --step")

@@ -25,10 +25,14 @@ class Filter:
     min_score: float | None = None
     max_score: float | None = None
     group: int | None = None
+    eval_set: str | None = None
+    """Name of an evaluation set."""
 
     def matches(self, row: SampleRow) -> bool:
         """Whether a row is selected; the file's name has already decided on `step` and `lane`."""
         if self.group is not None and row.group != self.group:
+            return False
+        if self.eval_set is not None and row.set != self.eval_set:
             return False
         if row.failure:  # no reward has scored it
             return self.reward is None and self.min_score is None and self.max_score is None
@@ -86,6 +90,11 @@ def read_rows(folder: Path, filter_: Filter) -> Iterator[SampleRow]:
     for file in reversed(list_trajectory_files(folder)):
         if filter_.step in (None, file.step) and filter_.lane in (None, file.lane):
             yield from (row for row in read_file(file.path) if filter_.matches(row))
+
+
+def list_sets(folder: Path) -> list[str]:
+    """Return the names of all evaluation sets of the log."""
+    return sorted({row.set for row in read_rows(folder, Filter(lane="eval")) if row.set is not None})
 
 
 def list_rewards(folder: Path) -> list[str]:

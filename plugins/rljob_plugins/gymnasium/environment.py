@@ -7,7 +7,7 @@ space. Other environments are refused at the start. Standard library only.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from rljob_api.errors import UserError
@@ -19,7 +19,15 @@ from rljob_plugins.gymnasium.spaces import (
 )
 from rljob_service.worker.environments.base import Answer, Model
 from rljob_service.worker.environments.model import text_of
-from rljob_service.worker.environments.stepping import NotAnActionError, Step, append_text, play_steps, row_of, seed_of
+from rljob_service.worker.environments.stepping import (
+    NotAnActionError,
+    Step,
+    append_text,
+    list_seeds,
+    play_steps,
+    row_of,
+    seed_of,
+)
 from rljob_service.worker.episodes.types import Episode, Reply
 
 OPTIONS: Final = "rljob"
@@ -76,6 +84,11 @@ def _check(make: Callable[..., Any], args: dict[str, Any]) -> TextEnvironment:
 
 def _is_rendered(made: Any) -> bool:
     return getattr(made, "render_mode", None) == "ansi"
+
+
+def rows(environment: TextEnvironment, split: str) -> Iterator[dict[str, Any]]:
+    """Return one row for each seed of `reset`."""
+    return list_seeds(split)
 
 
 async def play(environment: TextEnvironment, episode: Episode, model: Model) -> Reply:

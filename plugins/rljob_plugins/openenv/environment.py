@@ -7,7 +7,7 @@ session, per episode. Standard library only.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from rljob_api.errors import UserError
@@ -15,7 +15,15 @@ from rljob_plugins.openenv.models import dump, find_action_class, read_action, s
 from rljob_plugins.openenv.tools import call, list_tools, take_calls
 from rljob_service.worker.environments.base import Answer, Model
 from rljob_service.worker.environments.model import text_of
-from rljob_service.worker.environments.stepping import NotAnActionError, Step, append_text, play_steps, row_of, seed_of
+from rljob_service.worker.environments.stepping import (
+    NotAnActionError,
+    Step,
+    append_text,
+    list_seeds,
+    play_steps,
+    row_of,
+    seed_of,
+)
 from rljob_service.worker.episodes.types import Episode, Reply
 from rljob_service.worker.forms.json_values import to_log
 
@@ -56,6 +64,11 @@ def is_environment(name: str, value: Any) -> bool:
 
 def _has_tools(value: type) -> bool:
     return bool({base.__name__ for base in value.__mro__} & {"MCPEnvironment", "MCPClientBase"})
+
+
+def rows(environment: OpenEnvironment, split: str) -> Iterator[dict[str, Any]]:
+    """Return one row for each seed of `reset`."""
+    return list_seeds(split)
 
 
 async def play(environment: OpenEnvironment, episode: Episode, model: Model) -> Reply:

@@ -7,7 +7,7 @@ Both bring their loop and their client; they get the gateway's address and key. 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rljob_api.errors import UserError
@@ -40,6 +40,12 @@ def is_environment(name: str, value: Any) -> bool:
 def seats(environment: Any) -> Sequence[Seat]:
     """Return the players of an environment of 0.4. One of 0.3 has a single player."""
     return getattr(environment, "seats", ())
+
+
+def rows(environment: Any, split: str) -> Iterable[Mapping[str, Any]]:
+    """Return the tasks of the environment's dataset."""
+    found: Iterable[Mapping[str, Any]] = environment.rows(split)
+    return found
 
 
 async def play(environment: Any, episode: Episode, model: Model) -> Reply:

@@ -12,10 +12,11 @@ from contextvars import ContextVar
 from typing import Any
 
 from rljob_api.errors import UserError
-from rljob_plugins.verifiers.rows import find_index
+from rljob_plugins.verifiers.rows import Numbered, find_index
 from rljob_service.worker.episodes.types import Access, Episode, Reply
 from rljob_service.worker.forms.json_values import to_log
 
+_TRAIN, _EVAL = "train", "eval"
 _LOGGED = ("metrics", "stop_condition", "is_truncated", "info")
 
 
@@ -34,7 +35,7 @@ class LegacyEnvironment:
         from verifiers.legacy.clients import OpenAIChatCompletionsClient
 
         environment = self._environment
-        is_training = episode.columns.get("split") == "train"
+        is_training = episode.columns.get("split") == _TRAIN
         examples = environment.get_dataset() if is_training else environment.get_eval_dataset()
         example = examples[find_index(episode, len(examples))]
         if hasattr(environment, "max_turns"):
@@ -51,6 +52,22 @@ class LegacyEnvironment:
             raise problems[0]
         state = {"answer": output.get("answer"), "metrics": output.get("metrics"), "end": output.get("stop_condition")}
         return Reply(output["reward"], state=to_log(state), info={key: output.get(key) for key in _LOGGED})
+
+    def rows(self, split: str) -> Numbered:
+        examples = self._find_split(split)
+        if examples is None:
+            raise UserError(
+                f"the environment has no dataset for the split {split}: verifiers has the splits {_TRAIN} and {_EVAL}, "
+                "of those that the environment sets; offset and limit hold rows of one out"
+            )
+        return Numbered(len(examples), lambda number: dict(examples[number]))
+
+    def _find_split(self, split: str) -> Any:
+        """Return a dataset, or None. Its get_eval_dataset falls back to the dataset of training."""
+        environment = self._environment
+        if split == _TRAIN:
+            return environment.build_dataset()
+        return environment.build_eval_dataset() if split == _EVAL else None
 
 
 def load(id: str, args: dict[str, Any]) -> LegacyEnvironment:

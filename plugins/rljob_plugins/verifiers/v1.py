@@ -13,11 +13,11 @@ import itertools
 import sys
 import types
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from rljob_api.errors import UserError
-from rljob_plugins.verifiers.rows import find_index
+from rljob_plugins.verifiers.rows import Numbered, find_index, number_row
 from rljob_service.worker.environments.base import Seat
 from rljob_service.worker.episodes.types import Access, Episode, Reply, SeatResult, model_of
 from rljob_service.worker.forms.json_values import to_log
@@ -26,6 +26,8 @@ _OWN_MODULE: Final = "rljob_taskset"
 _BASE_MODULE: Final = "verifiers.v1.env"
 _KEY_VARIABLE: Final = "OPENAI_API_KEY"
 """Set for each episode."""
+_SPLIT: Final = "train"
+"""The name of all tasks: a taskset has no splits."""
 _SEAT: Final = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
 
 
@@ -78,9 +80,31 @@ class V1Environment:
         taskset = self._environment.taskset
         if not taskset.bounded:
             return next(itertools.islice(iter(taskset), find_index(episode, None), None))
+        tasks = self._list_tasks()
+        return tasks[find_index(episode, len(tasks))]
+
+    def _list_tasks(self) -> list[Any]:
         if self._tasks is None:
-            self._tasks = list(taskset)
-        return self._tasks[find_index(episode, len(self._tasks))]
+            self._tasks = list(self._environment.taskset)
+        return self._tasks
+
+    def rows(self, split: str) -> Iterable[Mapping[str, Any]]:
+        if split != _SPLIT:
+            raise UserError(
+                f"a taskset of verifiers has no split {split}: all its tasks are env://{_SPLIT}; hold some out with "
+                "offset and limit"
+            )
+        if not self._environment.taskset.bounded:
+            return (number_row(_read_row(task), number) for number, task in enumerate(self._environment.taskset))
+        tasks = self._list_tasks()
+        return Numbered(len(tasks), lambda number: _read_row(tasks[number]))
+
+
+def _read_row(task: Any) -> dict[str, Any]:
+    """Return the data of a task that differ from their defaults. Without a prompt, the environment opens."""
+    row: dict[str, Any] = task.data.model_dump(mode="json", exclude_defaults=True)
+    shown = task.data.model_dump(mode="json", include={"prompt"}, exclude_none=True)
+    return {**row, "prompt": shown.get("prompt", "")}
 
 
 def load(id: str, args: dict[str, Any]) -> V1Environment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Final
 
 from pydantic import TypeAdapter, ValidationError
@@ -9,10 +10,11 @@ from pydantic import TypeAdapter, ValidationError
 from rljob_api.manifest.services.calls import CallService
 from rljob_api.manifest.services.models import UserModel
 from rljob_api.wire.contract import UrlPath
-from rljob_api.wire.protocol import CallRequest, EpisodeCall, InvalidReason, UserCall
+from rljob_api.wire.protocol import CallRequest, EpisodeCall, InvalidReason, RowsCall, UserCall
 from rljob_service.kinds.base import Endpoint, Kind, ReplyFormat, Request, describe_errors, request_bytes
 from rljob_service.results import CallReply, StartupReport, failure
 
+Arguments = type[UserCall] | type[EpisodeCall] | type[RowsCall]
 _MAX_VALUE_BYTES: Final = 16 << 20
 """Limit of a call's frame. Each character of a tool's result may take 12 bytes; workers shorten it before."""
 
@@ -25,8 +27,10 @@ def reply_format(reply: type[CallReply]) -> ReplyFormat:
 class CallKind(Kind[CallService]):
     settings_type = CallService
     endpoints = {UrlPath.CALL.encode(): Endpoint(CallRequest, request_bytes)}
-    arguments: ClassVar[type[UserCall] | type[EpisodeCall] | None] = None
+    arguments: ClassVar[Arguments | None] = None
     """What the arguments of a call must be. None: the function decides."""
+    arguments_of: ClassVar[Mapping[str, Arguments]] = {}
+    """The same for calls with these `function`s."""
 
     def find_model(self, settings: CallService) -> UserModel | None:
         return None
@@ -38,10 +42,13 @@ class CallKind(Kind[CallService]):
         return "" if path in self.endpoints else f"this server serves {self.name}; POST each call to {UrlPath.CALL}"
 
     def find_problem(self, request: Request, settings: CallService) -> str:
-        if self.arguments is None or not isinstance(request, CallRequest):
+        if not isinstance(request, CallRequest):
+            return ""
+        expected = self.arguments_of.get(request.function, self.arguments)
+        if expected is None:
             return ""
         try:
-            self.arguments.model_validate(request.arguments)
+            expected.model_validate(request.arguments)
         except ValidationError as error:
             return f"arguments: {describe_errors(error)}"
         return ""

@@ -1,15 +1,18 @@
-"""A runner: a call is an episode, which an environment or a program plays against the policy. It may release what it
-holds before it ends, and its workers reach the model's gateway."""
+"""A runner: a call is an episode, which an environment or a program plays against the policy, or asks for rows that it
+has. An episode may release what it holds before it ends, and its workers reach the model's gateway."""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 from rljob_api.errors import UserError
 from rljob_api.functions.plugins import ENVIRONMENTS, describe_unknown, find_plugins
 from rljob_api.manifest.services.calls import CallService
 from rljob_api.manifest.services.runner import COMMAND_MODULE
-from rljob_api.wire.protocol import EpisodeCall
+from rljob_api.wire.contract import READ_ROWS
+from rljob_api.wire.protocol import EpisodeCall, RowsCall
 from rljob_service.kinds.calls import CallKind, reply_format
-from rljob_service.results import EpisodeCallReply
+from rljob_service.results import RunnerCallReply
 from rljob_service.worker.settings import EPISODES, FunctionSettings
 
 
@@ -17,7 +20,8 @@ class Episodes(CallKind):
     name = EPISODES
     noun = "runner"
     arguments = EpisodeCall
-    replies = reply_format(EpisodeCallReply)
+    arguments_of: ClassVar = {READ_ROWS: RowsCall}
+    replies = reply_format(RunnerCallReply)
     has_teardown = True
 
     def complete(self, function: FunctionSettings, settings: CallService, framework: str) -> FunctionSettings:

@@ -79,6 +79,9 @@ SANDBOX_WITHOUT_MEMORY = {"name": "code", "sandbox": {"maxMemory": "1Mi"}}
 SMALL_CACHE = {"source": "/m", "kvCacheMemory": "1Ki"}
 SANDBOX_WITH_PODS = {"name": "code", "sandbox": {"image": "python"}}
 OTHER_DATA = {"name": "other", "source": "/other.jsonl"}
+ROWS = {"source": "env://train"}
+OTHER_ROWS = {"name": "other"} | ROWS
+RUN_COMMAND: dict[str, Any] = {"type": "program", "runner": COMMAND}
 OTHER_MODEL = {"name": "judge", "url": "http://judge/v1"}
 ENVIRONMENT: dict[str, Any] = CHAT | {"agent": {"type": "environment", "environment": TRL}}
 
@@ -88,6 +91,9 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("DataSource", "must be hf://org/name, pvc://", "RLJob", {"data.eval": {"source": "hf://"}}),
     ("TrainSource", "must be hf://org/name, pvc://", "RLJob", {"data.train.source": "hf://"}),
     ("MixedSource", "must be hf://org/name, pvc://", "RLJob", {"data.mix": [OTHER_DATA | {"source": "hf://"}]}),
+    ("DataSource", "must be left out with env://", "RLJob", PROGRAM | {"data.eval": ROWS | {"revision": "main"}}),
+    ("TrainSource", "must be left out with env://", "RLJob", PROGRAM | {"data.train": ROWS | {"split": "train"}}),
+    ("MixedSource", "must be left out with env://", "RLJob", PROGRAM | {"data.mix": [OTHER_ROWS | {"subset": "a"}]}),
     ("Data", "must have names that differ", "RLJob", {"data.mix": [OTHER_DATA | {"name": "train"}]}),
     ("Data", "must contain at least one column", "RLJob", {"data.template": "Answer this: prompt"}),
     ("Tracking", "must be set, since wandbEntity", "RLJob", {"tracking.wandbGroup": "ablations"}),
@@ -391,6 +397,7 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("Runner", "must not set names", "RLJob", PROGRAM | {"agent.runner.env": {"RLJOB_TOKEN": "x"}}),
     ("RLJobSpec", "must not be named runner", "RLJob", PROGRAM | {"rewards.0.name": "runner"}),
     ("RLJobSpec", "must have at least one entry", "RLJob", {"rewards": []}),
+    ("RLJobSpec", "must have env:// only with", "RLJob", {"data.train": ROWS}),
     ("TrainerRole", "must be full with fewer than 2 GPUs", "RLJob", {"trainer.sharding": "perReplica"}),
     ("Lora", "must be names of modules", "RLJob", {"trainer.lora": {"targetModules": ["all-linear", "q_proj"]}}),
 ]
@@ -585,12 +592,18 @@ def test_models_in_the_trainers_pods_are_accepted_by_both(server, changes):
 
 ZERO = {"rewards.0.weight": 0}
 NO_REWARD: dict[str, Any] = {"rewards": []}
+ALL_ROWS: dict[str, Any] = {"data.train": ROWS, "data.mix": [OTHER_ROWS], "data.eval": ROWS | {"limit": 8}}
 AGENTS: list[tuple[bool, dict[str, Any]]] = [
     (True, {"agent": {}}),
     (False, {"agent": {}} | NO_REWARD),
     (False, {"rewards": MISSING}),
     (True, PROGRAM),
     (True, PROGRAM | NO_REWARD),
+    (True, PROGRAM | ALL_ROWS),
+    (True, ENVIRONMENT | ALL_ROWS),
+    (False, {"data.mix": [OTHER_ROWS]}),
+    (False, {"evaluation.sets": [{"name": "math", "data": ROWS}]}),
+    (False, CHAT | {"agent": RUN_COMMAND, "data.eval": ROWS}),
     (True, PROGRAM | {"rewards": MISSING}),
     (True, PROGRAM | ZERO),
     (True, PROGRAM | {"agent.rewardWeight": 0}),

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from rljob_api.manifest.services.runner import Environment, Runner
+from rljob_api.wire.contract import READ_ROWS
 from rljob_service.pool import requirements
 from tests.support.reward_process import Server
 from tests.support.scripted_model import ScriptedModel
@@ -62,6 +63,8 @@ class Case(NamedTuple):
     """Packages of the project's loop, where they differ from those of the runner."""
     exclude: str = ""
     """Requirements of these that the loop does not import."""
+    own_rows: dict[str, list[dict[str, Any]]] = {}
+    """By split, columns of the first rows that env:// sources get; empty: it has no rows."""
 
 
 def call(name: str, **arguments: Any) -> dict[str, Any]:
@@ -252,6 +255,7 @@ CASES = [
 from verifiers.envs.integrations.reasoninggym_env import ReasoningGymEnv
 environment = ReasoningGymEnv(**{REASONING_GYM!r})
 {LEGACY_LOOP}""",
+        own_rows={"train": [{"index": 0, "example_id": 0}], "eval": [{"index": 0, "example_id": 0}]},
     ),
     Case(
         "verifiers 0.3 ToolEnv",
@@ -259,6 +263,10 @@ environment = ReasoningGymEnv(**{REASONING_GYM!r})
         [Row([call("square", x=2), "4"], None, {"index": 2}), Row(["5"], None, {"index": 1})],
         f"{TOOL_ENVIRONMENT}\nenvironment = load_environment(count=3)\n{LEGACY_LOOP}",
         source=TOOL_ENVIRONMENT,
+        own_rows={
+            "train": [{"index": n, "question": f"Square {n}.", "answer": str(n * n)} for n in range(3)],
+            "eval": [],
+        },
     ),
     Case(
         "verifiers 0.4 Taskset",
@@ -266,6 +274,10 @@ environment = ReasoningGymEnv(**{REASONING_GYM!r})
         [Row(["4"], None, {"index": 2}), Row(["It is 9"], None, {"index": 3})],
         V1_LOOP,
         source=TASKSET,
+        own_rows={
+            "train": [{"index": n, "prompt": f"Square {n}.", "answer": str(n * n)} for n in range(4)],
+            "eval": [],
+        },
     ),
 ]
 
@@ -337,6 +349,12 @@ def test_environment_scores_as_in_its_own_loop(
     expected = play_own_loop(case, scripted_model, case.environment["packages"])
     assert found == pytest.approx(expected), "the rewards of the project's own loop"
     assert len(set(expected)) > 1, "the rows must have different rewards"
+    for split, rows in case.own_rows.items():
+        result = server.call({"split": split, "start": 0, "count": 10}, function=READ_ROWS)
+        assert (result["reason"] is None) == bool(rows), result["message"]
+        own = result["value"]["rows"] if rows else []
+        assert all(isinstance(row["prompt"], str | list) and row["prompt"] for row in own)
+        assert [{name: row[name] for name in columns} for row, columns in zip(own, rows, strict=False)] == rows
 
 
 @pytest.fixture(scope="module")

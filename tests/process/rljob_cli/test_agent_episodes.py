@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 
 import pytest
 from typer.testing import CliRunner
@@ -12,6 +13,7 @@ from tests.paths import EXAMPLES
 from tests.support.fake_endpoint import Endpoint, completion
 from tests.support.judge_servers import new_address
 from tests.support.model_folder import write_model
+from tests.support.modules import load_module
 
 CALL = '<tool_call>{"name": "multiply", "arguments": {"a": 12, "b": %s}}</tool_call>'
 
@@ -129,6 +131,16 @@ def test_written_environment_replies_and_rewards_its_answers(play):
     assert json.loads(episode["info"]) == {"scores": 1.0}
     [segment] = episode["segments"]
     assert [span["turn"] for span in segment["spans"]] == [-1, 0, -1, 1]
+
+
+def test_row_that_the_environment_makes_is_played(model):
+    job = EXAMPLES / "environment" / "rows.yaml"
+    options = ["--set", f"spec.model.source={model}", "--row", "2"]
+    code, found = play_job(job, ["35"], options)
+    [episode] = found["episodes"]
+    [row] = islice(load_module(EXAMPLES / "environment" / "environment.py").rows("train"), 2, 3)
+    assert (code, episode["ground_truth"]) == (0, row["answer"]), episode["failure"]
+    assert row["question"] in episode["prompt"]
 
 
 def test_example_plays_when_a_command_starts_it(model):

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -87,6 +88,21 @@ def test_model_user_variant_differs_from_the_feedback_example_by_user_and_length
         }
     )
     assert same == base
+
+
+def test_environment_with_its_own_rows_differs_by_its_data_and_holds_sums_out() -> None:
+    base, variant = (load_job(EXAMPLES / "environment" / name).spec for name in ("rljob.yaml", "rows.yaml"))
+    assert list(variant.env_sources) == ["spec.data.train", "spec.data.eval"]
+    given = {"train": base.data.train, "eval": base.data.eval}
+    assert variant.model_copy(update={"data": variant.data.model_copy(update=given)}) == base
+    make = load_module(EXAMPLES / "environment" / "environment.py").rows
+    sums = {}
+    for split, source in (("train", variant.data.train), ("eval", variant.data.eval)):
+        assert source is not None
+        made, again = (list(islice(make(split), source.limit)) for _ in range(2))
+        assert made == again, "a restarted job reads the same rows"
+        sums[split] = {tuple(sorted(re.findall(r"\d+", row["question"]))) for row in made}
+    assert not sums["train"] & sums["eval"], "no held-out sum, nor its mirror, is trained on"
 
 
 def test_shared_example_differs_from_the_tiny_one_by_its_placement_alone() -> None:

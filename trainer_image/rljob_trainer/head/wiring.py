@@ -47,6 +47,7 @@ from rljob_trainer.gateway.forwarding import watch_models
 from rljob_trainer.head.agent import start_agent
 from rljob_trainer.head.environment import Environment, JobFile
 from rljob_trainer.head.loop_lag import watching_lag
+from rljob_trainer.head.rows import place_rows
 from rljob_trainer.head.status_server import StatusServer
 from rljob_trainer.head.tokenizer import load_tokenizer
 from rljob_trainer.head.watchdog import LoopWatchdog
@@ -89,7 +90,8 @@ def load_inputs(environment: Environment, settings: ModelSettings) -> Inputs:
     tokenizer = load_tokenizer(environment.model, spec.model)
 
     def load(source: DataSource, location: str, field: str, held_out: HeldOutSet | None = None) -> PromptSet:
-        limit, split = find_limit(spec, held_out, settings.model_length), "test" if held_out else "train"
+        limit = find_limit(spec, held_out, settings.model_length)
+        split = source.env_split or ("test" if held_out else "train")
         prompts, table = load_prompts(
             spec.data, source, location, tokenizer, split=split, limit=limit, access=access, field=field
         )
@@ -132,6 +134,14 @@ class HubWait:
             return ""
         self._board.waits_for(f"waits for the Hub: {error}")
         return str(error)
+
+
+async def _read_inputs(
+    environment: Environment, settings: ModelSettings, board: StatusBoard, disk: RunDisk, hub: HubWait
+) -> Inputs:
+    if settings.job.spec.env_sources:
+        environment = await place_rows(environment, settings.job.spec, board, disk)
+    return await hub.read(partial(load_inputs, environment, settings))
 
 
 def _end_process(message: str) -> NoReturn:
@@ -192,15 +202,16 @@ async def run_head(
         num_models, keeps_best = spec.num_optimized_models, spec.evaluation.best is not None
         keep = spec.checkpoint.keep + keeps_best
         check = partial(check_disk_space, run_dir, Path(environment.model), keep=keep, num_models=num_models)
+        disk = RunDisk(run_dir, outages)
         if spec.trains:
-            await RunDisk(run_dir, outages).write(run_dir, check)
+            await disk.write(run_dir, check)
         board.waits_for(_STARTING)
         hub = HubWait(outages, board)
         settings = await hub.read(partial(load_model_settings, environment.job, environment.model))
         job = settings.job
         for each in settings.from_model:
             log.info("%s: %s (%s)", each.field, each.value, each.source)
-        read = hub.read(partial(load_inputs, environment, settings))
+        read = _read_inputs(environment, settings, board, disk, hub)
         if job.spec.trains:
             # Concurrently: each takes many seconds, mostly for imports.
             store_bytes = head_store_bytes(job, settings.context_length)

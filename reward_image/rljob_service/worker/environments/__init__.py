@@ -5,7 +5,8 @@ Standard library only; an adapter imports its framework when it loads an environ
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 from rljob_api.errors import UserError
@@ -25,6 +26,12 @@ class LoadedEnvironment(NamedTuple):
         """Whether a process can play several episodes at once."""
         decide = getattr(self.adapter, "is_async", None)
         return decide is not None and bool(decide(self.environment))
+
+    @property
+    def list_rows(self) -> Callable[[str], Any] | None:
+        """Returns the rows of a split; None if environments of this framework have none."""
+        find = getattr(self.adapter, "rows", None)
+        return None if find is None else partial(find, self.environment)
 
     def play(self, episode: Episode, model: Model) -> Reply | Awaitable[Reply]:
         return self.adapter.play(self.environment, episode, model)

@@ -86,6 +86,11 @@ class Adapter(Protocol):
         what the episode made, in a finally: the process plays the next one."""
         ...
 
+    # Optional: def rows(environment: Any, split: str) -> Iterable[Mapping], the rows of a split for env:// sources, in
+    # an order that does not change: a sequence, or an iterator, perhaps an endless one. The row of an episode has the
+    # same columns. Raise UserError, with the splits that there are, for another one. Without it, environments have no
+    # rows.
+    #
     # Optional: def is_async(environment: Any) -> bool, whether one process may play several episodes of this
     # environment at once (episodesPerProcess). Then `play` is async and awaits whatever takes long, and keeps nothing
     # of an episode outside of itself. Without it, an episode has its process alone.

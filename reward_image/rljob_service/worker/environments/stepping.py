@@ -1,4 +1,5 @@
-"""The loop of environments that take an answer and return what follows, step by step. Standard library only.
+"""The loop of environments that take an answer and return what follows, step by step, and rows for those that a seed
+begins. Standard library only.
 
 Leaves to adapters how a step becomes messages. Invariant: a step's reward belongs to the answer that caused it; None is
 not recorded, since it is not 0.
@@ -8,13 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import zlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from rljob_service.worker.environments.base import Answer, Model, RefusedError
 from rljob_service.worker.environments.model import is_limit
 from rljob_service.worker.episodes.types import Episode, Message
+
+_HELD_OUT_SEEDS: Final = 1_000_000_000
+"""The first seed of each split except train, whose seeds begin at 0: no held-out row is trained on."""
 
 
 class NotAnActionError(ValueError):
@@ -96,3 +101,9 @@ def seed_of(episode: Episode) -> int:
     if seed is None:
         return episode.seed
     return seed if isinstance(seed, int) else zlib.crc32(str(seed).encode())
+
+
+def list_seeds(split: str) -> Iterator[dict[str, Any]]:
+    """Yield rows without end, one for each seed: what begins is up to the environment, and the prompt is empty."""
+    for seed in itertools.count(0 if split == "train" else _HELD_OUT_SEEDS):
+        yield {"prompt": "", "answer": None, "seed": seed}

@@ -1,12 +1,15 @@
-"""From a CallRequest to an episode that is played, and back: the fields, the environment variables, the signal."""
+"""From a CallRequest to an episode that is played, and back: the fields, the environment variables, the signal. Or to
+rows of what plays it."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
+from rljob_api.wire.contract import READ_ROWS
 from rljob_service.worker.episodes import reply
 from rljob_service.worker.episodes.ending import Waiter
+from rljob_service.worker.episodes.rows import List, RowReader
 from rljob_service.worker.episodes.types import Access, Episode
 from rljob_service.worker.episodes.variables import set_variables, use_variables
 from rljob_service.worker.forms.binding import CallBinding
@@ -25,26 +28,37 @@ class Player(NamedTuple):
     """Why it cannot, and what to do."""
 
 
-def bind(player: Player, name: str) -> CallBinding:
-    """Bind what plays episodes; `name` is for errors."""
+def bind(player: Player, name: str, list_rows: List) -> CallBinding:
+    """Bind what plays episodes; `name` is for errors. `list_rows`: raises UserError if it has no rows."""
+    reader = RowReader(list_rows)
 
     def call(request: dict[str, Any]) -> Any:
+        if _asks_for_rows(request):
+            return reader.read(request["arguments"])
         episode = read_episode(request["arguments"])
         with set_variables(episode.access), Waiter() as waiter:
             return player.play(episode, waiter)
 
     async def call_shared(request: dict[str, Any]) -> Any:
         assert player.play_shared is not None
+        if _asks_for_rows(request):
+            import asyncio  # here, since other programs do not need it
+
+            return await asyncio.to_thread(reader.read, request["arguments"])
         episode = read_episode(request["arguments"])
         with use_variables(episode.access):
             return await player.play_shared(episode)
 
     return CallBinding(
         call,
-        lambda value, request: reply.read(value, name),
+        lambda value, request: value if _asks_for_rows(request) else reply.read(value, name),
         call_shared=None if player.play_shared is None else call_shared,
         alone=player.alone,
     )
+
+
+def _asks_for_rows(request: Mapping[str, Any]) -> bool:
+    return request.get("function") == READ_ROWS
 
 
 def read_episode(arguments: Mapping[str, Any]) -> Episode:

@@ -19,6 +19,7 @@ from rljob_api.functions.episode_forms import CLIENT, CLOSE, RUN, SETUP
 from rljob_service.worker.episodes import client
 from rljob_service.worker.episodes.calls import Player
 from rljob_service.worker.episodes.ending import Waiter
+from rljob_service.worker.episodes.rows import ROWS, List
 from rljob_service.worker.episodes.types import Episode
 from rljob_service.worker.forms.binding import NOT_ASYNC, is_coroutine_function
 from rljob_service.worker.forms.inspection import read_parameters
@@ -73,8 +74,12 @@ def make_step(parameters: Function, function: Callable[..., Any], kwargs: Mappin
 class Program:
     """Plays episodes with what the source of a program defines."""
 
-    def __init__(self, run: Step, setup: Step | None = None, close: Step | None = None) -> None:
+    def __init__(
+        self, run: Step, setup: Step | None = None, close: Step | None = None, list_rows: List | None = None
+    ) -> None:
+        """`list_rows`: its own rows; None: it has none."""
         self._run, self._setup, self._close = run, setup, close
+        self.list_rows = list_rows
 
     def play(self, episode: Episode, waiter: Waiter) -> Any:
         """Return what `run` returned."""
@@ -172,4 +177,5 @@ def from_object(made: Any, name: str) -> Program:
         return make_step(read_parameters(f"{name}.{method}", function), function, {}) if callable(function) else None
 
     run = find(RUN) or make_step(read_parameters(name, made), made, {})
-    return Program(run, find(SETUP), find(CLOSE))
+    list_rows = getattr(made, ROWS, None)
+    return Program(run, find(SETUP), find(CLOSE), list_rows if callable(list_rows) else None)

@@ -7,7 +7,9 @@ place. Standard library only.
 from __future__ import annotations
 
 import inspect
+import sys
 import types
+from functools import partial
 from typing import Any, Final
 
 from rljob_api.errors import UserError
@@ -15,15 +17,16 @@ from rljob_api.functions import episode_forms, forms
 from rljob_api.functions.descriptions import Function
 from rljob_service.worker import environments
 from rljob_service.worker.environments import LoadedEnvironment
-from rljob_service.worker.episodes import calls
+from rljob_service.worker.episodes import calls, rows
 from rljob_service.worker.episodes.calls import Player
 from rljob_service.worker.episodes.ending import Waiter
 from rljob_service.worker.episodes.program import Program, from_function, from_object
+from rljob_service.worker.episodes.rows import List
 from rljob_service.worker.episodes.types import Episode
 from rljob_service.worker.forms import inspection
 from rljob_service.worker.forms.inspection import DescribeInSource, name_of
 from rljob_service.worker.load.entrypoints import BoundFunction, Found, Named, list_defined, list_own
-from rljob_service.worker.settings import FunctionSettings
+from rljob_service.worker.settings import MODULE_NAME, FunctionSettings
 
 _ENVIRONMENT_BY_ID: Final = environments.__name__
 _COMMAND: Final = "rljob_service.worker.episodes.command"
@@ -66,8 +69,21 @@ def bind(found: Found, settings: FunctionSettings, path: str, in_source: Describ
     """Bind what plays the episodes. Raise FormError if it cannot be called. User code runs: a factory, a constructor,
     whatever makes an environment."""
     name = _name(found, settings)
-    player, signature = _bind(found, settings, in_source)
-    return BoundFunction(None, None, name, signature, path, calls=calls.bind(player, name))
+    player, signature, list_rows = _bind(found, settings, in_source)
+    list_rows = _find_own_rows(settings) or list_rows or partial(_have_no_rows, name)
+    return BoundFunction(None, None, name, signature, path, calls=calls.bind(player, name, list_rows))
+
+
+def _find_own_rows(settings: FunctionSettings) -> List | None:
+    """Return the function `rows` of the user's source, if it has one."""
+    if settings.module in (_ENVIRONMENT_BY_ID, _COMMAND):
+        return None
+    own = getattr(sys.modules.get(settings.module or MODULE_NAME), rows.ROWS, None)
+    return own if callable(own) else None
+
+
+def _have_no_rows(name: str, split: str) -> Any:
+    raise UserError(rows.describe_missing(name))
 
 
 def _name(found: Found, settings: FunctionSettings) -> str:
@@ -76,10 +92,11 @@ def _name(found: Found, settings: FunctionSettings) -> str:
     return name_of(found.value, found.name)
 
 
-def _bind(found: Found, settings: FunctionSettings, in_source: DescribeInSource) -> tuple[Player, str]:
+def _bind(found: Found, settings: FunctionSettings, in_source: DescribeInSource) -> tuple[Player, str, List | None]:
+    """Return what plays episodes, its form, and what has its rows."""
     arguments = settings.factory_args or {}
     if settings.module == _COMMAND:
-        return Player(found.value(**arguments).play, alone=_IS_COMMAND), "command"
+        return Player(found.value(**arguments).play, alone=_IS_COMMAND), "command", None
     if settings.framework:
         adapter = environments.load_adapter(settings.adapter)
         if settings.module == _ENVIRONMENT_BY_ID:
@@ -87,8 +104,9 @@ def _bind(found: Found, settings: FunctionSettings, in_source: DescribeInSource)
         else:
             loaded = environments.adopt(adapter, found.value, arguments)
         environments.check_seats(loaded, settings.framework, settings.seats)
-        return _play_with(loaded), settings.framework
-    return _bind_program(found, settings, in_source).player(), episode_forms.RUN
+        return _play_with(loaded), settings.framework, loaded.list_rows
+    program = _bind_program(found, settings, in_source)
+    return program.player(), episode_forms.RUN, program.list_rows
 
 
 def _bind_program(found: Found, settings: FunctionSettings, in_source: DescribeInSource) -> Program:

@@ -1,13 +1,16 @@
-"""The forms of a source, as the API server's rule accepts them."""
+"""The forms of a source, as the API server's rules accept them."""
 
 import re
 
 import pytest
+from pydantic import ValidationError
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.sources import _SOURCE_CEL, Source, parse_source
+from rljob_api.manifest.job import RLJobSpec
+from rljob_api.manifest.job_sections import DataSource
+from rljob_api.manifest.sources import _DATA_CEL, _SOURCE_CEL, ModelSource, Source, parse_source
 
-CEL_PATTERN = re.search(r"matches\('(.*)'\)", _SOURCE_CEL)[1]
+OF_MODEL, OF_DATA = (re.search(r"matches\('(.*)'\)", cel)[1] for cel in (_SOURCE_CEL, _DATA_CEL))
 
 
 @pytest.mark.parametrize(
@@ -25,10 +28,20 @@ CEL_PATTERN = re.search(r"matches\('(.*)'\)", _SOURCE_CEL)[1]
         ("hf://org//", None),
         ("pvc:///x", None),
         ("s3://bucket/x", None),
+        ("env://train", Source("env", "train")),
+        ("env://hard_2.v1-b", Source("env", "hard_2.v1-b")),
+        ("env://" + "a" * 63, Source("env", "a" * 63)),
+        ("env://" + "a" * 64, None),
+        ("env://", None),
+        ("env://../x", None),
+        ("env://.hidden", None),
+        ("env://a/b", None),
     ],
 )
 def test_source_is_parsed_exactly_if_the_api_server_accepts_it(source, expected):
-    assert (re.search(CEL_PATTERN, source) is not None) == (expected is not None)
+    assert (re.search(OF_DATA, source) is not None) == (expected is not None)
+    is_of_model = expected is not None and expected.kind != "env"
+    assert (re.search(OF_MODEL, source) is not None) == is_of_model, "no environment has a model"
     if expected is not None:
         assert parse_source(source) == expected
     else:
@@ -39,3 +52,43 @@ def test_source_is_parsed_exactly_if_the_api_server_accepts_it(source, expected)
 def test_paths_are_absolute_or_relative():
     assert parse_source("/data/x").kind == "absolute"
     assert parse_source("./x").kind == parse_source("x").kind == "relative"
+
+
+def test_only_data_may_come_from_an_environment():
+    with pytest.raises(ValidationError, match="source must be hf://org/name, pvc://claim/path or a path"):
+        ModelSource(source="env://train")
+    data = DataSource(source="env://train", offset=2)
+    assert (data.env_split, DataSource(source="./a.jsonl").env_split) == ("train", None)
+    with pytest.raises(
+        ValidationError, match=r"split must be left out with env://, .* remove split, subset and revision"
+    ):
+        DataSource(source="env://train", split="train")
+
+
+AGENTS = [
+    ({"type": "singleTurn"}, False),
+    ({"type": "program", "runner": {"command": ["agent"]}}, False),
+    ({"type": "program", "runner": {"function": {"inline": "x"}}}, True),
+    ({"type": "environment", "environment": {"framework": "verifiers", "id": "a"}}, True),
+]
+PLACES = [
+    {"train": {"source": "env://train"}},
+    {"train": {"source": "/a"}, "mix": [{"name": "b", "source": "env://train"}]},
+    {"train": {"source": "/a"}, "eval": {"source": "env://train"}},
+]
+
+
+@pytest.mark.parametrize("data", PLACES, ids=["train", "mix", "eval"])
+@pytest.mark.parametrize(("agent", "has_rows"), AGENTS)
+def test_env_sources_need_an_agent_that_has_rows(agent, has_rows, data):
+    rewards = [{"name": "r", "function": {"inline": "x"}}]
+    spec = {"model": {"source": "/m"}, "data": data, "agent": agent, "rewards": rewards}
+    if has_rows:
+        assert RLJobSpec.model_validate(spec).env_sources
+        return
+    with pytest.raises(ValidationError) as caught:
+        RLJobSpec.model_validate(spec)
+    assert "data must have env:// only with agent.type environment, or program with runner.function" in str(
+        caught.value
+    )
+    assert f"got data.{list(data)[-1]}" in str(caught.value), "it names the source"

@@ -9,8 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from rljob_cli.agents.command import describe_rest, is_invalid, place_row, read_row
+from rljob_cli.check import env_rows
 from rljob_cli.check.jobfile import load
 from rljob_cli.main import app
+from rljob_inputs.data.rows import read_rows
 from tests.paths import EXAMPLES
 from tests.support.records import result_row, sample_row
 
@@ -39,6 +41,26 @@ def test_copies_of_a_row_have_the_data_source_of_training(tmp_path, column, expe
     job = load(FEEDBACK).job
     placed = place_row(job, {**read_row(job, 0, {}), **column}, 1, tmp_path).spec.data
     assert (placed.train.data_source, placed.eval.data_source) == (expected, expected)
+
+
+def test_row_of_an_environment_keeps_its_number_and_its_split(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(env_rows, "read_row", lambda *given: asked.append(given[1:4]) or {"question": "a", "index": 4})
+    job = load(EXAMPLES / "environment" / "rows.yaml", ["spec.data.train.offset=3"]).job
+    values = read_row(job, 1, {})
+    assert asked == [(job.spec.data.train, "spec.data.train", 1)]
+    placed = place_row(job, values, 1, tmp_path).spec.data
+    for source in (placed.train, placed.eval):
+        assert (source.split, source.offset, source.limit) == ("train", 0, None), (
+            "the copies are all rows of their file"
+        )
+        assert [row.values for row in read_rows(source, source.source, split="test")][:1] == [values]
+
+
+def test_row_beyond_the_limit_starts_no_environment():
+    done = rljob(EXAMPLES / "environment" / "rows.yaml", "--row", 1000, "--answer", "3")
+    assert done[0] == 2
+    assert "spec.data.train.source: env://train: --row 1000: limit is 1000" in " ".join(done[1].split())
 
 
 @pytest.mark.parametrize("agent", ["program", "environment"])

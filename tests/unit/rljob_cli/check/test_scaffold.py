@@ -312,6 +312,7 @@ def test_own_rows_on_the_hub_need_no_file(tmp_path):
         (["d", "--data", "rows.jsonl", "--agent", "loop"], "--agent loop is for the task products, got own"),
         (["d", "--task", "own"], "the task own needs --data FILE"),
         (["d", "--task", "sums", "--data", "rows.jsonl"], "--data is for the task own, and this one is sums"),
+        (["d", "--data", "env://train"], "--data must be a file or hf://org/name; for rows of an agent"),
         (["d", "--data", "none.jsonl"], "--data file none.jsonl not found; did you mean rows.jsonl?"),
         (["d", "--data", "rows.jsonl", "--prompt", "text"], "--prompt must be a column of the rows, got text; they ha"),
         (["d", "--model", "Qwen/Qwen2.5"], "folder not found; for a model on the hub write hf://Qwen/Qwen2.5"),

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from rljob_api.wire.protocol import ScoreResult
-from rljob_cli.check.trial import Trial, describe_skipped, find_unrewarded_answer
+from rljob_cli.check.trial import Trial, describe_skipped, find_problems, find_unrewarded_answer
 from rljob_inputs.prompts import Prompt
 from tests.support.job_simulation import make_job
 
@@ -43,3 +43,17 @@ def test_nothing_is_said_about_what_is_not_known():
     assert find_warnings(0.0, None) == [], "the other reward was not called"
     assert find_warnings(0.0, prompt=replace(PROMPT, ground_truth=None)) == []
     assert find_warnings(0.0, r0={"scope": "group"}) == [], "equal answers may get 0 in their group"
+
+
+def test_accuracy_of_a_set_must_be_a_component_of_its_own_rewards():
+    rewards = [{"name": name, "function": {"inline": "x"}} for name in ("first", "second")]
+    sets = [
+        {"name": "a", "data": {"source": "x.jsonl"}, "rewards": ["first"], "accuracy": "exact"},
+        {"name": "b", "data": {"source": "x.jsonl"}, "rewards": ["second"], "accuracy": "exact"},
+    ]
+    job = make_job(rewards=rewards, evaluation={"sets": sets})
+    results = [ScoreResult(id="x", valid=True, score=1.0, components={name: 1.0}) for name in ("acc", "exact")]
+    trials = [Trial(index, rewards[index]["name"], 0.0, result) for index, result in enumerate(results)]
+    [finding] = find_problems(job, trials)
+    assert finding.path == "spec.evaluation.sets[0].accuracy"
+    assert finding.message == "must be a component that a reward returns, got exact; returned: acc, score"

@@ -107,6 +107,16 @@ def test_filters_select_rows(run_dir, options, found):
     assert where(rows(run_dir, *options)) == found
 
 
+def test_evaluation_set_selects_its_samples(run_dir):
+    sets = [replace(group(number, "held out?", {"correct": result(1.0)}), held_out=f"set{number}") for number in (0, 1)]
+    write(run_dir, 3, *sets, lane="eval")
+    assert where(rows(run_dir, "--eval-set", "set1")) == [(3, "eval", 1, 0)]
+    assert where(rows(run_dir, "--eval-set", "set1", "--step", 2)) == []
+    done = rljob(run_dir, "--eval-set", "math")
+    assert "--eval-set must be an evaluation set of the run: set0, set1; got math" in done.stderr
+    assert "--eval-set is for the lane eval" in rljob(run_dir, "--eval-set", "set1", "--lane", "train").stderr
+
+
 def test_invalid_sample_is_outside_any_score_bounds(run_dir):
     assert (2, "train", 0, 1) not in where(rows(run_dir, "--max-score", 0))
 

@@ -9,8 +9,9 @@ import pytest
 
 from rljob_api.errors import UserError
 from rljob_plugins.gymnasium.spaces import find_observation_problem, read_action
+from rljob_service.worker import environments
 from rljob_service.worker.environments.stepping import NotAnActionError
-from tests.support.environments import GivenAnswers, build_episode, play
+from tests.support.environments import GivenAnswers, build_episode, load_adapter, play
 
 
 def space(kind: str, **fields: Any) -> Any:
@@ -58,6 +59,16 @@ def test_labels_are_actions_and_other_answers_get_the_invalid_reward() -> None:
         "Play.\n\n0", "1", "Reply with one of left, stay, right.", "2",
     ]  # fmt: skip
     assert reply.info == {"seed": 5, "answer": "x", "place": 3}
+
+
+def test_rows_of_a_split_are_seeds_that_no_other_split_trains_on() -> None:
+    loaded = environments.adopt(load_adapter("gymnasium"), Corridor, OPTIONS)
+    assert loaded.list_rows is not None
+    train, held_out = ([next(rows) for _ in range(3)] for rows in map(loaded.list_rows, ("train", "eval")))
+    assert train == [{"prompt": "", "answer": None, "seed": seed} for seed in range(3)]
+    assert [row["seed"] for row in held_out] == [1_000_000_000 + number for number in range(3)]
+    reply = play("gymnasium", Corridor, GivenAnswers("right"), build_episode(index=2, **held_out[1]), OPTIONS)
+    assert reply.info["seed"] == 1_000_000_001, "an episode is reset with the row's seed"
 
 
 def test_rendered_text_replaces_the_observation() -> None:

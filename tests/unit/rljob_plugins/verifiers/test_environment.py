@@ -68,6 +68,35 @@ def test_environment_with_servers_of_its_own_shares_no_process() -> None:
     assert [adapter.is_async(SimpleNamespace(shares=shares)) for shares in (True, False)] == [True, False]
 
 
+class Dataset(list[dict[str, Any]]):
+    """Implements what RLJob uses of datasets.Dataset."""
+
+
+def make_legacy(train: Dataset | None, held_out: Dataset | None) -> Any:
+    rubric = SimpleNamespace(funcs=[])
+    return SimpleNamespace(
+        rubric=rubric,
+        requires_group_rollouts=False,
+        run_rollout=None,
+        build_dataset=lambda: train,
+        build_eval_dataset=lambda: held_out,
+    )
+
+
+def test_rows_are_the_examples_of_a_split_with_the_number_that_finds_them_again() -> None:
+    example = {"prompt": [{"role": "user", "content": "2?"}], "info": {"a": 1}, "index": 9, "example_id": 0}
+    loaded = environments.adopt(load_adapter("verifiers"), make_legacy(Dataset([example, example]), None), {})
+    assert loaded.list_rows is not None
+    rows = loaded.list_rows("train")
+    assert (len(rows), rows[1]) == (2, {**example, "answer": None, "index": 1})
+    assert find_index(build_episode(**{"index": 0} | {"index": rows[1]["index"]}), 2) == 1
+    for split in ("eval", "test"):
+        with pytest.raises(
+            UserError, match=f"no dataset for the split {split}: verifiers has the splits train and eval"
+        ):
+            loaded.list_rows(split)  # and never the dataset of training, as verifiers' get_eval_dataset does
+
+
 def test_load_environment_and_tasksets_are_found_in_a_source() -> None:
     adapter = load_adapter("verifiers")
     base = type("Taskset", (), {"__module__": "verifiers.v1.taskset"})

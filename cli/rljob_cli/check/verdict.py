@@ -66,7 +66,7 @@ def judge(
     preflight = run_checks(file, run_dir, claims, Machine(), target)
     verdict = build_verdict(file, preflight, target, extra)
     if not can_read_rows():
-        verdict = replace(verdict, skipped=[describe_unread()])
+        verdict = replace(verdict, skipped=[describe_skipped()])
     if not should_call or verdict.problems or preflight.first_prompt is None or target == "cluster":
         return verdict
     from rljob_cli.check import trial  # imports an HTTP client
@@ -135,7 +135,7 @@ def print_verdict(verdict: Verdict, target: Target | None) -> None:
         print(f"  {describe_unused(file)}")
 
 
-def describe_unread() -> str:
+def describe_skipped() -> str:
     return f"no row was read, and no function was called: {describe_installation('data')}"
 
 

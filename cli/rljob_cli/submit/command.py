@@ -20,7 +20,7 @@ from rljob_api.read.load import InvalidManifestError
 from rljob_cli.check.jobfile import JobFile, load_partial
 from rljob_cli.check.preflight import can_read_rows
 from rljob_cli.check.template_file import place_template
-from rljob_cli.check.verdict import describe_unread, judge
+from rljob_cli.check.verdict import describe_skipped, judge
 from rljob_cli.cluster.client import CLAIM, Cluster, ClusterError, NotFoundError, Target
 from rljob_cli.cluster.commands import on_cluster
 from rljob_cli.cluster.logs import Selection, follow_logs
@@ -93,7 +93,7 @@ def _load(path: Path, overrides: list[str], *, should_call: bool) -> JobFile:
     replace(verdict, problems=problems).raise_problems()
     verdict.print_warnings()
     if not can_read_rows():
-        print(f"warning: {path}: {describe_unread()}", file=sys.stderr)
+        print(f"warning: {path}: {describe_skipped()}", file=sys.stderr)
     return file
 
 

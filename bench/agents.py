@@ -46,7 +46,7 @@ from rich.table import Table
 from rljob_api.manifest.agent import Agent
 from rljob_api.manifest.roles import RolloutRole, Sampling
 from rljob_api.wire import contract
-from rljob_api.wire.protocol import WeightManifest
+from rljob_api.wire.weights import WeightManifest
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import EpisodeTask, Generate, OpenEpisode
 from rljob_trainer.conversation.template import ChatTemplate

@@ -25,7 +25,7 @@ from schedule_simulation.tail_rounds import TailRounds
 
 from rljob_api.manifest.scaling import Autoscaling
 from rljob_api.manifest.schedule import Schedule
-from rljob_api.wire.protocol import RewardDemand
+from rljob_api.wire.driver_status import RewardDemand
 from rljob_core.backend import Demand
 from rljob_core.plan.autoscale import ScalingPolicy, decide_replicas
 from rljob_trainer.driver.schedules import Streaming, build_schedule

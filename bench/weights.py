@@ -37,7 +37,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from rljob_api.wire.protocol import PullReport, RolloutWeights, WeightManifest
+from rljob_api.wire.weights import PullReport, RolloutWeights, WeightManifest
 from rljob_trainer.rollout.puller import ReplicaState, WeightPuller
 from rljob_trainer.rollout.weight_transfer import WeightClient
 from rljob_trainer.weights.checksum import Digest, choose_unit, digest_tensors

@@ -66,7 +66,7 @@ def train(folder: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from rljob_api.wire.protocol import ToolSchema
+    from rljob_api.wire.calls import ToolSchema
     from rljob_service.worker.code.code_sandbox import SCHEMAS
     from rljob_trainer.conversation.template import ChatTemplate
 

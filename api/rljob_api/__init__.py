@@ -17,14 +17,9 @@ if TYPE_CHECKING:
     from rljob_api.manifest.status import Condition, RLJobStatus
     from rljob_api.read.documents import Problem
     from rljob_api.read.load import InvalidManifestError, load_job, load_manifests
-    from rljob_api.wire.protocol import (
-        DriverStatus,
-        GroupRequest,
-        GroupResult,
-        InvalidReason,
-        ScoreRequest,
-        ScoreResult,
-    )
+    from rljob_api.wire.base import InvalidReason
+    from rljob_api.wire.driver_status import DriverStatus
+    from rljob_api.wire.scores import GroupRequest, GroupResult, ScoreRequest, ScoreResult
 
 __version__ = "0.1.0"
 
@@ -56,7 +51,9 @@ __all__ = [
 ]
 
 _LAZY_MODULES = (
-    "wire.protocol",
+    "wire.base",
+    "wire.scores",
+    "wire.driver_status",
     "manifest.status",
     "manifest.services.reward",
     "manifest.job",

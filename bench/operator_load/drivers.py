@@ -13,7 +13,7 @@ import sys
 import time
 from typing import cast
 
-from rljob_api.wire.protocol import DriverStatus
+from rljob_api.wire.driver_status import DriverStatus
 
 _STEP_SECONDS = 30.0
 _TOTAL_STEPS = 10_000

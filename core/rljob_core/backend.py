@@ -13,7 +13,7 @@ from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.services.reward import RewardModel, RewardModelStatus
 from rljob_api.manifest.status import RLJobStatus
-from rljob_api.wire.protocol import DriverStatus, RewardDemand
+from rljob_api.wire.driver_status import DriverStatus, RewardDemand
 from rljob_api.wire.text import clean_text
 
 Manifest = dict[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rljob_api.wire.protocol import Message
+from rljob_api.wire.base import Message
 
 
 @dataclass(frozen=True)

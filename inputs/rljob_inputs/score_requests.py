@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rljob_api.manifest.agent import CompletionChoice
-from rljob_api.wire.protocol import Lane, Message, Rendered, ScoreRequest, WholeCompletion
+from rljob_api.wire.base import Lane, Message
+from rljob_api.wire.scores import Rendered, ScoreRequest, WholeCompletion
 from rljob_inputs.prompts import Prompt
 
 

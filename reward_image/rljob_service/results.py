@@ -11,8 +11,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
+from rljob_api.wire.base import InvalidReason
+from rljob_api.wire.calls import EpisodeReply, RowsReply, ToolSchema, UserReply
 from rljob_api.wire.contract import MAX_COMPONENTS, MAX_TOOL_RESULT_CHARACTERS
-from rljob_api.wire.protocol import EpisodeReply, InvalidReason, Part, RowsReply, ToolSchema, UserReply
+from rljob_api.wire.scores import Part
 
 MAX_MESSAGE_CHARACTERS = 2000
 

@@ -32,7 +32,7 @@ from transformers import (
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import ENV_VLLM_SOCKET, PORT_SERVICE
-from rljob_api.wire.protocol import ScoreRequest, ScoreResult
+from rljob_api.wire.scores import ScoreRequest, ScoreResult
 from rljob_cli.check.try_reward import reward_children
 from rljob_cli.local import network
 from rljob_cli.local.cluster import LocalCluster

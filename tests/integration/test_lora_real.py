@@ -16,7 +16,7 @@ from transformers import Qwen3ForCausalLM
 
 from rljob_api.manifest.roles import Lora
 from rljob_api.wire import contract
-from rljob_api.wire.protocol import WeightManifest
+from rljob_api.wire.weights import WeightManifest
 from rljob_trainer.policy.lora import Adapters, adapter_name, is_adapter
 from tests.integration import test_rollout_real as real
 

@@ -16,7 +16,7 @@ import torch
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rljob_api.wire import contract
-from rljob_api.wire.protocol import WeightManifest
+from rljob_api.wire.weights import WeightManifest
 from rljob_trainer.policy.checkpoint_names import persistent_buffers, to_checkpoint
 from tests.integration import test_lora_real as lora
 from tests.integration import test_rollout_real as real

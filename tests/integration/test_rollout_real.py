@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from rljob_api.errors import UserError
 from rljob_api.manifest.roles import Sampling
 from rljob_api.wire import contract
-from rljob_api.wire.protocol import WeightManifest
+from rljob_api.wire.weights import WeightManifest
 from rljob_trainer.conversation.conversation import Conversation
 from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.episodes.types import Completion

@@ -8,7 +8,8 @@ from typing import Any
 
 from rljob_api.manifest.agent import Agent
 from rljob_api.manifest.services.user import USER_SERVICE
-from rljob_api.wire.protocol import CallRequest, CallResult, InvalidReason, Lane, ToolSchema
+from rljob_api.wire.base import InvalidReason, Lane
+from rljob_api.wire.calls import CallRequest, CallResult, ToolSchema
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import EpisodeTask, ToolSet
 from rljob_trainer.agents.loop import ConversationLoop

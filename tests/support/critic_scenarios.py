@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401 - 
 
 from rljob_api.manifest.algorithm import Algorithm, Optimizer
 from rljob_api.manifest.algorithm import Critic as CriticSettings
-from rljob_api.wire.protocol import ScoreResult
+from rljob_api.wire.scores import ScoreResult
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.algorithms import rows as of_groups
 from rljob_trainer.algorithms.registry import build_algorithm

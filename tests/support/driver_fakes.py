@@ -14,14 +14,10 @@ import random
 import numpy as np
 from aiohttp import web
 
-from rljob_api.wire.protocol import (
-    CallResult,
-    EnginesReport,
-    RolloutWeights,
-    ScoreResult,
-    TrainerChoices,
-    WeightManifest,
-)  # fmt: skip
+from rljob_api.wire.calls import CallResult
+from rljob_api.wire.driver_status import TrainerChoices
+from rljob_api.wire.scores import ScoreResult
+from rljob_api.wire.weights import EnginesReport, RolloutWeights, WeightManifest
 from rljob_trainer.driver.ports import FreedMemory, TrainerGroupDiedError
 from rljob_trainer.episodes.types import TokenFacts, UpdateMetrics
 from rljob_trainer.run_folder.file_facts import describe_file

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rljob_api.manifest.agent import Agent
-from rljob_api.wire.protocol import ModelAccess
+from rljob_api.wire.calls import ModelAccess
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import EpisodeTask, Recording
 from rljob_trainer.episodes.types import Completion

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rljob_api.manifest.agent import Agent
-from rljob_api.wire.protocol import CallRequest, CallResult, EpisodeCall, InvalidReason, ModelAccess
+from rljob_api.wire.base import InvalidReason
+from rljob_api.wire.calls import CallRequest, CallResult, EpisodeCall, ModelAccess
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import EpisodeTask, Recording
 from rljob_trainer.agents.hosted import HostedLoop

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from rljob_api.wire.protocol import CallRequest, CallResult, GroupRequest, GroupResult, ScoreRequest, ScoreResult
+from rljob_api.wire.calls import CallRequest, CallResult
+from rljob_api.wire.scores import GroupRequest, GroupResult, ScoreRequest, ScoreResult
 from rljob_service.server.executor import Executor
 from rljob_service.server.metrics import ServerMetrics
 from rljob_service.server.served_service import load_service

@@ -15,7 +15,7 @@ from pathlib import Path
 from aiohttp import web
 
 from rljob_api.manifest.services.reward import Reward
-from rljob_api.wire.protocol import GroupRequest, GroupResult, ScoreRequest, ScoreResult
+from rljob_api.wire.scores import GroupRequest, GroupResult, ScoreRequest, ScoreResult
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.groups import RewardClients
 from tests.support import seconds

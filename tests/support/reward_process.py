@@ -15,7 +15,8 @@ from typing import Any
 
 import psutil
 
-from rljob_api.wire.protocol import CallResult, GroupResult
+from rljob_api.wire.calls import CallResult
+from rljob_api.wire.scores import GroupResult
 from tests.support.waiting import DEADLINE_SECONDS
 
 TOKEN = "secret"

@@ -60,7 +60,7 @@ class CallPlan(NamedTuple):
     """Parameters that only a column of the data can give."""
 
     def reads(self, extra: Iterable[str] = ()) -> frozenset[str]:
-        """Return the parts of a request that it needs (rljob_api.wire.protocol.Part). `extra`: optional parameters that
+        """Return the parts of a request that it needs (rljob_api.wire.scores.Part). `extra`: optional parameters that
         the function reads."""
         parts = {self.values[name].part for name in (*self.passed, *extra)}
         return frozenset(parts - {""} | ({"whole"} if self.convention.whole else set()))

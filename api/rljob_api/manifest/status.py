@@ -13,7 +13,7 @@ from pydantic import Field
 
 from rljob_api.manifest.base import Spec, list_map
 from rljob_api.manifest.scaling import RewardScaling
-from rljob_api.wire.protocol import FIELD_CHECKPOINT, MAX_PROBLEMS, DriverProblem
+from rljob_api.wire.driver_status import FIELD_CHECKPOINT, MAX_PROBLEMS, DriverProblem
 from rljob_api.wire.text import Count, Line, Name, Paragraph, Word
 
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from rljob_api.wire.protocol import Lane
+from rljob_api.wire.base import Lane
 
 FILE_JOB = "job.yaml"
 FILE_METRICS = "metrics.jsonl"

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, ValidationError
 from rljob_api.run.base import Count, Record, Score, Seconds, Share, Unit
 from rljob_api.run.folder import FILE_BEST, FILE_DRIVER_SUMMARY, FILE_SUMMARY
 from rljob_api.run.sessions import Session
-from rljob_api.wire.protocol import TrainerChoices
+from rljob_api.wire.driver_status import TrainerChoices
 
 
 class DeliveryCounts(Record):

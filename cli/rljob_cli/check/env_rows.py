@@ -16,8 +16,8 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_sections import DataSource
 from rljob_api.manifest.services.runner import RUNNER_SERVICE, Runner
+from rljob_api.wire.calls import CallRequest, CallResult, RowsCall, RowsReply
 from rljob_api.wire.contract import PORT_SERVICE, READ_ROWS, UrlPath
-from rljob_api.wire.protocol import CallRequest, CallResult, RowsCall, RowsReply
 from rljob_cli.check.try_reward import TOKEN, find_ended_container, service_children
 from rljob_cli.check.waits import pods_of, report_waits
 from rljob_cli.local.cluster import LocalCluster

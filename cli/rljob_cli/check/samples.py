@@ -13,7 +13,8 @@ from typing import Any
 
 from rljob_api.errors import RLJobError
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.protocol import Message, Rendered, ScoreRequest, WholeCompletion
+from rljob_api.wire.base import Message
+from rljob_api.wire.scores import Rendered, ScoreRequest, WholeCompletion
 from rljob_cli.check.token_ids import encode_answer, read_tokenizer
 from rljob_inputs.data.prompts import build_prompt, render
 from rljob_inputs.data.rows import Row

@@ -10,8 +10,9 @@ import aiohttp
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.services.reward import Reward
+from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.contract import UrlPath
-from rljob_api.wire.protocol import GroupRequest, GroupResult, InvalidReason, ScoreRequest, ScoreResult
+from rljob_api.wire.scores import GroupRequest, GroupResult, ScoreRequest, ScoreResult
 from rljob_cli.check import token_ids
 
 _CONNECT_SECONDS = 30.0

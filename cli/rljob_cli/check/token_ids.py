@@ -10,7 +10,8 @@ from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.protocol import Message, ScoreRequest
+from rljob_api.wire.base import Message
+from rljob_api.wire.scores import ScoreRequest
 from rljob_inputs.check import find_access
 from rljob_inputs.models.files import open_model
 from rljob_inputs.models.tokenizer import LightTokenizer, load_tokenizer

@@ -25,8 +25,9 @@ from rljob_api.manifest.services.reward import Reward
 from rljob_api.manifest.services.runner import Runner
 from rljob_api.manifest.services.tool import Tool
 from rljob_api.manifest.services.user import SimulatedUser
+from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.contract import PORT_SERVICE
-from rljob_api.wire.protocol import InvalidReason, ScoreRequest, ScoreResult
+from rljob_api.wire.scores import ScoreRequest, ScoreResult
 from rljob_cli.check.jobfile import Finding, Target
 from rljob_cli.check.samples import SampleBuilder, load_job_tokenizer
 from rljob_cli.check.score_client import read_info, score_all

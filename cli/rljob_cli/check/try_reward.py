@@ -21,7 +21,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_spec import Service
 from rljob_api.manifest.services.reward import Reward
 from rljob_api.wire.contract import PORT_SERVICE
-from rljob_api.wire.protocol import ScoreRequest, ScoreResult
+from rljob_api.wire.scores import ScoreRequest, ScoreResult
 from rljob_cli.check.jobfile import check_file, load
 from rljob_cli.check.rewards import check_service
 from rljob_cli.check.samples import SampleBuilder, load_job_tokenizer

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.protocol import DriverStatus
+from rljob_api.wire.driver_status import DriverStatus
 from rljob_cli.local.secrets import build_secrets
 from rljob_cli.manifests import timestamp
 from rljob_core.backend import ChildKey, Event, JobKey, Key, Manifest, ObservedState, Owner, OwnerStatus, key_of

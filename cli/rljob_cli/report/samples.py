@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rljob_api.run.trajectories import SampleRow
-from rljob_api.wire.protocol import Message
+from rljob_api.wire.base import Message
 from rljob_cli.trajectories.tables import format_content, format_prompt
 
 MAX_SAMPLES = 800

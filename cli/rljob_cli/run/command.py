@@ -20,7 +20,7 @@ from rljob_api.run.folder import FILE_CURVES, FILE_METRICS, FILE_SUMMARY, last_c
 from rljob_api.run.metrics import read_metrics
 from rljob_api.run.summaries import format_summary, read_driver_summary
 from rljob_api.wire.contract import PORT_DRIVER, UrlPath
-from rljob_api.wire.protocol import DriverStatus
+from rljob_api.wire.driver_status import DriverStatus
 from rljob_cli.local.cluster import STOP_SECONDS, LocalCluster
 from rljob_cli.local.network import Network
 from rljob_cli.local.node.kubelet import log_path

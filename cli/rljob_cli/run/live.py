@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rljob_api.wire.protocol import ScheduleStatus
+from rljob_api.wire.driver_status import ScheduleStatus
 from rljob_cli.run.reward_rows import HEADER, row_cells
 from rljob_cli.run.snapshot import Change, Snapshot, describe_work, diff_snapshots
 from rljob_cli.run.summary import describe_uncounted, group_by_set

@@ -13,7 +13,7 @@ from rljob_api.manifest.status import RewardProblem, RLJobStatus
 from rljob_api.run.metrics import EvaluationRecord, StepRecord
 from rljob_api.run.sessions import ContainerFailure
 from rljob_api.wire.contract import ExitCode
-from rljob_api.wire.protocol import DriverStatus, LearningReason, Outage
+from rljob_api.wire.driver_status import DriverStatus, LearningReason, Outage
 from rljob_cli.manifests import is_ready, role_of
 from rljob_cli.run.reward_rows import RewardRow
 from rljob_cli.run.summary import describe_uncounted

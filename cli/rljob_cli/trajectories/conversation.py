@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rljob_api.run.trajectories import SampleRow, SegmentRow, TurnRow
-from rljob_api.wire.protocol import Message
+from rljob_api.wire.base import Message
 from rljob_cli.trajectories.tables import describe_reward, format_content, name_sample, number, seconds, shorten
 
 TRAINED, SAMPLED = ">>", ">"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from rljob_api.manifest.scaling import Autoscaling, RewardScaling
-from rljob_api.wire.protocol import DriverStatus, RewardDemand
+from rljob_api.wire.driver_status import DriverStatus, RewardDemand
 from rljob_core.backend import DEMAND_POLL_SECONDS, Demand, Event
 
 TOLERANCE = 0.1

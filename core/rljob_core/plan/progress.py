@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from rljob_api.manifest.status import HungPartStatus, JobProgress, OutageStatus, RewardProblem, ScheduleProgress
-from rljob_api.wire.protocol import DriverStatus, HungPart, Outage, ScheduleStatus
+from rljob_api.wire.driver_status import DriverStatus, HungPart, Outage, ScheduleStatus
 from rljob_core.plan.conditions import is_unreadable
 from rljob_core.plan.observed_job import ObservedJob
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from rljob_api.manifest.status import HungPartStatus, JobProgress, OutageStatus, RLJobStatus
-from rljob_api.wire.protocol import DriverStatus
+from rljob_api.wire.driver_status import DriverStatus
 from rljob_core.plan import conditions
 from rljob_core.plan.conditions import Reasons
 from rljob_core.plan.observed_job import ObservedJob

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rljob_api.manifest.job_sections import Data, DataSource
-from rljob_api.wire.protocol import Message
+from rljob_api.wire.base import Message
 from rljob_inputs.data.conversations import are_messages, ends_with_answer, is_sharegpt, read_messages, split_answer
 from rljob_inputs.data.files import Values
 from rljob_inputs.data.rows import Row

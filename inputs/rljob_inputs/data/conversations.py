@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rljob_api.wire.protocol import Message
+from rljob_api.wire.base import Message
 from rljob_inputs.errors import InputError
 
 _ANSWERING = "assistant"

@@ -14,7 +14,7 @@ from typing import Any
 
 from rljob_api.manifest.job_sections import Data, DataSource
 from rljob_api.manifest.sources import parse_source
-from rljob_api.wire.protocol import Message
+from rljob_api.wire.base import Message
 from rljob_inputs.data.columns import fill_template, read_answer, read_prompt
 from rljob_inputs.data.lengths import PromptLimit, measure
 from rljob_inputs.data.rows import Row, read_rows, split_field

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from rljob_api.read.documents import format_path
 from rljob_api.wire.contract import UrlPath
-from rljob_api.wire.protocol import DriverStatus
+from rljob_api.wire.driver_status import DriverStatus
 from rljob_api.wire.text import clean_line
 
 TIMEOUT_SECONDS = 2.0

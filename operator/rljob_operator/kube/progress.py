@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from cachetools import TTLCache
 
-from rljob_api.wire.protocol import DriverStatus
+from rljob_api.wire.driver_status import DriverStatus
 from rljob_core.backend import PROGRESS_POLL_SECONDS, DriverAnswer, Key
 
 MAX_REPORTS_PER_SECOND = 10.0

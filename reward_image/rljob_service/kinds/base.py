@@ -15,7 +15,8 @@ from rljob_api.manifest.services.base import ServiceSettings
 from rljob_api.manifest.services.calls import CallService
 from rljob_api.manifest.services.models import JudgeReward, ModelReward, UserModel
 from rljob_api.manifest.services.reward import Reward
-from rljob_api.wire.protocol import CallRequest, GroupRequest, ScoreRequest
+from rljob_api.wire.calls import CallRequest
+from rljob_api.wire.scores import GroupRequest, ScoreRequest
 from rljob_service.results import ExecutionResult, StartupReport
 from rljob_service.worker.settings import FunctionSettings
 

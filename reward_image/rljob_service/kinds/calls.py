@@ -9,8 +9,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from rljob_api.manifest.services.calls import CallService
 from rljob_api.manifest.services.models import UserModel
+from rljob_api.wire.base import InvalidReason
+from rljob_api.wire.calls import CallRequest, EpisodeCall, RowsCall, UserCall
 from rljob_api.wire.contract import UrlPath
-from rljob_api.wire.protocol import CallRequest, EpisodeCall, InvalidReason, RowsCall, UserCall
 from rljob_service.kinds.base import Endpoint, Kind, ReplyFormat, Request, describe_errors, request_bytes
 from rljob_service.results import CallReply, StartupReport, failure
 

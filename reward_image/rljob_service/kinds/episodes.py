@@ -9,8 +9,8 @@ from rljob_api.errors import UserError
 from rljob_api.functions.plugins import ENVIRONMENTS, describe_unknown, find_plugins
 from rljob_api.manifest.services.calls import CallService
 from rljob_api.manifest.services.runner import COMMAND_MODULE
+from rljob_api.wire.calls import EpisodeCall, RowsCall
 from rljob_api.wire.contract import READ_ROWS
-from rljob_api.wire.protocol import EpisodeCall, RowsCall
 from rljob_service.kinds.calls import CallKind, reply_format
 from rljob_service.results import RunnerCallReply
 from rljob_service.worker.settings import EPISODES, FunctionSettings

@@ -10,8 +10,9 @@ from rljob_api.functions.plugins import SIGNATURES, find_plugins
 from rljob_api.manifest.services.base import ServiceSettings
 from rljob_api.manifest.services.models import JudgeReward, ModelReward
 from rljob_api.manifest.services.reward import Reward
+from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.contract import MAX_RESULT_BYTES, UrlPath
-from rljob_api.wire.protocol import GroupRequest, InvalidReason, ScoreRequest
+from rljob_api.wire.scores import GroupRequest, ScoreRequest
 from rljob_service.kinds.base import Endpoint, Kind, ReplyFormat, Request, request_bytes
 from rljob_service.results import SampleReply, StartupReport, failure
 from rljob_service.worker.settings import SCORE, FunctionSettings

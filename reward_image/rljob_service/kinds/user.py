@@ -6,7 +6,7 @@ from __future__ import annotations
 from rljob_api.functions.plugins import SIGNATURES, find_plugins
 from rljob_api.manifest.services.calls import CallService
 from rljob_api.manifest.services.models import UserModel
-from rljob_api.wire.protocol import UserCall
+from rljob_api.wire.calls import UserCall
 from rljob_service.kinds.calls import CallKind, reply_format
 from rljob_service.results import UserCallReply
 from rljob_service.worker.settings import USER, FunctionSettings

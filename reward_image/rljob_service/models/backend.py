@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from rljob_api.errors import UserError
-from rljob_api.wire.protocol import UserReply
+from rljob_api.wire.calls import UserReply
 from rljob_service.models.execution import ExecutionProgress, NoScoreError, Score
 from rljob_service.models.rate_limiter import RateLimiter
 from rljob_service.models.shared_engines import POLL_SECONDS, open_engines

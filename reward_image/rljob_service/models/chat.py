@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.manifest.services.models import EndpointLimits, JudgeEndpoint, JudgeSampling, ServedModel
+from rljob_api.wire.base import InvalidReason, Message
 from rljob_api.wire.contract import ENV_JUDGE_API_KEY
-from rljob_api.wire.protocol import InvalidReason, Message
 from rljob_service.models import vllm_sidecar
 from rljob_service.models.backend import ModelBackend
 from rljob_service.models.execution import ExecutionProgress, NoScoreError

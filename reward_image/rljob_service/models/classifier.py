@@ -13,7 +13,8 @@ from typing import Any
 
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.manifest.services.models import ModelReward
-from rljob_api.wire.protocol import InvalidReason, ScoreRequest
+from rljob_api.wire.base import InvalidReason
+from rljob_api.wire.scores import ScoreRequest
 from rljob_service.models import vllm_sidecar
 from rljob_service.models.backend import ModelBackend
 from rljob_service.models.execution import ExecutionProgress, NoScoreError, Score

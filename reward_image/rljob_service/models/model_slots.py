@@ -10,7 +10,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from rljob_api.wire.protocol import InvalidReason, UserReply
+from rljob_api.wire.base import InvalidReason
+from rljob_api.wire.calls import UserReply
 from rljob_service.models.backend import TURN, ModelBackend
 from rljob_service.models.execution import ExecutionProgress, NoScoreError, Score
 from rljob_service.models.metrics import UpstreamMetrics

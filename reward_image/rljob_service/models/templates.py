@@ -14,7 +14,9 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rljob_api.errors import UserError
-from rljob_api.wire.protocol import InvalidReason, ScoreRequest, UserCall
+from rljob_api.wire.base import InvalidReason
+from rljob_api.wire.calls import UserCall
+from rljob_api.wire.scores import ScoreRequest
 from rljob_service.models.execution import NoScoreError
 from rljob_service.models.texts import to_messages, to_text
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rljob_api.wire.protocol import Message, ScoreRequest
+from rljob_api.wire.base import Message
+from rljob_api.wire.scores import ScoreRequest
 
 _MAX_SHOWN_CHARACTERS = 200
 _REASONING_STARTS, _REASONING_ENDS = "<think>", "</think>"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from rljob_api.wire.protocol import InvalidReason
+from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.retry_after import parse_retry_after
 from rljob_service.models.execution import ExecutionProgress, NoScoreError
 from rljob_service.models.metrics import UpstreamMetrics

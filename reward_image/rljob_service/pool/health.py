@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 
-from rljob_api.wire.protocol import InvalidReason
+from rljob_api.wire.base import InvalidReason
 from rljob_service.results import ExecutionResult
 
 _MIN_FAILURES_IN_ROW = 3

@@ -17,7 +17,7 @@ from typing import Any
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.quantity import format_bytes
-from rljob_api.wire.protocol import InvalidReason
+from rljob_api.wire.base import InvalidReason
 from rljob_service.pool.health import PoolHealth
 from rljob_service.pool.isolation import Isolation
 from rljob_service.pool.output import OutputLog

@@ -21,7 +21,7 @@ from typing import cast
 import psutil
 from pydantic import ValidationError
 
-from rljob_api.wire.protocol import InvalidReason
+from rljob_api.wire.base import InvalidReason
 from rljob_service.kinds import KINDS
 from rljob_service.pool import process_marks
 from rljob_service.pool.environment import build_environment

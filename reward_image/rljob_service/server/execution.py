@@ -12,7 +12,9 @@ from typing import Any, NamedTuple, Protocol
 
 from pydantic_core import to_json
 
-from rljob_api.wire.protocol import CallRequest, GroupRequest, Lane
+from rljob_api.wire.base import Lane
+from rljob_api.wire.calls import CallRequest
+from rljob_api.wire.scores import GroupRequest
 from rljob_service.kinds.base import Request, RequestType
 from rljob_service.results import CallReply, ExecutionResult, Reply, SampleReply
 from rljob_service.slots import Slot

@@ -14,7 +14,7 @@ from functools import partial
 
 from rljob_api.errors import RLJobError
 from rljob_api.manifest.services.models import JudgeReward, UserModel
-from rljob_api.wire.protocol import InvalidReason, Lane
+from rljob_api.wire.base import InvalidReason, Lane
 from rljob_service.kinds.base import Request
 from rljob_service.pool.pool import WorkerPool
 from rljob_service.results import ExecutionResult, failure

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from cachetools import LRUCache
 
-from rljob_api.wire.protocol import ScoreRequest, ScoreResult
+from rljob_api.wire.scores import ScoreRequest, ScoreResult
 from rljob_service.kinds.base import Request
 from rljob_service.server.execution import Execution, RequestKey, Response, Waiter
 from rljob_service.server.metrics import ServerMetrics

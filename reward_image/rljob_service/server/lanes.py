@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar, get_args
 
-from rljob_api.wire.protocol import Lane
+from rljob_api.wire.base import Lane
 
 Item = TypeVar("Item", bound=Hashable)
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 
-from rljob_api.wire.protocol import Lane
+from rljob_api.wire.base import Lane
 from rljob_service.server.execution import Execution
 from rljob_service.server.lanes import LANES, Lanes
 from rljob_service.server.tallies import CounterVector, Histogram, HistogramVector

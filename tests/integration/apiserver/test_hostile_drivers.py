@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rljob_api.wire.contract import PORT_DRIVER
-from rljob_api.wire.protocol import DriverStatus, HungPart
+from rljob_api.wire.driver_status import DriverStatus, HungPart
 from rljob_core.backend import DRIVER_UNREADABLE
 from rljob_core.plan import job as plan_of_jobs
 from rljob_operator.kube import driver, driver_request, idle, progress

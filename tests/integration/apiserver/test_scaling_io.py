@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from rljob_api.wire.contract import PORT_DRIVER, UrlPath
-from rljob_api.wire.protocol import DriverStatus, RewardDemand
+from rljob_api.wire.driver_status import DriverStatus, RewardDemand
 from rljob_core.plan import autoscale
 from tests.integration.apiserver.manifests import put_all, smallest
 from tests.integration.apiserver.operator_harness import OperatorHarness, WriteRecorder

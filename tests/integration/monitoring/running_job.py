@@ -26,8 +26,8 @@ import yaml
 from aiohttp import web
 
 from rljob_api.manifest.job import RLJob
+from rljob_api.wire.calls import CallResult
 from rljob_api.wire.contract import ENV_PEERS, ENV_POD_IP, ENV_TOKEN, PORT_DRIVER, PORT_SERVICE
-from rljob_api.wire.protocol import CallResult
 from rljob_core.backend import JobKey
 from rljob_core.loop.workqueue import WorkQueue
 from rljob_operator.health import Health

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from rljob_api.manifest.job_sections import DataSource
-from rljob_api.wire.protocol import ToolSchema
+from rljob_api.wire.calls import ToolSchema
 from rljob_inputs.data.prompts import build_prompt
 from rljob_inputs.data.rows import Row
 from rljob_service.pool.requirements import find_uv

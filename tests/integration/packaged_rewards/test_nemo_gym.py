@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rljob_api.manifest.services.reward import Reward
-from rljob_api.wire.protocol import ScoreRequest
+from rljob_api.wire.scores import ScoreRequest
 from rljob_service.pool import requirements
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.groups import RewardClients

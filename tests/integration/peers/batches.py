@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rljob_api.manifest.job import RLJobSpec
-from rljob_api.wire.protocol import ScoreResult
+from rljob_api.wire.scores import ScoreResult
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.algorithms.base import EpisodeRewards, LossInputs
 from rljob_trainer.algorithms.losses import update_loss

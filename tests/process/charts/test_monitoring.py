@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from rljob_api.wire.protocol import CallResult
+from rljob_api.wire.calls import CallResult
 from rljob_trainer.episodes.types import ContextBreak, Episode, EpisodeEnd, EpisodeFailure, ToolCall, Turn
 from rljob_trainer.history.prometheus import LATENCY_BUCKETS_SECONDS, PrometheusMetrics
 from tests.integration.monitoring import dashboard

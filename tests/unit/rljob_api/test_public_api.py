@@ -8,7 +8,7 @@ import pytest
 import rljob_api
 from rljob_api.manifest import job
 from rljob_api.read import load
-from rljob_api.wire import protocol
+from rljob_api.wire import scores
 
 EXPORTS = {
     *("API_GROUP", "API_VERSION", "__version__"),
@@ -41,7 +41,7 @@ def test_public_names_can_be_imported(name):
 def test_lazy_exports_are_the_defined_objects():
     assert rljob_api.RLJob is job.RLJob
     assert rljob_api.load_job is load.load_job
-    assert rljob_api.ScoreRequest is protocol.ScoreRequest
+    assert rljob_api.ScoreRequest is scores.ScoreRequest
 
 
 def test_unknown_name_raises_attribute_error():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_api.wire.protocol import InvalidReason
+from rljob_api.wire.base import InvalidReason
 from rljob_plugins.openrlhf.returns import read_rewards
 from rljob_service.worker.forms import outcome
 from rljob_service.worker.forms.outcome import Outcome

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from rljob_api.wire.protocol import CallRequest, CallResult, Lane, Message, ModelAccess, ToolSchema
+from rljob_api.wire.base import Lane, Message
+from rljob_api.wire.calls import CallRequest, CallResult, ModelAccess, ToolSchema
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.episodes.types import (
     Completion,

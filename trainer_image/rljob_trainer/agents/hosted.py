@@ -20,17 +20,9 @@ from pydantic import ValidationError
 
 from rljob_api.manifest.agent import Agent
 from rljob_api.manifest.services.runner import RUNNER_SERVICE, Runner
+from rljob_api.wire.base import InvalidReason, Lane, Message
+from rljob_api.wire.calls import CallRequest, CallResult, EpisodeCall, EpisodeReply, SeatReply
 from rljob_api.wire.contract import POLICY_MODEL
-from rljob_api.wire.protocol import (
-    CallRequest,
-    CallResult,
-    EpisodeCall,
-    EpisodeReply,
-    InvalidReason,
-    Lane,
-    Message,
-    SeatReply,
-)
 from rljob_trainer.agents.base import AGENT, EpisodeRunner, EpisodeTask, Gateway, Generate, OpenEpisode, Recording
 from rljob_trainer.episodes.types import (
     Completion,

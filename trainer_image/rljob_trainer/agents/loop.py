@@ -19,7 +19,8 @@ from pydantic import ValidationError
 from rljob_api.errors import UserError
 from rljob_api.manifest.agent import Agent
 from rljob_api.manifest.services.user import USER_SERVICE
-from rljob_api.wire.protocol import CallRequest, CallResult, InvalidReason, Message, UserCall, UserReply
+from rljob_api.wire.base import InvalidReason, Message
+from rljob_api.wire.calls import CallRequest, CallResult, UserCall, UserReply
 from rljob_trainer.agents.base import AGENT, EpisodeTask, Services, ToolSet, describe_length
 from rljob_trainer.concurrency import run_all
 from rljob_trainer.conversation.conversation import Conversation

@@ -14,7 +14,7 @@ from typing import ClassVar, Final
 import aiohttp
 
 from rljob_api.manifest.job_spec import Service
-from rljob_api.wire.protocol import CallRequest, CallResult
+from rljob_api.wire.calls import CallRequest, CallResult
 from rljob_trainer.agents.base import EpisodeMessage
 from rljob_trainer.calls.messages import EpisodeRequest, FunctionCall
 from rljob_trainer.outages.registry import Dependency, Outages

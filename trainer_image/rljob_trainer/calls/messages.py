@@ -10,13 +10,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from rljob_api.wire.base import InvalidReason, Lane
+from rljob_api.wire.calls import CallRequest, CallResult
 from rljob_api.wire.contract import (
     MAX_EPISODE_REPLY_BYTES,
     MAX_TOOL_RESULT_CHARACTERS,
     MAX_USER_REPLY_BYTES,
     UrlPath,
 )
-from rljob_api.wire.protocol import CallRequest, CallResult, InvalidReason, Lane, Part
+from rljob_api.wire.scores import Part
 from rljob_trainer.agents.base import EpisodeMessage
 
 _MAX_BYTES_PER_CHARACTER = 12

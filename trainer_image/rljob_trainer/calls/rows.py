@@ -9,8 +9,10 @@ from pydantic import ValidationError
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job_spec import Service
+from rljob_api.wire.base import InvalidReason
+from rljob_api.wire.calls import CallRequest, CallResult, RowsCall, RowsReply
 from rljob_api.wire.contract import MAX_ROWS_OF_PAGE, READ_ROWS
-from rljob_api.wire.protocol import CallRequest, CallResult, InvalidReason, RewardDemand, RowsCall, RowsReply
+from rljob_api.wire.driver_status import RewardDemand
 from rljob_trainer.calls.messages import FunctionCall
 from rljob_trainer.outages.registry import Outages
 from rljob_trainer.services.client import ServiceClient

@@ -10,9 +10,9 @@ import aiohttp
 from pydantic import ValidationError
 
 from rljob_api.errors import UserError
+from rljob_api.wire.calls import ToolSchema
 from rljob_api.wire.contract import PORT_SERVICE, UrlPath
 from rljob_api.wire.ports import listening_port
-from rljob_api.wire.protocol import ToolSchema
 from rljob_trainer.calls.client import CallClient
 from rljob_trainer.replicas.http import CONNECT_SECONDS
 

@@ -13,8 +13,9 @@ import aiohttp
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.manifest.job_spec import Service, ServiceKind
 from rljob_api.manifest.services.runner import RUNNER_SERVICE
+from rljob_api.wire.base import Lane
+from rljob_api.wire.calls import CallRequest, CallResult
 from rljob_api.wire.contract import END_EPISODE
-from rljob_api.wire.protocol import CallRequest, CallResult, Lane
 from rljob_trainer.agents.base import EpisodeMessage, ToolSet
 from rljob_trainer.calls.client import CallClient, RunnerClient
 from rljob_trainer.calls.schemas import SchemaReader

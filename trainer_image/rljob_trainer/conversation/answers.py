@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rljob_api.wire.protocol import Message
+from rljob_api.wire.base import Message
 from rljob_trainer.conversation.reasoning import find_opening, split_reasoning, strip_marks
 from rljob_trainer.conversation.tool_calls import Answer, ParsedCall, ToolFormat, is_json, parse
 

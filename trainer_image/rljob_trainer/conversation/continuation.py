@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from rljob_api.wire.protocol import Message
+from rljob_api.wire.base import Message
 
 _SHOWN_BEFORE, _SHOWN_AFTER = 20, 80
 """Characters around the first difference."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rljob_api.wire.protocol import Message, ToolSchema
+from rljob_api.wire.base import Message
+from rljob_api.wire.calls import ToolSchema
 from rljob_trainer.conversation.continuation import Break, BreakCause
 from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.conversation.turns import Plan, Turn, TurnTree

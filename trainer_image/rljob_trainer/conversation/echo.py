@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, takewhile
 from typing import Any
 
-from rljob_api.wire.protocol import Message
+from rljob_api.wire.base import Message
 from rljob_trainer.conversation.reasoning import drop_reasoning
 from rljob_trainer.conversation.template import TemplateError
 

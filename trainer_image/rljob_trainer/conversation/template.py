@@ -12,7 +12,8 @@ from functools import cached_property
 from typing import Any, Literal
 
 from rljob_api.errors import UserError
-from rljob_api.wire.protocol import Message, ToolSchema
+from rljob_api.wire.base import Message
+from rljob_api.wire.calls import ToolSchema
 from rljob_inputs.models.chat_template import ANSWER_SENTINEL
 from rljob_trainer.conversation.tool_calls import ToolFormat, find_format
 from rljob_trainer.conversation.tool_prompt import write_tools

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from rljob_api.wire.protocol import Message
+from rljob_api.wire.base import Message
 from rljob_trainer.conversation.tool_calls import CALL_END, CALL_START, ToolFormat
 
 _HERMES = f"""# Tools

@@ -16,7 +16,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rljob_api.wire.protocol import Message, ToolSchema
+from rljob_api.wire.base import Message
+from rljob_api.wire.calls import ToolSchema
 from rljob_trainer.conversation import echo
 from rljob_trainer.conversation.answers import parse_answer, restore
 from rljob_trainer.conversation.continuation import Break

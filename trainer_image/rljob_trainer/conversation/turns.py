@@ -46,7 +46,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rljob_api.wire.protocol import Message, ToolSchema
+from rljob_api.wire.base import Message
+from rljob_api.wire.calls import ToolSchema
 from rljob_inputs.models.chat_template import ANSWER_SENTINEL
 from rljob_trainer.conversation.answers import separate_reasoning
 from rljob_trainer.conversation.continuation import Answered, Break, BreakCause, compare, find_following

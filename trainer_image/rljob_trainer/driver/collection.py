@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from rljob_api.manifest.roles import Sampling
 from rljob_api.manifest.services.reward import Reward
-from rljob_api.wire.protocol import HungPart, Lane
+from rljob_api.wire.base import Lane
+from rljob_api.wire.driver_status import HungPart
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents import AgentLoop
 from rljob_trainer.agents.base import EpisodeTask, Generate

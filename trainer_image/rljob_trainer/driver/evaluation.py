@@ -19,7 +19,7 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.evaluation import HeldOutSet
 from rljob_api.manifest.services.runner import RUNNER_SERVICE
 from rljob_api.run.metrics import EvaluationNumbers
-from rljob_api.wire.protocol import InvalidReason
+from rljob_api.wire.base import InvalidReason
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import AGENT, REASON_CONTEXT
 from rljob_trainer.agents.hosted import REASON_NO_TURNS

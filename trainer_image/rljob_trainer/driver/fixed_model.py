@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.protocol import OWN_WEIGHTS, TrainerChoices, WeightManifest
+from rljob_api.wire.driver_status import TrainerChoices
+from rljob_api.wire.weights import OWN_WEIGHTS, WeightManifest
 from rljob_trainer.driver.ports import FreedMemory, Trainer
 from rljob_trainer.episodes.types import TokenFacts, TrainRow, UpdateMetrics, UpdateVersions
 from rljob_trainer.run_folder.file_facts import Checkpoint, FileFacts

@@ -33,15 +33,8 @@ from rljob_api.run.metrics import (
     append_records,
 )
 from rljob_api.run.summaries import DeliveryCounts
-from rljob_api.wire.protocol import (
-    AgentStatus,
-    BusyShares,
-    EnginesReport,
-    RolloutWeights,
-    ScheduleStatus,
-    TrainerChoices,
-    WeightManifest,
-)
+from rljob_api.wire.driver_status import AgentStatus, BusyShares, ScheduleStatus, TrainerChoices
+from rljob_api.wire.weights import EnginesReport, RolloutWeights, WeightManifest
 from rljob_inputs.models.adapters import EXPORTED_ADAPTER, MIN_MERGED_SHARE
 from rljob_trainer.algorithms.base import AlgorithmCode
 from rljob_trainer.driver.best import choose_best, describe_unknown

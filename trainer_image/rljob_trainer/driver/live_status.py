@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 
-from rljob_api.wire.protocol import DriverStatus
+from rljob_api.wire.driver_status import DriverStatus
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.evaluation import EvalLane
 from rljob_trainer.driver.train_lane import TrainLane

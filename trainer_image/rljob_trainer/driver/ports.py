@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn, Protocol
 
 from rljob_api.errors import TransientError
-from rljob_api.wire.protocol import EnginesReport, HungPart, TrainerChoices, WeightManifest
+from rljob_api.wire.driver_status import HungPart, TrainerChoices
+from rljob_api.wire.weights import EnginesReport, WeightManifest
 from rljob_trainer.episodes.types import TokenFacts, TrainRow, UpdateMetrics, UpdateVersions
 from rljob_trainer.failures.devices import GpuFaultError
 from rljob_trainer.run_folder.file_facts import Checkpoint, FileFacts

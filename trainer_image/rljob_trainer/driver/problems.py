@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from rljob_api.wire.protocol import FIELD_CHECKPOINT, MAX_PROBLEM_LENGTH, MAX_PROBLEMS, DriverProblem, InvalidReason
+from rljob_api.wire.base import InvalidReason
+from rljob_api.wire.driver_status import FIELD_CHECKPOINT, MAX_PROBLEM_LENGTH, MAX_PROBLEMS, DriverProblem
 from rljob_api.wire.text import clean_line
 from rljob_trainer.episodes.types import Episode, Group, failed_as
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rljob_api.wire.protocol import WeightManifest
+from rljob_api.wire.weights import WeightManifest
 from rljob_trainer.driver.evaluation import EvalLane
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.ports import Trainer, Turns

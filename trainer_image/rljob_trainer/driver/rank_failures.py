@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.roles import TrainerRole
-from rljob_api.wire.protocol import MAX_GPU_FAULTS, GpuFault, RankFailures
+from rljob_api.wire.driver_status import MAX_GPU_FAULTS, GpuFault, RankFailures
 from rljob_trainer.driver.ports import TrainerGroupDiedError
 
 

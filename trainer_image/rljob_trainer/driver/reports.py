@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rljob_api.manifest.status import RewardProblem
-from rljob_api.wire.protocol import Lane
+from rljob_api.wire.base import Lane
 from rljob_trainer.driver.problems import ProblemLog
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.episodes.types import Episode

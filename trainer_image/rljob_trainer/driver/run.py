@@ -19,7 +19,7 @@ from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.run.folder import damaged_checkpoints
 from rljob_api.wire.contract import GRACE_SECONDS
-from rljob_api.wire.protocol import DriverStatus, HungPart, LearningReason
+from rljob_api.wire.driver_status import DriverStatus, HungPart, LearningReason
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.concurrency import run_in_thread
 from rljob_trainer.driver.assembly import DriverParts, build_loop

@@ -11,7 +11,8 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 
-from rljob_api.wire.protocol import DriverStatus, WeightManifest
+from rljob_api.wire.driver_status import DriverStatus
+from rljob_api.wire.weights import WeightManifest
 from rljob_trainer.outages.registry import Outages
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pydantic import BaseModel
 
 from rljob_api.manifest.schedule import Schedule
-from rljob_api.wire.protocol import ScheduleStatus
+from rljob_api.wire.driver_status import ScheduleStatus
 from rljob_trainer.algorithms.base import AlgorithmCode
 from rljob_trainer.algorithms.rows import should_replace
 from rljob_trainer.driver.collection import CollectionPlan, Collector

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
-from rljob_api.wire.protocol import EnginesReport, Turn, WeightManifest
+from rljob_api.wire.weights import EnginesReport, Turn, WeightManifest
 from rljob_trainer.driver.ports import Engines, Trainer
 
 

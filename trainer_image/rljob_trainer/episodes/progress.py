@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rljob_api.wire.protocol import Lane
+from rljob_api.wire.base import Lane
 from rljob_trainer.episodes.types import Episode
 
 

@@ -21,8 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rljob_api.wire.base import InvalidReason, Message
+from rljob_api.wire.calls import Baseline
 from rljob_api.wire.contract import MAX_TRAJECTORIES
-from rljob_api.wire.protocol import Baseline, InvalidReason, Message, ScoreResult
+from rljob_api.wire.scores import ScoreResult
 from rljob_inputs.prompts import Prompt
 
 NOT_SAMPLED = -1

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
+from rljob_api.wire.calls import ModelAccess
 from rljob_api.wire.contract import MAX_TRAJECTORIES, POLICY_MODEL
-from rljob_api.wire.protocol import ModelAccess
 from rljob_trainer.agents.base import EpisodeTask, Recording
 from rljob_trainer.gateway.attempt import WAITS_FOR_COMPLETION, Attempt, Policy
 from rljob_trainer.gateway.keys import AttemptKeys, AttemptName

@@ -18,8 +18,8 @@ from typing import Final, Protocol
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job_sections import DataSource
 from rljob_api.run.rows import RowsRecord, digest_rows, read_lines, read_record, record_file, rows_file
+from rljob_api.wire.calls import RowsReply
 from rljob_api.wire.contract import MAX_ROWS_OF_PAGE
-from rljob_api.wire.protocol import RowsReply
 from rljob_inputs.errors import InputError
 from rljob_trainer.history.disk import RunDisk
 from rljob_trainer.history.durable import rename_durably, write_durably

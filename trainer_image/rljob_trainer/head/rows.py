@@ -12,7 +12,7 @@ from rljob_api.manifest.job_spec import JobSpec
 from rljob_api.manifest.services.runner import RUNNER_SERVICE
 from rljob_api.run.folder import last_checkpoint
 from rljob_api.run.rows import rows_file
-from rljob_api.wire.protocol import DriverStatus
+from rljob_api.wire.driver_status import DriverStatus
 from rljob_trainer.calls.rows import RowsClient
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.head.environment import Environment

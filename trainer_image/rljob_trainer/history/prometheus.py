@@ -16,7 +16,8 @@ from rljob_api.manifest.services.runner import RUNNER_SERVICE
 from rljob_api.run.gauges import flatten, name_gauge
 from rljob_api.run.metrics import AnyRecord, EvaluationRecord, StepRecord
 from rljob_api.run.summaries import DeliveryCounts
-from rljob_api.wire.protocol import CallResult, InvalidReason, Lane
+from rljob_api.wire.base import InvalidReason, Lane
+from rljob_api.wire.calls import CallResult
 from rljob_trainer.episodes.types import Episode, ScoredResult, failed_as
 from rljob_trainer.history.metrics import NO_TOOL, own_components
 

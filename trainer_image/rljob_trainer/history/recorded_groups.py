@@ -29,7 +29,8 @@ from rljob_api.run.trajectories import (
     ToolCallRow,
     TurnRow,
 )
-from rljob_api.wire.protocol import InvalidReason, ScoreResult
+from rljob_api.wire.base import InvalidReason
+from rljob_api.wire.scores import ScoreResult
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.episodes.types import (
     NOT_SAMPLED,

@@ -30,7 +30,7 @@ from rljob_api.run.folder import (
     list_trajectory_files,
 )
 from rljob_api.run.summaries import BestStep, DeliveryCounts, DriverSummary, format_summary
-from rljob_api.wire.protocol import TrainerChoices
+from rljob_api.wire.driver_status import TrainerChoices
 from rljob_trainer.concurrency import run_in_thread
 from rljob_trainer.history.damage import check_any_left, open_checkpoint, set_aside, write_complete
 from rljob_trainer.history.disk import DiskError, disk_errors

@@ -37,7 +37,8 @@ from rljob_api.run.trajectories import (
     ToolCallRow,
     TurnRow,
 )
-from rljob_api.wire.protocol import Lane, ScoreResult
+from rljob_api.wire.base import Lane
+from rljob_api.wire.scores import ScoreResult
 from rljob_trainer.episodes.types import ContextBreak, Episode, Group, ScoredResult, Segment, ToolCall, Turn, failed_as
 from rljob_trainer.history.disk import RunDisk, disk_errors
 from rljob_trainer.history.durable import rename_durably

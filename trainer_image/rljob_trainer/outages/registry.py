@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from yarl import URL
 
 from rljob_api.errors import UserError
-from rljob_api.wire.protocol import Outage
+from rljob_api.wire.driver_status import Outage
 from rljob_api.wire.text import clean_line
 
 DEFAULT_LIMIT_SECONDS = 21_600.0

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import ENV_POD_IP, ENV_TOKEN
 from rljob_api.wire.logs import choose_format, configure_logging
-from rljob_api.wire.protocol import WeightManifest
+from rljob_api.wire.weights import WeightManifest
 from rljob_inputs.memory.trainer import Recomputation
 from rljob_trainer.devices.choose import choose_device
 from rljob_trainer.policy import checkpoints

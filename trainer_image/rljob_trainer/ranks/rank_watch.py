@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rljob_api.wire.protocol import HungPart
+from rljob_api.wire.driver_status import HungPart
 from rljob_trainer.driver.ports import TrainerGroupDiedError
 from rljob_trainer.progress.pace import Pace
 from rljob_trainer.progress.work import Hang, Piece, WatchedClock, Work

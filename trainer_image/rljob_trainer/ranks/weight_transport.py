@@ -20,7 +20,7 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.roles import WeightTransfer
 from rljob_api.wire.contract import ENV_HAND_OVER, ENV_TOKEN
-from rljob_api.wire.protocol import DigestUnit, WeightManifest
+from rljob_api.wire.weights import DigestUnit, WeightManifest
 from rljob_trainer.policy.policy import Policy
 from rljob_trainer.policy.published import Published
 from rljob_trainer.ranks.device_memory import release_unused

@@ -18,7 +18,7 @@ from rljob_api.errors import TransientError
 from rljob_api.wire import contract
 from rljob_api.wire.discovery import resolve
 from rljob_api.wire.ports import listening_port
-from rljob_api.wire.protocol import EnginesReport, Turn, WeightManifest
+from rljob_api.wire.weights import EnginesReport, Turn, WeightManifest
 from rljob_trainer.replicas.http import CONNECT_SECONDS, auth_headers
 
 log = logging.getLogger(__name__)

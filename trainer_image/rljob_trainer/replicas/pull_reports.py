@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 
-from rljob_api.wire.protocol import HungPart, PullReport
+from rljob_api.wire.driver_status import HungPart
+from rljob_api.wire.weights import PullReport
 
 _MAX_REASONS = 5
 _MAX_REPLICAS_PER_REASON = 4

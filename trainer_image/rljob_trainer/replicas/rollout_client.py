@@ -20,8 +20,9 @@ from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.roles import RolloutRole, Sampling
 from rljob_api.wire import contract
 from rljob_api.wire.discovery import resolve
+from rljob_api.wire.driver_status import HungPart
 from rljob_api.wire.ports import listening_port
-from rljob_api.wire.protocol import MAX_PULL_ERROR_LENGTH, HungPart, PullReport, RolloutWeights, WeightManifest
+from rljob_api.wire.weights import MAX_PULL_ERROR_LENGTH, PullReport, RolloutWeights, WeightManifest
 from rljob_trainer.episodes.types import Completion, PromptTooLongError
 from rljob_trainer.outages.registry import Outages
 from rljob_trainer.replicas import generate

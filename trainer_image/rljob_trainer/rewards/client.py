@@ -10,7 +10,7 @@ import aiohttp
 from rljob_api.errors import UserError
 from rljob_api.manifest.services.reward import Reward
 from rljob_api.wire.contract import ENV_REWARD_TOKENS, ENV_TOKEN
-from rljob_api.wire.protocol import GroupRequest, ScoreRequest, ScoreResult
+from rljob_api.wire.scores import GroupRequest, ScoreRequest, ScoreResult
 from rljob_inputs.score_requests import Decoder
 from rljob_trainer.episodes.types import ScoredResult
 from rljob_trainer.outages.registry import Outages

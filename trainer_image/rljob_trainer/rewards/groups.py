@@ -18,7 +18,9 @@ from typing import NamedTuple
 import aiohttp
 
 from rljob_api.manifest.services.reward import FailurePolicy, Reward
-from rljob_api.wire.protocol import GroupRequest, Lane, RewardDemand, ScoreRequest, ScoreResult
+from rljob_api.wire.base import Lane
+from rljob_api.wire.driver_status import RewardDemand
+from rljob_api.wire.scores import GroupRequest, ScoreRequest, ScoreResult
 from rljob_inputs.score_requests import Decoder
 from rljob_trainer.concurrency import run_all
 from rljob_trainer.episodes.types import Episode, ScoredResult

@@ -11,17 +11,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rljob_api.wire.base import InvalidReason, Lane
 from rljob_api.wire.contract import MAX_RESULT_BYTES, UrlPath
-from rljob_api.wire.protocol import (
-    GroupRequest,
-    GroupResult,
-    InvalidReason,
-    Lane,
-    Part,
-    Rendered,
-    ScoreRequest,
-    ScoreResult,
-)
+from rljob_api.wire.scores import GroupRequest, GroupResult, Part, Rendered, ScoreRequest, ScoreResult
 from rljob_inputs.score_requests import Decoder, render
 from rljob_trainer.rewards import nemo_gym
 

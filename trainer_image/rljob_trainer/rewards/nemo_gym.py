@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rljob_api.wire.contract import MAX_COMPONENTS
-from rljob_api.wire.protocol import ScoreRequest
+from rljob_api.wire.scores import ScoreRequest
 
 _PROMPT, _RESPONSE = "responses_create_params", "response"
 

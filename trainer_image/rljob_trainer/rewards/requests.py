@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from rljob_api.manifest.agent import CompletionChoice
-from rljob_api.wire.protocol import Lane, ScoreRequest, WholeCompletion
+from rljob_api.wire.base import Lane
+from rljob_api.wire.scores import ScoreRequest, WholeCompletion
 from rljob_inputs import score_requests
 from rljob_inputs.prompts import Prompt
 from rljob_inputs.score_requests import Answer, Conversation, Decoder

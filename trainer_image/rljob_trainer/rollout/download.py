@@ -23,7 +23,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from rljob_api.errors import TransientError
-from rljob_api.wire.protocol import WeightManifest
+from rljob_api.wire.weights import WeightManifest
 from rljob_trainer.rollout.sources import POLL_SECONDS, Sources
 from rljob_trainer.weights.file_hash import CHUNK_BYTES, HASH_BYTES, hash_chunk, hash_file
 

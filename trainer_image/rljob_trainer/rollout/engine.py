@@ -31,7 +31,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import _get_original_loader
 
 from rljob_api.wire.contract import ENV_HAND_OVER, ENV_TOKEN
-from rljob_api.wire.protocol import DigestUnit
+from rljob_api.wire.weights import DigestUnit
 from rljob_trainer.rollout.initial_weights import fill  # its module also registers a load format in the workers
 from rljob_trainer.rollout.loaders import Loads
 from rljob_trainer.weights.checksum import Digest, digest_tensors

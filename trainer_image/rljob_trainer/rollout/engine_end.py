@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from rljob_api.manifest.job_sections import HangDetection
 from rljob_api.wire.contract import ENV_HEAD, ENV_TOKEN, ExitCode
-from rljob_api.wire.protocol import HungPart
+from rljob_api.wire.driver_status import HungPart
 from rljob_api.wire.termination import end_program
 from rljob_trainer.progress.pace import Pace
 from rljob_trainer.progress.work import Hang, WatchedClock, Work

@@ -20,7 +20,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rljob_api.wire.contract import UrlPath
-from rljob_api.wire.protocol import EngineMemory
+from rljob_api.wire.weights import EngineMemory
 from rljob_trainer.rollout.engine_watch import EngineWatch
 from rljob_trainer.rollout.model_naps import ModelNaps
 from rljob_trainer.rollout.naps import Naps, NotWarmError

@@ -12,7 +12,7 @@ import logging
 import time
 from typing import Any
 
-from rljob_api.wire.protocol import EngineMemory
+from rljob_api.wire.weights import EngineMemory
 from rljob_trainer.rollout.naps import NotWarmError
 
 logger = logging.getLogger(__name__)

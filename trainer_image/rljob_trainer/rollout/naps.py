@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 
-from rljob_api.wire.protocol import EngineMemory, RolloutWeights
+from rljob_api.wire.weights import EngineMemory, RolloutWeights
 from rljob_trainer.rollout.puller import ReplicaState
 from rljob_trainer.rollout.weight_transfer import EngineLoader, Level
 

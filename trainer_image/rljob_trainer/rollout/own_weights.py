@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NoReturn
 
-from rljob_api.wire.protocol import OWN_WEIGHTS
+from rljob_api.wire.weights import OWN_WEIGHTS
 from rljob_trainer.rollout.weight_transfer import Level
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rljob_api.errors import TransientError
-from rljob_api.wire.protocol import MAX_PULL_ERROR_LENGTH, PullReport, RolloutWeights, WeightManifest
+from rljob_api.wire.weights import MAX_PULL_ERROR_LENGTH, PullReport, RolloutWeights, WeightManifest
 
 if TYPE_CHECKING:
     from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from rljob_api.wire.contract import PORT_WEIGHTS
 from rljob_api.wire.ports import listening_port
-from rljob_api.wire.protocol import WeightManifest
+from rljob_api.wire.weights import WeightManifest
 from rljob_trainer.weights.file_hash import CHUNK_BYTES, HASH_BYTES
 from rljob_trainer.weights.file_server import ServedFile, WeightServer
 

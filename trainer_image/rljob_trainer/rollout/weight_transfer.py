@@ -21,8 +21,9 @@ from rljob_api.errors import TransientError
 from rljob_api.manifest.roles import UpdateMode
 from rljob_api.wire import contract
 from rljob_api.wire.discovery import resolve
+from rljob_api.wire.driver_status import HungPart
 from rljob_api.wire.ports import listening_port
-from rljob_api.wire.protocol import HungPart, PullReport, RolloutWeights, WeightManifest
+from rljob_api.wire.weights import PullReport, RolloutWeights, WeightManifest
 from rljob_trainer.rollout.download import Download
 from rljob_trainer.rollout.lora import AdapterFolder
 from rljob_trainer.rollout.sharing import SharedDownload

@@ -20,9 +20,9 @@ import aiohttp
 
 from rljob_api.manifest.services.calls import CallService
 from rljob_api.manifest.services.reward import Hedging, Reward
+from rljob_api.wire.base import Lane
 from rljob_api.wire.contract import ENV_REWARD_SERVICES
 from rljob_api.wire.discovery import resolve
-from rljob_api.wire.protocol import Lane
 from rljob_trainer.outages.registry import FIRST_ANSWER_SECONDS, Outages, hide_secrets
 from rljob_trainer.replicas.http import auth_headers
 from rljob_trainer.replicas.pool import ReplicaPool

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rljob_api.manifest.schedule import Schedule
-from rljob_api.wire.protocol import Lane, RewardDemand
+from rljob_api.wire.base import Lane
+from rljob_api.wire.driver_status import RewardDemand
 from rljob_trainer.episodes.progress import CollectionProgress
 from rljob_trainer.services.load import CallTotals, ServiceLoad
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 
-from rljob_api.wire.protocol import HungPart
+from rljob_api.wire.driver_status import HungPart
 
 _SHOWN_SECONDS = 120.0
 """After its last timeout, unless its limit is longer: perhaps it gets no further request."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rljob_api.wire.protocol import Lane
+from rljob_api.wire.base import Lane
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol, TypeVar
 
-from rljob_api.wire.protocol import InvalidReason, Lane, Part
+from rljob_api.wire.base import InvalidReason, Lane
 from rljob_api.wire.retry_after import parse_retry_after
+from rljob_api.wire.scores import Part
 
 _FINAL_REASONS = (InvalidReason.ABSTAINED, InvalidReason.BAD_REQUEST)
 _DEFAULT_RETRY_AFTER_SECONDS = 1.0

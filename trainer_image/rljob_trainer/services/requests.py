@@ -21,9 +21,10 @@ import aiohttp
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.services.reward import Hedging
+from rljob_api.wire.base import InvalidReason, Lane
 from rljob_api.wire.contract import PORT_SERVICE
+from rljob_api.wire.driver_status import HungPart
 from rljob_api.wire.ports import listening_port
-from rljob_api.wire.protocol import HungPart, InvalidReason, Lane
 from rljob_trainer.outages.deadline import deadline
 from rljob_trainer.outages.registry import Dependency
 from rljob_trainer.replicas.http import CONNECT_SECONDS

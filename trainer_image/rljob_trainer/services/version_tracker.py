@@ -13,7 +13,7 @@ import aiohttp
 
 from rljob_api.wire.contract import PORT_SERVICE, UrlPath
 from rljob_api.wire.ports import listening_port
-from rljob_api.wire.protocol import PARTS, Part
+from rljob_api.wire.scores import PARTS, Part
 from rljob_trainer.replicas.http import CONNECT_SECONDS
 from rljob_trainer.replicas.pool import ReplicaPool
 from rljob_trainer.services.version_pin import PENDING, UNKNOWN_VERSION, VersionPin

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rljob_api.wire.protocol import DigestUnit
+from rljob_api.wire.weights import DigestUnit
 from rljob_trainer.weights.file_hash import CHUNK_BYTES
 
 _MODULUS = 1 << 64

@@ -19,7 +19,7 @@ from torch import Tensor
 from rljob_api.errors import TransientError
 from rljob_api.wire.contract import PORT_WEIGHTS
 from rljob_api.wire.ports import listening_port
-from rljob_api.wire.protocol import DigestUnit, LocalFile, WeightManifest
+from rljob_api.wire.weights import DigestUnit, LocalFile, WeightManifest
 from rljob_inputs.memory.limits import NUM_KEPT_VERSIONS
 from rljob_trainer.weights.checksum import memory_key
 from rljob_trainer.weights.file_hash import hash_file

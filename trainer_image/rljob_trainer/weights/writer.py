@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rljob_api.wire.protocol import DigestUnit
+from rljob_api.wire.weights import DigestUnit
 from rljob_trainer.weights.checksum import Digest, digest_on_device, digest_tensor
 from rljob_trainer.weights.file_hash import CHUNK_BYTES, hash_chunk
 from rljob_trainer.weights.mapped import Layout, MappedFile, TensorSpec

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from rljob_api.errors import TransientError
 from rljob_api.wire.contract import ENV_TOKEN, PORT_ROLLOUT, UrlPath
 from rljob_api.wire.ports import listening_port
-from rljob_api.wire.protocol import EngineMemory
+from rljob_api.wire.weights import EngineMemory
 from rljob_trainer.worker.turns import SERVE, SLEEP
 
 _NOT_WARM = 409

@@ -18,7 +18,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.pod_engines import PodEngine, find_engines
 from rljob_api.wire.contract import ENV_HAND_OVER, ENV_POD_IP, ENV_TOKEN, PORT_ENGINES, ExitCode, UrlPath
 from rljob_api.wire.ports import listening_port
-from rljob_api.wire.protocol import EnginesReport
+from rljob_api.wire.weights import EnginesReport
 from rljob_trainer.server_thread import ServerThread, require_token
 from rljob_trainer.temporary import TemporaryFolder
 from rljob_trainer.weights.key import parse_key

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from rljob_api.errors import TransientError
 from rljob_api.wire.contract import ExitCode
-from rljob_api.wire.protocol import EngineMemory, EnginesReport
 from rljob_api.wire.termination import GPU_FAULT_PREFIX
+from rljob_api.wire.weights import EngineMemory, EnginesReport
 from rljob_trainer.worker.turns import Engines, Order
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rljob_api.wire.protocol import EngineMemory, Turn
+from rljob_api.wire.weights import EngineMemory, Turn
 
 SLEEP = "sleep"
 SERVE = "serve"

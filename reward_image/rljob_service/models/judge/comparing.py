@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import permutations
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from rljob_api.wire.protocol import InvalidReason
+from rljob_api.wire.base import InvalidReason
 from rljob_service.models.execution import NoScoreError, Score
 from rljob_service.models.judge.parser import Parser, combine, mean_components, mean_value, require_majority
 from rljob_service.models.texts import describe

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from rljob_api.errors import RLJobError
 from rljob_api.manifest.services.models import JudgeReward
-from rljob_api.wire.protocol import GroupRequest, InvalidReason, Message, ScoreRequest
+from rljob_api.wire.base import InvalidReason, Message
+from rljob_api.wire.scores import GroupRequest, ScoreRequest
 from rljob_service.models.chat import ChatBackend, ChatSettings
 from rljob_service.models.execution import ExecutionProgress, NoScoreError, Score
 from rljob_service.models.judge import comparing

@@ -14,8 +14,8 @@ from typing import Any
 from rljob_api.errors import UserError
 from rljob_api.manifest.judge_regex import compile_judge_regex
 from rljob_api.manifest.services.models import JudgeParser, JudgeReward, find_judge_problems
+from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.contract import MAX_COMPONENTS
-from rljob_api.wire.protocol import InvalidReason
 from rljob_service.models.execution import NoScoreError, Score
 from rljob_service.models.judge.json_answer import SchemaChecker, read_json
 from rljob_service.models.texts import describe, drop_reasoning

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rljob_api.wire.protocol import Message, ScoreRequest
+from rljob_api.wire.base import Message
+from rljob_api.wire.scores import ScoreRequest
 from rljob_service.models.templates import Template, fields_of
 
 _FIELDS = ("prompt", "messages", "ground_truth", "data_source", "extra_info")

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rljob_api.wire.protocol import InvalidReason, Message, UserReply
+from rljob_api.wire.base import InvalidReason, Message
+from rljob_api.wire.calls import UserReply
 from rljob_service.models.execution import NoScoreError
 from rljob_service.models.texts import content_of, drop_reasoning
 from rljob_service.worker.forms.outcome import encodable

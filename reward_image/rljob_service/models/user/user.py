@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from rljob_api.errors import RLJobError
 from rljob_api.manifest.services.models import UserModel
-from rljob_api.wire.protocol import CallRequest, UserCall, UserReply
+from rljob_api.wire.calls import CallRequest, UserCall, UserReply
 from rljob_service.models.chat import ChatBackend, ChatSettings
 from rljob_service.models.execution import ExecutionProgress, NoScoreError
 from rljob_service.models.metrics import UpstreamMetrics

@@ -31,7 +31,7 @@ class Bound(NamedTuple):
 
     @property
     def reads(self) -> frozenset[str]:
-        """The parts of a request that it needs (rljob_api.wire.protocol.Part)."""
+        """The parts of a request that it needs (rljob_api.wire.scores.Part)."""
         return frozenset().union(*(binding.reads for binding in (self.sample, self.group) if binding is not None))
 
     @property

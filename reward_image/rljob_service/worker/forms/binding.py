@@ -32,7 +32,7 @@ class Binding(NamedTuple):
     read: Callable[[Any, list[Sample]], list[Outcome]]
     """Read its return value: one outcome per sample, or a single one with a reason, which applies to all samples."""
     reads: frozenset[str] = frozenset()
-    """The parts of a request that it needs (rljob_api.wire.protocol.Part)."""
+    """The parts of a request that it needs (rljob_api.wire.scores.Part)."""
     takes_groups: bool = False
     """Whether one call can score several samples."""
     is_async: bool = False

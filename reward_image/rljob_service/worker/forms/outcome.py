@@ -1,7 +1,7 @@
 """The outcome of an execution for one sample or one call, and the reading of numbers that user code returns.
 
 Owns the rule that a failure is never a zero: everything except a finite number becomes a reason. The reasons are values
-of rljob_api.wire.protocol.InvalidReason, repeated here since workers do not import pydantic (a test compares them).
+of rljob_api.wire.base.InvalidReason, repeated here since workers do not import pydantic (a test compares them).
 """
 
 from __future__ import annotations

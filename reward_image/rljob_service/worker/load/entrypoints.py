@@ -31,7 +31,7 @@ class BoundFunction(NamedTuple):
     path: str
     """File named in errors."""
     reads: frozenset[str] = frozenset()
-    """The parts of a request that it needs (rljob_api.wire.protocol.Part)."""
+    """The parts of a request that it needs (rljob_api.wire.scores.Part)."""
     takes_groups: bool = False
     """Whether one call can score several samples."""
     calls: CallBinding | None = None

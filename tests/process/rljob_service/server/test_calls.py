@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from rljob_api.wire.calls import ToolSchema
 from rljob_api.wire.contract import MAX_TOOL_RESULT_CHARACTERS, ExitCode
-from rljob_api.wire.protocol import ToolSchema
 from tests.paths import ROOT
 from tests.support.reward_process import Server
 from tests.support.waiting import DEADLINE_SECONDS, wait_for

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rljob_api.wire.contract import ExitCode
-from rljob_api.wire.protocol import GroupResult, ScoreResult
+from rljob_api.wire.scores import GroupResult, ScoreResult
 from tests.paths import ROOT
 from tests.support.reward_process import TOKEN, Server, build_group
 from tests.support.waiting import DEADLINE_SECONDS, wait_for

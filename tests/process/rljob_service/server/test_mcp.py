@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from rljob_api.manifest.services.tool import McpServer
+from rljob_api.wire.calls import ToolSchema
 from rljob_api.wire.contract import ExitCode
-from rljob_api.wire.protocol import ToolSchema
 from tests.support.reward_process import Server
 from tests.support.waiting import wait_for
 

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from rljob_api.wire.contract import ExitCode
-from rljob_api.wire.protocol import ScoreResult
+from rljob_api.wire.scores import ScoreResult
 from tests.support.reward_process import TOKEN, Server, build_group
 from tests.support.waiting import DEADLINE_SECONDS, wait_for
 

@@ -4,7 +4,7 @@ import pytest
 
 from examples import prepare
 from rljob_api.manifest.job_sections import Data, Model
-from rljob_api.wire.protocol import ToolSchema
+from rljob_api.wire.calls import ToolSchema
 from rljob_inputs.data.prompts import tokenize
 from rljob_trainer.conversation.conversation import Conversation
 from rljob_trainer.conversation.template import ChatTemplate

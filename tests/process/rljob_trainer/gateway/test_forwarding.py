@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer, unused_port
 from yarl import URL
 
 from rljob_api.manifest.agent import Agent
-from rljob_api.wire.protocol import ModelAccess
+from rljob_api.wire.calls import ModelAccess
 from rljob_trainer.agents.base import OpenEpisode
 from rljob_trainer.gateway.server import ModelGateway
 from tests.support.chat_templates import build_template

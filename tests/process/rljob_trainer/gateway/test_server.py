@@ -15,7 +15,7 @@ import pytest
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.agent import Agent
-from rljob_api.wire.protocol import ModelAccess
+from rljob_api.wire.calls import ModelAccess
 from rljob_trainer.agents.base import OpenEpisode
 from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.episodes.types import PromptTooLongError

@@ -17,7 +17,7 @@ import yaml
 from aiohttp import web
 
 from rljob_api.manifest.services.reward import Reward
-from rljob_api.wire.protocol import ScoreRequest
+from rljob_api.wire.scores import ScoreRequest
 from rljob_trainer.outages.registry import OutageError, Outages
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.client import RewardClient

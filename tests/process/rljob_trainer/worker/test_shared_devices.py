@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from rljob_api.wire.contract import PORT_ENGINES, PORT_RAY, ExitCode, UrlPath
-from rljob_api.wire.protocol import EnginesReport
+from rljob_api.wire.weights import EnginesReport
 from tests.process.rljob_trainer.worker.test_main import PORT, listen
 from tests.support.loopback import next_address
 from tests.support.model_folder import write_model

@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.protocol import ScoreRequest
+from rljob_api.wire.scores import ScoreRequest
 from rljob_cli.check import score_client
 
 SPEC = {

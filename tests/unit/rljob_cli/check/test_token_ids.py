@@ -4,7 +4,7 @@ import pytest
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.sources import ChatTemplate
-from rljob_api.wire.protocol import ScoreRequest
+from rljob_api.wire.scores import ScoreRequest
 from rljob_cli.check.token_ids import add_token_ids, are_missing
 from tests.support.job_simulation import make_job
 from tests.support.model_folder import write_model

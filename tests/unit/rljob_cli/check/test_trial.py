@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rljob_api.wire.protocol import ScoreResult
+from rljob_api.wire.scores import ScoreResult
 from rljob_cli.check.trial import Trial, describe_skipped, find_problems, find_unrewarded_answer
 from rljob_inputs.prompts import Prompt
 from tests.support.job_simulation import make_job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_api.wire.protocol import ScoreResult
+from rljob_api.wire.scores import ScoreResult
 from rljob_cli.check.samples import SampleBuilder
 from rljob_cli.check.try_reward import build_groups, build_table, label_outcomes, reward_children
 from rljob_cli.tables import to_text

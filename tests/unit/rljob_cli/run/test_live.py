@@ -8,7 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
-from rljob_api.wire.protocol import BusyShares, DriverStatus, Learning, ScheduleStatus
+from rljob_api.wire.driver_status import BusyShares, DriverStatus, Learning, ScheduleStatus
 from rljob_cli.run.live import JsonOutput, LiveOutput, PlainOutput, format_seconds, make_output, render
 from rljob_cli.run.snapshot import RoleRow, Snapshot
 from tests.support.records import container_failure, evaluation_record, step_record

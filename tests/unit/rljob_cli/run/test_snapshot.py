@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from rljob_api.manifest.status import RewardProblem, RLJobStatus, RoleStatus
-from rljob_api.wire.protocol import DriverStatus, HungPart, Outage
+from rljob_api.wire.driver_status import DriverStatus, HungPart, Outage
 from rljob_cli.run.live import render, sparkline
 from rljob_cli.run.reward_rows import RewardRow
 from rljob_cli.run.snapshot import RoleRow, RunHistory, Snapshot, build_roles, diff_snapshots

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rljob_api.run.folder import trajectory_file
-from rljob_api.wire.protocol import InvalidReason
+from rljob_api.wire.base import InvalidReason
 from rljob_cli.main import app
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.episodes.types import Group, ScoredResult

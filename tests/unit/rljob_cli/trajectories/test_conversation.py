@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rljob_api.run.folder import trajectory_file
-from rljob_api.wire.protocol import Message
+from rljob_api.wire.base import Message
 from rljob_cli.main import app
 from rljob_cli.trajectories.conversation import _build_rewards, _is_answer
 from rljob_inputs.prompts import Prompt

@@ -8,7 +8,7 @@ import yaml
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.wire.contract import LABEL_REWARD, LABEL_ROLE
-from rljob_api.wire.protocol import DriverStatus, RewardDemand
+from rljob_api.wire.driver_status import DriverStatus, RewardDemand
 from rljob_core.backend import PROGRESS_POLL_SECONDS, ChildKey, Demand, ObservedState, key_of
 from rljob_core.children.gang import count_gang_pods
 from rljob_core.plan.apply_scaling import measure_startup_seconds, read_demands, scale_job

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.manifest.scaling import Autoscaling, RewardScaling
-from rljob_api.wire.protocol import DriverStatus, RewardDemand
+from rljob_api.wire.driver_status import DriverStatus, RewardDemand
 from rljob_core.backend import Demand
 from rljob_core.plan.autoscale import ScalingPolicy, decide_replicas, derive_scaling_events, read_demand
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from rljob_api.manifest.status import MAX_AVOIDED_NODES
-from rljob_api.wire.protocol import DriverStatus, GpuFault, RankFailures
+from rljob_api.wire.driver_status import DriverStatus, GpuFault, RankFailures
 from rljob_core.backend import ChildKey
 from rljob_core.children.avoidance import avoided_by
 from rljob_core.plan.validate import find_child_problems

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.services.reward import RewardModel
-from rljob_api.wire.protocol import BusyShares, DriverProblem, DriverStatus, Learning, RewardDemand, ScheduleStatus
+from rljob_api.wire.driver_status import BusyShares, DriverProblem, DriverStatus, Learning, RewardDemand, ScheduleStatus
 from rljob_core.backend import DRIVER_UNREADABLE, Demand, ObservedState
 from rljob_core.plan.autoscale import read_demand
 from rljob_core.plan.job import plan_job

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.status import MAX_FAILING_PODS, MAX_FAILURE_TIMES, RoleStatus
-from rljob_api.wire.protocol import DriverStatus, RankFailures
+from rljob_api.wire.driver_status import DriverStatus, RankFailures
 from rljob_core.backend import ChildKey, ObservedState
 from rljob_core.plan.failures import count_charged, count_failures
 from rljob_core.plan.lifecycle import decide_lifecycle

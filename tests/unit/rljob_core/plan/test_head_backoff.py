@@ -5,7 +5,7 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.wire.protocol import DriverStatus
+from rljob_api.wire.driver_status import DriverStatus
 from rljob_core.backend import ChildKey
 from rljob_core.children import keep
 from tests.unit.rljob_core.plan.test_failures import WINDOW, Cluster, timestamp

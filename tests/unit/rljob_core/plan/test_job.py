@@ -9,7 +9,7 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.wire.contract import LABEL_JOB, LABEL_ROLE
-from rljob_api.wire.protocol import DriverStatus
+from rljob_api.wire.driver_status import DriverStatus
 from rljob_core.backend import ChildKey, ObservedState, key_of
 from rljob_core.children import WORKLOAD_KINDS
 from rljob_core.children.common import ANNOTATION_CONFIG_HASH, to_yaml

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from rljob_api.wire.protocol import DriverProblem, DriverStatus, Learning
+from rljob_api.wire.driver_status import DriverProblem, DriverStatus, Learning
 from rljob_core.backend import ChildKey, ObservedState
 from rljob_core.plan import conditions
 from rljob_core.plan.job import plan_job

@@ -5,7 +5,7 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.wire.protocol import DriverStatus, HungPart, Outage
+from rljob_api.wire.driver_status import DriverStatus, HungPart, Outage
 from rljob_core.backend import ObservedState
 from rljob_core.plan.observed_job import observe_job
 from rljob_core.plan.progress import end_progress, observe_progress

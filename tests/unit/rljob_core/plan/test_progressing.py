@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.wire.protocol import DriverStatus, HungPart, Outage
+from rljob_api.wire.driver_status import DriverStatus, HungPart, Outage
 from rljob_core.backend import DRIVER_UNREADABLE, ObservedState
 from rljob_core.plan import conditions
 from rljob_core.plan.job import plan_job

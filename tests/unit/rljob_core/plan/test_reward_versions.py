@@ -7,7 +7,7 @@ import pytest
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.wire.contract import ENV_REWARD_IMAGES
-from rljob_api.wire.protocol import RewardDemand
+from rljob_api.wire.driver_status import RewardDemand
 from rljob_core.backend import Demand, ObservedState, key_of
 from rljob_core.plan import conditions
 from rljob_core.plan.job import plan_job

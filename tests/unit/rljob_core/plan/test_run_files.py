@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_api.wire.protocol import DriverStatus
+from rljob_api.wire.driver_status import DriverStatus
 from rljob_core.backend import ChildKey, ObservedState, utc_now
 from rljob_core.plan import conditions, job_status, run_files
 from rljob_core.plan.observed_job import observe_job

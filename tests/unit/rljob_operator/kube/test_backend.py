@@ -5,7 +5,7 @@ import base64
 import pytest
 
 from rljob_api.errors import TransientError, UserError
-from rljob_api.wire.protocol import DriverStatus, RewardDemand
+from rljob_api.wire.driver_status import DriverStatus, RewardDemand
 from rljob_core.backend import (
     DEMAND_POLL_SECONDS,
     PROGRESS_POLL_SECONDS,

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rljob_api.wire.protocol import DriverStatus
+from rljob_api.wire.driver_status import DriverStatus
 from rljob_core.backend import DRIVER_UNREADABLE, DriverAnswer, JobKey, RewardModelKey
 from rljob_operator.kube import driver
 from rljob_operator.kube.driver import DriverClient, DriverEndpoint

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.wire.protocol import DriverStatus
+from rljob_api.wire.driver_status import DriverStatus
 from rljob_operator.kube import driver_request
 from rljob_operator.kube.driver_request import (
     MAX_ANSWER_BYTES,

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rljob_api.wire.protocol import DriverStatus, HungPart, Outage, RewardDemand
+from rljob_api.wire.driver_status import DriverStatus, HungPart, Outage, RewardDemand
 from rljob_core.backend import PROGRESS_POLL_SECONDS, DriverAnswer, JobKey
 from rljob_core.children.common import WORKLOAD_KINDS
 from rljob_core.kube.resources import EVENT, RLJOB

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.wire.protocol import DriverProblem, DriverStatus, Learning, RewardDemand, ScheduleStatus
+from rljob_api.wire.driver_status import DriverProblem, DriverStatus, Learning, RewardDemand, ScheduleStatus
 from rljob_core.backend import PROGRESS_POLL_SECONDS, DriverAnswer, JobKey
 from rljob_operator.kube.progress import MAX_REPORT_SECONDS, MAX_REPORTS_PER_SECOND, ProgressReports
 

@@ -8,8 +8,9 @@ import pytest
 
 from rljob_api.manifest.services.calls import CallService
 from rljob_api.manifest.services.reward import Reward
+from rljob_api.wire.calls import CallRequest
 from rljob_api.wire.contract import UrlPath
-from rljob_api.wire.protocol import CallRequest, GroupRequest, ScoreRequest, ScoreResult
+from rljob_api.wire.scores import GroupRequest, ScoreRequest, ScoreResult
 from rljob_service.kinds import ENDPOINTS, KINDS
 from rljob_service.worker.settings import SERVES
 

@@ -4,7 +4,7 @@ import asyncio
 
 from prometheus_client import CollectorRegistry
 
-from rljob_api.wire.protocol import InvalidReason
+from rljob_api.wire.base import InvalidReason
 from rljob_service.models.metrics import UpstreamMetrics
 from rljob_service.models.model_slots import ModelSlotPool
 from rljob_service.models.rate_limiter import RateLimiter

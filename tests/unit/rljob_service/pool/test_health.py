@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_api.wire.protocol import InvalidReason
+from rljob_api.wire.base import InvalidReason
 from rljob_service.pool.health import PoolHealth, WorkerHistory, draw_max_requests, has_failed
 from rljob_service.results import SampleReply, failure
 

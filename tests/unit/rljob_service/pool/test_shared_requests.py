@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rljob_api.wire.protocol import InvalidReason
+from rljob_api.wire.base import InvalidReason
 from rljob_service.pool.loop_watch import BLOCKED_SECONDS
 from rljob_service.pool.running import RunningRequests
 from rljob_service.pool.shared_requests import SharedRequests

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from rljob_api.wire.protocol import CallRequest, GroupRequest, ScoreRequest
+from rljob_api.wire.calls import CallRequest
+from rljob_api.wire.scores import GroupRequest, ScoreRequest
 from rljob_service.server.bodies import MalformedError, Unscorable, parse
 
 SURROGATE = "\ud83d"

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_api.wire.protocol import (
-    CallRequest,
-    CallResult,
-    GroupRequest,
-    GroupResult,
-    InvalidReason,
-    ScoreRequest,
-    ScoreResult,
-    UserReply,
-)
+from rljob_api.wire.base import InvalidReason
+from rljob_api.wire.calls import CallRequest, CallResult, UserReply
+from rljob_api.wire.scores import GroupRequest, GroupResult, ScoreRequest, ScoreResult
 from rljob_service.results import Reply, SampleReply, ToolCallReply, UserCallReply, failure
 from rljob_service.server.execution import build_response
 

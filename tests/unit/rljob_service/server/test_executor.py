@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from rljob_api.manifest.services.reward import Reward
-from rljob_api.wire.protocol import InvalidReason, ScoreRequest, ScoreResult
+from rljob_api.wire.base import InvalidReason
+from rljob_api.wire.scores import ScoreRequest, ScoreResult
 from rljob_service.kinds import KINDS
 from rljob_service.results import ExecutionResult, SampleReply, StartupReport, failure
 from rljob_service.server import executor as module

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from rljob_api.wire.protocol import InvalidReason, ScoreRequest, ScoreResult
+from rljob_api.wire.base import InvalidReason
+from rljob_api.wire.scores import ScoreRequest, ScoreResult
 from rljob_service.results import SampleReply, failure
 from rljob_service.server import known_requests
 from rljob_service.server.execution import Execution

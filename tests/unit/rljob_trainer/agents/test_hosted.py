@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from rljob_api.errors import TransientError, UserError
-from rljob_api.wire.protocol import InvalidReason
+from rljob_api.wire.base import InvalidReason
 from rljob_trainer.episodes.types import EpisodeEnd, PromptTooLongError
 from tests.support.agent_services import GivenPolicy, complete
 from tests.support.hosted_episodes import MESSAGES, FakeHost, make_program, play_hosted

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rljob_api.wire.protocol import InvalidReason
+from rljob_api.wire.base import InvalidReason
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import EpisodeTask, Recording
 from rljob_trainer.agents.hosted import HostedLoop

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.errors import UserError
-from rljob_api.wire.protocol import InvalidReason
+from rljob_api.wire.base import InvalidReason
 from rljob_trainer.conversation.template import TemplateError
 from rljob_trainer.episodes.types import EpisodeEnd, PromptTooLongError
 from tests.support.agent_services import (

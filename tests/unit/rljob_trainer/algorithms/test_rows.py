@@ -5,8 +5,9 @@ import pytest
 
 from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.services.reward import Reward
+from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.contract import MAX_TRAJECTORIES
-from rljob_api.wire.protocol import InvalidReason, ScoreResult
+from rljob_api.wire.scores import ScoreResult
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.algorithms.base import EpisodeAdvantages
 from rljob_trainer.algorithms.registry import build_algorithm

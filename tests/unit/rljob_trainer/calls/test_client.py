@@ -7,7 +7,8 @@ import pytest
 from aiohttp import web
 
 from rljob_api.errors import UserError
-from rljob_api.wire.protocol import CallRequest, InvalidReason
+from rljob_api.wire.base import InvalidReason
+from rljob_api.wire.calls import CallRequest
 from tests.support.reward_harness import until
 
 REQUEST = CallRequest(id="e/0/user_0", lane="eval", arguments={"messages": []})

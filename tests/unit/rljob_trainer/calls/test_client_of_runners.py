@@ -6,7 +6,8 @@ import pytest
 from aiohttp import web
 
 from rljob_api.errors import UserError
-from rljob_api.wire.protocol import CallRequest, InvalidReason
+from rljob_api.wire.base import InvalidReason
+from rljob_api.wire.calls import CallRequest
 from rljob_trainer.outages.registry import OutageError, Outages
 from tests.support.reward_harness import until
 

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from rljob_api.wire.base import InvalidReason
+from rljob_api.wire.calls import CallRequest
 from rljob_api.wire.contract import MAX_EPISODE_REPLY_BYTES
-from rljob_api.wire.protocol import CallRequest, InvalidReason
 from rljob_trainer.calls.messages import EpisodeRequest, FunctionCall
 
 CALL = FunctionCall(CallRequest(id="e/0", lane="eval", function="add", arguments={"a": "\ud83d"}))

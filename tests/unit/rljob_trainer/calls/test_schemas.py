@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from rljob_api.errors import UserError
-from rljob_api.wire.protocol import CallRequest
+from rljob_api.wire.calls import CallRequest
 from tests.support.reward_harness import until
 
 ADD = CallRequest(id="e", function="add", arguments={})

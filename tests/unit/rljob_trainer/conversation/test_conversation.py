@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from rljob_api.wire.protocol import ToolSchema
+from rljob_api.wire.calls import ToolSchema
 from rljob_trainer.conversation.conversation import Conversation
 from rljob_trainer.conversation.template import ChatTemplate, TemplateError
 from rljob_trainer.conversation.tool_calls import Answer, parse

@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from rljob_api.manifest.job_sections import Data
-from rljob_api.wire.protocol import ToolSchema
+from rljob_api.wire.calls import ToolSchema
 from rljob_inputs.data.prompts import tokenize
 from rljob_trainer.conversation.template import ChatTemplate, TemplateError
 from tests.support.chat_templates import ENDS, FAMILIES, build_template, build_tokenizer

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_api.wire.protocol import ToolSchema
+from rljob_api.wire.calls import ToolSchema
 from rljob_trainer.conversation.conversation import Conversation
 from rljob_trainer.conversation.template import ChatTemplate, TemplateError
 from rljob_trainer.conversation.transcript import Transcript

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from rljob_api.errors import TransientError, UserError
-from rljob_api.wire.protocol import HungPart
+from rljob_api.wire.driver_status import HungPart
 from rljob_trainer.driver.ports import TrainerGroupDiedError
 from tests.support.driver_harness import run_undisturbed, stop_when, wait_until
 

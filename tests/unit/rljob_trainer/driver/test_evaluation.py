@@ -5,7 +5,7 @@ import pytest
 from rljob_api.errors import UserError
 from rljob_api.manifest.evaluation import Evaluation, list_held_out
 from rljob_api.manifest.job_sections import Data
-from rljob_api.wire.protocol import ScoreResult
+from rljob_api.wire.scores import ScoreResult
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.driver.evaluation import measure
 from rljob_trainer.episodes.types import EpisodeFailure, Group

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rljob_api.wire.protocol import OWN_WEIGHTS
+from rljob_api.wire.weights import OWN_WEIGHTS
 from rljob_trainer.driver.fixed_model import FixedModel, as_evaluation, start_fixed
 from rljob_trainer.history.figures import read_figures
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.wire.protocol import DriverProblem, LearningReason
+from rljob_api.wire.driver_status import DriverProblem, LearningReason
 from rljob_trainer.driver.learning import (
     StepSignal,
     StepsWithoutSignal,

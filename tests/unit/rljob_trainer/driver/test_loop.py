@@ -10,7 +10,8 @@ from aiohttp import web
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.run.metrics import StepRecord
-from rljob_api.wire.protocol import InvalidReason, ScoreResult
+from rljob_api.wire.base import InvalidReason
+from rljob_api.wire.scores import ScoreResult
 from tests.support.driver_harness import run_undisturbed, stop_when, wait_until
 
 

@@ -3,7 +3,7 @@
 import json
 import random
 
-from rljob_api.wire.protocol import ScoreResult
+from rljob_api.wire.scores import ScoreResult
 from rljob_inputs.data.prompts import PromptSet
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.feed.prompt_feed import PromptSource

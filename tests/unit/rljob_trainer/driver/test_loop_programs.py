@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_api.wire.protocol import EpisodeCall
+from rljob_api.wire.calls import EpisodeCall
 from tests.support.chat_templates import build_template
 from tests.support.driver_harness import run_with_killed_drivers, stop_when, wait_until
 

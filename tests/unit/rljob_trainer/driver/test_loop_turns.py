@@ -10,7 +10,7 @@ import random
 import pytest
 
 from rljob_api.errors import TransientError
-from rljob_api.wire.protocol import ScoreResult
+from rljob_api.wire.scores import ScoreResult
 from tests.support.driver_harness import run_undisturbed, stop_when, wait_until
 
 STEPS = {"steps": 3, "promptsPerStep": 4, "seed": 7}

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 from rljob_api.errors import TransientError
-from rljob_api.wire.protocol import WeightManifest
+from rljob_api.wire.weights import WeightManifest
 from rljob_trainer.driver.publisher import Publisher
 from rljob_trainer.driver.status import StatusBoard
 

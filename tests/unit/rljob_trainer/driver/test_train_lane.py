@@ -2,7 +2,7 @@
 
 import asyncio
 
-from rljob_api.wire.protocol import ScoreResult
+from rljob_api.wire.scores import ScoreResult
 from rljob_inputs.data.prompts import PromptSet
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.algorithms.registry import build_algorithm

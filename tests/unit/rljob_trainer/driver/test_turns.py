@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from rljob_api.errors import TransientError
-from rljob_api.wire.protocol import EnginesReport, WeightManifest
+from rljob_api.wire.weights import EnginesReport, WeightManifest
 from rljob_trainer.driver.ports import FreedMemory
 from rljob_trainer.driver.turns import Separate, Shared
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.protocol import ScoreResult
+from rljob_api.wire.scores import ScoreResult
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.driver.updates import MiniBatch, StepUpdates

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rljob_api.wire.protocol import ToolSchema
+from rljob_api.wire.calls import ToolSchema
 from rljob_trainer.agents.base import Recording
 from rljob_trainer.gateway.attempt import Attempt, Policy
 from rljob_trainer.gateway.episodes import Episodes

@@ -12,7 +12,7 @@ import pytest
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job_sections import DataSource
 from rljob_api.run.rows import read_record, rows_file
-from rljob_api.wire.protocol import RowsReply
+from rljob_api.wire.calls import RowsReply
 from rljob_inputs.errors import InputError
 from rljob_trainer.head import row_reading
 from rljob_trainer.head.row_reading import RowReading, Wanted, list_wanted

@@ -8,7 +8,8 @@ import pytest
 
 from rljob_api.errors import UserError
 from rljob_api.wire.contract import PORT_DRIVER
-from rljob_api.wire.protocol import DriverStatus, HungPart, PullReport, WeightManifest
+from rljob_api.wire.driver_status import DriverStatus, HungPart
+from rljob_api.wire.weights import PullReport, WeightManifest
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.head.status_server import StatusServer
 from rljob_trainer.worker.main import announce_leave

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from rljob_api.run.metrics import AgentNumbers, ScheduleNumbers, ToolNumbers, UpdateNumbers
-from rljob_api.wire.protocol import ScoreResult
+from rljob_api.wire.scores import ScoreResult
 from rljob_trainer.episodes.types import ContextBreak, EpisodeEnd, EpisodeFailure, ToolCall, Turn, UpdateMetrics
 from rljob_trainer.history.metrics import (
     count_invalid,

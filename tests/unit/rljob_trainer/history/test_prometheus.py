@@ -5,7 +5,8 @@ from typing import ClassVar
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rljob_api.wire.protocol import CallResult, InvalidReason
+from rljob_api.wire.base import InvalidReason
+from rljob_api.wire.calls import CallResult
 from rljob_trainer.episodes.types import ContextBreak, EpisodeEnd, EpisodeFailure, ScoredResult, ToolCall, Turn
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from tests.support.episodes import episode

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rljob_api.errors import UserError
-from rljob_api.wire.protocol import InvalidReason, ScoreResult
+from rljob_api.wire.base import InvalidReason
+from rljob_api.wire.scores import ScoreResult
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.episodes.types import (
     NOT_SAMPLED,

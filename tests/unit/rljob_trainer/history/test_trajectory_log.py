@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rljob_api.run.folder import TRAJECTORIES, list_trajectory_files, trajectory_file
-from rljob_api.wire.protocol import InvalidReason, ScoreResult
+from rljob_api.wire.base import InvalidReason
+from rljob_api.wire.scores import ScoreResult
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.episodes.types import (
     ContextBreak,

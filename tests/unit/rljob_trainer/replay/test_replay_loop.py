@@ -6,7 +6,8 @@ import pytest
 
 from rljob_api.run.folder import FILE_METRICS, trajectory_file
 from rljob_api.run.metrics import read_metrics
-from rljob_api.wire.protocol import InvalidReason, ScoreResult
+from rljob_api.wire.base import InvalidReason
+from rljob_api.wire.scores import ScoreResult
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.train_lane import TrainLane

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from rljob_api.errors import TransientError
 from rljob_api.wire.contract import PORT_ENGINES
-from rljob_api.wire.protocol import EnginesReport, WeightManifest
+from rljob_api.wire.weights import EnginesReport, WeightManifest
 from rljob_trainer.replicas import engines
 from rljob_trainer.replicas.engines import TrainerEngines
 from rljob_trainer.replicas.http import open_session

@@ -2,7 +2,8 @@
 
 import pytest
 
-from rljob_api.wire.protocol import HungPart, PullReport
+from rljob_api.wire.driver_status import HungPart
+from rljob_api.wire.weights import PullReport
 from rljob_trainer.replicas.pull_reports import PullReports
 
 SECONDS = 600

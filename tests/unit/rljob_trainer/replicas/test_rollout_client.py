@@ -9,7 +9,7 @@ from aiohttp import web
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.roles import RolloutRole, Sampling
 from rljob_api.wire.contract import PORT_ROLLOUT
-from rljob_api.wire.protocol import PullReport, RolloutWeights, WeightManifest
+from rljob_api.wire.weights import PullReport, RolloutWeights, WeightManifest
 from rljob_trainer.episodes.types import Completion, PromptTooLongError
 from rljob_trainer.outages.registry import OutageError, Outages
 from rljob_trainer.replicas import fleet, generate

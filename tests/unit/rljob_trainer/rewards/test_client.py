@@ -12,8 +12,10 @@ from aiohttp import web
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.services.reward import Reward
+from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.contract import PORT_SERVICE
-from rljob_api.wire.protocol import InvalidReason, RewardDemand, ScoreRequest
+from rljob_api.wire.driver_status import RewardDemand
+from rljob_api.wire.scores import ScoreRequest
 from rljob_trainer.outages.registry import OutageError, Outages
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.client import RewardClient

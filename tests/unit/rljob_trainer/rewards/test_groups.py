@@ -6,8 +6,9 @@ import pytest
 from aiohttp import web
 
 from rljob_api.errors import UserError
+from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.contract import PORT_SERVICE
-from rljob_api.wire.protocol import InvalidReason, RewardDemand
+from rljob_api.wire.driver_status import RewardDemand
 from rljob_trainer.services.demand import ScoreForecast
 from tests.support.reward_harness import make_request, make_reward, until
 

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from rljob_api.wire.protocol import GroupRequest, InvalidReason, ScoreRequest, WholeCompletion
+from rljob_api.wire.base import InvalidReason
+from rljob_api.wire.scores import GroupRequest, ScoreRequest, WholeCompletion
 from rljob_trainer.rewards.messages import RewardCall
 
 

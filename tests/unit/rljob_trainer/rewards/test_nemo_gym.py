@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from rljob_api.wire.protocol import InvalidReason, ScoreRequest
+from rljob_api.wire.base import InvalidReason
+from rljob_api.wire.scores import ScoreRequest
 from rljob_trainer.rewards.messages import RewardCall
 
 PROMPT = [{"role": "user", "content": "2+2?"}]

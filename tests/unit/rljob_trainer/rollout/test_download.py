@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from rljob_api.wire import contract
-from rljob_api.wire.protocol import WeightManifest
+from rljob_api.wire.weights import WeightManifest
 from rljob_trainer.rollout import download
 from rljob_trainer.rollout.sharing import SharedDownload
 from rljob_trainer.rollout.weight_transfer import WeightClient

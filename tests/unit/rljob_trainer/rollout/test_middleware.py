@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rljob_api.wire.protocol import EngineMemory, RolloutWeights, WeightManifest
+from rljob_api.wire.weights import EngineMemory, RolloutWeights, WeightManifest
 from rljob_trainer.rollout.middleware import ModelMiddleware, RolloutMiddleware
 from rljob_trainer.rollout.naps import NotWarmError
 from rljob_trainer.rollout.puller import ReplicaState

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rljob_api.errors import TransientError
-from rljob_api.wire.protocol import PullReport, RolloutWeights, WeightManifest
+from rljob_api.wire.weights import PullReport, RolloutWeights, WeightManifest
 from rljob_trainer.rollout.puller import ReplicaState, WeightPuller
 
 

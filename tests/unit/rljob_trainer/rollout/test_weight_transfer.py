@@ -17,7 +17,7 @@ from aiohttp import web
 from rljob_api.errors import TransientError
 from rljob_api.manifest.roles import Lora
 from rljob_api.wire import contract
-from rljob_api.wire.protocol import LocalFile, PullReport, WeightManifest
+from rljob_api.wire.weights import LocalFile, PullReport, WeightManifest
 from rljob_trainer.rollout import weight_transfer
 from rljob_trainer.rollout.lora import AdapterFolder
 from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient

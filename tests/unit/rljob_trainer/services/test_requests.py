@@ -4,7 +4,7 @@ import asyncio
 
 from aiohttp import web
 
-from rljob_api.wire.protocol import InvalidReason
+from rljob_api.wire.base import InvalidReason
 from rljob_trainer.replicas import http as http_client
 from rljob_trainer.rewards.client import RewardClient
 from tests.support.reward_harness import make_request, make_reward, score_alone, until

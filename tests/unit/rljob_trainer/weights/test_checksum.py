@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_api.wire.protocol import DigestUnit
+from rljob_api.wire.weights import DigestUnit
 from rljob_trainer.weights.checksum import Digest, choose_unit, digest_on_device, digest_tensor, digest_tensors
 
 _MASK = (1 << 64) - 1

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_api.wire.protocol import EngineMemory
+from rljob_api.wire.weights import EngineMemory
 from rljob_trainer.worker.turns import SERVE, SLEEP, Engine, Engines, Order
 
 START_SECONDS = 600.0

@@ -11,7 +11,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rljob_api.wire.protocol import Message, ToolSchema
+from rljob_api.wire.base import Message
+from rljob_api.wire.calls import ToolSchema
 from rljob_trainer.gateway.types import ModelAnswer, RequestError
 
 KEEP_ALIVE = b": keep-alive\n\n"

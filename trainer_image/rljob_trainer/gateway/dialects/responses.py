@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rljob_api.wire.protocol import Message, ToolSchema
+from rljob_api.wire.base import Message
+from rljob_api.wire.calls import ToolSchema
 from rljob_trainer.gateway.dialects import fields
 from rljob_trainer.gateway.types import ModelAnswer, ModelRequest
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.manifest.services.models import JudgeReward
-from rljob_api.wire.protocol import InvalidReason
+from rljob_api.wire.base import InvalidReason
 from rljob_service.models.execution import NoScoreError, Score
 from rljob_service.models.judge.comparing import (
     SINGLE_SAMPLE_SCORE,

@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 
 from rljob_api.errors import UserError
+from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.contract import ENV_JUDGE_API_KEY
-from rljob_api.wire.protocol import InvalidReason
 from rljob_service.models import upstream
 from tests.support.fake_endpoint import completion, nothing
 

@@ -6,7 +6,7 @@ import pytest
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.services.models import JudgeReward
-from rljob_api.wire.protocol import InvalidReason
+from rljob_api.wire.base import InvalidReason
 from rljob_service.models.execution import NoScoreError, Score
 from rljob_service.models.judge.parser import Parser, combine, is_strict
 

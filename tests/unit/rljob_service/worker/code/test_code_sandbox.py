@@ -8,7 +8,7 @@ import pytest
 
 from rljob_api.manifest.services.sandbox import SANDBOX_MODULE
 from rljob_api.manifest.services.tool import Tool
-from rljob_api.wire.protocol import ToolSchema
+from rljob_api.wire.calls import ToolSchema
 from rljob_service.worker.code import code_sandbox
 from rljob_service.worker.code.code_sandbox import Sandbox
 from rljob_service.worker.forms.outcome import CallOutcome

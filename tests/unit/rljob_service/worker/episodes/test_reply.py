@@ -8,8 +8,8 @@ from typing import Any
 import numpy
 import pytest
 
+from rljob_api.wire.calls import EpisodeReply, SeatReply
 from rljob_api.wire.contract import MAX_EPISODE_REPLY_BYTES
-from rljob_api.wire.protocol import EpisodeReply, SeatReply
 from rljob_service.worker.episodes import reply
 from rljob_service.worker.episodes.types import Reply, SeatResult
 

@@ -9,8 +9,8 @@ import pytest
 from rljob_api.errors import UserError
 from rljob_api.functions.agent_check import check_tools
 from rljob_api.functions.user_forms import UserSpec
+from rljob_api.wire.calls import ToolSchema
 from rljob_api.wire.contract import MAX_TOOL_RESULT_CHARACTERS
-from rljob_api.wire.protocol import ToolSchema
 from tests.support.agent_functions import call_tool, load_tools
 
 SOURCE = '''

@@ -9,8 +9,8 @@ import pytest
 from rljob_api.errors import UserError
 from rljob_api.functions.agent_check import check_user
 from rljob_api.functions.user_forms import UserSpec
+from rljob_api.wire.calls import UserReply
 from rljob_api.wire.contract import MAX_USER_REPLY_BYTES
-from rljob_api.wire.protocol import UserReply
 from rljob_service.worker.load.loading import load
 from rljob_service.worker.settings import USER
 from tests.support.agent_functions import ANSWERS, build_settings, call_user

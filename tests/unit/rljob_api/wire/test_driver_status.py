@@ -5,7 +5,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from rljob_api.wire.protocol import MAX_NAMES, MAX_PROBLEMS, BusyShares, DriverStatus
+from rljob_api.wire.driver_status import MAX_NAMES, MAX_PROBLEMS, BusyShares, DriverStatus
 
 
 def read(answer):

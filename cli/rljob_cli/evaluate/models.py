@@ -6,13 +6,14 @@ Exports are kept in the run's folder, so that a step is exported once.
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.sources import parse_source
-from rljob_api.run.folder import EXPORT, export_folder
+from rljob_api.run.folder import EXPORT, FILE_COMPLETE, checkpoint_folder, export_folder
 from rljob_cli.export.steps import export_step, is_step, read_step
 from rljob_cli.trajectories.log import find_run
 
@@ -96,15 +97,24 @@ def _find_step(given: str, run: Path, suffix: str) -> Candidate:
         )
     step = read_step(run, suffix, f"--model {given}")
     folder = export_folder(run, step)
-    return Candidate(given, str(folder), run=run, step=None if folder.is_dir() else step)
+    return Candidate(given, str(folder), run=run, step=None if _is_current(folder, run, step) else step)
+
+
+def _is_current(folder: Path, run: Path, step: int) -> bool:
+    """Whether the export is of the run's checkpoint of that step: after a damaged one, a step is trained again."""
+    if not folder.is_dir():
+        return False
+    complete = checkpoint_folder(run, step) / FILE_COMPLETE
+    return not complete.is_file() or complete.stat().st_mtime <= folder.stat().st_mtime
 
 
 def export(candidate: Candidate, say: Callable[[str], None]) -> None:
-    """Write the model of a checkpoint, unless it is there. Raise UserError if it fails."""
+    """Write the model of a checkpoint, unless it is there and current. Raise UserError if it fails."""
     if candidate.step is None:
         return
     assert candidate.run is not None
     say(f"exports step {candidate.step} of {candidate.run} to {candidate.source}")
+    shutil.rmtree(candidate.source, ignore_errors=True)  # of the step's earlier training
     export_step(candidate.run, candidate.step, Path(candidate.source), f"--model {candidate.given}")
 
 

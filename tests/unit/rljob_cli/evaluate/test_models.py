@@ -1,5 +1,6 @@
 """What --model names."""
 
+import os
 import subprocess
 
 import pytest
@@ -48,8 +49,13 @@ def test_step_of_a_run_is_exported_once(runs):
     best = BestStep(set="eval", metric="accuracy", value=0.5, step=10)
     (runs / "sums" / FILE_BEST).write_text(format_summary(best))
     assert find("sums@best", runs).step == 10
-    export_folder(runs / "sums", 10).mkdir(parents=True)
+    exported = export_folder(runs / "sums", 10)
+    exported.mkdir(parents=True)
     assert find("sums@10", runs).step is None
+    complete = checkpoint_folder(runs / "sums", 10) / FILE_COMPLETE
+    later = exported.stat().st_mtime + 1
+    os.utime(complete, (later, later))
+    assert find("sums@10", runs).step == 10, "the step was trained again"
 
 
 def test_export_of_a_run_is_that_of_its_end(runs):

@@ -295,7 +295,7 @@ BAD_INPUTS: list[BadInput] = [
         "unknown scheme",
         "train.jsonl",
         "s3://bucket/train",
-        "must be hf://org/name, pvc://claim/path, env://split or a path",
+        "spec.data.train.source must be hf://org/name, pvc://claim/path, env://split or a path",
     ),
     edit("claim without a folder", "train.jsonl", "pvc://data/train.jsonl", "add --volume data=DIR"),
     edit(

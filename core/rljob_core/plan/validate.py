@@ -118,11 +118,18 @@ def find_model_sources(path: str, reward: RewardBase) -> dict[str, str]:
 def find_source_problems(sources: Mapping[str, str]) -> Iterator[str]:
     """Problems of sources (by path) that a cluster cannot resolve."""
     for path, source in sources.items():
-        if parse_source(source).kind == "relative":
+        if _is_relative(source):
             yield (
                 f"{path} must be hf://org/name, pvc://claim/path or an absolute path, got {source}; "
                 "only `rljob run` takes relative ones"
             )
+
+
+def _is_relative(source: str) -> bool:
+    try:
+        return parse_source(source).kind == "relative"
+    except UserError:
+        return False  # its own rule reports the scheme, with its line
 
 
 def find_url_problems(path: str, settings: RewardBase | CallService) -> Iterator[str]:

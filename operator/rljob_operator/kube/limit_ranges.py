@@ -43,7 +43,8 @@ def _find_defaults(error: ApiError, spec: Manifest) -> Iterator[tuple[Manifest, 
         place = _REQUESTS.match(str(cause.get("field", "")))
         match = _ABOVE_DEFAULT.search(str(cause.get("message", "")))
         if place and match:
-            container = spec[place["kind"]][int(place["index"])]
+            containers, index = spec.get(place["kind"]) or [], int(place["index"])
+            container = containers[index] if index < len(containers) else {}  # a webhook may have added it
             resource, resources = match["resource"], container.get("resources") or {}
             if resource in (resources.get("requests") or {}) and resource not in (resources.get("limits") or {}):
                 yield container, resource, match["limit"]

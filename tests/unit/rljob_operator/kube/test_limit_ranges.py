@@ -40,6 +40,8 @@ def test_default_limit_below_a_request_names_its_limit_range(field):
         (invalid(), pod(requests=None)),
         (invalid("spec.containers[0].image"), pod()),
         (invalid(message="Required value"), pod()),
+        (invalid("spec.containers[1].resources.requests"), pod()),  # of a container that a webhook adds
+        (invalid("spec.initContainers[0].resources.requests"), pod()),
         (ApiError(403, "Forbidden", "violates PodSecurity"), pod()),
     ],
 )

@@ -64,7 +64,7 @@ def _find_names(ranges: list[Manifest], kind: str, fields: tuple[str, ...], reso
     return [
         each["metadata"]["name"]
         for each in ranges
-        for item in each["spec"]["limits"]
+        for item in each["spec"].get("limits") or []
         if item["type"] == kind
         and any(parse_quantity((item.get(field) or {}).get(resource, "")) == wanted for field in fields)
     ]

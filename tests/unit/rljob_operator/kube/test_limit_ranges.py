@@ -21,6 +21,7 @@ def ranges(**fields):
             "metadata": {"name": "other"},
             "spec": {"limits": [{"type": "PersistentVolumeClaim", "max": {"storage": "1"}}]},
         },
+        {"metadata": {"name": "none"}, "spec": {"limits": None}},
         {"metadata": {"name": "small"}, "spec": {"limits": [{"type": "Container"} | fields]}},
     ]
 

@@ -118,6 +118,14 @@ def build_pod_group(job: RLJob, children: Iterable[Manifest], defaults: Defaults
     return [build_child(api_version, "PodGroup", job, job.metadata.name, {}, spec=spec)]
 
 
+def keep_requests(group: Manifest, job: RLJob, children: Iterable[Manifest]) -> Manifest:
+    """The PodGroup with the requests of the workloads in `children`, as far as it has requests. Existing workloads may
+    have those of an earlier operator, or of other defaults."""
+    if "minResources" not in group["spec"]:
+        return group
+    return group | {"spec": group["spec"] | {"minResources": _sum_members(job, children)}}
+
+
 def _sum_members(job: RLJob, children: Iterable[Manifest]) -> dict[str, str]:
     numbers = _count_members(job)
     workloads = [child for child in children if child["kind"] in WORKLOAD_KINDS]

@@ -1,11 +1,13 @@
 """What Pods request of a node, as the scheduler counts it. Pure.
 
-Leaves to `gang` which Pods start together. What is not requested counts as its limit, as the API server sets it.
+Leaves to `gang` which Pods start together. What is not requested counts as its limit, as the API server sets it. What
+a template has of another type than Kubernetes counts as left out: the checks of Pod templates report it.
 """
 
 from collections import Counter
 from collections.abc import Iterable
 from decimal import Decimal
+from typing import Any
 
 from rljob_api.quantity import format_bytes, parse_quantity
 from rljob_core.backend import Manifest
@@ -41,9 +43,13 @@ def _requests_of_pod(spec: Manifest) -> _Amounts:
 
 
 def _requests_of_container(container: Manifest) -> _Amounts:
-    resources = container.get("resources") or {}
-    requests = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    resources = _as_mapping(container.get("resources"))
+    requests = _as_mapping(resources.get("limits")) | _as_mapping(resources.get("requests"))
     return _Amounts({name: parse_quantity(value) or 0 for name, value in requests.items()})
+
+
+def _as_mapping(value: Any) -> Manifest:
+    return value if isinstance(value, dict) else {}
 
 
 def _format(name: str, amount: Decimal) -> str:

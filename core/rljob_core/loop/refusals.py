@@ -5,6 +5,7 @@ try is due. Invariant: a manifest of a changed spec, or of an owner with changed
 """
 
 from collections.abc import Awaitable, Callable
+from copy import copy
 from typing import NamedTuple
 
 from rljob_api.errors import UserError
@@ -21,6 +22,7 @@ Call = Callable[[Manifest], Awaitable[None]]
 
 class _Refused(NamedTuple):
     error: UserError
+    """A copy, which is never raised: a traceback keeps the manifest and all else that its frames refer to."""
     until: float
     delay_seconds: float
 
@@ -38,7 +40,7 @@ class Refusals:
             key = _identify(owner, manifest) if self._refused else ""
             known = self._refused.get(key)
             if known and now < known.until:
-                raise known.error.with_traceback(None)
+                raise copy(known.error)
             try:
                 await call(manifest)
             except ForeignObjectError:
@@ -52,7 +54,7 @@ class Refusals:
     def _record(self, key: str, known: _Refused | None, error: UserError, now: float) -> None:
         delay = min(MAX_RETRY_SECONDS, known.delay_seconds * 2) if known else FIRST_RETRY_SECONDS
         self._refused.pop(key, None)
-        self._refused[key] = _Refused(error, now + delay, delay)
+        self._refused[key] = _Refused(copy(error), now + delay, delay)
         if len(self._refused) > MAX_REFUSED:
             del self._refused[next(iter(self._refused))]
 

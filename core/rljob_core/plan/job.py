@@ -18,9 +18,9 @@ from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.manifest.status import RLJobStatus
 from rljob_core.backend import PROGRESS_POLL_SECONDS, ChildKey, Event, Manifest, ObservedState, Plan, key_of
 from rljob_core.children import ACTIVE_KINDS, POD_KINDS, WORKLOAD_KINDS, build_children, keep, sort_deletions
-from rljob_core.children.common import child_name
+from rljob_core.children.common import POD_GROUP, child_name
 from rljob_core.children.config import read_token
-from rljob_core.children.gang import keep_gang
+from rljob_core.children.gang import keep_gang, keep_requests
 from rljob_core.children.reward_refs import find_frozen_children
 from rljob_core.defaults import DEFAULTS, Defaults
 from rljob_core.plan import active_time, conditions, job_status, lifecycle, run_files
@@ -311,7 +311,8 @@ def _choose_children(context: _Context, is_backing_off: bool) -> dict[ChildKey, 
             if running is not None and key in unchanged:
                 child = keep.keep_running(child, running)
         desired[key] = child
-    return desired
+    groups = (key for key in desired if key.kind == POD_GROUP)
+    return desired | {key: keep_requests(desired[key], observed.job, desired.values()) for key in groups}
 
 
 def _find_unchanged(observed: ObservedJob, built: Mapping[ChildKey, Manifest], is_running: bool) -> set[ChildKey]:

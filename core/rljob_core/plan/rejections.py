@@ -24,6 +24,8 @@ from rljob_core.pod_checks.answers import find_location
 from rljob_core.pod_checks.origin import RolePath, find_origin
 
 _TEMPLATE = ("spec", "template")
+_NAMES = ("name", "secretName")
+"""Fields with the name of a Secret or ConfigMap. One next to them, such as `key`, may have the same value."""
 
 
 def describe_refusal(owner: Owner, child: Manifest, error: Exception) -> list[str]:
@@ -64,11 +66,12 @@ def _describe_missing(owner: Owner, role: RolePath, missing: Reference) -> Cause
 
 def _find_names(value: Any, wanted: Reference, location: Location) -> Iterator[Location]:
     """Yield where the manifest has the name in a field for the kind: secretKeyRef.name, configMap.name, secretName."""
+    kind = wanted.kind.lower()
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _find_names(inner, wanted, (*location, key))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             yield from _find_names(inner, wanted, (*location, index))
-    elif value == wanted.name and any(wanted.kind.lower() in str(part).lower() for part in location):
+    elif value == wanted.name and location[-1] in _NAMES and any(kind in str(part).lower() for part in location):
         yield location

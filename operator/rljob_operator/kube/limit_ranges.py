@@ -11,8 +11,10 @@ from rljob_api.quantity import parse_quantity
 from rljob_core.backend import Manifest
 from rljob_core.kube.client import ApiError
 
-_ABOVE_DEFAULT = re.compile(r"must be less than or equal to (?P<resource>\S+) limit of (?P<limit>\S+)")
-_REQUESTS = re.compile(r"spec\.(?P<kind>containers|initContainers)\[(?P<index>\d+)\]\.resources\.requests")
+_ABOVE_DEFAULT = re.compile(
+    r'Invalid value: "(?P<request>[^"]+)": must be less than or equal to (?P<resource>\S+) limit of (?P<limit>\S+)'
+)
+_REQUESTS = re.compile(r"spec\.(?P<kind>containers|initContainers)\[\d+\]\.resources\.requests")
 _BOUND = re.compile(
     r"(?P<bound>maximum|minimum) (?P<resource>\S+) usage per (?P<type>Container|Pod) is (?P<value>\S+?)[.,]?\s"
 )
@@ -38,14 +40,18 @@ def describe(error: ApiError, spec: Manifest, ranges: Iterable[Manifest]) -> str
 
 
 def _find_defaults(error: ApiError, spec: Manifest) -> Iterator[tuple[Manifest, str, str]]:
-    """Yield container, resource and limit of each request above a limit that the Pod did not have."""
+    """Yield container, resource and limit of each request above a limit that the Pod did not have. The index in the
+    answer counts containers that webhooks have added, so a container is found by its request."""
     for cause in error.causes:
         place = _REQUESTS.match(str(cause.get("field", "")))
         match = _ABOVE_DEFAULT.search(str(cause.get("message", "")))
-        if place and match:
-            container = spec[place["kind"]][int(place["index"])]
+        if place is None or match is None:
+            continue
+        for container in spec.get(place["kind"]) or []:
             resource, resources = match["resource"], container.get("resources") or {}
-            if resource in (resources.get("requests") or {}) and resource not in (resources.get("limits") or {}):
+            request = parse_quantity((resources.get("requests") or {}).get(resource, ""))
+            is_limited = resource in (resources.get("limits") or {})
+            if request is not None and request == parse_quantity(match["request"]) and not is_limited:
                 yield container, resource, match["limit"]
 
 
@@ -63,7 +69,7 @@ def _find_names(ranges: list[Manifest], kind: str, fields: tuple[str, ...], reso
     return [
         each["metadata"]["name"]
         for each in ranges
-        for item in each["spec"]["limits"]
+        for item in each["spec"].get("limits") or []
         if item["type"] == kind
         and any(parse_quantity((item.get(field) or {}).get(resource, "")) == wanted for field in fields)
     ]

@@ -59,8 +59,9 @@ class Preflight:
         """Raises UserError, ForbiddenError, PodRejectedError or TransientError. `known` is the existing workload."""
         now = self._clock()
         self._forget(now - VERDICT_SECONDS)
-        # A refusal has names in its message, so it is that of one workload only.
-        exact, alike = digest(workload), _digest_without_names(workload)
+        # A refusal has names in its message, so it is that of one workload only. What a workload refers to may have the
+        # owner's name in its own.
+        exact, alike = digest(workload), digest([_digest_without_names(workload), find_references(workload)])
         for key in (exact, alike):
             if verdict := self._verdicts.get(key):
                 if verdict[1] is not None:

@@ -1,7 +1,8 @@
 """Secrets and ConfigMaps that a Pod cannot start without. Pure.
 
-Left out: optional references; pull Secrets, without which the kubelet tries to pull; and, by their names, what the
-operator itself creates for the owner and for RewardModels.
+Left out: optional references; pull Secrets, without which the kubelet tries to pull; by their names, what the operator
+itself creates for the owner and for RewardModels; and all Secrets of a Pod with a CSI volume of its own. The Secrets
+Store CSI driver creates a Secret (secretObjects) when the first Pod mounts its volume, and never without that Pod.
 """
 
 from collections.abc import Iterator
@@ -16,8 +17,10 @@ _SECRET, _CONFIG_MAP = "Secret", "ConfigMap"
 def find_references(workload: Manifest) -> list[Reference]:
     """Return what the Pods of a workload need and the operator does not create, each once."""
     (owner,) = workload["metadata"]["ownerReferences"]
-    found = dict.fromkeys(_list_references(workload["spec"]["template"].get("spec")))
-    return [each for each in found if each.name and not _is_created_by_operator(each.name, owner["name"])]
+    spec = workload["spec"]["template"].get("spec")
+    left_out = {_SECRET} if any(volume.get("csi") for volume in _list(spec, "volumes")) else set[str]()
+    found = [each for each in dict.fromkeys(_list_references(spec)) if each.name and each.kind not in left_out]
+    return [each for each in found if not _is_created_by_operator(each.name, owner["name"])]
 
 
 def _is_created_by_operator(name: str, owner: str) -> bool:

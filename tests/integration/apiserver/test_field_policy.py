@@ -15,8 +15,6 @@ from rljob_api.read.documents import format_path
 from rljob_cluster.host.go_programs import find_or_build
 from rljob_core.pod_checks.schema import find_type_violations
 from tests.integration.apiserver.test_template_policy import CHART, build_spec
-from tests.paths import ROOT
-from tests.support import fast_yaml
 from tests.support.waiting import wait_for
 
 TABLE = json.loads((CHART / "files" / "pod_fields.json").read_text())
@@ -142,12 +140,3 @@ def test_every_role_is_checked_and_a_long_list_of_problems_is_cut(create):
 def test_a_job_too_large_to_check_is_left_to_the_operator(create):
     env = [{"name": f"A{number}", "valu": "x"} for number in range(1100)]
     assert create(build_spec(head({"containers": [{"name": "head", "env": env}]}))) == (201, "")
-
-
-def test_examples_pass(create):
-    jobs = [
-        job for path in sorted((ROOT / "examples").rglob("rljob.yaml")) for job in fast_yaml.load_all(path.read_text())
-    ]
-    templates = [job["spec"].get("trainer", {}).get("template") for job in jobs if job["kind"] == "RLJob"]
-    for template in filter(None, templates):
-        assert create(build_spec({"trainer": {"template": template}})) == (201, "")

@@ -26,6 +26,8 @@ def container(restart=None, limits=None, **requests):
         ),
         ({"containers": [container(cpu="1", memory="1Gi")], **container(cpu="5")}, {"cpu": "5", "memory": "1Gi"}),
         ({"containers": [{}, container(cpu="0")]}, {}),
+        ({"containers": [container(cpu="1"), {"resources": {"limits": ["x"], "requests": "x"}}]}, {"cpu": "1"}),
+        ({"containers": [container(cpu="1")], "initContainers": [{"resources": [1]}], "resources": 3}, {"cpu": "1"}),
     ],
 )
 def test_requests_of_a_pod(spec, expected):

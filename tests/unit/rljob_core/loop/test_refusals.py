@@ -1,12 +1,14 @@
 """When a refused manifest is sent again."""
 
+import gc
 import itertools
+import weakref
 
 import pytest
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
-from rljob_core.backend import ForeignObjectError
+from rljob_core.backend import FieldProblem, ForeignObjectError, RefusedError
 from rljob_core.loop import refusals
 from rljob_core.loop.refusals import FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, Refusals
 
@@ -79,3 +81,19 @@ async def test_number_of_remembered_refusals_is_bounded(monkeypatch):
     assert server.num == 3
     await send(known, server, 1.0, manifest=MANIFEST | {"spec": {"a": 0}})
     assert server.num == 4, "the oldest is forgotten"
+
+
+async def test_refusal_is_remembered_with_its_fields_and_without_the_manifest():
+    class Tracked(dict):
+        """A mapping that can be referred to weakly."""
+
+    error = RefusedError("no", (FieldProblem("spec.a", "wrong"),))
+    known, server, manifest = Refusals(), Server(error), Tracked(MANIFEST)
+    for now in (0.0, 1.0):
+        with pytest.raises(RefusedError, match="no") as raised:
+            await known.guard(make_owner(), now, server.apply)(manifest)
+        assert raised.value.fields == error.fields
+    reference = weakref.ref(manifest)
+    del manifest, raised, error, server
+    gc.collect()
+    assert reference() is None, "the traceback of an error has all that its frames refer to"

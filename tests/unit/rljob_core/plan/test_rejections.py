@@ -96,6 +96,11 @@ def test_limit_range_and_quota_have_their_own_reason_and_remedy(error, reason, m
 
 
 READS = {"spec": {"containers": [{"name": "trainer", "envFrom": [{"secretRef": {"name": "key"}}]}]}}
+SAME_KEY = [{"name": "A", "valueFrom": {"secretKeyRef": {"key": "key", "name": "key"}}}]
+NOTED = {
+    "metadata": {"annotations": {"example.org/secret": "key"}},
+    "spec": {"containers": [{"name": "trainer", "env": SAME_KEY}]},
+}
 
 
 @pytest.mark.parametrize(
@@ -111,6 +116,11 @@ READS = {"spec": {"containers": [{"name": "trainer", "envFrom": [{"secretRef": {
             {"head": {"template": READS}, "trainer": {"template": READS}},
             "Secret key",
             "spec.trainer.template.spec.containers[0].envFrom[0].secretRef.name",
+        ),
+        (
+            {"trainer": {"template": NOTED}},
+            "Secret key",
+            "spec.trainer.template.spec.containers[0].env[0].valueFrom.secretKeyRef.name",
         ),
         ({"head": {"env": {"A": "key"}}}, "Secret key", "spec.trainer.template"),
         ({"trainer": {"template": READS}}, "ConfigMap key", "spec.trainer.template"),

@@ -10,11 +10,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rljob_api import __version__
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.roles import Resources
 from rljob_api.manifest.services.reward import RewardModel
 from rljob_core.backend import ChildKey, ObservedState, key_of
 from rljob_core.children import common, head, pods, rollout, service, trainer
 from rljob_core.children.difference import contains, stamp
-from rljob_core.defaults import DEFAULTS
+from rljob_core.defaults import DEFAULTS, RoleResources
 from rljob_core.plan import conditions
 from rljob_core.plan.job import plan_job
 from rljob_core.plan.reward_model import plan_reward_model
@@ -176,6 +177,23 @@ def test_version_is_that_of_what_runs(upgraded):
     upgraded.settle()
     expected = dict.fromkeys(ROLES, __version__) | {"rollout": f"{__version__}-next1"}
     assert {name: read_version(name) for name in ROLES} == expected
+
+
+def test_volcano_group_requests_what_its_existing_pods_do():
+    simulation, group = Operated(scheduling={"gang": "volcano"}), ChildKey("PodGroup", "gsm8k")
+    simulation.settle()
+    before = simulation.children[group]
+    simulation.defaults = NEWER.model_copy(update={"resources": RoleResources(trainer=Resources(requests={"cpu": 9}))})
+    simulation.reconcile()
+    assert (simulation.writes, simulation.children[group]) == (0, before)
+    simulation.request("rljob.dev/restart", "1")
+    simulation.settle()
+    (built,) = [
+        child
+        for child in plan_job(simulation.job, ObservedState(), NOW, defaults=simulation.defaults).children
+        if child["kind"] == "PodGroup"
+    ]
+    assert simulation.children[group]["spec"] == built["spec"] != before["spec"]
 
 
 def test_mutable_fields_apply_after_an_upgrade(upgraded):

@@ -21,6 +21,7 @@ def ranges(**fields):
             "metadata": {"name": "other"},
             "spec": {"limits": [{"type": "PersistentVolumeClaim", "max": {"storage": "1"}}]},
         },
+        {"metadata": {"name": "none"}, "spec": {"limits": None}},
         {"metadata": {"name": "small"}, "spec": {"limits": [{"type": "Container"} | fields]}},
     ]
 
@@ -33,6 +34,11 @@ def test_default_limit_below_a_request_names_its_limit_range(field):
     assert describe(invalid(), pod(), []) == f"a LimitRange {text}"
 
 
+def test_container_is_found_though_webhooks_add_others_before_it():
+    error = invalid("spec.containers[1].resources.requests")
+    assert "of container trainer" in describe(error, pod(), [])
+
+
 @pytest.mark.parametrize(
     ("error", "spec"),
     [
@@ -40,6 +46,8 @@ def test_default_limit_below_a_request_names_its_limit_range(field):
         (invalid(), pod(requests=None)),
         (invalid("spec.containers[0].image"), pod()),
         (invalid(message="Required value"), pod()),
+        (invalid(message=ABOVE.replace("1Gi", "2Gi")), pod()),  # of a container that a webhook adds
+        (invalid("spec.initContainers[0].resources.requests"), pod()),
         (ApiError(403, "Forbidden", "violates PodSecurity"), pod()),
     ],
 )

@@ -196,6 +196,17 @@ async def test_missing_secrets_and_config_maps_are_named_before_anything_else(ap
     assert len(api.requests) == 2
 
 
+async def test_references_of_each_job_of_a_sweep_are_looked_for(api):
+    def read(job):
+        volumes = [{"name": "x", "configMap": {"name": f"settings-{job}"}}]
+        return build(job=job, uid=job, trainer={"template": {"spec": {"volumes": volumes}}})
+
+    api.missing = {"settings-sweep-2"}
+    await api.check(read("sweep-1"))
+    with pytest.raises(MissingReferencesError, match="settings-sweep-2"):
+        await api.check(read("sweep-2"))
+
+
 async def test_operator_that_may_not_read_secrets_leaves_them_to_the_kubelet(api):
     api.errors = {"Secret": ApiError(403, "Forbidden", "no")}
     await api.check(build(trainer={"template": READS}))

@@ -39,6 +39,9 @@ def volume(**source):
             [],
         ),
         ({"imagePullSecrets": [{"name": "registry"}]}, []),
+        (env(secretKeyRef={"name": "key", "key": "k"}) | volume(csi={"driver": "secrets-store.csi.k8s.io"}), []),
+        (env(configMapKeyRef={"name": "key", "key": "k"}) | volume(csi={"driver": "d"}), ["ConfigMap key"]),
+        (env(secretKeyRef={"name": "key", "key": "k"}) | volume(csi=None), ["Secret key"]),
     ],
 )
 def test_what_pods_cannot_start_without(spec, found):

@@ -87,6 +87,15 @@ async def test_rows_become_prompts_that_carry_what_the_environment_gave(call_har
     assert [body["arguments"]["split"] for body in server.bodies] == ["train"] * 3 + ["hard"], "each split once"
 
 
+async def test_all_pages_come_from_one_replica_while_it_works(call_harness, environment):
+    """Another one would make the rows of a generator again from the first one on, for each of its pages."""
+    servers = [await call_harness.serve("runner") for _ in range(2)]
+    for server in servers:
+        server.answer = answer
+    await place(environment)
+    assert sorted(len(server.bodies) for server in servers) == [0, 4]
+
+
 async def test_head_that_resumes_asks_no_runner_and_reads_equal_rows(call_harness, environment):
     server = await call_harness.serve("runner")
     server.answer = answer

@@ -43,10 +43,10 @@ def digest_rows(lines: Iterable[bytes]) -> str:
 
 
 def read_record(run_dir: Path, split: str) -> RowsRecord | None:
-    """Return the record of a split; None if its rows were not read, or the record is not readable."""
+    """Return the record of a split; None if its rows were not read. Raise ValueError if it is damaged, and OSError."""
     try:
         return RowsRecord.model_validate_json(record_file(run_dir, split).read_bytes())
-    except (OSError, ValueError):
+    except FileNotFoundError:
         return None
 
 

@@ -31,7 +31,10 @@ def build_formatter(log_format: LogFormat | None = None, text: str = TEXT) -> lo
         return logging.Formatter(text)
     from pythonjsonlogger.json import JsonFormatter  # few programs need it
 
-    return JsonFormatter(_FIELDS, rename_fields=_NAMES, rename_fields_keep_missing=False, timestamp="time")
+    # A library may add fields that have no JSON form: without str, the record would be lost.
+    return JsonFormatter(
+        _FIELDS, json_default=str, rename_fields=_NAMES, rename_fields_keep_missing=False, timestamp="time"
+    )
 
 
 def configure_logging(

@@ -61,7 +61,7 @@ def explain(observation: JobObservation) -> Explanation:
         unknown = [f"{', '.join(fields)}: fields that this version of rljob does not know; it ignores them"]
     return Explanation(
         job=format_job_name(observation.manifest),
-        phase=status.phase or "not reconciled yet",
+        phase=_read_phase(observation.manifest) or "not reconciled yet",
         since=condition.last_transition_time.isoformat() if condition and status.phase else "",
         why=why,
         progress=_describe_progress(status, observation.observed_at),
@@ -105,6 +105,11 @@ def _find_lost_pods(observation: JobObservation, job: RLJob | None, status: RLJo
 
 def _is_unobserved(manifest: Manifest, status: RLJobStatus) -> bool:
     return status.observed_generation < manifest["metadata"]["generation"]
+
+
+def _read_phase(manifest: Manifest) -> str:
+    """Return the phase as it is written: one of a newer operator is not a type of this version."""
+    return str((manifest.get("status") or {}).get("phase") or "")
 
 
 def _explain_phase(observation: JobObservation, status: RLJobStatus) -> str:

@@ -1,12 +1,14 @@
 """A view that is drawn repeatedly. On a terminal it takes the whole screen, and keys scroll it.
 
-Invariant: every line of a view can be reached, and the terminal is as before at the end, also after Ctrl-C.
+Invariant: every line of a view can be reached, and the terminal is as before at the end, also after Ctrl-C and SIGTERM,
+and while Ctrl-Z has stopped the program.
 """
 
 import asyncio
 import contextlib
 import os
 import re
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -106,10 +108,8 @@ async def _show_on_screen(pager: Pager, draw: Draw, console: Console, interval_s
         pager.press(key)
         changed.set()
 
-    with (
-        _read_keys(press),
-        Live(pager, console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
-    ):
+    live = Live(pager, console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
+    with _read_keys(press) as keyboard, _handle_signals(keyboard, live), live:
         async with asyncio.TaskGroup() as tasks:
             refreshing = tasks.create_task(refresh())
             while not pager.is_over:
@@ -119,23 +119,63 @@ async def _show_on_screen(pager: Pager, draw: Draw, console: Console, interval_s
             refreshing.cancel()
 
 
-@contextlib.contextmanager
-def _read_keys(press: Callable[[str], None]) -> Iterator[None]:
-    """Call `press` for each key, without waiting for the end of a line. Ctrl-C stays an interrupt."""
-    import termios
-    import tty
+@dataclass
+class _Keyboard:
+    """The terminal's settings, in which keys are read without waiting for the end of a line."""
 
-    file, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+    file: int
+
+    def __post_init__(self) -> None:
+        import termios
+
+        self._before = termios.tcgetattr(self.file)
+
+    def start(self) -> None:
+        import tty
+
+        tty.setcbreak(self.file)
+
+    def stop(self) -> None:
+        import termios
+
+        termios.tcsetattr(self.file, termios.TCSADRAIN, self._before)
+
+
+@contextlib.contextmanager
+def _read_keys(press: Callable[[str], None]) -> Iterator[_Keyboard]:
+    """Call `press` for each key. Ctrl-C stays an interrupt."""
+    keyboard, loop = _Keyboard(sys.stdin.fileno()), asyncio.get_running_loop()
 
     def read() -> None:
-        for key in _KEY.findall(os.read(file, 1024).decode(errors="replace")):
+        for key in _KEY.findall(os.read(keyboard.file, 1024).decode(errors="replace")):
             press(key)
 
-    before = termios.tcgetattr(file)
-    tty.setcbreak(file)
-    loop.add_reader(file, read)
+    keyboard.start()
+    loop.add_reader(keyboard.file, read)
+    try:
+        yield keyboard
+    finally:
+        loop.remove_reader(keyboard.file)
+        keyboard.stop()
+
+
+@contextlib.contextmanager
+def _handle_signals(keyboard: _Keyboard, live: Live) -> Iterator[None]:
+    """Give the terminal back while the program is stopped, and end by SIGTERM as by Ctrl-C."""
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        live.stop()
+        keyboard.stop()
+        os.kill(os.getpid(), signal.SIGSTOP)  # returns once the program continues
+        keyboard.start()
+        live.vertical_overflow = "crop"  # Live.stop has changed it
+        live.start(refresh=True)
+
+    loop.add_signal_handler(signal.SIGTSTP, stop)
+    before = signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     try:
         yield
     finally:
-        loop.remove_reader(file)
-        termios.tcsetattr(file, termios.TCSADRAIN, before)
+        signal.signal(signal.SIGTERM, before)
+        loop.remove_signal_handler(signal.SIGTSTP)

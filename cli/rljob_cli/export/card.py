@@ -114,6 +114,8 @@ def find_versions(summary: RunSummary) -> dict[str, str]:
 def _describe_source(source: Any, revision: Any = None) -> str:
     """Return a source as a reader elsewhere can use it: of a local folder or file, its name alone."""
     text = str(source)
+    if text.startswith("env://"):
+        return f"rows of the agent's environment or program, {text.removeprefix('env://')}"
     if text.startswith("hf://"):
         name = text.removeprefix("hf://")
         return f"{name}{f' at {revision}' if revision else ''}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from rljob_api.errors import UserError
 from rljob_api.run.folder import last_checkpoint
 from rljob_api.run.summaries import read_best
+from rljob_inputs.machine.installation import find_device_extra, require
 
 LAST, BEST = "last", "best"
 
@@ -37,6 +38,7 @@ def read_step(run: Path, name: str, given: str) -> int:
 
 def export_step(run: Path, step: int, to: Path, given: str) -> None:
     """Write the model of a checkpoint to the new folder `to`. Raise UserError with the reason if that fails."""
+    require(find_device_extra(), given)  # here, too: `rljob evaluate --submit` needs it for models of runs alone
     command = [sys.executable, "-m", "rljob_trainer.policy.export_step", str(run), str(step), str(to)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from rljob_cli.exits import EXIT_INTERRUPTED
 from tests.support.top_program import PODS
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -24,6 +26,7 @@ DATA = Path(__file__).parents[2] / "data" / "top"
 _DEADLINE_SECONDS = 60.0
 _CLEAR = "\x1b[H"
 """rich begins each frame of a screen with it."""
+_OTHER_SCREEN, _FIRST_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
 
 
 class Terminal:
@@ -56,6 +59,13 @@ class Terminal:
     @property
     def frame(self) -> str:
         return self.text.rpartition(_CLEAR)[2]
+
+    def read_screens(self, count: int) -> None:
+        """Wait until the program has taken the whole screen so many times."""
+        deadline = time.monotonic() + _DEADLINE_SECONDS
+        while self.text.count(_OTHER_SCREEN) < count:
+            self._read(deadline, 1.0)
+            assert time.monotonic() < deadline, self.text
 
     def read_all(self) -> str:
         deadline = time.monotonic() + _DEADLINE_SECONDS
@@ -132,4 +142,32 @@ def test_keys_reach_every_pod_and_the_terminal_is_as_before(start):
     terminal.press("q")
     terminal.read_all()
     assert terminal.program.wait() == 0
+    assert terminal.is_as_before()
+
+
+def test_terminal_is_as_before_while_the_program_is_stopped(start):
+    terminal = start(80, 16, "--watch")
+    terminal.read_until("lines 1 to 15 of ")
+    terminal.program.send_signal(signal.SIGTSTP)
+    _, status = os.waitpid(terminal.program.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    assert terminal.is_as_before()
+    terminal.program.send_signal(signal.SIGCONT)
+    terminal.read_screens(2)
+    terminal.press("j")
+    terminal.read_until("lines 2 to 16 of ")
+    terminal.press("q")
+    terminal.read_all()
+    assert terminal.text.count(_OTHER_SCREEN) == terminal.text.count(_FIRST_SCREEN) == 2
+    assert terminal.program.wait() == 0
+    assert terminal.is_as_before()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_terminal_is_as_before_after_a_signal(start, number):
+    terminal = start(80, 16, "--watch")
+    terminal.read_until("lines 1 to 15 of ")
+    terminal.program.send_signal(number)
+    assert terminal.read_all().endswith(f"{_FIRST_SCREEN}\n")
+    assert terminal.program.wait() == EXIT_INTERRUPTED
     assert terminal.is_as_before()

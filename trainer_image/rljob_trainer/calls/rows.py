@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
 import aiohttp
 from pydantic import ValidationError
@@ -23,6 +23,9 @@ _NO_ANSWER: Final = (InvalidReason.UNREACHABLE, InvalidReason.DEADLINE)
 
 class RowsClient(ServiceClient[CallResult]):
     """Client of the runner for rows alone."""
+
+    SPREADS: ClassVar = False
+    """A replica that did not make the earlier rows of a generator has to make them before those of a page."""
 
     def __init__(self, service: Service, session: aiohttp.ClientSession, outages: Outages | None = None) -> None:
         super().__init__(service.settings, service.path, session, name="runner", source=service.source, outages=outages)

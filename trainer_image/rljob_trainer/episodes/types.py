@@ -59,6 +59,8 @@ class Completion:
 class ScoredResult(ScoreResult):
     attempts: int = 1
     """Requests for it (or for its group), including those that found a replica full or unreachable."""
+    retries: int = 0
+    """Those of the attempts that another one repeated: a sample and then its group are two attempts, and no retry."""
     latency_seconds: float = 0.0
     """From the end of its episode to this result, including waits and retries."""
     failed_as: InvalidReason | None = None

@@ -66,15 +66,25 @@ class RowReading:
     """Reads the rows of one split, and keeps them in the run's folder."""
 
     def __init__(self, run_dir: Path, wanted: Wanted, disk: RunDisk, *, is_resumed: bool) -> None:
+        """Raise InputError if the record of a run that resumes is damaged."""
         self.wanted, self._run_dir, self._disk = wanted, run_dir, disk
         self._source = f"env://{wanted.split}"
-        self._record = read_record(run_dir, wanted.split) if is_resumed else None
+        self._record = self._read_record() if is_resumed else None
         """What the run has begun with."""
         lines = read_lines(run_dir, wanted.split) if self._record else []
         is_intact = self._record is not None and digest_rows(lines) == self._record.digest
         self.lines = lines if is_intact else []
         """Those that are known, each with its end."""
         self._is_whole = is_intact and self._record is not None and self._record.is_whole
+
+    def _read_record(self) -> RowsRecord | None:
+        try:
+            return read_record(self._run_dir, self.wanted.split)
+        except ValueError as error:
+            path = record_file(self._run_dir, self.wanted.split)
+            raise self._fail(
+                f"{path} is damaged, which says what rows the run began with; restore it, or start a new run"
+            ) from error
 
     @property
     def is_complete(self) -> bool:

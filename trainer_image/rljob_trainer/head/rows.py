@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from rljob_api.manifest.job_spec import JobSpec
 from rljob_api.manifest.services.runner import RUNNER_SERVICE
@@ -14,6 +15,7 @@ from rljob_api.run.folder import last_checkpoint
 from rljob_api.run.rows import rows_file
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_trainer.calls.rows import RowsClient
+from rljob_trainer.concurrency import run_in_thread
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.head.environment import Environment
 from rljob_trainer.head.row_reading import RowReading, list_wanted
@@ -29,7 +31,8 @@ async def place_rows(environment: Environment, spec: JobSpec, board: StatusBoard
     sources = {path: source for path, source in spec.env_sources.items() if spec.trains or not _is_trained(spec, path)}
     is_resumed = last_checkpoint(environment.run_dir) is not None
     wanted = list_wanted(sources)
-    readings = [RowReading(environment.run_dir, each, disk, is_resumed=is_resumed) for each in wanted]
+    begin = partial(RowReading, environment.run_dir, disk=disk, is_resumed=is_resumed)
+    readings = [await run_in_thread(begin, each) for each in wanted]  # a resumed one reads its file, of up to 4 GiB
     missing = [each for each in readings if not each.is_complete]
     if missing:
         async with _open_runner(spec, board, missing) as runner:

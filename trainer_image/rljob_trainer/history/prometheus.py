@@ -86,8 +86,8 @@ def split_latency(result: ScoredResult) -> dict[LatencyPart, float]:
     execute = min(result.execute_seconds, result.latency_seconds)
     queue = min(result.queue_seconds, result.latency_seconds - execute)
     rest = result.latency_seconds - execute - queue
-    is_first = result.attempts <= 1
-    return {"wait": rest if is_first else 0.0, "retry": 0.0 if is_first else rest, "queue": queue, "execute": execute}
+    wait, retry = (0.0, rest) if result.retries else (rest, 0.0)
+    return {"wait": wait, "retry": retry, "queue": queue, "execute": execute}
 
 
 class PrometheusMetrics:

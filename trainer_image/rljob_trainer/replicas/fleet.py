@@ -44,16 +44,23 @@ class Replica:
 
 class Fleet:
     def __init__(
-        self, health: Dependency | None = None, *, max_in_flight: int | None = None, readiness_lags: bool = True
+        self,
+        health: Dependency | None = None,
+        *,
+        max_in_flight: int | None = None,
+        readiness_lags: bool = True,
+        spreads: bool = True,
     ) -> None:
         """`health`: learns whether requests succeed. `readiness_lags`: a replica can leave the list because it lacks
-        the required key, without draining."""
+        the required key, without draining. `spreads`: over replicas that are equally loaded; else requests that come
+        one after the other stay on one, as long as it works."""
         self.replicas: dict[str, Replica] = {}
         self.required_key = ""
         """The caller sets it: only replicas that serve this key are used; empty: any."""
         self.health = health or Outages().watch("replicas")
         self._max_in_flight = max_in_flight
         self._readiness_lags = readiness_lags
+        self._order = 1 if spreads else -1
 
     def observe_addresses(self, addresses: Iterable[str]) -> None:
         listed = set(addresses)
@@ -80,8 +87,8 @@ class Fleet:
         candidates = others or ([] if only_others else usable)
         if not candidates:
             return None
-        # The second criterion spreads a light load over equally loaded replicas.
-        best = min(candidates, key=lambda replica: (replica.in_flight, replica.num_served, replica.address))
+        # The second criterion spreads a light load over equally loaded replicas, or keeps it on one.
+        best = min(candidates, key=lambda each: (each.in_flight, self._order * each.num_served, each.address))
         best.in_flight += 1
         return best.address
 

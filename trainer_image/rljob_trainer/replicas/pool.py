@@ -90,16 +90,18 @@ class ReplicaPool:
         health: Dependency | None = None,
         allow_empty: bool = False,
         readiness_lags: bool = True,
+        spreads: bool = True,
         on_tick: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`health`: learns whether requests succeed, and bounds how long callers wait. `allow_empty`: another owner may
-        scale the replicas to zero. `on_tick`: called every tick, for example to ask replicas what they serve."""
+        scale the replicas to zero. `readiness_lags`, `spreads`: see Fleet. `on_tick`: called every tick, for example to
+        ask replicas what they serve."""
         self.name = name
         self.allow_empty = allow_empty
         self.is_awaited = False
         """Whether a caller waits for a replica without a lease."""
-        self.fleet = Fleet(health, max_in_flight=max_in_flight, readiness_lags=readiness_lags)
+        self.fleet = Fleet(health, max_in_flight=max_in_flight, readiness_lags=readiness_lags, spreads=spreads)
         self.now = clock
         self._on_tick = on_tick
         self._discover = discover

@@ -74,7 +74,11 @@ class RewardClient(ServiceClient[ScoreResult]):
                     f"its failurePolicy.action is failJob"
                 )
         latency, attempts = pending.seconds, pending.num_requests
-        return [ScoredResult.model_construct(**dict(r), attempts=attempts, latency_seconds=latency) for r in results]
+        retries = max(0, attempts - 1)
+        return [
+            ScoredResult.model_construct(**dict(r), attempts=attempts, retries=retries, latency_seconds=latency)
+            for r in results
+        ]
 
     def _place(self, request: ScoreRequest | GroupRequest) -> float:
         """Return when the first request of the group arrived. A group trains when all its samples are scored, so they

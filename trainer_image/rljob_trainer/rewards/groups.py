@@ -240,5 +240,6 @@ def merge(sample_result: ScoredResult, group_result: ScoredResult) -> ScoredResu
             "execute_seconds": sample_result.execute_seconds + group_result.execute_seconds,
             "version": sample_result.version or group_result.version,
             "attempts": sample_result.attempts + group_result.attempts,
+            "retries": sample_result.retries + group_result.retries,
         }
     )

@@ -45,6 +45,8 @@ _LANES: tuple[Lane, ...] = get_args(Lane)
 class ServiceClient(ABC, Generic[R]):
     HOLDS_SLOTS: ClassVar[bool] = False
     """Whether a call lasts for a whole episode."""
+    SPREADS: ClassVar[bool] = True
+    """Whether calls that come one after the other go to all replicas in turn."""
 
     def __init__(
         self,
@@ -78,6 +80,7 @@ class ServiceClient(ABC, Generic[R]):
             health=self.health,
             allow_empty=allow_empty or settings.autoscaling is not None,
             readiness_lags=False,
+            spreads=self.SPREADS,
             on_tick=self._tick,
         )
         self.versions = VersionTracker(self.replicas, session, self.headers) if pins_version else None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import threading
+from dataclasses import dataclass
 from datetime import datetime
 
 import pytest
@@ -32,6 +34,16 @@ def test_json_is_one_object_per_line_with_the_same_names(monkeypatch):
     assert datetime.fromisoformat(waits.pop("time")).utcoffset().total_seconds() == 0
     assert waits == {"level": "WARNING", "logger": "rljob_trainer.driver", "message": "waits for reward 数\nsince 3 s"}
     assert failed["exception"].endswith("ValueError: no score")
+
+
+def test_field_that_a_library_adds_and_json_lacks_loses_no_line():
+    @dataclass
+    class Settings:
+        lock: object
+
+    fields = {"msg": "it failed", "settings": Settings(threading.Lock())}
+    line = build_formatter("json").format(logging.makeLogRecord(fields))
+    assert json.loads(line)["message"] == "it failed"
 
 
 @pytest.mark.parametrize(("variable", "is_json"), [(None, False), ("text", False), ("json", True)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from rljob_cli.agents.command import describe_rest, is_invalid, place_row, read_row
 from rljob_cli.check import env_rows
 from rljob_cli.check.jobfile import load
+from rljob_cli.exits import EXIT_INTERRUPTED
 from rljob_cli.main import app
 from rljob_inputs.data.rows import read_rows
 from tests.paths import EXAMPLES
@@ -55,6 +57,15 @@ def test_row_of_an_environment_keeps_its_number_and_its_split(tmp_path, monkeypa
             "the copies are all rows of their file"
         )
         assert [row.values for row in read_rows(source, source.source, split="test")][:1] == [values]
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, asyncio.CancelledError])
+def test_stop_while_the_environment_makes_the_row_is_no_crash(monkeypatch, stop):
+    def read_row(*_):
+        raise stop
+
+    monkeypatch.setattr(env_rows, "read_row", read_row)
+    assert rljob(EXAMPLES / "environment" / "rows.yaml", "--answer", "4") == (EXIT_INTERRUPTED, "")
 
 
 def test_row_beyond_the_limit_starts_no_environment():

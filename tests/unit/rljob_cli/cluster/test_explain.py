@@ -199,6 +199,12 @@ def test_job_of_a_newer_version_is_explained_by_its_status() -> None:
     assert found.unreadable[0].startswith("spec.novelty: fields that this version of rljob does not know")
 
 
+def test_phase_of_a_newer_operator_is_shown_as_it_is() -> None:
+    manifest = job()
+    manifest["status"]["phase"] = "Paused"
+    assert explain(JobObservation(manifest, claims=None)).phase == "Paused", "and not as one that was never reconciled"
+
+
 def test_claims_come_from_sources_and_checkpoint() -> None:
     assert name_claims(job(checkpoint={"persistentVolumeClaim": {"claimName": "runs"}})) == ["models", "runs"]
 

@@ -28,6 +28,12 @@ def test_metadata_names_what_the_hub_can_resolve():
     assert "| data | openai/gsm8k, rows.jsonl (local) |" in card
 
 
+def test_rows_of_an_environment_are_no_local_file():
+    job = {"spec": {"model": {"source": "hf://a/b"}, "data": {"train": {"source": "env://train"}}}}
+    card = build_card("j", 3, job, Metrics(), SUMMARY)
+    assert "| data | rows of the agent's environment or program, train |" in card
+
+
 def test_what_only_this_machine_may_know_stays_out():
     job = {
         "metadata": {"name": "j"},

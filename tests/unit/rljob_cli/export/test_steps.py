@@ -9,6 +9,7 @@ from rljob_api.errors import UserError
 from rljob_api.run.folder import FILE_BEST, FILE_COMPLETE, checkpoint_folder
 from rljob_api.run.summaries import BestStep, format_summary
 from rljob_cli.export.steps import export_step, is_step, read_step
+from rljob_inputs.machine import installation
 
 
 def test_last_is_the_newest_complete_checkpoint(tmp_path):
@@ -31,6 +32,13 @@ def test_best_is_what_the_run_has_written(tmp_path):
 
 def test_only_numbers_last_and_best_name_steps():
     assert [name for name in ("7", "last", "best", "final", "-1", "") if is_step(name)] == ["7", "last", "best"]
+
+
+def test_export_without_the_trainer_names_the_extra(tmp_path, monkeypatch):
+    for extra in ("cpu", "gpu"):
+        monkeypatch.setitem(installation.MODULES, extra, ("rljob_trainer_absent",))
+    with pytest.raises(UserError, match=r"^--model sums@20 needs the extra (cpu|gpu) \(.*rljob_trainer"):
+        export_step(tmp_path, 20, tmp_path / "to", "--model sums@20")
 
 
 def test_the_trainer_of_this_installation_exports(tmp_path, monkeypatch):

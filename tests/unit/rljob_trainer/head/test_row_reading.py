@@ -11,7 +11,7 @@ import pytest
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job_sections import DataSource
-from rljob_api.run.rows import read_record, rows_file
+from rljob_api.run.rows import read_record, record_file, rows_file
 from rljob_api.wire.calls import RowsReply
 from rljob_inputs.errors import InputError
 from rljob_trainer.head import row_reading
@@ -91,6 +91,13 @@ async def test_damaged_rows_are_read_again_if_they_are_still_the_same(tmp_path: 
     file.write_bytes(damage or b"")
     with pytest.raises(InputError, match=r"spec.data.train.source: env://train: .* is damaged, and the environment"):
         await build(tmp_path, is_resumed=True).read(Environment(text="other"))
+
+
+async def test_a_damaged_record_is_no_reason_to_read_other_rows(tmp_path: Path) -> None:
+    await build(tmp_path).read(Environment())
+    record_file(tmp_path, "train").write_text('{"num_rows": 5')
+    with pytest.raises(InputError, match=r"spec.data.train.source: env://train: .*train.json is damaged, .* restore"):
+        build(tmp_path, is_resumed=True)
 
 
 async def test_split_without_rows_is_a_user_error_with_field_and_environment(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from dataclasses import replace
 
 import pytest
@@ -11,12 +12,13 @@ import pytest
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.run.folder import FILE_COMPLETE, checkpoint_folder
+from rljob_api.run.rows import read_lines
 from rljob_api.wire.contract import READ_ROWS
 from rljob_inputs.models.files import open_model
 from rljob_inputs.models.own_settings import load_model_settings
 from rljob_inputs.models.tokenizer import load_tokenizer
 from rljob_trainer.driver.status import StatusBoard
-from rljob_trainer.head import wiring
+from rljob_trainer.head import row_reading, wiring
 from rljob_trainer.head.environment import Environment
 from rljob_trainer.head.rows import place_rows
 from rljob_trainer.history.disk import RunDisk
@@ -87,6 +89,15 @@ async def test_rows_become_prompts_that_carry_what_the_environment_gave(call_har
     assert [body["arguments"]["split"] for body in server.bodies] == ["train"] * 3 + ["hard"], "each split once"
 
 
+async def test_all_pages_come_from_one_replica_while_it_works(call_harness, environment):
+    """Another one would make the rows of a generator again from the first one on, for each of its pages."""
+    servers = [await call_harness.serve("runner") for _ in range(2)]
+    for server in servers:
+        server.answer = answer
+    await place(environment)
+    assert sorted(len(server.bodies) for server in servers) == [0, 4]
+
+
 async def test_head_that_resumes_asks_no_runner_and_reads_equal_rows(call_harness, environment):
     server = await call_harness.serve("runner")
     server.answer = answer
@@ -98,6 +109,25 @@ async def test_head_that_resumes_asks_no_runner_and_reads_equal_rows(call_harnes
     after = load(await asyncio.wait_for(place(environment), 10))
     assert after.train == before.train
     assert after.held_out == before.held_out
+
+
+async def test_head_answers_while_it_reads_the_rows_of_its_run(call_harness, environment, monkeypatch):
+    server = await call_harness.serve("runner")
+    server.answer = answer
+    await place(environment)
+    folder = checkpoint_folder(environment.run_dir, 1)
+    folder.mkdir(parents=True)
+    (folder / FILE_COMPLETE).touch()
+    readers = []
+
+    def read(*given):
+        readers.append(threading.current_thread())
+        return read_lines(*given)
+
+    monkeypatch.setattr(row_reading, "read_lines", read)
+    await place(environment)
+    assert len(readers) == 2
+    assert threading.main_thread() not in readers, "the event loop, whose probes would end the head"
 
 
 async def test_status_says_what_is_read_and_asks_the_autoscaler_for_a_slot(call_harness, environment):

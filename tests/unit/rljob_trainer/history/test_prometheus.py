@@ -50,7 +50,8 @@ def test_results_are_counted_by_reward_lane_and_outcome():
     ("result", "parts"),
     [
         ({"latency_seconds": 9.0, "queue_seconds": 2.0, "execute_seconds": 3.0}, (4.0, 2.0, 3.0, 0.0)),
-        ({"latency_seconds": 9.0, "queue_seconds": 2.0, "execute_seconds": 3.0, "attempts": 2}, (0.0, 2.0, 3.0, 4.0)),
+        ({"latency_seconds": 9.0, "queue_seconds": 2.0, "execute_seconds": 3.0, "retries": 1}, (0.0, 2.0, 3.0, 4.0)),
+        ({"latency_seconds": 9.0, "queue_seconds": 2.0, "execute_seconds": 3.0, "attempts": 2}, (4.0, 2.0, 3.0, 0.0)),
         ({"latency_seconds": 2.0, "queue_seconds": 1.0, "execute_seconds": 3.0}, (0.0, 0.0, 2.0, 0.0)),
     ],
 )

@@ -29,6 +29,16 @@ def test_light_load_is_spread():
     assert sorted(picked) == ["a", "a", "b", "b"], "not always the first"
 
 
+def test_light_load_stays_on_one_replica_that_works_if_requests_continue_each_other():
+    fleet = fleet_of("a", "b", spreads=False)
+    for _ in range(3):
+        assert fleet.pick(0.0) == "a"
+        fleet.record_done("a")
+    fleet.pick(0.0)
+    fleet.record_failed("a", 0.0)
+    assert fleet.pick(0.0) == "b"
+
+
 def test_retry_prefers_another_replica():
     fleet = fleet_of("a", "b")
     assert fleet.pick(0.0, avoid={"a"}) == "b"

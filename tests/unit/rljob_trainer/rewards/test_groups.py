@@ -49,7 +49,7 @@ async def test_sample_then_group_scores_only_valid_samples_together(reward_harne
     assert (found[1].reason, found[1].message) == (InvalidReason.EXCEPTION, "m"), "it is unchanged"
     assert found[2].components == {"alone": 1.0, "together": 2.0}
     assert found[2].execute_seconds == 4.0
-    assert (found[1].attempts, found[2].attempts) == (1, 2)
+    assert [(found[i].attempts, found[i].retries) for i in (1, 2)] == [(1, 0), (2, 0)]
 
 
 async def test_failed_group_step_makes_valid_samples_invalid(reward_harness):
@@ -83,7 +83,7 @@ async def test_group_with_an_invalid_sample_is_retried_and_keeps_valid_ones(rewa
         found = [each["r"] for each in await score_group(rewards, [make_request(i) for i in range(3)])]
     assert [len(server.groups) for server in servers] == [1, 1], "once on each"
     assert [result.score for result in found] == [1.0, None, 3.0]
-    assert all(result.attempts == 2 for result in found)
+    assert all((result.attempts, result.retries) == (2, 1) for result in found)
 
 
 async def test_abstention_in_a_group_is_not_retried(reward_harness):

@@ -88,7 +88,7 @@ class FaultProxy:
         self._streams: set[asyncio.Task[Any]] = set()
         self.has_died = asyncio.Event()
         self.num_resyncs = 0
-        """Answered LISTs of Events, which end each round of LISTs."""
+        """Answered LISTs of Pods, which end each round of LISTs."""
 
     async def open(self, address: str) -> str:
         """Listen on a free port and return the URL."""
@@ -140,7 +140,7 @@ class FaultProxy:
         is_stored = "/leases" not in request.path and "dryRun" not in request.query
         if request.method != "GET" and code < 300 and is_stored:
             self._on_write(request.path, json.loads(sent or b"{}"), json.loads(raw))
-        if request.method == "GET" and request.path.endswith("/events") and code == 200:
+        if request.method == "GET" and request.path.endswith("/pods") and code == 200:
             self.num_resyncs += 1
         if fault == "death after":
             self.die()

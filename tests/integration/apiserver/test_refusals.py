@@ -357,7 +357,7 @@ CHANGES: list[tuple[Manifest, str, str]] = [
     ({"trainer": {"template": {"spec": {"dnsPolicy": "Cluster"}}}}, "Failed", "spec.trainer.template.spec.dnsPolicy: "),
     ({"head": {"template": {"spec": {"nodeSelectr": {}}}}}, "Failed", "spec.head.template.spec.nodeSelectr: "),
     ({"head": {"template": {"spec": {"priorityClassName": "none"}}}}, "ReconcileFailed", "spec.head.template"),
-    ({"rollout": {"resources": MEMORY, "env": {"A": "1"}}}, "ReconcileFailed", "spec.rollout.template"),
+    ({"rollout": {"resources": MEMORY, "env": {"A": "1"}}}, "ReconcileFailed", "spec.rollout.resources"),
 ]
 
 

@@ -222,6 +222,8 @@ async def test_crds_of_an_earlier_version_upgrade_with_stored_objects(old_cluste
     for (kind, name), old in before.items():
         suffix, label = {"RLJob": ("token", "job"), "RewardModel": ("rewardmodel", "reward-model")}[kind]
         await old_cluster.create(build_secret(old, f"{name}-{suffix}", f"rljob.dev/{label}"))
+    for kind, name in (("Secret", "wandb"), ("ConfigMap", "f")):  # which the stored job refers to
+        await old_cluster.create({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}})
     recorder = WriteRecorder()
     await old_cluster.start(recorder, resync_seconds=0.4, namespaces=("default",))
     for kind, name in before:

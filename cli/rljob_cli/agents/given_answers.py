@@ -14,7 +14,8 @@ from pathlib import Path
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import LABEL_ROLE, PATH_RUN
-from rljob_cli.check.try_reward import TOKEN, find_ended_container
+from rljob_cli.check.try_reward import TOKEN
+from rljob_cli.check.waits import find_ended_container
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.local.network import claim_block
 from rljob_cli.manifests import is_ready, labels_of, phase_of, role_of

@@ -18,14 +18,12 @@ from rljob_api.manifest.job_sections import DataSource
 from rljob_api.manifest.services.runner import RUNNER_SERVICE, Runner
 from rljob_api.wire.calls import CallRequest, CallResult, RowsCall, RowsReply
 from rljob_api.wire.contract import PORT_SERVICE, READ_ROWS, UrlPath
-from rljob_cli.check.try_reward import TOKEN, find_ended_container, service_children
-from rljob_cli.check.waits import pods_of, report_waits
+from rljob_cli.check.try_reward import TOKEN, service_children
+from rljob_cli.check.waits import report_waits, wait_until_ready
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.local.network import claim_block
-from rljob_cli.manifests import is_ready
 from rljob_core.backend import Manifest
 
-_POLL_SECONDS = 0.05
 _STOP_SECONDS = 1.0
 _NUM_SHOWN = 500
 
@@ -75,22 +73,11 @@ async def _read(
         try:
             for child in children:
                 await cluster.store.apply(child)
-            pod = await _wait_until_ready(cluster)
+            pod = await wait_until_ready(cluster, RUNNER_SERVICE)
             return await _ask(f"http://{pod['status']['podIP']}:{cluster.network.port(PORT_SERVICE)}", call)
         finally:
             progress.cancel()
             await cluster.stop(_STOP_SECONDS)
-
-
-async def _wait_until_ready(cluster: LocalCluster) -> Manifest:
-    while True:
-        cluster.check()
-        for pod in pods_of(cluster, RUNNER_SERVICE):
-            if is_ready(pod):
-                return pod
-            if ended := find_ended_container(pod):
-                raise UserError((ended["message"] or "the runner's server ended").strip().removeprefix("error: "))
-        await asyncio.sleep(_POLL_SECONDS)
 
 
 async def _ask(url: str, call: RowsCall) -> CallResult:

@@ -31,14 +31,12 @@ from rljob_api.wire.scores import ScoreRequest, ScoreResult
 from rljob_cli.check.jobfile import Finding, Target
 from rljob_cli.check.samples import SampleBuilder, load_job_tokenizer
 from rljob_cli.check.score_client import read_info, score_all
-from rljob_cli.check.try_reward import TOKEN, find_ended_container, service_children
-from rljob_cli.check.waits import LIMIT_SECONDS, find_import_place, pods_of, report_waits
+from rljob_cli.check.try_reward import TOKEN, service_children
+from rljob_cli.check.waits import LIMIT_SECONDS, find_import_place, report_waits, wait_until_ready
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.local.network import claim_block
-from rljob_cli.manifests import is_ready
 from rljob_inputs.prompts import Prompt
 
-_POLL_SECONDS = 0.02
 _STOP_SECONDS = 1.0
 _MAX_SHOWN_CHARACTERS = 60
 _SKIP = "skip this call with --no-call"
@@ -220,7 +218,7 @@ async def _try(
     settings, trial = service.settings, Trial(index, service.settings.name, 0.0, kind=service.kind)
     try:
         async with asyncio.timeout(limit):
-            pod = await _wait_until_ready(cluster, settings.name)
+            pod = await wait_until_ready(cluster, settings.name)
             trial = replace(trial, start_seconds=time.monotonic() - started)
             if isinstance(settings, Reward) and settings.judge is not None:
                 return trial
@@ -248,17 +246,6 @@ async def _try(
 def _describe_forms(info: Mapping[str, Any]) -> str:
     """Return the names of a server's tools, or the form of its user or program."""
     return ", ".join(tool["name"] for tool in info.get("tools", ())) or str(info["entrypoint"])
-
-
-async def _wait_until_ready(cluster: LocalCluster, name: str) -> dict[str, Any]:
-    while True:
-        cluster.check()
-        for pod in pods_of(cluster, name):
-            if is_ready(pod):
-                return pod
-            if ended := find_ended_container(pod):
-                raise UserError((ended["message"] or "its server ended").strip().removeprefix("error: "))
-        await asyncio.sleep(_POLL_SECONDS)
 
 
 def build_samples(prompt: Prompt, samples: SampleBuilder) -> list[ScoreRequest]:

@@ -26,7 +26,7 @@ from rljob_cli.check.jobfile import check_file, load
 from rljob_cli.check.rewards import check_service
 from rljob_cli.check.samples import SampleBuilder, load_job_tokenizer
 from rljob_cli.check.score_client import score_all
-from rljob_cli.check.waits import LIMIT_SECONDS, find_import_place, report_waits
+from rljob_cli.check.waits import LIMIT_SECONDS, find_ended_container, find_import_place, report_waits
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.local.network import Network, claim_block
@@ -38,7 +38,7 @@ from rljob_core.backend import Manifest
 from rljob_core.children.common import read_service_name
 from rljob_core.children.vllm_sidecar import CONTAINER as VLLM_CONTAINER
 from rljob_core.plan.job import render_children
-from rljob_core.plan.observed_job import container_statuses, name_of
+from rljob_core.plan.observed_job import name_of
 from rljob_inputs.machine.installation import require
 from rljob_inputs.memory.changes import change_job
 
@@ -230,14 +230,6 @@ async def _wait_until_ready(cluster: LocalCluster) -> Manifest:
                 message, code = ended["message"] or "it printed nothing", ended["exitCode"]
                 raise UserError(f"{ended['name']} of {name_of(pod)} ended with exit code {code}:\n{message}")
         await asyncio.sleep(_POLL_SECONDS)
-
-
-def find_ended_container(pod: Manifest) -> dict[str, Any] | None:
-    """Return how a container of the Pod ended, with the container's name; None if none has ended."""
-    for status in container_statuses(pod):
-        if ended := status["state"].get("terminated") or status["lastState"].get("terminated"):
-            return ended | {"name": status["name"]}
-    return None
 
 
 def _collect_output(logs: Path) -> str:

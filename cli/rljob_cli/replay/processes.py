@@ -14,7 +14,8 @@ from rljob_api.manifest.job import RLJob, RLJobSpec
 from rljob_api.run.folder import FILE_METRICS
 from rljob_api.run.metrics import StepRecord
 from rljob_api.wire.contract import LABEL_ROLE, PATH_RUN, ExitCode
-from rljob_cli.check.try_reward import TOKEN, find_ended_container
+from rljob_cli.check.try_reward import TOKEN
+from rljob_cli.check.waits import find_ended_container
 from rljob_cli.local.cluster import STOP_SECONDS, LocalCluster
 from rljob_cli.local.network import Network
 from rljob_cli.manifests import labels_of, role_of

@@ -35,7 +35,7 @@ def keep_admitted(desired: Manifest, observed: Manifest | None) -> Manifest:
     is_workload, is_equal = desired["kind"] in keep.KINDS, _stamp_of(desired) == _stamp_of(observed)
     has_equal_pods = is_workload and not keep.is_outdated(desired, observed)
     if desired["kind"] == "Job" and has_equal_pods:
-        # Nobody can have edited what is immutable, and an apply of other fields must repeat it.
+        # What is immutable was not edited since, and an apply of other fields must repeat it.
         desired = desired | {"spec": desired["spec"] | keep.kept_fields(observed)}
     entry = find_own_entry(observed["metadata"].get("managedFields") or [])
     owned: Manifest = entry["fieldsV1"] if entry else {}

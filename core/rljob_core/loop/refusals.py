@@ -44,7 +44,7 @@ class Refusals:
             try:
                 await call(manifest)
             except ForeignObjectError:
-                raise  # whoever has the name may free it at any time
+                raise  # the other object may be deleted at any time
             except UserError as error:
                 self._record(_identify(owner, manifest), known, error, now)
                 raise

@@ -1,7 +1,7 @@
 """Which LimitRange an answer to the creation of a Pod is about: the API server does not name it. Pure.
 
 It writes a range's defaults into the Pod before it validates requests against limits, so that a request above a default
-limit is an invalid field that nobody wrote. The message about a bound has its kind and value.
+limit is an invalid field that is not in the job. The message about a bound has its kind and value.
 """
 
 import re

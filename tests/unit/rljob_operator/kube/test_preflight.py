@@ -39,7 +39,7 @@ class Api:
             raise error
         if name in self.missing:
             raise ApiError(404, "NotFound", "not found")
-        assert kind == "LimitRange" or accept == METADATA_ONLY, "nobody's data is read"
+        assert kind == "LimitRange" or accept == METADATA_ONLY, "no data is read"
         return {"items": self.ranges}
 
     async def check(self, workload, known=None):

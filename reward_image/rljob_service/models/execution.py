@@ -33,6 +33,7 @@ class ExecutionProgress:
     """Tokens that the rate limiter charged in advance."""
     used: float | None = None
     """Tokens that it used. None: unknown."""
+    started_at: float = field(default_factory=time.monotonic)
     activity: str = ""
     """Shown in the message when it is killed."""
 

@@ -40,7 +40,8 @@ class ModelSlot:
     def kill(self, reason: InvalidReason, message: str) -> None:
         activity = f"; it was {self._progress.activity}" if self._progress.activity else ""
         if reason is InvalidReason.TIMEOUT:
-            reason = InvalidReason.UNREACHABLE if self._backend.upstream.is_away else reason
+            was_away = self._backend.upstream.was_away(self._progress.started_at)
+            reason = InvalidReason.UNREACHABLE if was_away else reason
             self._backend.upstream.suspect()
         self._report(failure(reason, f"{message}{activity}"))
         if self.task is not None:

@@ -2,8 +2,8 @@
 
 Decides what a status means: 429 is waited for and is not a failure; 5xx, broken connections and, once the server has
 answered, refusals of the key or the URL are retried with jitter; everything else is final. If the server also fails
-the request that it answered last, it is away: the reason is then `unreachable`, with which clients wait for it. Callers
-interpret the JSON. Invariant: no message contains the API key.
+the request that it answered last, it is away: what fails then, or gives up just after it is back, is `unreachable`, and
+clients wait and send it again. Callers interpret the JSON. Invariant: no message contains the API key.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import random
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -75,8 +77,19 @@ class UpstreamClient:
         self._answered: dict[str, Any] | None = None
         """The payload that was answered last."""
         self._probe: asyncio.Task[None] | None = None
-        self.is_away = False
+        self._is_away = False
         """Whether it fails what it answered before."""
+        self._came_back_at = -math.inf
+
+    def was_away(self, since: float) -> bool:
+        """Whether it has been away at any time since `since`, of the monotonic clock: what failed after that may not be
+        to blame, even if others are answered by now."""
+        return self._is_away or self._came_back_at > since
+
+    def _set_away(self, is_away: bool) -> None:
+        if self._is_away and not is_away:
+            self._came_back_at = time.monotonic()
+        self._is_away = is_away
 
     def close(self) -> None:
         if self._probe is not None:
@@ -94,13 +107,13 @@ class UpstreamClient:
             async with asyncio.timeout(_PROBE_SECONDS):
                 response = await self._send(self._url, payload)
             self._metrics.record_request(str(response.status))
-            self.is_away = response.status not in (200, 429)
+            self._set_away(response.status not in (200, 429))
             if response.status == 200:
                 with contextlib.suppress(NoScoreError):  # it answers, whatever it says
                     self._read_answer(response.text)
         except (aiohttp.ClientError, OSError):  # a TimeoutError is an OSError
             self._metrics.record_request("connection")
-            self.is_away = True
+            self._set_away(True)
 
     async def post(self, payload: dict[str, Any], progress: ExecutionProgress) -> dict[str, Any]:
         """Return the JSON object of the answer. Raises NoScoreError, and AwayError if all engines are away."""
@@ -124,7 +137,8 @@ class UpstreamClient:
                 continue
             self._metrics.record_request(str(response.status))
             if response.status == 200:
-                self._answered, self.is_away = payload, False
+                self._answered = payload
+                self._set_away(False)
                 return self._read_answer(response.text)
             last = f"{response.status} {self.show(response.text)}".strip()
             if self._engines and response.status == _UNAVAILABLE:
@@ -146,7 +160,7 @@ class UpstreamClient:
         """Wait before a retry. Raises NoScoreError if a retry cannot help or would be too late."""
         retry_after = parse_retry_after(response.retry_after)
         if response.status == 429:
-            self.is_away = False
+            self._set_away(False)
             seconds = self._delay(num_tries) if retry_after is None else retry_after
             self._limiter.pause(seconds)
             # Requests that wait for the same moment are not sent all at once.
@@ -177,11 +191,13 @@ class UpstreamClient:
     ) -> None:
         if reason is InvalidReason.EXCEPTION:
             self.suspect()
-            self.is_away |= self._answered is None
+            if self._answered is None:
+                self._set_away(True)
         if seconds >= progress.seconds_left:
             if self._probe is not None:
                 await asyncio.wait((self._probe,), timeout=max(0.0, progress.seconds_left - _MARGIN_SECONDS))
-            reason = InvalidReason.UNREACHABLE if self.is_away else reason
+            if reason is InvalidReason.EXCEPTION and self.was_away(progress.started_at):
+                reason = InvalidReason.UNREACHABLE
             tries = "1 try" if num_tries == 1 else f"{num_tries} tries"
             more = f", next try in {seconds:.1f} s" if reason is InvalidReason.TIMEOUT else ""
             raise NoScoreError(reason, f"{self._name} failed within timeoutSeconds ({tries}{more}); last: {last}")

@@ -96,7 +96,8 @@ class Judge(ChatBackend):
                 return [error] * num_samples
             except TimeoutError:
                 message = f"a question took longer than {self._timeout_seconds:g} s (timeoutSeconds)"
-                reason = InvalidReason.UNREACHABLE if self.upstream.is_away else InvalidReason.TIMEOUT
+                was_away = self.upstream.was_away(progress.started_at)
+                reason = InvalidReason.UNREACHABLE if was_away else InvalidReason.TIMEOUT
                 self.upstream.suspect()
                 late = NoScoreError(reason, f"{message}; it was {progress.activity}")
                 return [late] * num_samples

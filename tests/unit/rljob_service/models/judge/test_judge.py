@@ -187,6 +187,23 @@ async def test_endpoint_that_fails_what_it_answered_is_unreachable_until_it_is_b
     assert (await judge.score("y")).valid
 
 
+async def test_request_that_gives_up_just_after_the_endpoint_is_back_is_unreachable(make_judge, endpoint):
+    judge = await make_judge(timeoutSeconds=1)
+    endpoint.reset(answers("Score: 1"))
+    assert (await judge.score("x")).valid
+    endpoint.reset(answers(status(503)))
+    assert (await judge.score("y")).reason == "unreachable"
+    scoring = asyncio.create_task(judge.score("odd"))
+    async with asyncio.timeout(10):
+        while not any("odd" in str(body) for body in endpoint.requests):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    endpoint.reset(answers_but(status(503), lambda text: "odd" in text))
+    assert (await judge.score("x")).valid, "it is back"
+    assert not scoring.done()
+    assert (await scoring).reason == "unreachable", "its first requests failed as all others did"
+    assert (await judge.score("odd")).reason == "exception"
+
+
 async def test_text_that_alone_fails_is_invalid(make_judge, endpoint):
     """The request that was answered last is answered again."""
     judge = await make_judge(timeoutSeconds=1)

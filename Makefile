@@ -160,7 +160,13 @@ test-convergence: $(SYNCED) ## A fault at every API write of a job's life, on a 
 .PHONY: chaos-local
 chaos-local: $(SYNCED) ## Kill plans under each schedule, with real processes: 40 kills each (nightly; an hour)
 	$(BIN)/python examples/prepare.py tiny
-	$(BIN)/pytest tests/integration/test_chaos_local.py tests/integration/test_hangs_real.py -m nightly -s
+	$(BIN)/pytest tests/integration/test_chaos_local.py tests/integration/test_hangs_real.py \
+	  tests/integration/test_faults_real.py tests/integration/test_mixture_real.py -m nightly -s
+
+.PHONY: test-nightly
+test-nightly: $(SYNCED) test-convergence ## All tests marked nightly: those of test-models, test-convergence and chaos-local, and others (three hours)
+	$(BIN)/python examples/prepare.py tiny shared-reward
+	$(BIN)/pytest tests -m "nightly and not packages" --deselect tests/integration/apiserver/test_convergence.py -s
 
 .PHONY: test-packages
 test-packages: $(SYNCED) ## Rewards and agents of ms-swift, Trinity-RFT, AReaL, verl 0.9, verifiers, NeMo Gym and others, unchanged (up to 6 GB each, an hour)

@@ -73,6 +73,7 @@ def test_sigkill_of_each_role_skips_and_repeats_no_prompt(undisturbed: list[list
     assert "model_type" in json.loads((run.folder / "export/config.json").read_text())
 
 
+@pytest.mark.nightly
 def test_kills_in_both_turns_skip_and_repeat_no_prompt(undisturbed: list[list[int]], tmp_path: Path) -> None:
     """Two trainer Pods, each with an engine."""
     with closing(Run(tmp_path, SLOW_REWARD, *SETTINGS, "spec.rollout.placement=trainer")) as run:

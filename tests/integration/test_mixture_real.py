@@ -32,6 +32,7 @@ def start(folder: Path) -> Run:
 
 
 @pytest.mark.real
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_killed_job_draws_the_prompts_of_an_undisturbed_one(tmp_path: Path) -> None:
     undisturbed, killed = start(tmp_path / "undisturbed"), None

@@ -42,10 +42,8 @@ def test_replay_repeats_the_weights_of_a_run_and_shows_what_a_change_does(tmp_pa
     assert (same["changes"], same["is_equal"]) == ([], True), "the same code on the same episodes"
     assert [step["has_equal_weights"] for step in same["steps"]] == [True, True, True]
 
-    later = replay(job, run.folder, tmp_path / "later", *given, "--steps", "3")
-    assert (later["checkpoint"], [step["step"] for step in later["steps"]], later["is_equal"]) == (2, [3], True)
-
-    other = replay(job, run.folder, tmp_path / "other", *given, "--set", "spec.algorithm.type=rloo", "--steps", "1:2")
+    other = replay(job, run.folder, tmp_path / "other", *given, "--set", "spec.algorithm.type=rloo", "--steps", "3")
+    assert (other["checkpoint"], [step["step"] for step in other["steps"]]) == (2, [3])
     assert other["changes"] == ["spec.algorithm.type: grpo -> rloo"]
     assert not other["is_equal"]
     assert all(step["difference"]["num_tokens"] == 0 for step in other["steps"]), "the same rows"

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 from failure_scenarios.scenario import RECOVERY_TIMEOUT_SECONDS, Scenario
-from harness import OPERATOR_NAMESPACE, Cluster, Manifest, execute, log_step, wait_for
+from harness import OPERATOR_NAMESPACE, Cluster, CommandError, Manifest, execute, log_step, wait_for
 
 from rljob_api.wire.contract import PORT_DRIVER, UrlPath
 
@@ -203,14 +203,14 @@ def assert_failed(scenario: Scenario, warning: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["head", "trainer", "rollout", "reward"])
-def test_typo_in_a_template_creates_no_pod(role: str, scenario: Scenario) -> None:
+def test_typo_in_a_template_is_refused_when_it_is_applied(role: str, scenario: Scenario) -> None:
     typo = {"template": {"spec": {"nodeSelectr": {"pool": "none"}}}}
     path = "spec.rewards[0]" if role == "reward" else f"spec.{role}"
-    scenario.submit(
-        **({"rewards": [build_reward(function={"inline": SOUND}) | typo]} if role == "reward" else {role: typo})
-    )
-    scenario.wait_for_warning("InvalidSpec", (f"{path}.template.spec.nodeSelectr",), condition="Failed")
-    assert not scenario.pods()
+    changes = {"rewards": [build_reward(function={"inline": SOUND}) | typo]} if role == "reward" else {role: typo}
+    with pytest.raises(CommandError) as refused:
+        scenario.submit(**changes)
+    assert f"{path}.template.spec.nodeSelectr" in str(refused.value)
+    assert not scenario.get("rljobs")["items"]
 
 
 HOSTILE_DRIVER = f"""

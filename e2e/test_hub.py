@@ -5,6 +5,7 @@ Changed are only the nodes, the size, and the Hub: a Pod that serves the tiny mo
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import tarfile
@@ -16,7 +17,8 @@ from harness import CLAIM, NAMESPACE, ROOT, Cluster, Job, Manifest, wait_for
 
 from tests.support.readme import read_smallest_job
 
-MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
+SMALLEST_JOB: Manifest = yaml.safe_load(read_smallest_job())
+MODEL = SMALLEST_JOB["spec"]["model"]["source"].removeprefix("hf://")
 CARD = "---\nconfigs: [{config_name: main, data_files: [{split: train, path: main/*}]}]\n---\n"
 ACCESS = {f"models/{MODEL}": {"token": "hf_right", "gated": True}}
 NUM_ROWS = 200
@@ -54,7 +56,7 @@ def _pack_repositories() -> bytes:
 
 def build_job(name: str, hub: Manifest) -> Manifest:
     """Return the smallest job with one CPU replica per role, on this cluster's nodes, for one step."""
-    job: Manifest = yaml.safe_load(read_smallest_job())
+    job = copy.deepcopy(SMALLEST_JOB)
     spec = job["spec"]
     pools = {
         role: {

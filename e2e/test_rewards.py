@@ -28,6 +28,12 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     time.sleep(1)
     return solution_str.count("e") / 10
 """
+KILL_REWARD_MODEL = """
+import os, pathlib
+for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+    if b"rljob_trainer.rollout.served" in path.read_bytes() and int(path.parent.name) != os.getpid():
+        os.kill(int(path.parent.name), 9)
+"""
 BREVITY = """
 class Brevity:
     def compute_score(self, data_source, solution_str, ground_truth, extra_info=None):
@@ -101,6 +107,30 @@ def test_groups_are_compared_and_slow_samples_are_hedged(cluster: Cluster, rewar
     attempts = Counter(sample["rewards"]["moody"]["attempts"] for sample in samples)
     assert attempts[1] > attempts[2] > 0, "some were hedged, none failed"
     cluster.kubectl("delete", "-f", "-", input=ranker.encode())
+
+
+def test_reward_model_in_the_trainers_pods_scores_every_sample(
+    cluster: Cluster, reward_files: None, submit: Callable[..., Job], nodes: Manifest
+) -> None:
+    """Its vLLM takes turns with the ranks, as the rollouts' does; one that is killed costs no Pod."""
+    letters = {"name": "letters", "slots": 4, "function": {"inline": SLOW}, "nodePool": nodes}
+    model = {"source": f"pvc://{CLAIM}/classifier", "placement": "trainer", "template": "text", "maxModelLen": 256}
+    shared = {"placement": "trainer", "replicas": None, "nodePool": None}
+    rewards = [letters, {"name": "polite", "weight": 0.1, "model": {**model, "kvCacheMemory": "256Mi"}}]
+    job = submit("shared-reward", rewards=rewards, rollout=shared, trainer={"replicas": 1}, schedule={"steps": 5})
+    job.wait_for_step(2)
+    pods = cluster.pods(job.name, "trainer")
+    assert not cluster.pods(job.name, "rollout")
+    servers = [pod for pod in cluster.pods(job.name, "reward") if "polite" in pod["metadata"]["name"]]
+    containers = {container["name"] for pod in servers for container in pod["spec"]["containers"]}
+    assert containers == {"reward"}, "no vLLM of its own"
+    log_step(f"{job.name}: SIGKILL of the reward model's engine at step {job.step()}")
+    cluster.kubectl("exec", "-n", NAMESPACE, pods[0]["metadata"]["name"], "--", "python3", "-c", KILL_REWARD_MODEL)
+    job.wait_for_success()
+    assert_all_valid(job.read_samples(), 5 * 16)
+    steps = job.metrics().steps
+    assert steps[-1].num_engine_restarts >= 1
+    assert all(step.device_bytes["models_asleep"] > 0 for step in steps)
 
 
 def test_shared_reward_scales_from_zero_and_back(cluster: Cluster, submit: Callable[..., Job], nodes: Manifest) -> None:

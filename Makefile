@@ -105,6 +105,7 @@ format: $(SYNCED) ## Format, and fix what ruff can
 
 .PHONY: verify
 verify: $(SYNCED) ## Fail when crds/, the chart's CRDs and table of fields, docs/reference.md or the tables of folders drifted from the code
+	$(BIN)/python -m dev.versions --check
 	$(BIN)/python -m rljob_api.generate --check
 	$(BIN)/python -m dev.folders --check
 	$(BIN)/python -m dev.pod_fields --check
@@ -113,6 +114,7 @@ verify: $(SYNCED) ## Fail when crds/, the chart's CRDs and table of fields, docs
 
 .PHONY: generate
 generate: $(SYNCED) ## Write crds/ and generated parts of docs/ from the types, and the tables of fields and architectures from the libraries
+	$(BIN)/python -m dev.versions
 	$(BIN)/python -m rljob_api.generate
 	$(BIN)/python -m dev.folders
 	$(BIN)/python -m dev.pod_fields

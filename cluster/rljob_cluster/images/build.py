@@ -4,6 +4,7 @@ Owns which inputs an image depends on and when a build can be skipped; the Docke
 The invariant: an archive's name contains the digest of its inputs, so that it always stands for the same content.
 """
 
+import functools
 import hashlib
 import os
 import subprocess
@@ -15,12 +16,11 @@ from pathlib import Path
 from typing import Literal
 
 from rljob_cluster.host.commands import ClusterError, run
-from rljob_cluster.host.paths import cache_root, find_uv, state_folder
+from rljob_cluster.host.paths import ROOT, cache_root, find_uv, state_folder
 from rljob_cluster.images.base_image import variable_of
 from rljob_cluster.images.buildah_store import find_image
 from rljob_cluster.images.tools import LABEL_INPUTS, Tool
 
-VERSION = "0.1.0"
 Archive = Literal["no", "needed", "yes"]
 FOLDERS = {
     "trainer": "trainer_image",
@@ -47,7 +47,14 @@ class BuildResult:
 
 
 def image_name(name: str) -> str:
-    return f"rljob/{name}:{VERSION}"
+    return f"rljob/{name}:{_read_tag()}"
+
+
+@functools.cache
+def _read_tag() -> str:
+    """The chart's appVersion, so that what is built is what the chart installs."""
+    chart = (ROOT / "charts/rljob/Chart.yaml").read_text()
+    return next(line.partition(": ")[2] for line in chart.splitlines() if line.startswith("appVersion: "))
 
 
 def list_inputs(root: Path, name: str) -> list[Path]:

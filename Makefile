@@ -105,16 +105,20 @@ format: $(SYNCED) ## Format, and fix what ruff can
 
 .PHONY: verify
 verify: $(SYNCED) ## Fail when crds/, the chart's CRDs and table of fields, docs/reference.md or the tables of folders drifted from the code
+	$(BIN)/python -m dev.versions --check
 	$(BIN)/python -m rljob_api.generate --check
 	$(BIN)/python -m dev.folders --check
+	$(BIN)/python -m dev.values_table --check
 	$(BIN)/python -m dev.pod_fields --check
 	$(BIN)/python -m dev.pod_template --check
 	$(BIN)/python -m dev.requirements --check
 
 .PHONY: generate
 generate: $(SYNCED) ## Write crds/ and generated parts of docs/ from the types, and the tables of fields and architectures from the libraries
+	$(BIN)/python -m dev.versions
 	$(BIN)/python -m rljob_api.generate
 	$(BIN)/python -m dev.folders
+	$(BIN)/python -m dev.values_table
 	$(BIN)/python -m dev.pod_fields
 	$(BIN)/python -m dev.pod_template
 	$(BIN)/python -m dev.requirements
@@ -199,6 +203,18 @@ wheels: $(SYNCED) ## Build the wheels of all packages, with the constraints and 
 test-wheels: cpu-build ## Install each extra from its wheels into an empty environment, and run its commands (5 minutes; 7 GB)
 	$(BIN)/python examples/prepare.py tiny
 	$(BIN)/pytest tests/process/wheels
+
+##@ Release
+RELEASE := $(BIN)/python -m dev.release --images $(or $(IMAGES),all) $(if $(REGISTRY),--registry $(REGISTRY)) \
+  $(if $(INSECURE),--insecure) $(if $(DRY_RUN),--dry-run)
+
+.PHONY: release
+release: $(SYNCED) ## Release VERSION=0.2.0: check, build all into release/, push to REGISTRY= if given, commit and tag (DRY_RUN=1, IMAGES=none)
+	$(RELEASE) $(or $(VERSION),$(error VERSION is missing: make release VERSION=0.2.0))
+
+.PHONY: artifacts
+artifacts: $(SYNCED) ## The same of the commit that is checked out: of main with the commit in the version, at a release's tag with its version
+	$(RELEASE)
 
 ##@ Images
 .PHONY: images

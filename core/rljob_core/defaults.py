@@ -5,11 +5,13 @@ A job's own fields take precedence. Invariant: a running job keeps the defaults 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
+from rljob_api import __version__
 from rljob_api.errors import UserError
 from rljob_api.manifest.base import FreeForm, ObjectName, PathText, Spec
 from rljob_api.manifest.pod_settings import LocalObjectReference
@@ -71,13 +73,19 @@ class RoleResources(_Section):
     """The sidecar that serves the model of a reward or a judge."""
 
 
+def image_tag(version: str = __version__) -> str:
+    """Return a package's version as a tag of images, a version of the chart (SemVer), and a value of labels:
+    0.2.0.dev0+g1a2b3c4 is 0.2.0-dev.g1a2b3c4."""
+    return re.sub(r"\.dev\d+", "-dev", version).replace("+", ".")
+
+
 class Defaults(_Section):
     """Defaults for all jobs of an installation."""
 
-    trainer_image: PathText = "rljob/trainer:0.1.0"
+    trainer_image: PathText = f"rljob/trainer:{image_tag()}"
     """Image of heads, trainers and rollouts: NAME:TAG or NAME@sha256:DIGEST."""
-    reward_image: PathText = "rljob/reward:0.1.0"
-    python_images: dict[PythonVersion, PathText] = {"3.12": "rljob/reward-py312:0.1.0"}
+    reward_image: PathText = f"rljob/reward:{image_tag()}"
+    python_images: dict[PythonVersion, PathText] = {"3.12": f"rljob/reward-py312:{image_tag()}"}
     """In the place of rewardImage, for what names this version in `python`."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
     """Null: Kubernetes' default for the tag."""

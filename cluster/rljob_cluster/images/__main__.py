@@ -1,24 +1,26 @@
 """`python -m rljob_cluster.images`: builds RLJob's images with buildah or docker."""
 
 import argparse
+import functools
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from rljob_cluster.host.commands import ClusterError
 from rljob_cluster.images.base_image import NoBaseError
-from rljob_cluster.images.build import FOLDERS, Archive, BuildResult, build_image
-from rljob_cluster.images.tools import Tool, choose_tool
+from rljob_cluster.images.build import FOLDERS, BuildResult, build_image
+from rljob_cluster.images.tools import choose_tool
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     try:
         tool = choose_tool()
-        results = [build_image(Path.cwd(), name, tool, options.archive) for name in options.names]
-        results += [] if options.names else list(_build_all(tool, options.archive))
+        build = functools.partial(build_image, tool=tool, archive=options.archive, pin_base=options.pin_base)
+        results = [build(Path.cwd(), name) for name in options.names]
+        results += [] if options.names else list(_build_all(build))
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -29,13 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _build_all(tool: Tool, archive: Archive) -> Iterator[BuildResult]:
+def _build_all(build: Callable[[Path, str], BuildResult]) -> Iterator[BuildResult]:
     """Leave out what has no base here: few jobs need another Python."""
     for index, name in enumerate(FOLDERS):
         share = f"{index / len(FOLDERS):.0%}"
         print(f"image {index + 1} of {len(FOLDERS)} ({share} are built): {name}", file=sys.stderr, flush=True)
         try:
-            yield build_image(Path.cwd(), name, tool, archive)
+            yield build(Path.cwd(), name)
         except NoBaseError as error:
             print(f"{name} is left out: {error}", file=sys.stderr)
 
@@ -50,6 +52,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--loadable", action="store_const", const="needed", dest="archive",
         help="also write an archive if a cluster on this machine cannot link to buildah's store",
     )  # fmt: skip
+    parser.add_argument("--pin-base", action="store_true", help="build on one digest of the base, not on its tag")
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.names if name not in FOLDERS]:

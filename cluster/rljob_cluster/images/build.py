@@ -4,23 +4,25 @@ Owns which inputs an image depends on and when a build can be skipped; the Docke
 The invariant: an archive's name contains the digest of its inputs, so that it always stands for the same content.
 """
 
+import functools
 import hashlib
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from rljob_cluster.host.commands import ClusterError, run
-from rljob_cluster.host.paths import cache_root, find_uv, state_folder
+from rljob_cluster.host.paths import ROOT, cache_root, find_uv, state_folder
 from rljob_cluster.images.base_image import variable_of
 from rljob_cluster.images.buildah_store import find_image
+from rljob_cluster.images.labels import build_labels, find_revision
 from rljob_cluster.images.tools import LABEL_INPUTS, Tool
 
-VERSION = "0.1.0"
 Archive = Literal["no", "needed", "yes"]
 FOLDERS = {
     "trainer": "trainer_image",
@@ -44,10 +46,20 @@ class BuildResult:
     seconds: float
     reused: bool
     archive: str | None
+    base: str = ""
+    tool: str = ""
+    """Which has the image: buildah or docker."""
 
 
 def image_name(name: str) -> str:
-    return f"rljob/{name}:{VERSION}"
+    return f"rljob/{name}:{_read_tag()}"
+
+
+@functools.cache
+def _read_tag() -> str:
+    """The chart's appVersion, so that what is built is what the chart installs."""
+    chart = (ROOT / "charts/rljob/Chart.yaml").read_text()
+    return next(line.partition(": ")[2] for line in chart.splitlines() if line.startswith("appVersion: "))
 
 
 def list_inputs(root: Path, name: str) -> list[Path]:
@@ -69,25 +81,39 @@ def digest_inputs(root: Path, files: Iterable[Path], arguments: Sequence[str]) -
     return digest.hexdigest()[:16]
 
 
-def build_command(tool: Tool, name: str, base: str, extra: str, digest: str, uv_cache: Path | None) -> list[str]:
+def build_command(
+    tool: Tool,
+    name: str,
+    base: str,
+    extra: str,
+    digest: str,
+    uv_cache: Path | None,
+    labels: Mapping[str, str] = MappingProxyType({}),
+) -> list[str]:
     command = [tool.name, "build", "--network", "host", "-f", f"{FOLDERS[name]}/Dockerfile", "-t", image_name(name)]
-    command += ["--label", f"{LABEL_INPUTS}={digest}", "--build-arg", f"BASE_IMAGE={base}"]
+    for key, value in {**labels, LABEL_INPUTS: digest}.items():
+        command += ["--label", f"{key}={value}"]
+    command += ["--build-arg", f"BASE_IMAGE={base}"]
     command += ["--build-arg", f"EXTRA={extra}"] if name == "trainer" else []
     command += ["--build-arg", f"PYTHON={PYTHONS[name]}"] if name in PYTHONS else []
     return [*command, *tool.build_options(base, uv_cache), "."]
 
 
-def build_image(root: Path, name: str, tool: Tool, archive: Archive) -> BuildResult:
-    """Build one image unless the existing image has the same inputs."""
+def build_image(root: Path, name: str, tool: Tool, archive: Archive, pin_base: bool = False) -> BuildResult:
+    """Build one image unless the existing image has the same inputs. With `pin_base`, build on one digest of the base
+    instead of on what its tag means at the moment; raise ClusterError if the base has none."""
     start = time.monotonic()
     python = PYTHONS.get(name)
-    base = os.environ.get(variable_of(python)) or tool.find_base(python)
+    base_name = os.environ.get(variable_of(python)) or tool.find_base(python)
+    base = pin(tool, base_name) if pin_base else base_name
     extra, image = os.environ.get("EXTRA", "cpu"), image_name(name)
     digest = digest_inputs(root, list_inputs(root, name), (base, extra, *([python] if python else [])))
     info = tool.inspect(image)
     reused = info is not None and info.inputs == digest
     if not reused:
-        command = build_command(tool, name, base, extra, digest, _find_uv_cache())
+        base_digest = base.partition("@")[2] or tool.find_digest(base)
+        labels = build_labels(name, _read_tag(), find_revision(root), base_name, base_digest)
+        command = build_command(tool, name, base, extra, digest, _find_uv_cache(), labels)
         done = subprocess.run(command, cwd=root, stdout=sys.stderr)
         info = tool.inspect(image)
         if done.returncode != 0 or info is None:
@@ -98,7 +124,20 @@ def build_image(root: Path, name: str, tool: Tool, archive: Archive) -> BuildRes
     if archive == "yes" or (archive == "needed" and not can_be_linked):
         path = _write_archive(tool, name, digest)
     seconds = round(time.monotonic() - start, 1)
-    return BuildResult(image, digest, info.size_mb if info else 0, seconds, reused, str(path) if path else None)
+    size = info.size_mb if info else 0
+    return BuildResult(image, digest, size, seconds, reused, str(path) if path else None, base, tool.name)
+
+
+def pin(tool: Tool, base: str) -> str:
+    """Return the base by its digest. One that was built here keeps its name: no registry has it."""
+    if "@" in base or base.startswith("localhost/"):
+        return base
+    tool.pull(base)
+    digest = tool.find_digest(base)
+    if digest is None:
+        raise ClusterError(f"{base}: its digest is unknown; set {variable_of(None)} to NAME@sha256:DIGEST")
+    folder, slash, name = base.rpartition("/")
+    return f"{folder}{slash}{name.partition(':')[0]}@{digest}"
 
 
 def find_archives(name: str) -> list[Path]:

@@ -48,6 +48,16 @@ class Docker:
         inputs, _, size = done.stdout.strip().rpartition(" ")
         return ImageInfo(inputs, int(size) // 1_000_000) if done.returncode == 0 else None
 
+    def pull(self, image: str) -> None:
+        """Pull an image if a registry has it."""
+        try_run("docker", "pull", "--quiet", image)
+
+    def find_digest(self, image: str) -> str | None:
+        """Return the digest that the registry has it by; None if it is not pulled."""
+        form = "{{range .RepoDigests}}{{println .}}{{end}}"
+        done = subprocess.run(["docker", "image", "inspect", "-f", form, image], capture_output=True, text=True)
+        return done.stdout.strip().partition("\n")[0].partition("@")[2] or None
+
     def save(self, image: str, archive: Path) -> None:
         """Write an uncompressed docker-archive."""
         subprocess.run(["docker", "save", "-o", str(archive), image], check=True)
@@ -80,6 +90,16 @@ class Buildah:
             return None
         listed = subprocess.run(["buildah", "images", "--json", image], check=True, capture_output=True, text=True)
         return ImageInfo(done.stdout.strip(), _megabytes(json.loads(listed.stdout)[0]["size"]))
+
+    def pull(self, image: str) -> None:
+        """Pull an image if a registry has it."""
+        try_run("buildah", "pull", "--quiet", image)
+
+    def find_digest(self, image: str) -> str | None:
+        """Return the digest of its manifest; None if the store does not have it."""
+        form = "{{.FromImageDigest}}"
+        done = subprocess.run(["buildah", "inspect", "-t", "image", "-f", form, image], capture_output=True, text=True)
+        return done.stdout.strip() or None
 
     def save(self, image: str, archive: Path) -> None:
         target = f"docker-archive:{archive}:docker.io/{image}"  # oci-archive is always compressed

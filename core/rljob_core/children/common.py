@@ -18,6 +18,7 @@ from rljob_api.manifest.job_spec import Service
 from rljob_api.read import scalars
 from rljob_api.wire import contract
 from rljob_core.backend import Manifest, Owner
+from rljob_core.defaults import image_tag
 
 WORKLOAD_KINDS = ("Job", "StatefulSet", "Deployment")
 """Children with Pods of a role."""
@@ -124,7 +125,7 @@ def build_app_labels(owner: Owner, labels: Mapping[str, str], *, has_pods: bool)
         "component": labels.get(contract.LABEL_ROLE, _SHARED),
         "part-of": contract.APP_NAME,
     }
-    version = {contract.LABEL_VERSION: __version__} if has_pods else {}
+    version = {contract.LABEL_VERSION: image_tag(__version__)} if has_pods else {}
     return {f"{contract.APP_LABEL}{name}": value for name, value in found.items()} | version
 
 

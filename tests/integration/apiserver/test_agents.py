@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rljob_core.defaults import DEFAULTS
 from tests.integration.apiserver.manifests import put_all, smallest
 from tests.integration.apiserver.operator_harness import NAME, Manifest, OperatorHarness, set_status, start_pod
 
@@ -67,7 +68,7 @@ async def test_job_runs_when_the_user_and_the_tools_are_ready(harness):
     await harness.until_condition("Running")
     job = await harness.get("RLJob", NAME)
     ready = {role["name"]: (role["ready"], role["image"]) for role in job["status"]["roles"]}
-    assert [ready[role] for role in AGENTS] == [(1, "rljob/reward:0.1.0")] * 2
+    assert [ready[role] for role in AGENTS] == [(1, DEFAULTS.reward_image)] * 2
 
 
 async def test_crashes_of_the_user_are_charged_to_its_pod(harness):

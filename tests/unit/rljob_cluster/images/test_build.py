@@ -52,7 +52,7 @@ def test_base_of_another_python_has_its_own_variable(cache: Path, monkeypatch: p
 
 
 def test_only_a_named_image_needs_its_base(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def build_image(root: Path, name: str, *_: object) -> build.BuildResult:
+    def build_image(root: Path, name: str, **_: object) -> build.BuildResult:
         if name == "reward-py312":
             raise NoBaseError("cannot pull python:3.12-slim-bookworm; set BASE_IMAGE_PY312")
         return build.BuildResult(name, "d", 1, 0.0, False, None)

@@ -15,7 +15,7 @@ from rljob_api.manifest.services.reward import RewardModel
 from rljob_core.backend import ChildKey, ObservedState, key_of
 from rljob_core.children import common, head, pods, rollout, service, trainer
 from rljob_core.children.difference import contains, stamp
-from rljob_core.defaults import DEFAULTS, RoleResources
+from rljob_core.defaults import DEFAULTS, RoleResources, image_tag
 from rljob_core.plan import conditions
 from rljob_core.plan.job import plan_job
 from rljob_core.plan.reward_model import plan_reward_model
@@ -172,10 +172,10 @@ def test_version_is_that_of_what_runs(upgraded):
         [version] = {holder["metadata"]["labels"]["app.kubernetes.io/version"] for holder in holders}
         return version
 
-    assert {read_version(name) for name in ROLES} == {__version__}
+    assert {read_version(name) for name in ROLES} == {image_tag()}
     upgraded.request("rljob.dev/restart-rollout", "now")
     upgraded.settle()
-    expected = dict.fromkeys(ROLES, __version__) | {"rollout": f"{__version__}-next1"}
+    expected = dict.fromkeys(ROLES, image_tag()) | {"rollout": f"{image_tag()}-next1"}
     assert {name: read_version(name) for name in ROLES} == expected
 
 

@@ -2,8 +2,7 @@
 
 One variable decides (ENV_LOG_FORMAT), which the operator sets in the Pods of a job; without it, as under `rljob run`,
 logs are text. Every object has `time` (UTC, ISO 8601), `level`, `logger`, `message`, and `exception` with the traceback
-if there is one. Invariant: no secret reaches a log: neither what has the form of one, nor the value of a variable of
-this process that is one.
+if there is one. Invariant: no secret reaches a log by its form, or as the value of a variable of this process.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ _SECRET_NAME = re.compile(
     r"token(?!iz)|key|secret|passw|pwd|credential|auth|webhook|dsn|cookie|signature|connection_?string", re.IGNORECASE
 )
 _NO_SECRET_NAME = re.compile(r"(_path|_file|_dir|_sock|_mode|_url|_uri|_host|_user(name)?)$", re.IGNORECASE)
-"""Of variables that say where a secret is, or how it is used. What is secret in a URL has its form."""
+"""Names of variables that say where a secret is, or how it is used. What is secret in a URL has its form."""
 _SECRET_OPTION = re.compile(
     r"^-*([\w-]*[-_])?(api[-_]?key|access[-_]?key|password|passwd|secret|token|bearer)$", re.IGNORECASE
 )
-"""Of options and free-form fields. `maxTokens` and `apiKeySecretRef` are none."""
+"""Names of options and free-form fields. `maxTokens` and `apiKeySecretRef` are none."""
 _MIN_VALUE_LENGTH = 8
 """A shorter value, such as `true`, may stand anywhere."""
 _SECRET_PARAMETER = r"(?:[\w.~-]*(?:key|token|secret|passw(?:or)?d|signature|credential|auth)|sig|pwd|code)"

@@ -32,7 +32,7 @@ ALLOW = {
     "nodeName": True,
     "priorityClasses": ["system-node-critical"],
     "sysctls": ["net.core.somaxconn"],
-    "annotations": ["k8s.v1.cni.cncf.io/networks", "vault.hashicorp.com/*"],
+    "annotations": ["k8s.v1.cni.cncf.io/networks", "vault.hashicorp.com/*", "container.apparmor.*"],
     "csiDrivers": ["secrets-store.csi.k8s.io", "d"],
     "serviceAccounts": ["trusted"],
     "serviceAccountTokens": True,

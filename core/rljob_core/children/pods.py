@@ -400,8 +400,8 @@ def build_root_security(defaults: Defaults) -> Manifest:
 
 
 def build_home_volumes(defaults: Defaults, name: str = "tmp") -> list[Volume]:
-    """What a container with a read-only root writes to besides its other volumes. /tmp is HOME in RLJob's images: caches
-    of the Hub, vLLM, torch and triton, and the files of Ray are there."""
+    """What a container with a read-only root writes to besides its other volumes. /tmp is HOME in the trainer image:
+    caches of the Hub, vLLM, torch and triton, and the files of Ray are there."""
     return [Volume(name, {"emptyDir": {}}, "/tmp")] if defaults.read_only_root_filesystem else []
 
 

@@ -6,8 +6,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.read.documents import Problem
 from rljob_api.run.folder import FILE_SUMMARY, last_checkpoint
@@ -23,7 +21,7 @@ from rljob_cli.local.network import claim_block
 from rljob_cli.local.node.cpus import has_bfloat16, use_float32
 from rljob_cli.output import print_error, print_json
 from rljob_cli.run import runfolder
-from rljob_cli.tables import make_console
+from rljob_cli.tables import make_console, make_error_console
 from rljob_inputs.findings import describe_lengths
 from rljob_inputs.machine.installation import find_device_extra, require
 
@@ -95,7 +93,7 @@ def _run_locked(
 
     if file.unused:
         print(describe_unused(file), file=sys.stderr)
-    console = Console(stderr=True) if output == "json" else make_console()
+    console = make_error_console() if output == "json" else make_console()
     say = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
     if fresh and (old := runfolder.set_aside(folder)):
         say(f"the earlier run is now {old}")

@@ -4,7 +4,6 @@ Each command imports its heavy dependencies only when it runs, so that --help is
 options.py.
 """
 
-import io
 import os
 import sys
 from collections.abc import Sequence
@@ -35,6 +34,7 @@ from rljob_cli.options import (
     files_of,
 )
 from rljob_cli.output import choose_format, is_json, print_error
+from rljob_cli.terminal import clean_streams
 
 
 class _Commands(TyperGroup):
@@ -586,9 +586,7 @@ def logs(
 
 
 def main() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # for names that the terminal's encoding does not have
+    clean_streams()
     try:
         try:
             app(prog_name="kubectl rljob" if Path(sys.argv[0]).name == "kubectl-rljob" else None)

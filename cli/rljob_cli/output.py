@@ -6,6 +6,7 @@ printed once, as text on stderr, or with `--output json` as one object on stdout
 
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
@@ -15,6 +16,8 @@ from typing import Any
 
 _as_json: ContextVar[bool] = ContextVar("as_json", default=False)
 _OUTPUT_OPTIONS = ("-o", "--output")
+_MORE_CONTROLS = re.compile(r"[\x7f-\x9f]")
+"""Those that JSON allows in strings."""
 
 
 @contextlib.contextmanager
@@ -44,8 +47,9 @@ def is_json() -> bool:
 
 
 def print_json(value: Any) -> None:
-    """Print one line of JSON."""
-    print(json.dumps(value, ensure_ascii=False), flush=True)
+    """Print one line of JSON. It escapes all control characters."""
+    text = json.dumps(value, ensure_ascii=False)
+    print(_MORE_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text), flush=True)
 
 
 def print_error(error: Exception | str, exit_code: int) -> None:

@@ -6,16 +6,18 @@ is cut, with an ellipsis, so a number is never a part of itself. In a pipe every
 
 import io
 import os
-import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
-"""Line breaks, tabs and escape sequences, which a program's last output may contain."""
+from rljob_cli.terminal import clean, clean_lines, find_raw
+
 _PIPE_WIDTH = 100_000
 
 
@@ -102,24 +104,36 @@ def _cell(value: str | Text) -> Text:
     return Text(clean(value)) if isinstance(value, str) else value
 
 
-def clean(text: str) -> str:
-    """Return the text in one line, without control characters."""
-    return _CONTROLS.sub(" ", text)
+class CleanConsole(Console):
+    """A console that draws texts without control characters, and takes no text as markup."""
+
+    def __init__(self, file: TextIO, **options: Any) -> None:
+        super().__init__(file=find_raw(file), markup=False, emoji=False, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            # Those with `control` are rich's own, such as movements of the cursor.
+            yield segment if segment.control else Segment(clean_lines(segment.text), segment.style)
 
 
 def to_text(renderable: RenderableType, width: int = _PIPE_WIDTH) -> str:
-    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
+    console = CleanConsole(io.StringIO(), width=width, color_system=None, force_terminal=False)
     with console.capture() as captured:
-        console.print(renderable, soft_wrap=isinstance(renderable, str), markup=False, highlight=False)
+        console.print(renderable, soft_wrap=isinstance(renderable, str), highlight=False)
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
 def make_console() -> Console:
     """Return a console for stdout. It is as wide as the terminal or $COLUMNS; in a pipe it cuts and folds nothing."""
-    console = Console()
+    console = CleanConsole(sys.stdout)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _PIPE_WIDTH
     return console
+
+
+def make_error_console() -> Console:
+    """Return a console for stderr."""
+    return CleanConsole(sys.stderr)
 
 
 def choose_width(default: int) -> int:

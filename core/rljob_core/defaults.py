@@ -103,6 +103,9 @@ class Defaults(_Section):
     runtime_class_name: ObjectName | None = None
     pod_security_context: PodSecurityContext = _RESTRICTED
     """Replaces the built-in one as a whole."""
+    read_only_root_filesystem: bool = True
+    """Whether heads, trainers, rollouts and vLLM's sidecars have one, with an emptyDir at /tmp, the home of the image.
+    A role's template may set another value for its container. Reward servers always have it."""
     labels: dict[str, LabelValue] = Field(default={}, max_length=64)
     """Labels of all Pods, such as a cost centre. RLJob's own labels and those of a role's template take precedence."""
     annotations: dict[str, Annotated[str, Field(max_length=4096)]] = Field(default={}, max_length=64)

@@ -2,7 +2,7 @@
 
 One variable decides (ENV_LOG_FORMAT), which the operator sets in the Pods of a job; without it, as under `rljob run`,
 logs are text. Every object has `time` (UTC, ISO 8601), `level`, `logger`, `message`, and `exception` with the traceback
-if there is one.
+if there is one. Invariant: no secret reaches a log by its form, or as the value of a variable of this process.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from typing import Final, Literal, TextIO
 
 from rljob_api.wire.contract import ENV_LOG_FORMAT
+from rljob_api.wire.redaction import Redactor, redact_environment
 
 LogFormat = Literal["text", "json"]
 TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -27,6 +28,21 @@ def choose_format() -> LogFormat:
 
 def build_formatter(log_format: LogFormat | None = None, text: str = TEXT) -> logging.Formatter:
     """`text`: the format of a line for people. `log_format` None: as the environment requests."""
+    return _RedactingFormatter(_choose_formatter(log_format, text), redact_environment(os.environ))
+
+
+class _RedactingFormatter(logging.Formatter):
+    """Another formatter's lines without secrets."""
+
+    def __init__(self, formatter: logging.Formatter, redactor: Redactor) -> None:
+        super().__init__()
+        self._formatter, self._redactor = formatter, redactor
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._redactor.hide(self._formatter.format(record))
+
+
+def _choose_formatter(log_format: LogFormat | None, text: str) -> logging.Formatter:
     if (log_format or choose_format()) == "text":
         return logging.Formatter(text)
     from pythonjsonlogger.json import JsonFormatter  # few programs need it
@@ -52,7 +68,7 @@ def configure_logging(
 
 def print_last_line(message: str, log_format: LogFormat | None = None) -> None:
     """Print why a program ends to stderr, also if nothing has configured its log."""
-    line = message
+    line = redact_environment(os.environ).hide(message)
     if (log_format or choose_format()) == "json":
         record = logging.LogRecord("rljob", logging.ERROR, "", 0, message, None, None)
         line = build_formatter("json").format(record)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rljob_api.wire.contract import ENV_TERMINATION_LOG, ExitCode
 from rljob_api.wire.logs import print_last_line
+from rljob_api.wire.redaction import redact_environment
 
 ERROR_PREFIX = "error: "
 """Starts the last line of a program that gives up, and its termination message."""
@@ -26,7 +27,7 @@ _MAX_BYTES = 4000
 
 def end_program(message: str, code: ExitCode) -> ExitCode:
     """Write the termination message, print it as the last line, and return the exit code."""
-    text = f"{ERROR_PREFIX}{message}"
+    text = redact_environment(os.environ).hide(f"{ERROR_PREFIX}{message}")
     _write(text)  # the last line of the log explains the end, too
     print_last_line(text)
     return code

@@ -14,8 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_sections import Checkpoint, Tracking
@@ -31,7 +29,7 @@ from rljob_cli.commands import parse_claims
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
 from rljob_cli.local.node.cpus import has_bfloat16, use_float32
 from rljob_cli.output import print_json
-from rljob_cli.tables import show
+from rljob_cli.tables import make_error_console, show
 from rljob_cli.trajectories.conversation import LEGEND, build_conversation
 from rljob_cli.trajectories.log import Filter, read_rows
 from rljob_inputs.data import rows as data_rows
@@ -101,7 +99,7 @@ def _play(
 
         if not has_bfloat16():
             use_float32(job, read_trained_config(job, claims))
-        if play_model(job, folder, claims, block, Console(stderr=True)) == "Interrupted":
+        if play_model(job, folder, claims, block, make_error_console()) == "Interrupted":
             raise KeyboardInterrupt
     return list(read_rows(folder / TRAJECTORIES, Filter(lane="eval")))
 

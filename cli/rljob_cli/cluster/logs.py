@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from rich.console import Console
 from rich.style import Style
 
 from rljob_api.errors import UserError
@@ -23,6 +22,8 @@ from rljob_cli.cluster.client import Cluster, ClusterError, NotFoundError, NotRe
 from rljob_cli.cluster.control import ROLLOUTS_IN_TRAINER, find_agent_roles, shares_trainer
 from rljob_cli.cluster.formatting import describe_pod, format_job_name
 from rljob_cli.manifests import labels_of, role_of
+from rljob_cli.tables import make_console
+from rljob_cli.terminal import clean_colours, clean_lines, find_raw
 from rljob_core.backend import Manifest
 from rljob_core.children.common import AGENT, SERVING
 from rljob_core.plan.observed_job import container_statuses, name_of
@@ -70,13 +71,14 @@ class Printer:
         self.widen([line.pod])
         style = self._styles.setdefault(line.pod, _STYLES[len(self._styles) % len(_STYLES)])
         name = line.pod.ljust(self._width)
-        # The text is not changed: it may contain escape sequences.
-        self._write(f"{style.render(name) if self._colour else name} {line.text}\n")
+        text = clean_colours(line.text) if self._colour else clean_lines(line.text)
+        self._write(f"{style.render(name) if self._colour else name} {text}\n")
 
 
 def make_printer() -> Printer:
-    console = Console()
-    return Printer(functools.partial(print, end="", flush=True), console.is_terminal and not console.no_color)
+    console = make_console()
+    write = functools.partial(print, end="", file=find_raw(sys.stdout), flush=True)
+    return Printer(write, console.is_terminal and not console.no_color)
 
 
 async def find_pods(cluster: Cluster, selection: Selection) -> list[Manifest]:

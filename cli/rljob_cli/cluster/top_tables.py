@@ -8,7 +8,8 @@ from rich.text import Text
 from rljob_cli.cluster.formatting import Health
 from rljob_cli.cluster.top import JobRow, JobView, PodRow
 from rljob_cli.run.reward_rows import HEADER, row_cells
-from rljob_cli.tables import Column, build_table, clean
+from rljob_cli.tables import Column, build_table
+from rljob_cli.terminal import clean
 
 _COLOURS: dict[Health, str] = {"ok": "green", "waiting": "yellow", "broken": "red"}
 _PHASE_COLOURS = {"Running": "green", "Succeeded": "green", "Failed": "red"}

@@ -19,7 +19,7 @@ from rich.segment import SegmentLines
 from rich.text import Text
 
 from rljob_api.errors import RLJobError
-from rljob_cli.tables import to_text
+from rljob_cli.tables import CleanConsole, to_text
 
 _KEY = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
 _MOVES = {
@@ -75,7 +75,7 @@ class Pager:
 
 async def watch(draw: Draw, interval_seconds: float) -> None:
     """Draw repeatedly until q or an interrupt. A failed refresh keeps the last view."""
-    pager, console = Pager(await draw()), Console()  # the first failure ends the command
+    pager, console = Pager(await draw()), CleanConsole(sys.stdout)  # the first failure ends the command
     if console.is_terminal and sys.stdin.isatty():
         with contextlib.suppress(ImportError):  # Windows has no termios
             return await _show_on_screen(pager, draw, console, interval_seconds)

@@ -32,7 +32,7 @@ from rljob_cli.run import runfolder
 from rljob_cli.run.command import Run
 from rljob_cli.run.live import PlainOutput
 from rljob_cli.run.summary import build_summary
-from rljob_cli.tables import make_console
+from rljob_cli.tables import make_console, make_error_console
 from rljob_inputs.machine.installation import find_device_extra, require
 
 
@@ -48,7 +48,7 @@ class Options:
 
     @property
     def console(self) -> Console:
-        return Console(stderr=True) if self.output == "json" else make_console()
+        return make_error_console() if self.output == "json" else make_console()
 
     def say(self, line: str) -> None:
         """Report progress: on stdout, unless that is for the result."""

@@ -22,8 +22,11 @@ from rljob_cli.local.node.kubelet import Kubelet
 from rljob_cli.local.node.podshim import set_child_subreaper
 from rljob_cli.local.node.volumes import RunPaths
 from rljob_cli.local.store import LocalStore
+from rljob_core.defaults import DEFAULTS
 
 _NOT_INHERITED = ("RLJOB_", "RAY_ADDRESS", "RAY_AUTH_", "VLLM_HOST_IP", "MASTER_")
+LOCAL_DEFAULTS = DEFAULTS.model_copy(update={"read_only_root_filesystem": False})
+"""For processes, which share this machine's file system. A volume at /tmp would replace the user's paths below it."""
 STOP_SECONDS = 15.0
 """For one Pod, from SIGTERM to SIGKILL. The head stops first, so that it can complete a checkpoint."""
 

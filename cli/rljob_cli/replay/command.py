@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
@@ -25,7 +24,7 @@ from rljob_cli.replay.compatibility import find_changes, find_obstacles
 from rljob_cli.replay.plan import ReplayPlan, StepRange, parse_steps, plan_replay
 from rljob_cli.replay.processes import run_replay
 from rljob_cli.run import runfolder
-from rljob_cli.tables import build_table, make_console, show
+from rljob_cli.tables import build_table, make_console, make_error_console, show
 from rljob_cli.trajectories.log import find_run
 from rljob_inputs.machine.installation import find_device_extra, require
 
@@ -54,7 +53,7 @@ def replay_command(
     if obstacles := find_obstacles(before, now, plan.checkpoint):
         raise UserError("\n".join(f"{path}: {obstacle}" for obstacle in obstacles))
     changes = [change.describe() for change in find_changes(before, now)]
-    console = Console(stderr=True) if output == "json" else make_console()
+    console = make_error_console() if output == "json" else make_console()
     say = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
     folder = (directory / f"{job.metadata.name}-replay").resolve()
     if folder == source:

@@ -1,6 +1,7 @@
 """The page: everything that a report shows, as one HTML text. Pure, except that it reads its template.
 
-Invariants: text of the run is escaped wherever it stands; the page loads nothing, which its own policy enforces.
+Invariants: text of the run is escaped wherever it stands; no secret of the job stands anywhere; the page loads nothing,
+which its own policy enforces.
 """
 
 import base64
@@ -14,14 +15,15 @@ from itertools import chain
 from typing import Any
 
 import jinja2
+import markupsafe
 import yaml
 from markupsafe import Markup
 
 from rljob_api.run.sessions import Session
+from rljob_api.wire.redaction import Redactor, find_values, redact_job
 from rljob_cli.report.charts import NUM_COLOURS, colour_class, draw_panel, format_number
 from rljob_cli.report.collect import RunData
 from rljob_cli.report.failures import summarize_failures
-from rljob_cli.report.redaction import redact
 from rljob_cli.report.rewards import summarize_rewards
 from rljob_cli.report.samples import choose_samples, describe_sample
 from rljob_cli.report.turns import build_sides
@@ -43,7 +45,7 @@ def render_page(run: RunData, now: datetime) -> str:
     environment.filters |= {"number": format_number, "score": number, "share": lambda value: f"{100 * value:.0f}%"}
     environment.filters["seconds"] = seconds
     environment.filters["plain"] = lambda text: _ESCAPE_SEQUENCE.sub("", text)
-    return environment.from_string(_read("report.html.jinja")).render(
+    page = environment.from_string(_read("report.html.jinja")).render(
         run=run,
         summary=run.summary,
         created=now.isoformat(timespec="seconds"),
@@ -62,13 +64,21 @@ def render_page(run: RunData, now: datetime) -> str:
         ended=[failure for session in sessions for failure in session.failures],
         sessions=sessions,
         versions=_list_versions(run, sessions),
-        job=None if run.job is None else _dump(redact(run.job)),
+        job=None if run.job is None else _dump(redact_job(run.job)),
         num_shown=len(chosen),
         samples=embed_json([describe_sample(row) for row in chosen]),
         style=Markup(_read("report.css")),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
+    return _build_redactor(run.job).hide(page)
+
+
+def _build_redactor(job: dict[str, Any] | None) -> Redactor:
+    """Return what hides the job's secrets in the page, in each form in which a text stands there."""
+    values = list(find_values(job or {}))
+    forms = [form(value) for value in values for form in (str, markupsafe.escape, lambda text: embed_json(text)[1:-1])]
+    return Redactor(map(str, forms))
 
 
 def _read(name: str) -> str:

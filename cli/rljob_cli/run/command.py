@@ -21,7 +21,7 @@ from rljob_api.run.metrics import read_metrics
 from rljob_api.run.summaries import format_summary, read_driver_summary
 from rljob_api.wire.contract import PORT_DRIVER, UrlPath
 from rljob_api.wire.driver_status import DriverStatus
-from rljob_cli.local.cluster import STOP_SECONDS, LocalCluster
+from rljob_cli.local.cluster import LOCAL_DEFAULTS, STOP_SECONDS, LocalCluster
 from rljob_cli.local.network import Network
 from rljob_cli.local.node.kubelet import log_path
 from rljob_cli.manifests import is_ready, labels_of, phase_of, role_of
@@ -82,7 +82,11 @@ class Run:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         async with self._cluster:
             store = self._cluster.store
-            tasks = [asyncio.create_task(workqueue.run(store.watch, partial(reconcile, store), workers=1))]
+            tasks = [
+                asyncio.create_task(
+                    workqueue.run(store.watch, partial(reconcile, store, defaults=LOCAL_DEFAULTS), workers=1)
+                )
+            ]
             tasks.append(asyncio.create_task(self._poll(self._refresh_driver, _POLL_SECONDS)))
             tasks.append(asyncio.create_task(self._poll(self._refresh_metrics, _METRICS_SECONDS)))
             try:

@@ -90,7 +90,8 @@ def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str
         + _build_key_env(job)
         + [pods.build_field_env(contract.ENV_HEAD_JOB_UID, _HEAD_JOB_UID_FIELD)],
         probes=pods.build_probes("driver", _STARTUP_SECONDS),
-        volumes=pods.build_job_volumes(job, sources, run_dir=True),
+        volumes=pods.build_job_volumes(job, defaults, sources, run_dir=True),
+        container_security=pods.build_root_security(defaults),
         grace_seconds=contract.GRACE_SECONDS,
         annotations=pods.KEEP_ANNOTATIONS,
         restart_policy="Never",

@@ -7,7 +7,7 @@ the rollouts' Pods are the trainers, which also get requests of servers whose mo
 what the spec names (hf://, an http reward, URLs in a role's env), the operator's poll of the driver, and scrapes from
 labelled namespaces. Functions are user code: they reach nothing, unless function.network is set, or requirements need
 the package index.
-Invariant: except for DNS, no Pod reaches the metadata address of its node, where clouds serve the node's credentials.
+Invariant: except for DNS, no Pod reaches an address at which a cloud serves the node's credentials or settings.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,10 +31,24 @@ OPERATOR_LABELS = {"app.kubernetes.io/name": "rljob-operator"}
 _MONITORING: Manifest = {"namespaceSelector": {"matchLabels": {LABEL_MONITORING: "true"}}}
 _NAMESPACE_NAME = "kubernetes.io/metadata.name"
 """A label that the API server sets on every namespace; no one can change it."""
-_METADATA_ADDRESSES = {"0.0.0.0/0": "169.254.169.254/32", "::/0": "fd00:ec2::254/128"}
-"""Clouds serve the node's credentials there."""
+_METADATA_ADDRESSES = {
+    "0.0.0.0/0": (
+        "169.254.0.0/16",  # link-local: most clouds, and the credentials of AWS's tasks and Pods
+        "100.100.100.200/32",  # Alibaba Cloud
+        "168.63.129.16/32",  # Azure's WireServer
+        "192.0.0.192/32",  # Oracle Cloud's classic metadata
+    ),
+    "::/0": (
+        "fe80::/10",  # link-local
+        "fd00:ec2::/32",  # AWS: metadata, credentials of Pods, DNS and time
+        "fd20:ce::254/128",  # Google Cloud
+        "fd00:c1::a9fe:a9fe/128",  # Oracle Cloud
+        "fd00:42::42/128",  # Scaleway
+    ),
+}
+"""Where clouds serve credentials and settings of the node, by the block of addresses that contains them."""
 _ANYWHERE: list[Manifest] = [
-    *({"ipBlock": {"cidr": cidr, "except": [address]}} for cidr, address in _METADATA_ADDRESSES.items()),
+    *({"ipBlock": {"cidr": cidr, "except": list(closed)}} for cidr, closed in _METADATA_ADDRESSES.items()),
     {"namespaceSelector": {}},  # some network plugins apply address blocks only to what is outside the cluster
 ]
 _DEFAULT_PORTS = {"http": 80, "https": 443, "hf": 443}

@@ -394,8 +394,19 @@ def build_env(env: dict[str, str]) -> list[Manifest]:
     return [{"name": name, "value": value} for name, value in env.items()]
 
 
-def build_job_volumes(job: RLJob, sources: list[str], *, run_dir: bool) -> list[Volume]:
-    """The volumes of the trainer image's containers: the job file, the run folder, shared memory, and claims."""
+def build_root_security(defaults: Defaults) -> Manifest:
+    """The part of a container's securityContext about its root file system. With build_home_volumes."""
+    return {"readOnlyRootFilesystem": True} if defaults.read_only_root_filesystem else {}
+
+
+def build_home_volumes(defaults: Defaults, name: str = "tmp") -> list[Volume]:
+    """What a container with a read-only root writes to besides its other volumes. /tmp is HOME in the trainer image:
+    caches of the Hub, vLLM, torch and triton, and the files of Ray are there."""
+    return [Volume(name, {"emptyDir": {}}, "/tmp")] if defaults.read_only_root_filesystem else []
+
+
+def build_job_volumes(job: RLJob, defaults: Defaults, sources: list[str], *, run_dir: bool) -> list[Volume]:
+    """The volumes of the trainer image's containers: the job file, the run folder, shared memory, /tmp, and claims."""
     # The kubelet refreshes the file, so increased steps reach the driver.
     config = {"configMap": {"name": common.child_name(job, "config")}}
     run = _build_run_volume(job) if run_dir else None
@@ -403,6 +414,7 @@ def build_job_volumes(job: RLJob, sources: list[str], *, run_dir: bool) -> list[
         Volume("config", config, contract.PATH_CONFIG, read_only=True),
         *([run] if run else []),
         build_shm_volume(),
+        *build_home_volumes(defaults),
         *build_claim_volumes(sources, run),
     ]
 

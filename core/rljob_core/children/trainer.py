@@ -44,7 +44,8 @@ def build_trainer(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
         + build_engines_env(job)
         + pods.build_grace_env(trainer.template),
         # No probes: only rank 0 serves requests, and the driver knows which nodes have joined.
-        volumes=pods.build_job_volumes(job, sources, run_dir=shares_run),
+        volumes=pods.build_job_volumes(job, defaults, sources, run_dir=shares_run),
+        container_security=pods.build_root_security(defaults),
         grace_seconds=GRACE_SECONDS,
         gpus=trainer.gpus_per_replica,
         annotations=pods.KEEP_ANNOTATIONS,

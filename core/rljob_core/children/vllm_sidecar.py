@@ -60,8 +60,8 @@ def build_sidecar(
     model = settings.served_model
     if model is None or model.placement == "trainer":
         return None
-    # No /tmp volume: the root file system is writable, because vLLM compiles and caches in many places.
     volumes = [SOCKET_VOLUME, pods.build_shm_volume(), *pods.build_claim_volumes([model.source])]
+    volumes += pods.build_home_volumes(defaults, "vllm-tmp")  # a function may write to the server's
     variables = _ENVIRONMENT | ({} if model.gpus_per_replica else _CPU_ENVIRONMENT)
     variables |= {ENV_HANG_DETECTION: json.dumps(hang_detection)} if hang_detection else {}
     environment = pods.build_env(variables) + pods.build_hub_env(hub)
@@ -76,7 +76,7 @@ def build_sidecar(
             {"exec": {"command": ["python", "-c", _IS_ALIVE, _SOCKET, "4"]}}, _PATIENCE_SECONDS, _PROBE_PERIOD_SECONDS
         ),
         "resources": pods.build_resources(model, settings.node_pool, model.gpus_per_replica),
-        "securityContext": pods.UNPRIVILEGED,
+        "securityContext": pods.UNPRIVILEGED | pods.build_root_security(defaults),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [volume.build_mount() for volume in volumes],
     }

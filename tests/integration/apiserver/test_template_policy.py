@@ -31,6 +31,9 @@ ALLOW = {
     "volumes": ["hostPath"],
     "nodeName": True,
     "priorityClasses": ["system-node-critical"],
+    "sysctls": ["net.core.somaxconn"],
+    "annotations": ["k8s.v1.cni.cncf.io/networks", "vault.hashicorp.com/*", "container.apparmor.*"],
+    "csiDrivers": ["secrets-store.csi.k8s.io", "d"],
     "serviceAccounts": ["trusted"],
     "serviceAccountTokens": True,
     "secrets": ["key"],
@@ -58,6 +61,10 @@ def secure(**fields):
 
 def volume(**source):
     return pod(volumes=[{"name": "more"} | source])
+
+
+def annotated(annotations):
+    return {"head": {"template": {"metadata": {"annotations": annotations}}}}
 
 
 def judge(**endpoint):
@@ -137,6 +144,10 @@ REFUSED_FOR_ALL = [
     (pod(nodeName="control-plane"), f"nodeName ({HEAD}.nodeName)"),
     (pod(priorityClassName="system-node-critical"), f"priorityClasses ({HEAD}.priorityClassName)"),
     (
+        pod(securityContext={"sysctls": [{"name": "net.core.somaxconn", "value": "9"}]}),
+        f"sysctls ({HEAD}.securityContext.sysctls)",
+    ),
+    (
         {"rollout": {"template": {"metadata": {"labels": {"rljob.dev/reward-model": "other"}}}}},
         "labels (spec.rollout.template.metadata.labels)",
     ),
@@ -147,6 +158,14 @@ REFUSED_FOR_ALL = [
 ]
 """What an RLJob's spec has besides the smallest one, and what the message contains."""
 REFUSED_WITHOUT_PODS = [
+    (
+        annotated({"k8s.v1.cni.cncf.io/networks": "other", "vault.hashicorp.com/role": "r"}),
+        "annotations (spec.head.template.metadata.annotations: k8s.v1.cni.cncf.io/networks, vault.hashicorp.com/role)",
+    ),
+    (
+        volume(csi={"driver": "secrets-store.csi.k8s.io"}),
+        f"csiDrivers ({HEAD}.volumes[0].csi: secrets-store.csi.k8s.io)",
+    ),
     (pod(serviceAccountName="trusted"), f"serviceAccounts ({HEAD}.serviceAccountName: trusted)"),
     (pod(serviceAccount="trusted"), f"serviceAccounts ({HEAD}.serviceAccount: trusted)"),
     (pod(automountServiceAccountToken=True), f"serviceAccountTokens ({HEAD}.automountServiceAccountToken)"),
@@ -196,7 +215,8 @@ ALLOWED = [
     runner({"nodeSelector": {"a": "b"}}),
     secure(readOnlyRootFilesystem=True, capabilities={"drop": ["ALL"]}, runAsUser=2000, seccompProfile={"type": "x"}),
     secure(seLinuxOptions={"level": "s0:c1,c2", "type": "container_t"}),
-    {"head": {"template": {"metadata": {"annotations": {"sidecar.istio.io/inject": "false"}}}}},
+    annotated({}),
+    pod(securityContext={"sysctls": [{"name": "net.ipv4.tcp_syncookies", "value": "1"}]}),
     pod(serviceAccountName="default", nodeSelector={"a": "b"}, priorityClassName="high", schedulerName="other"),
     pod(tolerations=[{"operator": "Exists"}], runtimeClassName="gvisor", imagePullSecrets=[{"name": "registry"}]),
     pod(volumes=[{"name": "a", "emptyDir": {}}, {"name": "b", "persistentVolumeClaim": {"claimName": "c"}}]),
@@ -215,6 +235,8 @@ MALFORMED = [
     *(volume(projected=value, secret=value, csi=value) for value in (1, None, {"sources": 1}, {"sources": [1]})),
     *(container(lifecycle=value, livenessProbe=value) for value in (1, None, [], {"httpGet": 1}, {"preStop": []})),
     *({"head": {"template": {"spec": value, "metadata": value}}} for value in (None, 1, "x", [])),
+    *(annotated(value) for value in (None, 1, [1])),
+    *(pod(securityContext={"sysctls": value}) for value in (None, 1, {"a": 1})),
     *({"head": {"template": {"metadata": {"labels": value}}}} for value in (None, 1, {"a": 1}, {"rljob": None})),
     volume(secret={"secretName": 1}),
 ]

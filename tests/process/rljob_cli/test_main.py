@@ -168,6 +168,11 @@ def test_no_colour_in_a_pipe_or_with_no_color(job):
         assert "\x1b[" not in finish(run)[1]
 
 
+def test_control_characters_of_a_name_reach_no_stream(tmp_path):
+    code, output = finish(rljob("validate", "\x1b]0;owned\x07\x9b2J.yaml", cwd=tmp_path))
+    assert (code, output) == (2, "]0;owned2J.yaml: not found; pass the path of a job's YAML file\n")
+
+
 def test_file_name_that_the_terminal_cannot_encode_is_escaped(tmp_path):
     code, output = finish(rljob("validate", "日.yaml", cwd=tmp_path, env=os.environ | {"PYTHONIOENCODING": "ascii"}))
     assert (code, output.count("\n")) == (2, 1)

@@ -42,6 +42,14 @@ def test_error_about_fields_has_its_file_and_problems(capsys):
     }
 
 
+def test_json_escapes_all_control_characters_and_loses_none(capsys):
+    value = {"text": "\x1b[2J \x9b \x7f \0 ä"}
+    output.print_json(value)
+    printed = capsys.readouterr().out
+    assert printed.removesuffix("\n").isprintable()
+    assert json.loads(printed) == value
+
+
 def test_error_is_text_on_stderr_otherwise(capsys):
     output.print_error("taken: File exists", 2)
     assert capsys.readouterr() == ("", "taken: File exists\n")

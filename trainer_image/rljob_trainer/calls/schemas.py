@@ -79,7 +79,9 @@ class SchemaReader:
     async def _request(self, address: str) -> dict[str, Any]:
         timeout = aiohttp.ClientTimeout(total=_INFO_TIMEOUT_SECONDS, sock_connect=CONNECT_SECONDS)
         url = f"http://{address}:{listening_port(PORT_SERVICE)}{UrlPath.INFO.value}"
-        async with self._session.get(url, headers=self._client.headers, timeout=timeout) as response:
+        async with self._session.get(
+            url, headers=self._client.headers, timeout=timeout, allow_redirects=False
+        ) as response:
             if response.status in _USER_ERROR_STATUSES:
                 text = await response.text()
                 raise UserError(f"{self._client.service.path}: {address} returned {response.status}: {text[:500]}")

@@ -201,6 +201,19 @@ def choose_num_threads(num_cores: int, num_local_ranks: int, requested: str | No
     return max(1, int(requested or num_cores // num_local_ranks))
 
 
+def open_store(rank: int, num_ranks: int, address: str, port: int, timeout: timedelta) -> dist.TCPStore:
+    """Return the ranks' store, which rank 0 serves on `address` alone: it takes no token, and torch's own socket would
+    listen on all addresses of the machine."""
+    if rank:
+        return dist.TCPStore(address, port, num_ranks, timeout=timeout)
+    try:
+        listener = socket.create_server((address, port))
+    except OSError as error:
+        raise dist.DistNetworkError(f"cannot listen on {address}:{port}: {error}") from error
+    # The store owns the descriptor from now on.
+    return dist.TCPStore(address, port, num_ranks, True, timeout, master_listen_fd=listener.detach())
+
+
 def join_process_group(
     rank: int, num_ranks: int, address: str, port: int, device: torch.device, timeout: timedelta
 ) -> None:
@@ -210,7 +223,7 @@ def join_process_group(
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         "gloo" if device.type == "cpu" else "nccl",
-        init_method=f"tcp://{address}:{port}",
+        store=open_store(rank, num_ranks, address, port, timeout),
         rank=rank,
         world_size=num_ranks,
         timeout=timeout,

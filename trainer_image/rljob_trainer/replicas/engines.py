@@ -79,7 +79,9 @@ class TrainerEngines:
             total=max(CONNECT_SECONDS, deadline - time.monotonic()), sock_connect=CONNECT_SECONDS
         )
         try:
-            async with self._session.post(url, params=query, headers=auth_headers(), timeout=timeout) as response:
+            async with self._session.post(
+                url, params=query, headers=auth_headers(), timeout=timeout, allow_redirects=False
+            ) as response:
                 if response.status != 200:
                     return f"{response.status} {(await response.text())[:_MAX_REASON_LENGTH]}"
                 return EnginesReport.model_validate(await response.json())

@@ -138,7 +138,9 @@ class RolloutClient:
         )
         reader = generate.ResponseReader()
         body, headers = msgspec.json.encode(payload), {"Content-Type": "application/json"} | auth_headers()
-        async with self._session.post(url, data=body, headers=headers, timeout=timeout) as response:
+        async with self._session.post(
+            url, data=body, headers=headers, timeout=timeout, allow_redirects=False
+        ) as response:
             if response.status != 200:
                 text = await response.text()
                 generate.raise_rejection(response.status, text)
@@ -153,7 +155,7 @@ class RolloutClient:
         and variables of vLLM can change the limit, and replicas can differ while they are replaced."""
         url = f"http://{address}/v1/models"
         timeout = aiohttp.ClientTimeout(total=self._role.stall_timeout_seconds, sock_connect=CONNECT_SECONDS)
-        async with self._session.get(url, headers=auth_headers(), timeout=timeout) as response:
+        async with self._session.get(url, headers=auth_headers(), timeout=timeout, allow_redirects=False) as response:
             response.raise_for_status()
             limit = generate.read_context_length(await response.json())
         if limit is not None and num_tokens >= limit:
@@ -228,7 +230,9 @@ class RolloutClient:
         query = {"want": manifest.key, "timeout": str(_POLL_SECONDS)}
         timeout = aiohttp.ClientTimeout(total=_POLL_SECONDS + 10, sock_connect=CONNECT_SECONDS)
         try:
-            async with self._session.get(url, params=query, headers=auth_headers(), timeout=timeout) as response:
+            async with self._session.get(
+                url, params=query, headers=auth_headers(), timeout=timeout, allow_redirects=False
+            ) as response:
                 response.raise_for_status()
                 served = RolloutWeights.model_validate(await response.json())
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:

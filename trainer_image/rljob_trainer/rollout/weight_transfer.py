@@ -91,7 +91,7 @@ class WeightClient:
         if self._shared.address:
             params["peer"] = self._shared.address
         try:
-            async with self._session.get(url, params=params, timeout=_POLL_TIMEOUT) as response:
+            async with self._session.get(url, params=params, timeout=_POLL_TIMEOUT, allow_redirects=False) as response:
                 if response.status == 204:
                     return None
                 return WeightManifest.model_validate_json(await response.read())
@@ -165,7 +165,7 @@ async def report_hang(head: str, token: str, part: HungPart) -> None:
         async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
             for address in await asyncio.to_thread(resolve, head):
                 url = f"http://{address}:{listening_port(contract.PORT_DRIVER)}{contract.UrlPath.HUNG}"
-                await session.post(url, data=part.model_dump_json())
+                await session.post(url, data=part.model_dump_json(), allow_redirects=False)
 
 
 class EngineLoader:

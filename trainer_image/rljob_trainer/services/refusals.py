@@ -8,7 +8,7 @@ results and waits to `requests`. Invariant: a failure before the first success i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import aiohttp
@@ -16,6 +16,19 @@ import aiohttp
 REFUSED_STATUSES: Final = (401, 403, 404, 405)
 """Before the first success: the URL, the method or the key is wrong."""
 _ANSWERING_STATUSES: Final = (200, 429)
+_MAX_URL_LENGTH: Final = 200
+
+
+def is_redirect(status: int) -> bool:
+    return 300 <= status < 400
+
+
+def describe_redirect(address: str, status: int, headers: Mapping[str, str]) -> str:
+    """No request follows a redirect: it would let the server choose what the head requests, and who gets the data."""
+    target = headers.get("Location", "")[:_MAX_URL_LENGTH]
+    return (
+        f"{address} returned {status}, and redirects are not followed; set url to its target {target!r} if you trust it"
+    )
 
 
 class Refusals:

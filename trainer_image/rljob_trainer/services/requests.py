@@ -32,7 +32,7 @@ from rljob_trainer.replicas.pool import ReplicaLease, ReplicaPool
 from rljob_trainer.services.hangs import Hangs
 from rljob_trainer.services.hedging import HedgeTracker, InFlightRequest
 from rljob_trainer.services.messages import Call, R, busy_seconds, is_final, num_valid
-from rljob_trainer.services.refusals import REFUSED_STATUSES, Refusals
+from rljob_trainer.services.refusals import REFUSED_STATUSES, Refusals, describe_redirect, is_redirect
 from rljob_trainer.services.version_tracker import VersionTracker
 
 _MIN_QUEUE_SECONDS = 600.0
@@ -267,7 +267,8 @@ class Requests(Generic[R]):
 
     def _request(self, url: str, body: bytes) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         timeout = aiohttp.ClientTimeout(total=self.timeout_seconds, sock_connect=CONNECT_SECONDS)
-        return self._session.post(url, data=body, headers={**self._headers, **_JSON}, timeout=timeout)
+        headers = {**self._headers, **_JSON}
+        return self._session.post(url, data=body, headers=headers, timeout=timeout, allow_redirects=False)
 
     async def _judge_failure(
         self, lease: ReplicaLease, pending: PendingRequest[R], reason: InvalidReason, answer: str, sent_at: float
@@ -306,6 +307,8 @@ class Requests(Generic[R]):
             return None
         if status in REFUSED_STATUSES and not self._health.has_answered:
             raise UserError(f"{self._where}: {lease.address} returned {status}: {text[:500]}")
+        if is_redirect(status) and self._is_external and not self._health.has_answered:
+            raise UserError(f"{self._where}: {describe_redirect(lease.address, status, response.headers)}")
         if status == _MALFORMED_STATUS and not self._is_external:
             raise UserError(f"{self._where}: {lease.address} returned {status}: {text[:500]}")
         if status in _UNAVAILABLE_STATUSES or (_is_away(status) and not self._is_external):

@@ -94,7 +94,9 @@ class VersionTracker:
         fleet, url = self._replicas.fleet, f"http://{address}:{listening_port(PORT_SERVICE)}{UrlPath.INFO.value}"
         timeout = aiohttp.ClientTimeout(total=_INFO_TIMEOUT_SECONDS, sock_connect=CONNECT_SECONDS)
         try:
-            async with self._session.get(url, headers=self._headers, timeout=timeout) as response:
+            async with self._session.get(
+                url, headers=self._headers, timeout=timeout, allow_redirects=False
+            ) as response:
                 if response.status in _NO_VERSION_STATUSES:
                     info = {}
                 else:

@@ -45,7 +45,9 @@ class EngineClient:
         else:
             url += UrlPath.ROLLOUT_WAKE if wish == SERVE else f"{UrlPath.ROLLOUT_WAKE}?want={wish}"
         try:
-            async with self._session.post(url, timeout=aiohttp.ClientTimeout(total=timeout)) as response:
+            async with self._session.post(
+                url, timeout=aiohttp.ClientTimeout(total=timeout), allow_redirects=False
+            ) as response:
                 text = await response.text()
         except aiohttp.ClientConnectorError as error:
             if is_warm:

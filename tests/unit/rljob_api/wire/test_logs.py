@@ -53,7 +53,21 @@ def test_environment_decides(monkeypatch, variable, is_json):
     else:
         monkeypatch.setenv(ENV_LOG_FORMAT, variable)
     assert log_lines(monkeypatch)[0].startswith("{") == is_json
-    assert (type(build_formatter()) is logging.Formatter) != is_json
+    line = build_formatter().format(logging.makeLogRecord({"msg": "x"}))
+    assert line.startswith("{") == is_json
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_no_secret_reaches_a_log(monkeypatch, log_format, capsys, tmp_path):
+    monkeypatch.setenv("RLJOB_TOKEN", "correct-horse")
+    monkeypatch.setenv("RLJOB_TERMINATION_LOG", str(tmp_path / "end"))
+    record = logging.makeLogRecord({"msg": "GET https://a:b@host/?x=1&key=k7 with %s", "args": ("correct-horse",)})
+    line = build_formatter(log_format).format(record)
+    assert "GET https://(hidden)@host/?x=1&key=(hidden) with (hidden)" in line
+    end_program("https://a:b@host refused correct-horse", ExitCode.USER)
+    expected = "error: https://(hidden)@host refused (hidden)"
+    assert (tmp_path / "end").read_text() == expected
+    assert expected in capsys.readouterr().err
 
 
 def test_last_line_is_json_too_and_the_termination_message_stays_text(monkeypatch, capsys, tmp_path):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -72,9 +73,18 @@ def test_printer_uses_one_colour_per_pod_and_none_in_a_pipe() -> None:
         printer.print(Line("", pod, "text \x1b[1mbold"))
     first, second, third = (text.split("m")[0] for text in printed)
     assert first == third != second
-    assert printed[0].endswith("\x1b[0m text \x1b[1mbold\n"), "the text is not changed"
+    assert printed[0].endswith("\x1b[0m text \x1b[1mbold\x1b[0m\n"), "a colour ends with its line"
     Printer(printed.append, colour=False).print(Line("", "a", "text"))
     assert printed[-1] == "a text\n"
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_printer_writes_no_control_characters_of_a_log(colour: bool) -> None:
+    printed: list[str] = []
+    Printer(printed.append, colour).print(Line("", "a", "\x1b]52;c;aGk=\x07 \x1b[2J \x9b2J 10%\r20%"))
+    written = re.sub(r"\x1b\[\d*m", "", printed[0]).removesuffix("\n")
+    assert written.isprintable(), "besides colours"
+    assert colour == ("\x1b" in printed[0])
 
 
 def test_container_of_the_role_is_chosen_among_others() -> None:

@@ -1,5 +1,7 @@
 """The page as text. tests/integration/report opens it in a browser."""
 
+import base64
+import hashlib
 import json
 import re
 import shutil
@@ -52,6 +54,22 @@ def outline(page):
 @pytest.fixture(scope="module")
 def run():
     return collect_run(DATA / "report")
+
+
+def test_page_has_no_secret_of_the_job_in_any_form(run):
+    secrets = ["correct-horse", "a&b<c>'d\"e"]
+    spec = {"rollout": {"env": {"A_TOKEN": secrets[0], "B_KEY": secrets[1]}, "extraArgs": ["--api-key", "k77k"]}}
+    rewards = [{"name": "j", "judge": {"endpoint": {"url": "https://bob:hunter2@judge.example/v1?a=1&key=k88k"}}}]
+    [[row, *_], *_] = run.samples
+    sample = row.model_copy(update={"completion": f"said {secrets[0]} and {secrets[1]}", "failure": secrets[1]})
+    page = render_page(replace(run, job={"spec": spec | {"rewards": rewards}}, samples=[[sample]]), NOW)
+    for secret in ("correct-horse", "hunter2", "k77k", "k88k"):
+        assert secret not in page
+    assert not re.search(r"a(&|&amp;|\\u0026)b", page)
+    assert page.count("(hidden)") >= 6
+    found = re.search(r"'sha256-([^']+)'", page)[1]
+    script = re.search(r"<script>(.*?)</script>", page, re.DOTALL)[1]
+    assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() == found, "the program is unchanged"
 
 
 def test_elements_are_balanced_and_no_address_leaves_the_page(run):

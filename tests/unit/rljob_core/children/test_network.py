@@ -12,7 +12,12 @@ from rljob_core.defaults import DEFAULTS
 from rljob_core.plan.reward_model import plan_reward_model
 from tests.support.job_simulation import make_agent_job, make_job, make_program_job
 
-METADATA = ("169.254.169.254", "fd00:ec2::254")
+METADATA = (
+    *("169.254.169.254", "169.254.170.2", "169.254.170.23", "169.254.0.23"),  # most clouds; AWS's Pods; Tencent
+    *("100.100.100.200", "168.63.129.16", "192.0.0.192"),  # Alibaba, Azure, Oracle
+    *("fe80::a9fe:a9fe", "fd00:ec2::254", "fd00:ec2::23", "fd20:ce::254", "fd00:c1::a9fe:a9fe", "fd00:42::42"),
+)
+"""Where clouds serve credentials and settings of a node."""
 ENDPOINT = {"url": "http://judge.example/v1", "model": "m"}
 REWARDS = [
     {"name": "open", "function": {"inline": "x", "network": True}},
@@ -53,7 +58,9 @@ def test_metadata_of_the_node_is_never_reached(role):
     assert not any(may_reach(policy, address, 80) for address in METADATA)
 
 
-@pytest.mark.parametrize("address", ["93.184.216.34", "169.254.169.253", "2606:2800:220:1::1"])
+@pytest.mark.parametrize(
+    "address", ["93.184.216.34", "169.253.255.255", "100.100.100.201", "2606:2800:220:1::1", "fd00:1::1"]
+)
 def test_what_the_spec_names_is_reached(address):
     policies = build_policies()
     reached = {role for role in ROLES if may_reach(policies[role], address, 80)}

@@ -4,6 +4,7 @@ import pytest
 
 from rljob_core.children import build_children
 from rljob_core.defaults import DEFAULTS
+from tests.paths import ROOT
 from tests.support.job_simulation import make_job, make_program_job
 
 
@@ -255,3 +256,39 @@ def test_log_format_reaches_every_program_and_text_needs_no_variable():
                 env = {entry["name"]: entry.get("value") for entry in container["env"]}
                 found = {env[name] for name in ("RLJOB_LOG_FORMAT",) if name in env}
                 assert found == expected, child["metadata"]
+
+
+def build_containers(defaults=DEFAULTS, **spec):
+    """[container, paths that it may write to] of all Pods of a job with a judge's sidecar."""
+    judge = {"template": "x", "parser": {"regex": "(.)"}, "model": {"source": "/j"}}
+    rewards = [{"name": "f", "function": {"inline": "x"}}, {"name": "j", "judge": judge}]
+    for child in build_children(make_job(rewards=rewards, **spec), "token", defaults):
+        if template := child.get("spec", {}).get("template"):
+            pod = template["spec"]
+            empty = {volume["name"] for volume in pod["volumes"] if "emptyDir" in volume}
+            for container in [*pod["containers"], *pod.get("initContainers", [])]:
+                mounts = [mount for mount in container["volumeMounts"] if mount["name"] in empty]
+                yield container, {mount["mountPath"] for mount in mounts}
+
+
+def test_root_file_systems_are_read_only_and_homes_writable():
+    found = list(build_containers())
+    assert [container["name"] for container, _ in found] == ["head", "trainer", "rollout", "reward", "reward", "vllm"]
+    for container, writable in found:
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert "/tmp" in writable, "HOME of the images, and what tempfile takes"
+    tmp = [mount["name"] for c, _ in found[-2:] for mount in c["volumeMounts"] if mount["mountPath"] == "/tmp"]
+    assert len(set(tmp)) == 2, "a function does not write to the caches of its judge"
+    assert " HOME=/tmp " in (ROOT / "trainer_image" / "Dockerfile").read_text()
+
+
+def test_root_file_system_is_writable_where_the_defaults_or_a_template_say_so():
+    found = {
+        c["name"]: c for c, _ in build_containers(DEFAULTS.model_copy(update={"read_only_root_filesystem": False}))
+    }
+    writable = {name for name, c in found.items() if not c["securityContext"].get("readOnlyRootFilesystem")}
+    assert writable == {"head", "trainer", "rollout", "vllm"}, "a reward's code is not trusted"
+    assert not any(mount["mountPath"] == "/tmp" for mount in found["head"]["volumeMounts"])
+    own = {"spec": {"containers": [{"name": "head", "securityContext": {"readOnlyRootFilesystem": False}}]}}
+    (head, _), *_ = build_containers(head={"template": own})
+    assert head["securityContext"]["readOnlyRootFilesystem"] is False

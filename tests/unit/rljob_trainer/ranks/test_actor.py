@@ -1,7 +1,12 @@
 """What a rank sets up before it joins the others: its device, memory and threads."""
 
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
@@ -71,3 +76,19 @@ def test_optimizer_on_the_host_of_a_gpu_gets_the_threads_of_its_rank(monkeypatch
     gpu = torch.device("cuda", 0)
     assert start_rank(monkeypatch, 2, gpu)[0] == ["cuda:0"]
     assert start_rank(monkeypatch, 2, gpu, offload="all")[0] == ["threads", "cuda:0"]
+
+
+def test_store_of_the_ranks_listens_on_its_address_alone():
+    address, timeout = "127.93.1.1", timedelta(seconds=20)
+    with socket.create_server((address, 0)) as probe:
+        port = probe.getsockname()[1]
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(actor.open_store, 0, 2, address, port, timeout)
+        second = pool.submit(actor.open_store, 1, 2, address, port, timeout)
+        first.result().set("key", "value")
+        assert second.result().get("key") == b"value"
+        for other in ("127.0.0.1", "127.93.1.2"):
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((other, port), timeout=5)
+        with pytest.raises(dist.DistNetworkError, match=f"cannot listen on {address}:{port}"):
+            actor.open_store(0, 2, address, port, timeout)

@@ -242,6 +242,17 @@ async def test_rejected_request_is_a_user_error():
             await score(reward())
 
 
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+async def test_redirect_of_an_endpoint_is_not_followed(status):
+    spec = reward(function=None, http={"url": f"http://{ADDRESSES[0]}:{PORT_SERVICE}/v1/score"})
+    target = f"http://{ADDRESSES[1]}:{PORT_SERVICE}/v1/score"
+    redirect = web.Response(status=status, headers={"Location": target})
+    async with Servers([lambda: redirect], ADDRESSES[:1]), Servers([lambda: result(1.0)], ADDRESSES[1:]) as other:
+        with pytest.raises(UserError, match=f"returned {status}, and redirects are not followed; set url .*{target}"):
+            await score(spec)
+        assert not other.asked, "nothing is sent to the target"
+
+
 async def test_rejected_request_of_an_external_endpoint_costs_one_result():
     spec = reward(function=None, http={"url": f"http://{ADDRESSES[0]}:{PORT_SERVICE}/v1/score"})
     async with Servers([lambda: web.Response(status=422, text="this text is odd"), lambda: result(1.0)]):

@@ -1,0 +1,75 @@
+"""Secrets in jobs and in lines of logs."""
+
+import pytest
+
+from rljob_api.wire.redaction import HIDDEN, Redactor, find_values, redact_environment
+from rljob_api.wire.redaction import redact_job as redact
+
+
+def test_values_of_secret_names_are_hidden():
+    container = {"name": "c", "env": [{"name": "API_KEY", "value": "abc"}, {"name": "DEBUG", "value": "1"}]}
+    job = {"spec": {"trainer": {"env": {"HF_TOKEN": "abc", "OMP": "2"}}, "template": {"containers": [container]}}}
+    shown = redact(job)
+    assert shown["spec"]["trainer"]["env"] == {"HF_TOKEN": HIDDEN, "OMP": "2"}
+    assert shown["spec"]["template"]["containers"][0]["env"][0] == {"name": "API_KEY", "value": HIDDEN}
+    assert shown["spec"]["template"]["containers"][0]["env"][1] == {"name": "DEBUG", "value": "1"}
+    assert job["spec"]["trainer"]["env"]["HF_TOKEN"] == "abc", "the job itself is unchanged"
+
+
+def test_references_to_secrets_and_other_fields_stay():
+    reference = {"secretKeyRef": {"name": "s", "key": "k"}}
+    job = {"env": [{"name": "TOKEN", "valueFrom": reference}], "maxTokens": 16, "apiKeySecretRef": {"name": "s"}}
+    assert redact(job) == job
+    assert redact({"env": {"TOKEN": ""}}) == {"env": {"TOKEN": ""}}
+    harmless = {"TOKENIZERS_PARALLELISM": "false", "HF_TOKEN_PATH": "/hf/token", "SSH_AUTH_SOCK": "/tmp/agent.1"}
+    assert redact({"env": harmless}) == {"env": harmless}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://bob:hunter2@mlflow.example/api?x=1", "https://(hidden)@mlflow.example/api?x=1"),
+        ("postgres://u:p@db:5432/x and redis://:pw@r", "postgres://(hidden)@db:5432/x and redis://(hidden)@r"),
+        ("https://abc123@o1.ingest.sentry.io/42", "https://(hidden)@o1.ingest.sentry.io/42"),
+        ("https://j.example/v1?a=1&key=abc&b=2", "https://j.example/v1?a=1&key=(hidden)&b=2"),
+        ("https://b.s3/x?X-Amz-Signature=ab12&X-Amz-Date=1", "https://b.s3/x?X-Amz-Signature=(hidden)&X-Amz-Date=1"),
+        ("https://hooks.slack.com/services/T0/B0/xyz", "https://hooks.slack.com/services/(hidden)"),
+        ("Authorization: Bearer abcdefgh.ijk", "Authorization: Bearer (hidden)"),
+        ("vllm serve --api-key abc --port 1", "vllm serve --api-key (hidden) --port 1"),
+        ("--api-key=abc", "--api-key=(hidden)"),
+        ("hf_" + "aB3" * 9, HIDDEN),
+        ("key sk-proj-abcdefghijkl1234 is wrong", "key (hidden) is wrong"),
+        ("AKIAIOSFODNN7EXAMPLE", HIDDEN),
+        ("-----BEGIN RSA PRIVATE KEY-----\nab\n-----END RSA PRIVATE KEY-----\nx", f"{HIDDEN}\nx"),
+    ],
+)
+def test_what_has_the_form_of_a_secret_is_hidden(text, shown):
+    assert Redactor().hide(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hf://org/model@main",
+        "mail bob@example.com, https://example.com/@user, git@github.com:a/b.git",
+        "step 3: 128 tokens, key=value, --max-num-tokens 5, --tokenizer x, task-sk-1",
+        "http://10.0.0.1:8000/v1/completions?want=3:5",
+        "def compute_score(data_source, solution_str, ground_truth): return basic + 1",
+    ],
+)
+def test_other_texts_stay(text):
+    assert Redactor().hide(text) == text
+
+
+def test_arguments_and_free_fields_are_hidden_by_their_name():
+    job = {"extraArgs": ["--api-key", "abc", "--port", "1"], "args": {"api_key": "abc", "max_tokens": "5"}}
+    shown = {"extraArgs": ["--api-key", HIDDEN, "--port", "1"], "args": {"api_key": HIDDEN, "max_tokens": "5"}}
+    assert redact(job) == shown
+
+
+def test_a_secret_is_hidden_wherever_its_value_stands():
+    job = {"spec": {"head": {"env": {"MY_TOKEN": "correct-horse"}}, "rollout": {"command": ["x --t=correct-horse"]}}}
+    assert redact(job)["spec"]["rollout"]["command"] == ["x --t=(hidden)"]
+    assert Redactor(find_values(job)).hide("401: correct-horse is unknown") == "401: (hidden) is unknown"
+    environment = {"MY_TOKEN": "correct-horse", "HOME": "/home/correct", "SHORT_KEY": "true"}
+    assert redact_environment(environment).hide("correct-horse true /home/correct") == "(hidden) true /home/correct"

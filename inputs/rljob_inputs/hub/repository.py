@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rljob_api.errors import TransientError, UserError
+from rljob_inputs.objects.access import ObjectAccess
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -35,14 +36,17 @@ class MissingRevisionError(RefusedError):
 
 @dataclass(frozen=True)
 class HubAccess:
-    """Address and token of the Hub. None: what huggingface_hub finds (its environment, `hf auth login`)."""
+    """Address and token of the Hub. None: what huggingface_hub finds (its environment, `hf auth login`). And of the
+    object storage that a job may use beside it."""
 
     endpoint: str | None = None
     token: str | None = None
+    objects: ObjectAccess = field(default_factory=ObjectAccess)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> HubAccess:
-        return cls((environment.get("HF_ENDPOINT") or "").rstrip("/") or None, environment.get("HF_TOKEN") or None)
+        endpoint = (environment.get("HF_ENDPOINT") or "").rstrip("/") or None
+        return cls(endpoint, environment.get("HF_TOKEN") or None, ObjectAccess.from_environment(environment))
 
     @property
     def url(self) -> str:

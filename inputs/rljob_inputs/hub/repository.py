@@ -102,7 +102,7 @@ def find_repository(source: str, kind: Kind, revision: str | None, access: HubAc
     except errors.HFValidationError as error:
         raise UserError(f"{source} is not a repository of the Hub: {_first_line(error)}") from error
     except Exception as error:  # the types of the HTTP client depend on the release of huggingface_hub
-        if _status_of(error) in _REFUSALS:
+        if status_of(error) in _REFUSALS:
             refusal = MissingRevisionError if isinstance(error, errors.RevisionNotFoundError) else RefusedError
             raise refusal(_describe_refusal(error, source, kind, revision, access)) from error
         if cached := _find_cached(name, kind, revision, access):
@@ -150,11 +150,11 @@ def _describe_refusal(error: Exception, source: str, kind: Kind, revision: str |
         return f"{source} has no revision {revision}; see {page}"
     if isinstance(error, errors.DisabledRepoError):
         return f"{source} is disabled by the Hub; see {page}"
-    if isinstance(error, errors.RepositoryNotFoundError) or _status_of(error) == 404:
+    if isinstance(error, errors.RepositoryNotFoundError) or status_of(error) == 404:
         if access.has_token():
             return f"{kind} {source} does not exist at {access.url}, or the token must not read it; check the name"
         return f"{kind} {source} does not exist at {access.url}, or is private; check the name, or {remedy}"
-    return f"the Hub refuses the token for {source} (HTTP {_status_of(error)}); {remedy.replace('set', 'correct', 1)}"
+    return f"the Hub refuses the token for {source} (HTTP {status_of(error)}); {remedy.replace('set', 'correct', 1)}"
 
 
 def _find_cached(name: str, kind: Kind, revision: str | None, access: HubAccess) -> Repository | None:
@@ -169,7 +169,7 @@ def _find_cached(name: str, kind: Kind, revision: str | None, access: HubAccess)
     return Repository(kind, name, folder.name, files, access, is_cached=True)
 
 
-def _status_of(error: Exception) -> int:
+def status_of(error: Exception) -> int:
     """Return the HTTP status; 0 without a response."""
     return getattr(getattr(error, "response", None), "status_code", 0)
 

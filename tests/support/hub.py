@@ -85,7 +85,7 @@ class Catalog:
         if wanted.get("visibility") == "private" or wanted.get("private"):
             access = self._read_access() | {f"models/{name}": {"token": token, "gated": False}}
             (self._folder / "access.json").write_text(json.dumps(access))
-        return {"url": f"http://hub/{name}", "id": name}
+        return {"id": name}
 
     def _read_access(self) -> dict[str, dict[str, Any]]:
         file = self._folder / "access.json"
@@ -141,6 +141,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _token(self) -> str:
         return (self.headers.get("Authorization") or "").removeprefix("Bearer ").strip()
 
+    def _page(self, wanted: dict[str, str]) -> str:
+        return f"http://{self.headers['Host']}/{wanted['organization']}/{wanted['name']}"
+
     def _find(self, kind: str, name: str, revision: str) -> Revision:
         return self.catalog.find(kind, name, revision, self._token)
 
@@ -154,7 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._token or self._token.startswith("hf_read"):
             raise RefusalError(403, "", "You don't have the rights to write to this namespace")
         if not match:
-            return self.catalog.create(json.loads(body), self._token)
+            return self.catalog.create(json.loads(body), self._token) | {"url": self._page(json.loads(body))}
         name, what = match.groups()
         found = self._find("models", name, "main")
         if what == "preupload":
@@ -165,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
                 target = found.folder / line["value"]["path"]
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(base64.b64decode(line["value"]["content"]))
-        page = f"http://hub/{name}/commit/{found.commit}"
+        page = f"http://{self.headers['Host']}/{name}/commit/{found.commit}"
         return {"success": True, "commitOid": found.commit, "commitUrl": page, "hookOutput": ""}
 
     def _describe(self, match: re.Match[str], query: dict[str, list[str]], body: bytes) -> Any:

@@ -51,4 +51,5 @@ def _explain(error: Exception, source: str, access: HubAccess) -> RLJobError:
         return RefusedError(f"{refused}; {_TOKEN}, or choose a name of your own")
     if 400 <= status < 500:
         return UserError(f"{source}: the Hub at {access.url} refuses it (HTTP {status}): {reason}")
-    return TransientError(f"{source}: cannot reach the Hub at {access.url} ({reason}); check the network")
+    failed = f"{source}: the Hub at {access.url} cannot be used ({type(error).__name__}: {reason})"
+    return TransientError(f"{failed}; check the network, and try again")

@@ -72,5 +72,5 @@ def test_token_that_must_not_write_and_none_at_all_are_named(hub, folder):
 
 
 def test_hub_that_does_not_answer_may_come_back(folder):
-    with pytest.raises(TransientError, match=r"cannot reach the Hub at http://127\.0\.0\.1:9 "):
+    with pytest.raises(TransientError, match=r"the Hub at http://127\.0\.0\.1:9 cannot be used"):
         upload_model(folder, MODEL, HubAccess("http://127.0.0.1:9", "hf_write"), is_public=False, message="x")

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.sources import OBJECT_SCHEMES
-from rljob_inputs.machine.installation import has_module, require
+from rljob_inputs.machine.installation import MissingExtraError, describe_installation, has_module
 
 PACKAGES: Final[Mapping[str, str]] = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}
 """fsspec's package for a scheme. RLJob brings that of s3 (extra data); the others are the user's."""
@@ -72,9 +72,9 @@ def open_client(url: str, access: ObjectAccess) -> Any:
     """Return the file system of fsspec for a URL. Raise UserError if its package is not installed."""
     scheme = url.partition("://")[0]
     package = PACKAGES[scheme]
-    if scheme == "s3":
-        require("data", url)
-    elif not has_module(package):
+    if not has_module(package):
+        if scheme == "s3":  # not `require`: the images have other parts of the extra
+            raise MissingExtraError(f"{url} needs the package {package}; {describe_installation('data')}")
         raise UserError(
             f"{url}: needs the package {package}; install it beside RLJob, and in the images of head, trainer and "
             "rollout"

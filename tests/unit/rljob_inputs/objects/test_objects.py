@@ -9,6 +9,7 @@ from rljob_api.manifest.job_sections import DataSource
 from rljob_inputs.data.rows import read_rows
 from rljob_inputs.errors import InputError
 from rljob_inputs.hub.repository import HubAccess
+from rljob_inputs.machine.installation import MissingExtraError
 from rljob_inputs.models.files import open_model, place_model
 from rljob_inputs.objects.access import ObjectAccess
 from rljob_inputs.objects.copies import Copy
@@ -191,6 +192,17 @@ def test_wrong_credentials_and_none_at_all_name_the_remedy(server, monkeypatch):
 def test_storage_that_does_not_answer_may_come_back():
     with pytest.raises(StorageAwayError, match=r"cannot reach the object storage at http://127\.0\.0\.1:9 "):
         list_objects(f"s3://{BUCKET}/x", ObjectAccess("http://127.0.0.1:9", None, "key", "secret"))
+
+
+def test_program_without_the_client_names_what_brings_it(access, monkeypatch):
+    """The images have no other part of the extra, such as the service, so its client alone counts."""
+    absent = {"rljob_service"}
+    monkeypatch.setattr("rljob_inputs.objects.access.has_module", lambda name: name not in absent)
+    with pytest.raises(MissingObjectError):
+        list_objects(f"s3://{BUCKET}/nothing", access)
+    absent.add("s3fs")
+    with pytest.raises(MissingExtraError, match="s3://bucket/nothing needs the package s3fs; run `"):
+        list_objects(f"s3://{BUCKET}/nothing", access)
 
 
 def test_storage_of_others_names_its_package(access):

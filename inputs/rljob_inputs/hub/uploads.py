@@ -36,7 +36,8 @@ def upload_model(folder: Path, source: str, access: HubAccess, *, is_public: boo
     `is_public`. Return the address of its page. Raise RefusedError if the token may not write, and TransientError."""
     name, client = repository_name(source), access.client()
     try:
-        client.create_repo(name, private=not is_public, exist_ok=True)
+        if not client.repo_exists(name):
+            client.create_repo(name, private=not is_public)
         client.upload_folder(repo_id=name, folder_path=folder, commit_message=message)
     except Exception as error:
         raise _explain(error, source, access) from error

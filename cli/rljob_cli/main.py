@@ -399,15 +399,19 @@ def export(
         str,
         typer.Argument(metavar="RUN", help="A run's folder, job file, or job's name.", autocompletion=complete_runs),
     ],
-    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="A new folder for the model and its card.")],
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="DIR|URL", help="A new folder for the model and its card; s3://... or hf://..."),
+    ],
     step: Annotated[str, typer.Option(metavar="N|last|best", help="Which checkpoint.")] = "last",
+    public: Annotated[bool, typer.Option("--public", help="A new repository of hf://org/name is public.")] = False,
     directory: Annotated[Path, typer.Option("--dir", help="Parent of the run folders.")] = _RUNS,
     output: OutputOption = "text",
 ) -> None:
     """Write a checkpoint of a run as a Hugging Face model, also of a run that failed, was stopped, or is running."""
     from rljob_cli.export.command import export_command
 
-    raise typer.Exit(export_command(run, step, to, directory, output))
+    raise typer.Exit(export_command(run, step, to, directory, output, is_public=public))
 
 
 @app.command()

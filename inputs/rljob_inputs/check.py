@@ -34,6 +34,7 @@ from rljob_inputs.models.defaults import FromModel, OwnSettings, Resolved, resol
 from rljob_inputs.models.files import ModelFiles, open_model
 from rljob_inputs.models.own_settings import read_own_settings
 from rljob_inputs.models.weights import count_parameters, find_matrices, find_weight_problems
+from rljob_inputs.objects.errors import RefusedObjectError
 from rljob_inputs.prompts import Prompt
 
 _QUANTIZATION_FILE = "hf_quant_config.json"
@@ -77,7 +78,7 @@ class InputsReport:
         """Add an error of reading, at `path` unless it names its field."""
         is_transient, is_refused = (
             any(isinstance(cause, kind) for cause in (error, error.__cause__))
-            for kind in (TransientError, RefusedError)
+            for kind in (TransientError, (RefusedError, RefusedObjectError))
         )
         if isinstance(error, InputError):
             self.findings.append(Finding(error.path, error.message, False, is_transient, is_refused))
@@ -106,9 +107,10 @@ def check_inputs(
 ) -> InputsReport:
     """Check all models and datasets of a job; with `reads_rows` false, which needs no library for data, no datasets.
 
-    `locate` returns where this process finds a source: a path, or hf://org/name; None skips the source. `environment`
-    may have HF_ENDPOINT and HF_TOKEN; the job's own settings take precedence. With `runs_here` false, the job runs on
-    machines that may reach another Hub with another token, so what the Hub refuses is a warning.
+    `locate` returns where this process finds a source: a path, hf://org/name or s3://bucket/path; None skips the
+    source. `environment` may have the variables of Hub and storage; the job's own settings take precedence. With
+    `runs_here` false, the job runs on machines that may reach others with other rights, so what is refused is a
+    warning.
     """
     report = _check_all(job, locate, find_access(job, environment), reads_rows)
     if not runs_here:
@@ -149,11 +151,13 @@ def _check_all(job: RLJob, locate: Callable[[str], str | None], access: HubAcces
 
 
 def find_access(job: RLJob, environment: Mapping[str, str]) -> HubAccess:
-    """Return the Hub of the job's head, which all roles share unless their env differs."""
-    hub = job.spec.hub
+    """Return the Hub and the object storage of the job's head, which all roles share unless their env differs."""
+    hub, storage = job.spec.hub, job.spec.object_storage
     settings = {"HF_ENDPOINT": hub.endpoint} if hub.endpoint else {}
     if hub.token_secret_ref and (token := environment.get(hub.token_secret_ref.key)):
         settings["HF_TOKEN"] = token
+    settings |= {"AWS_ENDPOINT_URL_S3": storage.endpoint} if storage.endpoint else {}
+    settings |= {"AWS_REGION": storage.region} if storage.region else {}
     return HubAccess.from_environment({**environment, **settings, **job.spec.head.env})
 
 
@@ -292,7 +296,7 @@ class _Sample:
 def _read_sample(source: DataSource, location: str | None, split: str, access: HubAccess, path: str) -> _Sample | None:
     if location is None:
         return None
-    limit = _MAX_STREAMED_ROWS if location.startswith("hf://") else _MAX_ROWS
+    limit = _MAX_STREAMED_ROWS if "://" in location else _MAX_ROWS
     rows: list[Row] = []
     num_characters = 0
     try:

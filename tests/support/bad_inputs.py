@@ -294,8 +294,8 @@ BAD_INPUTS: list[BadInput] = [
     edit(
         "unknown scheme",
         "train.jsonl",
-        "s3://bucket/train",
-        "spec.data.train.source must be hf://org/name, pvc://claim/path, env://split or a path",
+        "ftp://host/train",
+        "spec.data.train.source must be hf://org/name, pvc://claim/path, s3://bucket/path, env://split or a path",
     ),
     edit("claim without a folder", "train.jsonl", "pvc://data/train.jsonl", "add --volume data=DIR"),
     edit(

@@ -5,12 +5,14 @@
     FOLDER/datasets/ORG/NAME/...
     FOLDER/access.json                  {"models/ORG/NAME": {"token": "hf_x", "gated": true}}
 
-A repository with a token is private; a gated one answers 403 to other tokens. Only the standard library is used, so
+A repository with a token is private; a gated one answers 403 to other tokens. Models can be created and committed to,
+without Git LFS, with any token but one that begins with hf_read. Only the standard library is used, so
 that a Pod can run this file: `python hub.py FOLDER [PORT]`.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import json
@@ -25,6 +27,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 _API = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+?)(?:/(revision|tree|paths-info|refs)(?:/([^/]+)(?:/(.*))?)?)?")
 _RESOLVE = re.compile(r"/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+_COMMIT = re.compile(r"/api/models/([^/]+/[^/]+)/(preupload|commit)/main")
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 _CHUNK_BYTES = 1 << 20
 
@@ -70,6 +73,20 @@ class Catalog:
                 return Revision(name, commit, folder)
         raise RefusalError(404, "RevisionNotFound", f"Invalid rev id: {revision}")
 
+    def is_private(self, kind: str, name: str) -> bool:
+        return self._read_access().get(f"{kind}/{name}", {}).get("token") is not None
+
+    def create(self, wanted: dict[str, Any], token: str) -> dict[str, str]:
+        name = f"{wanted['organization']}/{wanted['name']}"
+        folder = self._folder / "models" / name
+        if folder.exists():
+            raise RefusalError(409, "", "You already created this model repo")
+        folder.mkdir(parents=True)
+        if wanted.get("visibility") == "private" or wanted.get("private"):
+            access = self._read_access() | {f"models/{name}": {"token": token, "gated": False}}
+            (self._folder / "access.json").write_text(json.dumps(access))
+        return {"id": name}
+
     def _read_access(self) -> dict[str, dict[str, Any]]:
         file = self._folder / "access.json"
         return json.loads(file.read_text()) if file.exists() else {}
@@ -109,6 +126,8 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             if match := _RESOLVE.fullmatch(path):
                 self._send_file(match[1] or "models", match[2], match[3], match[4])
+            elif self.command == "POST" and (answer := self._write(path, body)) is not None:
+                self._send_json(answer)
             elif match := _API.fullmatch(path):
                 self._send_json(self._describe(match, parse_qs(url.query), body))
             else:
@@ -118,9 +137,39 @@ class _Handler(BaseHTTPRequestHandler):
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
 
+    @property
+    def _token(self) -> str:
+        return (self.headers.get("Authorization") or "").removeprefix("Bearer ").strip()
+
+    def _page(self, wanted: dict[str, str]) -> str:
+        return f"http://{self.headers['Host']}/{wanted['organization']}/{wanted['name']}"
+
     def _find(self, kind: str, name: str, revision: str) -> Revision:
-        token = (self.headers.get("Authorization") or "").removeprefix("Bearer ").strip()
-        return self.catalog.find(kind, name, revision, token)
+        return self.catalog.find(kind, name, revision, self._token)
+
+    def _write(self, path: str, body: bytes) -> Any:
+        """Answer a request that creates a model or commits to it; None for others."""
+        if path == "/api/validate-yaml":
+            return {"errors": [], "warnings": []}
+        match = _COMMIT.fullmatch(path)
+        if path != "/api/repos/create" and not match:
+            return None
+        if not self._token or self._token.startswith("hf_read"):
+            raise RefusalError(403, "", "You don't have the rights to write to this namespace")
+        if not match:
+            return self.catalog.create(json.loads(body), self._token) | {"url": self._page(json.loads(body))}
+        name, what = match.groups()
+        found = self._find("models", name, "main")
+        if what == "preupload":
+            files = json.loads(body)["files"]
+            return {"files": [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in files]}
+        for line in map(json.loads, body.splitlines()):
+            if line["key"] == "file":
+                target = found.folder / line["value"]["path"]
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(base64.b64decode(line["value"]["content"]))
+        page = f"http://{self.headers['Host']}/{name}/commit/{found.commit}"
+        return {"success": True, "commitOid": found.commit, "commitUrl": page, "hookOutput": ""}
 
     def _describe(self, match: re.Match[str], query: dict[str, list[str]], body: bytes) -> Any:
         kind, name, what, revision, path = match.groups()
@@ -136,7 +185,8 @@ class _Handler(BaseHTTPRequestHandler):
             {"rfilename": str(file.relative_to(found.folder)), "size": file.stat().st_size, "blobId": _etag(file)}
             for file in found.files()
         ]
-        fields = {"_id": _digest(name), "private": False, "gated": False, "tags": [], "downloads": 0, "likes": 0}
+        is_private = self.catalog.is_private(kind, name)
+        fields = {"_id": _digest(name), "private": is_private, "gated": False, "tags": [], "downloads": 0, "likes": 0}
         return {"id": name, "sha": found.commit, "siblings": siblings, **fields}
 
     def _send_file(self, kind: str, name: str, revision: str, path: str) -> None:

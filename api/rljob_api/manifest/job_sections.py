@@ -51,7 +51,8 @@ class DataSource(HasSource):
 
     source: PathText
     """`hf://org/name`; or a .jsonl, .parquet, .json, .csv or .tsv file, a folder or glob of such files, or a folder of
-    `save_to_disk` as `pvc://claim/path`, `/path`, or a path relative to the job file (`rljob run` only). Or
+    `save_to_disk` as `pvc://claim/path`, `s3://bucket/path` (also `gs://`, `az://`), `/path`, or a path relative to the
+    job file (`rljob run` only). Or
     `env://split`: the rows of a split that the agent's environment or program has or makes, such as `env://train`.
     They are read once, when the job starts. Endless ones need limit."""
     subset: ShortText | None = None

@@ -26,7 +26,7 @@ from rljob_api.manifest.services.runner import COMMAND_MODULE, ENVIRONMENTS_MODU
 from rljob_api.manifest.services.sandbox import SANDBOX_MODULE
 from rljob_api.manifest.services.tool import MCP_MODULE
 from rljob_api.manifest.services.user import USER_SERVICE
-from rljob_api.manifest.sources import Hub, parse_source
+from rljob_api.manifest.sources import Hub, ObjectStorage, parse_source
 
 _STARTUP_SECONDS: Final = 600
 """vLLM loads and compiles before it listens."""
@@ -74,6 +74,7 @@ class JobSpec(PodSettings):
     rewards: list[Reward] = Field(default=[], max_length=16, json_schema_extra=list_map("name"))
     """Rewards that score a trajectory. At least one, unless agent.type is environment or program."""
     hub: Hub = Hub()
+    object_storage: ObjectStorage = ObjectStorage()
     algorithm: Algorithm = Algorithm()
     schedule: Schedule = Schedule()
     agent: Agent = Agent()
@@ -187,8 +188,8 @@ class JobSpec(PodSettings):
     @property
     def rollout_startup_seconds(self) -> int:
         """rollout.startupTimeoutSeconds, and what null means."""
-        is_of_hub = parse_source(self.model.source).kind == "hf"
-        return self.rollout.startup_timeout_seconds or (_HUB_STARTUP_SECONDS if is_of_hub else _STARTUP_SECONDS)
+        is_downloaded = parse_source(self.model.source).is_remote
+        return self.rollout.startup_timeout_seconds or (_HUB_STARTUP_SECONDS if is_downloaded else _STARTUP_SECONDS)
 
     def with_replicas(self, replicas: Mapping[str, int]) -> Self:
         """Return the spec with other numbers of Pods, by name of the service."""

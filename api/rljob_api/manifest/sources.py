@@ -1,5 +1,5 @@
 """The `source` of a model or a dataset: its forms, their paths in a container, and the rules that validate it; and the
-Hub that hf:// sources come from."""
+Hub and the object storage that sources come from."""
 
 from __future__ import annotations
 
@@ -12,23 +12,32 @@ from pydantic import Field
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.base import ClusterRule, FreeForm, ObjectName, PathText, Rule, ShortText, Spec, Url, exactly_one
+from rljob_api.manifest.pod_settings import LocalObjectReference
 from rljob_api.wire.contract import PATH_CLAIMS
 
 _REPOSITORY = re.compile(r"[^/]+(/[^/]+)?/?")
 _SPLIT = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}"
 """Also the name of a file."""
-_FILES_PATTERN = "hf://[^/]+(/[^/]+)?/?|pvc://[^/]+(/.*)?"
+OBJECT_SCHEMES: Final = ("s3", "gs", "az")
+"""Schemes of object storage: S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage."""
+_FORMS = "hf://org/name, pvc://claim/path, s3://bucket/path"
+_FILES_PATTERN = f"hf://[^/]+(/[^/]+)?/?|pvc://[^/]+(/.*)?|({'|'.join(OBJECT_SCHEMES)})://[^/]+(/.*)?"
 _SOURCE_CEL = f"!self.source.contains('://') || self.source.matches('^({_FILES_PATTERN})$')"
 _DATA_CEL = f"!self.source.contains('://') || self.source.matches('^({_FILES_PATTERN}|env://{_SPLIT})$')"
 
 
 @dataclass(frozen=True)
 class Source:
-    kind: Literal["hf", "pvc", "absolute", "relative", "env"]
+    kind: Literal["hf", "pvc", "absolute", "relative", "env", "object"]
     path: str
-    """For hf the repository's id, for env the split."""
+    """For hf the repository's id, for env the split, for objects the whole URL."""
     claim: str = ""
     """Set for pvc only."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether programs download it: from the Hub or from object storage."""
+        return self.kind in ("hf", "object")
 
     @property
     def name(self) -> str:
@@ -37,7 +46,7 @@ class Source:
 
     @property
     def container_path(self) -> str:
-        """The path that a container opens, or hf://org/name, or env://split."""
+        """The path that a container opens, or hf://org/name, env://split, or the URL of objects."""
         if self.kind in ("hf", "env"):
             return f"{self.kind}://{self.path}"
         if self.kind == "pvc":
@@ -57,7 +66,9 @@ def parse_source(source: str) -> Source:
         return Source("pvc", path, claim)
     if scheme == "env" and re.fullmatch(_SPLIT, rest):
         return Source("env", rest)
-    raise UserError(f"must be hf://org/name, pvc://claim/path or a path, got {source}")
+    if scheme in OBJECT_SCHEMES and rest.partition("/")[0]:
+        return Source("object", source.rstrip("/"))
+    raise UserError(f"must be {_FORMS} or a path, got {source}")
 
 
 def _is_valid(holder: Any) -> bool:
@@ -76,7 +87,7 @@ class HasSource(Spec):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             ("source",),
-            "must be hf://org/name, pvc://claim/path or a path",
+            f"must be {_FORMS} or a path",
             "correct the scheme",
             _is_valid,
             _SOURCE_CEL,
@@ -85,8 +96,7 @@ class HasSource(Spec):
     CLUSTER_RULES: ClassVar[tuple[ClusterRule, ...]] = (
         ClusterRule(
             "source",
-            "must be hf://org/name, pvc://claim/path or an absolute path on a cluster; "
-            "relative paths work only with `rljob run`",
+            f"must be {_FORMS} or an absolute path on a cluster; relative paths work only with `rljob run`",
             "self.source.contains('://') || self.source.startsWith('/')",
         ),
     )
@@ -94,7 +104,7 @@ class HasSource(Spec):
 
 OF_DATA: Final = Rule(
     ("source",),
-    "must be hf://org/name, pvc://claim/path, env://split or a path",
+    f"must be {_FORMS}, env://split or a path",
     "correct the scheme",
     _is_valid,
     _DATA_CEL,
@@ -106,8 +116,8 @@ class ModelSource(HasSource):
     """A checkpoint in Hugging Face format."""
 
     source: PathText
-    """A Hugging Face folder: `hf://org/name`, `pvc://claim/path`, `/path`, or a path relative to the job file
-    (`./path`, `../path`; `rljob run` only)."""
+    """A Hugging Face folder: `hf://org/name`, `pvc://claim/path`, `s3://bucket/path` (also `gs://`, `az://`), `/path`,
+    or a path relative to the job file (`./path`, `../path`; `rljob run` only)."""
     revision: ShortText | None = None
     """Branch, tag or commit of an hf:// source."""
     trust_remote_code: bool = False
@@ -169,3 +179,27 @@ class Hub(Spec):
     token_secret_ref: SecretKeyRef | None = None
     """Access token for gated and private repositories, set as HF_TOKEN. Null: HF_TOKEN in a role's env (or the shell of
     `rljob run`), else none."""
+
+
+class ObjectStorage(Spec):
+    """The object storage that s3:// sources come from. The head, trainers, rollouts and vLLM in reward Pods use it;
+    reward functions do not. Without secretRef, the identity of the Pods counts: that of their serviceAccountName."""
+
+    endpoint: Url | None = None
+    """Address of a storage that speaks S3's protocol, such as MinIO, set as AWS_ENDPOINT_URL_S3. Null: that
+    variable, or AWS_ENDPOINT_URL, in a role's env (or the shell of `rljob run`), else AWS."""
+    region: ShortText | None = None
+    """Region of the buckets, set as AWS_REGION. Null: AWS_REGION in a role's env (or the shell of `rljob run`), else
+    what the storage says."""
+    secret_ref: LocalObjectReference | None = None
+    """Secret with keys that are set as variables of the same name: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and
+    AWS_SESSION_TOKEN; for az://, AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN and
+    AZURE_STORAGE_CONNECTION_STRING. Other keys are not read. `rljob run` reads the shell's variables instead."""
+
+
+OBJECT_VARIABLES: Final = (
+    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
+    "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_STORAGE_CONNECTION_STRING",
+)  # fmt: skip
+"""Keys of ObjectStorage.secret_ref."""

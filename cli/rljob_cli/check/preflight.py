@@ -176,4 +176,4 @@ def locate(source: str, claims: Mapping[str, Path]) -> str | None:
         return None
     if parsed.kind == "pvc":
         return str(claims[parsed.claim] / parsed.path) if parsed.claim in claims else None
-    return source if parsed.kind == "hf" else parsed.path
+    return source if parsed.is_remote else parsed.path

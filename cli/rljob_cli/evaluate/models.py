@@ -16,6 +16,7 @@ from rljob_api.manifest.sources import parse_source
 from rljob_api.run.folder import EXPORT, FILE_COMPLETE, checkpoint_folder, export_folder
 from rljob_cli.export.steps import export_step, is_step, read_step
 from rljob_cli.trajectories.log import find_run
+from rljob_inputs.objects.access import is_object
 
 _MAX_NAME = 40
 """Length of metadata.name."""
@@ -28,7 +29,7 @@ class Candidate:
     given: str
     """As the user named it."""
     source: str
-    """hf://, pvc://, or an absolute path."""
+    """hf://, pvc://, s3://, or an absolute path."""
     revision: str | None = None
     is_own: bool = False
     """Whether it is spec.model, with its own settings."""
@@ -48,7 +49,7 @@ class Candidate:
     @property
     def slug(self) -> str:
         """A part of a DNS label."""
-        text = self.given.removeprefix("hf://").removeprefix("pvc://")
+        text = self.given.rpartition("://")[2]
         name = "-".join(Path(text).parts[-2:] if "@" in text else [Path(text).name])
         return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "model"
 
@@ -69,7 +70,7 @@ def _find(given: str, directory: Path, *, in_cluster: bool) -> Candidate:
     path, separator, suffix = given.rpartition("@")
     if given.startswith("hf://"):
         return Candidate(given, path, suffix) if separator else Candidate(given, given)
-    if given.startswith("pvc://"):
+    if given.startswith("pvc://") or is_object(given):
         parse_source(given)
         return Candidate(given, given)
     if (folder := Path(given)).is_dir():
@@ -80,7 +81,8 @@ def _find(given: str, directory: Path, *, in_cluster: bool) -> Candidate:
     if in_cluster and "@" not in given and given.startswith("/"):
         return Candidate(given, given)
     if not separator:
-        raise UserError(f"--model {given}: not found; pass a folder, hf://org/name, pvc://claim/path, or RUN@STEP")
+        others = "hf://org/name, pvc://claim/path, s3://bucket/path, or RUN@STEP"
+        raise UserError(f"--model {given}: not found; pass a folder, {others}")
     return _find_step(given, find_run(path, directory).resolve(), suffix)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from rljob_api.run.metrics import EvaluationRecord, Metrics
 from rljob_api.run.summaries import RunSummary
+from rljob_inputs.objects.access import is_object
 
 FILE_CARD = "README.md"
 _MAX_ROWS = 12
@@ -112,14 +113,14 @@ def find_versions(summary: RunSummary) -> dict[str, str]:
 
 
 def _describe_source(source: Any, revision: Any = None) -> str:
-    """Return a source as a reader elsewhere can use it: of a local folder or file, its name alone."""
+    """Return a source as a reader elsewhere can use it: of a local folder or file, or of objects, the name alone."""
     text = str(source)
     if text.startswith("env://"):
         return f"rows of the agent's environment or program, {text.removeprefix('env://')}"
     if text.startswith("hf://"):
         name = text.removeprefix("hf://")
         return f"{name}{f' at {revision}' if revision else ''}"
-    return f"{PurePath(text).name} (local)"
+    return f"{PurePath(text).name} ({'object storage' if is_object(text) else 'local'})"
 
 
 def _section(title: str, header: Sequence[str], rows: Any) -> str:

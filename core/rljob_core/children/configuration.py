@@ -40,6 +40,8 @@ def read_configuration(
     }
     if isinstance(owner, RLJob) and uses_hub:
         configuration["hub"] = read_settings(owner.spec.hub)
+        if storage := read_settings(owner.spec.object_storage):
+            configuration["objectStorage"] = storage
     if isinstance(owner, RLJob) and role in (HEAD, TRAINER):
         configuration["claim"] = head_claim(owner) if role == HEAD else shared_claim(owner)
     if request := read_restart_request(owner, role, labels):

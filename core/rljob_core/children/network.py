@@ -17,12 +17,13 @@ from urllib.parse import urlsplit
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.roles import Role
 from rljob_api.manifest.services.reward import RewardModel
+from rljob_api.manifest.sources import OBJECT_SCHEMES
 from rljob_api.wire.contract import PORT_DRIVER, PORT_GATEWAY, PORT_ROLLOUT, PORT_SANDBOX, PORT_SERVICE, PORT_WEIGHTS
 from rljob_core.backend import Manifest, Owner
 from rljob_core.children.common import AGENT, HEAD, REWARD, ROLLOUT, TRAINER, build_child, build_selector, child_name
 from rljob_core.children.reward_refs import served_models
 from rljob_core.children.sandbox import find_sandbox_labels
-from rljob_core.children.service import HostedService, build_model_selector, find_services, hub_of
+from rljob_core.children.service import HostedService, build_model_selector, find_services, hub_of, storage_of
 from rljob_core.children.trainer import name_engine_ports
 
 LABEL_MONITORING = "rljob.dev/monitoring"
@@ -51,7 +52,7 @@ _ANYWHERE: list[Manifest] = [
     *({"ipBlock": {"cidr": cidr, "except": list(closed)}} for cidr, closed in _METADATA_ADDRESSES.items()),
     {"namespaceSelector": {}},  # some network plugins apply address blocks only to what is outside the cluster
 ]
-_DEFAULT_PORTS = {"http": 80, "https": 443, "hf": 443}
+_DEFAULT_PORTS = {"http": 80, "https": 443, "hf": 443, **dict.fromkeys(OBJECT_SCHEMES, 443)}
 _PACKAGE_INDEX, _WANDB = "https://pypi.org", "https://api.wandb.ai"
 _API_SERVER = [{"protocol": "TCP", "port": port} for port in (443, 6443, 8443)]
 """Ports of API servers. A NetworkPolicy cannot name one: it is not a Pod, and its address differs by cluster."""
@@ -134,10 +135,10 @@ def build_service_policy(service: HostedService, head: Manifest) -> Manifest:
 
 def _build_service_egress(service: HostedService) -> list[Manifest]:
     """For a function: all but the node's metadata, the package index of its requirements, or nothing. For a tool with
-    sandboxes: these, and the API server to claim them. For others:
-    the URLs in their env, the chat endpoint, and the hub that a model comes from. A runner's workers may open sockets
-    in any case, so it gets the URLs in its env, too."""
-    settings, hub = service.settings, hub_of(service.owner)
+    sandboxes: these, and the API server to claim them. For others: the URLs in their env, the chat endpoint, and the
+    hub or the storage that a model comes from. A runner's workers may open sockets in any case, so it gets the URLs in
+    its env, too."""
+    settings, hub, storage = service.settings, hub_of(service.owner), storage_of(service.owner)
     function = settings.function
     if service.sandbox:
         sandboxes = _open("to", [_peer(find_sandbox_labels(service))], PORT_SANDBOX)
@@ -149,7 +150,7 @@ def _build_service_egress(service: HostedService) -> list[Manifest]:
     if function and function.requirements:
         urls.append(_PACKAGE_INDEX)
     if settings.served_model and service.has_sidecar:
-        urls += [settings.served_model.source, hub.endpoint or ""]
+        urls += [settings.served_model.source, hub.endpoint or "", storage.endpoint or ""]
     if settings.endpoint:
         urls.append(settings.endpoint.url)
     egress = _open("to", _trainers(service), *service.engine_ports) + _egress_to(urls)
@@ -204,7 +205,8 @@ def _trainer_sources(job: RLJob) -> list[str]:
 
 
 def _hub_urls(job: RLJob) -> list[str]:
-    return [job.spec.hub.endpoint] if job.spec.hub.endpoint else []
+    """Where hf:// and s3:// sources come from, if the job says so."""
+    return [url for url in (job.spec.hub.endpoint, job.spec.object_storage.endpoint) if url]
 
 
 def _env_urls(role: Role) -> list[str]:

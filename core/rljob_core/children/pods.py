@@ -13,7 +13,7 @@ from rljob_api.manifest.pod_settings import POD_SETTINGS as POD_SETTINGS
 from rljob_api.manifest.pod_settings import PodSettings
 from rljob_api.manifest.roles import NodePool, Resources, Role
 from rljob_api.manifest.services.models import ServedModel
-from rljob_api.manifest.sources import Hub, parse_source
+from rljob_api.manifest.sources import OBJECT_VARIABLES, Hub, ObjectStorage, parse_source
 from rljob_api.wire import contract
 from rljob_core.backend import Manifest, Owner
 from rljob_core.children import common
@@ -41,6 +41,8 @@ NODE_TOLERATION_SECONDS = 60
 _NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 ENV_HUB_ENDPOINT = "HF_ENDPOINT"
 ENV_HUB_TOKEN = "HF_TOKEN"
+ENV_OBJECT_ENDPOINT = "AWS_ENDPOINT_URL_S3"
+ENV_OBJECT_REGION = "AWS_REGION"
 
 _STARTUP_PERIOD_SECONDS = 5
 _HUNG_GRACE_SECONDS = 10
@@ -368,7 +370,8 @@ def build_job_env(job: RLJob, *, run_dir: bool) -> list[Manifest]:
         contract.ENV_HEAD: common.child_name(job, common.HEAD),
         contract.ENV_MODEL: parse_source(job.spec.model.source).container_path,
     } | ({contract.ENV_RUN_DIR: contract.PATH_RUN} if run_dir else {})
-    return build_token_env(common.child_name(job, "token")) + build_env(env) + build_hub_env(job.spec.hub)
+    sources = build_source_env(job.spec.hub, job.spec.object_storage)
+    return build_token_env(common.child_name(job, "token")) + build_env(env) + sources
 
 
 def build_grace_env(template: Mapping[str, Any]) -> list[Manifest]:
@@ -377,7 +380,23 @@ def build_grace_env(template: Mapping[str, Any]) -> list[Manifest]:
     return build_env({contract.ENV_GRACE_SECONDS: str(seconds)}) if isinstance(seconds, int) else []
 
 
-def build_hub_env(hub: Hub) -> list[Manifest]:
+def build_source_env(hub: Hub, storage: ObjectStorage) -> list[Manifest]:
+    """How programs find what hf:// and s3:// sources name."""
+    return _build_hub_env(hub) + _build_object_env(storage)
+
+
+def _build_object_env(storage: ObjectStorage) -> list[Manifest]:
+    """How botocore finds the storage and the credentials. Keys are optional: each storage has its own."""
+    env = build_env({ENV_OBJECT_ENDPOINT: storage.endpoint} if storage.endpoint else {})
+    env += build_env({ENV_OBJECT_REGION: storage.region} if storage.region else {})
+    if storage.secret_ref:
+        for name in OBJECT_VARIABLES:
+            reference = {"name": storage.secret_ref.name, "key": name, "optional": True}
+            env.append({"name": name, "valueFrom": {"secretKeyRef": reference}})
+    return env
+
+
+def _build_hub_env(hub: Hub) -> list[Manifest]:
     """How huggingface_hub, and so every library that reads models or datasets, finds the Hub and the token."""
     env = build_env({ENV_HUB_ENDPOINT: hub.endpoint} if hub.endpoint else {})
     if hub.token_secret_ref:

@@ -19,7 +19,7 @@ from rljob_api.manifest.services.calls import CallService
 from rljob_api.manifest.services.models import EndpointLimits
 from rljob_api.manifest.services.reward import Reward, RewardModel
 from rljob_api.manifest.services.sandbox import Sandbox
-from rljob_api.manifest.sources import Hub
+from rljob_api.manifest.sources import Hub, ObjectStorage
 from rljob_api.wire import contract
 from rljob_core.backend import Manifest, Owner
 from rljob_core.children import pods, reward_refs, vllm_sidecar
@@ -147,6 +147,11 @@ def hub_of(owner: Owner) -> Hub:
     return owner.spec.hub if isinstance(owner, RLJob) else Hub()
 
 
+def storage_of(owner: Owner) -> ObjectStorage:
+    """The object storage that the owner configures; a RewardModel uses its env."""
+    return owner.spec.object_storage if isinstance(owner, RLJob) else ObjectStorage()
+
+
 def _find_hang_detection(service: HostedService) -> Manifest:
     """What the service's sidecar reads of the job; empty: there is none, or it has the defaults, as a RewardModel's."""
     own = service.owner.spec.hang_detection if isinstance(service.owner, RLJob) else HangDetection()
@@ -185,6 +190,7 @@ def _add_images_env(template: Manifest, role: str) -> None:
 def _build_parts(service: HostedService, token: str, defaults: Defaults) -> pods.PodParts:
     settings, hangs = service.settings, _find_hang_detection(service)
     disk: Manifest = {"sizeLimit": settings.resources.limits.get(_DISK) or defaults.reward_scratch_size}
+    sources = pods.build_source_env(hub_of(service.owner), storage_of(service.owner))
     return pods.PodParts(
         role=service.role,
         spec=settings,
@@ -210,7 +216,7 @@ def _build_parts(service: HostedService, token: str, defaults: Defaults) -> pods
             *([vllm_sidecar.SOCKET_VOLUME] if service.has_sidecar else []),
             *([_build_sandbox_volume(service)] if service.sandbox else []),
         ],
-        sidecar=vllm_sidecar.build_sidecar(settings, defaults, hub_of(service.owner), hangs),
+        sidecar=vllm_sidecar.build_sidecar(settings, defaults, sources, hangs),
         grace_seconds=_PRE_STOP_SECONDS + _find_grace_seconds(service) + _DRAIN_SECONDS,
         drain_seconds=_PRE_STOP_SECONDS,
         container_security={"readOnlyRootFilesystem": True},

@@ -11,7 +11,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.services.calls import CallService
 from rljob_api.manifest.services.models import ModelReward, ServedModel
 from rljob_api.manifest.services.reward import Reward
-from rljob_api.manifest.sources import Hub, parse_source
+from rljob_api.manifest.sources import parse_source
 from rljob_api.wire.contract import ENV_HANG_DETECTION, ENV_SERVED_MODELS, ENV_VLLM_SOCKET, FILE_VLLM_SOCKET, PATH_VLLM
 from rljob_core.backend import Manifest
 from rljob_core.children import pods
@@ -53,10 +53,10 @@ SERVER_ENV = {ENV_VLLM_SOCKET: _SOCKET}
 
 
 def build_sidecar(
-    settings: Reward | CallService, defaults: Defaults, hub: Hub, hang_detection: Manifest
+    settings: Reward | CallService, defaults: Defaults, source_env: list[Manifest], hang_detection: Manifest
 ) -> pods.Sidecar | None:
     """The container and its volumes; None for a service without a served model, or with one in the trainer's Pods.
-    `hang_detection`: of the job; empty: the defaults."""
+    `source_env`: `pods.build_source_env` of the owner. `hang_detection`: of the job; empty: the defaults."""
     model = settings.served_model
     if model is None or model.placement == "trainer":
         return None
@@ -64,7 +64,7 @@ def build_sidecar(
     volumes += pods.build_home_volumes(defaults, "vllm-tmp")  # a function may write to the server's
     variables = _ENVIRONMENT | ({} if model.gpus_per_replica else _CPU_ENVIRONMENT)
     variables |= {ENV_HANG_DETECTION: json.dumps(hang_detection)} if hang_detection else {}
-    environment = pods.build_env(variables) + pods.build_hub_env(hub)
+    environment = pods.build_env(variables) + source_env
     container: Manifest = {
         "name": CONTAINER,
         "image": model.image or defaults.trainer_image,

@@ -120,7 +120,7 @@ def find_source_problems(sources: Mapping[str, str]) -> Iterator[str]:
     for path, source in sources.items():
         if _is_relative(source):
             yield (
-                f"{path} must be hf://org/name, pvc://claim/path or an absolute path, got {source}; "
+                f"{path} must be hf://org/name, pvc://claim/path, s3://bucket/path or an absolute path, got {source}; "
                 "only `rljob run` takes relative ones"
             )
 

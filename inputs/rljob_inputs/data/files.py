@@ -13,15 +13,16 @@ import json
 import logging
 import tempfile
 import threading
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path, PurePath
+from typing import Any, TypeVar
 
 from rljob_api.errors import UserError
 
 LOADING = threading.Lock()
 """Held while `datasets` opens data: its progress bars fail where two threads do so, such as the checks of two files."""
 Values = dict[str, Any]
+_File = TypeVar("_File", bound=PurePath)
 _BATCH_ROWS = 1_000
 _LINES, _PARQUET = ".jsonl", ".parquet"
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
@@ -53,7 +54,8 @@ def find_files(path: Path) -> list[Path]:
     if path.is_file() or is_saved(path):
         return [path]
     if path.is_dir():
-        return _choose_files(path)
+        entries = sorted(path.iterdir())
+        return choose_files(str(path), [each for each in entries if not each.is_dir()], any(map(Path.is_dir, entries)))
     if not glob.has_magic(str(path)):
         raise UserError(f"file {path} not found{suggest_path(path)}")
     found = sorted(Path(each) for each in glob.glob(str(path), recursive=True))
@@ -65,7 +67,12 @@ def find_files(path: Path) -> list[Path]:
 
 def is_saved(path: Path) -> bool:
     """Return whether a folder is one of `datasets`' save_to_disk."""
-    return any((path / name).is_file() for name in _SAVED)
+    return has_saved(name for name in _SAVED if (path / name).is_file())
+
+
+def has_saved(names: Iterable[str]) -> bool:
+    """The same by the names of a folder's files."""
+    return any(name in _SAVED for name in names)
 
 
 def list_splits(path: Path) -> list[str]:
@@ -93,9 +100,11 @@ def read_file(path: Path, split: str) -> Iterator[tuple[Values, str]]:
     return _read_parquet(path) if path.suffix == _PARQUET else _read_other(path, kind)
 
 
-def _choose_files(folder: Path) -> list[Path]:
-    by_kind: dict[str, list[Path]] = {}
-    for file in sorted(folder.iterdir()):
+def choose_files(folder: str, files: Sequence[_File], has_folders: bool) -> list[_File]:
+    """Return the data files of a folder: its .jsonl and .parquet files; without any, those of one other kind. `files`:
+    in order. Raise UserError if there are none."""
+    by_kind: dict[str, list[_File]] = {}
+    for file in files:
         if (kind := _find_kind(file)) is not None and not file.name.startswith("."):
             by_kind.setdefault(kind, []).append(file)
     if preferred := [*by_kind.get(_LINES, []), *by_kind.get(_PARQUET, [])]:
@@ -105,13 +114,12 @@ def _choose_files(folder: Path) -> list[Path]:
             f"the folder {folder} has {', '.join(by_kind)} files; name those to use, as {folder}/*.csv does"
         )
     if not by_kind:
-        deeper = any(entry.is_dir() for entry in folder.iterdir())
-        remedy = f"; for those below, write {folder}/**/*.parquet" if deeper else ""
+        remedy = f"; for those below, write {folder}/**/*.parquet" if has_folders else ""
         raise UserError(f"the folder {folder} has no data: {_KINDS}{remedy}")
     return next(iter(by_kind.values()))
 
 
-def _find_kind(path: Path) -> str | None:
+def _find_kind(path: PurePath) -> str | None:
     """Return the suffix of _BUILDERS that a file has, before one of a compression."""
     name = path.with_suffix("") if path.suffix in _COMPRESSED else path
     return name.suffix if name.suffix in _BUILDERS else None

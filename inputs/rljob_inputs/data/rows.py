@@ -1,4 +1,4 @@
-"""Rows of a dataset, in order and each with its place: files, which `files` reads, and hf://.
+"""Rows of a dataset, in order and each with its place: files, which `files` reads, objects and hf://.
 
 Invariant: rows are read lazily, so a check may stop after some; every error names the file and the line or row.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,8 +15,10 @@ from typing import Any, NamedTuple
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job_sections import DataSource
 from rljob_inputs.data.files import LOADING, Values, find_files, read_file
+from rljob_inputs.data.objects import read_objects
 from rljob_inputs.errors import InputError
 from rljob_inputs.hub.repository import HubAccess, MissingRevisionError, Repository, find_repository, offline_mode
+from rljob_inputs.objects.access import is_object
 
 
 class Row(NamedTuple):
@@ -40,14 +43,18 @@ def read_rows(
     is_check: bool = False,
     field: str = "",
 ) -> Iterator[Row]:
-    """Yield the rows of `source`, found at `location`: a path, or hf://org/name.
+    """Yield the rows of `source`, found at `location`: a path, hf://org/name or s3://bucket/path.
 
     `field`: of the source in the manifest; empty: by `split`. A check streams a dataset of the Hub. Otherwise it is
-    downloaded and cached. Raise InputError if it is unreadable, and TransientError if the Hub cannot be reached.
+    downloaded and cached; so are objects, file by file. Raise InputError if it is unreadable, and TransientError if its
+    storage cannot be reached.
     """
     field = field or split_field(split)
     if location.startswith("hf://"):
         rows = _read_hub(source, location, source.split or split, field, access or HubAccess(), is_check=is_check)
+    elif is_object(location):
+        objects = (access or HubAccess.from_environment(os.environ)).objects
+        rows = read_objects(location, source.split or split, field, objects)
     else:
         rows = _read_local(Path(location), source.split or split, field)
     end = None if source.limit is None else source.offset + source.limit

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rljob_api.errors import TransientError, UserError
+from rljob_inputs.objects.access import ObjectAccess
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -35,14 +36,17 @@ class MissingRevisionError(RefusedError):
 
 @dataclass(frozen=True)
 class HubAccess:
-    """Address and token of the Hub. None: what huggingface_hub finds (its environment, `hf auth login`)."""
+    """Address and token of the Hub. None: what huggingface_hub finds (its environment, `hf auth login`). And of the
+    object storage that a job may use beside it."""
 
     endpoint: str | None = None
     token: str | None = None
+    objects: ObjectAccess = field(default_factory=ObjectAccess)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> HubAccess:
-        return cls((environment.get("HF_ENDPOINT") or "").rstrip("/") or None, environment.get("HF_TOKEN") or None)
+        endpoint = (environment.get("HF_ENDPOINT") or "").rstrip("/") or None
+        return cls(endpoint, environment.get("HF_TOKEN") or None, ObjectAccess.from_environment(environment))
 
     @property
     def url(self) -> str:
@@ -98,7 +102,7 @@ def find_repository(source: str, kind: Kind, revision: str | None, access: HubAc
     except errors.HFValidationError as error:
         raise UserError(f"{source} is not a repository of the Hub: {_first_line(error)}") from error
     except Exception as error:  # the types of the HTTP client depend on the release of huggingface_hub
-        if _status_of(error) in _REFUSALS:
+        if status_of(error) in _REFUSALS:
             refusal = MissingRevisionError if isinstance(error, errors.RevisionNotFoundError) else RefusedError
             raise refusal(_describe_refusal(error, source, kind, revision, access)) from error
         if cached := _find_cached(name, kind, revision, access):
@@ -146,11 +150,11 @@ def _describe_refusal(error: Exception, source: str, kind: Kind, revision: str |
         return f"{source} has no revision {revision}; see {page}"
     if isinstance(error, errors.DisabledRepoError):
         return f"{source} is disabled by the Hub; see {page}"
-    if isinstance(error, errors.RepositoryNotFoundError) or _status_of(error) == 404:
+    if isinstance(error, errors.RepositoryNotFoundError) or status_of(error) == 404:
         if access.has_token():
             return f"{kind} {source} does not exist at {access.url}, or the token must not read it; check the name"
         return f"{kind} {source} does not exist at {access.url}, or is private; check the name, or {remedy}"
-    return f"the Hub refuses the token for {source} (HTTP {_status_of(error)}); {remedy.replace('set', 'correct', 1)}"
+    return f"the Hub refuses the token for {source} (HTTP {status_of(error)}); {remedy.replace('set', 'correct', 1)}"
 
 
 def _find_cached(name: str, kind: Kind, revision: str | None, access: HubAccess) -> Repository | None:
@@ -165,7 +169,7 @@ def _find_cached(name: str, kind: Kind, revision: str | None, access: HubAccess)
     return Repository(kind, name, folder.name, files, access, is_cached=True)
 
 
-def _status_of(error: Exception) -> int:
+def status_of(error: Exception) -> int:
     """Return the HTTP status; 0 without a response."""
     return getattr(getattr(error, "response", None), "status_code", 0)
 

@@ -19,7 +19,7 @@ from rljob_inputs.machine.nvidia import find_devices, list_wsl_gpus
 
 Extra = Literal["data", "cpu", "gpu"]
 MODULES: Mapping[Extra, tuple[str, ...]] = {
-    "data": ("datasets", "numpy", "pyarrow", "rljob_service", "tokenizers"),
+    "data": ("datasets", "numpy", "pyarrow", "rljob_service", "s3fs", "tokenizers"),
     "cpu": ("torch", "ray", "vllm", "matplotlib", "rljob_trainer"),
     "gpu": ("torch", "ray", "vllm", "matplotlib", "rljob_trainer"),
 }

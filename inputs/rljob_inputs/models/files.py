@@ -1,11 +1,13 @@
-"""The files of a model, in a folder or in a repository of the Hub, without downloading its weights.
+"""The files of a model, in a folder, in a repository of the Hub or in object storage, without its weights.
 
-Invariant: nothing is read until it is needed; sizes come from the folder, or from the Hub's listing.
+Invariant: nothing is read until it is needed; sizes come from the folder, or from a listing.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,19 +15,26 @@ from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_inputs.errors import InputError
-from rljob_inputs.hub.repository import HubAccess, MissingRevisionError, find_repository
+from rljob_inputs.hub.repository import HubAccess, MissingRevisionError, find_repository, repository_name
+from rljob_inputs.objects.access import is_object
+from rljob_inputs.objects.copies import Copy, Report
+from rljob_inputs.objects.listing import list_objects
+
+log = logging.getLogger(__name__)
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 
 
 @dataclass(frozen=True)
 class ModelFiles:
     place: str
-    """The folder, or hf://org/name, for messages."""
+    """The folder, hf://org/name or s3://bucket/path, for messages."""
     sizes: Mapping[str, int]
     """Bytes by name. 0: unknown."""
     fetch: Callable[[str], Path]
     """Returns the local path of a small file."""
     folder: Path | None
-    """None: the weights are on the Hub."""
+    """None: the weights are on the Hub or in object storage."""
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Return a JSON object; empty if the file is missing. Raise UserError if it is something else."""
@@ -41,18 +50,39 @@ class ModelFiles:
 
 
 def open_model(location: str, revision: str | None, access: HubAccess | None = None) -> ModelFiles:
-    """Return the files of a model at `location`: a folder, or hf://org/name.
+    """Return the files of a model at `location`: a folder, hf://org/name or s3://bucket/path.
 
-    Raise UserError if there is no such model, and TransientError if the Hub cannot be reached.
+    Raise UserError if there is no such model, and TransientError if its storage cannot be reached.
     """
     if location.startswith("hf://"):
         repository = find_repository(location, "model", revision, access or HubAccess())
         return ModelFiles(location, repository.files, repository.download, None)
+    if is_object(location):
+        copy = _open_copy(location, access)
+        sizes = {name: found.size for name, found in copy.listing.objects.items()}
+        return ModelFiles(location, sizes, copy.fetch, None)
     folder = Path(location)
     if not folder.is_dir():
         raise UserError(f"{folder} is a file; a model is a folder" if folder.exists() else f"folder {folder} not found")
     sizes = {file.name: file.stat().st_size for file in folder.iterdir() if file.is_file()}
     return ModelFiles(location, sizes, folder.joinpath, folder)
+
+
+def _open_copy(url: str, access: HubAccess | None, report: Report = log.info) -> Copy:
+    objects = (access or HubAccess.from_environment(os.environ)).objects
+    return Copy.of(list_objects(url, objects), report)
+
+
+def place_model(location: str, *, weights: bool = True, report: Report = log.info) -> str:
+    """Return what transformers and vLLM load a model by: a folder, or org/name for the Hub. A model in object storage
+    is downloaded to this machine's cache first, unless it is there; with `weights` false, without its weights.
+
+    Raise as `open_model`."""
+    if not is_object(location):
+        return repository_name(location)
+    copy = _open_copy(location, None, report)
+    names = [name for name in copy.listing.objects if weights or not name.endswith(_WEIGHTS)]
+    return str(copy.fetch_all(names))
 
 
 def open_trained_model(location: str, revision: str | None, access: HubAccess | None = None) -> ModelFiles:

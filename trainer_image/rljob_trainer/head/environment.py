@@ -34,6 +34,16 @@ class Environment:
     head_job_uid: str = ""
     grace_seconds: float = contract.GRACE_SECONDS
 
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where this process finds what the head reads or hands to the ranks, by field: spec.data.train.source."""
+        spec = self.job.spec
+        found = {"spec.model.source": self.model}
+        if spec.trains:
+            train = [each.path for each in spec.data.train_sources]
+            found |= {f"{path}.source": at for path, at in zip(train, (self.train_data, *self.mix_data), strict=True)}
+        return found | {f"{each.data_path}.source": self.held_out_data[each.name] for each in spec.held_out_sets}
+
 
 def read_environment(variables: dict[str, str]) -> Environment:
     """Parse the environment variables. Raise UserError if one is missing, or the job file is invalid."""

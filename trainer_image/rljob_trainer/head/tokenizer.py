@@ -6,16 +6,21 @@ from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job_sections import Model
-from rljob_inputs.hub.repository import repository_name
+from rljob_inputs.models.files import place_model
+from rljob_inputs.objects.errors import StorageAwayError
 from rljob_trainer.failures.configuration import ErrorFacts, SourceAwayError, is_infrastructure_error, summarize
 
 
 def load_tokenizer(location: str, model: Model) -> Any:
     """Return transformers' tokenizer, with the chat template of the job if it has one. `location`: where this process
-    finds the model, a folder or hf://org/name. Raise UserError, and SourceAwayError if the Hub cannot be reached."""
+    finds the model, a folder, hf://org/name or s3://bucket/path. Raise UserError, and SourceAwayError if its storage
+    cannot be reached."""
     from transformers import AutoTokenizer  # seconds to import
 
-    name = repository_name(location)
+    try:
+        name = place_model(location, weights=False)
+    except StorageAwayError as error:
+        raise SourceAwayError(str(error)) from error
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             name, revision=model.revision, trust_remote_code=model.trust_remote_code

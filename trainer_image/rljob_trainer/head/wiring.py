@@ -10,7 +10,7 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +47,7 @@ from rljob_trainer.gateway.forwarding import watch_models
 from rljob_trainer.head.agent import start_agent
 from rljob_trainer.head.environment import Environment, JobFile
 from rljob_trainer.head.loop_lag import watching_lag
+from rljob_trainer.head.objects import find_versions, write_versions
 from rljob_trainer.head.rows import place_rows
 from rljob_trainer.head.status_server import StatusServer
 from rljob_trainer.head.tokenizer import load_tokenizer
@@ -56,7 +57,8 @@ from rljob_trainer.history.figures import read_figures
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.run_state import check_disk_space
 from rljob_trainer.history.tracking import build_trackers
-from rljob_trainer.outages.registry import Outages, hide_secrets
+from rljob_trainer.outages.registry import Outages
+from rljob_trainer.outages.storage import name_storage
 from rljob_trainer.outages.waiting import wait_out
 from rljob_trainer.progress.pace import Pace
 from rljob_trainer.ranks.group import TrainerGroup, connect, disconnect
@@ -112,12 +114,13 @@ def load_inputs(environment: Environment, settings: ModelSettings) -> Inputs:
 
 
 class HubWait:
-    """Waits while the Hub does not answer, and says so in the status."""
+    """Waits while the Hub, or the object storage, does not answer, and says so in the status."""
 
-    def __init__(self, outages: Outages, board: StatusBoard) -> None:
-        url = HubAccess.from_environment(os.environ).url
-        self._health = outages.watch(f"spec.hub ({hide_secrets(url)})", "check the network, or set spec.hub.endpoint")
-        self._board = board
+    def __init__(self, outages: Outages, board: StatusBoard, sources: Iterable[str]) -> None:
+        """`sources`: of the job's models and data."""
+        what, remedy = name_storage(sources, HubAccess.from_environment(os.environ))
+        self._what = "the Hub" if what.startswith("spec.hub") else "the object storage"
+        self._health, self._board = outages.watch(what, remedy), board
 
     async def read(self, work: Callable[[], _Result]) -> _Result:
         """Return the result of `work`, which reads models or data in a thread."""
@@ -132,7 +135,7 @@ class HubWait:
     def _explain(self, kind: type[Exception], error: Exception) -> str:
         if not isinstance(error, kind):
             return ""
-        self._board.waits_for(f"waits for the Hub: {error}")
+        self._board.waits_for(f"waits for {self._what}: {error}")
         return str(error)
 
 
@@ -206,7 +209,10 @@ async def run_head(
         if spec.trains:
             await disk.write(run_dir, check)
         board.waits_for(_STARTING)
-        hub = HubWait(outages, board)
+        hub = HubWait(outages, board, spec.sources.values())
+        access = HubAccess.from_environment(os.environ).objects
+        if versions := await hub.read(partial(find_versions, run_dir, environment.sources, access)):
+            await disk.write(run_dir, partial(write_versions, run_dir, versions))
         settings = await hub.read(partial(load_model_settings, environment.job, environment.model))
         job = settings.job
         for each in settings.from_model:

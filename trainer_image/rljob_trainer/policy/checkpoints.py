@@ -25,8 +25,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from rljob_inputs.hub.repository import repository_name
 from rljob_inputs.models.adapters import EXPORTED_ADAPTER
+from rljob_inputs.models.files import place_model
 from rljob_trainer.policy.checkpoint_names import persistent_buffers, to_checkpoint
 from rljob_trainer.policy.checkpoint_storage import METADATA, CheckpointWriter, build_reader, first_failure
 from rljob_trainer.policy.exported_chat import save_chat
@@ -148,7 +148,7 @@ def _write_model(policy: Policy, weights: dict[str, torch.Tensor], folder: Path,
     set_dtype(config, policy.dtype)
     config.architectures = [type(network).__name__]
     config.save_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(repository_name(tokenizer_source), **policy.source_options)
+    tokenizer = AutoTokenizer.from_pretrained(place_model(tokenizer_source, weights=False), **policy.source_options)
     template, sampling = policy.spec.model.chat_template, policy.spec.rollout.sampling
     inline = None if template is None else template.inline
     save_chat(folder, tokenizer, policy.generation_config, chat_template=inline, stop=sampling.stop)

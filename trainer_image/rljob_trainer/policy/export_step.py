@@ -7,6 +7,7 @@ CPUs: no Ray, no other rank, and no state of an optimizer is read. It takes the 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -58,6 +59,10 @@ def _read_job(run: Path) -> RLJob:
     job = load_job_file(run / FILE_JOB)
     if job.spec.model.source.startswith("pvc://"):
         raise UserError(f"{run}: its model is on a claim ({job.spec.model.source}), which this process cannot read")
+    storage = job.spec.object_storage
+    for name, value in (("AWS_ENDPOINT_URL_S3", storage.endpoint), ("AWS_REGION", storage.region)):
+        if value:
+            os.environ[name] = value  # as in the job's Pods
     return load_model_settings(job, job.spec.model.source).job
 
 

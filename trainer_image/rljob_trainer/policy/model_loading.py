@@ -21,8 +21,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from rljob_api.errors import TransientError, UserError
-from rljob_inputs.hub.repository import repository_name
+from rljob_inputs.models.files import place_model
 from rljob_inputs.models.logits import find_logit_transform
+from rljob_inputs.objects.errors import RefusedObjectError, StorageAwayError
 from rljob_trainer.failures.configuration import ErrorFacts, SourceAwayError, is_infrastructure_error, summarize
 from rljob_trainer.policy.arrays import to_device
 from rljob_trainer.policy.attention import attention_inputs, initial_attention
@@ -82,8 +83,8 @@ class OpenedModel:
 
 
 def open_network(source: str, *, dtype: torch.dtype, attention: str, options: dict[str, Any]) -> OpenedModel:
-    """Open the language model at `source`, a folder or hf://org/name, without what reads no text. `attention`: as
-    spec.trainer.attention. Raise UserError if that fails."""
+    """Open the language model at `source`, a folder, hf://org/name or s3://bucket/path, without what reads no text.
+    `attention`: as spec.trainer.attention. Raise UserError if that fails."""
     with _user_errors(source):
         try:
             skeleton = _open_skeleton(source, dtype=dtype, attention=attention, options=options)
@@ -104,7 +105,7 @@ def open_network(source: str, *, dtype: torch.dtype, attention: str, options: di
 def _open_skeleton(source: str, *, dtype: torch.dtype, attention: str, options: dict[str, Any]) -> Skeleton:
     from transformers import AutoConfig
 
-    repository = repository_name(source)
+    repository = place_model(source, report=log.info)
     config = AutoConfig.from_pretrained(repository, **options)
     network = build_network(config, repository, dtype=dtype, attention=attention, options=options)
     return Skeleton(network, find_files(repository, options), dtype)
@@ -113,7 +114,7 @@ def _open_skeleton(source: str, *, dtype: torch.dtype, attention: str, options: 
 def _load_whole(source: str, *, dtype: torch.dtype, attention: str, options: dict[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    repository = repository_name(source)
+    repository = place_model(source, report=log.info)
     config = AutoConfig.from_pretrained(repository, **options)
     kind = AutoModelForCausalLM if is_remote(config, options) else find_class(config)
     chosen = initial_attention(kind, attention)
@@ -143,11 +144,15 @@ def _user_errors(source: str) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError:
         raise
+    except RefusedObjectError as error:
+        raise UserError(f"spec.model.source: {error}") from error
+    except StorageAwayError as error:
+        raise SourceAwayError(f"cannot load the model: {error}") from error
     except Exception as error:  # transformers, safetensors and the hub's client raise dozens of types
         facts = ErrorFacts.of(error)
         if is_infrastructure_error(facts):
             message = f"cannot load the model from {source}: {summarize(facts)}"
-            raise (SourceAwayError if source.startswith("hf://") else TransientError)(message) from error
+            raise (SourceAwayError if "://" in source else TransientError)(message) from error
         raise UserError(
             f"spec.model.source: cannot load a causal language model from {source}: {summarize(facts)}; "
             "use a Hugging Face folder with config.json and safetensors"

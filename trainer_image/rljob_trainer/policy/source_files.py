@@ -13,7 +13,8 @@ _PAGES = (".md", ".gitattributes", ".gitignore")
 
 
 def copy_other_files(source: str, revision: str, folder: Path) -> None:
-    """Copy them from `source`, a folder or hf://org/name, to `folder`. An export writes its own files over them."""
+    """Copy them from `source`, a folder, hf://org/name or s3://bucket/path, to `folder`. An export writes its own
+    files over them."""
     files = open_model(source, revision)
     for name in files.sizes:
         if "/" not in name and not name.startswith(".") and not name.endswith((*_WEIGHTS, *_PAGES)):

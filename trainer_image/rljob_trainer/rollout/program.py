@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rljob_api.errors import UserError
 from rljob_api.wire.contract import ExitCode
 from rljob_api.wire.logs import build_formatter
 from rljob_api.wire.termination import end_program
+from rljob_inputs.models.files import place_model
+from rljob_inputs.objects.access import is_object
 from rljob_trainer.failures.configuration import ErrorFacts, summarize
 
 logger = logging.getLogger(__name__)
@@ -30,6 +32,16 @@ def build_defaults(*, on_gpu: bool) -> dict[str, str]:
         # Even with --enforce-eager, the sampler compiles small C++ kernels at the first request, for 20 s.
         defaults["TORCH_COMPILE_DISABLE"] = "1"
     return defaults
+
+
+def place_argument(arguments: Sequence[str]) -> list[str]:
+    """Return vLLM's arguments with the local copy of a model that is in object storage. Raise UserError if it cannot be
+    read, and TransientError if the storage does not answer."""
+    placed = list(arguments)
+    at = placed.index("--model") + 1
+    if is_object(placed[at]):
+        placed[at] = place_model(placed[at], report=logger.info)
+    return placed
 
 
 def run_program(what: str, run: Callable[[], int]) -> int:

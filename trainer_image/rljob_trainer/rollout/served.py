@@ -24,7 +24,7 @@ from rljob_trainer.rollout.engine_end import build_watch, end_if_it_hangs, repor
 from rljob_trainer.rollout.middleware import ModelMiddleware
 from rljob_trainer.rollout.model_naps import ModelNaps
 from rljob_trainer.rollout.plugin import SLEEPING_CPU_WORKER, WORKER_EXTENSION
-from rljob_trainer.rollout.program import run_program, set_defaults
+from rljob_trainer.rollout.program import place_argument, run_program, set_defaults
 from rljob_trainer.rollout.startup import StartupFields, parse_arguments, startup_errors
 from rljob_trainer.rollout.vllm_app import Serving, start_engine
 
@@ -61,7 +61,7 @@ def _run() -> int:
     import uvloop
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 
-    arguments = build_arguments(os.environ)
+    arguments = place_argument(build_arguments(os.environ))
     bounds = load_job_file(os.environ[contract.ENV_JOB_FILE]).spec.hang_detection
     set_defaults(on_gpu=is_on_gpu(arguments))
     fields = StartupFields.of_served_model(

@@ -21,11 +21,12 @@ from rljob_api.manifest.schedule import ScheduleType
 from rljob_api.read.pod_files import load_job_file
 from rljob_api.wire import contract
 from rljob_api.wire.ports import listening_port
-from rljob_inputs.hub.repository import repository_name
+from rljob_inputs.hub.repository import HubAccess, repository_name
 from rljob_inputs.models.architectures import find_architecture
-from rljob_inputs.models.files import read_config
+from rljob_inputs.models.files import place_model, read_config
 from rljob_trainer.failures.configuration import ErrorFacts, summarize
 from rljob_trainer.outages.registry import Outages
+from rljob_trainer.outages.storage import name_storage
 from rljob_trainer.outages.waiting import wait_out
 from rljob_trainer.rollout.engine_end import build_watch, end_if_it_hangs, report_to_head
 from rljob_trainer.rollout.lora import AdapterFolder, build_lora_arguments, published_adapter
@@ -119,17 +120,25 @@ def main() -> int:
 def _load_and_run() -> int:
     job = load_job_file(os.environ[contract.ENV_JOB_FILE])
     # One request, before vLLM retries for a minute what the Hub refuses. A Hub that is away costs no restart.
-    config = asyncio.run(_read_config(job))
-    arguments = build_arguments(job, os.environ, config)
+    config, model = asyncio.run(_read_model(job))
+    arguments = build_arguments(job, {**os.environ, contract.ENV_MODEL: model}, config)
     set_defaults(on_gpu=job.spec.rollout.gpus_per_replica > 0)
     return _run(job, arguments, published_adapter(job.spec, config))
 
 
-async def _read_config(job: RLJob) -> Mapping[str, Any]:
-    async def read() -> Mapping[str, Any]:
-        return read_config(os.environ[contract.ENV_MODEL], job.spec.model.revision)
+async def _read_model(job: RLJob) -> tuple[Mapping[str, Any], str]:
+    """Return config.json, and what vLLM loads the model by. One in object storage is downloaded, with its weights if
+    they are read: the first pull replaces those of others."""
+    spec = job.spec
 
-    hub = Outages(job.spec.outage_seconds).watch("spec.hub", "check the network, or set spec.hub.endpoint")
+    async def read() -> tuple[Mapping[str, Any], str]:
+        source = os.environ[contract.ENV_MODEL]
+        config = read_config(source, spec.model.revision)
+        weights = not spec.trains or published_adapter(spec, config) is not None
+        return config, place_model(source, weights=weights, report=logger.info)
+
+    what, remedy = name_storage([spec.model.source], HubAccess.from_environment(os.environ))
+    hub = Outages(spec.outage_seconds).watch(what, remedy)
     return await wait_out(hub, read, lambda error: str(error) if isinstance(error, TransientError) else "")
 
 

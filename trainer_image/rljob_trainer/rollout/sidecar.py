@@ -12,6 +12,7 @@ from rljob_api.errors import UserError
 from rljob_api.wire.contract import ExitCode
 from rljob_api.wire.termination import end_program
 from rljob_trainer.failures.configuration import ErrorFacts, summarize
+from rljob_trainer.rollout.program import place_argument
 from rljob_trainer.rollout.startup import StartupFields, parse_arguments, startup_errors
 
 _WATCH = ("--middleware", "rljob_trainer.rollout.sidecar_watch.SidecarWatch")
@@ -22,7 +23,7 @@ def main() -> int:
     arguments = [*sys.argv[1:], *_WATCH]
     fields = StartupFields.of_served_model(on_gpu="--tensor-parallel-size" in arguments)
     try:
-        _serve(arguments, fields)
+        _serve(place_argument(arguments), fields)
     except KeyboardInterrupt:  # vLLM turns a SIGTERM into this while it loads
         return ExitCode.SUCCEEDED
     except UserError as error:

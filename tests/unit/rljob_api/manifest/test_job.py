@@ -94,7 +94,7 @@ VIOLATIONS: list[tuple[dict[str, Any], str]] = [
         "must have one that evaluation uses",
     ),
     ({"data": {"train": {"source": "d"}, "template": "no column"}}, "at least one column"),
-    ({"model": {"source": "s3://a/b"}}, "hf://org/name"),
+    ({"model": {"source": "ftp://a/b"}}, "hf://org/name"),
     ({"model": {"source": "hf://a/b/c"}}, "hf://org/name"),
     ({"head": {"env": {"RLJOB_TOKEN": "x"}}}, "reserved"),
     ({"head": {"env": {"RLJOB_REWARD_DISABLE_ISOLATION": "uid"}}}, "reserved"),

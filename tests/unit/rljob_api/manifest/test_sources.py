@@ -27,7 +27,13 @@ OF_MODEL, OF_DATA = (re.search(r"matches\('(.*)'\)", cel)[1] for cel in (_SOURCE
         ("hf://org/name/file", None),
         ("hf://org//", None),
         ("pvc:///x", None),
-        ("s3://bucket/x", None),
+        ("s3://bucket/x/y", Source("object", "s3://bucket/x/y")),
+        ("s3://bucket/x/", Source("object", "s3://bucket/x")),
+        ("gs://bucket", Source("object", "gs://bucket")),
+        ("az://container/*.jsonl", Source("object", "az://container/*.jsonl")),
+        ("s3://", None),
+        ("s3:///x", None),
+        ("ftp://host/x", None),
         ("env://train", Source("env", "train")),
         ("env://hard_2.v1-b", Source("env", "hard_2.v1-b")),
         ("env://" + "a" * 63, Source("env", "a" * 63)),
@@ -54,8 +60,13 @@ def test_paths_are_absolute_or_relative():
     assert parse_source("./x").kind == parse_source("x").kind == "relative"
 
 
+def test_name_of_objects_is_that_of_the_last_part():
+    assert parse_source("s3://bucket/sets/rows.jsonl").name == "rows.jsonl"
+    assert parse_source("s3://bucket").container_path == "s3://bucket"
+
+
 def test_only_data_may_come_from_an_environment():
-    with pytest.raises(ValidationError, match="source must be hf://org/name, pvc://claim/path or a path"):
+    with pytest.raises(ValidationError, match="source must be hf://org/name, pvc://claim/path, s3://bucket/path or"):
         ModelSource(source="env://train")
     data = DataSource(source="env://train", offset=2)
     assert (data.env_split, DataSource(source="./a.jsonl").env_split) == ("train", None)

@@ -101,8 +101,8 @@ REPLACED = [
      "(schedule.promptsPerStep is 8); change either"),
     ("file: reward.py", "file: a.py, inline: x", "job.yaml:10: spec.rewards[0].function must have exactly one of "
      "inline, file, configMapKeyRef, module; set one and remove the others"),
-    ("../model", "s3://bucket/model", "job.yaml:5: spec.model.source must be hf://org/name, pvc://claim/path or a "
-     "path, got s3://bucket/model; correct the scheme"),
+    ("../model", "ftp://host/model", "job.yaml:5: spec.model.source must be hf://org/name, pvc://claim/path, "
+     "s3://bucket/path or a path, got ftp://host/model; correct the scheme"),
     ("name: sums", "name: My_Sums", "job.yaml:3: metadata.name must be lower-case letters, digits and '-', and begin "
      'with a letter, got "My_Sums"'),
     ("name: sums", "names: x", "job.yaml:3: metadata.name is required: Name of the object: a DNS label of at most 40 "
@@ -122,7 +122,7 @@ def test_an_invalid_replacement_is_reported_at_its_line(old: str, new: str, expe
 
 def test_problems_of_all_kinds_are_reported_together_in_line_order() -> None:
     text = (
-        GOOD.replace("../model", "gs://x")
+        GOOD.replace("../model", "ftp://x")
         .replace("name: correct", "name: Correct")
         .replace("steps: 1", 'steps: "1", miniBatches: 3')
     )

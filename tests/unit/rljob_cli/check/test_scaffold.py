@@ -316,7 +316,10 @@ def test_own_rows_on_the_hub_need_no_file(tmp_path):
         (["d", "--data", "none.jsonl"], "--data file none.jsonl not found; did you mean rows.jsonl?"),
         (["d", "--data", "rows.jsonl", "--prompt", "text"], "--prompt must be a column of the rows, got text; they ha"),
         (["d", "--model", "Qwen/Qwen2.5"], "folder not found; for a model on the hub write hf://Qwen/Qwen2.5"),
-        (["d", "--model", "s3://b/m"], "must be hf://org/name, pvc://claim/path or a path, got s3://b/m"),
+        (
+            ["d", "--model", "ftp://b/m"],
+            "must be hf://org/name, pvc://claim/path, s3://bucket/path or a path, got ftp://b/m",
+        ),
         (["d", "--prompt", "text"], "--prompt and --answer name columns of --data"),
         ([], "pass the folder to write: rljob init DIR"),
     ],

@@ -7,9 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from rljob_api.run.folder import FILE_COMPLETE, FILE_SUMMARY, checkpoint_folder
-from rljob_cli.export import command
+from rljob_cli.export import command, destinations
 from rljob_cli.main import app
 from tests.paths import DATA
+from tests.support.hub import run_hub
 
 
 @pytest.fixture
@@ -73,3 +74,55 @@ def test_what_cannot_be_exported_is_refused_with_the_remedy(run, exports, argume
     assert message in done.stderr
     assert exports == []
     assert not (tmp_path / "x").exists()
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    with run_hub(tmp_path / "hub") as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        monkeypatch.setenv("HF_TOKEN", "hf_write")
+        yield running
+
+
+def test_model_is_published_on_the_hub_and_no_copy_stays(run, exports, hub):
+    done = call("letters", "--to", "hf://org/letters")
+    assert done.exit_code == 0, done.output
+    assert done.stdout == f"{hub.url}/org/letters\nserve it with: vllm serve org/letters\n"
+    published = hub.folder / "models" / "org" / "letters"
+    assert (published / "config.json").read_text() == "{}"
+    assert "# letters, step 4" in (published / "README.md").read_text()
+    assert not list(run.glob(".export-*"))
+
+
+def test_place_that_refuses_the_model_says_so_before_it_is_built(run, exports, hub):
+    hub.add("models/org/letters")
+    done = call("letters", "--to", "hf://org/letters")
+    assert done.exit_code == 2
+    assert "hf://org/letters: exists and is public" in done.stderr
+    assert exports == []
+
+
+def test_model_goes_to_object_storage(run, exports, monkeypatch):
+    asked, written = [], {}
+    monkeypatch.setattr(destinations, "require_empty", lambda url, access: asked.append((url, access.endpoint)))
+
+    def upload(folder, url, access, *, last, report):
+        written.update({path.name: last for path in folder.iterdir()}, url=url)
+
+    monkeypatch.setattr(destinations, "upload_folder", upload)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://storage:9000")
+    done = call("letters", "--to", "s3://bucket/letters/", "-o", "json")
+    assert done.exit_code == 0, done.output
+    expected = {"run": str(run), "step": 4, "folder": "s3://bucket/letters", "serve": ""}
+    assert json.loads(done.stdout) == expected
+    assert asked == [("s3://bucket/letters", "http://storage:9000")]
+    assert written == {"config.json": ("config.json",), "README.md": ("config.json",), "url": "s3://bucket/letters"}
+
+
+@pytest.mark.parametrize("to", ["ftp://host/x", "hf://name", "pvc://claim/x", "env://train"])
+def test_other_places_are_refused(run, exports, to):
+    done = call("letters", "--to", to)
+    assert done.exit_code == 2
+    assert f"--to {to}: must be a new folder, s3://bucket/path or hf://org/name" in done.stderr
+    assert call("letters", "--to", "model", "--public").exit_code == 2
+    assert exports == []

@@ -173,7 +173,13 @@ def test_change_of_a_template_is_a_change_of_its_configuration_and_the_reverse()
             templates = changed_names(before, after, read_template)
             assert changed_names(before, after, read_configuration) == templates, f"{owner.kind} {path}: {value}"
             paths.add(path)
-    assert {"trainer.image", "hub.endpoint", "checkpoint.persistentVolumeClaim.claimName", "priorityClassName"} <= paths
+    assert {
+        "trainer.image",
+        "hub.endpoint",
+        "objectStorage.region",
+        "checkpoint.persistentVolumeClaim.claimName",
+        "priorityClassName",
+    } <= paths
     assert {"agent.maxUserTurns", "agent.user.function.inline", "agent.tools.0.env", "agent.tools.0.onError"} <= paths
     assert {"agent.runner.function.inline", "agent.runner.slots", "agent.environment.framework"} <= paths
     assert {"agent.models.0.url", "agent.models.0.apiKeySecretRef.key"} <= paths

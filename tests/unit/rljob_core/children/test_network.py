@@ -68,6 +68,14 @@ def test_what_the_spec_names_is_reached(address):
     assert may_reach(policies["reward-packages"], address, 443)
 
 
+def test_object_storage_is_reached_by_all_that_load_models():
+    reached = {"head", "trainer", "rollout"}
+    source = {"hub": {}, "model": {"source": "s3://bucket/model"}, "data": {"train": {"source": "/rows.jsonl"}}}
+    for spec, port in ((source, 443), ({"hub": {}, "objectStorage": {"endpoint": "http://storage:9000"}}, 9000)):
+        policies = build_policies(**spec)
+        assert {r for r in ("head", "trainer", "rollout") if may_reach(policies[r], "93.184.216.34", port)} == reached
+
+
 def test_services_of_the_cluster_are_reached_where_addresses_are_external_ones_only():
     policies = build_policies()
     for role in ("rollout", "reward-open", "reward-judge"):

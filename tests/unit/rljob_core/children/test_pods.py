@@ -56,14 +56,15 @@ HUB = {"endpoint": "http://hub.example:8080", "tokenSecretRef": {"name": "hub", 
 JUDGE = {"template": "x", "parser": {"regex": "(.)"}, "model": {"source": "hf://org/judge"}}
 
 
-def read_hub_env(job):
-    """Return, by workload and container, the Hub's variables. A name may occur once only."""
+def read_hub_env(job, *prefixes):
+    """Return, by workload and container, the variables of the Hub, or with other prefixes. A name may occur once."""
+    prefixes = prefixes or ("HF_",)
     found = {}
     for child in build_children(job, "token", DEFAULTS):
         if child["kind"] in ("Job", "StatefulSet", "Deployment"):
             spec = child["spec"]["template"]["spec"]
             for container in [*spec["containers"], *spec.get("initContainers", [])]:
-                env = [entry for entry in container.get("env", []) if entry["name"].startswith("HF_")]
+                env = [entry for entry in container.get("env", []) if entry["name"].startswith(prefixes)]
                 names = [entry["name"] for entry in env]
                 assert len(names) == len(set(names)), "the API server rejects two entries of the same name"
                 key = f"{child['metadata']['name']}/{container['name']}"
@@ -90,7 +91,24 @@ def test_hub_reaches_all_that_load_models_and_no_reward_function():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("source", "seconds"), [("pvc://c/m", 600), ("hf://org/m", 4200)])
+STORAGE = {"endpoint": "http://storage.example:9000", "region": "eu-central-1", "secretRef": {"name": "storage"}}
+
+
+def test_object_storage_reaches_all_that_load_models_and_no_reward_function():
+    rewards = [{"name": "f", "function": {"inline": "x"}}, {"name": "j", "judge": JUDGE}]
+    job = make_job(objectStorage=STORAGE, rewards=rewards)
+    found = read_hub_env(job, "AWS_", "AZURE_")
+    having = {name for name, env in found.items() if env}
+    assert having == {"gsm8k-head/head", "gsm8k-trainer/trainer", "gsm8k-rollout/rollout", "gsm8k-reward-j/vllm"}
+    for name in having:
+        env = found[name]
+        assert (env["AWS_ENDPOINT_URL_S3"], env["AWS_REGION"]) == (STORAGE["endpoint"], STORAGE["region"])
+        key = {"name": "storage", "key": "AWS_SECRET_ACCESS_KEY", "optional": True}
+        assert env["AWS_SECRET_ACCESS_KEY"] == {"secretKeyRef": key}
+    assert not any(read_hub_env(make_job(rewards=rewards), "AWS_", "AZURE_").values()), "without the field, no variable"
+
+
+@pytest.mark.parametrize(("source", "seconds"), [("pvc://c/m", 600), ("hf://org/m", 4200), ("s3://b/m", 4200)])
 def test_rollout_has_time_to_download_its_model(source, seconds):
     children = build_children(make_job(model={"source": source}), "token", DEFAULTS)
     (rollout,) = (c for c in children if c["kind"] == "Deployment" and c["metadata"]["name"] == "gsm8k-rollout")

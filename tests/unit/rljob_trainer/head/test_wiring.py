@@ -92,7 +92,7 @@ async def test_hub_that_is_away_is_waited_for_with_its_error_in_the_status(tmp_p
     outages = Outages()
     board = StatusBoard(outages)
     url = f"http://127.0.0.1:{port}"
-    reading = asyncio.create_task(wiring.HubWait(outages, board).read(lambda: find_model(url)))
+    reading = asyncio.create_task(wiring.HubWait(outages, board, ["hf://org/name"]).read(lambda: find_model(url)))
     async with asyncio.timeout(30):
         while "cannot reach the Hub" not in board.snapshot().waits_for:
             assert not reading.done()
@@ -104,7 +104,7 @@ async def test_hub_that_is_away_is_waited_for_with_its_error_in_the_status(tmp_p
         assert (await reading).name == "org/small"
         assert board.snapshot().waits_for == "reads the data and starts Ray"
         with pytest.raises(UserError, match="does not exist"):
-            await wiring.HubWait(outages, board).read(lambda: find_model(url, "org/other"))
+            await wiring.HubWait(outages, board, ["hf://org/name"]).read(lambda: find_model(url, "org/other"))
     finally:
         hub.close()
 
@@ -114,7 +114,9 @@ async def test_hub_that_stays_away_ends_the_job():
     with pytest.raises(
         OutageError, match=r"^spec.hub \(.*\): away since .*cannot reach the Hub .* set spec.hub.endpoint"
     ):
-        await wiring.HubWait(outages, StatusBoard(outages)).read(lambda: find_model("http://127.0.0.1:1"))
+        await wiring.HubWait(outages, StatusBoard(outages), ["hf://org/name"]).read(
+            lambda: find_model("http://127.0.0.1:1")
+        )
 
 
 async def test_trainer_group_whose_ranks_cannot_read_the_model_is_started_again():
@@ -125,7 +127,7 @@ async def test_trainer_group_whose_ranks_cannot_read_the_model_is_started_again(
             raise errors.pop()
         return generation
 
-    hub = wiring.HubWait(outages, StatusBoard(outages))
+    hub = wiring.HubWait(outages, StatusBoard(outages), ["hf://org/name"])
     assert await hub.start_trainer(start, generation="g") == "g"
     errors.append(TransientError("a trainer rank failed in start: EOFError"))
     with pytest.raises(TransientError, match="EOFError"):

@@ -1,0 +1,119 @@
+"""Local copies of objects: each is downloaded once on a machine, and a copy never mixes two versions.
+
+A copy is a folder named by the listing's digest, in the user's cache. Invariant: a file that has its name is complete,
+and has the contents of the listing. Processes that need the same copy wait for each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rljob_api.errors import UserError
+from rljob_inputs.objects.access import open_client
+from rljob_inputs.objects.errors import StorageAwayError, explain
+from rljob_inputs.objects.listing import Listing, ObjectFacts
+from rljob_inputs.objects.progress import Progress, describe_bytes
+
+log = logging.getLogger(__name__)
+Report = Callable[[str], None]
+_MAX_DOWNLOADS = 4
+"""Files at the same time; the client reads a large one by several connections."""
+
+
+def find_cache(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of all copies."""
+    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rljob" / "objects"
+
+
+@dataclass(frozen=True)
+class Copy:
+    """The copy of a listing. Files that nobody has needed may be missing."""
+
+    listing: Listing
+    folder: Path
+    report: Report = log.info
+
+    @classmethod
+    def of(cls, listing: Listing, report: Report = log.info) -> Copy:
+        return cls(listing, find_cache() / listing.digest, report)
+
+    def fetch(self, name: str) -> Path:
+        """Return the local path of an object, which is downloaded unless it is there."""
+        self.fetch_all([name])
+        return self.folder / name
+
+    def fetch_all(self, names: Iterable[str] | None = None) -> Path:
+        """Download what is missing of `names`; None: of all objects. Return the folder.
+
+        Raise UserError for a name that leaves the folder, and as `list_objects`; StorageAwayError, too, if an object
+        has changed since the listing."""
+        wanted = list(self.listing.objects if names is None else names)
+        if all(self._is_here(name) for name in wanted):
+            return self.folder
+        with self._locked():
+            missing = [name for name in wanted if not self._is_here(name)]
+            self._download(missing)
+        return self.folder
+
+    def _is_here(self, name: str) -> bool:
+        return self._path(name).is_file()
+
+    def _path(self, name: str) -> Path:
+        if name.startswith("/") or ".." in name.split("/"):
+            raise UserError(f"{self.listing.url_of(name)}: the key is no path below {self.listing.base}; rename it")
+        return self.folder / name
+
+    def _download(self, names: list[str]) -> None:
+        listing, total = self.listing, sum(self.listing.objects[name].size for name in names)
+        if not names:
+            return
+        what = f"downloads {listing.url}"
+        self.report(f"{what}: {len(names)} files, {describe_bytes(total)}")
+        progress = Progress(what, total, self.report)
+        client = open_client(listing.url, listing.access)
+        with ThreadPoolExecutor(_MAX_DOWNLOADS) as pool:
+            list(pool.map(lambda name: self._download_one(client, name, progress), names))
+
+    def _download_one(self, client: Any, name: str, progress: Progress) -> None:
+        from fsspec.callbacks import Callback
+
+        url, path, access = self.listing.url_of(name), self._path(name), self.listing.access
+        remote = url.partition("://")[2]
+        partial = path.with_name(f"{path.name}.partial")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        counted = Callback(hooks={"bytes": _count(progress)})
+        try:
+            client.get_file(remote, str(partial), callback=counted)
+            found = ObjectFacts.of(client.info(remote))
+        except Exception as error:
+            raise explain(error, url, "s3:GetObject", access) from error
+        if found != self.listing.objects[name] or partial.stat().st_size != found.size:
+            raise StorageAwayError(f"{url} has changed while it was read; the next attempt reads the new version")
+        partial.rename(path)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder.parent / f"{self.folder.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def _count(progress: Progress) -> Callable[..., None]:
+    """Return fsspec's hook, which gets the bytes so far."""
+    before = 0
+
+    def count(size: int | None, value: int, **_: Any) -> None:
+        nonlocal before
+        progress.add(value - before)
+        before = value
+
+    return count

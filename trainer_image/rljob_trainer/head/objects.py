@@ -1,0 +1,70 @@
+"""Sources in object storage: a run that resumes has the models and data that it began with, or ends.
+
+Owns objects.json. Leaves downloads to what reads the sources. Invariant: from the first checkpoint on, a run never
+reads another version: cursors of a checkpoint are numbers of rows, and a model belongs to its adapters and optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rljob_api.errors import UserError
+from rljob_api.run.folder import last_checkpoint
+from rljob_api.run.objects import FILE_OBJECTS, ObjectsRecord, read_objects
+from rljob_inputs.errors import InputError
+from rljob_inputs.objects.access import ObjectAccess, is_object
+from rljob_inputs.objects.listing import list_objects
+from rljob_trainer.history.durable import write_durably
+
+_MAX_NAMED = 3
+
+
+def find_versions(run_dir: Path, sources: Mapping[str, str], access: ObjectAccess) -> ObjectsRecord | None:
+    """Return the versions of sources, by field; None if none is an object. Of a run that resumes, compare them with
+    what it began with.
+
+    Raise InputError if an object is missing or has changed, and StorageAwayError."""
+    found = {field: _read_tags(field, url, access) for field, url in sources.items() if is_object(url)}
+    if not found:
+        return None
+    known = _read_record(run_dir) if last_checkpoint(run_dir) is not None else None
+    before = known.tags if known else {}
+    for field, tags in found.items():
+        if changes := find_changes(before.get(field, tags), tags):
+            raise InputError(field, describe_changes(changes))
+    return ObjectsRecord(tags={**before, **found})
+
+
+def write_versions(run_dir: Path, record: ObjectsRecord) -> None:
+    """Raise OSError of the run's folder."""
+    write_durably(run_dir / FILE_OBJECTS, record.model_dump_json(indent=1))
+
+
+def find_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return the URLs of objects that are new, gone, or have another tag."""
+    return [url for url in sorted(before.keys() | now.keys()) if before.get(url) != now.get(url)]
+
+
+def describe_changes(changes: list[str]) -> str:
+    more = f" and {len(changes) - _MAX_NAMED} more" if len(changes) > _MAX_NAMED else ""
+    return (
+        f"{', '.join(changes[:_MAX_NAMED])}{more} changed after the run began ({FILE_OBJECTS}); restore it, or start a "
+        "new run"
+    )
+
+
+def _read_tags(field: str, url: str, access: ObjectAccess) -> dict[str, str]:
+    try:
+        listing = list_objects(url, access)
+    except UserError as error:
+        raise InputError(field, str(error)) from error
+    return {listing.url_of(name): found.tag for name, found in listing.objects.items()}
+
+
+def _read_record(run_dir: Path) -> ObjectsRecord | None:
+    try:
+        return read_objects(run_dir)
+    except ValueError as error:
+        problem = "is damaged, which says what the run began with; restore it, or start a new run"
+        raise InputError("spec.model.source", f"{run_dir / FILE_OBJECTS} {problem}") from error

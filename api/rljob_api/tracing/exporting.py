@@ -24,7 +24,7 @@ _ENV_DISABLED: Final = "OTEL_SDK_DISABLED"
 _ENV_QUEUE: Final = "OTEL_BSP_MAX_QUEUE_SIZE"
 _QUEUE_SPANS: Final = 16_384
 """Spans that wait for the collector, of about 2 KiB each. More are dropped."""
-_CLOSE_SECONDS: Final = 5.0
+_CLOSE_SECONDS: Final = 3.0
 _EXTRA: Final = "opentelemetry-exporter-otlp-proto-http"
 
 

@@ -2,6 +2,8 @@
 
 The code finds the W3C `traceparent` in the variable TRACEPARENT, and if it has imported OpenTelemetry, as the current
 context. Its own exporter sends its spans, with variables of the job (`env`): the worker has no address of a collector.
+With episodesPerProcess, os.environ shows each episode its own; rewards, users and tools that share a process have the
+context alone.
 """
 
 from __future__ import annotations
@@ -10,8 +12,15 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from contextvars import ContextVar
 
 VARIABLE = "TRACEPARENT"
+_CURRENT: ContextVar[str] = ContextVar("rljob_traceparent", default="")
+
+
+def current() -> str:
+    """Return the traceparent of the request whose code runs; empty without one."""
+    return _CURRENT.get()
 
 
 @contextlib.contextmanager
@@ -21,12 +30,14 @@ def within(traceparent: str, *, is_alone: bool = True) -> Iterator[None]:
     if not traceparent:
         yield
         return
+    token = _CURRENT.set(traceparent)
     if is_alone:
         os.environ[VARIABLE] = traceparent
     try:
         with _use_opentelemetry(traceparent):
             yield
     finally:
+        _CURRENT.reset(token)
         if is_alone:
             os.environ.pop(VARIABLE, None)
 

@@ -72,9 +72,10 @@ class Trace:
 
         def add(span: Seen, depth: int) -> None:
             offset, seconds = (span.started_at - self.root.started_at) / 1e9, (span.ended_at - span.started_at) / 1e9
-            shown = [f"{name}={span.attributes[name]}" for name in _SHOWN if name in span.attributes]
+            known = [name for name in _SHOWN if name in span.attributes]
+            shown = [f"{name.rpartition('.')[2]}={span.attributes[name]}" for name in known]
             name = f"{'  ' * depth}{span.name}"
-            lines.append(f"{offset:8.3f} {seconds:8.3f}  {name:<44} {span.service:<14} {' '.join(shown)}".rstrip())
+            lines.append(f"{offset:7.3f} {seconds:7.3f}  {name:<38} {span.service:<12} {' '.join(shown)}".rstrip())
             for child in self.children(span):
                 add(child, depth + 1)
 

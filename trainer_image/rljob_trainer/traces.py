@@ -22,7 +22,7 @@ from typing import Final, Self
 
 from rljob_api.manifest.roles import Sampling
 from rljob_api.tracing.spans import STEP, Attributes, Span, current, root, span
-from rljob_api.wire.base import Lane
+from rljob_api.wire.base import InvalidReason, Lane
 from rljob_api.wire.calls import CallResult
 from rljob_api.wire.contract import SERVED_MODEL_NAME
 from rljob_trainer.episodes.types import Completion, Episode, Group, ScoredResult
@@ -126,7 +126,7 @@ def begin_program() -> Span:
 def record_call(call: Span, result: CallResult) -> None:
     if not call.traceparent:
         return
-    call.set({_VALID: result.valid, _REASON: result.reason})
+    call.set({_VALID: result.valid, _REASON: _word(result.reason)})
     if not result.valid:
         call.fail(str(result.reason))
 
@@ -139,7 +139,7 @@ def record_reward(reward: Span, name: str, result: ScoredResult) -> None:
     """Add a result, as the conventions' event and as attributes that searches find."""
     if not reward.traceparent:
         return
-    score, reason = result.score, result.reason or result.failed_as
+    score, reason = result.score, _word(result.reason or result.failed_as)
     reward.set({_VALID: result.valid, _SCORE: score, _REASON: reason, "rljob.attempts": result.attempts})
     evaluation = {"gen_ai.evaluation.name": name, "gen_ai.evaluation.score.value": score, "error.type": reason}
     reward.add_event("gen_ai.evaluation.result", evaluation)
@@ -173,6 +173,10 @@ def record_status(attempt: Span, status: int) -> None:
     attempt.set({"http.response.status_code": status})
     if status != 200:
         attempt.fail(str(status))
+
+
+def _word(reason: InvalidReason | None) -> str | None:
+    return None if reason is None else reason.value
 
 
 def begin_step(number: int) -> Span:

@@ -18,7 +18,6 @@ from rljob_api.tracing.spans import NOT_RECORDED, Attributes, Kind, Span
 
 _TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _KINDS: Final = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT, "server": SpanKind.SERVER}
-_MAX_MESSAGE_CHARACTERS: Final = 300
 CANCELLED: Final = "rljob.cancelled"
 """Attribute of a span that was cancelled. That is no failure: of two requests of a hedge, one is."""
 
@@ -91,9 +90,9 @@ class _Recorded(Span):
     def add_event(self, name: str, attributes: Attributes) -> None:
         self._span.add_event(name, _known(attributes), self._clock())
 
-    def fail(self, kind: str, message: str = "") -> None:
+    def fail(self, kind: str) -> None:
         self._span.set_attribute("error.type", kind)
-        self._span.set_status(StatusCode.ERROR, message[:_MAX_MESSAGE_CHARACTERS] or None)
+        self._span.set_status(StatusCode.ERROR)
 
     def end(self) -> None:
         if self._span.is_recording():
@@ -109,7 +108,7 @@ class _Recorded(Span):
         if isinstance(error, asyncio.CancelledError):
             self.set({CANCELLED: True})
         elif error is not None:
-            self.fail(type(error).__name__, str(error))
+            self.fail(type(error).__name__)
         self.end()
 
 

@@ -32,8 +32,9 @@ class Span:
     def add_event(self, name: str, attributes: Attributes) -> None:
         """Add an event at this time."""
 
-    def fail(self, kind: str, message: str = "") -> None:
-        """Mark it as failed. `kind`: a word with few values, such as a reason or the name of an exception's class."""
+    def fail(self, kind: str) -> None:
+        """Mark it as failed. `kind`: a word with few values, such as a reason or the name of an exception's class: the
+        texts of errors have parts of answers and addresses."""
 
     def end(self) -> None:
         """End it, if it has not ended."""

@@ -128,7 +128,7 @@ def _build_service_egress(service: HostedService) -> list[Manifest]:
     function = settings.function
     if service.sandbox:
         sandboxes = _open("to", [_peer(find_sandbox_labels(service))], PORT_SANDBOX)
-        traces = _egress_to(list_tracing_urls(service.owner))
+        traces = _egress_to(list_tracing_urls(service.owner, settings))
         return [_DNS, *sandboxes, {"to": _ANYWHERE, "ports": _API_SERVER}, *traces]
     if function and function.network:
         return [_DNS, {"to": _ANYWHERE}]
@@ -140,7 +140,7 @@ def _build_service_egress(service: HostedService) -> list[Manifest]:
         urls += [settings.served_model.source, hub.endpoint or ""]
     if settings.endpoint:
         urls.append(settings.endpoint.url)
-    urls += list_tracing_urls(service.owner)
+    urls += list_tracing_urls(service.owner, settings)
     egress = _open("to", _trainers(service), *service.engine_ports) + _egress_to(urls)
     return [_DNS, *egress] if egress else []
 
@@ -184,7 +184,7 @@ def _head_urls(job: RLJob) -> Iterator[str]:
     yield from (each.data.source for each in spec.held_out_sets)
     if spec.tracking.wandb_project:
         yield _WANDB
-    yield from list_tracing_urls(job)
+    yield from list_tracing_urls(job, spec.head)
     yield from (reward.http.url for reward in spec.rewards if reward.http)
     yield from (model.url for model in spec.agent.models)
 

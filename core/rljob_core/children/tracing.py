@@ -3,6 +3,7 @@
 from typing import Any
 
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.roles import Role
 from rljob_api.wire.contract import ENV_OTLP_ENDPOINT, ENV_OTLP_HEADERS
 from rljob_core.backend import Manifest, Owner
 
@@ -26,7 +27,9 @@ def read_tracing(owner: Owner) -> dict[str, Any]:
     return {"tracing": settings} if settings else {}
 
 
-def list_tracing_urls(owner: Owner) -> list[str]:
-    """The URLs that the head and the servers send traces to."""
-    tracing = owner.spec.tracing if isinstance(owner, RLJob) else None
-    return [tracing.endpoint] if tracing else []
+def list_tracing_urls(owner: Owner, role: Role) -> list[str]:
+    """The URL that a role sends traces to, if it does."""
+    own = role.env.get(ENV_OTLP_ENDPOINT)
+    if isinstance(owner, RLJob):
+        return [own or owner.spec.tracing.endpoint] if owner.spec.tracing else []
+    return [own] if own else []

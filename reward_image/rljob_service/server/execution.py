@@ -49,11 +49,7 @@ class Execution:
     """Created when a request arrives; other requests may join its waiters until it ends."""
 
     def __init__(
-        self,
-        request: Request,
-        body: bytes,
-        waiter: Waiter,
-        on_abandoned: Callable[[Execution], None],
+        self, request: Request, body: bytes, waiter: Waiter, on_abandoned: Callable[[Execution], None]
     ) -> None:
         self.id = request.id
         self.lane: Lane = request.lane

@@ -5,7 +5,7 @@ import pytest
 from rljob_api.manifest.services.reward import RewardModel
 from rljob_core.children import WORKLOAD_KINDS, build_children
 from rljob_core.children.common import ANNOTATION_CONFIG_HASH
-from rljob_core.children.network import build_network_policies
+from rljob_core.children.network import build_network_policies, build_service_policy
 from rljob_core.children.service import build_server, service_of
 from rljob_core.defaults import DEFAULTS
 from tests.support.job_simulation import make_job
@@ -75,3 +75,5 @@ def test_a_shared_reward_model_has_the_variables_of_its_env():
     model = RewardModel.model_validate({"metadata": {"name": "shared", "namespace": "n"}, "spec": spec})
     [deployment] = [each for each in build_server(service_of(model), "token", DEFAULTS) if each["kind"] == "Deployment"]
     assert read_env(deployment)["OTEL_EXPORTER_OTLP_ENDPOINT"]["value"] == ENDPOINT
+    egress = build_service_policy(service_of(model), {})["spec"]["egress"]
+    assert 4318 in {port["port"] for rule in egress for port in rule["ports"]}, "also for a function without network"

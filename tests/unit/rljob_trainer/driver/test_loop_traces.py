@@ -3,10 +3,12 @@
 import asyncio
 from collections import Counter
 
+import aiohttp
 import pytest
 from aiohttp import web
 
 from rljob_api.tracing import spans
+from rljob_api.wire.calls import EpisodeCall
 from tests.support.agent_services import call_text
 from tests.support.chat_templates import build_template
 from tests.support.driver_harness import stop_when
@@ -176,3 +178,27 @@ async def test_a_part_of_the_episodes_is_traced(make_harness, ratio):
         traces = recorded.traces()
     assert (len(traces) > 0) == (ratio > 0)
     assert all(names_of(each) == ["episode", ["invoke_agent", CHAT], REWARD] for each in traces)
+
+
+async def test_answers_of_a_program_are_in_its_episode(make_harness):
+    async def play(service, body):
+        call = EpisodeCall.model_validate(body["arguments"])
+        headers = {"Authorization": f"Bearer {call.model.api_key}"}
+        question = {"model": "policy", "messages": call.prompt}
+        async with aiohttp.ClientSession() as session:
+            for _ in range(2):
+                async with session.post(
+                    f"{call.model.url}/v1/chat/completions", json=question, headers=headers
+                ) as answer:
+                    assert answer.status == 200
+        return {"reward": 1.0}
+
+    agent = {"type": "program", "runner": {"function": {"inline": "x"}, "retries": 0, "slots": 16}}
+    settings = {"agent": agent, "data": {"format": "chat"}, "rewards": [], "schedule": {"steps": 1}}
+    with recording() as recorded:
+        async with make_harness(**settings) as harness:
+            harness.template, harness.answer_call = build_template("qwen25"), play
+            harness.write_answer = lambda draw, prompt: f"{draw.randrange(1, 90)} is it"
+            await harness.run()
+        trace = recorded.traces()[-1]
+    assert names_of(trace) == ["episode", ["invoke_agent", ["run_program", "queue", "POST /v1/call"], CHAT, CHAT]]

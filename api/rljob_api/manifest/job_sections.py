@@ -276,7 +276,7 @@ class Tracing(Spec):
     network policies open its port. Other settings are the standard variables (OTEL_*) in a role's env, which take
     precedence."""
     sampling_ratio: float = Field(default=0.1, ge=0, le=1)
-    """The part of episodes of which a trace is recorded, from the first span to the last: 1 is all, 0 none."""
+    """The part of episodes that are traced, each from the first span to the last: 1 is all, 0 none."""
     headers_secret_ref: SecretKeyRef | None = None
     """Key of a Secret with headers for the collector, as NAME=VALUE,NAME=VALUE. Null: none."""
 

@@ -15,7 +15,7 @@ Attributes = Mapping[str, Value | None]
 """By name. None: unknown, and left out."""
 Kind = Literal["internal", "client", "server"]
 HEADER: Final = "traceparent"
-"""Of W3C Trace Context (https://www.w3.org/TR/trace-context/): VERSION-TRACE-SPAN-FLAGS in hexadecimal."""
+"""The header of W3C Trace Context (https://www.w3.org/TR/trace-context/): VERSION-TRACE-SPAN-FLAGS in hexadecimal."""
 STEP: Final = "step"
 """Root span of a step. There are few, so all are recorded, and spans of episodes link to them."""
 
@@ -85,7 +85,7 @@ def is_on() -> bool:
 
 
 def root(name: str, attributes: Attributes) -> Span:
-    """Begin a trace, whatever the current span is. Whether it is recorded is decided here, for all of it."""
+    """Begin a trace, whatever the current span is. Whether the whole trace is recorded is decided here."""
     return NOT_RECORDED if _recorder is None else _recorder.root(name, attributes)
 
 

@@ -5,7 +5,7 @@
       execute             in the slot: the current span of what a model's client does, and of the user's code
 
 A request that joins another one's execution has the first span alone. Invariant: what a client sends decides nothing
-but whether a span is recorded, and of which trace.
+but whether a span is recorded, and to which trace it belongs.
 """
 
 from __future__ import annotations
@@ -84,4 +84,4 @@ class ExecutionSpans:
 
 
 NO_SPANS = ExecutionSpans("", "", "train", 0)
-"""Of all executions that are not recorded: they keep nothing."""
+"""Spans of all executions that are not recorded: they keep nothing."""

@@ -272,7 +272,7 @@ class Episode:
     baseline: Baseline = "group"
     """With what its rewards are compared: the trajectories of its seat in the group, or in its episode."""
     traceparent: str = ""
-    """Of its episode's span. Empty: it is not traced."""
+    """The traceparent of its episode's span. Empty: it is not traced."""
 
     @property
     def position(self) -> int:

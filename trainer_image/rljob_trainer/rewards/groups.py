@@ -101,7 +101,7 @@ class _Member(NamedTuple):
     """Its own result, if the reward scores samples first."""
     peers: Peers
     traceparent: str = ""
-    """Of the span that waits for the group's result."""
+    """That of the span that waits for the group's result."""
 
 
 class GroupScorer:

@@ -78,6 +78,7 @@ def _serve(options: argparse.Namespace) -> None:
 
     from rljob_service.server import lifecycle
     from rljob_service.server.served_service import load_service
+    from rljob_service.server.traces import tracing_requests
 
     images = os.environ.get(contract.ENV_REWARD_IMAGES, "")
     served = load_service(options.config, options.function, images, options.serves, options.framework)
@@ -93,7 +94,7 @@ def _serve(options: argparse.Namespace) -> None:
         raise UserError(f"no address to listen on; set {contract.ENV_POD_IP} or pass --host")
     if not token:
         raise UserError(f"{contract.ENV_TOKEN} is not set: a server never runs without a token")
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with tracing_requests(service), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(lifecycle.run(service, host, options.port, token, options.grace))
 
 

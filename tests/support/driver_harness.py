@@ -11,7 +11,7 @@ import json
 import os
 import random
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,6 +113,8 @@ class DriverHarness:
         self._views = ExitStack()
         """Views of all drivers: tests read the board after the last one has ended."""
         self.runners = {}
+        self.traceparents = defaultdict(list)
+        """Headers of requests, by path; empty texts for requests without it."""
 
     def group_death(self, message):
         error = TrainerGroupDiedError(message)
@@ -129,13 +131,18 @@ class DriverHarness:
         new.replace(self.hosts)
 
     async def serve(self, server, port, routes):
-        app = web.Application()
+        app = web.Application(middlewares=[self._record_traceparent])
         app.add_routes(routes)
         # As the real servers do: a client that leaves ends what runs for it.
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, server.address, port, reuse_address=True).start()
         self.runners[server.address] = runner
+
+    @web.middleware
+    async def _record_traceparent(self, request, handler):
+        self.traceparents[request.path].append(request.headers.get("traceparent", ""))
+        return await handler(request)
 
     async def serve_rollout(self, rollout):
         routes = [

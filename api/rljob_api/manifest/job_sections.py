@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rljob_api.manifest.base import Choice, LongText, ObjectName, PathText, Rule, ShortText, Spec, list_map
+from rljob_api.manifest.base import Choice, LongText, ObjectName, PathText, Rule, ShortText, Spec, Url, list_map
 from rljob_api.manifest.quantity import Size, size_within
 from rljob_api.manifest.sources import (
     OF_DATA,
@@ -16,6 +16,7 @@ from rljob_api.manifest.sources import (
     ChatTemplateArguments,
     HasSource,
     ModelSource,
+    SecretKeyRef,
 )
 
 MAX_SECONDS = 1_000_000_000
@@ -265,6 +266,20 @@ class Tracking(Spec):
     trajectories_size: Size = Size("4Gi")
     """Maximum disk space of the trajectory log (`rljob trajectories`) in the run's folder. Files of the oldest steps
     are deleted first. 0 is off."""
+
+
+class Tracing(Spec):
+    """Traces of episodes by OpenTelemetry, which the head and the servers of rewards, users, tools and runners send to
+    a collector by OTLP over HTTP (docs/tracing.md)."""
+
+    endpoint: Url
+    """The collector's base URL, such as http://otel-collector.observability:4318. Spans go to its /v1/traces. The
+    network policies open its port. Other settings are the standard variables (OTEL_*) in a role's env, which take
+    precedence."""
+    sampling_ratio: float = Field(default=0.1, ge=0, le=1)
+    """The part of episodes that are traced, each from the first span to the last: 1 is all, 0 none."""
+    headers_secret_ref: SecretKeyRef | None = None
+    """Key of a Secret with headers for the collector, as NAME=VALUE,NAME=VALUE. Null: none."""
 
 
 class Scheduling(Spec):

@@ -84,6 +84,8 @@ class JobSpec(PodSettings):
     evaluation: Evaluation = Evaluation()
     checkpoint: sections.Checkpoint = sections.Checkpoint()
     tracking: sections.Tracking = sections.Tracking()
+    tracing: sections.Tracing | None = None
+    """Traces of episodes. Null: none. A change restarts the head and the servers that it traces."""
     scheduling: sections.Scheduling = sections.Scheduling()
     suspend: bool = False
     """Whether the job is suspended. true deletes the Pods and keeps the checkpoint; false resumes from it."""

@@ -56,6 +56,7 @@ def check_machine(
     yield from _check_gpus(job, machine, not_shared)
     yield from _check_packages(job, machine)
     yield from _check_trackers(job, machine)
+    yield from _check_tracing(job, machine)
     yield from _check_disk(job, run_dir, machine, num_parameters)
     yield from _check_memory(machine, needs)
 
@@ -132,6 +133,13 @@ def _check_trackers(job: RLJob, machine: Machine) -> Iterator[Finding]:
     if tracking.wandb_project and not has_key:
         message = "WANDB_API_KEY is not set; set it, or set WANDB_MODE: offline in spec.head.env"
         yield Finding("spec.tracking.wandbProject", message, is_warning=True)
+
+
+def _check_tracing(job: RLJob, machine: Machine) -> Iterator[Finding]:
+    reference = job.spec.tracing.headers_secret_ref if job.spec.tracing else None
+    if reference and not machine.environment.get(reference.key):
+        problem = f"refers to a cluster's Secret, which ${reference.key} replaces on this machine; set that variable"
+        yield Finding("spec.tracing.headersSecretRef.key", problem)
 
 
 def _has_variable(job: RLJob, machine: Machine, name: str) -> bool:

@@ -36,6 +36,7 @@ def build_secrets(job: RLJob, environ: Mapping[str, str]) -> dict[str, Manifest]
     references = [job.spec.hub.token_secret_ref, *map(find_reference, services)]
     references += [reference for service in services for reference in _find_template_references(service)]
     references += [model.api_key_secret_ref for model in job.spec.agent.models]
+    references.append(job.spec.tracing.headers_secret_ref if job.spec.tracing else None)
     for reference in filter(None, references):
         value = environ.get(reference.key)
         if value:

@@ -28,6 +28,7 @@ from rljob_core.children.common import (
     service_name,
 )
 from rljob_core.children.configuration import RETRY_FIELDS
+from rljob_core.children.tracing import build_tracing_env
 from rljob_core.defaults import Defaults
 
 _STARTUP_SECONDS = 600
@@ -88,6 +89,7 @@ def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str
         + pods.build_env(_build_env(job, models))
         + reward_refs.build_token_env(job, models)
         + _build_key_env(job)
+        + build_tracing_env(job)
         + [pods.build_field_env(contract.ENV_HEAD_JOB_UID, _HEAD_JOB_UID_FIELD)],
         probes=pods.build_probes("driver", _STARTUP_SECONDS),
         volumes=pods.build_job_volumes(job, defaults, sources, run_dir=True),

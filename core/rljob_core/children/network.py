@@ -24,6 +24,7 @@ from rljob_core.children.common import AGENT, HEAD, REWARD, ROLLOUT, TRAINER, bu
 from rljob_core.children.reward_refs import served_models
 from rljob_core.children.sandbox import find_sandbox_labels
 from rljob_core.children.service import HostedService, build_model_selector, find_services, hub_of, storage_of
+from rljob_core.children.tracing import list_tracing_urls
 from rljob_core.children.trainer import name_engine_ports
 
 LABEL_MONITORING = "rljob.dev/monitoring"
@@ -137,12 +138,13 @@ def _build_service_egress(service: HostedService) -> list[Manifest]:
     """For a function: all but the node's metadata, the package index of its requirements, or nothing. For a tool with
     sandboxes: these, and the API server to claim them. For others: the URLs in their env, the chat endpoint, and the
     hub or the storage that a model comes from. A runner's workers may open sockets in any case, so it gets the URLs in
-    its env, too."""
+    its env, too. All: the collector of traces."""
     settings, hub, storage = service.settings, hub_of(service.owner), storage_of(service.owner)
     function = settings.function
     if service.sandbox:
         sandboxes = _open("to", [_peer(find_sandbox_labels(service))], PORT_SANDBOX)
-        return [_DNS, *sandboxes, {"to": _ANYWHERE, "ports": _API_SERVER}]
+        traces = _egress_to(list_tracing_urls(service.owner, settings))
+        return [_DNS, *sandboxes, {"to": _ANYWHERE, "ports": _API_SERVER}, *traces]
     if function and function.network:
         return [_DNS, {"to": _ANYWHERE}]
     reads_env = not function or function.requirements or service.calls_policy
@@ -153,6 +155,7 @@ def _build_service_egress(service: HostedService) -> list[Manifest]:
         urls += [settings.served_model.source, hub.endpoint or "", storage.endpoint or ""]
     if settings.endpoint:
         urls.append(settings.endpoint.url)
+    urls += list_tracing_urls(service.owner, settings)
     egress = _open("to", _trainers(service), *service.engine_ports) + _egress_to(urls)
     return [_DNS, *egress] if egress else []
 
@@ -196,6 +199,7 @@ def _head_urls(job: RLJob) -> Iterator[str]:
     yield from (each.data.source for each in spec.held_out_sets)
     if spec.tracking.wandb_project:
         yield _WANDB
+    yield from list_tracing_urls(job, spec.head)
     yield from (reward.http.url for reward in spec.rewards if reward.http)
     yield from (model.url for model in spec.agent.models)
 

@@ -32,6 +32,7 @@ from rljob_core.children.common import (
     role_of_service,
     service_name,
 )
+from rljob_core.children.tracing import build_tracing_env, read_tracing
 from rljob_core.defaults import Defaults
 
 _STARTUP_SECONDS = 300
@@ -203,11 +204,14 @@ def _build_parts(service: HostedService, token: str, defaults: Defaults) -> pods
             *service.arguments,
         ],
         labels=service.selector,
-        config=_read_by_server(service) | {"token": digest(token), **({"hangDetection": hangs} if hangs else {})},
+        config=_read_by_server(service)
+        | {"token": digest(token), **({"hangDetection": hangs} if hangs else {})}
+        | read_tracing(service.owner),
         ports={"http": contract.PORT_SERVICE},
         env=pods.build_token_env(service.token_secret)
         + pods.build_env(_build_vllm_env(service))
-        + _build_endpoint_env(service),
+        + _build_endpoint_env(service)
+        + build_tracing_env(service.owner),
         probes=pods.build_probes("http", _startup_seconds(service)),
         volumes=[
             _build_config_volume(service),

@@ -14,7 +14,7 @@ from rljob_api.manifest.services.calls import CallService
 from rljob_api.manifest.services.models import ServedModel
 from rljob_api.manifest.services.reward import RewardBase
 from rljob_api.read.documents import Location, format_path
-from rljob_api.wire.contract import ENV_JUDGE_API_KEY, ENV_MODEL_API_KEY
+from rljob_api.wire.contract import ENV_JUDGE_API_KEY, ENV_MODEL_API_KEY, ENV_OTLP_ENDPOINT, ENV_OTLP_HEADERS
 from rljob_core.backend import Manifest
 from rljob_core.children.merge import find_in_patch
 from rljob_core.children.vllm_sidecar import CONTAINER as VLLM
@@ -73,6 +73,9 @@ def _container_fields(role: RolePath, container: Manifest, inner: Location) -> I
         elif name.startswith(ENV_MODEL_API_KEY):
             index = name.removeprefix(ENV_MODEL_API_KEY)
             yield f"spec.agent.models[{index}].apiKeySecretRef.{inner[-1]}"
+        elif name in (ENV_OTLP_ENDPOINT, ENV_OTLP_HEADERS):
+            field = "endpoint" if name == ENV_OTLP_ENDPOINT else f"headersSecretRef.{inner[-1]}"
+            yield f"spec.tracing.{field}"
         elif name == ENV_JUDGE_API_KEY and service:
             yield f"{role.path}.{service.kind}.endpoint.apiKeySecretRef.{inner[-1]}"
     holder: Role | ServedModel | None = role.role

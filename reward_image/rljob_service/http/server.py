@@ -31,6 +31,8 @@ RECEIVE_SECONDS = 60
 """Time for a client to send one request, from the connection or its first byte."""
 IDLE_SECONDS = 120
 """Longer than clients keep an idle connection: they close it first, so no request meets a closed connection."""
+LEFT = 0
+"""Instead of a status: the client has disconnected."""
 _TICK_SECONDS = 1.0
 _BACKLOG = 8192
 _JSON = b"application/json"
@@ -53,6 +55,7 @@ class Request:
 
     __slots__ = (
         "_connection",
+        "_on_end",
         "_on_left",
         "authorization",
         "body",
@@ -60,6 +63,7 @@ class Request:
         "keeps_alive",
         "method",
         "path",
+        "traceparent",
     )
 
     def __init__(self, connection: Connection) -> None:
@@ -67,10 +71,12 @@ class Request:
         self.method = b""
         self.path = b""
         self.authorization = b""
+        self.traceparent = b""
         self.body = b""
         self.keeps_alive = True
         self.expects_continue = False
         self._on_left: Callable[[], None] | None = None
+        self._on_end: Callable[[int], None] | None = None
 
     def record_authenticated(self) -> None:
         """Called by admit(): the connection is no longer one of those that are closed first."""
@@ -80,6 +86,10 @@ class Request:
     def call_when_left(self, callback: Callable[[], None]) -> None:
         """Call it if the client disconnects before the response."""
         self._on_left = callback
+
+    def call_at_end(self, callback: Callable[[int], None]) -> None:
+        """Call it once with the status of the response, or with LEFT if the client disconnects before that."""
+        self._on_end = callback
 
     def deliver(self, response: bytes) -> None:
         """Respond with a result."""
@@ -94,6 +104,7 @@ class Request:
         self._on_left = None  # it may refer to this object
         if connection is None:
             return
+        self._report_end(status)
         if connection.is_closing:
             self.keeps_alive = False
         if status == 200 and content_type is _JSON and self.keeps_alive:
@@ -118,8 +129,14 @@ class Request:
         """The client has disconnected."""
         if self._connection is not None:
             self._connection = None
+            self._report_end(LEFT)
             if self._on_left is not None:
                 self._on_left()
+
+    def _report_end(self, status: int) -> None:
+        callback, self._on_end = self._on_end, None
+        if callback is not None:
+            callback(status)
 
 
 class Connection(asyncio.Protocol):
@@ -217,6 +234,8 @@ class Connection(asyncio.Protocol):
             request.authorization = value
         elif len(name) == 6 and name.lower() == b"expect":
             request.expects_continue = value.lower() == b"100-continue"
+        elif len(name) == 11 and name.lower() == b"traceparent":
+            request.traceparent = value
 
     def on_headers_complete(self) -> None:
         request, parser = self._request, self._parser

@@ -19,8 +19,10 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
+from rljob_api.tracing.spans import Span
 from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.retry_after import parse_retry_after
+from rljob_service.models import traces
 from rljob_service.models.execution import ExecutionProgress, NoScoreError
 from rljob_service.models.metrics import UpstreamMetrics
 from rljob_service.models.rate_limiter import RateLimiter
@@ -125,8 +127,13 @@ class UpstreamClient:
             num_tries += 1
             progress.activity = f"waiting for an answer of {self._name}{f' after {last}' if last else ''}"
             server = self._engines.pick() if self._engines else ""
+            url = f"{server}{self._url}"
             try:
-                response = await self._send(f"{server}{self._url}", payload)
+                with traces.begin_try(url, payload, num_tries) as span:
+                    response = await self._send(url, payload)
+                    if response.status == 200:
+                        return self._accept(payload, response, span)
+                    traces.record_status(span, response.status)
             except (aiohttp.ClientError, OSError) as error:  # includes timeouts of connecting
                 self._metrics.record_request("connection")
                 if self._engines:
@@ -136,15 +143,19 @@ class UpstreamClient:
                 await self._back_off(self._delay(num_tries), progress, InvalidReason.EXCEPTION, num_tries, last)
                 continue
             self._metrics.record_request(str(response.status))
-            if response.status == 200:
-                self._answered = payload
-                self._set_away(False)
-                return self._read_answer(response.text)
             last = f"{response.status} {self.show(response.text)}".strip()
             if self._engines and response.status == _UNAVAILABLE:
                 self._engines.drop(server)
                 continue
             await self._handle_error(response, progress, num_tries, last)
+
+    def _accept(self, payload: dict[str, Any], response: _Response, span: Span) -> dict[str, Any]:
+        self._metrics.record_request(str(response.status))
+        self._answered = payload
+        self._set_away(False)
+        answer = self._read_answer(response.text)
+        traces.record_answer(span, answer)
+        return answer
 
     async def _send(self, url: str, payload: dict[str, Any]) -> _Response:
         async with self._session.post(
@@ -202,7 +213,8 @@ class UpstreamClient:
             more = f", next try in {seconds:.1f} s" if reason is InvalidReason.TIMEOUT else ""
             raise NoScoreError(reason, f"{self._name} failed within timeoutSeconds ({tries}{more}); last: {last}")
         progress.activity = f"waiting {seconds:.1f} s after {last}"
-        await asyncio.sleep(seconds)
+        with traces.begin_wait(seconds, last):
+            await asyncio.sleep(seconds)
 
     def _read_answer(self, text: str) -> dict[str, Any]:
         """Return the JSON object of an answer, and count its tokens."""

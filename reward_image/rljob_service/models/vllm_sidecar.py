@@ -13,6 +13,7 @@ import os
 import aiohttp
 
 from rljob_api.errors import UserError
+from rljob_api.tracing.http_client import trace_configs
 from rljob_api.wire.contract import ENV_VLLM_SOCKET
 
 logger = logging.getLogger(__name__)
@@ -70,5 +71,9 @@ def open_session(socket: str | None = None) -> aiohttp.ClientSession:
     connector = aiohttp.UnixConnector(socket, limit=0) if socket else aiohttp.TCPConnector(limit=0)
     # No cookies. Proxies are read from the environment.
     return aiohttp.ClientSession(
-        connector=connector, cookie_jar=aiohttp.DummyCookieJar(), timeout=aiohttp.ClientTimeout(), trust_env=not socket
+        connector=connector,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(),
+        trust_env=not socket,
+        trace_configs=trace_configs(),
     )

@@ -21,6 +21,7 @@ from typing import cast
 import psutil
 from pydantic import ValidationError
 
+from rljob_api.tracing.spans import current
 from rljob_api.wire.base import InvalidReason
 from rljob_service.kinds import KINDS
 from rljob_service.pool import process_marks
@@ -144,7 +145,7 @@ class WorkerProcess(asyncio.Protocol):
         self._buffer.max_bytes = self._replies.max_bytes * self.requests.most_samples
         if self.shared is not None and len(self.requests) == 1:
             self.shared.start_watch()
-        self.send(body, request.number)
+        self.send(frames.add_traceparent(body, current()), request.number)
         return request
 
     def send(self, payload: bytes, number: int) -> None:

@@ -19,6 +19,7 @@ from rljob_service.server import metrics as metrics_module
 from rljob_service.server.executor import Executor, QueueFullError
 from rljob_service.server.metrics import ServerMetrics
 from rljob_service.server.served_service import ServedService
+from rljob_service.server.traces import begin_request
 
 _TEXT = b"text/plain; charset=utf-8"
 
@@ -71,6 +72,7 @@ class App:
             self._get_routes[request.path](request)
 
     def _execute(self, endpoint: Endpoint, request: Request) -> None:
+        traceparent = begin_request(request)
         if self.draining:
             return request.refuse(503, "the server is shutting down; use another replica")
         try:
@@ -79,7 +81,7 @@ class App:
                 return self._executor.reject(message, request)
             if problem := self._service.kind.find_problem(message, self._service.config):
                 return request.refuse(422, problem)
-            self._executor.submit(message, request.body, request)
+            self._executor.submit(message, request.body, request, traceparent)
         except bodies.MalformedError as error:
             request.refuse(422, str(error))
         except QueueFullError as error:

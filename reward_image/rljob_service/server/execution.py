@@ -17,6 +17,7 @@ from rljob_api.wire.calls import CallRequest
 from rljob_api.wire.scores import GroupRequest
 from rljob_service.kinds.base import Request, RequestType
 from rljob_service.results import CallReply, ExecutionResult, Reply, SampleReply
+from rljob_service.server.traces import NO_SPANS
 from rljob_service.slots import Slot
 
 RequestKey = tuple[str, int]
@@ -66,6 +67,7 @@ class Execution:
         """Where it runs."""
         self.arrived = time.perf_counter()
         self.started: float | None = None
+        self.spans = NO_SPANS
         self.add_waiter(waiter)
 
     def add_waiter(self, waiter: Waiter) -> None:

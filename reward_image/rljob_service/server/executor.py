@@ -25,6 +25,7 @@ from rljob_service.server.lanes import LANES, MIN_SLOTS_FOR_RESERVE, Lanes
 from rljob_service.server.metrics import VALID, ServerMetrics
 from rljob_service.server.pacing import START_WINDOW_SECONDS, may_start, start_limit
 from rljob_service.server.served_service import ServedService
+from rljob_service.server.traces import ExecutionSpans
 from rljob_service.slots import Slot, SlotPool
 from rljob_service.worker.settings import FunctionSettings
 
@@ -62,8 +63,9 @@ class Executor:
         self.fatal_error: asyncio.Future[RLJobError] = self._loop.create_future()
         self.pool = build_pool(service, metrics, on_idle=self._dispatch, on_fatal_error=self._set_fatal_error)
 
-    def submit(self, request: Request, body: bytes, waiter: Waiter) -> None:
-        """Deliver the result to `waiter`, now or later. Raise QueueFullError if the request must be refused."""
+    def submit(self, request: Request, body: bytes, waiter: Waiter, traceparent: str = "") -> None:
+        """Deliver the result to `waiter`, now or later. Raise QueueFullError if the request must be refused.
+        `traceparent`: of the request's span; empty without one."""
         execution = Execution(request, body, waiter, self._on_abandoned)
         if self._known.serve(execution, request):
             return
@@ -71,6 +73,8 @@ class Executor:
         if not self._lanes.admit(lane, execution):
             self._metrics.record_refused(lane)
             raise QueueFullError(self._retry_after(lane))
+        if traceparent:
+            execution.spans = ExecutionSpans(traceparent, execution.id, lane, len(execution.sample_ids))
         self._known.add(execution)
         self._idle.clear()
         self._dispatch()
@@ -149,7 +153,8 @@ class Executor:
         execution.slot = slot
         if self._next_timeout is None and not self.pool.enforces_timeout:
             self._next_timeout = self._loop.call_later(self._config.timeout_seconds, self._kill_late)
-        slot.execute(execution.body, len(execution.sample_ids), partial(self._finish, execution))
+        with execution.spans.start():
+            slot.execute(execution.body, len(execution.sample_ids), partial(self._finish, execution))
 
     def _kill_late(self) -> None:
         """Kill what has run too long. One timer serves all: they have the same time, in the order of their starts."""
@@ -177,6 +182,7 @@ class Executor:
         started = now if execution.started is None else execution.started
         queue_seconds, execute_seconds = started - execution.arrived, now - started
         response = execution.build_response(result, queue_seconds, execute_seconds, self._version)
+        execution.spans.end(response.replies)
         self._known.finish(execution, response)
         if execution.started is not None:
             self._mean_seconds += _MEAN_WEIGHT * (execute_seconds - self._mean_seconds)

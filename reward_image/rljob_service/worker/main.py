@@ -24,14 +24,14 @@ from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_api.functions.values import Sample
-from rljob_service.worker import sandbox
+from rljob_service.worker import sandbox, trace_context
 from rljob_service.worker.forked_calls import CallDiedError, ForkedCalls
 from rljob_service.worker.forms.binding import Binding
 from rljob_service.worker.forms.outcome import EXCEPTION, WORKER_DIED, CallOutcome, Outcome, failed_call, invalid
 from rljob_service.worker.load.entrypoints import BoundFunction
 from rljob_service.worker.load.loading import describe_limit, explain, load
 from rljob_service.worker.process.board import Board
-from rljob_service.worker.process.frames import RETIRING, BlockingChannel
+from rljob_service.worker.process.frames import RETIRING, BlockingChannel, split_traceparent
 from rljob_service.worker.process.leftovers import Leftovers, describe_exhaustion
 from rljob_service.worker.process.scratch import ScratchCleaner
 from rljob_service.worker.sandbox import WorkerSandbox, private_folders
@@ -187,8 +187,10 @@ class Executor:
         calls = self._bound.calls
         try:
             _limit_cpu(self._settings)
-            request = json.loads(body)
-            return self._score(request) if calls is None else [calls.read(self._wait(calls.call(request)), request)]
+            traceparent, text = split_traceparent(body)
+            request = json.loads(text)
+            with trace_context.within(traceparent):
+                return self._score(request) if calls is None else [calls.read(self._wait(calls.call(request)), request)]
         except BaseException as error:  # including SystemExit and KeyboardInterrupt: only this request fails
             self.exhaustion = describe_exhaustion(error)
             message = explain(error, self._bound.path) + describe_limit(error, self._settings)
@@ -202,12 +204,14 @@ class Executor:
     async def _execute_shared(self, body: bytes) -> tuple[list[Outcome] | list[CallOutcome], str]:
         calls = self._bound.calls
         try:
-            request = json.loads(body)
-            if calls is None:
-                binding, samples = self._find_binding(request)
-                return binding.read(await binding.call(samples), samples), ""
-            assert calls.call_shared is not None
-            return [calls.read(await calls.call_shared(request), request)], ""
+            traceparent, text = split_traceparent(body)
+            request = json.loads(text)
+            with trace_context.within(traceparent, is_alone=False):
+                if calls is None:
+                    binding, samples = self._find_binding(request)
+                    return binding.read(await binding.call(samples), samples), ""
+                assert calls.call_shared is not None
+                return [calls.read(await calls.call_shared(request), request)], ""
         except BaseException as error:  # also CancelledError: the server knows why, and waits for this answer
             exhaustion = describe_exhaustion(error)
             message = explain(error, self._bound.path) + describe_limit(error, self._settings)

@@ -21,6 +21,7 @@ from rljob_api.manifest.agent import Agent
 from rljob_api.manifest.services.user import USER_SERVICE
 from rljob_api.wire.base import InvalidReason, Message
 from rljob_api.wire.calls import CallRequest, CallResult, UserCall, UserReply
+from rljob_trainer import traces
 from rljob_trainer.agents.base import AGENT, EpisodeTask, Services, ToolSet, describe_length
 from rljob_trainer.concurrency import run_all
 from rljob_trainer.conversation.conversation import Conversation
@@ -119,18 +120,23 @@ class _Play:
 
     async def run(self) -> None:
         while not self.is_over:
-            prompt = self._next_prompt()
-            length = self.loop.context_length
-            room = None if length is None else length - len(prompt)
-            self.waits_for = "waited for a completion"
-            try:
-                if length is not None and len(prompt) >= length:
-                    raise PromptTooLongError(len(prompt), length)
-                completion = await self.task.generate(prompt, room)
-            except PromptTooLongError as error:
-                self._end_without_room(error)
-                return
-            await self._record_answer(completion, room)
+            with traces.begin_turn(len(self.episode.turns)):
+                await self._play_turn()
+
+    async def _play_turn(self) -> None:
+        """Get an answer, and what follows from it: results of tools, or the user's reply."""
+        prompt = self._next_prompt()
+        length = self.loop.context_length
+        room = None if length is None else length - len(prompt)
+        self.waits_for = "waited for a completion"
+        try:
+            if length is not None and len(prompt) >= length:
+                raise PromptTooLongError(len(prompt), length)
+            completion = await self.task.generate(prompt, room)
+        except PromptTooLongError as error:
+            self._end_without_room(error)
+            return
+        await self._record_answer(completion, room)
 
     def fail(self, failure: EpisodeFailure) -> None:
         self.episode.failure, self.episode.end, self.is_over = failure, EpisodeEnd.FAILED, True

@@ -16,6 +16,7 @@ from rljob_api.manifest.services.runner import RUNNER_SERVICE
 from rljob_api.wire.base import Lane
 from rljob_api.wire.calls import CallRequest, CallResult
 from rljob_api.wire.contract import END_EPISODE
+from rljob_trainer import traces
 from rljob_trainer.agents.base import EpisodeMessage, ToolSet
 from rljob_trainer.calls.client import CallClient, RunnerClient
 from rljob_trainer.calls.schemas import SchemaReader
@@ -85,8 +86,9 @@ class AgentServices:
     async def call(self, service: str, request: CallRequest) -> tuple[CallResult, float]:
         """Return the result of a call, and the seconds until it."""
         client = self._callable[service]
-        with self._working(client.service.kind):
+        with self._working(client.service.kind), traces.begin_tool(service, request.function, request.id) as span:
             result, seconds = await client.call(request)
+            traces.record_call(span, result)
         if reader := self.readers.get(service):
             reader.record_version(result.version)
         self._on_call(service, request.lane, result, seconds)
@@ -110,8 +112,9 @@ class AgentServices:
 
     async def run(self, message: EpisodeMessage) -> tuple[CallResult, float]:
         """Return the result of an episode, and the seconds until it."""
-        with self._working("runner"):
+        with self._working("runner"), traces.begin_program() as span:
             result, seconds = await self._runners[RUNNER_SERVICE].run(message)
+            traces.record_call(span, result)
         self._on_call(RUNNER_SERVICE, message.lane, result, seconds)
         return result, seconds
 

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 
 from rljob_api.manifest.roles import Sampling
 from rljob_api.manifest.services.reward import Reward
+from rljob_api.tracing import spans
 from rljob_api.wire.base import Lane
 from rljob_api.wire.driver_status import HungPart
 from rljob_inputs.prompts import Prompt
+from rljob_trainer import traces
 from rljob_trainer.agents import AgentLoop
 from rljob_trainer.agents.base import EpisodeTask, Generate
 from rljob_trainer.algorithms.rows import weighted_score
@@ -89,13 +91,15 @@ class Collector:
         own_weight: float = 1.0,
         roles: RoleClock | None = None,
         on_scored: Callable[[Lane, Episode], None] = lambda lane, episode: None,
+        job: str = "",
     ) -> None:
         """`services`: of the agent, to describe what it waits for. `own_weight`: spec.agent.rewardWeight. `roles`:
-        the services feed them, too. `on_scored`: called once per episode, when its last reward arrives."""
+        the services feed them, too. `on_scored`: called once per episode, when its last reward arrives. `job`: its
+        name, in traces."""
         self.agent, self.rollouts, self.rewards, self.specs, self.services = agent, rollouts, rewards, specs, services
         self._requests, self._own_weight = requests, own_weight
         self.roles, self.phases = roles or RoleClock(time.monotonic()), PhaseClock(time.monotonic())
-        self._on_scored = on_scored
+        self._on_scored, self._job = on_scored, job
 
     def loads(self) -> dict[str, ServiceLoad]:
         """Return what the agent's services have measured, by name."""
@@ -131,35 +135,63 @@ class Collector:
         self, group: Group, sample: int, plan: CollectionPlan, scorer: GroupScorer, progress: ReadProgress
     ) -> list[Episode]:
         """Return the trajectories of the episode, scored."""
+        with traces.begin_episode(
+            plan.episode_id(group.index, sample),
+            lane=plan.lane,
+            step=plan.step,
+            group=group.index,
+            sample=sample,
+            prompt=group.prompt.index,
+            held_out=plan.held_out,
+        ) as span:
+            trajectories = await self._play_and_score(group, sample, plan, scorer, progress, span.traceparent)
+            traces.record_episode(span, trajectories)
+        return trajectories
+
+    async def _play_and_score(
+        self,
+        group: Group,
+        sample: int,
+        plan: CollectionPlan,
+        scorer: GroupScorer,
+        progress: ReadProgress,
+        traceparent: str,
+    ) -> list[Episode]:
         episode_id = plan.episode_id(group.index, sample)
-        generate = self._bind_generate(group, sample, plan)
         seed = plan.sample_seed(group.prompt.index, group.index, sample)
         needs_reward = not self._rewards_of(plan)
-        task = EpisodeTask(episode_id, plan.lane, group.prompt, group.index, sample, generate, seed, needs_reward)
         # The time of an open episode of training is that of generation.
         is_generating = self.phases.within("generate", time.monotonic) if plan.lane == "train" else nullcontext()
-        with is_generating:
+        with is_generating, traces.begin_agent(self._job, episode_id) as span:
+            generate = self._bind_generate(group, sample, plan, span.traceparent)
+            task = EpisodeTask(episode_id, plan.lane, group.prompt, group.index, sample, generate, seed, needs_reward)
             trajectories = await self.agent.run(task)
         ended_at = time.monotonic()
         for trajectory in trajectories:
-            trajectory.ended_at = ended_at
+            trajectory.ended_at, trajectory.traceparent = ended_at, traceparent
         progress().record_ended(trajectories)
         await self._score(group.prompt, trajectories, plan, scorer, progress)
         for trajectory in trajectories:
             self._on_scored(plan.lane, trajectory)
         return trajectories
 
-    def _bind_generate(self, group: Group, sample: int, plan: CollectionPlan) -> Generate:
+    def _bind_generate(self, group: Group, sample: int, plan: CollectionPlan, traceparent: str = "") -> Generate:
+        """`traceparent`: of the span of what the agent does; the gateway's requests have no other."""
         turns = itertools.count()
 
         async def generate(token_ids: list[int], max_tokens: int | None = None, stop: Sequence[str] = ()) -> Completion:
-            seed, sampling = plan.sample_seed(group.prompt.index, group.index, sample, next(turns)), plan.sampling
+            turn, sampling = next(turns), plan.sampling
+            seed = plan.sample_seed(group.prompt.index, group.index, sample, turn)
             if max_tokens is not None and max_tokens < sampling.answer_tokens:
                 sampling = sampling.model_copy(update={"max_tokens": max_tokens})
             if stop:
                 sampling = sampling.model_copy(update={"stop": [*sampling.stop, *stop]})
-            with self.roles.working("rollouts", time.monotonic):
-                return await self.rollouts.complete(token_ids, sampling, seed)
+            parent = None if spans.current() else traceparent
+            chat = traces.begin_chat(parent, turn, len(token_ids), sampling, seed)
+            with self.roles.working("rollouts", time.monotonic), chat:
+                completion = await self.rollouts.complete(token_ids, sampling, seed)
+                traces.record_completion(chat, completion)
+                return completion
 
         return generate
 
@@ -194,9 +226,20 @@ class Collector:
     async def _rescore(self, group: Group, names: set[str], plan: CollectionPlan, progress: ReadProgress) -> None:
         scorer = self.rewards.open_group(plan.group_id(group.index), plan.lane, plan.group_size, names)
         episodes = group.by_sample()
-        await run_all([self._score(group.prompt, trajectories, plan, scorer, progress) for trajectories in episodes])
+        await run_all([self._score_again(group.prompt, each, plan, scorer, progress) for each in episodes])
         for name in names:
             self.rewards.clients[name].num_rescored += sum(episode.failure is None for episode in group.episodes)
+
+    async def _score_again(
+        self,
+        prompt: Prompt,
+        trajectories: Sequence[Episode],
+        plan: CollectionPlan,
+        scorer: GroupScorer,
+        progress: ReadProgress,
+    ) -> None:
+        with spans.resume(trajectories[0].traceparent):
+            await self._score(prompt, trajectories, plan, scorer, progress)
 
 
 class Collection:

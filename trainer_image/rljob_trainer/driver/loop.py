@@ -18,6 +18,8 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from rljob_api.tracing.spans import span
+from rljob_trainer import traces
 from rljob_trainer.driver.cadence import Cadence
 from rljob_trainer.driver.checkpointer import Checkpointer
 from rljob_trainer.driver.collection import Collector
@@ -66,7 +68,8 @@ class TrainLoop:
         """Train up to the last step of the schedule, and evaluate and save it."""
         await self.publisher.publish(self.ledger.history.step)
         while await self._prepare():
-            await self._step()
+            with traces.begin_step(self.ledger.history.step + 1):
+                await self._step()
             await self._record_evaluation(wait=False)
 
     async def _step(self) -> None:
@@ -81,7 +84,8 @@ class TrainLoop:
         pipeline = ledger.pipeline_seconds() if lane.schedule.max_staleness else None
         self.forecaster.record_end(lane.progress, outcome.update_seconds, pipeline, self.collector.loads())
 
-        await self.publisher.publish(ledger.history.step + 1)
+        with span("publish"):
+            await self.publisher.publish(ledger.history.step + 1)
         await ledger.trajectories.flush()  # of the previous step: never hold two in memory
         await ledger.record_step(outcome, lane.snapshot(), lane.progress)
         self.settled.set()
@@ -92,12 +96,14 @@ class TrainLoop:
         outcome = StepOutcome()
         await self.turns.give_to_trainer()
         for batch in self.updates.mini_batches(self.ledger.history.step):
-            async for rows in self.updates.rows(batch, self.lane):
-                with self.ledger.training():
-                    await self.trainer.accumulate(rows, batch.versions)
-            self.settled.clear()
-            with self.ledger.training():
-                outcome.add(batch, await self.trainer.apply(batch.denominator))
+            with traces.MiniBatchSpans(self.ledger.history.step + 1, batch.number) as traced:
+                async for rows in self.updates.rows(batch, self.lane):
+                    traced.begin(batch.groups)
+                    with self.ledger.training(), span("accumulate", {"rljob.rows": len(rows)}):
+                        await self.trainer.accumulate(rows, batch.versions)
+                self.settled.clear()
+                with self.ledger.training(), span("apply", links=traced.episodes):
+                    outcome.add(batch, await self.trainer.apply(batch.denominator))
         outcome.num_replaced, outcome.num_skipped = self.lane.num_replaced, self.lane.num_skipped
         return outcome
 

@@ -271,6 +271,8 @@ class Episode:
     """Position among the trajectories of its episode, below MAX_TRAJECTORIES. They have the same `sample`."""
     baseline: Baseline = "group"
     """With what its rewards are compared: the trajectories of its seat in the group, or in its episode."""
+    traceparent: str = ""
+    """The traceparent of its episode's span. Empty: it is not traced."""
 
     @property
     def position(self) -> int:

@@ -51,6 +51,7 @@ from rljob_trainer.head.objects import find_versions, write_versions
 from rljob_trainer.head.rows import place_rows
 from rljob_trainer.head.status_server import StatusServer
 from rljob_trainer.head.tokenizer import load_tokenizer
+from rljob_trainer.head.tracing import tracing_episodes
 from rljob_trainer.head.watchdog import LoopWatchdog
 from rljob_trainer.history.disk import RunDisk
 from rljob_trainer.history.figures import read_figures
@@ -188,6 +189,7 @@ async def run_head(
     board, prometheus, pulls = StatusBoard(outages), PrometheusMetrics(), PullReports()
     board.update(run_id=read_run_id(run_dir))  # before the first answer, from which the operator learns of a new folder
     async with AsyncExitStack() as stack:
+        stack.enter_context(tracing_episodes(environment.job))
         stack.enter_context(LoopWatchdog(environment.job.spec.hang_detection, _end_process).watching())
         server = StatusServer(
             board,
@@ -296,6 +298,7 @@ async def run_head(
                 own_weight=job.spec.agent.reward_weight,
                 roles=roles,
                 on_scored=reports.record_scored,
+                job=job.metadata.name,
             ),
             reports=reports,
             data=Datasets(inputs.train, inputs.held_out),

@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 
+from rljob_api.tracing.http_client import trace_configs
 from rljob_api.wire.contract import ENV_TOKEN
 
 # A node that vanishes sends no reset: without keep-alive probes, a request to it would last for its whole timeout.
@@ -24,10 +25,13 @@ meets a closed one."""
 
 
 def open_session() -> aiohttp.ClientSession:
-    """Return a session without a connection limit: a fleet already limits the requests per replica."""
+    """Return a session without a connection limit: a fleet already limits the requests per replica. Its requests have
+    the current span's `traceparent`."""
     connector = aiohttp.TCPConnector(limit=0, socket_factory=_keepalive_socket, keepalive_timeout=IDLE_SECONDS)
     return aiohttp.ClientSession(
-        connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+        trace_configs=trace_configs(),
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from rljob_api.tracing import spans
 from rljob_trainer.outages.registry import Dependency, OutageError
 from rljob_trainer.replicas.fleet import Fleet
 
@@ -126,7 +127,9 @@ class ReplicaPool:
     async def lease(self, avoid: Collection[str] = (), since: float | None = None) -> AsyncIterator[ReplicaLease]:
         """Wait for a replica, preferably one that is not in `avoid`. `since`: as if it waited since that time of the
         pool's clock; None: now."""
-        lease = ReplicaLease(self, await self._acquire(avoid, self.now() if since is None else since))
+        with spans.span("queue", {"rljob.replicas": self.name}):
+            address = await self._acquire(avoid, self.now() if since is None else since)
+        lease = ReplicaLease(self, address)
         try:
             yield lease
         finally:

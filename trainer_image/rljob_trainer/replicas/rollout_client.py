@@ -23,6 +23,7 @@ from rljob_api.wire.discovery import resolve
 from rljob_api.wire.driver_status import HungPart
 from rljob_api.wire.ports import listening_port
 from rljob_api.wire.weights import MAX_PULL_ERROR_LENGTH, PullReport, RolloutWeights, WeightManifest
+from rljob_trainer import traces
 from rljob_trainer.episodes.types import Completion, PromptTooLongError
 from rljob_trainer.outages.registry import Outages
 from rljob_trainer.replicas import generate
@@ -93,7 +94,9 @@ class RolloutClient:
             async with self.replicas.lease(avoid) as lease:
                 key = self.replicas.fleet.required_key
                 payload = generate.build_payload(token_ids, sampling, seed, key, self._special_ids)
-                completion = await self._attempt(lease, payload, key)
+                with traces.begin_attempt(lease.address, generate.PATH, num_attempts + 1) as span:
+                    completion = await self._attempt(lease, payload, key)
+                    span.set({"rljob.retried": completion is None})
                 if completion is not None:
                     return completion
                 avoid.add(lease.address)

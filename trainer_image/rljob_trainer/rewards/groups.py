@@ -22,6 +22,7 @@ from rljob_api.wire.base import Lane
 from rljob_api.wire.driver_status import RewardDemand
 from rljob_api.wire.scores import GroupRequest, ScoreRequest, ScoreResult
 from rljob_inputs.score_requests import Decoder
+from rljob_trainer import traces
 from rljob_trainer.concurrency import run_all
 from rljob_trainer.episodes.types import Episode, ScoredResult
 from rljob_trainer.outages.registry import Outages
@@ -99,6 +100,8 @@ class _Member(NamedTuple):
     result: ScoredResult | None
     """Its own result, if the reward scores samples first."""
     peers: Peers
+    traceparent: str = ""
+    """That of the span that waits for the group's result."""
 
 
 class GroupScorer:
@@ -134,13 +137,17 @@ class GroupScorer:
     ) -> ScoredResult:
         client = self._clients[name]
         result = None
-        if client.reward.scope != "group":
-            [result] = await client.score(request)
-        if result is None or client.reward.scope == "sampleThenGroup":
-            result = await self._barriers[name].join(position, _Member(request, result, peers))
-        # Each sample's latency starts at its own end: the first of a group also waited for the last one.
-        result = result.model_copy(update={"latency_seconds": time.monotonic() - ended_at})
-        return apply_failure_scores(result, client.reward.failure_policy)
+        with traces.begin_reward(name, client.reward.scope) as span:
+            if client.reward.scope != "group":
+                [result] = await client.score(request)
+            if result is None or client.reward.scope == "sampleThenGroup":
+                member = _Member(request, result, peers, span.traceparent)
+                result = await self._barriers[name].join(position, member)
+            # Each sample's latency starts at its own end: the first of a group also waited for the last one.
+            result = result.model_copy(update={"latency_seconds": time.monotonic() - ended_at})
+            result = apply_failure_scores(result, client.reward.failure_policy)
+            traces.record_reward(span, name, result)
+        return result
 
     async def _score_together(self, client: RewardClient, members: Sequence[_Member]) -> list[ScoredResult]:
         """Score the group, or each part of it with the same peers.  [samples]"""
@@ -159,6 +166,12 @@ class GroupScorer:
 
     async def _score_part(self, client: RewardClient, group_id: str, members: Sequence[_Member]) -> list[ScoredResult]:
         """Score samples together; with results of samples, only the valid ones.  [samples]"""
+        with traces.begin_group([member.traceparent for member in members]):
+            return await self._score_members(client, group_id, members)
+
+    async def _score_members(
+        self, client: RewardClient, group_id: str, members: Sequence[_Member]
+    ) -> list[ScoredResult]:
         if client.reward.scope == "group":
             samples = [member.request for member in members]
             return await client.score(GroupRequest(id=group_id, lane=self._lane, samples=samples))

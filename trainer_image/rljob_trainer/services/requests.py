@@ -21,10 +21,12 @@ import aiohttp
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.services.reward import Hedging
+from rljob_api.tracing.spans import Span
 from rljob_api.wire.base import InvalidReason, Lane
 from rljob_api.wire.contract import PORT_SERVICE
 from rljob_api.wire.driver_status import HungPart
 from rljob_api.wire.ports import listening_port
+from rljob_trainer import traces
 from rljob_trainer.outages.deadline import deadline
 from rljob_trainer.outages.registry import Dependency
 from rljob_trainer.replicas.http import CONNECT_SECONDS
@@ -209,11 +211,12 @@ class Requests(Generic[R]):
 
     async def _send(self, lease: ReplicaLease, pending: PendingRequest[R]) -> list[R] | None:
         try:
-            return await self._post(lease, pending)
+            with traces.begin_attempt(lease.address, pending.call.path, pending.num_requests + 1) as span:
+                return await self._post(lease, pending, span)
         finally:
             pending.call.end()
 
-    async def _post(self, lease: ReplicaLease, pending: PendingRequest[R]) -> list[R] | None:
+    async def _post(self, lease: ReplicaLease, pending: PendingRequest[R], span: Span) -> list[R] | None:
         sent_at, call = time.monotonic(), pending.call
         try:
             body = call.encode(() if self._versions is None else self._versions.reads)
@@ -227,8 +230,10 @@ class Requests(Generic[R]):
         try:
             async with self._request(self._url or own, body) as response:
                 text = await _read_text(response, call.max_response_bytes)
+                traces.record_status(span, response.status)
         except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
             pending.num_failures += 1
+            span.fail(type(error).__name__)
             # Without a connection nothing was executed.
             timed_out = isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError)
             message = (

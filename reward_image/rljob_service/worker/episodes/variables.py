@@ -1,5 +1,5 @@
 """What an episode's process finds in its environment: the model API's addresses and keys, as official clients and
-Agent Lightning's agents read them.
+Agent Lightning's agents read them, and the trace that it belongs to.
 
 Where one process plays many episodes, each has variables of its own in a context variable, which os.environ shows to
 its tasks and to threads of asyncio.to_thread. Invariant: no episode finds the key of another.
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
 from typing import Self
 
+from rljob_service.worker import trace_context
 from rljob_service.worker.episodes.types import Access
 
 _OWN: ContextVar[dict[str, str] | None] = ContextVar("rljob_variables", default=None)
@@ -20,7 +21,9 @@ _OWN: ContextVar[dict[str, str] | None] = ContextVar("rljob_variables", default=
 
 
 def build_variables(access: Access) -> dict[str, str]:
+    traceparent = trace_context.current()
     return {
+        **({trace_context.VARIABLE: traceparent} if traceparent else {}),
         "OPENAI_BASE_URL": access.base_url,
         "OPENAI_API_BASE": access.base_url,
         "OPENAI_API_KEY": access.api_key,

@@ -18,6 +18,9 @@ RETIRING = b"retire:"
 """Begins a frame, before the answer, with which a worker asks to be replaced after it. The reason follows."""
 CANCEL = b""
 """From the server: the request with this number must end."""
+_TRACED = b"00-"
+"""Begins the payload of a request that belongs to a trace: its traceparent and a newline come before the JSON, which is
+an object and cannot begin so."""
 NO_REQUEST = 0
 """Number of the first frame of each side. Those of requests begin at 1."""
 
@@ -35,6 +38,19 @@ class Frame(NamedTuple):
 
 def encode(payload: bytes, number: int = NO_REQUEST) -> bytes:
     return _HEADER.pack(len(payload), number) + payload
+
+
+def add_traceparent(body: bytes, traceparent: str) -> bytes:
+    """Return the payload of a request. `traceparent`: of the span that it belongs to; empty for none."""
+    return traceparent.encode() + b"\n" + body if traceparent else body
+
+
+def split_traceparent(payload: bytes) -> tuple[str, bytes]:
+    """Return the traceparent, or an empty text, and the body."""
+    if not payload.startswith(_TRACED):
+        return "", payload
+    traceparent, _, body = payload.partition(b"\n")
+    return traceparent.decode(), body
 
 
 class FrameBuffer:

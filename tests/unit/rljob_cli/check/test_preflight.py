@@ -511,3 +511,13 @@ def test_trackers_that_cannot_work_are_reported(folder):
     template = {"spec": {"containers": [{"name": "head", "env": env}]}}
     write_job(folder, tracking={"wandbProject": "p", "mlflowExperiment": "e"}, head={"template": template})
     assert messages(folder, given) == []
+
+
+def test_headers_of_a_collector_need_their_variable_on_this_machine(folder):
+    tracing = {"endpoint": "http://x:4318", "headersSecretRef": {"name": "otlp", "key": "OTLP_HEADERS"}}
+    write_job(folder, tracing=tracing)
+    assert messages(folder, replace(MACHINE, environment={})) == [
+        "spec.tracing.headersSecretRef.key refers to a cluster's Secret, which $OTLP_HEADERS replaces on this machine; "
+        "set that variable"
+    ]
+    assert messages(folder, replace(MACHINE, environment={"OTLP_HEADERS": "a=b"})) == []

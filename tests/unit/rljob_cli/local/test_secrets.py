@@ -33,6 +33,12 @@ def test_token_of_the_hub_comes_from_the_variable_that_its_key_names():
     assert list(build_secrets(job, {"HF_TOKEN": "hf_x"})["hub"]["data"]) == ["HF_TOKEN"]
 
 
+def test_headers_for_a_collector_come_from_the_variable_that_their_key_names():
+    tracing = {"endpoint": "http://x:4318", "headersSecretRef": {"name": "otlp", "key": "OTLP_HEADERS"}}
+    secrets = build_secrets(make_agent_job(tracing=tracing), {"OTLP_HEADERS": "a=b"})
+    assert list(secrets["otlp"]["data"]) == ["OTLP_HEADERS"]
+
+
 def test_variable_replaces_a_secret_that_a_template_passes_to_a_function():
     env = [{"name": "API_KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "OPENAI_API_KEY"}}}]
     template = {"spec": {"containers": [{"name": "reward", "env": [*env, {"name": "PLAIN", "value": "x"}]}]}}

@@ -6,11 +6,13 @@ import pytest
 from aiohttp import web
 
 from rljob_api.errors import UserError
+from rljob_api.tracing import spans
 from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.contract import PORT_SERVICE
 from rljob_api.wire.driver_status import RewardDemand
 from rljob_trainer.services.demand import ScoreForecast
 from tests.support.reward_harness import make_request, make_reward, until
+from tests.support.traces import recording
 
 
 async def score_group(rewards, requests):
@@ -246,3 +248,42 @@ async def test_trajectories_are_scored_with_their_seat_once_all_episodes_have_en
         assert not server.groups, "an episode of the group is open"
         assert [await play(1, "a", "b", "b"), await first] == [[2.0, 3.0, 3.0], [2.0, 3.0]]
     assert sorted(len(group.samples) for group in server.groups) == [2, 3]
+
+
+async def test_a_groups_request_is_in_one_episode_and_links_to_the_others(reward_harness):
+    async def play(scorer, number):
+        with spans.root("episode", {"number": number}):
+            return await scorer.score(number, make_request(number))
+
+    reward_harness.list(await reward_harness.serve())
+    async with reward_harness.rewards(make_reward(scope="group")) as rewards:
+        with recording() as recorded:
+            scorer = rewards.open_group("g", "train", 3)
+            await asyncio.gather(*(play(scorer, number) for number in range(3)))
+            traces = sorted(recorded.traces(), key=lambda each: each.root.attributes["number"])
+    assert [each.names() for each in traces] == [
+        ["episode", ["reward r", ["score group", "queue", "POST /v1/score-group"]]],
+        ["episode", "reward r"],
+        ["episode", "reward r"],
+    ]
+    waits = [trace.named("reward r")[0].id for trace in traces]
+    assert traces[0].named("score group")[0].links == (waits[1], waits[2])
+
+
+async def test_a_groups_request_is_recorded_with_any_of_its_episodes(reward_harness):
+    """Here the last one, which sends it, is not traced."""
+    reward_harness.list(await reward_harness.serve())
+    async with reward_harness.rewards(make_reward(scope="group")) as rewards:
+        with recording() as recorded:
+            scorer = rewards.open_group("g", "train", 2)
+
+            async def play_traced():
+                with spans.root("episode", {}):
+                    await scorer.score(0, make_request(0))
+
+            first = asyncio.create_task(play_traced())
+            await asyncio.sleep(0)
+            await scorer.score(1, make_request(1))
+            await first
+            [trace] = recorded.traces()
+    assert trace.names() == ["episode", ["reward r", ["score group", "queue", "POST /v1/score-group"]]]

@@ -1,0 +1,74 @@
+"""`rljob run` with a conversation, a tool and a judge: one trace of an episode over all of its programs.
+
+`pytest tests/integration/test_traces_real.py -m slow -s` prints the tree.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.integration.test_conversations_real import RUN_SECONDS, write_job
+from tests.support.fake_endpoint import Endpoint, completion
+from tests.support.judge_servers import judge_reward, new_address
+from tests.support.local_run import run_to_end
+from tests.support.traces import Collector, Trace, group_traces
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    running = Collector(new_address())
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    running = Endpoint(new_address())
+    running.answer = lambda body, number: completion(f"Score: {number % 4}")
+    yield running
+    running.close()
+
+
+def add_traces(path: Path, collector: str, endpoint: Endpoint) -> Path:
+    job = yaml.safe_load(path.read_text())
+    job["spec"]["tracing"] = {"endpoint": collector, "samplingRatio": 1}
+    job["spec"]["rewards"].append(judge_reward(endpoint.url, {}, name="judge"))
+    path.write_text(yaml.safe_dump(job))
+    return path
+
+
+def test_an_episode_is_one_trace(tmp_path: Path, collector: Collector, endpoint: Endpoint) -> None:
+    url = os.environ.get("RLJOB_TEST_COLLECTOR", "") or collector.url
+    done = run_to_end(add_traces(write_job(tmp_path), url, endpoint), tmp_path, RUN_SECONDS)
+    assert done.returncode == 0, done.stdout
+    if url != collector.url:
+        return  # another collector has them
+    traces = group_traces(collector.spans())
+    assert all(len([each for each in trace.spans if not each.parent]) == 1 for trace in traces), "whole trees"
+    episodes = [each for each in traces if each.root.name == "episode"]
+    assert len(episodes) == len([each for each in traces if each.root.name != "step"])
+    trained = [each for each in episodes if each.named("train")]
+    assert len(trained) == 32, "two steps of 16 episodes"
+    longest = max(trained, key=lambda each: len(each.spans))
+    print(f"\n{longest.render()}")
+    check_tree(longest)
+    links = {
+        link for each in traces if each.root.name == "step" for apply in each.named("apply") for link in apply.links
+    }
+    assert links == {each.root.id for each in trained}
+
+
+def check_tree(trace: Trace) -> None:
+    names = {each.name for each in trace.spans}
+    assert {"turn 0", "turn 1", "chat policy", "user", "reward judge", "chat gpt-judge", "queue", "execute"} <= names
+    assert {each.service for each in trace.spans} == {"rljob-head", "rljob-reward", "rljob-agent"}
+    by_id = {each.id: each for each in trace.spans}
+    assert all(each.parent in by_id for each in trace.spans if each.parent), "no span is missing"
+    assert all(each.ended_at >= each.started_at for each in trace.spans)

@@ -29,7 +29,9 @@ from rljob_cli.options import (
     NetworkOption,
     NoCallOption,
     OutputOption,
+    ReasonOption,
     SetOption,
+    SortOption,
     VolumeOption,
     file_of,
     files_of,
@@ -315,6 +317,8 @@ def trajectories(
     max_score: Annotated[float | None, typer.Option(help="Only samples with at most this score.")] = None,
     group: Annotated[int | None, typer.Option(help="Only this group of its step.")] = None,
     eval_set: Annotated[str | None, typer.Option(help="Only this evaluation set, by name.")] = None,
+    reason: ReasonOption = None,
+    sort: SortOption = None,
     limit: Annotated[
         int | None, typer.Option(min=0, help="Maximum rows; 0: all. Default: text 20, conversations 5, json all.")
     ] = None,
@@ -329,9 +333,9 @@ def trajectories(
     from rljob_cli.trajectories.command import trajectories_command
     from rljob_cli.trajectories.log import Filter
 
-    selected = Filter(step, lane, reward, invalid, min_score, max_score, group, eval_set)
+    selected = Filter(step, lane, reward, invalid, min_score, max_score, group, eval_set, reason)
     code = trajectories_command(
-        run, selected, directory=directory, limit=limit, full=full, output=output, tokens=tokens
+        run, selected, directory=directory, limit=limit, full=full, output=output, tokens=tokens, sort=sort
     )
     raise typer.Exit(code)
 
@@ -420,12 +424,35 @@ def report(
         Path | None, typer.Option("-o", "--output", metavar="FILE.html", help="Default: report.html in the run.")
     ] = None,
     should_open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    reason: ReasonOption = None,
+    sort: SortOption = None,
     directory: Annotated[Path, typer.Option("--dir", help="Parent of the run folders.")] = _RUNS,
 ) -> None:
     """Write a run as one HTML page: curves, waits, failures, samples with their scores, versions, the job."""
     from rljob_cli.report.command import report_command
 
-    raise typer.Exit(report_command(run, directory, file, should_open=should_open))
+    raise typer.Exit(report_command(run, directory, file, should_open=should_open, reason=reason, sort=sort))
+
+
+@app.command()
+def ui(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN|FOLDER]...",
+            show_default=False,
+            help="Runs, by folder, job file or name, or folders with runs. Default: all in --dir.",
+            autocompletion=complete_runs,
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1. 0: a free one.")] = 0,
+    should_open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    directory: Annotated[Path, typer.Option("--dir", help="Parent of the run folders.")] = _RUNS,
+) -> None:
+    """Serve the page of `report`, alive: steps, waits and samples while the run trains; several runs in one chart."""
+    from rljob_cli.ui.command import ui_command
+
+    raise typer.Exit(ui_command(runs or [], directory, port, should_open=should_open))
 
 
 @app.command()

@@ -200,6 +200,8 @@ class UrlPath(enum.StrEnum):
     METRICS = "/metrics"
     STATUS = "/status"
     """Head: DriverStatus."""
+    SAMPLES = "/samples"
+    """Head: RecentSamples, the samples that were scored last. `?after=NUMBER`: those from this number on."""
     LEAVE = "/rljob/leave"
     """Head, POST by a trainer whose Pod is terminated: what became of the last steps, once they are saved or lost."""
     HUNG = "/hung"

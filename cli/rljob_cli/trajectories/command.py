@@ -14,7 +14,7 @@ from rljob_cli.tables import show
 from rljob_cli.trajectories import tables
 from rljob_cli.trajectories.comparison import Pair, choose_lane, choose_steps, compare
 from rljob_cli.trajectories.conversation import LEGEND, build_conversation, is_conversation
-from rljob_cli.trajectories.log import Filter, find_log, list_rewards, list_sets, read_rows
+from rljob_cli.trajectories.log import Filter, find_log, list_rewards, list_sets, read_rows, sort_rows
 from rljob_inputs.machine.installation import require
 
 _TABLE_LIMIT, _CONVERSATION_LIMIT = 20, 5
@@ -30,6 +30,7 @@ def trajectories_command(
     full: bool,
     output: str,
     tokens: bool = False,
+    sort: str | None = None,
 ) -> int:
     require("data", "rljob trajectories")
     if filter_.lane not in (None, "train", "eval"):
@@ -42,11 +43,16 @@ def trajectories_command(
         limit = (_TABLE_LIMIT if output == "text" else 0) if limit is None else limit
         if len(arguments) != 3:
             raise UserError(f"diff takes two runs, got {len(arguments) - 1}")
+        if sort is not None:
+            raise UserError("--sort is for one run; diff shows the prompts that differ most first")
         return _diff(arguments[1:], filter_, directory, limit or None, full, output)
     if len(arguments) != 1:
         raise UserError("pass one run, or: diff RUN_A RUN_B")
     folder = find_log(arguments[0], directory)
     rows = _require_names(folder, filter_, read_rows(folder, filter_))
+    if sort is not None:  # one more than is shown says whether there are others
+        shown = (0 if output == "json" else _TABLE_LIMIT) if limit is None else limit
+        rows = iter(sort_rows(rows, sort, filter_.reward, shown + 1 if shown else None))
     if output == "json":
         return _print_lines(row.model_dump() for row in islice(rows, limit or None))
     return _show(rows, limit, full, tokens)

@@ -1,0 +1,39 @@
+"""`rljob ui`: serve the page until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+
+from rljob_cli.exits import guard
+from rljob_cli.ui.runs import RunList
+from rljob_cli.ui.server import UiServer
+from rljob_inputs.machine.installation import require
+
+
+@guard
+def ui_command(runs: Sequence[str], directory: Path, port: int, *, should_open: bool) -> int:
+    require("data", "rljob ui")
+    return asyncio.run(_serve(RunList(runs, directory), port, should_open))
+
+
+async def _serve(runs: RunList, port: int, should_open: bool) -> int:
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C raises KeyboardInterrupt
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    server = UiServer(runs)
+    url = await server.start(port)
+    try:
+        print(f"{url}\nonly this machine can open it, with this address; Ctrl-C ends it", flush=True)
+        if should_open and not await asyncio.to_thread(webbrowser.open, url):
+            print(f"no browser was found; open {url}", file=sys.stderr)
+        await ended.wait()
+    finally:
+        await server.close()
+    return 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rljob_api.errors import UserError
 from rljob_api.read.documents import read_documents
-from rljob_api.run.folder import FILE_JOB, TRAJECTORIES, list_trajectory_files
+from rljob_api.run.folder import FILE_JOB, TRAJECTORIES, TrajectoryFile, list_trajectory_files
 from rljob_api.run.trajectories import FORMAT, FORMAT_KEY, REPLAY_COLUMNS, SampleRow
 
 _ROWS_PER_BATCH = 512
@@ -31,6 +31,10 @@ class Filter:
     """Name of an evaluation set."""
     reason: str | None = None
     """Why a result is invalid or failed, or why the episode did."""
+
+    def reads(self, file: TrajectoryFile) -> bool:
+        """Whether a file of the log may have a selected row."""
+        return self.step in (None, file.step) and self.lane in (None, file.lane)
 
     def matches(self, row: SampleRow) -> bool:
         """Whether a row is selected; the file's name has already decided on `step` and `lane`."""
@@ -124,7 +128,7 @@ def _read_name(path: Path) -> str:
 def read_rows(folder: Path, filter_: Filter) -> Iterator[SampleRow]:
     """Yield the selected rows, newest step first, within a step by group and sample."""
     for file in reversed(list_trajectory_files(folder)):
-        if filter_.step in (None, file.step) and filter_.lane in (None, file.lane):
+        if filter_.reads(file):
             yield from (row for row in read_file(file.path) if filter_.matches(row))
 
 

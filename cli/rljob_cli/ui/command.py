@@ -7,27 +7,38 @@ import contextlib
 import signal
 import sys
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rljob_cli.exits import guard
-from rljob_cli.ui.runs import RunList
+from rljob_cli.ui.runs import RunList, WatchedRun
 from rljob_cli.ui.server import UiServer
 from rljob_inputs.machine.installation import require
 
+if TYPE_CHECKING:
+    from rljob_cli.cluster.client import Target
+
 
 @guard
-def ui_command(runs: Sequence[str], directory: Path, port: int, *, should_open: bool) -> int:
+def ui_command(
+    runs: Sequence[str], directory: Path, port: int, *, should_open: bool, target: Target | None = None
+) -> int:
+    """`target`: the runs are those of jobs in a cluster."""
     require("data", "rljob ui")
-    return asyncio.run(_serve(RunList(runs, directory), port, should_open))
+    if target is None:
+        return asyncio.run(serve(RunList(runs, directory).read, port, should_open))
+    from rljob_cli.ui.cluster import ui_of_jobs
+
+    return ui_of_jobs(target, runs, port, should_open)
 
 
-async def _serve(runs: RunList, port: int, should_open: bool) -> int:
+async def serve(read_runs: Callable[[], Mapping[str, WatchedRun]], port: int, should_open: bool) -> int:
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C raises KeyboardInterrupt
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    server = UiServer(runs)
+    server = UiServer(read_runs)
     url = await server.start(port)
     try:
         print(f"{url}\nonly this machine can open it, with this address; Ctrl-C ends it", flush=True)

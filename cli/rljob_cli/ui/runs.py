@@ -5,7 +5,7 @@ Invariant: an address names a run of the list, never a path.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from rljob_api.run.folder import FILE_JOB, FILE_METRICS, TRAJECTORIES
 from rljob_api.run.metrics import Metrics
 from rljob_cli.report.collect import read_job, read_summary
 from rljob_cli.report.page import RunLine
-from rljob_cli.run.endpoint import read_endpoint
+from rljob_cli.run.endpoint import Endpoint, read_endpoint
 from rljob_cli.run.runfolder import MetricsReader
 from rljob_cli.trajectories.index import LogIndex
 from rljob_cli.trajectories.log import find_run, is_run
@@ -26,10 +26,11 @@ _UNFINISHED = "Unfinished"
 class WatchedRun:
     """A run's folder, with what is kept between two looks at it."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, find_head: Callable[[], Endpoint | None] | None = None) -> None:
+        """`find_head`: None, if the run is on this machine."""
         self.name, self.folder = name, folder
         self.index = LogIndex(folder / TRAJECTORIES)
-        self.head = Head(lambda: read_endpoint(folder))
+        self.head = Head(find_head or (lambda: read_endpoint(folder)))
         self._metrics = MetricsReader(folder / FILE_METRICS)
         self._line: tuple[Metrics, RunLine] | None = None
 

@@ -13,7 +13,7 @@ import math
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -27,7 +27,7 @@ from rljob_cli.report.page import Choices, LiveView, render_page
 from rljob_cli.report.samples import describe_sample
 from rljob_cli.trajectories.index import ORDERS, SHOWN, Entry, Query, find_text, read_entries, select
 from rljob_cli.ui.events import Cursor, Event, begin, describe_status, find_records, find_samples, parse_cursor
-from rljob_cli.ui.runs import RunList, WatchedRun
+from rljob_cli.ui.runs import WatchedRun
 
 _REFRESH_SECONDS = 0.7
 _SILENT_SECONDS = 15.0
@@ -46,8 +46,8 @@ class Page(NamedTuple):
 
 
 class UiServer:
-    def __init__(self, runs: RunList) -> None:
-        self._runs = runs
+    def __init__(self, read_runs: Callable[[], Mapping[str, WatchedRun]]) -> None:
+        self._read_runs = read_runs
         self._key = secrets.token_urlsafe(12)
         self._session: aiohttp.ClientSession | None = None
         self._looked: defaultdict[str, float] = defaultdict(lambda: -math.inf)
@@ -76,7 +76,7 @@ class UiServer:
             await self._session.close()
 
     async def _page(self, request: web.Request) -> web.Response:
-        runs = await asyncio.to_thread(self._runs.read)
+        runs = await asyncio.to_thread(self._read_runs)
         run = _choose(runs, request)
         others = [name for name in request.query.getall("with", []) if name in runs and name != run.name]
         async with self._locks[run.name]:
@@ -84,7 +84,7 @@ class UiServer:
         return web.Response(text=text, content_type="text/html", headers=_HEADERS)
 
     async def _samples(self, request: web.Request) -> web.Response:
-        run = _choose(await asyncio.to_thread(self._runs.read), request)
+        run = _choose(await asyncio.to_thread(self._read_runs), request)
         query, offset, limit = _read_query(request.query)
         async with self._locks[run.name]:
             page = await asyncio.to_thread(read_page, run, query, offset, limit)
@@ -92,7 +92,7 @@ class UiServer:
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """Send what the page does not have, until it is closed."""
-        run = _choose(await asyncio.to_thread(self._runs.read), request)
+        run = _choose(await asyncio.to_thread(self._read_runs), request)
         cursor = parse_cursor(request.headers.get("Last-Event-ID") or request.query.get("after", ""))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"} | _HEADERS)
         await response.prepare(request)

@@ -198,7 +198,7 @@ async def run_head(
         stack.push_async_callback(server.close)
         await stack.enter_async_context(watching_lag(prometheus.loop_lag.observe))
 
-        files = RunFileServer(run_dir, environment.address, os.environ.get(ENV_TOKEN, ""))
+        files = RunFileServer(run_dir, environment.address, os.environ.get(ENV_TOKEN, ""), environment.job_file)
         stack.callback(files.close)
         spec = environment.job.spec
         num_models, keeps_best = spec.num_optimized_models, spec.evaluation.best is not None

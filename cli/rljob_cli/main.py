@@ -455,17 +455,9 @@ def report(
     """Write a run as one HTML page: curves, waits, failures, samples with their scores, versions, the job."""
     from rljob_cli.report.command import report_command
 
-    raise typer.Exit(
-        report_command(
-            run,
-            directory,
-            file,
-            should_open=should_open,
-            reason=reason,
-            sort=sort,
-            target=_choose_target(kubeconfig, context, namespace),
-        )
-    )
+    target = _choose_target(kubeconfig, context, namespace)
+    code = report_command(run, directory, file, should_open=should_open, reason=reason, sort=sort, target=target)
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -489,11 +481,8 @@ def ui(
     """Serve the page of `report`, alive: steps, waits and samples while the run trains; several runs in one chart."""
     from rljob_cli.ui.command import ui_command
 
-    raise typer.Exit(
-        ui_command(
-            runs or [], directory, port, should_open=should_open, target=_choose_target(kubeconfig, context, namespace)
-        )
-    )
+    target = _choose_target(kubeconfig, context, namespace)
+    raise typer.Exit(ui_command(runs or [], directory, port, should_open=should_open, target=target))
 
 
 @app.command()

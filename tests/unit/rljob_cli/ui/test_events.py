@@ -41,7 +41,7 @@ def rows(*numbers):
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.integers(1, 12))
 def test_each_sample_is_sent_once_or_counted_as_lost(arrivals, kept):
-    cursor, seen, lost, total = Cursor(), [], 0, 0
+    cursor, seen, lost, total = Cursor(feed="f"), [], 0, 0
     for number in arrivals:
         total += number
         feed = rows(*range(max(0, total - kept), total))

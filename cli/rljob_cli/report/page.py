@@ -50,9 +50,9 @@ class RunLine(NamedTuple):
     step: int
     total_steps: int
     reward: float | None
-    """Of the last step."""
+    """Mean score of the last step."""
     accuracy: float | None
-    """Of the last evaluation of the first set."""
+    """Accuracy of the last evaluation of the first set."""
     changed: str
     """When its last step or evaluation ended."""
 
@@ -71,7 +71,7 @@ class LiveView:
     """What a live page has besides its run."""
 
     name: str
-    """Of the run, in the list and in addresses."""
+    """Name of the run, in the list and in addresses."""
     runs: Sequence[RunLine]
     overlaid: Mapping[str, Metrics]
     """Further runs, whose curves are in the same charts."""

@@ -1,19 +1,15 @@
-"""`rljob ui`: serve the page until Ctrl-C."""
+"""`rljob ui`, of runs on this machine or in a cluster."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
-import sys
-import webbrowser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_cli.exits import guard
-from rljob_cli.ui.runs import RunList, WatchedRun
-from rljob_cli.ui.server import UiServer
+from rljob_cli.ui.runs import RunList
+from rljob_cli.ui.serving import serve
 from rljob_inputs.machine.installation import require
 
 if TYPE_CHECKING:
@@ -31,20 +27,3 @@ def ui_command(
     from rljob_cli.ui.cluster import ui_of_jobs
 
     return ui_of_jobs(target, runs, port, should_open)
-
-
-async def serve(read_runs: Callable[[], Mapping[str, WatchedRun]], port: int, should_open: bool) -> int:
-    ended = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C raises KeyboardInterrupt
-            asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    server = UiServer(read_runs)
-    url = await server.start(port)
-    try:
-        print(f"{url}\nonly this machine can open it, with this address; Ctrl-C ends it", flush=True)
-        if should_open and not await asyncio.to_thread(webbrowser.open, url):
-            print(f"no browser was found; open {url}", file=sys.stderr)
-        await ended.wait()
-    finally:
-        await server.close()
-    return 0

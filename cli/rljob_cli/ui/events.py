@@ -18,7 +18,7 @@ from rljob_cli.report.samples import describe_sample
 
 
 class Cursor(NamedTuple):
-    """What a page has: so many steps and evaluations, of which the last ended at `time`, and samples of a feed."""
+    """What a page has: so many steps and evaluations, the last one ended at `time`, and samples of a feed."""
 
     num_steps: int = 0
     num_evaluations: int = 0

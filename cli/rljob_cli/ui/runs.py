@@ -24,7 +24,7 @@ _UNFINISHED = "Unfinished"
 
 
 class WatchedRun:
-    """A run's folder, with what is kept between two looks at it."""
+    """A run's folder, with what is kept between two reads."""
 
     def __init__(self, name: str, folder: Path, find_head: Callable[[], Endpoint | None] | None = None) -> None:
         """`find_head`: None, if the run is on this machine."""
@@ -66,7 +66,7 @@ def _describe(name: str, folder: Path, metrics: Metrics) -> RunLine:
 
 
 class RunList:
-    """Invariant: a run keeps its name while the program runs; new runs of a folder are found at each look."""
+    """Invariant: a run keeps its name while the program runs; new runs of a folder are found at each read."""
 
     def __init__(self, arguments: Sequence[str], directory: Path) -> None:
         """Raise UserError if there is no run at all, or one that was named does not exist."""

@@ -33,7 +33,7 @@ _REFRESH_SECONDS = 0.7
 _SILENT_SECONDS = 15.0
 """Without an event for so long, a comment shows that the connection is alive."""
 _MAX_SAMPLES = 100
-"""Of one page."""
+"""Limit of one page."""
 _HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
 
 

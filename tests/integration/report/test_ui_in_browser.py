@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from rljob_api.run.folder import trajectory_file
@@ -143,6 +144,14 @@ def test_new_step_is_announced_and_drawn(opened, runs):
     expect(page.locator("#announce")).to_have_text("step 9, reward 0.900", timeout=120_000)
     points = page.locator("#curves figure").first.locator("circle:not([data-lane])")
     expect(points).to_have_count(before + 1, timeout=120_000)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(browser, url, scheme):
+    opened = Opened(browser, f"{url}?run=letters&with=other", color_scheme=scheme)
+    found = Axe().run(opened.page)
+    assert found.violations_count == 0, found.generate_report()
+    opened.close()
 
 
 def test_page_fits_a_phone(browser, url):

@@ -19,7 +19,7 @@ from rljob_trainer.episodes.types import Episode, Group, ScoredResult, failed_as
 
 _MAX_SAMPLES = 512
 _MAX_CHARACTERS = 1_000
-"""Of one text: all texts together take at most about 2 MB."""
+"""Limit of one text: all texts together take at most about 2 MB."""
 _MAX_RESULTS = 32
 
 

@@ -51,7 +51,7 @@ def list_trajectory_files(folder: Path) -> list[TrajectoryFile]:
 def parse_trajectory_file(path: Path) -> TrajectoryFile | None:
     """Return None if the name is not that of a complete file."""
     match = _TRAJECTORY_NAME.fullmatch(path.name)
-    return match and TrajectoryFile(int(match[1]), match[2], path)
+    return None if match is None else TrajectoryFile(int(match[1]), match[2], path)
 
 
 def checkpoint_folder(run_dir: Path, step: int) -> Path:

@@ -70,7 +70,8 @@ class RunList:
 
     def __init__(self, arguments: Sequence[str], directory: Path) -> None:
         """Raise UserError if there is no run at all, or one that was named does not exist."""
-        self._parents, self._named = [], []
+        self._parents: list[Path] = []
+        self._named: list[Path] = []
         for argument in arguments or [str(directory)]:
             folder = Path(argument)
             if folder.is_dir() and not is_run(folder) and (list_runs(folder) or not arguments):

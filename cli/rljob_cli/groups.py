@@ -6,7 +6,7 @@ from typing import Any
 _GROUPS = {
     "Job files": ("init", "validate", "plan", "render", "test-reward", "test-agent"),
     "On this machine": ("run", "evaluate"),
-    "Data of a run": ("trajectories", "report", "export"),
+    "Data of a run": ("ui", "trajectories", "report", "export"),
     "In a cluster": ("submit", "top", "explain", "logs", "suspend", "resume", "retry", "restart"),
 }
 _OTHERS = "Other commands"

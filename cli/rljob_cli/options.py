@@ -41,6 +41,14 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Even if training los
 OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Format of the result and of errors.")]
 """With json, stdout has nothing but JSON."""
 
+ReasonOption = Annotated[
+    str | None, typer.Option(help="Only samples with a result that failed for this reason: timeout, exception, ...")
+]
+Sort = Literal["latency", "reward"]
+SortOption = Annotated[
+    Sort | None, typer.Option(help="Slowest reward, or highest score, first; with --reward those of this reward.")
+]
+
 
 def files_of(jobs: list[Path] | None, filenames: list[Path] | None) -> list[Path]:
     """Return the files of the arguments and of -f, in this order."""

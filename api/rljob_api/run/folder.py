@@ -45,10 +45,13 @@ def trajectory_file(run_dir: Path, step: int, lane: Lane) -> Path:
 
 def list_trajectory_files(folder: Path) -> list[TrajectoryFile]:
     """Return the complete files of a trajectory log, oldest first."""
-    named = [
-        (match, path) for path in folder.glob("step-*.parquet") if (match := _TRAJECTORY_NAME.fullmatch(path.name))
-    ]
-    return sorted(TrajectoryFile(int(match[1]), match[2], path) for match, path in named)
+    return sorted(file for path in folder.glob("step-*.parquet") if (file := parse_trajectory_file(path)))
+
+
+def parse_trajectory_file(path: Path) -> TrajectoryFile | None:
+    """Return None if the name is not that of a complete file."""
+    match = _TRAJECTORY_NAME.fullmatch(path.name)
+    return None if match is None else TrajectoryFile(int(match[1]), match[2], path)
 
 
 def checkpoint_folder(run_dir: Path, step: int) -> Path:

@@ -118,6 +118,8 @@ PORT_WEIGHTS = 8200
 """Trainer rank 0: the published safetensors."""
 PORT_RUN_FILES = 8400
 """Head: checkpoints and the export of ranks that do not see the run's folder."""
+RUN_ROUTE = "/run"
+"""Head, PORT_RUN_FILES: the path of these files, and of those that reports read; `RUN_ROUTE/` lists the latter."""
 PORT_ROLLOUT = 8000
 """Rollout: vLLM's OpenAI server with RLJob's middleware. In a trainer Pod, the first of several."""
 PORT_ENGINES = 8600
@@ -203,6 +205,8 @@ class UrlPath(enum.StrEnum):
     METRICS = "/metrics"
     STATUS = "/status"
     """Head: DriverStatus."""
+    SAMPLES = "/samples"
+    """Head: RecentSamples, the samples that were scored last. `?after=NUMBER`: those from this number on."""
     LEAVE = "/rljob/leave"
     """Head, POST by a trainer whose Pod is terminated: what became of the last steps, once they are saved or lost."""
     HUNG = "/hung"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+import aiohttp
 from kubernetes.aio.config import kube_config
 from kubernetes.aio.config.config_exception import ConfigException
 from yaml import YAMLError
@@ -143,6 +144,14 @@ class Cluster:
         with self._translated("create pods/exec"):
             async with self._api.open_websocket(POD.path(self.namespace, pod, "exec"), query, PROTOCOL) as socket:
                 return await execute(socket, stdin)
+
+    @contextlib.asynccontextmanager
+    async def open_port(self, pod: str, port: int) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """Connect to a port of a Pod: see port_forward."""
+        with self._translated("create pods/portforward"):
+            path = POD.path(self.namespace, pod, "portforward")
+            async with self._api.open_websocket(path, [("ports", str(port))], PROTOCOL) as socket:
+                yield socket
 
     async def list_pods(self, selector: str) -> list[Manifest]:
         return await self._list(POD, labelSelector=selector)

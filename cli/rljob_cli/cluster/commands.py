@@ -4,8 +4,10 @@
 """
 
 import asyncio
+import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Concatenate
 
 from rich.console import RenderableType
@@ -15,6 +17,7 @@ from rljob_cli.cluster import control, logs, top, top_tables
 from rljob_cli.cluster.client import Cluster, ClusterError, Target, connect
 from rljob_cli.cluster.explain import explain
 from rljob_cli.cluster.explanation import DEFAULT_WIDTH, format_explanation
+from rljob_cli.cluster.head_files import Select, copy_run
 from rljob_cli.cluster.observation import fetch_observation
 from rljob_cli.cluster.rewards import fetch_rewards
 from rljob_cli.cluster.watch import watch as watch_view
@@ -108,6 +111,16 @@ async def top_command(cluster: Cluster, name: str | None, *, everywhere: bool, w
     else:
         show(await draw())
     return 0
+
+
+@on_cluster
+async def with_copy(cluster: Cluster, job: str, select: Select, use: Callable[[Path], int]) -> int:
+    """Call `use` with a copy of a job's run, which is deleted afterwards. Return its exit code."""
+    with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
+        copy = Path(folder) / job
+        copy.mkdir()
+        await copy_run(cluster, job, copy, select)
+        return use(copy)
 
 
 @on_cluster

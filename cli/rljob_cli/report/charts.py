@@ -2,6 +2,7 @@
 
 Colours are classes of the page's style, which has a light and a dark scheme; a curve also differs from its neighbours
 by its dashes. Every point has its values as a tooltip, and the page lists them in a table for those who cannot see it.
+A chart says where its steps are, so that a click leads to the samples of a step.
 """
 
 import math
@@ -16,7 +17,7 @@ WIDTH, HEIGHT = 460, 230
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 10, 34
 _MAX_BAR_WIDTH = 36.0
 NUM_COLOURS = 8
-_MAX_MARKERS = 80
+MAX_MARKERS = 80
 """Points of a curve that have a visible marker; more would hide the line."""
 _NUM_TICKS = 5
 
@@ -35,7 +36,10 @@ def draw_panel(panel: Panel, number: int) -> Markup:
     y_axis = Axis(values, HEIGHT - _BOTTOM, _TOP)
     described = ", ".join(f"{curve.name}: {_describe(curve)}" for curve in panel.curves)
     parts = [
-        Markup(f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="chart-{number}-title">'),
+        Markup(
+            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="chart-{number}-title" '
+            f'data-steps="{x_axis.describe()}">'
+        ),
         Markup('<title id="chart-{}-title">{} by step ({}). {}</title>').format(
             number, panel.title, panel.unit, described
         ),
@@ -54,6 +58,11 @@ class Axis:
     def __init__(self, values: Sequence[float], start: float, end: float) -> None:
         self.ticks = choose_ticks(min(values), max(values))
         self._start, self._end = start, end
+
+    def describe(self) -> str:
+        """Return the first and the last tick, each with its position."""
+        low, high = self.ticks[0], self.ticks[-1]
+        return f"{low!r} {self(low)} {high!r} {self(high)}"
 
     def __call__(self, value: float) -> float:
         low, high = self.ticks[0], self.ticks[-1]
@@ -140,16 +149,16 @@ def _draw_line(curve: Curve, _: Curve, index: int, x_axis: Axis, y_axis: Axis) -
     path = " ".join(f"{x},{y}" for x, y in places)
     held_out = " held-out" if curve.is_held_out else ""
     parts = [Markup(f'<polyline class="line {colour_class(index)}{held_out}" points="{path}"/>')]
-    if len(places) <= _MAX_MARKERS:
+    if len(places) <= MAX_MARKERS:
         parts += [_draw_point(curve, index, *both) for both in zip(curve.points, places, strict=True)]
     return Markup("").join(parts)
 
 
 def _draw_point(curve: Curve, index: int, point: tuple[float, float], place: tuple[float, float]) -> Markup:
     text = Markup("<title>{}, step {}: {}</title>").format(curve.name, format_number(point[0]), format_number(point[1]))
-    return Markup('<circle class="point {}" cx="{}" cy="{}" r="3">{}</circle>').format(
-        colour_class(index), *place, text
-    )
+    lane = Markup(' data-lane="eval"') if curve.is_held_out else ""
+    data = (colour_class(index), *place, lane, Markup(' data-run="{}"').format(curve.run) if curve.run else "", text)
+    return Markup('<circle class="point {}" cx="{}" cy="{}" r="3"{}{}>{}</circle>').format(*data)
 
 
 def _draw_area(stacked: Curve, own: Curve, index: int, x_axis: Axis, y_axis: Axis) -> Markup:

@@ -27,8 +27,9 @@ from rljob_api.run.metrics import Metrics, read_metrics
 from rljob_api.run.sessions import read_sessions
 from rljob_api.run.summaries import RunSummary, read_driver_summary, read_run_summary
 from rljob_api.run.trajectories import ResultRow, SampleRow
-from rljob_cli.report.samples import spread
+from rljob_cli.report.samples import MAX_SAMPLES, spread
 from rljob_cli.run.summary import build_summary
+from rljob_cli.trajectories.index import LogIndex, Query, read_entries, select
 from rljob_cli.trajectories.log import read_file
 
 _MAX_READ_BYTES = 8 << 20
@@ -52,12 +53,14 @@ class RunData:
     """The rows of each step and lane that were read, oldest first."""
     num_samples: int
     """In the whole log."""
+    selected: list[SampleRow] | None
+    """The samples that the page shows, in their order. None: those of `samples` that say most."""
     num_files: int
     """Steps and evaluations in the whole log."""
 
 
-def collect_run(folder: Path) -> RunData:
-    """Read a run. Raise UserError if the folder is not a run's."""
+def collect_run(folder: Path, query: Query | None = None) -> RunData:
+    """Read a run. Raise UserError if the folder is not a run's. `query`: selects the samples from its whole log."""
     files = list_trajectory_files(folder / TRAJECTORIES)
     metrics = read_metrics(folder / FILE_METRICS)
     job, digest = read_job(folder / FILE_JOB)
@@ -76,8 +79,14 @@ def collect_run(folder: Path) -> RunData:
         metrics=metrics,
         samples=[list(map(add_agent, read_file(file.path, num_rows))) for file, num_rows in readings],
         num_samples=sum(counts),
+        selected=None if query is None else _read_selected(folder / TRAJECTORIES, query),
         num_files=len(files),
     )
+
+
+def _read_selected(log: Path, query: Query) -> list[SampleRow]:
+    entries = select(LogIndex(log).read(), query)
+    return list(map(add_agent, read_entries(entries[:MAX_SAMPLES])))
 
 
 def add_agent(row: SampleRow) -> SampleRow:

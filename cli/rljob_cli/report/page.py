@@ -1,7 +1,8 @@
 """The page: everything that a report shows, as one HTML text. Pure, except that it reads its template.
 
-Invariants: text of the run is escaped wherever it stands; no secret of the job stands anywhere; the page loads nothing,
-which its own policy enforces.
+The report of `rljob report` and the page of `rljob ui` are the same template: a live page gets its samples, and what
+changes, from its server. Invariants: text of the run is escaped wherever it stands; no secret of the job stands
+anywhere; a report loads nothing, and a live page from its server alone, which its own policy enforces.
 """
 
 import base64
@@ -9,26 +10,31 @@ import hashlib
 import json
 import re
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from importlib import resources
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 import jinja2
 import markupsafe
 import yaml
 from markupsafe import Markup
 
+from rljob_api.run.metrics import Metrics
 from rljob_api.run.sessions import Session
+from rljob_api.run.trajectories import SampleRow
 from rljob_api.wire.redaction import Redactor, find_values, redact_job
-from rljob_cli.report.charts import NUM_COLOURS, colour_class, draw_panel, format_number
+from rljob_cli.report.charts import MAX_MARKERS, NUM_COLOURS, colour_class, draw_panel, format_number
 from rljob_cli.report.collect import RunData
 from rljob_cli.report.failures import summarize_failures
 from rljob_cli.report.rewards import summarize_rewards
 from rljob_cli.report.samples import choose_samples, describe_sample
 from rljob_cli.report.turns import build_sides
 from rljob_cli.report.waits import ROLES, build_lost_times, build_phase_times, build_role_times
-from rljob_cli.run.curves import build_panels
+from rljob_cli.run.curves import build_panels, lay_over
 from rljob_cli.run.summary import summary_lines
 from rljob_cli.trajectories.tables import number, seconds
 
@@ -37,8 +43,53 @@ _ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _FILES = resources.files("rljob_cli.report") / "template"
 
 
-def render_page(run: RunData, now: datetime) -> str:
-    chosen = choose_samples(run.samples)
+class RunLine(NamedTuple):
+    """A run in the list of runs. None: unknown."""
+
+    name: str
+    phase: str
+    step: int
+    total_steps: int
+    reward: float | None
+    """Mean score of the last step."""
+    accuracy: float | None
+    """Accuracy of the last evaluation of the first set."""
+    changed: str
+    """When its last step or evaluation ended."""
+
+
+class Choices(NamedTuple):
+    """What the filters of the samples offer."""
+
+    places: list[str]
+    """Steps with their lanes: `3 train`."""
+    rewards: list[str]
+    reasons: list[str]
+
+
+@dataclass(frozen=True)
+class LiveView:
+    """What a live page has besides its run."""
+
+    name: str
+    """Name of the run, in the list and in addresses."""
+    runs: Sequence[RunLine]
+    overlaid: Mapping[str, Metrics]
+    """Further runs, whose curves are in the same charts."""
+    choices: Choices
+    query: str
+    """Selects the run and the overlaid ones, in an address."""
+    cursor: str
+    """What the page has of the run."""
+
+
+def render_page(run: RunData, now: datetime, live: LiveView | None = None, order: str = "") -> str:
+    """Return the page of a run. `order`: of its samples at first, such as `slow`."""
+    samples = run.samples if run.selected is None else [[row] for row in run.selected]
+    chosen = [] if live else choose_samples(samples)
+    panels = build_panels(run.metrics)
+    if live and live.overlaid:
+        panels = lay_over({live.name: panels} | {name: build_panels(each) for name, each in live.overlaid.items()})
     steps, sessions = run.metrics.steps, run.summary.sessions
     script = _read("report.js")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
@@ -50,7 +101,11 @@ def render_page(run: RunData, now: datetime) -> str:
         summary=run.summary,
         created=now.isoformat(timespec="seconds"),
         lines=list(summary_lines(run.summary)),
-        panels=[(panel, draw_panel(panel, number)) for number, panel in enumerate(build_panels(run.metrics))],
+        live=live,
+        order=order,
+        choices=live.choices if live else list_choices(chosen),
+        panels=[(panel, draw_panel(panel, number)) for number, panel in enumerate(panels)],
+        max_links=MAX_MARKERS,
         colour_class=colour_class,
         num_colours=NUM_COLOURS,
         phases=build_phase_times(run.summary),
@@ -66,7 +121,8 @@ def render_page(run: RunData, now: datetime) -> str:
         versions=_list_versions(run, sessions),
         job=None if run.job is None else _dump(redact_job(run.job)),
         num_shown=len(chosen),
-        samples=embed_json([describe_sample(row) for row in chosen]),
+        num_shown_files=len({(row.step, row.lane) for row in chosen}),
+        data=embed_json(_describe_live(live) if live else {"samples": [describe_sample(row) for row in chosen]}),
         style=Markup(_read("report.css")),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -79,6 +135,19 @@ def _build_redactor(job: dict[str, Any] | None) -> Redactor:
     values = list(find_values(job or {}))
     forms = [form(value) for value in values for form in (str, markupsafe.escape, lambda text: embed_json(text)[1:-1])]
     return Redactor(map(str, forms))
+
+
+def list_choices(rows: Iterable[SampleRow]) -> Choices:
+    rows = list(rows)
+    results = [result for row in rows for result in row.rewards]
+    places = dict.fromkeys(f"{row.step} {row.lane}" for row in rows)
+    reasons = {result.reason for result in results if result.reason}
+    return Choices(list(places), list(dict.fromkeys(result.name for result in results)), sorted(reasons))
+
+
+def _describe_live(live: LiveView) -> dict[str, Any]:
+    run = urlencode({"run": live.name})
+    return {"live": {"run": live.name, "page": f"?{live.query}", "query": run, "cursor": live.cursor}}
 
 
 def _read(name: str) -> str:

@@ -25,6 +25,7 @@ from rljob_cli.local.cluster import LOCAL_DEFAULTS, STOP_SECONDS, LocalCluster
 from rljob_cli.local.network import Network
 from rljob_cli.local.node.kubelet import log_path
 from rljob_cli.manifests import is_ready, labels_of, phase_of, role_of
+from rljob_cli.run.endpoint import Endpoint, remove_endpoint, write_endpoint
 from rljob_cli.run.live import PlainOutput
 from rljob_cli.run.plot import draw_curves
 from rljob_cli.run.reward_rows import RewardMetrics, RewardRow, build_row, gather_metrics
@@ -73,6 +74,7 @@ class Run:
         self.session = SessionLog(folder, last_checkpoint(folder) or 0)
         self._records = MetricsReader(folder / FILE_METRICS)
         self._recorded_at = -math.inf
+        self._endpoint: Endpoint | None = None
 
     async def execute(self) -> str:
         """Run until the job ends. Return the phase: Succeeded, Failed, Interrupted or STOPPED."""
@@ -95,6 +97,7 @@ class Run:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+                remove_endpoint(self._folder)
                 await self._cluster.stop(STOP_SECONDS, first=(child_name(self._job, HEAD),))
                 # Not from a new snapshot: Pods that this stops have not failed.
                 self._record_session(self._message, self._phase)
@@ -187,7 +190,16 @@ class Run:
         secret = store.find("Secret", child_name(self._job, "token"))
         if heads and secret:
             address = f"{heads[0]['status']['podIP']}:{self._cluster.network.port(PORT_DRIVER)}"
-            store.set_driver(await _fetch_driver_status(session, address, read_token(secret) or ""))
+            token = read_token(secret) or ""
+            self._record_endpoint(Endpoint(f"http://{address}", token))
+            store.set_driver(await _fetch_driver_status(session, address, token))
+
+    def _record_endpoint(self, endpoint: Endpoint) -> None:
+        """Let `rljob ui` ask the head. A full disk must not end the run."""
+        if endpoint != self._endpoint:
+            with contextlib.suppress(OSError):
+                write_endpoint(self._folder, endpoint)
+                self._endpoint = endpoint
 
     async def _refresh_metrics(self, session: aiohttp.ClientSession) -> None:
         pods = list(self._cluster.store.pods.values())

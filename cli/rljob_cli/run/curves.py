@@ -5,7 +5,7 @@ Invariant: an unknown value has no point, so that it cannot be read as zero.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import TypeVar
@@ -27,6 +27,8 @@ class Curve:
     points: tuple[tuple[float, float], ...]
     """(step, value), ascending by step."""
     is_held_out: bool = False
+    run: str = ""
+    """The run that it is of, if runs are laid over each other."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,27 @@ def build_panels(metrics: Metrics) -> list[Panel]:
     ]
     kept = [_keep_known(panel) for panel in panels]
     return [_thin(panel) for panel in kept if panel.curves]
+
+
+def lay_over(runs: Mapping[str, Sequence[Panel]]) -> list[Panel]:
+    """Return panels with the curves of several runs, each behind the name of its run. What is stacked in a panel cannot
+    be compared like that: such panels are of the first run."""
+    first, titles = next(iter(runs)), dict.fromkeys(panel.title for panels in runs.values() for panel in panels)
+    found = []
+    for title in titles:
+        own = {run: panel for run, panels in runs.items() for panel in panels if panel.title == title}
+        sample = next(iter(own.values()))
+        if not sample.is_stacked:
+            curves = tuple(_name_run(run, curve) for run, panel in own.items() for curve in panel.curves)
+            notes = dict.fromkeys(filter(None, (panel.note for panel in own.values())))
+            found.append(replace(sample, curves=curves, note="; ".join(notes)))
+        elif first in own:
+            found.append(replace(own[first], note="; ".join(filter(None, [own[first].note, f"of {first} alone"]))))
+    return found
+
+
+def _name_run(run: str, curve: Curve) -> Curve:
+    return replace(curve, name=f"{run}: {curve.name}", run=run)
 
 
 def list_components(metrics: Metrics) -> list[str]:

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rljob_api.errors import UserError
 from rljob_api.run.trajectories import SampleRow
@@ -14,8 +15,11 @@ from rljob_cli.tables import show
 from rljob_cli.trajectories import tables
 from rljob_cli.trajectories.comparison import Pair, choose_lane, choose_steps, compare
 from rljob_cli.trajectories.conversation import LEGEND, build_conversation, is_conversation
-from rljob_cli.trajectories.log import Filter, find_log, list_rewards, list_sets, read_rows
+from rljob_cli.trajectories.log import Filter, find_log, list_rewards, list_sets, read_rows, sort_rows
 from rljob_inputs.machine.installation import require
+
+if TYPE_CHECKING:
+    from rljob_cli.cluster.client import Target
 
 _TABLE_LIMIT, _CONVERSATION_LIMIT = 20, 5
 
@@ -30,7 +34,10 @@ def trajectories_command(
     full: bool,
     output: str,
     tokens: bool = False,
+    sort: str | None = None,
+    target: Target | None = None,
 ) -> int:
+    """`target`: the run is that of a job in a cluster."""
     require("data", "rljob trajectories")
     if filter_.lane not in (None, "train", "eval"):
         raise UserError(f"--lane must be train or eval, got {filter_.lane}")
@@ -42,11 +49,28 @@ def trajectories_command(
         limit = (_TABLE_LIMIT if output == "text" else 0) if limit is None else limit
         if len(arguments) != 3:
             raise UserError(f"diff takes two runs, got {len(arguments) - 1}")
+        if target is not None:
+            raise UserError("diff compares runs on this machine; write one with rljob report, or copy its folder")
+        if sort is not None:
+            raise UserError("--sort is for one run; diff shows the prompts that differ most first")
         return _diff(arguments[1:], filter_, directory, limit or None, full, output)
     if len(arguments) != 1:
         raise UserError("pass one run, or: diff RUN_A RUN_B")
-    folder = find_log(arguments[0], directory)
+    show_run = partial(_show_run, filter_=filter_, limit=limit, full=full, output=output, tokens=tokens, sort=sort)
+    if target is None:
+        return show_run(find_log(arguments[0], directory))
+    from rljob_cli.cluster.commands import with_copy
+
+    return with_copy(target, arguments[0], filter_.reads, lambda copy: show_run(find_log(str(copy), directory)))
+
+
+def _show_run(
+    folder: Path, *, filter_: Filter, limit: int | None, full: bool, output: str, tokens: bool, sort: str | None
+) -> int:
     rows = _require_names(folder, filter_, read_rows(folder, filter_))
+    if sort is not None:  # one more than is shown says whether there are others
+        shown = (0 if output == "json" else _TABLE_LIMIT) if limit is None else limit
+        rows = iter(sort_rows(rows, sort, filter_.reward, shown + 1 if shown else None))
     if output == "json":
         return _print_lines(row.model_dump() for row in islice(rows, limit or None))
     return _show(rows, limit, full, tokens)

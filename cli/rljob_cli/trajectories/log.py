@@ -1,13 +1,15 @@
 """Finds and reads the trajectory log of a run. The trainer writes it; `rljob_api.run.trajectories` has its columns."""
 
-from collections.abc import Iterator
+import heapq
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from rljob_api.errors import UserError
 from rljob_api.read.documents import read_documents
-from rljob_api.run.folder import FILE_JOB, TRAJECTORIES, list_trajectory_files
+from rljob_api.run.folder import FILE_JOB, TRAJECTORIES, TrajectoryFile, list_trajectory_files
 from rljob_api.run.trajectories import FORMAT, FORMAT_KEY, REPLAY_COLUMNS, SampleRow
 
 _ROWS_PER_BATCH = 512
@@ -27,12 +29,20 @@ class Filter:
     group: int | None = None
     eval_set: str | None = None
     """Name of an evaluation set."""
+    reason: str | None = None
+    """Why a result is invalid or failed, or why the episode did."""
+
+    def reads(self, file: TrajectoryFile) -> bool:
+        """Whether a file of the log may have a selected row."""
+        return self.step in (None, file.step) and self.lane in (None, file.lane)
 
     def matches(self, row: SampleRow) -> bool:
         """Whether a row is selected; the file's name has already decided on `step` and `lane`."""
         if self.group is not None and row.group != self.group:
             return False
         if self.eval_set is not None and row.set != self.eval_set:
+            return False
+        if self.reason is not None and self.reason not in find_reasons(row, self.reward):
             return False
         if row.failure:  # no reward has scored it
             return self.reward is None and self.min_score is None and self.max_score is None
@@ -47,12 +57,42 @@ class Filter:
         return score is not None and (low is None or score >= low) and (high is None or score <= high)
 
 
+def find_reasons(row: SampleRow, reward: str | None = None) -> set[str]:
+    """Return why results of a reward, or of any, are invalid or failed, or why the episode did."""
+    failure = {row.failure.split(": ")[1]} if row.failure and row.failure.count(": ") else set()
+    return failure | {each.reason for each in row.rewards if each.reason and reward in (None, each.name)}
+
+
+def sort_rows(rows: Iterable[SampleRow], by: str, reward: str | None, limit: int | None) -> list[SampleRow]:
+    """Return the first rows, or all: those with the slowest reward, or the highest score, first; unknown ones last. At
+    most `limit` rows are in memory."""
+
+    def key(row: SampleRow) -> float:
+        value = latency_of(row, reward) if by == "latency" else _score_of(row, reward)
+        return math.inf if value is None else -value
+
+    return sorted(rows, key=key) if limit is None else heapq.nsmallest(limit, rows, key=key)
+
+
+def latency_of(row: SampleRow, reward: str | None = None) -> float | None:
+    """Return the seconds of a reward, or of the slowest one: to the result, or of its execution. None: unknown."""
+    results = [each for each in row.rewards if reward in (None, each.name)]
+    known = [each.execute_seconds if each.latency_seconds is None else each.latency_seconds for each in results]
+    return max((value for value in known if value is not None), default=None)
+
+
+def _score_of(row: SampleRow, reward: str | None) -> float | None:
+    if reward is None:
+        return row.score
+    return next((each.score for each in row.rewards if each.name == reward), None)
+
+
 def find_run(run: str, directory: Path) -> Path:
     """Return the folder for a run's folder, a job's file or a job's name. Raise UserError if it does not exist."""
     given = Path(run)
     if given.is_file():
         given = directory / _read_name(given)
-    elif str(given) == given.name and not _is_run(given):  # `rljob init sums` has written a folder of the same name
+    elif str(given) == given.name and not is_run(given):  # `rljob init sums` has written a folder of the same name
         given = directory / given
     if not given.exists():
         remedy = "pass its folder, its job file, or --dir with the parent of its folder"
@@ -60,7 +100,7 @@ def find_run(run: str, directory: Path) -> Path:
     return given
 
 
-def _is_run(folder: Path) -> bool:
+def is_run(folder: Path) -> bool:
     """Whether it is a run's folder, or that of its log."""
     return any((folder / name).exists() for name in (FILE_JOB, TRAJECTORIES)) or bool(list_trajectory_files(folder))
 
@@ -88,7 +128,7 @@ def _read_name(path: Path) -> str:
 def read_rows(folder: Path, filter_: Filter) -> Iterator[SampleRow]:
     """Yield the selected rows, newest step first, within a step by group and sample."""
     for file in reversed(list_trajectory_files(folder)):
-        if filter_.step in (None, file.step) and filter_.lane in (None, file.lane):
+        if filter_.reads(file):
             yield from (row for row in read_file(file.path) if filter_.matches(row))
 
 

@@ -90,7 +90,7 @@ class Collector:
         *,
         own_weight: float = 1.0,
         roles: RoleClock | None = None,
-        on_scored: Callable[[Lane, Episode], None] = lambda lane, episode: None,
+        on_scored: Callable[[Lane, Group, Episode], None] = lambda lane, group, episode: None,
         job: str = "",
     ) -> None:
         """`services`: of the agent, to describe what it waits for. `own_weight`: spec.agent.rewardWeight. `roles`:
@@ -172,7 +172,7 @@ class Collector:
         progress().record_ended(trajectories)
         await self._score(group.prompt, trajectories, plan, scorer, progress)
         for trajectory in trajectories:
-            self._on_scored(plan.lane, trajectory)
+            self._on_scored(plan.lane, group, trajectory)
         return trajectories
 
     def _bind_generate(self, group: Group, sample: int, plan: CollectionPlan, traceparent: str = "") -> Generate:

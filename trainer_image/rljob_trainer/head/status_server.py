@@ -1,4 +1,5 @@
-"""The driver's HTTP server: /status, /metrics, /weights/current of a StatusBoard; /hung, /rljob/leave, and the probes.
+"""The driver's HTTP server: /status, /metrics, /weights/current of a StatusBoard; /samples, /hung, /rljob/leave, and
+the probes.
 
 That it answers shows that the driver's event loop runs: it has no thread of its own.
 """
@@ -19,6 +20,7 @@ from rljob_api.wire.contract import ENV_TOKEN, PORT_DRIVER, UrlPath
 from rljob_api.wire.driver_status import HungPart
 from rljob_api.wire.ports import listening_port
 from rljob_api.wire.weights import PullReport
+from rljob_trainer.driver.recent_samples import RecentSampleLog
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.stopping import NOTHING_TRAINS
 from rljob_trainer.replicas.peers import Peers
@@ -36,10 +38,12 @@ class StatusServer:
         render_metrics: Callable[[], bytes],
         record_report: Callable[[PullReport], None] = lambda report: None,
         record_hung: Callable[[HungPart], None] = lambda part: None,
+        recent: RecentSampleLog | None = None,
     ) -> None:
         self._board, self._record_hung = board, record_hung
         self._record_report = record_report
         self._render_metrics = render_metrics
+        self._recent = recent or RecentSampleLog()
         self._peers = Peers()
         app = web.Application(middlewares=[require_token])
         app.router.add_get(UrlPath.READY.value, self._ready)
@@ -47,6 +51,7 @@ class StatusServer:
         app.router.add_post(UrlPath.HUNG.value, self._hung)
         app.router.add_get(UrlPath.METRICS.value, self._metrics)
         app.router.add_get(UrlPath.STATUS.value, self._status)
+        app.router.add_get(UrlPath.SAMPLES.value, self._samples)
         app.router.add_get(UrlPath.WEIGHTS_CURRENT.value, self._weights)
         app.router.add_post(UrlPath.LEAVE.value, self._leave)
         self.leave: Callable[[], Awaitable[str]] | None = None
@@ -75,6 +80,12 @@ class StatusServer:
 
     async def _status(self, _: web.Request) -> web.Response:
         return web.Response(text=self._board.snapshot().model_dump_json(), content_type="application/json")
+
+    async def _samples(self, request: web.Request) -> web.Response:
+        after = request.query.get("after", "0")
+        if not (after.isdecimal() and after.isascii()):
+            raise web.HTTPUnprocessableEntity(text=f"after must be a number, got {after}\n")
+        return web.Response(text=self._recent.read(int(after)).model_dump_json(), content_type="application/json")
 
     async def _leave(self, _: web.Request) -> web.Response:
         return web.Response(text=NOTHING_TRAINS if self.leave is None else await self.leave())

@@ -35,6 +35,7 @@ from rljob_trainer.driver.assembly import Datasets, DriverParts
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.fixed_model import as_evaluation, start_fixed
 from rljob_trainer.driver.ports import StartTrainer, Trainer
+from rljob_trainer.driver.recent_samples import RecentSampleLog
 from rljob_trainer.driver.reports import Reports
 from rljob_trainer.driver.role_clock import ROLE_OF_SERVICE, RoleClock
 from rljob_trainer.driver.run import Driver
@@ -186,7 +187,7 @@ async def run_head(
     run_dir = environment.run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
     outages = Outages(environment.job.spec.outage_seconds)
-    board, prometheus, pulls = StatusBoard(outages), PrometheusMetrics(), PullReports()
+    board, prometheus, pulls, recent = StatusBoard(outages), PrometheusMetrics(), PullReports(), RecentSampleLog()
     board.update(run_id=read_run_id(run_dir))  # before the first answer, from which the operator learns of a new folder
     async with AsyncExitStack() as stack:
         stack.enter_context(tracing_episodes(environment.job))
@@ -196,12 +197,13 @@ async def run_head(
             prometheus.render,
             lambda report: pulls.record(report, time.monotonic()),
             lambda part: pulls.record_hung(part, time.monotonic()),
+            recent,
         )
         await server.start(environment.address)
         stack.push_async_callback(server.close)
         await stack.enter_async_context(watching_lag(prometheus.loop_lag.observe))
 
-        files = RunFileServer(run_dir, environment.address, os.environ.get(ENV_TOKEN, ""))
+        files = RunFileServer(run_dir, environment.address, os.environ.get(ENV_TOKEN, ""), environment.job_file)
         stack.callback(files.close)
         spec = environment.job.spec
         num_models, keeps_best = spec.num_optimized_models, spec.evaluation.best is not None
@@ -269,7 +271,7 @@ async def run_head(
             outages,
             models,
         )
-        reports = Reports(board, trackers, prometheus, agent.template.decode if agent.template else None)
+        reports = Reports(board, trackers, prometheus, agent.template.decode if agent.template else None, recent=recent)
         engines = None
         if job.spec.shares_trainer:
             replicas = job.spec.trainer.replicas

@@ -1,7 +1,9 @@
-"""The head's side of files that ranks send: what a rank writes to a checkpoint or an export, and reads back.
+"""The head's side of files that ranks send: what a rank writes to a checkpoint or an export, and reads back; and of
+those that `rljob ui`, `report` and `trajectories` read of a job in a cluster.
 
 Invariants: a file under its own name is complete, with the bytes that the rank has sent, on the disk; a request reaches
-nothing outside of a checkpoint's trainer folder and of an unfinished export; memory holds one chunk of each request.
+writes nothing outside of a checkpoint's trainer folder and of an unfinished export, and reads, besides, only what
+reports need; memory holds one chunk of each request.
 """
 
 from __future__ import annotations
@@ -17,14 +19,15 @@ from pathlib import Path
 from aiohttp import StreamReader, web
 
 from rljob_api.errors import TransientError
-from rljob_api.wire.contract import PORT_RUN_FILES
+from rljob_api.run.files import describe_files, list_run_files
+from rljob_api.run.folder import FILE_JOB
+from rljob_api.wire.contract import PORT_RUN_FILES, RUN_ROUTE
 from rljob_api.wire.ports import listening_port
 from rljob_trainer.run_folder.location import EXPORT_PARTIAL, RunFolder, read_run_id
 from rljob_trainer.server_thread import ServerThread, require_token
 
 log = logging.getLogger(__name__)
 
-ROUTE = "/run"
 _ALLOWED = re.compile(rf"(checkpoints/step-\d{{6,}}/trainer|{re.escape(EXPORT_PARTIAL)})(/(?!\.\.?(/|$))[\w.\-]+)+")
 _CHUNK_BYTES = 1 << 20
 
@@ -32,14 +35,15 @@ _CHUNK_BYTES = 1 << 20
 class RunFileServer:
     """Serves from construction to close()."""
 
-    def __init__(self, run_dir: Path, host: str, token: str) -> None:
-        """Raise TransientError if the port is in use."""
-        self._run_dir = run_dir
+    def __init__(self, run_dir: Path, host: str, token: str, job_file: Path | None = None) -> None:
+        """`job_file`: None, if it is in the folder. Raise TransientError if the port is in use."""
+        self._run_dir, self._job_file = run_dir, job_file or run_dir / FILE_JOB
         port = listening_port(PORT_RUN_FILES)
-        self.folder = RunFolder(run_dir, read_run_id(run_dir), f"http://{host}:{port}{ROUTE}")
+        self.folder = RunFolder(run_dir, read_run_id(run_dir), f"http://{host}:{port}{RUN_ROUTE}")
         app = web.Application(middlewares=[require_token(token)])
-        app.router.add_put(f"{ROUTE}/{{path:.+}}", self._put)
-        app.router.add_get(f"{ROUTE}/{{path:.+}}", self._get)
+        app.router.add_put(f"{RUN_ROUTE}/{{path:.+}}", self._put)
+        app.router.add_get(f"{RUN_ROUTE}/", self._list)
+        app.router.add_get(f"{RUN_ROUTE}/{{path:.+}}", self._get)
         try:
             self._server = ServerThread(app, host, port)
         except OSError as error:
@@ -65,8 +69,13 @@ class RunFileServer:
             partial.unlink(missing_ok=True)
         return web.json_response(received)
 
+    async def _list(self, _: web.Request) -> web.Response:
+        files = await asyncio.to_thread(lambda: describe_files(list_run_files(self._run_dir, self._job_file)))
+        return web.json_response([file.model_dump() for file in files])
+
     async def _get(self, request: web.Request) -> web.StreamResponse:
-        path = self._find(request)
+        readable = await asyncio.to_thread(list_run_files, self._run_dir, self._job_file)
+        path = readable.get(request.match_info["path"]) or self._find(request)
         if not path.is_file():
             raise web.HTTPNotFound(text=f"{path} does not exist")
         return web.FileResponse(path)  # also for a Range

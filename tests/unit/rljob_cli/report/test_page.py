@@ -90,7 +90,7 @@ def test_policy_allows_only_the_pages_own_script(run):
 def test_samples_are_data_that_ends_where_it_should(run):
     page = render_page(run, NOW)
     [data] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    samples = json.loads(data)
+    samples = json.loads(data)["samples"]
     assert len(samples) == 152
     assert samples[0]["rewards"][0]["name"] == "letters"
 
@@ -128,7 +128,7 @@ def test_run_without_reward_functions_has_the_results_of_its_agent(run):
     page = render_page(replace(run, samples=[[own]]), NOW)
     outline(page)
     [data] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    [sample] = json.loads(data)
+    [sample] = json.loads(data)["samples"]
     assert [(result["name"], result["score"]) for result in sample["rewards"]] == [("runner", 0.5)]
     assert "reward runner" not in page, "an agent's reward has no version"
 

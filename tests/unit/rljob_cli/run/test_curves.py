@@ -5,7 +5,7 @@ import math
 import pytest
 
 from rljob_api.run.metrics import Metrics
-from rljob_cli.run.curves import build_panels, invalid_share
+from rljob_cli.run.curves import build_panels, invalid_share, lay_over
 from rljob_cli.run.plot import draw_curves
 from tests.support.records import evaluation_record, metrics_of, step_record
 
@@ -118,3 +118,16 @@ def test_picture_is_drawn_for_any_names(tmp_path):
     assert not draw_curves(Metrics(), path)
     assert draw_curves(metrics_of(step_record(4, components={"$x_{": 1.0}, phase_seconds={"$y_{": 2.0})), path)
     assert path.stat().st_size > 10_000
+
+
+def test_runs_are_laid_over_each_other_except_for_what_is_stacked():
+    first = build_panels(metrics_of(step_record(1, reward=0.1, kl=0.5, phase_seconds={"score": 2.0})))
+    second = build_panels(metrics_of(step_record(1, reward=0.3, phase_seconds={"score": 9.0})))
+    panels = {panel.title: panel for panel in lay_over({"a": first, "b": second})}
+    assert [(curve.name, curve.run, curve.points) for curve in panels["Reward"].curves] == [
+        ("a: training", "a", ((1.0, 0.1),)),
+        ("b: training", "b", ((1.0, 0.3),)),
+    ]
+    assert [curve.run for curve in panels["KL to the reference"].curves] == ["a"]
+    phases = panels["Seconds per step, by phase"]
+    assert (phases.note, [curve.points for curve in phases.curves]) == ("of a alone", [((1.0, 2.0),)])

@@ -7,13 +7,18 @@ import aiohttp
 import pytest
 
 from rljob_api.errors import UserError
+from rljob_api.run.recent import RecentSamples
 from rljob_api.wire.contract import PORT_DRIVER
 from rljob_api.wire.driver_status import DriverStatus, HungPart
 from rljob_api.wire.weights import PullReport, WeightManifest
+from rljob_inputs.prompts import Prompt
+from rljob_trainer.driver.recent_samples import RecentSampleLog
 from rljob_trainer.driver.status import StatusBoard
+from rljob_trainer.episodes.types import Group
 from rljob_trainer.head.status_server import StatusServer
 from rljob_trainer.worker.main import announce_leave
 from tests.support.driver_harness import NETWORK
+from tests.support.episodes import episode
 
 ADDRESS = f"{NETWORK}.252.1"
 URL = f"http://{ADDRESS}:{PORT_DRIVER}"
@@ -30,8 +35,8 @@ def manifest(version, generation="g"):
 async def board(monkeypatch):
     monkeypatch.setenv("RLJOB_TOKEN", "secret")
     board = StatusBoard()
-    board.reports, board.hung = [], []
-    server = StatusServer(board, lambda: b"metric 1\n", board.reports.append, board.hung.append)
+    board.reports, board.hung, board.recent = [], [], RecentSampleLog()
+    server = StatusServer(board, lambda: b"metric 1\n", board.reports.append, board.hung.append, board.recent)
     board.server = server
     await server.start(ADDRESS)
     yield board
@@ -43,7 +48,9 @@ async def get(path, headers=TOKEN):
         return response.status, await response.text()
 
 
-@pytest.mark.parametrize(("path", "status"), [("/status", 401), ("/weights/current", 401), ("/nothing", 401)])
+@pytest.mark.parametrize(
+    ("path", "status"), [("/status", 401), ("/samples", 401), ("/weights/current", 401), ("/nothing", 401)]
+)
 async def test_other_paths_require_the_token(board, path, status):
     assert (await get(path, {}))[0] == status
     assert (await get(path, {"Authorization": "Bearer other"}))[0] == status
@@ -52,6 +59,16 @@ async def test_other_paths_require_the_token(board, path, status):
 async def test_readiness_and_metrics_need_no_token(board):
     assert (await get("/rljob/ready", {}))[0] == 200
     assert await get("/metrics", {}) == (200, "metric 1\n")
+
+
+async def test_samples_scored_last_are_served_from_a_number_on(board):
+    for number in range(3):
+        board.recent.record("train", 1, Group(0, Prompt(0, "p", [1])), episode(text="a", index=(0, 0, number)))
+    for query, numbers in (("", [0, 1, 2]), ("?after=2", [2]), ("?after=3", [])):
+        code, text = await get(f"/samples{query}")
+        found = RecentSamples.model_validate_json(text)
+        assert (code, found.next, [row.sample for row in found.samples]) == (200, 3, numbers)
+    assert (await get("/samples?after=x"))[0] == 422
 
 
 async def test_status_is_the_current_snapshot_of_the_board(board):

@@ -97,7 +97,7 @@ async def test_unused_samples_are_rescored_when_the_old_version_disappears(rewar
     async with reward_harness.rewards(spec) as rewards:
         scored = []
 
-        def record(lane, trajectory):
+        def record(lane, group, trajectory):
             scored.append((trajectory.group, trajectory.sample))
 
         collector = Collector(Agent(), None, rewards, [spec], RequestBuilder(None), on_scored=record)

@@ -1,0 +1,122 @@
+"""A copy of a job's run folder, as far as reports need it, which follows the head's.
+
+Reads the head through the API server with the job's token, and changes nothing. Invariant: a file of the copy is
+complete, and as the head had it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import NamedTuple
+
+import aiohttp
+from pydantic import TypeAdapter, ValidationError
+
+from rljob_api.errors import TransientError
+from rljob_api.run.files import RunFile
+from rljob_api.run.folder import TrajectoryFile, parse_trajectory_file
+from rljob_api.wire.contract import LABEL_JOB, LABEL_ROLE, PORT_DRIVER, PORT_RUN_FILES, RUN_ROUTE
+from rljob_cli.cluster.client import Cluster, ClusterError
+from rljob_cli.cluster.port_forward import forward_port
+from rljob_cli.manifests import phase_of
+from rljob_core.children.common import HEAD
+from rljob_core.children.config import read_token
+from rljob_core.kube.resources import Resource
+from rljob_core.plan.observed_job import name_of
+
+_SECRET = Resource("Secret", "v1", "secrets")
+_TIMEOUT = aiohttp.ClientTimeout(total=600, sock_connect=30, sock_read=60)
+_FILES: TypeAdapter[list[RunFile]] = TypeAdapter(list[RunFile])
+_CHUNK_BYTES = 1 << 20
+Select = Callable[[TrajectoryFile], bool]
+
+
+class HeadPorts(NamedTuple):
+    """Where the head's servers are on this machine."""
+
+    driver: str
+    files: str
+    token: str
+
+
+@contextlib.asynccontextmanager
+async def open_head(cluster: Cluster, job: str) -> AsyncIterator[HeadPorts]:
+    """Connect to the head of a job. Raise ClusterError if it does not run."""
+    await cluster.get_job(job)  # an unknown name has its own message
+    find_pod = partial(_find_head, cluster, job)
+    await find_pod()
+    token = read_token(await cluster.find(_SECRET, f"{job}-token"))
+    if token is None:
+        raise ClusterError(f"RLJob {cluster.namespace}/{job}: its Secret {job}-token does not exist")
+    async with (
+        forward_port(cluster, find_pod, PORT_DRIVER) as driver,
+        forward_port(cluster, find_pod, PORT_RUN_FILES) as files,
+    ):
+        yield HeadPorts(driver, files, token)
+
+
+async def _find_head(cluster: Cluster, job: str) -> str:
+    pods = await cluster.list_pods(f"{LABEL_JOB}={job},{LABEL_ROLE}={HEAD}")
+    running = [pod for pod in pods if phase_of(pod) == "Running"]
+    if not running:
+        remedy = f"kubectl rljob explain {job} says why; without one, its files are on its claim, if it has one"
+        raise ClusterError(f"RLJob {cluster.namespace}/{job}: no head runs that would serve the run's files; {remedy}")
+    return name_of(running[-1])
+
+
+async def copy_run(cluster: Cluster, job: str, folder: Path, select: Select) -> None:
+    """Copy a job's run, as far as reports need it. Raise ClusterError."""
+    async with open_head(cluster, job) as head, aiohttp.ClientSession() as session:
+        try:
+            await FolderCopy(session, head, folder).refresh(select)
+        except TransientError as error:
+            raise ClusterError(f"RLJob {cluster.namespace}/{job}: {error}") from None
+
+
+class FolderCopy:
+    def __init__(self, session: aiohttp.ClientSession, head: HeadPorts, folder: Path) -> None:
+        self._session, self._url, self.folder = session, f"{head.files}{RUN_ROUTE}", folder
+        self._headers = {"Authorization": f"Bearer {head.token}"}
+        self._known: dict[str, RunFile] = {}
+
+    async def refresh(self, select: Select = lambda file: True) -> None:
+        """Copy what has changed: of the trajectory log, the files that `select` chooses. Raise TransientError."""
+        try:
+            files = await self._list()
+            for file in files:
+                if self._known.get(file.name) != file and _is_wanted(file.name, select):
+                    await self._copy(file)
+            for name in self._known.keys() - {file.name for file in files}:  # of a step that is repeated, or too old
+                (self.folder / name).unlink(missing_ok=True)
+                del self._known[name]
+        except (aiohttp.ClientError, TimeoutError, OSError, ValidationError) as error:
+            raise TransientError(f"the head does not serve the run's files: {error or type(error).__name__}") from error
+
+    async def _list(self) -> list[RunFile]:
+        async with self._session.get(f"{self._url}/", headers=self._headers, timeout=_TIMEOUT) as response:
+            response.raise_for_status()
+            return _FILES.validate_json(await response.read())
+
+    async def _copy(self, file: RunFile) -> None:
+        path = self.folder / file.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.partial")
+        url = f"{self._url}/{file.name}"
+        async with self._session.get(url, headers=self._headers, timeout=_TIMEOUT) as response:
+            if response.status == HTTPStatus.NOT_FOUND:
+                return  # deleted meanwhile
+            response.raise_for_status()
+            with partial.open("wb") as copy:
+                async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+                    copy.write(chunk)
+        partial.replace(path)
+        self._known[file.name] = file
+
+
+def _is_wanted(name: str, select: Select) -> bool:
+    log = parse_trajectory_file(Path(name))
+    return log is None or select(log)

@@ -1,0 +1,230 @@
+"""The samples of a log without their texts: what filters and sorts a log that is larger than memory.
+
+Invariants: a file is indexed once for each of its contents; texts are read only for the samples of one page. A file
+that the run in progress has deleted has no samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rljob_api.manifest.services.runner import RUNNER_SERVICE
+from rljob_api.run.folder import TrajectoryFile, list_trajectory_files
+from rljob_api.run.trajectories import REPLAY_COLUMNS, SampleRow
+
+_RESULT_FIELDS = ("name", "valid", "score", "reason", "execute_seconds", "latency_seconds")
+_COLUMNS = (
+    *("group", "sample", "score", "truncated", "num_sampled_tokens", "failure", "own_reward"),
+    *(f"rewards.list.element.{name}" for name in _RESULT_FIELDS),
+)
+ORDERS = ("", "high", "low", "long", "slow")
+"""By step; by score, the highest or lowest first; the longest first; the slowest reward first."""
+ORDER_BY = {"latency": "slow", "reward": "high"}
+"""What --sort means."""
+SHOWN = ("", "best", "worst", "invalid", "truncated")
+"""All; the best or the worst of each step; those without a valid score; those that a limit of tokens cut."""
+
+
+class Result(NamedTuple):
+    """The result of one reward. `latency`: seconds; None: unknown."""
+
+    name: str
+    valid: bool
+    score: float | None
+    reason: str | None
+    latency: float | None
+
+
+class Entry(NamedTuple):
+    """One sample of the log."""
+
+    file: TrajectoryFile
+    row: int
+    """Its place in the file."""
+    score: float | None
+    truncated: bool
+    num_tokens: int
+    results: tuple[Result, ...]
+
+    @property
+    def place(self) -> str:
+        """The step and the lane."""
+        return f"{self.file.step} {self.file.lane}"
+
+    def score_of(self, reward: str) -> float | None:
+        """Return the score of a reward, or the weighted sum. None: invalid."""
+        if not reward:
+            return self.score
+        return next((each.score for each in self.results if each.name == reward and each.valid), None)
+
+    def latency_of(self, reward: str) -> float:
+        """Return the seconds of a reward, or of the slowest one. 0: unknown."""
+        return max((each.latency or 0.0 for each in self.results if reward in ("", each.name)), default=0.0)
+
+
+@dataclass(frozen=True)
+class Query:
+    """Which samples of a log, and in which order. Empty or None: any."""
+
+    place: str = ""
+    """A step and its lane, such as `3 train`."""
+    reward: str = ""
+    """Use the scores, the validity and the latency of this reward."""
+    reason: str = ""
+    """Only samples with a result of this reason."""
+    shown: str = ""
+    low: float | None = None
+    high: float | None = None
+    text: str = ""
+    """In the prompt or the completion, whatever its case."""
+    order: str = ""
+
+
+def select(entries: Iterable[Entry], query: Query) -> list[Entry]:
+    """Return the samples that match, in order; `text` is not considered."""
+    kept = [entry for entry in entries if _matches(entry, query)]
+    if query.shown in ("best", "worst"):
+        kept = _choose_extremes(kept, query.reward, 1 if query.shown == "best" else -1)
+    keys = {
+        "high": lambda entry: _descending(entry.score_of(query.reward)),
+        "low": lambda entry: _ascending(entry.score_of(query.reward)),
+        "long": lambda entry: -entry.num_tokens,
+        "slow": lambda entry: -entry.latency_of(query.reward),
+    }
+    return sorted(kept, key=keys[query.order]) if query.order else kept
+
+
+def _descending(score: float | None) -> float:
+    return math.inf if score is None else -score
+
+
+def _ascending(score: float | None) -> float:
+    return math.inf if score is None else score
+
+
+def _matches(entry: Entry, query: Query) -> bool:
+    results = [each for each in entry.results if query.reward in ("", each.name)]
+    if (query.place and entry.place != query.place) or (query.reward and not results):
+        return False
+    if query.reason and all(each.reason != query.reason for each in results):
+        return False
+    if query.shown == "invalid" and all(each.valid for each in results):
+        return False
+    if query.shown == "truncated" and not entry.truncated:
+        return False
+    if query.low is None and query.high is None:
+        return True
+    score = entry.score_of(query.reward)
+    return score is not None and _is_between(score, query.low, query.high)
+
+
+def _is_between(value: float, low: float | None, high: float | None) -> bool:
+    return (low is None or value >= low) and (high is None or value <= high)
+
+
+def _choose_extremes(entries: Iterable[Entry], reward: str, sign: int) -> list[Entry]:
+    """Return the best, or the worst, sample of each step; ties go to the first."""
+    chosen: dict[str, Entry] = {}
+    for entry in entries:
+        score = entry.score_of(reward)
+        if score is None:
+            continue
+        other = chosen.get(entry.place)
+        if other is None or sign * score > sign * (other.score_of(reward) or 0.0):
+            chosen[entry.place] = entry
+    return list(chosen.values())
+
+
+@dataclass
+class LogIndex:
+    """The index of the log in a folder, which a run in progress may extend."""
+
+    folder: Path
+    _files: dict[Path, tuple[tuple[int, int], list[Entry]]] = field(default_factory=dict)
+
+    def read(self) -> list[Entry]:
+        """Return all samples, oldest step first."""
+        files = list_trajectory_files(self.folder)
+        self._files = {path: found for path, found in self._files.items() if path in {file.path for file in files}}
+        return [entry for file in files for entry in self._read_file(file)]
+
+    def _read_file(self, file: TrajectoryFile) -> list[Entry]:
+        try:
+            found = file.path.stat()
+        except OSError:  # the run in progress has deleted it
+            return []
+        state = (found.st_size, found.st_mtime_ns)
+        known = self._files.get(file.path)
+        if known is None or known[0] != state:
+            known = self._files[file.path] = state, _index_file(file)
+        return known[1]
+
+
+def _index_file(file: TrajectoryFile) -> list[Entry]:
+    table = _read_table(file.path, _COLUMNS)
+    return [] if table is None else [_describe(file, number, row) for number, row in enumerate(table.to_pylist())]
+
+
+def _describe(file: TrajectoryFile, number: int, row: dict[str, Any]) -> Entry:
+    """`row`: of this or an earlier build, which has fewer columns."""
+    results = [_describe_result(each) for each in row.get("rewards") or ()]
+    if failure := row.get("failure"):
+        path, _, cause = failure.partition(": ")
+        results.append(Result(path, False, None, cause.partition(": ")[0], None))
+    elif (own := row.get("own_reward")) is not None:
+        results.append(Result(RUNNER_SERVICE, True, own, None, None))
+    tokens = row.get("num_sampled_tokens") or 0
+    return Entry(file, number, row["score"], bool(row["truncated"]), tokens, tuple(results))
+
+
+def _describe_result(result: dict[str, Any]) -> Result:
+    latency = result.get("latency_seconds")
+    latency = result.get("execute_seconds") if latency is None else latency
+    return Result(result["name"], result["valid"], result["score"], result["reason"], latency)
+
+
+def read_entries(entries: Sequence[Entry]) -> list[SampleRow]:
+    """Return the samples with their texts, in the given order, without those whose file was deleted meanwhile."""
+    by_path: dict[Path, list[Entry]] = {}
+    for entry in entries:
+        by_path.setdefault(entry.file.path, []).append(entry)
+    rows = {key: row for path, own in by_path.items() for key, row in _read_rows(path, own)}
+    return [rows[entry.file.path, entry.row] for entry in entries if (entry.file.path, entry.row) in rows]
+
+
+def _read_rows(path: Path, entries: Sequence[Entry]) -> Iterator[tuple[tuple[Path, int], SampleRow]]:
+    names = [name for name in SampleRow.model_fields if name not in REPLAY_COLUMNS]
+    table = _read_table(path, names)
+    if table is None or max(entry.row for entry in entries) >= table.num_rows:  # a repeated step has replaced it
+        return
+    for entry, row in zip(entries, table.take([entry.row for entry in entries]).to_pylist(), strict=True):
+        yield (path, entry.row), SampleRow.model_validate(row)
+
+
+def find_text(entries: Sequence[Entry], text: str) -> list[Entry]:
+    """Return the samples whose prompt or completion contains a text, whatever its case."""
+    import pyarrow.compute as pc
+
+    found: dict[Path, set[int]] = {}
+    for path in {entry.file.path for entry in entries}:
+        table = _read_table(path, ("prompt", "completion", "messages"))
+        columns = [] if table is None else [table[name] for name in table.column_names]
+        masks = [pc.match_substring(column, text, ignore_case=True).to_pylist() for column in columns]
+        found[path] = {number for mask in masks for number, is_in in enumerate(mask) if is_in}
+    return [entry for entry in entries if entry.row in found[entry.file.path]]
+
+
+def _read_table(path: Path, columns: Sequence[str]) -> Any:
+    """Return an arrow table of these columns; None if the file was deleted or cannot be read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            return file.read(columns=list(columns))
+    except (OSError, pa.ArrowException):
+        return None

@@ -1,0 +1,1 @@
+"""`rljob ui`: the report page, which changes while a run does."""

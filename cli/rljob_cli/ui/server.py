@@ -1,0 +1,190 @@
+"""The HTTP server of `rljob ui`: the page, its samples, and what changes, as server-sent events.
+
+Serves this machine alone, below a path that nobody can guess: other users of the machine cannot read it, nor can pages
+of other sites, whatever name they give this address. Invariants: nothing changes a run; a request reads one page of
+samples; nothing that reads a run's files holds the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+import aiohttp
+from aiohttp import web
+
+from rljob_api.errors import UserError
+from rljob_cli.report.collect import add_agent, collect_run
+from rljob_cli.report.page import Choices, LiveView, render_page
+from rljob_cli.report.samples import describe_sample
+from rljob_cli.trajectories.index import ORDERS, SHOWN, Entry, Query, find_text, read_entries, select
+from rljob_cli.ui.events import Cursor, Event, begin, describe_status, find_records, find_samples, parse_cursor
+from rljob_cli.ui.runs import WatchedRun
+
+_REFRESH_SECONDS = 0.7
+_SILENT_SECONDS = 15.0
+"""Without an event for so long, a comment shows that the connection is alive."""
+_MAX_SAMPLES = 100
+"""Limit of one page."""
+_HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
+
+
+class Page(NamedTuple):
+    """One page of samples, as the page shows it."""
+
+    total: int
+    matching: int
+    samples: list[dict[str, Any]]
+
+
+class UiServer:
+    def __init__(self, read_runs: Callable[[], Mapping[str, WatchedRun]]) -> None:
+        self._read_runs = read_runs
+        self._key = secrets.token_urlsafe(12)
+        self._session: aiohttp.ClientSession | None = None
+        self._looked: defaultdict[str, float] = defaultdict(lambda: -math.inf)
+        """When the head of a run was asked last."""
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        app = web.Application()
+        app.router.add_get(f"/{self._key}/", self._page)
+        app.router.add_get(f"/{self._key}/samples", self._samples)
+        app.router.add_get(f"/{self._key}/events", self._events)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+
+    async def start(self, port: int) -> str:
+        """Return the address of the page. `port`: 0 chooses a free one."""
+        self._session = aiohttp.ClientSession()
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, "127.0.0.1", port).start()
+        except OSError as error:
+            await self.close()
+            raise UserError(f"cannot listen on 127.0.0.1:{port}: {error.strerror}; pass another --port") from None
+        return f"http://127.0.0.1:{self._runner.addresses[0][1]}/{self._key}/"
+
+    async def close(self) -> None:
+        await self._runner.cleanup()
+        if self._session is not None:
+            await self._session.close()
+
+    async def _page(self, request: web.Request) -> web.Response:
+        runs = await asyncio.to_thread(self._read_runs)
+        run = _choose(runs, request)
+        others = [name for name in request.query.getall("with", []) if name in runs and name != run.name]
+        async with self._locks[run.name]:
+            text = await asyncio.to_thread(render_live, run, runs, others)
+        return web.Response(text=text, content_type="text/html", headers=_HEADERS)
+
+    async def _samples(self, request: web.Request) -> web.Response:
+        run = _choose(await asyncio.to_thread(self._read_runs), request)
+        query, offset, limit = _read_query(request.query)
+        async with self._locks[run.name]:
+            page = await asyncio.to_thread(read_page, run, query, offset, limit)
+        return web.json_response(page._asdict(), headers=_HEADERS)
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        """Send what the page does not have, until it is closed."""
+        run = _choose(await asyncio.to_thread(self._read_runs), request)
+        cursor = parse_cursor(request.headers.get("Last-Event-ID") or request.query.get("after", ""))
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"} | _HEADERS)
+        await response.prepare(request)
+        status: Event | None = None
+        sent_at = time.monotonic()
+        with contextlib.suppress(ConnectionResetError):
+            while True:
+                news, cursor = await self._find_news(run, cursor)
+                if (now := Event("status", describe_status(run.head.status))) != status:
+                    status = now
+                    news.append(now)
+                if news or time.monotonic() > sent_at + _SILENT_SECONDS:
+                    await response.write(b"".join(each.encode(cursor) for each in news) or b": alive\n\n")
+                    sent_at = time.monotonic()
+                await asyncio.sleep(_REFRESH_SECONDS)
+        return response
+
+    async def _find_news(self, run: WatchedRun, cursor: Cursor) -> tuple[list[Event], Cursor]:
+        await self._look(run)
+        records, cursor = find_records(await asyncio.to_thread(run.read_metrics), cursor)
+        samples, cursor = find_samples(run.head.feed, run.head.next, tuple(run.head.samples), cursor)
+        return [*records, *samples], cursor
+
+    async def _look(self, run: WatchedRun) -> None:
+        """Ask the head, once for all pages."""
+        assert self._session is not None
+        async with self._locks[f"head of {run.name}"]:
+            if time.monotonic() >= self._looked[run.name] + _REFRESH_SECONDS / 2:
+                await run.head.refresh(self._session)
+                self._looked[run.name] = time.monotonic()
+
+
+def _choose(runs: Mapping[str, WatchedRun], request: web.Request) -> WatchedRun:
+    """Return the run of a request; without a name, the one that has changed last."""
+    name = request.query.get("run")
+    if name is None:
+        return max(runs.values(), key=WatchedRun.changed_at)
+    if name not in runs:
+        raise web.HTTPNotFound(text=f"no run has the name {name}\n")
+    return runs[name]
+
+
+def render_live(run: WatchedRun, runs: Mapping[str, WatchedRun], others: Sequence[str]) -> str:
+    cursor = begin(run.read_metrics())  # before what follows, so that the page may get a step twice, and misses none
+    overlaid = {name: runs[name].read_metrics() for name in others}
+    live = LiveView(
+        name=run.name,
+        runs=[each.describe() for each in runs.values()],
+        overlaid=overlaid,
+        choices=_list_choices(run.index.read()),
+        query=urlencode([("run", run.name), *(("with", name) for name in others)]),
+        cursor=str(cursor),
+    )
+    return render_page(collect_run(run.folder), datetime.now().astimezone(), live)
+
+
+def _list_choices(entries: Sequence[Entry]) -> Choices:
+    results = [result for entry in entries for result in entry.results]
+    reasons = sorted({result.reason for result in results if result.reason})
+    places = list(dict.fromkeys(entry.place for entry in entries))
+    return Choices(places, list(dict.fromkeys(result.name for result in results)), reasons)
+
+
+def read_page(run: WatchedRun, query: Query, offset: int, limit: int) -> Page:
+    entries = run.index.read()
+    found = select(entries, query)
+    if query.text:
+        found = find_text(found, query.text)
+    rows = read_entries(found[offset : offset + limit])
+    return Page(len(entries), len(found), [describe_sample(add_agent(row)) for row in rows])
+
+
+def _read_query(fields: Mapping[str, str]) -> tuple[Query, int, int]:
+    """Return the query, the offset and the limit of the page's filters. Raise HTTPBadRequest."""
+    try:
+        query = Query(
+            place=fields.get("step", ""),
+            reward=fields.get("reward", ""),
+            reason=fields.get("reason", ""),
+            shown=_read_choice(fields, "show", SHOWN),
+            low=float(fields["low"]) if fields.get("low") else None,
+            high=float(fields["high"]) if fields.get("high") else None,
+            text=fields.get("text", ""),
+            order=_read_choice(fields, "order", ORDERS),
+        )
+        offset, limit = int(fields.get("offset", "0")), int(fields.get("limit", "40"))
+    except ValueError as error:
+        raise web.HTTPBadRequest(text=f"{error}\n") from None
+    return query, max(0, offset), max(1, min(limit, _MAX_SAMPLES))
+
+
+def _read_choice(fields: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
+    if (value := fields.get(name, "")) not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)[2:]}, got {value}")
+    return value

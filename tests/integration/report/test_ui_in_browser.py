@@ -1,0 +1,160 @@
+"""`rljob ui` in a real browser: long answers, points that lead to samples, runs laid over each other, live steps."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+
+from rljob_api.run.folder import trajectory_file
+from rljob_api.run.metrics import append_records
+from rljob_inputs.prompts import Prompt
+from rljob_trainer.episodes.types import Group, ScoredResult
+from rljob_trainer.history.trajectory_log import write_file
+from tests.paths import DATA
+from tests.support.browser import launch_chromium
+from tests.support.episodes import episode
+from tests.support.records import step_record
+
+pytestmark = pytest.mark.slow  # on a fresh machine it installs the browser
+RLJOB = Path(sys.executable).with_name("rljob")
+NUM_SAMPLES, NUM_WORDS = 512, 4_000
+MAX_PAGE_BYTES = 2_000_000
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with launch_chromium() as browser:
+        yield browser
+
+
+def sample(index: int):
+    """An answer of 4,000 words; the reward of each is slower than that of the one before, and each 64th fails."""
+    failed = ScoredResult(id="x", valid=False, reason="timeout", message="killed", latency_seconds=90.0 + index)
+    valid = ScoredResult(id="x", valid=True, score=index / 1000, latency_seconds=index / 100)
+    result = failed if index % 64 == 0 else valid
+    text = " ".join(f"word{index}" for _ in range(NUM_WORDS))
+    return episode(text=text, index=(0, 0, index), results={"judge": result}, score=result.score)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    parent = tmp_path_factory.mktemp("runs")
+    for name in ("letters", "other"):
+        shutil.copytree(DATA / "report", parent / name)
+    group = Group(0, Prompt(0, "question", [1]), [sample(index) for index in range(NUM_SAMPLES)])
+    write_file(trajectory_file(parent / "letters", 9, "train"), "train", 9, [group])
+    return parent
+
+
+@pytest.fixture(scope="module")
+def url(runs):
+    process = subprocess.Popen([RLJOB, "ui", runs], stdout=subprocess.PIPE, text=True)
+    yield process.stdout.readline().strip()
+    process.terminate()
+    assert process.wait() == 0
+
+
+class Opened:
+    def __init__(self, browser, url: str, **options):
+        self.page: Page = browser.new_context(**options).new_page()
+        self.page.set_default_timeout(120_000)
+        self.complaints: list[str] = []
+        self.num_bytes = 0
+        self.page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("response", self._count)
+        self.page.goto(url)
+        self.page.locator(".sample").first.wait_for()
+
+    def _count(self, response) -> None:
+        self.num_bytes += int(response.headers.get("content-length", 0))
+
+    def close(self):
+        self.page.context.close()
+        assert self.complaints == []
+
+
+@pytest.fixture
+def opened(browser, url):
+    opened = Opened(browser, f"{url}?run=letters", viewport={"width": 1280, "height": 900})
+    yield opened
+    opened.close()
+
+
+def choose(page: Page, name: str, value: str) -> None:
+    page.locator(f"#filters [name={name}]").select_option(value)
+
+
+def titles(page: Page) -> list[str]:
+    return page.locator("#samples .sample h3").all_inner_texts()
+
+
+def test_long_answers_come_page_by_page(opened):
+    page = opened.page
+    choose(page, "step", "9 train")
+    expect(page.locator("#count")).to_have_text(f"{NUM_SAMPLES} of {NUM_SAMPLES + 152} samples match")
+    choose(page, "order", "slow")
+    expect(page.locator(".sample h3").first).to_have_text(f"Step 9, training, group 0, sample {NUM_SAMPLES - 64}")
+    assert page.locator(".sample").count() == 40
+    page.get_by_role("button", name="Show 40 more").click()
+    expect(page.locator(".sample")).to_have_count(80)
+    choose(page, "reason", "timeout")
+    expect(page.locator("#count")).to_have_text(f"{NUM_SAMPLES // 64} of {NUM_SAMPLES + 152} samples match")
+    assert opened.num_bytes < MAX_PAGE_BYTES, "512 answers of 4,000 words are 18 MB"
+
+
+def test_point_of_a_curve_leads_to_the_samples_of_its_step(opened):
+    page = opened.page
+    point = page.locator("#curves figure").first.locator("circle:not([data-lane])").nth(3)
+    point.scroll_into_view_if_needed()
+    point.click()
+    expect(page.locator("#count")).to_have_text(f"16 of {NUM_SAMPLES + 152} samples match")
+    assert all(title.startswith("Step 4, training") for title in titles(page))
+    values = page.locator("#curves figure").first
+    values.locator("summary").click()
+    values.locator("button.step[data-lane=eval]").last.press("Enter")
+    expect(page.locator(".sample h3").first).to_contain_text("evaluation")
+    assert page.evaluate("document.activeElement.id") == "trajectories-title"
+
+
+def test_runs_are_listed_and_laid_over_each_other(opened):
+    page = opened.page
+    page.get_by_label("Lay other over letters").check()
+    page.get_by_role("button", name="Show the curves of the chosen runs together").click()
+    legend = page.locator("#curves figure").first.locator(".legend")
+    expect(legend).to_contain_text("letters: training")
+    expect(legend).to_contain_text("other: training")
+    page.locator("#runs a", has_text="other").click()
+    expect(page.locator("#runs [aria-current]")).to_have_text("other")
+    page.locator(".sample").first.wait_for()
+
+
+def test_new_step_is_announced_and_drawn(opened, runs):
+    page = opened.page
+    expect(page.locator("#announce")).to_have_text("live")
+    expect(page.locator("#waits")).to_contain_text("none answers")
+    before = page.locator("#curves figure").first.locator("circle:not([data-lane])").count()
+    append_records(runs / "letters" / "metrics.jsonl", [step_record(9, reward=0.9, time=2e9)])
+    expect(page.locator("#announce")).to_have_text("step 9, reward 0.900", timeout=120_000)
+    points = page.locator("#curves figure").first.locator("circle:not([data-lane])")
+    expect(points).to_have_count(before + 1, timeout=120_000)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(browser, url, scheme):
+    opened = Opened(browser, f"{url}?run=letters&with=other", color_scheme=scheme)
+    found = Axe().run(opened.page)
+    assert found.violations_count == 0, found.generate_report()
+    opened.close()
+
+
+def test_page_fits_a_phone(browser, url):
+    opened = Opened(browser, f"{url}?run=letters", viewport={"width": 360, "height": 800})
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
+    opened.close()

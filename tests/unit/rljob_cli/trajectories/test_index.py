@@ -1,0 +1,125 @@
+"""The index of a trajectory log: filters and order without the texts, and the texts of one page."""
+
+import os
+
+import pytest
+
+from rljob_api.run.folder import trajectory_file
+from rljob_cli.trajectories.index import LogIndex, Query, find_text, read_entries, select
+from rljob_inputs.prompts import Prompt
+from rljob_trainer.episodes.types import EpisodeFailure, Group, ScoredResult
+from rljob_trainer.history.trajectory_log import write_file
+from tests.support.episodes import episode
+
+
+def valid(score, seconds):
+    return ScoredResult(id="x", valid=True, score=score, latency_seconds=seconds)
+
+
+def invalid(reason, seconds):
+    return ScoredResult(id="x", valid=False, reason=reason, message="m", latency_seconds=seconds)
+
+
+def write(run, step, *samples, lane="train"):
+    """Each sample: its score, results, and the text of its answer."""
+    episodes = [
+        episode(text=text, index=(0, 0, i), results=results, score=score, truncated=text.endswith("cut"))
+        for i, (score, results, text) in enumerate(samples)
+    ]
+    write_file(trajectory_file(run, step, lane), lane, step, [Group(0, Prompt(0, "Prompt", [1]), episodes)])
+
+
+@pytest.fixture
+def run(tmp_path):
+    write(tmp_path, 0, (0.9, {"fast": valid(0.9, 0.1)}, "held out"), lane="eval")
+    write(
+        tmp_path,
+        1,
+        (0.5, {"fast": valid(0.5, 0.1), "judge": valid(0.5, 4.0)}, "Alpha cut"),
+        (None, {"fast": valid(0.7, 9.0), "judge": invalid("timeout", 2.0)}, "beta"),
+        (0.2, {"fast": valid(0.2, 0.3), "judge": valid(0.1, 1.0)}, "gamma"),
+    )
+    write(tmp_path, 2, (0.4, {"fast": valid(0.4, 0.2), "judge": valid(0.4, 8.0)}, "delta"))
+    return tmp_path
+
+
+def places(entries):
+    return [(entry.file.step, entry.row) for entry in entries]
+
+
+def found(run, **fields):
+    return places(select(LogIndex(run / "trajectories").read(), Query(**fields)))
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({}, [(0, 0), (1, 0), (1, 1), (1, 2), (2, 0)]),
+        ({"place": "1 train"}, [(1, 0), (1, 1), (1, 2)]),
+        ({"place": "1 eval"}, []),
+        ({"order": "slow"}, [(1, 1), (2, 0), (1, 0), (1, 2), (0, 0)]),
+        ({"order": "slow", "reward": "judge"}, [(2, 0), (1, 0), (1, 1), (1, 2)]),
+        ({"order": "high"}, [(0, 0), (1, 0), (2, 0), (1, 2), (1, 1)]),
+        ({"order": "low"}, [(1, 2), (2, 0), (1, 0), (0, 0), (1, 1)]),
+        ({"reason": "timeout"}, [(1, 1)]),
+        ({"reason": "timeout", "reward": "fast"}, []),
+        ({"reason": "exception"}, []),
+        ({"shown": "invalid"}, [(1, 1)]),
+        ({"shown": "truncated"}, [(1, 0)]),
+        ({"shown": "best"}, [(0, 0), (1, 0), (2, 0)]),
+        ({"shown": "worst"}, [(0, 0), (1, 2), (2, 0)]),
+        ({"shown": "best", "reward": "fast"}, [(0, 0), (1, 1), (2, 0)]),
+        ({"low": 0.4, "high": 0.5}, [(1, 0), (2, 0)]),
+        ({"low": 0.0, "high": 0.3}, [(1, 2)]),
+    ],
+)
+def test_samples_are_filtered_and_sorted(run, query, expected):
+    assert found(run, **query) == expected
+
+
+def test_texts_are_read_in_the_order_of_the_page(run):
+    entries = select(LogIndex(run / "trajectories").read(), Query(order="slow"))[:3]
+    rows = read_entries(entries)
+    assert [row.completion for row in rows] == ["beta", "delta", "Alpha cut"]
+    assert rows[0].rewards[1].reason == "timeout"
+
+
+def test_text_is_found_whatever_its_case(run):
+    entries = LogIndex(run / "trajectories").read()
+    assert places(find_text(entries, "ALPHA")) == [(1, 0)]
+    assert places(find_text(entries, "prompt")) == places(entries)
+
+
+def test_only_files_that_changed_are_read_again(run, monkeypatch):
+    index, read = LogIndex(run / "trajectories"), []
+    from rljob_cli.trajectories import index as module
+
+    original = module._index_file
+    monkeypatch.setattr(module, "_index_file", lambda file: read.append(file.step) or original(file))
+    index.read()
+    index.read()
+    assert read == [0, 1, 2]
+    write(run, 2, (0.1, {"fast": valid(0.1, 0.1)}, "again"), (0.2, {}, "more"))
+    path = trajectory_file(run, 2, "train")
+    os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns + 1))
+    trajectory_file(run, 0, "eval").unlink()
+    assert places(index.read()) == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1)]
+    assert read == [0, 1, 2, 2]
+
+
+def test_samples_of_files_that_are_gone_or_shorter_are_left_out(run):
+    entries = LogIndex(run / "trajectories").read()
+    trajectory_file(run, 0, "eval").unlink()
+    write(run, 1, (0.1, {}, "short"))
+    assert [row.completion for row in read_entries(entries)] == ["delta"], "a repeated step has other samples"
+    assert find_text(entries[:1], "held") == []
+
+
+def test_failed_episode_has_the_reason_of_its_failure(tmp_path):
+    failure = EpisodeFailure("user", "spec.agent.user", "unreachable", "away: for good")
+    failed = episode(index=(0, 0, 0), failure=failure)
+    write_file(trajectory_file(tmp_path, 1, "train"), "train", 1, [Group(0, Prompt(0, "p", [1]), [failed])])
+    [entry] = LogIndex(tmp_path / "trajectories").read()
+    assert [(each.name, each.reason, each.valid) for each in entry.results] == [
+        ("spec.agent.user", "unreachable", False)
+    ]

@@ -1,0 +1,58 @@
+"""The runs that a page lists."""
+
+import shutil
+
+import pytest
+
+from rljob_api.errors import UserError
+from rljob_api.run.metrics import append_records
+from rljob_cli.ui.runs import RunList
+from tests.paths import DATA
+from tests.support.records import step_record
+
+RECORDED = DATA / "report"
+
+
+def add(parent, name):
+    shutil.copytree(RECORDED, parent / name)
+    return parent / name
+
+
+def test_runs_of_a_folder_are_listed_and_new_ones_found(tmp_path):
+    add(tmp_path, "b")
+    (tmp_path / "notes").mkdir()
+    runs = RunList([str(tmp_path)], tmp_path / "none")
+    assert list(runs.read()) == ["b"]
+    add(tmp_path, "a")
+    assert list(runs.read()) == ["b", "a"], "a run keeps its place"
+
+
+def test_runs_are_named_by_folder_or_name_and_have_different_names(tmp_path):
+    for parent in ("x", "y"):
+        (tmp_path / parent).mkdir()
+        add(tmp_path / parent, "sums")
+    runs = RunList([str(tmp_path / "x" / "sums"), "sums", "sums"], tmp_path / "y")
+    assert {name: run.folder for name, run in runs.read().items()} == {
+        "sums": tmp_path / "x" / "sums",
+        "y/sums": tmp_path / "y" / "sums",
+    }
+
+
+def test_nothing_to_show_is_an_error(tmp_path):
+    with pytest.raises(UserError, match="no run has started here"):
+        RunList([], tmp_path)
+    with pytest.raises(UserError, match="run not found"):
+        RunList(["sums"], tmp_path)
+
+
+def test_line_of_a_run_follows_its_metrics(tmp_path):
+    run = RunList([str(add(tmp_path, "letters"))], tmp_path).read()["letters"]
+    line = run.describe()
+    assert (line.phase, line.step, line.total_steps, line.reward) == (
+        "Succeeded",
+        8,
+        8,
+        pytest.approx(0.3375, abs=1e-3),
+    )
+    append_records(run.folder / "metrics.jsonl", [step_record(9, reward=0.75)])
+    assert (run.describe().step, run.describe().reward) == (9, 0.75)

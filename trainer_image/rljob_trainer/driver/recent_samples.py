@@ -1,0 +1,88 @@
+"""The samples that were scored last, for those who watch a run: the trajectory log has them when their step has ended.
+
+Invariant: bounded in number and in the length of each text, so that neither long answers nor large steps cost memory.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections import deque
+from itertools import islice
+from typing import Any
+
+from rljob_api.run.recent import RecentSamples
+from rljob_api.run.trajectories import ResultRow, SampleRow
+from rljob_api.wire.base import Lane
+from rljob_api.wire.scores import ScoreResult
+from rljob_trainer.episodes.types import Episode, Group, ScoredResult, failed_as
+
+_MAX_SAMPLES = 512
+_MAX_CHARACTERS = 1_000
+"""Limit of one text: all texts together take at most about 2 MB."""
+_MAX_RESULTS = 32
+
+
+class RecentSampleLog:
+    def __init__(self) -> None:
+        self._feed = secrets.token_hex(4)
+        self._rows: deque[SampleRow] = deque(maxlen=_MAX_SAMPLES)
+        self._next = 0
+
+    def record(self, lane: Lane, step: int, group: Group, episode: Episode) -> None:
+        self._rows.append(describe_scored(lane, step, group, episode))
+        self._next += 1
+
+    def read(self, after: int) -> RecentSamples:
+        """Return the samples with the numbers from `after` on, as far as they are kept."""
+        first = self._next - len(self._rows)
+        samples = list(islice(self._rows, max(0, after - first), None)) if after <= self._next else []
+        return RecentSamples(feed=self._feed, next=self._next, samples=samples)
+
+
+def describe_scored(lane: Lane, step: int, group: Group, episode: Episode) -> SampleRow:
+    truth = group.prompt.ground_truth
+    return SampleRow(
+        step=step,
+        lane=lane,
+        set=group.held_out or None,
+        group=episode.group,
+        sample=episode.sample,
+        seat=episode.seat or None,
+        trajectory=episode.trajectory,
+        prompt_index=episode.prompt_index,
+        prompt=_shorten(group.prompt.prompt),
+        ground_truth=None if truth is None else _shorten(truth),
+        completion=_shorten(episode.text),
+        truncated=episode.truncated,
+        num_tokens=episode.num_tokens,
+        num_sampled_tokens=episode.num_sampled,
+        score=episode.score,
+        rewards=[_describe_result(*each) for each in islice(episode.results.items(), _MAX_RESULTS)],
+        failure=_shorten(str(episode.failure)) if episode.failure else None,
+        own_reward=episode.own_reward,
+    )
+
+
+def _describe_result(name: str, result: ScoreResult) -> ResultRow:
+    cause = result.reason or failed_as(result)
+    return ResultRow(
+        name=name,
+        valid=result.valid,
+        score=result.score,
+        reason=None if cause is None else str(cause),
+        message=_shorten(result.message),
+        attempts=result.attempts if isinstance(result, ScoredResult) else None,
+        queue_seconds=result.queue_seconds,
+        execute_seconds=result.execute_seconds,
+        latency_seconds=result.latency_seconds if isinstance(result, ScoredResult) else None,
+    )
+
+
+def _shorten(value: Any) -> str:
+    """Return a text, or anything else as JSON, without its middle. Lone surrogates become '?'."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    half = _MAX_CHARACTERS // 2
+    if len(text) > _MAX_CHARACTERS:
+        text = f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
+    return text.encode("utf-8", "replace").decode()

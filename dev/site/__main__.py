@@ -11,7 +11,7 @@ from pathlib import Path
 from dev.site.tree import PAGES, ROOT, write_tree
 
 ZENSICAL = Path(sys.executable).with_name("zensical")
-_POLL_SECONDS = 1.0
+_POLL_SECONDS = 2.0
 
 
 def build() -> int:
@@ -21,7 +21,7 @@ def build() -> int:
 
 
 def serve(address: str) -> int:
-    """Serve the site, and write changed pages again, until the server ends or Ctrl-C."""
+    """Serve the site, and write changed pages again, until the server ends or Ctrl-C. Return its exit code."""
     write_tree()
     server = subprocess.Popen([ZENSICAL, "serve", "--dev-addr", address], cwd=ROOT)
     try:
@@ -29,8 +29,10 @@ def serve(address: str) -> int:
             time.sleep(_POLL_SECONDS)
             write_tree()
     except KeyboardInterrupt:
-        server.wait()
-    return server.returncode
+        print(flush=True)
+    finally:
+        server.terminate()
+    return server.wait()
 
 
 def main() -> int:

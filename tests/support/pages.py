@@ -21,7 +21,7 @@ def read_blocks(page: str, language: str) -> list[str]:
 
 
 def read_objects(page: str, kind: str | None) -> list[dict[str, Any]]:
-    """Return the YAML objects of a kind, or with None those that are parts of one."""
+    """Return the YAML objects of a kind, or with None those without a kind: parts of a manifest."""
     found = [each for block in read_blocks(page, "yaml") for each in yaml.safe_load_all(block)]
     return [each for each in found if each.get("kind") == kind]
 

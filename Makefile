@@ -36,7 +36,7 @@ test: cpu-build ## Lint, type and drift checks, and all tests but the slow ones 
 	@$(MAKE) --no-print-directory test-process test-integration
 
 .PHONY: test-all
-test-all: test test-slow ## make test, and what is slow and rarely fails: dashboards, judges on vLLM, rewards of other projects
+test-all: test docs test-slow ## make test, the site of docs/, and what is slow and rarely fails: dashboards, judges on vLLM, rewards of other projects
 
 .PHONY: example-chat example-gsm8k example-feedback example-guess example-calculator example-code-sandbox example-program example-environment example-self-play
 example-chat example-gsm8k example-feedback example-guess example-calculator example-code-sandbox example-program example-environment example-self-play: example-%: $(SYNCED) ## Run an example: chat, gsm8k, feedback, guess, calculator, code-sandbox, program, environment, self-play
@@ -192,6 +192,20 @@ walks: $(SYNCED) ## Count the functions and files from a prompt to its gradient,
 mutation: $(SYNCED) ## Break the pure cores on purpose and count what the unit tests notice (dev/mutation)
 	$(BIN)/python dev/mutation/run.py
 
+##@ Documentation
+.PHONY: docs
+docs: .venv/.docs-synced ## Build the site of docs/ into .site/html; a broken link or anchor is an error (15 seconds)
+	$(BIN)/python -m dev.site build
+
+.PHONY: docs-serve
+docs-serve: .venv/.docs-synced ## Show the site on http://localhost:8010, and changes of docs/ as they are written (ADDRESS=HOST:PORT)
+	$(BIN)/python -m dev.site serve $(if $(ADDRESS),--address $(ADDRESS))
+
+# Needs nothing else: without `make install`, .venv has the group docs alone.
+.venv/.docs-synced: uv.lock pyproject.toml | $(UV)
+	$(UV) sync --frozen --only-group docs --inexact
+	touch $@
+
 ##@ Packages
 .PHONY: wheels
 wheels: $(SYNCED) ## Build the wheels of all packages, with the constraints and overrides of vLLM, into dist/
@@ -316,7 +330,7 @@ bench-operator: $(SYNCED) ## What JOBS=200 jobs cost the operator, next to KubeR
 ##@ Rest
 .PHONY: clean
 clean: ## Remove runs and caches; keep .venv and .models
-	rm -rf runs .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf runs .pytest_cache .ruff_cache .mypy_cache .hypothesis .site .cache
 
 .PHONY: help
 help: ## Print the targets

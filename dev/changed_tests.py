@@ -26,11 +26,11 @@ PACKAGES = (
     "rljob_cluster",
 )
 FOLDERS = {
-    "docs": "tests/unit/test_docs.py",
-    "examples": "tests/unit/examples",
-    "charts": "tests/process/charts",
-    "crds": "tests/unit/rljob_api",
-    "dev": "tests/unit/dev",
+    "docs": {"tests/unit/test_docs.py", "tests/unit/test_docs_pages.py", "tests/unit/dev/test_site.py"},
+    "examples": {"tests/unit/examples"},
+    "charts": {"tests/process/charts"},
+    "crds": {"tests/unit/rljob_api"},
+    "dev": {"tests/unit/dev"},
 }
 
 
@@ -66,7 +66,7 @@ def list_imports(path: Path) -> set[str]:
 
 def select_tests(changed: list[Path], graph: grimp.ImportGraph, imports: dict[Path, set[str]]) -> set[str]:
     """Return the test files and folders, relative to the root. `imports` has those of every test."""
-    selected = {FOLDERS[path.parts[0]] for path in changed if path.parts[0] in FOLDERS}
+    selected = {test for path in changed for test in FOLDERS.get(path.parts[0], ())}
     selected |= {str(path) for path in changed if path in imports}
     modules = {name for path in changed if (name := name_module(path))}
     selected |= {f"tests/process/{name.partition('.')[0]}" for name in modules}

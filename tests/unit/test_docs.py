@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 
 import pytest
 import yaml
@@ -18,6 +19,8 @@ from tests.support.plugins import KNOWN
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+ANCHOR = re.compile(r"\]\(([^)#\s]*)#([^)\s]+)\)")
+CODE_BLOCK = re.compile(r"^ *```.*?^ *```$", re.S | re.M)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -25,6 +28,26 @@ def test_links_lead_somewhere(document):
     links = [link for link in LINK.findall(document.read_text()) if "://" not in link]
     missing = [link for link in links if not (document.parent / link).exists()]
     assert not missing, f"{document.relative_to(ROOT)} links to {missing}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_anchors_of_links_are_headings(document):
+    links = [(name, anchor) for name, anchor in ANCHOR.findall(document.read_text()) if "://" not in name]
+    pages = {name: (document.parent / name).resolve() if name else document for name, _ in links}
+    missing = [
+        f"{name}#{anchor}"
+        for name, anchor in links
+        if pages[name].suffix == ".md" and anchor not in list_anchors(pages[name])
+    ]
+    assert not missing, f"{document.relative_to(ROOT)} links to {missing}"
+
+
+@cache
+def list_anchors(page):
+    """Return the anchors of a page's headings, as GitHub names them."""
+    headings = re.findall(r"^#+ (.+)$", CODE_BLOCK.sub("", page.read_text()), re.M)
+    texts = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", text).replace(" ", "-") for text in texts}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

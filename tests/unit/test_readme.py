@@ -19,8 +19,8 @@ from tests.paths import CHART, ROOT
 from tests.support import fast_yaml
 from tests.support.readme import read_blocks, read_commands, read_smallest_job
 
-LANGUAGES = ["bash", "text", "bash", "bash", "yaml", "bash", "", ""]
-"""In order. The last two are drawings."""
+LANGUAGES = ["bash", "text", "bash", "bash", "yaml", "bash"]
+"""In order."""
 
 
 def check_make(target):

@@ -32,7 +32,10 @@ def graph():
         ),
         ("tests/unit/rljob_cli/test_d.py", {"tests/unit/rljob_cli/test_d.py"}),
         ("tests/support/c.py", {"tests/unit/rljob_cli/test_b.py"}),
-        ("docs/install.md", {"tests/unit/test_docs.py"}),
+        (
+            "docs/install.md",
+            {"tests/unit/test_docs.py", "tests/unit/test_docs_pages.py", "tests/unit/dev/test_site.py"},
+        ),
         ("charts/rljob/values.yaml", {"tests/process/charts"}),
         ("LICENSE", set()),
     ],

@@ -1,6 +1,6 @@
 """The real driver loop while what it depends on is away: it waits, loses nothing, and ends only after outageSeconds.
 
-What the README's table of reasons does to a job, as the driver sees it: replicas that no list has (Unschedulable,
+What causes of waiting (docs/lifecycle.md) do to a job, as the driver sees it: replicas that no list has (Unschedulable,
 ImagePull, QuotaExceeded, NodeLost, RewardModelMissing), that take no connection (OOMKilled), or that refuse all
 requests (a RewardModel with a new token).
 """

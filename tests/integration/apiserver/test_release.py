@@ -44,7 +44,9 @@ class Installation:
 
     def call(self, name, *arguments):
         command = [find_or_build("helm", "kubectl") / name, "--kubeconfig", self.harness.kubeconfig, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, f"{name} {arguments}:\n{done.stdout}{done.stderr}"
+        return done.stdout
 
     def helm(self, verb, *arguments):
         self.call("helm", verb, "rljob", *arguments, "--namespace", "ops")

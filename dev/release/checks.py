@@ -16,7 +16,7 @@ _RELEASED = re.compile(r"\d+\.\d+\.\d+")
 @dataclass(frozen=True)
 class Facts:
     version: str
-    """Of pyproject.toml."""
+    """The one in pyproject.toml."""
     branch: str
     changed: Sequence[str]
     """Files that are not as the last commit has them, and those that git does not know."""

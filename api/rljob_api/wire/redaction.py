@@ -106,7 +106,7 @@ def redact_environment(environ: Mapping[str, str]) -> Redactor:
 
 def find_secrets(env: Any) -> Iterator[tuple[str, str]]:
     """Yield names and values of variables whose names suggest a secret."""
-    pairs = env.items() if isinstance(env, dict) else ()
+    pairs: Iterable[tuple[Any, Any]] = env.items() if isinstance(env, dict) else ()
     if isinstance(env, list):
         pairs = [(each.get("name"), each.get("value")) for each in env if isinstance(each, dict)]
     for name, value in pairs:

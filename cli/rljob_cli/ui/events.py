@@ -103,7 +103,7 @@ def describe_status(status: DriverStatus | None) -> dict[str, Any]:
 
 
 def _last_time(steps: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord]) -> int:
-    ends = [record.time or 0.0 for record in (*steps[-1:], *evaluations[-1:])]
+    ends = [*(step.time or 0.0 for step in steps[-1:]), *(each.time or 0.0 for each in evaluations[-1:])]
     return int(1000 * max(ends, default=0.0))
 
 

@@ -63,7 +63,11 @@ class ExecutionSpans:
     def __init__(self, request: str, request_id: str, lane: Lane, num_samples: int) -> None:
         """`request`: traceparent of the request's span; empty: nothing is recorded."""
         self._request, self._execute = request, NOT_RECORDED
-        self._attributes = {"rljob.request": request_id, "rljob.lane": lane, "rljob.samples": num_samples}
+        self._attributes: spans.Attributes = {
+            "rljob.request": request_id,
+            "rljob.lane": lane,
+            "rljob.samples": num_samples,
+        }
         self._queue = spans.span("queue", parent=request) if request else NOT_RECORDED
 
     def start(self) -> AbstractContextManager[Span]:

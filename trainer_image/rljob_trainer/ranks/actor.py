@@ -15,6 +15,7 @@ from typing import NamedTuple
 import ray
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import ENV_POD_IP, ENV_TOKEN
@@ -201,17 +202,18 @@ def choose_num_threads(num_cores: int, num_local_ranks: int, requested: str | No
     return max(1, int(requested or num_cores // num_local_ranks))
 
 
-def open_store(rank: int, num_ranks: int, address: str, port: int, timeout: timedelta) -> dist.TCPStore:
+def open_store(rank: int, num_ranks: int, address: str, port: int, timeout: timedelta) -> TCPStore:
     """Return the ranks' store, which rank 0 serves on `address` alone: it takes no token, and torch's own socket would
     listen on all addresses of the machine."""
     if rank:
-        return dist.TCPStore(address, port, num_ranks, timeout=timeout)
+        return TCPStore(address, port, num_ranks, timeout=timeout)
     try:
-        listener = socket.create_server((address, port))
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.create_server((address, port), family=family)
     except OSError as error:
         raise dist.DistNetworkError(f"cannot listen on {address}:{port}: {error}") from error
     # The store owns the descriptor from now on.
-    return dist.TCPStore(address, port, num_ranks, True, timeout, master_listen_fd=listener.detach())
+    return TCPStore(address, port, num_ranks, True, timeout, master_listen_fd=listener.detach())
 
 
 def join_process_group(

@@ -1,4 +1,4 @@
-"""Sections of the changelog, and what a release makes of them."""
+"""Sections of the changelog, and how a release changes the first one."""
 
 from dev.release.changelog import close_unreleased, read_section
 

@@ -10,6 +10,8 @@ import typer
 
 from rljob_cli.completion import complete_jobs
 
+RUNS = Path("runs")
+"""Default parent of the folders of runs."""
 JobsArgument = Annotated[
     list[Path] | None,
     typer.Argument(metavar="JOB.yaml", show_default=False, help="Files with an RLJob each; - is stdin."),

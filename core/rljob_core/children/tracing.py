@@ -23,7 +23,7 @@ def build_tracing_env(owner: Owner) -> list[Manifest]:
 def read_tracing(owner: Owner) -> dict[str, Any]:
     """What a server restarts for; empty if nothing is traced. The head alone reads samplingRatio."""
     tracing = owner.spec.tracing if isinstance(owner, RLJob) else None
-    settings = {} if tracing is None else tracing.to_manifest(exclude={"sampling_ratio"})
+    settings = {} if tracing is None else tracing.to_manifest(exclude={"sampling_ratio": True})
     return {"tracing": settings} if settings else {}
 
 

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from rljob_api.manifest.services.reward import Reward
 from rljob_api.tracing import spans
 from rljob_api.tracing.exporting import exporting, is_configured
-from rljob_api.tracing.spans import NOT_RECORDED, Span
+from rljob_api.tracing.spans import NOT_RECORDED, Attributes, Span
 from rljob_api.wire.base import Lane
 from rljob_service.http.server import LEFT, Request
 from rljob_service.results import ExecutionResult
@@ -38,7 +38,7 @@ def begin_request(request: Request) -> str:
     if not request.traceparent or not spans.is_on():
         return ""
     path = request.path.decode()
-    attributes = {"http.request.method": "POST", "url.path": path}
+    attributes: Attributes = {"http.request.method": "POST", "url.path": path}
     parent = request.traceparent.decode("latin-1")
     span = spans.span(f"POST {path}", attributes, kind="server", parent=parent)
     if not span.traceparent:
@@ -63,7 +63,7 @@ class ExecutionSpans:
     def __init__(self, request: str, request_id: str, lane: Lane, num_samples: int) -> None:
         """`request`: traceparent of the request's span; empty: nothing is recorded."""
         self._request, self._execute = request, NOT_RECORDED
-        self._attributes = {"rljob.request": request_id, "rljob.lane": lane, "rljob.samples": num_samples}
+        self._attributes: Attributes = {"rljob.request": request_id, "rljob.lane": lane, "rljob.samples": num_samples}
         self._queue = spans.span("queue", parent=request) if request else NOT_RECORDED
 
     def start(self) -> AbstractContextManager[Span]:

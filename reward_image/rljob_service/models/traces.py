@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
-from rljob_api.tracing.spans import NOT_RECORDED, Span, is_on, span
+from rljob_api.tracing.spans import NOT_RECORDED, Attributes, Span, is_on, span
 from rljob_service.models.metrics import count_tokens
 
 _OPERATIONS = {"/chat/completions": "chat", "/completions": "text_completion"}
@@ -19,7 +19,7 @@ def begin_try(url: str, payload: dict[str, Any], number: int) -> Span:
     parts = urlsplit(url)
     operation = next((name for end, name in _OPERATIONS.items() if parts.path.endswith(end)), "classify")
     model = str(payload.get("model", ""))
-    attributes = {
+    attributes: Attributes = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "openai",
         "gen_ai.request.model": model,

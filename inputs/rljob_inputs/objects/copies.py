@@ -7,6 +7,7 @@ and has the contents of the listing. Processes that need the same copy wait for 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -26,6 +27,9 @@ log = logging.getLogger(__name__)
 Report = Callable[[str], None]
 _MAX_DOWNLOADS = 4
 """Files at the same time; the client reads a large one by several connections."""
+
+
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
 def find_cache(environment: Mapping[str, str] = os.environ) -> Path:
@@ -88,12 +92,14 @@ class Copy:
         url, path, access = self.listing.url_of(name), self._path(name), self.listing.access
         remote = url.partition("://")[2]
         partial = path.with_name(f"{path.name}.partial")
-        path.parent.mkdir(parents=True, exist_ok=True)
         counted = Callback(hooks={"bytes": _count(progress)})
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             client.get_file(remote, str(partial), callback=counted)
             found = ObjectFacts.of(client.info(remote))
         except Exception as error:
+            if _is_local(error, self.folder):
+                raise self._describe_local(error) from error
             raise explain(error, url, "s3:GetObject", access) from error
         if found != self.listing.objects[name] or partial.stat().st_size != found.size:
             raise StorageAwayError(f"{url} has changed while it was read; the next attempt reads the new version")
@@ -101,10 +107,27 @@ class Copy:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder.parent / f"{self.folder.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.ExitStack() as stack:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                lock = stack.enter_context((self.folder.parent / f"{self.folder.name}.lock").open("w"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError as error:
+                raise self._describe_local(error) from error
             yield
+
+    def _describe_local(self, error: Exception) -> UserError:
+        return UserError(
+            f"{self.listing.url}: its copy cannot be written to {self.folder.parent} ({error}); free space, or set "
+            "XDG_CACHE_HOME to a folder with room"
+        )
+
+
+def _is_local(error: Exception, folder: Path) -> bool:
+    """Whether this machine's disk failed, not the storage, whose client raises OSErrors of its own."""
+    if not isinstance(error, OSError):
+        return False
+    return error.errno in _DISK_ERRORS or str(error.filename or "").startswith(f"{folder}/")
 
 
 def _count(progress: Progress) -> Callable[..., None]:

@@ -91,6 +91,25 @@ def test_key_that_leaves_the_folder_is_refused(server, access, tmp_path):
     assert not list(tmp_path.rglob("outside"))
 
 
+def test_full_disk_and_unwritable_cache_are_no_outage_of_the_storage(server, access, tmp_path, monkeypatch):
+    server.put("disk/sub/rows.jsonl", b"{}")
+    copy = Copy.of(list_objects(f"s3://{BUCKET}/disk", access))
+    (copy.folder / "sub").mkdir(parents=True)
+    (copy.folder / "sub" / "rows.jsonl.partial").symlink_to("/dev/full")
+    remedy = r"cannot be written to \S+/objects \(.*\); free space, or set XDG_CACHE_HOME"
+    with pytest.raises(UserError, match=f"No space left on device.*{remedy[-20:]}"):
+        copy.fetch_all()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(UserError, match=remedy):
+        Copy.of(copy.listing).fetch_all()
+    (copy.folder / "sub" / "rows.jsonl.partial").unlink()
+    (copy.folder / "sub").rmdir()
+    (copy.folder / "sub").write_text("as of an object with this name")
+    with pytest.raises(UserError, match=remedy):
+        copy.fetch_all()
+
+
 def test_rows_have_the_places_of_their_objects(server, access):
     server.put("data/1.jsonl", lines("a", "b"))
     server.put("data/2.jsonl", lines("c"))

@@ -63,6 +63,13 @@ def test_listing_names_objects_below_a_prefix_at_a_key_and_of_a_glob(server, acc
     }
 
 
+@pytest.mark.parametrize("name", ["a b+c.jsonl", "ü#1.jsonl", "[v2].jsonl", "v[2]/q?x*.jsonl", "p%20q&b=c;.jsonl"])
+def test_key_may_have_any_character(server, access, name):
+    server.put(f"any/{name}", lines("a"))
+    [row] = rows_of(f"s3://{BUCKET}/any/{name}", access)
+    assert row.place == f"s3://{BUCKET}/any/{name}:1"
+
+
 def test_copy_is_downloaded_once_and_a_new_version_is_another_copy(server, access):
     url, said = f"s3://{BUCKET}/once/rows.jsonl", []
     server.put("once/rows.jsonl", b"first")

@@ -19,7 +19,7 @@ from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_inputs.objects.access import open_client
-from rljob_inputs.objects.errors import StorageAwayError, explain
+from rljob_inputs.objects.errors import CopyError, StorageAwayError, explain
 from rljob_inputs.objects.listing import Listing, ObjectFacts
 from rljob_inputs.objects.progress import Progress, describe_bytes
 
@@ -57,8 +57,8 @@ class Copy:
     def fetch_all(self, names: Iterable[str] | None = None) -> Path:
         """Download what is missing of `names`; None: of all objects. Return the folder.
 
-        Raise UserError for a name that leaves the folder, and as `list_objects`; StorageAwayError, too, if an object
-        has changed since the listing."""
+        Raise UserError for a name that leaves the folder, CopyError if the disk fails, and as `list_objects`;
+        StorageAwayError, too, if an object has changed since the listing."""
         wanted = list(self.listing.objects if names is None else names)
         if all(self._is_here(name) for name in wanted):
             return self.folder
@@ -116,8 +116,8 @@ class Copy:
                 raise self._describe_local(error) from error
             yield
 
-    def _describe_local(self, error: Exception) -> UserError:
-        return UserError(
+    def _describe_local(self, error: Exception) -> CopyError:
+        return CopyError(
             f"{self.listing.url}: its copy cannot be written to {self.folder.parent} ({error}); free space, or set "
             "XDG_CACHE_HOME to a folder with room"
         )

@@ -119,7 +119,9 @@ def redact_job(job: Mapping[str, Any]) -> Any:
 def redact_environment(environ: Mapping[str, str]) -> Redactor:
     """Return what hides the secrets of these variables of a process, also as JSON writes them."""
     values = list(_find_rare(environ))
-    return Redactor([*values, *(json.dumps(each, ensure_ascii=ascii)[1:-1] for each in values for ascii in (0, 1))])
+    return Redactor(
+        [*values, *(json.dumps(each, ensure_ascii=ascii)[1:-1] for each in values for ascii in (False, True))]
+    )
 
 
 def find_secrets(env: Any) -> Iterator[tuple[str, str]]:

@@ -36,10 +36,16 @@ def clean_colours(line: str) -> str:
 
 
 class CleanStream:
-    """A text stream that writes texts without control characters. All else is the stream's own."""
+    """A text stream that writes texts without control characters. All else is the stream's own.
+
+    A carriage return stays where it hides nothing: at the start of a write, on a line that is empty or began with one.
+    So libraries draw their progress bars.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self.raw = stream
+        self._may_return = True
+        """Whether a carriage return hides nothing."""
 
     @property
     def rich_proxied_file(self) -> TextIO:
@@ -47,7 +53,12 @@ class CleanStream:
         return self.raw
 
     def write(self, text: str) -> int:
-        self.raw.write(clean_lines(text))
+        returns = text.startswith("\r") and self._may_return
+        self.raw.write(f"\r{clean_lines(text[1:])}" if returns else clean_lines(text))
+        if "\n" in text:
+            self._may_return = text.endswith("\n")
+        elif text:
+            self._may_return = returns
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:

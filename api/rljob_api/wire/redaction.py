@@ -6,6 +6,7 @@ known provider; or because it contains the value of a variable that is one. Inva
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -22,17 +23,33 @@ _SECRET_OPTION = re.compile(
 """Names of options and free-form fields. `maxTokens` and `apiKeySecretRef` are none."""
 _MIN_VALUE_LENGTH = 8
 """A shorter value, such as `true`, may stand anywhere."""
-_SECRET_PARAMETER = r"(?:[\w.~-]*(?:key|token|secret|passw(?:or)?d|signature|credential|auth)|sig|pwd|code)"
+_WORD = re.compile(r"[A-Za-z][a-z]*(_[a-z]+)*")
+"""A value such as `question`, of SORT_KEY, is no secret. One of PASSWORD may be."""
+_WORD_NAME = re.compile(r"passw|pwd|secret|credential", re.IGNORECASE)
+_SECRET_PARAMETER = r"(?:[\w.~-]{0,64}(?:key|token|secret|passw(?:or)?d|signature|credential|auth)|sig|pwd|code)"
+_BEFORE_PARAMETER = r"(?:(?<=[?&])|(?<=&amp;)|(?<=\\u0026))"
+"""Also as HTML and JSON of a page write &."""
+_NO_SECRET_TOKEN = r"(?:[be]os|pad|unk|mask|stop|max|min|num)"
+_WORDS = r"(?:[A-Za-z]?[a-z]+|[A-Z]+)(?:[-/._](?:[A-Za-z]?[a-z]+|[A-Z]+))*"
 _FORMS = [
-    re.compile(r"(?<=://)[^\s/?#@\"'<>]+(?=@)"),  # user and password of a URL
-    re.compile(rf"(?<=[?&;]){_SECRET_PARAMETER}=(?P<secret>[^\s&#\"'<>]+)", re.IGNORECASE),
+    re.compile(r"(?<=://)(?!git@)[^\s/?#@\"'<>]+(?=@)"),  # user and password of a URL
+    re.compile(rf"{_BEFORE_PARAMETER}{_SECRET_PARAMETER}=(?P<secret>[^\s&#\"'<>\\]+)", re.IGNORECASE),
+    re.compile(r"\b(?:Account|SharedAccess)(?:Key|Signature)=(?P<secret>[^\s;&#\"'<>\\]+)", re.IGNORECASE),  # Azure
     re.compile(r"(?<=hooks\.slack\.com/)(?:services|workflows)/(?P<secret>[^\s\"'<>]+)"),
     re.compile(r"(?<=discord\.com/api/)webhooks/(?P<secret>[^\s\"'<>]+)"),
-    re.compile(r"\b(?:Bearer|Basic)\s+(?P<secret>[A-Za-z0-9._~+/=-]{8,})", re.IGNORECASE),
-    re.compile(r"--[\w-]*(?:api-key|token|password|secret)[= ](?P<secret>[^\s\"'-][^\s\"']*)"),
+    re.compile(
+        r"\bAuthorization[\"'\\]{0,2}\s?[:=]\s?[\"'\\]{0,2}(?:\w{1,16}\s+)?(?P<secret>[A-Za-z0-9._~+/=-]{8,})",
+        re.IGNORECASE,
+    ),
+    # Without the name of the header, words may follow: basic arithmetic, basic problem-solving.
+    re.compile(rf"\b(?i:Bearer|Basic)\s+(?P<secret>(?!{_WORDS}(?![\w~+/=-]))[A-Za-z0-9._~+/=-]{{8,}})"),
+    re.compile(
+        rf"(?<![\w-])--(?!{_NO_SECRET_TOKEN}[_-])[\w-]{{0,64}}(?:api-key|token|password|secret)"
+        r"[= ](?P<secret>[^\s\"'-][^\s\"']*)"
+    ),
     re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\w+/=\s\\]*(?:-----END [A-Z ]*PRIVATE KEY-----)?"),
     re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{20,}\b"),  # Hugging Face
-    re.compile(r"\bsk-[A-Za-z0-9_-]{16,}"),  # OpenAI, Anthropic and others
+    re.compile(r"\bsk-(?=[a-z_-]{0,64}[A-Z0-9])[A-Za-z0-9_-]{16,}"),  # OpenAI, Anthropic and others
     re.compile(r"\b(?:gh[opsur]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,})\b"),
     re.compile(r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}"),  # Slack
     re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),  # AWS
@@ -100,13 +117,16 @@ def redact_job(job: Mapping[str, Any]) -> Any:
 
 
 def redact_environment(environ: Mapping[str, str]) -> Redactor:
-    """Return what hides the secrets of these variables of a process."""
-    return Redactor(value for _, value in find_secrets(dict(environ)))
+    """Return what hides the secrets of these variables of a process, also as JSON writes them."""
+    values = list(_find_rare(environ))
+    return Redactor(
+        [*values, *(json.dumps(each, ensure_ascii=ascii)[1:-1] for each in values for ascii in (False, True))]
+    )
 
 
 def find_secrets(env: Any) -> Iterator[tuple[str, str]]:
     """Yield names and values of variables whose names suggest a secret."""
-    pairs: Iterable[tuple[Any, Any]] = env.items() if isinstance(env, dict) else ()
+    pairs: Iterable[tuple[Any, Any]] = env.items() if isinstance(env, Mapping) else ()
     if isinstance(env, list):
         pairs = [(each.get("name"), each.get("value")) for each in env if isinstance(each, dict)]
     for name, value in pairs:
@@ -114,14 +134,21 @@ def find_secrets(env: Any) -> Iterator[tuple[str, str]]:
             yield name, value
 
 
+def _find_rare(env: Any) -> Iterator[str]:
+    """Yield values of secret variables, except for what is a word of other texts, too."""
+    for name, value in find_secrets(env):
+        if _WORD_NAME.search(name) or not _WORD.fullmatch(value):
+            yield value
+
+
 def _is_secret_name(name: str) -> bool:
     return bool(_SECRET_NAME.search(name)) and not _NO_SECRET_NAME.search(name)
 
 
 def find_values(value: Any) -> Iterator[str]:
-    """Yield the values of all secret variables of a manifest."""
+    """Yield the values of all secret variables of a manifest that are secret wherever they stand."""
     if isinstance(value, dict):
-        yield from (found for _, found in find_secrets(value.get("env")))
+        yield from _find_rare(value.get("env"))
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from find_values(each)
 

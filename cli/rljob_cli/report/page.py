@@ -41,6 +41,7 @@ from rljob_cli.trajectories.tables import number, seconds
 _ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 """Colours of a terminal, in the last lines of logs."""
 _FILES = resources.files("rljob_cli.report") / "template"
+_OWN = ("report.html.jinja", "report.css", "report.js")
 
 
 class RunLine(NamedTuple):
@@ -131,8 +132,10 @@ def render_page(run: RunData, now: datetime, live: LiveView | None = None, order
 
 
 def _build_redactor(job: dict[str, Any] | None) -> Redactor:
-    """Return what hides the job's secrets in the page, in each form in which a text stands there."""
-    values = list(find_values(job or {}))
+    """Return what hides the job's secrets in the page, in each form in which a text stands there. A text of the page's
+    own is no secret, and without it the page would not work."""
+    own = "".join(map(_read, _OWN))
+    values = [value for value in find_values(job or {}) if value not in own]
     forms = [form(value) for value in values for form in (str, markupsafe.escape, lambda text: embed_json(text)[1:-1])]
     return Redactor(map(str, forms))
 

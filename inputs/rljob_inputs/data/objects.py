@@ -5,7 +5,6 @@ Invariant: places and errors name the objects, never their local copies.
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -42,7 +41,7 @@ def _fetch(copy: Copy) -> Iterator[Path]:
 
 def _choose(listing: Listing) -> list[str]:
     names = sorted(listing.objects)
-    if glob.has_magic(listing.url) or listing.url.rstrip("/") != listing.base:
+    if listing.url.rstrip("/") != listing.base:
         return names  # those that the user named
     files = [PurePosixPath(name) for name in names if "/" not in name]
     return [str(each) for each in choose_files(listing.base, files, len(files) < len(names))]

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.sources import OBJECT_SCHEMES
+from rljob_api.wire.redaction import Redactor
 from rljob_inputs.machine.installation import MissingExtraError, describe_installation, has_module
 
 PACKAGES: Final[Mapping[str, str]] = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}
@@ -48,8 +49,8 @@ class ObjectAccess:
 
     @property
     def place(self) -> str:
-        """Where requests go, for messages."""
-        return self.endpoint or "AWS"
+        """Where requests go, for messages: without a password in the address."""
+        return Redactor().hide(self.endpoint) if self.endpoint else "AWS"
 
     @property
     def identity(self) -> str:

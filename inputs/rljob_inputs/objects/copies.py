@@ -7,6 +7,7 @@ and has the contents of the listing. Processes that need the same copy wait for 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -18,7 +19,7 @@ from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_inputs.objects.access import open_client
-from rljob_inputs.objects.errors import StorageAwayError, explain
+from rljob_inputs.objects.errors import CopyError, StorageAwayError, explain
 from rljob_inputs.objects.listing import Listing, ObjectFacts
 from rljob_inputs.objects.progress import Progress, describe_bytes
 
@@ -26,6 +27,9 @@ log = logging.getLogger(__name__)
 Report = Callable[[str], None]
 _MAX_DOWNLOADS = 4
 """Files at the same time; the client reads a large one by several connections."""
+
+
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
 def find_cache(environment: Mapping[str, str] = os.environ) -> Path:
@@ -53,8 +57,8 @@ class Copy:
     def fetch_all(self, names: Iterable[str] | None = None) -> Path:
         """Download what is missing of `names`; None: of all objects. Return the folder.
 
-        Raise UserError for a name that leaves the folder, and as `list_objects`; StorageAwayError, too, if an object
-        has changed since the listing."""
+        Raise UserError for a name that leaves the folder, CopyError if the disk fails, and as `list_objects`;
+        StorageAwayError, too, if an object has changed since the listing."""
         wanted = list(self.listing.objects if names is None else names)
         if all(self._is_here(name) for name in wanted):
             return self.folder
@@ -88,12 +92,14 @@ class Copy:
         url, path, access = self.listing.url_of(name), self._path(name), self.listing.access
         remote = url.partition("://")[2]
         partial = path.with_name(f"{path.name}.partial")
-        path.parent.mkdir(parents=True, exist_ok=True)
         counted = Callback(hooks={"bytes": _count(progress)})
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             client.get_file(remote, str(partial), callback=counted)
             found = ObjectFacts.of(client.info(remote))
         except Exception as error:
+            if _is_local(error, self.folder):
+                raise self._describe_local(error) from error
             raise explain(error, url, "s3:GetObject", access) from error
         if found != self.listing.objects[name] or partial.stat().st_size != found.size:
             raise StorageAwayError(f"{url} has changed while it was read; the next attempt reads the new version")
@@ -101,10 +107,27 @@ class Copy:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder.parent / f"{self.folder.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.ExitStack() as stack:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                lock = stack.enter_context((self.folder.parent / f"{self.folder.name}.lock").open("w"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError as error:
+                raise self._describe_local(error) from error
             yield
+
+    def _describe_local(self, error: Exception) -> CopyError:
+        return CopyError(
+            f"{self.listing.url}: its copy cannot be written to {self.folder.parent} ({error}); free space, or set "
+            "XDG_CACHE_HOME to a folder with room"
+        )
+
+
+def _is_local(error: Exception, folder: Path) -> bool:
+    """Whether this machine's disk failed, not the storage, whose client raises OSErrors of its own."""
+    if not isinstance(error, OSError):
+        return False
+    return error.errno in _DISK_ERRORS or str(error.filename or "").startswith(f"{folder}/")
 
 
 def _count(progress: Progress) -> Callable[..., None]:

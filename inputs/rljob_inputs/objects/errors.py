@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rljob_api.errors import RLJobError, TransientError, UserError
+from rljob_api.wire.redaction import Redactor
 from rljob_inputs.objects.access import ObjectAccess, split_url
 
 _CREDENTIALS = "set spec.objectStorage.secretRef, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for a run here"
@@ -37,6 +38,10 @@ class MissingObjectError(RefusedObjectError):
     """There is no such bucket or object."""
 
 
+class CopyError(UserError):
+    """This machine's disk does not take a copy."""
+
+
 class StorageAwayError(TransientError):
     """The storage does not answer, or cannot serve the request now."""
 
@@ -61,7 +66,8 @@ def explain(error: BaseException, url: str, right: str, access: ObjectAccess) ->
     if names & _NO_CREDENTIALS:
         return RefusedObjectError(f"{url}: no credentials were found; {_CREDENTIALS}")
     if code in _UNAVAILABLE or not _is_refusal(error, code):
-        reason = code or f"{type(error).__name__}: {_first_line(error)}"
+        # It may contain the URL of the request, with the parameters that sign it.
+        reason = code or Redactor().hide(f"{type(error).__name__}: {_first_line(error)}")
         return StorageAwayError(
             f"{url}: cannot reach the object storage at {access.place} ({reason}); check the network, or set "
             "spec.objectStorage.endpoint"

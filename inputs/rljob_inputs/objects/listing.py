@@ -63,7 +63,8 @@ def list_objects(url: str, access: ObjectAccess) -> Listing:
     client = open_client(url, access)
     path = url.partition("://")[2].rstrip("/")
     try:
-        found = client.glob(path, detail=True) if glob.has_magic(path) else client.find(path, detail=True)
+        found = client.glob(path, detail=True) if glob.has_magic(path) else {}
+        found = found or client.find(path, detail=True)  # a key may have the characters of a glob
     except Exception as error:  # each client has dozens of types
         raise explain(error, url, "s3:ListBucket", access) from error
     files = {name: info for name, info in found.items() if info.get("type") != "directory" and not name.endswith("/")}
@@ -76,10 +77,12 @@ def list_objects(url: str, access: ObjectAccess) -> Listing:
 
 def _find_base(path: str, files: Mapping[str, Any]) -> str:
     """Return the folder that names are relative to: the prefix; of one object, or a glob, what is before its name."""
-    if glob.has_magic(path):
+    if list(files) == [path]:
+        return path.rpartition("/")[0]
+    if glob.has_magic(path) and not all(name.startswith(f"{path}/") for name in files):
         parts = path.split("/")
         return "/".join(parts[: next(index for index, part in enumerate(parts) if glob.has_magic(part))])
-    return path.rpartition("/")[0] if list(files) == [path] else path
+    return path
 
 
 def has_objects(url: str, access: ObjectAccess) -> bool:

@@ -40,6 +40,18 @@ def test_stream_cleans_and_keeps_the_rest_of_the_stream():
     assert not stream.isatty()
 
 
+def test_progress_bar_redraws_its_line_but_nothing_hides_other_text():
+    raw = io.StringIO()
+    stream = CleanStream(raw)
+    for text in ("\r 0 %", "\r50 %", "\r", "\n"):
+        stream.write(text)
+    assert raw.getvalue() == "\r 0 %\r50 %\r\n"
+    raw.truncate(raw.seek(0))
+    print("answer:", "\rfake", file=stream)
+    print("\rbar", "\rover\rit", end="", file=stream)
+    assert raw.getvalue() == "answer:  fake\n\rbar  over it"
+
+
 @pytest.mark.parametrize("wrap", [lambda text: text, Text, lambda text: _table(text)], ids=["str", "Text", "table"])
 def test_console_draws_styles_but_no_control_characters_of_a_text(wrap):
     raw = io.StringIO()

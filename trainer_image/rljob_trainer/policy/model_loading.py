@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from rljob_api.errors import TransientError, UserError
 from rljob_inputs.models.files import place_model
 from rljob_inputs.models.logits import find_logit_transform
-from rljob_inputs.objects.errors import RefusedObjectError, StorageAwayError
+from rljob_inputs.objects.errors import CopyError, RefusedObjectError, StorageAwayError
 from rljob_trainer.failures.configuration import ErrorFacts, SourceAwayError, is_infrastructure_error, summarize
 from rljob_trainer.policy.arrays import to_device
 from rljob_trainer.policy.attention import attention_inputs, initial_attention
@@ -144,7 +144,7 @@ def _user_errors(source: str) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError:
         raise
-    except RefusedObjectError as error:
+    except (RefusedObjectError, CopyError) as error:
         raise UserError(f"spec.model.source: {error}") from error
     except StorageAwayError as error:
         raise SourceAwayError(f"cannot load the model: {error}") from error

@@ -1,5 +1,7 @@
 """Secrets in jobs and in lines of logs."""
 
+import json
+
 import pytest
 
 from rljob_api.wire.redaction import HIDDEN, Redactor, find_values, redact_environment
@@ -34,7 +36,13 @@ def test_references_to_secrets_and_other_fields_stay():
         ("https://j.example/v1?a=1&key=abc&b=2", "https://j.example/v1?a=1&key=(hidden)&b=2"),
         ("https://b.s3/x?X-Amz-Signature=ab12&X-Amz-Date=1", "https://b.s3/x?X-Amz-Signature=(hidden)&X-Amz-Date=1"),
         ("https://hooks.slack.com/services/T0/B0/xyz", "https://hooks.slack.com/services/(hidden)"),
+        ("https://j.example/v1?a=1&amp;key=abc&amp;b=2", "https://j.example/v1?a=1&amp;key=(hidden)&amp;b=2"),
+        ('{"at":"https://j.example/?a=1\\u0026key=abc"}', '{"at":"https://j.example/?a=1\\u0026key=(hidden)"}'),
+        ("AccountName=a;AccountKey=ab+/12==;Suffix=x", "AccountName=a;AccountKey=(hidden);Suffix=x"),
         ("Authorization: Bearer abcdefgh.ijk", "Authorization: Bearer (hidden)"),
+        ("{'Authorization': 'abcdefghij'}", "{'Authorization': '(hidden)'}"),
+        ("refused Bearer abc123-x.y", "refused Bearer (hidden)"),
+        ("Basic dXNlcjpwYXNz", "Basic (hidden)"),
         ("vllm serve --api-key abc --port 1", "vllm serve --api-key (hidden) --port 1"),
         ("--api-key=abc", "--api-key=(hidden)"),
         ("hf_" + "aB3" * 9, HIDDEN),
@@ -54,6 +62,10 @@ def test_what_has_the_form_of_a_secret_is_hidden(text, shown):
         "mail bob@example.com, https://example.com/@user, git@github.com:a/b.git",
         "step 3: 128 tokens, key=value, --max-num-tokens 5, --tokenizer x, task-sk-1",
         "http://10.0.0.1:8000/v1/completions?want=3:5",
+        "Basic arithmetic, basic problem-solving, BASIC OPERATIONS, and a bearer certificate.",
+        "401: Authorization required",
+        "sorted(rows);key=5, a &quot;token=x&quot;, --eos-token </s> --max-token 5",
+        "git+https://git@github.com/org/rewards.git, sk-learn-something-longer",
         "def compute_score(data_source, solution_str, ground_truth): return basic + 1",
     ],
 )
@@ -73,3 +85,25 @@ def test_a_secret_is_hidden_wherever_its_value_stands():
     assert Redactor(find_values(job)).hide("401: correct-horse is unknown") == "401: (hidden) is unknown"
     environment = {"MY_TOKEN": "correct-horse", "HOME": "/home/correct", "SHORT_KEY": "true"}
     assert redact_environment(environment).hide("correct-horse true /home/correct") == "(hidden) true /home/correct"
+
+
+def test_words_of_other_texts_stay_unless_they_are_passwords():
+    env = {"SORT_KEY": "question", "ID_KEY": "user_name", "DB_PASSWORD": "hunterhunter"}
+    job = {"spec": {"head": {"env": env}}, "text": "question of user_name: hunterhunter"}
+    assert redact(job)["text"] == "question of user_name: (hidden)"
+    assert redact(job)["spec"]["head"]["env"] == dict.fromkeys(env, HIDDEN)
+    assert redact_environment(env).hide(job["text"]) == "question of user_name: (hidden)"
+
+
+def test_values_are_hidden_as_json_writes_them_too():
+    value = 'a"b\\c-ä-1234'
+    redactor = redact_environment({"A_PASSWORD": value})
+    for text in (value, json.dumps(value), json.dumps(value, ensure_ascii=False)):
+        assert redactor.hide(text).strip('"') == HIDDEN
+
+
+@pytest.mark.parametrize("part", ["-", "&key", ";a.", "-----BEGIN ", "basic ", "basic-", "Authorization "])
+def test_long_texts_of_repeated_parts_take_no_time(part):
+    """Models repeat themselves. The time of `--[\\w-]*token` would grow with the third power: minutes for this text."""
+    text = part * (60_000 // len(part))
+    assert Redactor().hide(text) == text

@@ -72,6 +72,14 @@ def test_page_has_no_secret_of_the_job_in_any_form(run):
     assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() == found, "the program is unchanged"
 
 
+def test_value_that_stands_in_the_page_itself_does_not_break_it(run):
+    page = render_page(
+        replace(run, job={"spec": {"head": {"env": {"A_KEY": "max-width", "B_PASSWORD": "function"}}}}), NOW
+    )
+    assert page.count("(hidden)") == 2, "in the job"
+    assert "function" in re.search(r"<script>(.*?)</script>", page, re.DOTALL)[1]
+
+
 def test_elements_are_balanced_and_no_address_leaves_the_page(run):
     found = outline(render_page(run, NOW))
     assert found.addresses

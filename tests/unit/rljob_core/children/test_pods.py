@@ -154,7 +154,7 @@ def build_head_containers(**spec):
 def test_containers_of_a_template_are_unprivileged_unless_they_say_otherwise(field, own, expected):
     containers = build_head_containers(**{field: [{"name": "added", "image": "i", **own}]})
     assert containers["added"]["securityContext"] == expected
-    assert containers["head"]["securityContext"] == RESTRICTED
+    assert containers["head"]["securityContext"] == RESTRICTED | {"readOnlyRootFilesystem": True}
 
 
 def test_null_does_not_remove_the_restrictions_of_a_container():

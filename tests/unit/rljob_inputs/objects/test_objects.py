@@ -13,7 +13,7 @@ from rljob_inputs.machine.installation import MissingExtraError
 from rljob_inputs.models.files import open_model, place_model
 from rljob_inputs.objects.access import ObjectAccess
 from rljob_inputs.objects.copies import Copy
-from rljob_inputs.objects.errors import MissingObjectError, RefusedObjectError, StorageAwayError
+from rljob_inputs.objects.errors import CopyError, MissingObjectError, RefusedObjectError, StorageAwayError, explain
 from rljob_inputs.objects.listing import list_objects
 from rljob_inputs.objects.uploads import require_empty, upload_folder
 from tests.support.model_folder import write_model
@@ -63,6 +63,13 @@ def test_listing_names_objects_below_a_prefix_at_a_key_and_of_a_glob(server, acc
     }
 
 
+@pytest.mark.parametrize("name", ["a b+c.jsonl", "ü#1.jsonl", "[v2].jsonl", "v[2]/q?x*.jsonl", "p%20q&b=c;.jsonl"])
+def test_key_may_have_any_character(server, access, name):
+    server.put(f"any/{name}", lines("a"))
+    [row] = rows_of(f"s3://{BUCKET}/any/{name}", access)
+    assert row.place == f"s3://{BUCKET}/any/{name}:1"
+
+
 def test_copy_is_downloaded_once_and_a_new_version_is_another_copy(server, access):
     url, said = f"s3://{BUCKET}/once/rows.jsonl", []
     server.put("once/rows.jsonl", b"first")
@@ -89,6 +96,25 @@ def test_key_that_leaves_the_folder_is_refused(server, access, tmp_path):
     with pytest.raises(UserError, match="is no path below"):
         Copy.of(list_objects(f"s3://{BUCKET}/evil", access)).fetch_all()
     assert not list(tmp_path.rglob("outside"))
+
+
+def test_full_disk_and_unwritable_cache_are_no_outage_of_the_storage(server, access, tmp_path, monkeypatch):
+    server.put("disk/sub/rows.jsonl", b"{}")
+    copy = Copy.of(list_objects(f"s3://{BUCKET}/disk", access))
+    (copy.folder / "sub").mkdir(parents=True)
+    (copy.folder / "sub" / "rows.jsonl.partial").symlink_to("/dev/full")
+    remedy = r"cannot be written to \S+/objects \(.*\); free space, or set XDG_CACHE_HOME"
+    with pytest.raises(CopyError, match=f"No space left on device.*{remedy[-20:]}"):
+        copy.fetch_all()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(CopyError, match=remedy):
+        Copy.of(copy.listing).fetch_all()
+    (copy.folder / "sub" / "rows.jsonl.partial").unlink()
+    (copy.folder / "sub").rmdir()
+    (copy.folder / "sub").write_text("as of an object with this name")
+    with pytest.raises(CopyError, match=remedy):
+        copy.fetch_all()
 
 
 def test_rows_have_the_places_of_their_objects(server, access):
@@ -171,7 +197,7 @@ def test_upload_needs_its_right_and_writes_the_mark_of_a_whole_folder_last(serve
     assert server.keys("out/") == []
     upload_folder(folder, url, access, last=["config.json"], wrote=order.append)
     assert order[-1] == "config.json"
-    assert server.keys("out/") == [f"out/model/{name}" for name in sorted(order)]
+    assert sorted(server.keys("out/")) == [f"out/model/{name}" for name in sorted(order)]
     assert server.read("out/model/adapter/weights") == b"adapter/weights"
     with pytest.raises(UserError, match="exists; choose a new prefix"):
         require_empty(url, access)
@@ -192,6 +218,13 @@ def test_wrong_credentials_and_none_at_all_name_the_remedy(server, monkeypatch):
 def test_storage_that_does_not_answer_may_come_back():
     with pytest.raises(StorageAwayError, match=r"cannot reach the object storage at http://127\.0\.0\.1:9 "):
         list_objects(f"s3://{BUCKET}/x", ObjectAccess("http://127.0.0.1:9", None, "key", "secret"))
+
+
+def test_no_secret_of_an_address_is_in_a_message():
+    access = ObjectAccess("http://bob:hunter2@127.0.0.1:9", None, "key", "secret")
+    error = OSError("Cannot connect: https://s.example/x?X-Amz-Signature=ab12cd34&sig=ef56")
+    for message in (str(explain(error, "s3://b/x", "s3:GetObject", access)), access.place):
+        assert not [each for each in ("hunter2", "ab12cd34", "ef56") if each in message]
 
 
 def test_program_without_the_client_names_what_brings_it(access, monkeypatch):

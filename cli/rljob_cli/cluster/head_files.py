@@ -1,7 +1,7 @@
 """A copy of a job's run folder, as far as reports need it, which follows the head's.
 
 Reads the head through the API server with the job's token, and changes nothing. Invariant: a file of the copy is
-complete, and as the head had it.
+complete, and as the head had it; a head, in which a job's own code may run, chooses no other path of this machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import aiohttp
 from pydantic import TypeAdapter, ValidationError
 
 from rljob_api.errors import TransientError
-from rljob_api.run.files import RunFile
+from rljob_api.run.files import RunFile, is_run_file
 from rljob_api.run.folder import TrajectoryFile, parse_trajectory_file
 from rljob_api.wire.contract import LABEL_JOB, LABEL_ROLE, PORT_DRIVER, PORT_RUN_FILES, RUN_ROUTE
 from rljob_cli.cluster.client import Cluster, ClusterError
@@ -99,7 +99,7 @@ class FolderCopy:
     async def _list(self) -> list[RunFile]:
         async with self._session.get(f"{self._url}/", headers=self._headers, timeout=_TIMEOUT) as response:
             response.raise_for_status()
-            return _FILES.validate_json(await response.read())
+            return [file for file in _FILES.validate_json(await response.read()) if is_run_file(file.name)]
 
     async def _copy(self, file: RunFile) -> None:
         path = self.folder / file.name

@@ -14,6 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from rljob_api.errors import TransientError
+from rljob_api.run.files import RunFile
 from rljob_api.wire.contract import PORT_RUN_FILES, RUN_ROUTE
 from rljob_cli.cluster.head_files import FolderCopy, HeadPorts, copy_run
 from rljob_cli.cluster.pod_exec import PROTOCOL
@@ -148,3 +149,20 @@ async def test_a_job_without_a_head_says_so(head, tmp_path):
         cluster.phase = "Succeeded"
         with pytest.raises(Exception, match="RLJob team/sums: no head runs that would serve the run's files"):
             await copy_run(cluster, "sums", tmp_path, lambda file: True)
+
+
+async def test_a_head_chooses_no_path_outside_of_the_copy(tmp_path):
+    names_of_head = ["../outside", "trajectories/../../outside", "/tmp/outside", "trajectories/x.sh", ".bashrc"]
+    listed = [RunFile(name=name, num_bytes=1, modified=1) for name in ["job.yaml", *names_of_head]]
+
+    async def answer(request):
+        if request.match_info["path"]:
+            return web.Response(text="spec: {}")
+        return web.json_response([file.model_dump() for file in listed])
+
+    app = web.Application()
+    app.router.add_get(f"{RUN_ROUTE}/{{path:.*}}", answer)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        head = HeadPorts("", str(server.make_url("")).rstrip("/"), TOKEN)
+        await FolderCopy(session, head, tmp_path / "in" / "copy").refresh()
+    assert names(tmp_path) == {"in/copy/job.yaml"}

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import resources
@@ -127,14 +127,20 @@ def render_page(run: RunData, now: datetime, live: LiveView | None = None, order
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
-    return _build_redactor(run.job).hide(page)
+    return build_redactor(run.job).hide(page)
 
 
-def _build_redactor(job: dict[str, Any] | None) -> Redactor:
-    """Return what hides the job's secrets in the page, in each form in which a text stands there."""
+def build_redactor(job: dict[str, Any] | None) -> Redactor:
+    """Return what hides the job's secrets in the page and in what a live page gets, in each form in which a text stands
+    there: as it is, in HTML, and in JSON, which calls of tools also have."""
     values = list(find_values(job or {}))
-    forms = [form(value) for value in values for form in (str, markupsafe.escape, lambda text: embed_json(text)[1:-1])]
-    return Redactor(map(str, forms))
+    writers: list[Callable[[str], str]] = [
+        str,
+        markupsafe.escape,
+        lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
+        lambda text: embed_json(text)[1:-1],
+    ]
+    return Redactor(str(write(value)) for value in values for write in writers)
 
 
 def list_choices(rows: Iterable[SampleRow]) -> Choices:

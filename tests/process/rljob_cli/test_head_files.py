@@ -16,6 +16,7 @@ from aiohttp.test_utils import TestServer
 from rljob_api.errors import TransientError
 from rljob_api.run.files import RunFile
 from rljob_api.wire.contract import PORT_RUN_FILES, RUN_ROUTE
+from rljob_cli.cluster.client import ClusterError
 from rljob_cli.cluster.head_files import FolderCopy, HeadPorts, copy_run
 from rljob_cli.cluster.pod_exec import PROTOCOL
 from rljob_trainer.run_folder.server import RunFileServer
@@ -69,6 +70,7 @@ class FakeCluster:
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self._session, self._url = session, url
         self.phase, self.connections = "Running", 0
+        self.refusal: ClusterError | None = None
 
     async def get_job(self, name):
         return {"metadata": {"name": name}}
@@ -83,6 +85,8 @@ class FakeCluster:
     @contextlib.asynccontextmanager
     async def open_port(self, pod, port):
         self.connections += 1
+        if self.refusal:
+            raise self.refusal
         async with self._session.ws_connect(self._url, protocols=(PROTOCOL,)) as socket:
             yield socket
 
@@ -166,3 +170,10 @@ async def test_a_head_chooses_no_path_outside_of_the_copy(tmp_path):
         head = HeadPorts("", str(server.make_url("")).rstrip("/"), TOKEN)
         await FolderCopy(session, head, tmp_path / "in" / "copy").refresh()
     assert names(tmp_path) == {"in/copy/job.yaml"}
+
+
+async def test_a_viewer_without_rights_is_told_which_are_missing(head, tmp_path):
+    async with connect(head) as cluster:
+        cluster.refusal = ClusterError("create pods/portforward: forbidden")
+        with pytest.raises(ClusterError, match="RLJob team/sums: .*: create pods/portforward: forbidden"):
+            await copy_run(cluster, "sums", tmp_path, lambda file: True)

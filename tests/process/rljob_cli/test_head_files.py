@@ -175,5 +175,5 @@ async def test_a_head_chooses_no_path_outside_of_the_copy(tmp_path):
 async def test_a_viewer_without_rights_is_told_which_are_missing(head, tmp_path):
     async with connect(head) as cluster:
         cluster.refusal = ClusterError("create pods/portforward: forbidden")
-        with pytest.raises(ClusterError, match="RLJob team/sums: .*: create pods/portforward: forbidden"):
+        with pytest.raises(ClusterError, match=r"RLJob team/sums: .*: create pods/portforward: forbidden"):
             await copy_run(cluster, "sums", tmp_path, lambda file: True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from rljob_api.run.base import Record
 from rljob_api.run.folder import (
@@ -12,6 +12,7 @@ from rljob_api.run.folder import (
     FILE_METRICS,
     TRAJECTORIES,
     list_trajectory_files,
+    parse_trajectory_file,
 )
 
 _NAMES = (FILE_METRICS, FILE_DRIVER_SUMMARY, FILE_BEST)
@@ -31,6 +32,14 @@ def list_run_files(run_dir: Path, job_file: Path) -> dict[str, Path]:
     """Return the paths of what reports read, by name. Files that do not exist are among them."""
     log = {f"{TRAJECTORIES}/{file.path.name}": file.path for file in list_trajectory_files(run_dir / TRAJECTORIES)}
     return {FILE_JOB: job_file} | {name: run_dir / name for name in _NAMES} | log
+
+
+def is_run_file(name: str) -> bool:
+    """Whether a name is one of those that a head serves: what a head says decides on no other path."""
+    path = PurePosixPath(name)
+    if str(path) != name or len(path.parts) != 2:
+        return name in (FILE_JOB, *_NAMES)
+    return path.parts[0] == TRAJECTORIES and parse_trajectory_file(Path(name)) is not None
 
 
 def describe_files(paths: dict[str, Path]) -> list[RunFile]:

@@ -348,7 +348,10 @@ def append_records(path: Path, records: Iterable[StepRecord | EvaluationRecord])
 
 def read_metrics(path: Path) -> Metrics:
     """Return the complete lines; none if the file does not exist."""
-    return parse_metrics(path.read_bytes().split(b"\n") if path.exists() else ())
+    try:
+        return parse_metrics(path.read_bytes().split(b"\n"))
+    except FileNotFoundError:
+        return Metrics()
 
 
 def parse_metrics(lines: Iterable[bytes | str]) -> Metrics:

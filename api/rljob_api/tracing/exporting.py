@@ -48,7 +48,12 @@ def exporting(service: str, attributes: Mapping[str, str], *, ratio: float = 0.0
         yield
         return
     queue = None if os.environ.get(_ENV_QUEUE) else _QUEUE_SPANS
-    provider = build_provider({"service.name": service, **attributes}, ratio, queue)
+    try:
+        provider = build_provider({"service.name": service, **attributes}, ratio, queue)
+    except Exception as error:  # of a variable, which others may have set in all Pods of a cluster
+        log.warning("no traces: a variable OTEL_* has a value that OpenTelemetry refuses: %r", error)
+        yield
+        return
     spans.use(OpenTelemetryRecorder(provider.get_tracer("rljob")))
     try:
         yield

@@ -75,10 +75,10 @@ class Redactor:
         return text
 
     def redact(self, value: Any) -> Any:
-        """Return a manifest without its secrets."""
+        """Return a manifest, or other JSON, without its secrets."""
         if isinstance(value, str):
             return self.hide(value)
-        if isinstance(value, list):
+        if isinstance(value, list | tuple):
             return [self._redact_item(before, each) for before, each in zip([None, *value], value, strict=False)]
         if not isinstance(value, dict):
             return value

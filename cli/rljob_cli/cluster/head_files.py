@@ -1,13 +1,13 @@
 """A copy of a job's run folder, as far as reports need it, which follows the head's.
 
 Reads the head through the API server with the job's token, and changes nothing. Invariant: a file of the copy is
-complete, and as the head had it.
+complete, and as the head had it; a head, in which a job's own code may run, chooses no other path of this machine.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -16,8 +16,8 @@ from typing import NamedTuple
 import aiohttp
 from pydantic import TypeAdapter, ValidationError
 
-from rljob_api.errors import TransientError
-from rljob_api.run.files import RunFile
+from rljob_api.errors import RLJobError, TransientError
+from rljob_api.run.files import RunFile, is_run_file
 from rljob_api.run.folder import TrajectoryFile, parse_trajectory_file
 from rljob_api.wire.contract import LABEL_JOB, LABEL_ROLE, PORT_DRIVER, PORT_RUN_FILES, RUN_ROUTE
 from rljob_cli.cluster.client import Cluster, ClusterError
@@ -41,6 +41,8 @@ class HeadPorts(NamedTuple):
     driver: str
     files: str
     token: str
+    problems: Sequence[RLJobError] = ()
+    """Why the last connection to `files` failed."""
 
 
 @contextlib.asynccontextmanager
@@ -56,7 +58,7 @@ async def open_head(cluster: Cluster, job: str) -> AsyncIterator[HeadPorts]:
         forward_port(cluster, find_pod, PORT_DRIVER) as driver,
         forward_port(cluster, find_pod, PORT_RUN_FILES) as files,
     ):
-        yield HeadPorts(driver, files, token)
+        yield HeadPorts(driver.url, files.url, token, files.problems)
 
 
 async def _find_head(cluster: Cluster, job: str) -> str:
@@ -81,6 +83,7 @@ class FolderCopy:
     def __init__(self, session: aiohttp.ClientSession, head: HeadPorts, folder: Path) -> None:
         self._session, self._url, self.folder = session, f"{head.files}{RUN_ROUTE}", folder
         self._headers = {"Authorization": f"Bearer {head.token}"}
+        self._problems = head.problems
         self._known: dict[str, RunFile] = {}
 
     async def refresh(self, select: Select = lambda file: True) -> None:
@@ -94,12 +97,13 @@ class FolderCopy:
                 (self.folder / name).unlink(missing_ok=True)
                 del self._known[name]
         except (aiohttp.ClientError, TimeoutError, OSError, ValidationError) as error:
-            raise TransientError(f"the head does not serve the run's files: {error or type(error).__name__}") from error
+            cause = next(iter(self._problems), error)
+            raise TransientError(f"the head does not serve the run's files: {cause or type(error).__name__}") from error
 
     async def _list(self) -> list[RunFile]:
         async with self._session.get(f"{self._url}/", headers=self._headers, timeout=_TIMEOUT) as response:
             response.raise_for_status()
-            return _FILES.validate_json(await response.read())
+            return [file for file in _FILES.validate_json(await response.read()) if is_run_file(file.name)]
 
     async def _copy(self, file: RunFile) -> None:
         path = self.folder / file.name

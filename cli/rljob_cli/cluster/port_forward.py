@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import NamedTuple
 
 import aiohttp
 
@@ -20,23 +21,35 @@ _DATA, _ERROR = 0, 1
 _CHUNK_BYTES = 64 * 1024
 
 
+class ForwardedPort(NamedTuple):
+    url: str
+    problems: list[RLJobError]
+    """Why the last connection failed, such as a missing right; empty if it did not."""
+
+
 @contextlib.asynccontextmanager
-async def forward_port(cluster: Cluster, find_pod: Callable[[], Awaitable[str]], port: int) -> AsyncIterator[str]:
+async def forward_port(
+    cluster: Cluster, find_pod: Callable[[], Awaitable[str]], port: int
+) -> AsyncIterator[ForwardedPort]:
     """Yield the URL on this machine behind which a port of the Pod is that `find_pod` names, at each connection: Pods
     are replaced."""
+    problems: list[RLJobError] = []
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with cluster.open_port(await find_pod(), port) as socket:
+                problems.clear()
                 await pipe(socket, reader, writer)
-        except (RLJobError, OSError, aiohttp.ClientError):
+        except RLJobError as error:
+            problems[:] = [error]
+        except (OSError, aiohttp.ClientError):
             pass  # the connection ends, as if the Pod had closed it
         finally:
             writer.close()
 
     server = await asyncio.start_server(connect, "127.0.0.1", 0)
     async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield ForwardedPort(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", problems)
 
 
 async def pipe(

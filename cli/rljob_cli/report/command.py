@@ -1,5 +1,7 @@
 """`rljob report`, and the report that `rljob run` writes at its end."""
 
+from __future__ import annotations
+
 import sys
 import webbrowser
 from datetime import datetime

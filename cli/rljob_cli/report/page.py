@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import resources
@@ -92,7 +92,9 @@ def render_page(run: RunData, now: datetime, live: LiveView | None = None, order
     if live and live.overlaid:
         panels = lay_over({live.name: panels} | {name: build_panels(each) for name, each in live.overlaid.items()})
     steps, sessions = run.metrics.steps, run.summary.sessions
-    script = _read("report.js")
+    script, style, redactor = _read("report.js"), _read("report.css"), build_redactor(run.job)
+    described = _describe_live(live) if live else {"samples": [describe_sample(row) for row in chosen]}
+    data = embed_json(redactor.redact(described))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.filters |= {"number": format_number, "score": number, "share": lambda value: f"{100 * value:.0f}%"}
     environment.filters["seconds"] = seconds
@@ -123,21 +125,35 @@ def render_page(run: RunData, now: datetime, live: LiveView | None = None, order
         job=None if run.job is None else _dump(redact_job(run.job)),
         num_shown=len(chosen),
         num_shown_files=len({(row.step, row.lane) for row in chosen}),
-        data=embed_json(_describe_live(live) if live else {"samples": [describe_sample(row) for row in chosen]}),
-        style=Markup(_read("report.css")),
+        data=data,
+        style=Markup(style),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
-    return _build_redactor(run.job).hide(page)
+    return _hide_outside(page, (style, data, script), redactor)
 
 
-def _build_redactor(job: dict[str, Any] | None) -> Redactor:
-    """Return what hides the job's secrets in the page, in each form in which a text stands there. A text of the page's
-    own is no secret, and without it the page would not work."""
-    own = "".join(map(_read, _OWN))
-    values = [value for value in find_values(job or {}) if value not in own]
-    forms = [form(value) for value in values for form in (str, markupsafe.escape, lambda text: embed_json(text)[1:-1])]
-    return Redactor(map(str, forms))
+def _hide_outside(page: str, kept: Sequence[str], redactor: Redactor) -> str:
+    """Hide secrets in all but these parts, in their order: a value such as `completion`, of a variable like ANSWER_KEY,
+    is also a word of the program and a name in its data."""
+    hidden = []
+    for part in kept:
+        before, _, page = page.partition(part)
+        hidden += [redactor.hide(before), part]
+    return "".join([*hidden, redactor.hide(page)])
+
+
+def build_redactor(job: dict[str, Any] | None) -> Redactor:
+    """Return what hides the job's secrets in the page and in what a live page gets, in each form in which a text stands
+    there: as it is, in HTML, and in JSON, which calls of tools also have."""
+    values = list(find_values(job or {}))
+    writers: list[Callable[[str], str]] = [
+        str,
+        markupsafe.escape,
+        lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
+        lambda text: embed_json(text)[1:-1],
+    ]
+    return Redactor(str(write(value)) for value in values for write in writers)
 
 
 def list_choices(rows: Iterable[SampleRow]) -> Choices:

@@ -1,5 +1,7 @@
 """`rljob trajectories`: show the samples of a run and their scores, filtered, or compare two runs."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial

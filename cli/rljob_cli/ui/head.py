@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
@@ -16,6 +17,8 @@ from rljob_api.wire.driver_status import DriverStatus
 from rljob_cli.run.endpoint import Endpoint
 
 _TIMEOUT = aiohttp.ClientTimeout(total=5)
+_BUSY_SECONDS = 60.0
+"""A head that starts, or whose machine has too much to do, may answer late: so long it keeps its last status."""
 _MAX_SAMPLES = 512
 _Answer = TypeVar("_Answer", DriverStatus, RecentSamples)
 
@@ -31,12 +34,21 @@ class Head:
         self.samples: deque[SampleRow] = deque(maxlen=_MAX_SAMPLES)
         self.next = 0
         """The number after that of the last sample."""
+        self._answered_at = 0.0
 
     async def refresh(self, session: aiohttp.ClientSession) -> None:
+        try:
+            await self._ask(session)
+        except TimeoutError:
+            if time.monotonic() > self._answered_at + _BUSY_SECONDS:
+                self.status = None
+
+    async def _ask(self, session: aiohttp.ClientSession) -> None:
         endpoint = self._find()
         self.status = await _get(session, endpoint, UrlPath.STATUS, DriverStatus)
         if self.status is None:
             return
+        self._answered_at = time.monotonic()
         found = await _get(session, endpoint, f"{UrlPath.SAMPLES}?after={self.next}", RecentSamples)
         if found is not None and found.feed != self.feed:  # another head: its numbers begin again
             self.samples.clear()
@@ -50,12 +62,14 @@ class Head:
 async def _get(
     session: aiohttp.ClientSession, endpoint: Endpoint | None, path: str, kind: type[_Answer]
 ) -> _Answer | None:
-    """Return None if nothing answers, or its version differs too much."""
+    """Return None if nothing answers, or its version differs too much. Raise TimeoutError if the answer is late."""
     if endpoint is None:
         return None
     headers = {"Authorization": f"Bearer {endpoint.token}"}
     try:
         async with session.get(endpoint.url + path, headers=headers, timeout=_TIMEOUT) as response:
             return kind.model_validate_json(await response.read()) if response.status == 200 else None
-    except (aiohttp.ClientError, OSError, TimeoutError, ValidationError):
+    except TimeoutError:
+        raise
+    except (aiohttp.ClientError, OSError, ValidationError):
         return None

@@ -10,17 +10,27 @@ from datetime import datetime
 from pathlib import Path
 
 from rljob_api.errors import UserError
-from rljob_api.run.folder import FILE_JOB, FILE_METRICS, TRAJECTORIES
+from rljob_api.run.folder import (
+    FILE_DRIVER_SUMMARY,
+    FILE_JOB,
+    FILE_METRICS,
+    FILE_SESSIONS,
+    FILE_SUMMARY,
+    TRAJECTORIES,
+)
 from rljob_api.run.metrics import Metrics
+from rljob_api.wire.redaction import Redactor
 from rljob_cli.report.collect import read_job, read_summary
-from rljob_cli.report.page import RunLine
+from rljob_cli.report.page import RunLine, build_redactor
 from rljob_cli.run.endpoint import Endpoint, read_endpoint
 from rljob_cli.run.runfolder import MetricsReader
 from rljob_cli.trajectories.index import LogIndex
 from rljob_cli.trajectories.log import find_run, is_run
 from rljob_cli.ui.head import Head
 
-_UNFINISHED = "Unfinished"
+_DESCRIBED = (FILE_JOB, FILE_METRICS, FILE_SUMMARY, FILE_DRIVER_SUMMARY, FILE_SESSIONS)
+"""What the line of a run follows from."""
+_State = tuple[tuple[int, int] | None, ...]
 
 
 class WatchedRun:
@@ -32,22 +42,42 @@ class WatchedRun:
         self.index = LogIndex(folder / TRAJECTORIES)
         self.head = Head(find_head or (lambda: read_endpoint(folder)))
         self._metrics = MetricsReader(folder / FILE_METRICS)
-        self._line: tuple[Metrics, RunLine] | None = None
+        self._line: tuple[_State, RunLine] | None = None
+        self._redactor: tuple[_State, Redactor] | None = None
 
     def read_metrics(self) -> Metrics:
         return self._metrics.read()
 
     def changed_at(self) -> float:
         """Return when its records or its job were written last, in seconds since 1970."""
-        times = [path.stat().st_mtime for name in (FILE_JOB, FILE_METRICS) if (path := self.folder / name).exists()]
-        return max(times, default=0.0)
+        states = filter(None, self._read_state(FILE_JOB, FILE_METRICS))
+        return max((modified for _, modified in states), default=0) / 1e9
 
     def describe(self) -> RunLine:
-        """Return the run's line in the list. It is built again when a step has ended, and while the run is not over."""
-        metrics = self.read_metrics()
-        if self._line is None or self._line[0] is not metrics or self._line[1].phase == _UNFINISHED:
-            self._line = metrics, _describe(self.name, self.folder, metrics)
+        """Return the run's line in the list. It is built again when a file that it follows from has changed."""
+        state = self._read_state(*_DESCRIBED)
+        if self._line is None or self._line[0] != state:
+            self._line = state, _describe(self.name, self.folder, self.read_metrics())
         return self._line[1]
+
+    def redactor(self) -> Redactor:
+        """Return what hides the secrets of the run's job."""
+        state = self._read_state(FILE_JOB)
+        if self._redactor is None or self._redactor[0] != state:
+            self._redactor = state, build_redactor(read_job(self.folder / FILE_JOB)[0])
+        return self._redactor[1]
+
+    def _read_state(self, *names: str) -> _State:
+        """Return size and time of files, in nanoseconds since 1970; None for one that does not exist."""
+        return tuple(_stat(self.folder / name) for name in names)
+
+
+def _stat(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
 
 
 def _describe(name: str, folder: Path, metrics: Metrics) -> RunLine:
@@ -66,7 +96,8 @@ def _describe(name: str, folder: Path, metrics: Metrics) -> RunLine:
 
 
 class RunList:
-    """Invariant: a run keeps its name while the program runs; new runs of a folder are found at each read."""
+    """Invariant: a run keeps its name while the program runs; new runs of a folder are found at each read, and those
+    whose folder is gone are not listed."""
 
     def __init__(self, arguments: Sequence[str], directory: Path) -> None:
         """Raise UserError if there is no run at all, or one that was named does not exist."""
@@ -90,7 +121,7 @@ class RunList:
                 name = self._choose_name(folder.resolve())
                 self._runs[name] = WatchedRun(name, folder.resolve())
                 known.add(folder.resolve())
-        return self._runs
+        return {name: run for name, run in self._runs.items() if run.folder.is_dir()}
 
     def _choose_name(self, folder: Path) -> str:
         name = folder.name if folder.name not in self._runs else f"{folder.parent.name}/{folder.name}"

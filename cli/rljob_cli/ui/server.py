@@ -2,7 +2,7 @@
 
 Serves this machine alone, below a path that nobody can guess: other users of the machine cannot read it, nor can pages
 of other sites, whatever name they give this address. Invariants: nothing changes a run; a request reads one page of
-samples; nothing that reads a run's files holds the event loop.
+samples; nothing that reads a run's files holds the event loop; no answer has a secret of the job.
 """
 
 from __future__ import annotations
@@ -80,7 +80,10 @@ class UiServer:
         run = _choose(runs, request)
         others = [name for name in request.query.getall("with", []) if name in runs and name != run.name]
         async with self._locks[run.name]:
-            text = await asyncio.to_thread(render_live, run, runs, others)
+            try:
+                text = await asyncio.to_thread(render_live, run, runs, others)
+            except UserError as error:  # its folder was deleted meanwhile, or another version has written it
+                raise web.HTTPConflict(text=f"{error}\n") from None
         return web.Response(text=text, content_type="text/html", headers=_HEADERS)
 
     async def _samples(self, request: web.Request) -> web.Response:
@@ -104,6 +107,7 @@ class UiServer:
                 if (now := Event("status", describe_status(run.head.status))) != status:
                     status = now
                     news.append(now)
+                news = await asyncio.to_thread(_hide_secrets, run, news)
                 if news or time.monotonic() > sent_at + _SILENT_SECONDS:
                     await response.write(b"".join(each.encode(cursor) for each in news) or b": alive\n\n")
                     sent_at = time.monotonic()
@@ -128,6 +132,8 @@ class UiServer:
 def _choose(runs: Mapping[str, WatchedRun], request: web.Request) -> WatchedRun:
     """Return the run of a request; without a name, the one that has changed last."""
     name = request.query.get("run")
+    if not runs:
+        raise web.HTTPNotFound(text="no run is left: their folders were deleted\n")
     if name is None:
         return max(runs.values(), key=WatchedRun.changed_at)
     if name not in runs:
@@ -162,7 +168,12 @@ def read_page(run: WatchedRun, query: Query, offset: int, limit: int) -> Page:
     if query.text:
         found = find_text(found, query.text)
     rows = read_entries(found[offset : offset + limit])
-    return Page(len(entries), len(found), [describe_sample(add_agent(row)) for row in rows])
+    samples = [describe_sample(add_agent(row)) for row in rows]
+    return Page(len(entries), len(found), run.redactor().redact(samples))
+
+
+def _hide_secrets(run: WatchedRun, news: Sequence[Event]) -> list[Event]:
+    return [each._replace(data=run.redactor().redact(each.data)) for each in news]
 
 
 def _read_query(fields: Mapping[str, str]) -> tuple[Query, int, int]:

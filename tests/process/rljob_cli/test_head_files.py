@@ -14,7 +14,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from rljob_api.errors import TransientError
+from rljob_api.run.files import RunFile
 from rljob_api.wire.contract import PORT_RUN_FILES, RUN_ROUTE
+from rljob_cli.cluster.client import ClusterError
 from rljob_cli.cluster.head_files import FolderCopy, HeadPorts, copy_run
 from rljob_cli.cluster.pod_exec import PROTOCOL
 from rljob_trainer.run_folder.server import RunFileServer
@@ -68,6 +70,7 @@ class FakeCluster:
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self._session, self._url = session, url
         self.phase, self.connections = "Running", 0
+        self.refusal: ClusterError | None = None
 
     async def get_job(self, name):
         return {"metadata": {"name": name}}
@@ -82,6 +85,8 @@ class FakeCluster:
     @contextlib.asynccontextmanager
     async def open_port(self, pod, port):
         self.connections += 1
+        if self.refusal:
+            raise self.refusal
         async with self._session.ws_connect(self._url, protocols=(PROTOCOL,)) as socket:
             yield socket
 
@@ -147,4 +152,28 @@ async def test_a_job_without_a_head_says_so(head, tmp_path):
     async with connect(head) as cluster:
         cluster.phase = "Succeeded"
         with pytest.raises(Exception, match="RLJob team/sums: no head runs that would serve the run's files"):
+            await copy_run(cluster, "sums", tmp_path, lambda file: True)
+
+
+async def test_a_head_chooses_no_path_outside_of_the_copy(tmp_path):
+    names_of_head = ["../outside", "trajectories/../../outside", "/tmp/outside", "trajectories/x.sh", ".bashrc"]
+    listed = [RunFile(name=name, num_bytes=1, modified=1) for name in ["job.yaml", *names_of_head]]
+
+    async def answer(request):
+        if request.match_info["path"]:
+            return web.Response(text="spec: {}")
+        return web.json_response([file.model_dump() for file in listed])
+
+    app = web.Application()
+    app.router.add_get(f"{RUN_ROUTE}/{{path:.*}}", answer)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        head = HeadPorts("", str(server.make_url("")).rstrip("/"), TOKEN)
+        await FolderCopy(session, head, tmp_path / "in" / "copy").refresh()
+    assert names(tmp_path) == {"in/copy/job.yaml"}
+
+
+async def test_a_viewer_without_rights_is_told_which_are_missing(head, tmp_path):
+    async with connect(head) as cluster:
+        cluster.refusal = ClusterError("create pods/portforward: forbidden")
+        with pytest.raises(ClusterError, match=r"RLJob team/sums: .*: create pods/portforward: forbidden"):
             await copy_run(cluster, "sums", tmp_path, lambda file: True)

@@ -12,14 +12,21 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from rljob_api.run.folder import trajectory_file
 from rljob_api.run.metrics import append_records
 from rljob_api.run.recent import RecentSamples
+from rljob_api.run.trajectories import ResultRow
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_cli.run.endpoint import Endpoint, write_endpoint
+from rljob_inputs.prompts import Prompt
+from rljob_trainer.episodes.types import Group, ScoredResult
+from rljob_trainer.history.trajectory_log import write_file
 from tests.paths import DATA
+from tests.support.episodes import episode
 from tests.support.records import result_row, sample_row, step_record
 from tests.support.waiting import DEADLINE_SECONDS
 
@@ -133,3 +140,64 @@ async def test_page_is_read_only_and_only_for_those_with_its_address(ui):
         ):
             async with session.request(method, address) as response:
                 assert (address, response.status) == (address, status)
+
+
+async def test_no_answer_has_a_secret_of_the_job(ui):
+    url, runs = ui
+    secret = 'top"secret&value'
+    job = yaml.safe_load((runs / "letters/job.yaml").read_text())
+    job["spec"]["head"]["env"] = {"API_KEY": secret}
+    (runs / "letters/job.yaml").write_text(yaml.safe_dump(job))
+    call = json.dumps({"key": secret})
+    judged = {"valid": False, "reason": "exception", "message": f"401 for {secret}"}
+    failed = ResultRow(name="judge", **judged)
+    samples = [sample_row(prompt=f"use {secret}", completion=f"call({call})", rewards=[failed])]
+    waits = f"waits for https://user:password1@judge and {secret}"
+
+    async def status(_):
+        return web.Response(text=DriverStatus(step=8, phase="score", waits_for=waits).model_dump_json())
+
+    async def scored(_):
+        return web.Response(text=RecentSamples(feed="f", next=1, samples=samples).model_dump_json())
+
+    app = web.Application()
+    app.router.add_get("/status", status)
+    app.router.add_get("/samples", scored)
+    answer = episode(
+        text=f"call({call})", index=(0, 0, 0), results={"judge": ScoredResult(id="x", **judged)}, score=None
+    )
+    path = trajectory_file(runs / "letters", 99, "train")
+    write_file(path, "train", 99, [Group(0, Prompt(0, f"use {secret}", [1]), [answer])])
+    async with TestServer(app) as head, aiohttp.ClientSession() as session:
+        write_endpoint(runs / "letters", Endpoint(str(head.make_url("")).rstrip("/"), "secret"))
+        async with session.get(f"{url}samples?run=letters&step=99%20train") as response:
+            [stored] = (await response.json())["samples"]
+        async with session.get(f"{url}events?run=letters") as response:
+            stream = Stream(response)
+            [recent] = (await stream.next("samples"))["samples"]
+            assert (await stream.next("status"))["rows"] == [
+                ["driver", "score: waits for https://(hidden)@judge and (hidden)"]
+            ]
+    for sample in (stored, recent):
+        assert (sample["prompt"], sample["completion"]) == ("use (hidden)", 'call({"key": "(hidden)"})')
+        assert sample["rewards"][0]["message"] == "401 for (hidden)"
+
+
+async def test_runs_that_are_deleted_or_unreadable_meanwhile_are_no_error_of_the_server(ui):
+    url, runs = ui
+    async with aiohttp.ClientSession() as session:
+
+        async def get(query):
+            async with session.get(url + query) as response:
+                return response.status, await response.text()
+
+        (runs / "letters").rename(runs / "letters.old")  # as with --fresh
+        assert (await get("?run=letters"))[0] == 404
+        assert (await get("?run=letters.old"))[0] == 200
+        for path in (runs / "other/trajectories").iterdir():
+            path.write_bytes(b"no parquet")
+        code, text = await get("?run=other")
+        assert (code, "cannot be read" in text) == (409, True)
+        shutil.rmtree(runs / "letters.old")
+        shutil.rmtree(runs / "other")
+        assert await get("") == (404, "no run is left: their folders were deleted\n")

@@ -277,7 +277,7 @@
         form.elements[name].value = value;
       }
       const isDone = sections.map((id) => replaceSection(id, other.getElementById(id)));
-      if (isDone.includes(false)) replaceSoon();
+      if (isDone.includes(false)) document.addEventListener("focusout", replaceSoon, { once: true });
     };
     const replaceSoon = () => {
       replacing ??= setTimeout(replaceAll, 2000);
@@ -318,7 +318,14 @@
           element("tr", {}, element("th", { scope: "row", textContent: who }), element("td", { textContent: what }))));
       },
     };
-    const act = (kind, text) => (isPaused ? waiting.push([kind, text]) : actions[kind](JSON.parse(text)));
+    const act = (kind, text) => (isPaused ? keep(kind, text) : actions[kind](JSON.parse(text)));
+    // However long the page pauses: of what replaces an earlier one the last, and as many samples as the page shows.
+    const keep = (kind, text) => {
+      const earlier = kind === "samples" ? -1 : waiting.findIndex((each) => each[0] === kind);
+      if (earlier >= 0) waiting.splice(earlier, 1);
+      waiting.push([kind, text]);
+      if (waiting.length > SCORED + 3) waiting.splice(waiting.findIndex((each) => each[0] === "samples"), 1);
+    };
     pause.addEventListener("click", () => {
       isPaused = !isPaused;
       pause.setAttribute("aria-pressed", String(isPaused));

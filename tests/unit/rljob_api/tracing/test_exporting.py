@@ -57,3 +57,19 @@ def test_an_image_without_the_package_works_without_traces(collector, monkeypatc
         record()
         assert not spans.is_on()
     assert "install opentelemetry-exporter-otlp-proto-http in the image" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many"),
+        ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "99999"),
+        ("OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER", "none"),
+    ],
+)
+def test_a_variable_that_the_sdk_refuses_costs_the_traces_alone(collector, monkeypatch, caplog, name, value):
+    monkeypatch.setenv(name, value)
+    with caplog.at_level(logging.WARNING), exporting("rljob-head", {}, ratio=1.0):
+        record()
+        assert not spans.is_on()
+    assert "OTEL_* has a value that OpenTelemetry refuses" in caplog.text

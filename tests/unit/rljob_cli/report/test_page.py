@@ -80,6 +80,20 @@ def test_value_that_stands_in_the_page_itself_does_not_break_it(run):
     assert "function" in re.search(r"<script>(.*?)</script>", page, re.DOTALL)[1]
 
 
+@pytest.mark.parametrize("word", ["completion", "components", "textContent", "font-family"])
+def test_a_secret_that_is_a_word_of_the_page_leaves_the_page_whole(run, word):
+    job = {"spec": {"rewards": [{"env": {"ANSWER_KEY": word}}]}}
+    [[row, *_], *_] = run.samples
+    sample = row.model_copy(update={"completion": f"said {word}"})
+    pages = [render_page(replace(run, job=each, samples=[[sample]]), NOW) for each in (job, None)]
+    programs = [re.search(r"<script>(.*?)</script>", page, re.DOTALL)[1] for page in pages]
+    styles = [re.search(r"<style>(.*?)</style>", page, re.DOTALL)[1] for page in pages]
+    assert (programs[0], styles[0]) == (programs[1], styles[1])
+    [shown] = json.loads(re.search(r'id="data">(.*?)</script>', pages[0])[1])["samples"]
+    assert shown["completion"] == "said (hidden)"
+    assert shown["rewards"][0]["components"] == row.rewards[0].components
+
+
 def test_elements_are_balanced_and_no_address_leaves_the_page(run):
     found = outline(render_page(run, NOW))
     assert found.addresses

@@ -41,7 +41,6 @@ from rljob_cli.trajectories.tables import number, seconds
 _ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 """Colours of a terminal, in the last lines of logs."""
 _FILES = resources.files("rljob_cli.report") / "template"
-_OWN = ("report.html.jinja", "report.css", "report.js")
 
 
 class RunLine(NamedTuple):

@@ -15,6 +15,10 @@ from rljob_cli.output import choose_format, is_json, print_error
 class _Commands(TyperGroup):
     """Lists commands by what they act on, and prints invalid arguments as JSON if `--output json` requests it."""
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        """In the order in which the shell completes them, whatever file declares them."""
+        return sorted(self.commands)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for title, rows in group_commands(self.commands.values(), formatter.width):
             with formatter.section(title):

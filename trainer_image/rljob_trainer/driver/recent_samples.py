@@ -19,7 +19,7 @@ from rljob_trainer.episodes.types import Episode, Group, ScoredResult, failed_as
 
 _MAX_SAMPLES = 512
 _MAX_CHARACTERS = 1_000
-"""Limit of one text: all texts together take at most about 2 MB."""
+"""Limit of one text. 512 samples take about 2 MB, and at most 16 MB more if each has 32 long messages of rewards."""
 _MAX_RESULTS = 32
 
 

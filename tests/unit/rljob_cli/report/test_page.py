@@ -82,7 +82,7 @@ def test_value_that_stands_in_the_page_itself_does_not_break_it(run):
 
 @pytest.mark.parametrize("word", ["completion", "components", "textContent", "font-family"])
 def test_a_secret_that_is_a_word_of_the_page_leaves_the_page_whole(run, word):
-    job = {"spec": {"rewards": [{"env": {"ANSWER_KEY": word}}]}}
+    job = {"spec": {"rewards": [{"env": {"ANSWER_PASSWORD": word}}]}}
     [[row, *_], *_] = run.samples
     sample = row.model_copy(update={"completion": f"said {word}"})
     pages = [render_page(replace(run, job=each, samples=[[sample]]), NOW) for each in (job, None)]

@@ -15,8 +15,9 @@ HIDDEN: Final = "(hidden)"
 _SECRET_NAME = re.compile(
     r"token(?!iz)|key|secret|passw|pwd|credential|auth|webhook|dsn|cookie|signature|connection_?string", re.IGNORECASE
 )
-_NO_SECRET_NAME = re.compile(r"(_path|_file|_dir|_sock|_mode|_url|_uri|_host|_user(name)?)$", re.IGNORECASE)
-"""Names of variables that say where a secret is, or how it is used. What is secret in a URL has its form."""
+_NO_SECRET_NAME = re.compile(r"(_path|_file|_dir|_sock|_mode|_url|_uri|_host|_user(name)?|^(old)?pwd)$", re.IGNORECASE)
+"""Names of variables that say where a secret is, or how it is used, and the shell's working directory, PWD. What is
+secret in a URL has its form."""
 _SECRET_OPTION = re.compile(
     r"^-*([\w-]*[-_])?(api[-_]?key|access[-_]?key|password|passwd|secret|token|bearer)$", re.IGNORECASE
 )

@@ -107,3 +107,8 @@ def test_long_texts_of_repeated_parts_take_no_time(part):
     """Models repeat themselves. The time of `--[\\w-]*token` would grow with the third power: minutes for this text."""
     text = part * (60_000 // len(part))
     assert Redactor().hide(text) == text
+
+
+def test_the_shells_working_directory_is_no_secret():
+    hide = redact_environment({"PWD": "/work/job", "OLDPWD": "/work", "DB_PWD": "s3cretword"}).hide
+    assert hide("/work/job/reward.py, s3cretword") == f"/work/job/reward.py, {HIDDEN}"

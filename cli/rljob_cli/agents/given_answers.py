@@ -16,7 +16,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import LABEL_ROLE, PATH_RUN
 from rljob_cli.check.try_reward import TOKEN
 from rljob_cli.check.waits import find_ended_container
-from rljob_cli.local.cluster import LocalCluster
+from rljob_cli.local.cluster import LOCAL_DEFAULTS, LocalCluster
 from rljob_cli.local.network import claim_block
 from rljob_cli.manifests import is_ready, labels_of, phase_of, role_of
 from rljob_core.backend import Manifest
@@ -51,7 +51,7 @@ def build_rehearsal(job: RLJob, rewards: Collection[str]) -> list[Manifest]:
     """Return the job's objects without trainers, rollouts and other rewards. The head's Pod has another program."""
     names = {HEAD, *(f"{REWARD}-{name}" for name in rewards)}
     kept = []
-    for child in render_children(job, TOKEN):
+    for child in render_children(job, TOKEN, defaults=LOCAL_DEFAULTS):
         labels, template = labels_of(child), child.get("spec", {}).get("template", {}).get("spec", {})
         role = labels.get(LABEL_ROLE, "")
         if child["kind"] not in _KINDS or (role and role != AGENT and read_role_name(labels) not in names):

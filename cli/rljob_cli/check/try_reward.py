@@ -28,7 +28,7 @@ from rljob_cli.check.samples import SampleBuilder, load_job_tokenizer
 from rljob_cli.check.score_client import score_all
 from rljob_cli.check.waits import LIMIT_SECONDS, find_ended_container, find_import_place, report_waits
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
-from rljob_cli.local.cluster import LocalCluster
+from rljob_cli.local.cluster import LOCAL_DEFAULTS, LocalCluster
 from rljob_cli.local.network import Network, claim_block
 from rljob_cli.local.node.container import is_marker
 from rljob_cli.manifests import is_ready, labels_of
@@ -167,7 +167,7 @@ def reward_children(job: RLJob, reward: Reward) -> list[Manifest]:
 
 def service_children(job: RLJob, names: Container[str]) -> list[Manifest]:
     """Return the planned objects of the services with these names, and the Secret with the token."""
-    children = render_children(_without_trainer(job), TOKEN)
+    children = render_children(_without_trainer(job), TOKEN, defaults=LOCAL_DEFAULTS)
     kinds = ("ConfigMap", "Service", "Deployment")
     own = [c for c in children if c["kind"] in kinds and read_service_name(labels_of(c)) in names]
     return [child for child in children if child["kind"] == "Secret"] + own

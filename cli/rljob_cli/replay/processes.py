@@ -16,7 +16,7 @@ from rljob_api.run.metrics import StepRecord
 from rljob_api.wire.contract import LABEL_ROLE, PATH_RUN, ExitCode
 from rljob_cli.check.try_reward import TOKEN
 from rljob_cli.check.waits import find_ended_container
-from rljob_cli.local.cluster import STOP_SECONDS, LocalCluster
+from rljob_cli.local.cluster import LOCAL_DEFAULTS, STOP_SECONDS, LocalCluster
 from rljob_cli.local.network import Network
 from rljob_cli.manifests import labels_of, role_of
 from rljob_cli.replay.plan import ReplayPlan
@@ -62,7 +62,7 @@ def separate(spec: RLJobSpec) -> RLJobSpec:
 def build_objects(job: RLJob) -> list[Manifest]:
     """Return the job's objects without rollouts and services. The head's Pod has another program."""
     kept = []
-    for child in render_children(job, TOKEN):
+    for child in render_children(job, TOKEN, defaults=LOCAL_DEFAULTS):
         if child["kind"] not in _KINDS or labels_of(child).get(LABEL_ROLE, HEAD) not in (HEAD, TRAINER):
             continue
         template = child.get("spec", {}).get("template", {}).get("spec", {})

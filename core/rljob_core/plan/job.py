@@ -81,11 +81,17 @@ def plan_job(
     )
 
 
-def render_children(job: RLJob, token: str, models: Mapping[str, RewardModel] = MappingProxyType({})) -> list[Manifest]:
+def render_children(
+    job: RLJob,
+    token: str,
+    models: Mapping[str, RewardModel] = MappingProxyType({}),
+    *,
+    defaults: Defaults = DEFAULTS,
+) -> list[Manifest]:
     """The children of a new job, as `rljob render` prints them. Raises UserError with one problem per line."""
     if problems := find_problems(job):
         raise UserError("\n".join(problems))
-    return build_children(job, token, DEFAULTS, models)
+    return build_children(job, token, defaults, models)
 
 
 class _Context:

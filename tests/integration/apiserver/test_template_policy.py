@@ -197,6 +197,11 @@ REFUSED_WITHOUT_PODS = [
         "secrets (spec.rewards[0].judge.endpoint.apiKeySecretRef: key)",
     ),
     ({"hub": {"tokenSecretRef": {"name": "key", "key": "k"}}}, "secrets (spec.hub.tokenSecretRef: key)"),
+    ({"objectStorage": {"secretRef": {"name": "key"}}}, "secrets (spec.objectStorage.secretRef: key)"),
+    (
+        {"tracing": {"endpoint": "http://collector:4318", "headersSecretRef": {"name": "key", "key": "k"}}},
+        "secrets (spec.tracing.headersSecretRef: key)",
+    ),
     (
         model_user(apiKeySecretRef={"name": "key", "key": "k"}),
         "secrets (spec.agent.user.model.endpoint.apiKeySecretRef: key)",

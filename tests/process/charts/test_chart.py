@@ -170,6 +170,8 @@ def test_template_policy_checks_every_field_that_reaches_pods_or_secrets(render)
     }
     assert {path for path in fields if path.endswith("ecretRef") or path.endswith("ecretKeyRef")} == {
         ".hub.tokenSecretRef",
+        ".objectStorage.secretRef",
+        ".tracing.headersSecretRef",
         ".judge.endpoint.apiKeySecretRef",
         ".rewards[].judge.endpoint.apiKeySecretRef",
         ".agent.user.model.endpoint.apiKeySecretRef",

@@ -158,9 +158,9 @@ REFUSED_FOR_ALL = [
 ]
 """What an RLJob's spec has besides the smallest one, and what the message contains."""
 REFUSED_WITHOUT_PODS = [
-    (
-        annotated({"k8s.v1.cni.cncf.io/networks": "other", "vault.hashicorp.com/role": "r"}),
-        "annotations (spec.head.template.metadata.annotations: k8s.v1.cni.cncf.io/networks, vault.hashicorp.com/role)",
+    *(
+        (annotated({name: "x"}), f"annotations (spec.head.template.metadata.annotations: {name})")
+        for name in ("k8s.v1.cni.cncf.io/networks", "vault.hashicorp.com/role")
     ),
     (
         volume(csi={"driver": "secrets-store.csi.k8s.io"}),

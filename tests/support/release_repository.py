@@ -44,6 +44,6 @@ def leave_out_what_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_release(repository: Path, *arguments: str) -> int:
-    """Run the command in a repository; return its exit code. What it builds is in the folder `release` beside it."""
+    """Run the command in a repository; return its exit code. What it builds is in the folder `release` next to it."""
     out = ("--out", str(repository.parent / "release"), "--images", "none", "--date", DATE)
     return command.main([*arguments, *out], repository)

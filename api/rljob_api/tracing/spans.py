@@ -111,7 +111,7 @@ def resume(traceparent: str) -> Span:
 
 
 def current() -> str:
-    """Return the traceparent of the current span, for whoever works for it; empty without one."""
+    """Return the traceparent of the current span, for what works for it; empty without one."""
     return "" if _recorder is None else _recorder.current()
 
 

@@ -1,6 +1,6 @@
 """The HTTP server of `rljob ui`: the page, its samples, and what changes, as server-sent events.
 
-Serves this machine alone, below a path that nobody can guess: other users of the machine cannot read it, nor can pages
+Serves this machine only, below a random path: other users of the machine cannot read it, nor can pages
 of other sites, whatever name they give this address. Invariants: nothing changes a run; a request reads one page of
 samples; nothing that reads a run's files holds the event loop; no answer has a secret of the job.
 """

@@ -37,7 +37,7 @@ class MissingRevisionError(RefusedError):
 @dataclass(frozen=True)
 class HubAccess:
     """Address and token of the Hub. None: what huggingface_hub finds (its environment, `hf auth login`). And of the
-    object storage that a job may use beside it."""
+    object storage that a job may use in addition."""
 
     endpoint: str | None = None
     token: str | None = None

@@ -39,7 +39,7 @@ def find_cache(environment: Mapping[str, str] = os.environ) -> Path:
 
 @dataclass(frozen=True)
 class Copy:
-    """The copy of a listing. Files that nobody has needed may be missing."""
+    """The copy of a listing. Files that were not needed yet may be missing."""
 
     listing: Listing
     folder: Path

@@ -226,20 +226,14 @@ class Collector:
     async def _rescore(self, group: Group, names: set[str], plan: CollectionPlan, progress: ReadProgress) -> None:
         scorer = self.rewards.open_group(plan.group_id(group.index), plan.lane, plan.group_size, names)
         episodes = group.by_sample()
-        await run_all([self._score_again(group.prompt, each, plan, scorer, progress) for each in episodes])
+
+        async def score(trajectories: Sequence[Episode]) -> None:
+            with spans.resume(trajectories[0].traceparent):
+                await self._score(group.prompt, trajectories, plan, scorer, progress)
+
+        await run_all([score(each) for each in episodes])
         for name in names:
             self.rewards.clients[name].num_rescored += sum(episode.failure is None for episode in group.episodes)
-
-    async def _score_again(
-        self,
-        prompt: Prompt,
-        trajectories: Sequence[Episode],
-        plan: CollectionPlan,
-        scorer: GroupScorer,
-        progress: ReadProgress,
-    ) -> None:
-        with spans.resume(trajectories[0].traceparent):
-            await self._score(prompt, trajectories, plan, scorer, progress)
 
 
 class Collection:

@@ -15,7 +15,8 @@ from rljob_api.run.recent import RecentSamples
 from rljob_api.run.trajectories import ResultRow, SampleRow
 from rljob_api.wire.base import Lane
 from rljob_api.wire.scores import ScoreResult
-from rljob_trainer.episodes.types import Episode, Group, ScoredResult, failed_as
+from rljob_trainer.episodes.types import Episode, Group
+from rljob_trainer.history.trajectory_log import describe_result
 
 _MAX_SAMPLES = 512
 _MAX_CHARACTERS = 1_000
@@ -65,18 +66,9 @@ def describe_scored(lane: Lane, step: int, group: Group, episode: Episode) -> Sa
 
 
 def _describe_result(name: str, result: ScoreResult) -> ResultRow:
-    cause = result.reason or failed_as(result)
-    return ResultRow(
-        name=name,
-        valid=result.valid,
-        score=result.score,
-        reason=None if cause is None else str(cause),
-        message=_shorten(result.message),
-        attempts=result.attempts if isinstance(result, ScoredResult) else None,
-        queue_seconds=result.queue_seconds,
-        execute_seconds=result.execute_seconds,
-        latency_seconds=result.latency_seconds if isinstance(result, ScoredResult) else None,
-    )
+    """Without components: a function may return any number of them."""
+    row = describe_result(name, result)
+    return row.model_copy(update={"components": {}, "message": _shorten(result.message), "version": ""})
 
 
 def _shorten(value: Any) -> str:

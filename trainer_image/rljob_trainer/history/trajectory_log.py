@@ -244,7 +244,7 @@ def describe_sample(lane: Lane, step: int, group: Group, episode: Episode, decod
         weights=f"{episode.generation}:{episode.versions[0]}",
         score=episode.score,
         advantage=episode.advantage,
-        rewards=[_describe_result(name, result) for name, result in episode.results.items()],
+        rewards=[describe_result(name, result) for name, result in episode.results.items()],
         end=episode.end.value,
         failure=_text(str(episode.failure)) if episode.failure else None,
         messages=_text(episode.messages) if is_conversation else None,
@@ -309,7 +309,8 @@ def _find_spans(turns: NDArray[np.int32]) -> list[tuple[int, int]]:
     return list(pairwise([*starts, len(turns)]))
 
 
-def _describe_result(name: str, result: ScoreResult) -> ResultRow:
+def describe_result(name: str, result: ScoreResult) -> ResultRow:
+    """Return what the log keeps of one reward's result."""
     cause = result.reason or failed_as(result)
     return ResultRow(
         name=name,

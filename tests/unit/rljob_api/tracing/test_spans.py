@@ -92,7 +92,7 @@ def test_one_decision_holds_for_the_whole_trace():
     with recording(ratio=0.0) as recorded:
         with spans.root("episode", {}) as episode, spans.span("chat") as chat:
             assert (episode.traceparent, chat) == ("", spans.NOT_RECORDED)
-            assert spans.current().endswith("-00"), "others are told that it is not recorded"
+            assert spans.current().endswith("-00"), "the flag says that it is not recorded"
         assert recorded.spans() == []
 
 

@@ -110,5 +110,5 @@ def test_long_texts_of_repeated_parts_take_no_time(part):
 
 
 def test_the_shells_working_directory_is_no_secret():
-    hide = redact_environment({"PWD": "/work/job", "OLDPWD": "/work", "DB_PWD": "s3cretword"}).hide
-    assert hide("/work/job/reward.py, s3cretword") == f"/work/job/reward.py, {HIDDEN}"
+    hide = redact_environment({"PWD": "/home/user/job", "OLDPWD": "/home/user", "DB_PWD": "s3cretword"}).hide
+    assert hide("/home/user/job/reward.py, s3cretword") == f"/home/user/job/reward.py, {HIDDEN}"

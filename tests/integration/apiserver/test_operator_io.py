@@ -247,10 +247,12 @@ async def test_resync_lists_no_warnings_and_keeps_those_that_the_watch_reported(
     await harness.create({"apiVersion": "v1", "kind": "Event", "message": "denied", **event})
     await harness.until("the cause", has_cause)
     await harness.wait_for_resyncs()
-    before = (lists.num, warnings.num)
-    await harness.wait_for_resyncs()
-    assert lists.num > before[0]
-    assert warnings.num == before[1], "a cluster may have many thousands"
+    before, num_rounds = (lists.num, warnings.num), 3
+    for _ in range(num_rounds):
+        await harness.wait_for_resyncs()
+    assert lists.num >= before[0] + num_rounds
+    # A watch that breaks off lists once, at any time.
+    assert warnings.num < before[1] + num_rounds, "a cluster may have many thousands"
     assert await has_cause()
 
 

@@ -66,7 +66,7 @@ def describe_scored(lane: Lane, step: int, group: Group, episode: Episode) -> Sa
 
 
 def _describe_result(name: str, result: ScoreResult) -> ResultRow:
-    """Without components: a function may return any number of them."""
+    """Without components: their number has no limit."""
     row = describe_result(name, result)
     return row.model_copy(update={"components": {}, "message": _shorten(result.message), "version": ""})
 

@@ -6,6 +6,7 @@ all programs of a pytest process, and each program forks its ranks.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import multiprocessing
 import os
@@ -86,6 +87,7 @@ def fork_ranks(folder: Path, num_ranks: int, scenarios: Callable[..., Any], *arg
 def _run_rank(
     rank: int, num_ranks: int, folder: Path, meeting: str, scenarios: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
+    faulthandler.enable()  # a crash in native code shows what each thread did
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/{meeting}", rank=rank, world_size=num_ranks)
     scenarios(rank, num_ranks, folder, *arguments).run()

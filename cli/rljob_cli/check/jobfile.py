@@ -191,7 +191,8 @@ def apply_override(data: Any, override: str) -> None:
 def _check_key(data: Any, key: str | int, override: str) -> None:
     is_index = isinstance(data, list) and isinstance(key, int) and key < len(data)
     if not is_index and not (isinstance(data, dict) and isinstance(key, str)):
-        raise UserError(f"--set {override}: {key} does not exist")
+        entries = f"; the entries of the list are [0] to [{len(data) - 1}]" if isinstance(data, list) and data else ""
+        raise UserError(f"--set {override}: {key} does not exist{entries}")
 
 
 def resolve(job: RLJob, folder: Path) -> RLJob:

@@ -88,6 +88,11 @@ def test_paths_are_parsed_as_messages_print_them():
     assert data == {"a": [{"b": [2, 3]}]}
 
 
+def test_override_of_a_list_that_names_no_entry_says_how_to():
+    with pytest.raises(UserError, match=r"--set a\.letters\.b=2: letters does not exist; .* are \[0\] to \[1\]"):
+        apply_override({"a": [{}, {}]}, "a.letters.b=2")
+
+
 MODELS = """\
 ---
 apiVersion: rljob.dev/v1alpha1

@@ -266,7 +266,8 @@ def _describe_progress(summary: RunSummary) -> str:
         return str(summary.steps)
     checkpoint = summary.checkpoint_step
     again = f"resumes after step {checkpoint}" if checkpoint else "starts over, since there is no checkpoint"
-    return f"{summary.steps} of {summary.total_steps}; the same `rljob run` {again}"
+    condition = "if it has stopped, " if summary.phase == "Unfinished" else ""  # or it is in progress
+    return f"{summary.steps} of {summary.total_steps}; {condition}the same `rljob run` {again}"
 
 
 def _from_to(points: Sequence[tuple[int, float | None]], note: str) -> str:

@@ -1,6 +1,6 @@
 """`rljob ui` beside a real run whose reward is slow: what the page shows while it trains, and what it costs.
 
-`pytest tests/integration/report/test_ui_real.py -m slow -s` prints the cost.
+`pytest tests/integration/report/test_ui_real.py -m nightly -s` prints the cost.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 
 from tests.integration.report.live_run import STEPS, open_live_run
 
-pytestmark = [pytest.mark.real, pytest.mark.slow]
+pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
 
 def test_page_shows_samples_as_they_are_scored_and_steps_as_they_end(tmp_path: Path) -> None:
@@ -29,5 +29,5 @@ def test_page_shows_samples_as_they_are_scored_and_steps_as_they_end(tmp_path: P
         used, total = live.server_cpu_seconds(), live.run_cpu_seconds()
         print(json.dumps({"page_cpu_seconds": used, "run_cpu_seconds": total, "share": round(used / total, 4)}))
         assert live.run.finish().steps == STEPS
-        expect(page.locator("#waits")).to_contain_text("none answers")
-        expect(page.locator("#curves figure").first.locator("circle:not([data-lane])")).to_have_count(STEPS)
+        expect(page.locator("#waits")).to_contain_text("none answers", timeout=60_000)
+        expect(page.locator("#curves figure").first.locator("circle:not([data-lane])")).to_have_count(STEPS, timeout=60_000)

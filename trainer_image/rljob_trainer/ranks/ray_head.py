@@ -39,8 +39,11 @@ class RayHead:
 
     async def start(self) -> None:
         await self._wait_for_port()
-        # No resources: ranks run on the trainers' nodes only.
-        arguments = ["--head", f"--port={listening_port(PORT_RAY)}", "--num-gpus=0", "--include-dashboard=false"]
+        # No resources: ranks run on the trainers' nodes only. No process that no rank needs: neither the dashboard's
+        # pages, nor the monitor of an autoscaler, whose metrics would be on all addresses without a token.
+        arguments = [
+            "--head", f"--port={listening_port(PORT_RAY)}", "--num-gpus=0", "--include-dashboard=false", "--no-monitor",
+        ]  # fmt: skip
         command = ray_node.build_start_command(arguments, self._address, self._folder.name, self._store_bytes)
         environment = {**os.environ, **ray_node.ray_environment()}
         self._process = await asyncio.create_subprocess_exec(

@@ -17,6 +17,7 @@ from typing import Any
 from rljob_api import API_VERSION
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.policy import POLICY_NAME
 from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.wire.contract import MANAGED_BY, SCHEDULING_GATE
 from rljob_core.backend import (
@@ -40,12 +41,12 @@ from rljob_core.backend import (
 )
 from rljob_core.children.config import read_token
 from rljob_core.kube.client import MERGE_PATCH, SSA, STRATEGIC_MERGE_PATCH, ApiError, KubeApi
-from rljob_core.kube.resources import EVENT, POD, REWARD_MODEL, RLJOB, Resource, resource_of, resources_of_kind
+from rljob_core.kube.resources import EVENT, POD, POLICY, REWARD_MODEL, RLJOB, Resource, resource_of, resources_of_kind
 from rljob_core.plan.apply_scaling import is_autoscaled, read_demands
 from rljob_operator.kube.cache import Cache, ObjectKey, newest_warnings
 from rljob_operator.kube.driver import DriverClient, find_driver
 from rljob_operator.kube.driver_request import DriverEndpoint
-from rljob_operator.kube.manifests import read_job, read_model
+from rljob_operator.kube.manifests import read_job, read_model, read_policy
 from rljob_operator.kube.preflight import CREATE_ONLY, Preflight
 from rljob_operator.kube.progress import ProgressReports
 from rljob_operator.kube.refusals import is_conflict, translate
@@ -93,6 +94,8 @@ class KubernetesBackend:
 
     async def observe(self, owner: Owner) -> ObservedState:
         observed = self._observe_owned(ObjectKey(owner.kind, owner.metadata.namespace, owner.metadata.name))
+        policy, problem = read_policy(self.cache.get(POLICY.key, owner.metadata.namespace, POLICY_NAME))
+        observed = replace(observed, policy=policy, policy_problem=problem)
         if not isinstance(owner, RLJob):
             return replace(observed, demands=await self._observe_demands(owner))
         max_age = DEMAND_POLL_SECONDS if is_autoscaled(owner) else PROGRESS_POLL_SECONDS

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from rljob_api.errors import TransientError
-from rljob_api.generate.crd import build_object_schema
+from rljob_api.generate.crd import Kind, build_object_schema
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.policy import RLJobPolicy
 from rljob_api.manifest.services.reward import RewardModel
 from rljob_core.kube.client import ApiError, KubeApi
-from rljob_core.kube.resources import REWARD_MODEL, RLJOB, Resource
+from rljob_core.kube.resources import POLICY, REWARD_MODEL, RLJOB, Resource
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ UPGRADE_CRDS = "upgrade the CRDs: helm upgrade, or kubectl apply --server-side -
 UPGRADE_OPERATOR = "upgrade the operator: helm upgrade"
 MAX_LISTED_FIELDS = 5
 _PRESERVE = "x-kubernetes-preserve-unknown-fields"
-_MODELS: dict[Resource, type[RLJob] | type[RewardModel]] = {RLJOB: RLJob, REWARD_MODEL: RewardModel}
+_MODELS: dict[Resource, Kind] = {RLJOB: RLJob, REWARD_MODEL: RewardModel, POLICY: RLJobPolicy}
 
 
 async def find_crd_problem(api: KubeApi) -> str:

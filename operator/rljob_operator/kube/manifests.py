@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from rljob_api.manifest.base import ObjectMeta
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.policy import RLJobPolicy
 from rljob_api.manifest.services.reward import RewardModel, RewardModelStatus
 from rljob_api.manifest.status import RLJobStatus
 from rljob_api.read.documents import format_path
@@ -32,6 +33,19 @@ def read_job(manifest: Manifest) -> RLJob:
 def read_model(manifest: Manifest) -> RewardModel:
     """Raises InvalidOwnerError and UnknownFieldsError."""
     return _read(RewardModel, RewardModelStatus, manifest)
+
+
+def read_policy(manifest: Manifest | None) -> tuple[RLJobPolicy | None, str]:
+    """Return the policy of a namespace, and why it cannot be read, if it exists and cannot."""
+    if manifest is None or manifest["metadata"].get("deletionTimestamp"):
+        return None, ""
+    try:
+        return RLJobPolicy.model_validate(manifest), ""
+    except ValidationError as error:
+        fields = ", ".join(format_path(detail["loc"]) for detail in error.errors(include_url=False))
+        metadata = manifest["metadata"]
+        where = f"RLJobPolicy {metadata.get('namespace', '')}/{metadata['name']}"
+        return None, f"{where} has fields that this operator cannot read: {fields}; {_REMEDY}"
 
 
 def _read(type_: type[_Owner], status_type: type[RLJobStatus | RewardModelStatus], manifest: Manifest) -> _Owner:

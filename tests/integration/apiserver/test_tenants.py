@@ -1,4 +1,4 @@
-"""A namespace's RLJobPolicy on a real API server: defaults, limits, and changes of it."""
+"""A namespace's RLJobPolicy on a real API server: its defaults, limits and changes."""
 
 from __future__ import annotations
 

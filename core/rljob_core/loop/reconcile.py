@@ -51,7 +51,7 @@ from rljob_core.plan.reward_model import plan_invalid_model, plan_rejected_model
 OnUnchanged = Callable[[Owner, ObservedState, Plan[Any]], None]
 PlanOwner = Callable[[Owner, ObservedState], Plan[Any]]
 AsStored = Callable[[Any, OwnerStatus], Any]
-"""Gets a kind and a status, and returns what the API server keeps of it."""
+"""Gets a kind and a status, and returns the part that the API server stores."""
 
 CONFLICT_RETRY_SECONDS = 30.0
 """How soon to retry a name that another owner's object has: its deletion causes no watch event."""

@@ -58,7 +58,7 @@ class KindSkew:
     installed: Schema
     """That of the CRD."""
     version: str
-    """Of the CRD."""
+    """Version of the CRD."""
 
     def read(self, manifest: Manifest) -> tuple[Manifest, list[str]]:
         """Return a stored object without fields that only the CRD has, and the paths of those that are set."""

@@ -62,7 +62,7 @@ def test_missing_file_is_a_user_error(tmp_path):
         load_policy(tmp_path / "missing")
 
 
-def test_stored_policy_of_another_version_is_left_to_the_operator():
+def test_stored_policy_with_unknown_fields_is_left_to_the_operator():
     assert read_policy({"metadata": {"name": "default"}, "spec": {"later": 1}}) is None
 
 

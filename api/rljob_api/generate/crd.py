@@ -225,7 +225,7 @@ def build_manifest(crd: Schema) -> str:
 
 def build_chart_template(crd: Schema) -> str:
     """Return the CRD as a Helm template, so that Helm upgrades it (Helm never upgrades a chart's crds/ folder)."""
-    annotations = crd["metadata"]["annotations"] | {"helm.sh/resource-policy": "keep"}
+    annotations = crd["metadata"].get("annotations", {}) | {"helm.sh/resource-policy": "keep"}
     kept = {**crd["metadata"], "annotations": annotations}
     text = build_manifest({**crd, "metadata": kept}).removeprefix(_HEADER)
     # Escape braces in descriptions and rules, which Helm would interpret.

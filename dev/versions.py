@@ -28,6 +28,7 @@ _NUMBERS: Mapping[str, tuple[str, ...]] = {
     "uv.lock": (rf'(name = "rljob[\w-]*"\nversion = "){_NUMBER}',),
     "api/rljob_api/__init__.py": (rf'(?m)^(__version__ = "){_NUMBER}',),
     "docs/*.md": (_PIN,),
+    **dict.fromkeys(("crds/*.yaml", "charts/rljob/templates/crds/*.yaml"), (rf"(rljob\.dev/version: ){_NUMBER}",)),
 }
 """Where a package's version follows the group, by glob."""
 _TAGS: Mapping[str, tuple[str, ...]] = {

@@ -15,7 +15,8 @@ from rljob_cli.check.gpu_sharing import describe_sharing, share_machine
 from rljob_cli.check.jobfile import JobFile, Target, check_file, load, load_partial
 from rljob_cli.check.machine import Machine
 from rljob_cli.check.preflight import check_objects, locate, read_trained_config
-from rljob_cli.check.verdict import describe_unused, judge, print_verdict, to_json
+from rljob_cli.check.tenant_policy import load_policy
+from rljob_cli.check.verdict import describe_unused, find_policy_problems, judge, print_verdict, to_json
 from rljob_cli.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, guard
 from rljob_cli.local.network import claim_block
 from rljob_cli.local.node.cpus import has_bfloat16, use_float32
@@ -131,15 +132,23 @@ def _print_result(folder: Path, phase: str, output: str) -> None:
 
 @guard
 def validate_command(
-    paths: list[Path], overrides: list[str], volumes: list[str], output: str, target: Target | None, should_call: bool
+    paths: list[Path],
+    overrides: list[str],
+    volumes: list[str],
+    output: str,
+    target: Target | None,
+    should_call: bool,
+    policy_file: Path | None = None,
 ) -> int:
     claims, found = parse_claims(volumes), []
+    policy = load_policy(policy_file) if policy_file else None
     for path in paths:
         verdict, error = None, None
         try:
             file = load_partial(path, overrides)
             folder = Path("runs").resolve() / file.job.metadata.name
-            verdict = judge(file, folder, claims, target=target, should_call=should_call)
+            extra = find_policy_problems(file, policy)
+            verdict = judge(file, folder, claims, target=target, extra=extra, should_call=should_call)
             verdict.raise_problems()
         except UserError as caught:
             error = caught

@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.policy import RLJobPolicy
 from rljob_api.manifest.services.reward import RewardModel, RewardModelStatus
 from rljob_api.manifest.status import RLJobStatus
 from rljob_api.wire.driver_status import DriverStatus, RewardDemand
@@ -115,6 +116,10 @@ class ObservedState:
     """The RewardModels that the job references, as far as they exist."""
     demands: tuple[Demand, ...] = ()
     """For a RewardModel: the demand of the jobs that reference it."""
+    policy: RLJobPolicy | None = None
+    """The policy of the namespace."""
+    policy_problem: str = ""
+    """Why the namespace's policy cannot be read: then nothing new starts."""
     keeps_files: bool = False
     """Whether the folder of a run stays without a claim, as with `rljob run`."""
 

@@ -15,6 +15,7 @@ from rljob_api import __version__
 from rljob_api.errors import UserError
 from rljob_api.manifest.base import FreeForm, ObjectName, PathText, Spec
 from rljob_api.manifest.pod_settings import LocalObjectReference
+from rljob_api.manifest.policy import PolicyPools
 from rljob_api.manifest.quantity import Quantity
 from rljob_api.manifest.roles import LabelValue, Resources, Toleration
 from rljob_api.manifest.services.base import PythonVersion
@@ -99,6 +100,9 @@ class Defaults(_Section):
     """In addition to those of the role's nodePool."""
     node_selector: dict[str, LabelValue] = Field(default={}, max_length=64)
     """The labels of the role's nodePool take precedence."""
+    node_pools: PolicyPools = PolicyPools()
+    """Nodes by role, in addition: labels over those of nodeSelector, and tolerations. The role's own nodePool takes
+    precedence."""
     priority_class_name: ObjectName | None = None
     runtime_class_name: ObjectName | None = None
     pod_security_context: PodSecurityContext = _RESTRICTED

@@ -27,10 +27,11 @@ from rljob_core.plan.built_children import BuiltChildren
 from rljob_operator.health import Health
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache
-from rljob_operator.kube.crds import find_crd_problem
+from rljob_operator.kube.crds import check_crds
 from rljob_operator.kube.driver import DriverClient
 from rljob_operator.kube.idle import IdleTracker
 from rljob_operator.kube.lease import Lease
+from rljob_operator.kube.skew import Skew, count_minors
 from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.settings import Settings
 from rljob_operator.watch.informer import Informer
@@ -78,22 +79,26 @@ async def run_operator(
             await api.close()
 
     try:
-        await _wait_for_crds(api, health)
+        skew = await _wait_for_crds(api, health)
+        for kind, of_kind in skew.kinds.items():
+            metrics.record_skew(kind, of_kind.version, count_minors(of_kind.version) or 0)
         if lease:
             health.is_ready = lambda: True  # a standby is ready to lead
             await lease.acquire()
         metrics.leader.set(1)
-        await _lead(settings, api, lease, health, clock, now, on_watching)
+        await _lead(settings, api, lease, health, clock, now, on_watching, skew)
     finally:
         await run_uncancelled(end())
 
 
-async def _wait_for_crds(api: KubeApi, health: Health) -> None:
-    while problem := await find_crd_problem(api):
-        health.not_ready_reason = problem
-        log.error("%s; next check in %.0f s", problem, _CRD_RETRY_SECONDS)
+async def _wait_for_crds(api: KubeApi, health: Health) -> Skew:
+    """Return how the CRDs differ, once the operator may run with them."""
+    while (check := await check_crds(api)).problem:
+        health.not_ready_reason = check.problem
+        log.error("%s; next check in %.0f s", check.problem, _CRD_RETRY_SECONDS)
         await asyncio.sleep(_CRD_RETRY_SECONDS)
     health.not_ready_reason = "listing every kind for the first time"
+    return check.skew
 
 
 async def _lead(
@@ -104,6 +109,7 @@ async def _lead(
     clock: Callable[[], float],
     now: Callable[[], datetime],
     on_watching: Callable[[], None],
+    skew: Skew,
 ) -> None:
     cache, driver = Cache(clock), DriverClient(clock)
     informer = Informer(api, cache, settings.namespaces, settings.resync_seconds, on_watching)
@@ -118,6 +124,7 @@ async def _lead(
         now=now,
         clock=clock,
         on_read=health.metrics.record_owner,
+        skew=skew,
     )
     reconcile_key = build_reconcile(backend, health, complete_defaults(settings.defaults, _pod_namespace()), clock)
     work = asyncio.create_task(
@@ -146,7 +153,13 @@ def build_reconcile(
 ) -> ReconcileKey:
     """Return what a worker does with a key: skip an idle job, else reconcile and measure."""
     idle, metrics = IdleTracker(backend), health.metrics
-    reconcile_owner = partial(reconcile, backend, failures=FailureTracker(clock), build=BuiltChildren().build)
+    reconcile_owner = partial(
+        reconcile,
+        backend,
+        failures=FailureTracker(clock),
+        build=BuiltChildren().build,
+        as_stored=backend.skew.as_stored,
+    )
 
     async def reconcile_key(key: Key, now: datetime) -> float | None:
         kind = "RewardModel" if isinstance(key, RewardModelKey) else "RLJob"

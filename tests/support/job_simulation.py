@@ -48,13 +48,14 @@ class JobSimulation:
     def __init__(self, job, *, deletes_pods=False):
         self.job, self.now, self.children, self.pods = job, START, {}, {}
         self.driver, self.events, self.writes = None, [], 0
-        self.defaults = DEFAULTS
+        self.defaults, self.policy = DEFAULTS, None
         self._deletes_pods = deletes_pods
 
     def reconcile(self, seconds=1, **pods):
         self.pods |= pods
         self.now += timedelta(seconds=seconds)
-        observed = ObservedState(self.children, tuple(pod for pod in self.pods.values() if pod), self.driver)
+        alive = tuple(pod for pod in self.pods.values() if pod)
+        observed = ObservedState(self.children, alive, self.driver, policy=self.policy)
         made = plan_job(self.job, observed, self.now, defaults=self.defaults, new_token=lambda: "t")
         self.writes = sum(not contains(self.children.get(key_of(c)), stamp(c)) for c in made.children)
         self.writes += len(made.delete) + len(made.ungate) + (made.status != self.job.status)

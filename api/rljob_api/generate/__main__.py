@@ -11,19 +11,17 @@ import argparse
 import sys
 from pathlib import Path
 
-from rljob_api.generate.crd import build_chart_template, build_crd, build_manifest, build_object_schema
+from rljob_api.generate.crd import KINDS, build_chart_template, build_crd, build_manifest, build_object_schema
 from rljob_api.generate.records import build_column_table, build_evaluation_table, build_step_table
 from rljob_api.generate.reference import build_reference
-from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.services.reward import RewardModel
 
 _ROOT = Path(__file__).resolve().parents[3]
 
 
 def build_files() -> dict[str, str]:
     """Return path in the repository -> content of all generated files."""
-    files = {"docs/reference.md": build_reference(build_object_schema(RLJob), build_object_schema(RewardModel))}
-    for model in (RLJob, RewardModel):
+    files = {"docs/reference.md": build_reference(*map(build_object_schema, KINDS))}
+    for model in KINDS:
         crd = build_crd(model)
         name = f"{crd['metadata']['name']}.yaml"
         files[f"crds/{name}"] = build_manifest(crd)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
+from rljob_api import __version__
 from rljob_api.generate.compact import shorten_repeated
 from rljob_api.manifest.base import Spec
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.policy import RLJobPolicy
 from rljob_api.manifest.services.reward import RewardModel
-from rljob_api.wire.contract import API_GROUP, API_VERSION
+from rljob_api.wire.contract import ANNOTATION_CRD_VERSION, API_GROUP, API_VERSION
 
 Schema = dict[str, Any]
+Kind = type[RLJob] | type[RewardModel] | type[RLJobPolicy]
+KINDS: tuple[Kind, ...] = (RLJob, RewardModel, RLJobPolicy)
+"""What has a CRD."""
 
 _HEADER = "# Generated from api/rljob_api by `make generate`; edit the types there.\n"
 _LIST_TYPE, _PRESERVE = "x-kubernetes-list-type", "x-kubernetes-preserve-unknown-fields"
@@ -57,9 +63,8 @@ def _convert(node: Schema, defs: dict[str, Schema]) -> Schema:
     if "description" in node:
         result["description"] = " ".join(node["description"].split())
     if node.get(_INT_OR_STRING):
-        return result | {
-            key: node[key] for key in ("anyOf", "maxLength", "pattern", "default", _INT_OR_STRING) if key in node
-        }
+        copied = ("anyOf", "maxLength", "pattern", "default", _INT_OR_STRING)
+        return result | {key: node[key] for key in copied if node.get(key) is not None}
     if "const" in node:
         node = {**node, "enum": [node["const"]]}
     result |= {key: node[key] for key in _COPIED if key in node and not (key == "default" and node[key] is None)}
@@ -82,7 +87,7 @@ def _convert(node: Schema, defs: dict[str, Schema]) -> Schema:
     return result | ({"nullable": True} if node.get("nullable") and "enum" not in node else {})
 
 
-def build_object_schema(model: type[RLJob] | type[RewardModel]) -> Schema:
+def build_object_schema(model: Kind) -> Schema:
     """Return the structural schema of a kind. Of metadata, only the name is constrained."""
     schema = model.model_json_schema(by_alias=True, schema_generator=_Generator)
     converted = _convert(schema, schema["$defs"])
@@ -100,8 +105,9 @@ def build_object_schema(model: type[RLJob] | type[RewardModel]) -> Schema:
                 "properties": {"name": {key: name[key] for key in ("type", "maxLength", "pattern")}},
             },
             "spec": properties["spec"],
-            "status": _without_defaults(properties["status"]),
+            **({"status": _without_defaults(properties["status"])} if "status" in properties else {}),
         },
+        **({_RULES: converted[_RULES]} if _RULES in converted else {}),
     }
 
 
@@ -163,25 +169,47 @@ _REWARD_SCALE = {
 }
 
 
-def build_crd(model: type[RLJob] | type[RewardModel]) -> Schema:
-    is_job = model is RLJob
-    kind = model.__name__
-    plural = f"{kind.lower()}s"
-    subresources: Schema = {"status": {}, "scale": _JOB_SCALE if is_job else _REWARD_SCALE}
+_POLICY_COLUMNS = [
+    _column("GPUs", "integer", ".spec.limits.gpus", "Most GPUs of one job"),
+    _column("Queue", "string", ".spec.defaults.queue", "Queue of jobs that name none"),
+    _AGE,
+]
+
+
+@dataclass(frozen=True)
+class _Served:
+    """How a kind is served."""
+
+    plural: str
+    short_name: str
+    columns: list[Schema]
+    scale: Schema | None = None
+    """The subresource scale of a kind with a status; None: a kind without both."""
+
+
+_SERVED: dict[Kind, _Served] = {
+    RLJob: _Served("rljobs", "rlj", _JOB_COLUMNS, _JOB_SCALE),
+    RewardModel: _Served("rewardmodels", "rwm", _REWARD_COLUMNS, _REWARD_SCALE),
+    RLJobPolicy: _Served("rljobpolicies", "rljpol", _POLICY_COLUMNS),
+}
+
+
+def build_crd(model: Kind) -> Schema:
+    kind, served = model.__name__, _SERVED[model]
     version = {
         "name": API_VERSION.rpartition("/")[2],
         "served": True,
         "storage": True,
-        "subresources": subresources,
-        "additionalPrinterColumns": _JOB_COLUMNS if is_job else _REWARD_COLUMNS,
+        **({"subresources": {"status": {}, "scale": served.scale}} if served.scale else {}),
+        "additionalPrinterColumns": served.columns,
         "schema": {"openAPIV3Schema": shorten_repeated(build_object_schema(model))},
     }
-    names: Schema = {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": kind.lower()}
-    names["shortNames"] = ["rlj"] if is_job else ["rwm"]
+    names: Schema = {"kind": kind, "listKind": f"{kind}List", "plural": served.plural, "singular": kind.lower()}
+    names["shortNames"] = [served.short_name]
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{API_GROUP}"},
+        "metadata": {"name": f"{served.plural}.{API_GROUP}", "annotations": {ANNOTATION_CRD_VERSION: __version__}},
         "spec": {"group": API_GROUP, "scope": "Namespaced", "names": names, "versions": [version]},
     }
 
@@ -197,7 +225,8 @@ def build_manifest(crd: Schema) -> str:
 
 def build_chart_template(crd: Schema) -> str:
     """Return the CRD as a Helm template, so that Helm upgrades it (Helm never upgrades a chart's crds/ folder)."""
-    kept = {**crd["metadata"], "annotations": {"helm.sh/resource-policy": "keep"}}
+    annotations = crd["metadata"].get("annotations", {}) | {"helm.sh/resource-policy": "keep"}
+    kept = {**crd["metadata"], "annotations": annotations}
     text = build_manifest({**crd, "metadata": kept}).removeprefix(_HEADER)
     # Escape braces in descriptions and rules, which Helm would interpret.
     text = text.replace("{{", '{{ "{{" }}')

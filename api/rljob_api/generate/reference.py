@@ -15,9 +15,9 @@ Schema = dict[str, Any]
 _INTRO = """<!-- Generated from api/rljob_api by `make generate`; edit the types there. -->
 # Reference
 
-All fields of `RLJob` and `RewardModel` (`rljob.dev/v1alpha1`). Names are camelCase. Unknown fields are rejected with
-the nearest known name. In the column default, `required` means that there is no default, and `null` that the field may
-be left out; its meaning is then described. `rljob validate FILE` reports all errors of a file at once.
+All fields of `RLJob`, `RewardModel` and `RLJobPolicy` (`rljob.dev/v1alpha1`). Names are camelCase. Unknown fields are
+rejected with the nearest known name. In the column default, `required` means that there is no default, and `null` that
+the field may be left out; its meaning is then described. `rljob validate FILE` reports all errors of a file at once.
 
 Relative paths in a job file are relative to the job file, not to the working directory.
 """
@@ -27,7 +27,7 @@ _POD = tuple(yaml_fields(PodSettings))
 _TABLE = "| field | type | default | meaning |\n|---|---|---|---|\n"
 
 
-def build_reference(job: Schema, reward_model: Schema) -> str:
+def build_reference(job: Schema, reward_model: Schema, policy: Schema) -> str:
     spec, status = job["properties"]["spec"], job["properties"]["status"]
     simple = {name: node for name, node in spec["properties"].items() if name in _POD or not _fields(node)[0]}
     parts = [_INTRO, "\n## RLJob\n", job["description"], "\n\n", _table("spec", spec, simple)]
@@ -46,6 +46,8 @@ def build_reference(job: Schema, reward_model: Schema) -> str:
         f"deadlineSeconds and hedging, and of an RLJob's `spec` {', '.join(_POD[:-1])} and {_POD[-1]}.\n\n",
         f"### status\n{status['description']}\n\n",
         _table("status", status),
+        f"\n## RLJobPolicy\n{policy['description']} See [namespaces of several teams](tenants.md).\n\n",
+        _table("spec", policy["properties"]["spec"]),
     ]
     return "".join(parts)
 

@@ -37,9 +37,9 @@ class Resources(Spec):
     """Kubernetes' ResourceRequirements of the role's main container."""
 
     requests: dict[str, Quantity] = Field(default={}, max_length=32)
-    """Resources that the scheduler reserves, by name. Default: only the GPUs of gpusPerReplica."""
+    """What the scheduler reserves, by name. Default: only the GPUs of gpusPerReplica."""
     limits: dict[str, Quantity] = Field(default={}, max_length=32)
-    """Limits that the kubelet enforces, by name. RLJob adds the GPUs of gpusPerReplica as nodePool.gpuResource."""
+    """What the kubelet enforces, by name. RLJob adds the GPUs of gpusPerReplica as nodePool.gpuResource."""
 
 
 class Toleration(Spec):

@@ -31,6 +31,8 @@ ANNOTATION_RETRY = "rljob.dev/retry"
 ANNOTATION_RESTART = "rljob.dev/restart"
 """On an RLJob or RewardModel: a new value replaces all Pods, as the current operator builds them. `-ROLE`, a name of
 status.roles, is appended for one role (`kubectl rljob restart`)."""
+ANNOTATION_CRD_VERSION = "rljob.dev/version"
+"""On a CustomResourceDefinition: the version of RLJob that it was generated from."""
 SCHEDULING_GATE = "rljob.dev/gang"
 """Blocks the scheduling of a Pod until all Pods of its job exist (spec.scheduling.gang: gates)."""
 

@@ -50,7 +50,7 @@ app.kubernetes.io/part-of: rljob
   resources: [rljobs]
   verbs: [get, list, watch, delete]
 - apiGroups: [rljob.dev]
-  resources: [rewardmodels]
+  resources: [rewardmodels, rljobpolicies]
   verbs: [get, list, watch]
 - apiGroups: [rljob.dev]
   resources: [rljobs/status, rewardmodels/status]

@@ -79,6 +79,10 @@ def validate(
         bool, typer.Option("--cluster", help="For `kubectl apply`: needs no GPU, memory or file of this machine.")
     ] = False,
     local: Annotated[bool, typer.Option("--local", help="For `rljob run` on this machine.")] = False,
+    policy: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="RLJobPolicy of the namespace: kubectl get rljobpolicy default -o yaml."),
+    ] = None,
     no_call: NoCallOption = False,
     output: OutputOption = "text",
 ) -> None:
@@ -89,7 +93,7 @@ def validate(
         raise typer.BadParameter("pass --cluster or --local; without both, validate says what differs")
     target: Literal["local", "cluster"] | None = "cluster" if cluster else "local" if local else None
     files = files_of(jobs, filenames)
-    raise typer.Exit(validate_command(files, overrides or [], volumes or [], output, target, not no_call))
+    raise typer.Exit(validate_command(files, overrides or [], volumes or [], output, target, not no_call, policy))
 
 
 @app.command()

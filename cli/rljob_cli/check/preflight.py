@@ -92,7 +92,7 @@ def _check_weights(job: RLJob) -> Iterator[Finding]:
 
 def check_objects(file: JobFile) -> list[Finding]:
     """Check the objects that a cluster would get."""
-    found = [*map(_read_problem, find_problems(file.job)), *_check_relative_paths(file)]
+    found = [*map(read_problem, find_problems(file.job)), *_check_relative_paths(file)]
     inlined = {document.data["metadata"]["name"] for document in file.sources.values()}
     for name, model in file.reward_models.items():
         if name not in inlined:  # `rljob run` does not use it
@@ -101,7 +101,7 @@ def check_objects(file: JobFile) -> list[Finding]:
     return found
 
 
-def _read_problem(problem: str) -> Finding:
+def read_problem(problem: str) -> Finding:
     """`spec.trainer.env must ...` -> a finding at that field."""
     path, _, message = problem.partition(" ")
     is_field = path.startswith(("spec.", "metadata."))

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rljob_api.errors import UserError
+from rljob_api.manifest.policy import RLJobPolicy
 from rljob_api.read.documents import Problem
 from rljob_api.read.load import InvalidManifestError
+from rljob_cli.check import tenant_policy
 from rljob_cli.check.env_sources import describe_unread
 from rljob_cli.check.from_model import describe_from_model
 from rljob_cli.check.jobfile import Finding, JobFile, Target
 from rljob_cli.check.machine import Machine
 from rljob_cli.check.other_objects import describe
-from rljob_cli.check.preflight import Preflight, can_read_rows, run_checks
+from rljob_cli.check.preflight import Preflight, can_read_rows, read_problem, run_checks
 from rljob_inputs.findings import LengthTable, describe_lengths
 from rljob_inputs.machine.installation import describe_installation
 from rljob_inputs.models.defaults import FromModel
@@ -106,6 +110,16 @@ def build_verdict(file: JobFile, preflight: Preflight, target: Target | None, ex
         elif target is not None or finding.only is None:
             verdict.problems.append(problem)
     return verdict
+
+
+def find_policy_problems(file: JobFile, policy: RLJobPolicy | None) -> list[Problem]:
+    """What the policy of a namespace does not allow. Empty for a file with other errors, which come first."""
+    if policy is None or file.problems:
+        return []
+    with contextlib.suppress(UserError):  # another check says why the job cannot be built
+        found = tenant_policy.find_policy_problems(file.job, file.reward_models, policy)
+        return [_locate(file, read_problem(problem)) for problem in found]
+    return []
 
 
 def _locate(file: JobFile, finding: Finding) -> Problem:

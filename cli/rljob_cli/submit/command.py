@@ -14,12 +14,14 @@ from pathlib import Path
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.policy import POLICY_NAME, RLJobPolicy
 from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.read.documents import Document, Problem, parse_path
 from rljob_api.read.load import InvalidManifestError
 from rljob_cli.check.jobfile import JobFile, load_partial
 from rljob_cli.check.preflight import can_read_rows
 from rljob_cli.check.template_file import place_template
+from rljob_cli.check.tenant_policy import find_policy_problems, read_policy
 from rljob_cli.check.verdict import describe_skipped, judge
 from rljob_cli.cluster.client import CLAIM, Cluster, ClusterError, NotFoundError, Target
 from rljob_cli.cluster.commands import on_cluster
@@ -33,8 +35,10 @@ from rljob_cli.submit.sources import Tree, find_sources, get_value, read_tree
 from rljob_cli.submit.upload import build_pod, upload
 from rljob_core.backend import Manifest, ObservedState, utc_now
 from rljob_core.children.common import to_yaml
-from rljob_core.kube.resources import REWARD_MODEL, RLJOB, Resource, resource_of, resources_of_kind
+from rljob_core.defaults import DEFAULTS
+from rljob_core.kube.resources import POLICY, REWARD_MODEL, RLJOB, Resource, resource_of, resources_of_kind
 from rljob_core.plan.job import render_children
+from rljob_core.plan.policy_defaults import apply_policy, choose_queue
 from rljob_core.plan.reward_model import plan_reward_model
 
 _RESOURCES: Mapping[str, Resource] = {
@@ -100,7 +104,8 @@ def _load(path: Path, overrides: list[str], *, should_call: bool) -> JobFile:
 @on_cluster
 async def _submit(cluster: Cluster, file: JobFile, options: Options) -> int:
     submission = _plan(file, cluster.namespace, options)
-    children = _build_children(submission)
+    policy = await _find_policy(cluster)
+    children = _build_children(submission, policy)
     await _check(cluster, submission, children)
     # Of an earlier claim nothing can change.
     if submission.claim and not await cluster.find(CLAIM, submission.claim_name):
@@ -157,11 +162,24 @@ def _read_trees(file: JobFile, documents: list[Document]) -> dict[str, Tree]:
     return trees
 
 
-def _build_children(submission: Submission) -> list[Manifest]:
+async def _find_policy(cluster: Cluster) -> RLJobPolicy | None:
+    """Return the policy of the namespace, if it has one and the user may read it."""
+    try:
+        manifest = await cluster.find(POLICY, POLICY_NAME)
+    except ClusterError as error:
+        print(f"warning: the RLJobPolicy of the namespace was not checked: {error}", file=sys.stderr)
+        return None
+    return read_policy(manifest) if manifest else None
+
+
+def _build_children(submission: Submission, policy: RLJobPolicy | None) -> list[Manifest]:
     """Return what the operator will create. Raise UserError with all problems of the job."""
     models = {m["metadata"]["name"]: RewardModel.model_validate(m) for m in submission.others if _is_model(m)}
-    children = render_children(RLJob.model_validate(submission.job), "", models)
-    plans = (plan_reward_model(model, ObservedState(), utc_now()) for model in models.values())
+    job, defaults = RLJob.model_validate(submission.job), apply_policy(DEFAULTS, policy)
+    children = render_children(choose_queue(job, policy, {}), "", models, defaults=defaults)
+    if policy and (problems := list(find_policy_problems(job, models, policy))):
+        raise UserError("\n".join(problems))
+    plans = (plan_reward_model(model, ObservedState(), utc_now(), defaults=defaults) for model in models.values())
     return children + [child for plan in plans for child in plan.children]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.pod_settings import POD_SETTINGS as POD_SETTINGS
 from rljob_api.manifest.pod_settings import PodSettings
+from rljob_api.manifest.policy import PolicyPool
 from rljob_api.manifest.roles import NodePool, Resources, Role
 from rljob_api.manifest.services.models import ServedModel
 from rljob_api.manifest.sources import OBJECT_VARIABLES, Hub, ObjectStorage, parse_source
@@ -193,7 +194,7 @@ def _build_spec(owner: Owner, parts: PodParts) -> Manifest:
         # By name: a volume may be mounted twice.
         "volumes": list({volume.name: {"name": volume.name} | volume.source for volume in volumes}.values()),
     }
-    spec |= build_placement(parts.spec.node_pool, parts.defaults)
+    spec |= build_placement(parts.spec.node_pool, parts.defaults, parts.role)
     affinity = build_topology_affinity(owner, parts.spec, _label_domain(owner, parts))
     if parts.spec.node_pool.exclusive:
         affinity |= {"podAntiAffinity": _build_exclusive(parts.role)}
@@ -201,14 +202,20 @@ def _build_spec(owner: Owner, parts: PodParts) -> Manifest:
     return spec
 
 
-def build_placement(pool: NodePool, defaults: Defaults) -> Manifest:
+def build_placement(pool: NodePool, defaults: Defaults, role: str) -> Manifest:
     """The fields of Pods that choose their nodes, without `exclusive`."""
     spec: Manifest = {}
-    if node_selector := defaults.node_selector | pool.node_selector:
+    of_role: PolicyPool = getattr(defaults.node_pools, _resolve_role(role))
+    if node_selector := defaults.node_selector | of_role.node_selector | pool.node_selector:
         spec["nodeSelector"] = node_selector
-    if tolerations := [*pool.tolerations, *defaults.tolerations]:
+    if tolerations := [*pool.tolerations, *of_role.tolerations, *defaults.tolerations]:
         spec["tolerations"] = [toleration.to_manifest() for toleration in tolerations]
     return spec
+
+
+def _resolve_role(role: str) -> str:
+    """The role that has the defaults of `role`: an agent's Pods run the server of a reward."""
+    return common.REWARD if role == common.AGENT else role
 
 
 def build_settings(owner: Owner, defaults: Defaults) -> Manifest:
@@ -242,8 +249,7 @@ def _fill_resources(spec: Manifest, owner: Owner, parts: PodParts) -> Manifest:
     """The Pod's spec with the default requests and limits of the containers that RLJob builds. What the job says about
     a resource, in `resources` or in the template, of the container or of the whole Pod, replaces both defaults."""
     defaults = parts.defaults.resources
-    # An agent's Pods run the server of a reward.
-    of_role = getattr(defaults, common.REWARD if parts.role == common.AGENT else parts.role)
+    of_role = getattr(defaults, _resolve_role(parts.role))
     by_container = {parts.role: of_role, VLLM_CONTAINER: defaults.vllm}
     if isinstance(owner, RLJob) and owner.spec.scheduling.gang == "kueue":
         by_container = {name: _without_disk(resources) for name, resources in by_container.items()}

@@ -131,7 +131,9 @@ def _build_pod_spec(job: RLJob, service: HostedService, sandbox: Sandbox, defaul
     disk: Manifest = {"sizeLimit": resources["limits"].get(_DISK, defaults.reward_scratch_size)}
     server = [pods.Volume("server", {"emptyDir": {}}, _SERVER_FOLDER)] if sandbox.image else []
     volumes = [pods.Volume("work", {"emptyDir": disk}, _WORK), pods.Volume("tmp", {"emptyDir": disk}, "/tmp"), *server]
-    settings = pods.build_settings(job, defaults) | pods.build_placement(service.settings.node_pool, defaults)
+    settings = pods.build_settings(job, defaults) | pods.build_placement(
+        service.settings.node_pool, defaults, service.role
+    )
     return {
         "restartPolicy": "Always",
         "terminationGracePeriodSeconds": _GRACE_SECONDS,

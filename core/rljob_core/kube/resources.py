@@ -47,6 +47,7 @@ class Resource:
 
 RLJOB = Resource("RLJob", API_VERSION, "rljobs", label_selector=None)
 REWARD_MODEL = Resource("RewardModel", API_VERSION, "rewardmodels", label_selector=None)
+POLICY = Resource("RLJobPolicy", API_VERSION, "rljobpolicies", label_selector=None)
 POD = Resource("Pod", "v1", "pods")
 EVENT = Resource("Event", "v1", "events", label_selector=None, field_selector="type=Warning")
 LIMIT_RANGE = Resource("LimitRange", "v1", "limitranges", label_selector=None)
@@ -79,7 +80,7 @@ SANDBOXES = (
 )
 """Resources of tools with provider agentSandbox."""
 # Owners first: objects that are listed later refer to those listed earlier.
-WATCHED = (RLJOB, REWARD_MODEL, *CHILDREN, *POD_GROUPS, *SANDBOXES, POD, EVENT)
+WATCHED = (POLICY, RLJOB, REWARD_MODEL, *CHILDREN, *POD_GROUPS, *SANDBOXES, POD, EVENT)
 BY_KEY = {resource.key: resource for resource in WATCHED}
 
 

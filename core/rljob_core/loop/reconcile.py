@@ -50,6 +50,8 @@ from rljob_core.plan.reward_model import plan_invalid_model, plan_rejected_model
 
 OnUnchanged = Callable[[Owner, ObservedState, Plan[Any]], None]
 PlanOwner = Callable[[Owner, ObservedState], Plan[Any]]
+AsStored = Callable[[Any, OwnerStatus], Any]
+"""Gets a kind and a status, and returns the part that the API server stores."""
 
 CONFLICT_RETRY_SECONDS = 30.0
 """How soon to retry a name that another owner's object has: its deletion causes no watch event."""
@@ -67,12 +69,13 @@ async def reconcile(
     failures: FailureTracker | None = None,
     on_unchanged: OnUnchanged = lambda owner, observed, wanted: None,
     build: Build = build_checked,
+    as_stored: AsStored = lambda kind, status: status,
 ) -> float | None:
     """Converge one object. Return the seconds after which to requeue it; None: only when something changes.
 
     Calls `on_unchanged` with the observed state and the plan if nothing had to be written. Raises TransientError: the
     caller retries later. `failures` remembers what fails from one reconcile to the next, and reports it; `build` may
-    remember the children of jobs.
+    remember the children of jobs; `as_stored` cuts a status to the fields of an older CRD.
     """
     failures = failures or FailureTracker()
     attempt = failures.start(key, now)
@@ -83,6 +86,7 @@ async def reconcile(
             lambda owner, observed: _plan(owner, observed, now, defaults, build),
             failures,
             on_unchanged,
+            as_stored,
         )
     except UnknownFieldsError as error:
         await record_event(backend, error.owner, Event("Warning", REASON_OUTDATED_OPERATOR, str(error)))
@@ -95,13 +99,18 @@ async def reconcile(
 
 
 async def _reconcile(
-    backend: Backend, attempt: Attempt, plan: PlanOwner, failures: FailureTracker, on_unchanged: OnUnchanged
+    backend: Backend,
+    attempt: Attempt,
+    plan: PlanOwner,
+    failures: FailureTracker,
+    on_unchanged: OnUnchanged,
+    as_stored: AsStored,
 ) -> float | None:
     key, now = attempt.key, attempt.now
     try:
         owner = await backend.get_owner(key)
     except InvalidOwnerError as error:
-        await _report(backend, error.owner, _plan_invalid(error.owner, error.problems, now))
+        await _report(backend, error.owner, _plan_invalid(error.owner, error.problems, now), as_stored)
         return None
     if owner is None or (isinstance(owner, RLJob) and not is_managed(owner)):
         return None  # the garbage collector deletes the children of a deleted owner
@@ -119,7 +128,7 @@ async def _reconcile(
         await backend.ungate(key.namespace, pod)
     final = _add_failures(owner, observed, wanted, refused, now)
     final = await _delete_by_force(backend, owner, final)
-    await _report(backend, owner, final)
+    final = await _report(backend, owner, final, as_stored)
     if final.delete_job:
         await backend.delete_job(JobKey(key.namespace, key.name))
     writes = (*changed, *wanted.delete, *wanted.ungate, *wanted.force_delete, *final.events)
@@ -199,8 +208,11 @@ async def _delete_by_force(backend: Backend, owner: Owner, wanted: Plan[Any]) ->
     return replace(wanted, status=status, events=tuple(events), requeue_after_seconds=requeue)
 
 
-async def _report(backend: Backend, owner: Owner, wanted: Plan[Any]) -> None:
-    if wanted.status != owner.status:
-        await backend.update_status(owner, wanted.status)
+async def _report(backend: Backend, owner: Owner, wanted: Plan[Any], as_stored: AsStored) -> Plan[Any]:
+    """Write status and events. Return the plan with the status that is stored."""
+    status = as_stored(owner.kind, wanted.status)
+    if status != owner.status:
+        await backend.update_status(owner, status)
     for event in wanted.events:
         await record_event(backend, owner, event)
+    return replace(wanted, status=status)

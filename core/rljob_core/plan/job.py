@@ -34,6 +34,8 @@ from rljob_core.plan.gang import evaluate_gang
 from rljob_core.plan.head_backoff import is_stored, reset_event, why_reset
 from rljob_core.plan.lost_nodes import find_due_causes, find_forced_deletions, find_lost_pods
 from rljob_core.plan.observed_job import ObservedJob, find_stale, has_condition, observe_job
+from rljob_core.plan.policy_defaults import apply_policy, choose_queue
+from rljob_core.plan.policy_limits import find_policy_problems
 from rljob_core.plan.progress import end_progress
 from rljob_core.plan.progressing import add_progressing
 from rljob_core.plan.validate import find_problems
@@ -62,9 +64,10 @@ def plan_job(
     now = now.replace(microsecond=0)  # as Kubernetes' times: the same observations must give the same status
     if not lifecycle.is_managed(job):
         return Plan((), (), job.status)
+    job = choose_queue(job, observed.policy, observed.children)
     scaled, next_decision_seconds = scale_job(job, observed, now)
-    context = _Context(observe_job(scaled, observed), now, defaults, new_token, build)
-    steps = (_plan_retry, _plan_finished, _plan_end, _plan_invalid, _plan_suspended, _plan_active)
+    context = _Context(observe_job(scaled, observed), now, apply_policy(defaults, observed.policy), new_token, build)
+    steps = (_plan_retry, _plan_finished, _plan_end, _plan_invalid, _plan_suspended, _plan_refused, _plan_active)
     plan = next(filter(None, (step(context) for step in steps)))
     forced = find_forced_deletions(job, observed)
     waits = [seconds for seconds in (plan.requeue_after_seconds, next_decision_seconds) if seconds is not None]
@@ -120,6 +123,10 @@ class _Context:
         secret = self.observed.children.get(ChildKey("Secret", child_name(self.job, "token")))
         token = read_token(secret) or self._new_token()
         return self._build(self.job, token, self._defaults, self.observed.state.reward_models)
+
+    @cached_property
+    def policy_problems(self) -> list[str]:
+        return find_policy_problems(self.job, self.built[0], self.observed.state, self._defaults)
 
     @property
     def workloads(self) -> set[ChildKey]:
@@ -232,6 +239,12 @@ def _plan_suspended(context: _Context) -> JobPlan | None:
         status=status,
         requeue_after_seconds=BLOCKED_RETRY_SECONDS if blocked else None,
     )
+
+
+def _plan_refused(context: _Context) -> JobPlan | None:
+    """Report what the namespace's policy does not allow. Workloads of an earlier spec stay."""
+    problems = context.policy_problems
+    return Plan((), (), job_status.build_invalid_status(context.job, problems, context.now)) if problems else None
 
 
 def _plan_active(context: _Context) -> JobPlan:

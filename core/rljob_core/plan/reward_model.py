@@ -34,6 +34,8 @@ from rljob_core.plan.observed_job import (
     find_pods,
     find_stale,
 )
+from rljob_core.plan.policy_defaults import apply_policy
+from rljob_core.plan.policy_limits import find_policy_problems
 from rljob_core.plan.reward_versions import SETTLED, describe_update
 
 READY = "Ready"
@@ -83,7 +85,7 @@ def plan_reward_model(
     now = now.replace(microsecond=0)
     scaled, next_decision_seconds = scale_model(model, observed, now)
     seen = _observe(scaled, observed)
-    plan = _plan_children(seen, now, defaults, new_token)
+    plan = _plan_children(seen, now, apply_policy(defaults, observed.policy), new_token)
     poll_seconds = _LATENCY_POLL_SECONDS if observed.demands else None
     waits = (plan.requeue_after_seconds, next_decision_seconds, poll_seconds)
     return replace(
@@ -127,6 +129,8 @@ def _plan_children(
     secret = seen.children.get(ChildKey("Secret", seen.child_name))
     try:
         children = _build_children(seen.model, read_token(secret) or new_token(), defaults)
+        if problems := find_policy_problems(seen.model, children, seen.state, defaults):
+            raise UserError("; ".join(problems))
     except UserError as error:
         return _build_plan(seen, now, not_ready=(conditions.REASON_INVALID_SPEC, str(error)))
     children = [_keep_running(keep.record_built(child), seen) for child in children]

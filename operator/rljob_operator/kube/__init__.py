@@ -9,7 +9,7 @@ only if that value of the chart is set; a job that needs one waits with reason F
 | group | resources | verbs |
 |---|---|---|
 | rljob.dev | rljobs | get list watch delete |
-| rljob.dev | rewardmodels | get list watch |
+| rljob.dev | rewardmodels rljobpolicies | get list watch |
 | rljob.dev | rljobs/status, rewardmodels/status | get patch |
 | rljob.dev | rljobs/finalizers, rewardmodels/finalizers | update (owner references that block deletion) |
 | "" | secrets configmaps services | get list watch create patch delete |

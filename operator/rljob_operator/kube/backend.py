@@ -17,6 +17,7 @@ from typing import Any
 from rljob_api import API_VERSION
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.policy import POLICY_NAME
 from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.wire.contract import MANAGED_BY, SCHEDULING_GATE
 from rljob_core.backend import (
@@ -40,15 +41,16 @@ from rljob_core.backend import (
 )
 from rljob_core.children.config import read_token
 from rljob_core.kube.client import MERGE_PATCH, SSA, STRATEGIC_MERGE_PATCH, ApiError, KubeApi
-from rljob_core.kube.resources import EVENT, POD, REWARD_MODEL, RLJOB, Resource, resource_of, resources_of_kind
+from rljob_core.kube.resources import EVENT, POD, POLICY, REWARD_MODEL, RLJOB, Resource, resource_of, resources_of_kind
 from rljob_core.plan.apply_scaling import is_autoscaled, read_demands
 from rljob_operator.kube.cache import Cache, ObjectKey, newest_warnings
 from rljob_operator.kube.driver import DriverClient, find_driver
 from rljob_operator.kube.driver_request import DriverEndpoint
-from rljob_operator.kube.manifests import read_job, read_model
+from rljob_operator.kube.manifests import read_job, read_model, read_policy
 from rljob_operator.kube.preflight import CREATE_ONLY, Preflight
 from rljob_operator.kube.progress import ProgressReports
 from rljob_operator.kube.refusals import is_conflict, translate
+from rljob_operator.kube.skew import NO_SKEW, Skew
 
 _FORCED = {"fieldManager": MANAGED_BY, "force": "true"}
 _FOREGROUND_KINDS = ("Job", "StatefulSet", "Deployment")
@@ -72,8 +74,9 @@ class KubernetesBackend:
         now: Callable[[], datetime] = utc_now,
         clock: Callable[[], float] = time.monotonic,
         on_read: Callable[[Key, Owner | None], None] = lambda key, owner: None,
+        skew: Skew = NO_SKEW,
     ) -> None:
-        self.api, self.cache, self.driver = api, cache, driver
+        self.api, self.cache, self.driver, self.skew = api, cache, driver, skew
         self._may_write, self._now, self._on_read = may_write, now, on_read
         self._progress = ProgressReports(clock)
         self._foreign: set[tuple[str, str, str]] = set()
@@ -84,7 +87,7 @@ class KubernetesBackend:
         manifest = self.cache.get(resource.key, key.namespace, key.name)
         is_deleted = manifest is None or manifest["metadata"].get("deletionTimestamp")
         try:
-            owner = None if manifest is None or is_deleted else read(manifest)
+            owner = None if manifest is None or is_deleted else read(manifest, self.skew)
         except InvalidOwnerError as error:
             self._on_read(key, error.owner)
             raise
@@ -93,6 +96,8 @@ class KubernetesBackend:
 
     async def observe(self, owner: Owner) -> ObservedState:
         observed = self._observe_owned(ObjectKey(owner.kind, owner.metadata.namespace, owner.metadata.name))
+        policy, problem = read_policy(self.cache.get(POLICY.key, owner.metadata.namespace, POLICY_NAME), self.skew)
+        observed = replace(observed, policy=policy, policy_problem=problem)
         if not isinstance(owner, RLJob):
             return replace(observed, demands=await self._observe_demands(owner))
         max_age = DEMAND_POLL_SECONDS if is_autoscaled(owner) else PROGRESS_POLL_SECONDS
@@ -122,7 +127,7 @@ class KubernetesBackend:
             manifest = self.cache.get(REWARD_MODEL.kind, job.metadata.namespace, name)
             with contextlib.suppress(InvalidOwnerError):  # its own status reports the problems
                 if manifest is not None:
-                    models[name] = read_model(manifest)
+                    models[name] = read_model(manifest, self.skew)
         return models
 
     async def _observe_demands(self, model: RewardModel) -> tuple[Demand, ...]:
@@ -137,7 +142,7 @@ class KubernetesBackend:
             if manifest is None:
                 continue
             try:
-                job = read_job(manifest)
+                job = read_job(manifest, self.skew)
             except InvalidOwnerError:
                 continue  # it has no Pods
             observed = self._observe_owned(key)
@@ -277,7 +282,7 @@ class KubernetesBackend:
             "apiVersion": API_VERSION,
             "kind": resource.kind,
             "metadata": {"name": name, "namespace": namespace} | ({"resourceVersion": version} if version else {}),
-            "status": status.to_manifest(),
+            "status": self.skew.cut(resource.kind, status.to_manifest()),
         }
         if answer := await self._request(
             "PATCH", resource, namespace, name, "status", query=_FORCED, body=body, content_type=SSA

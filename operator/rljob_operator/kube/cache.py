@@ -20,14 +20,15 @@ from cachetools import FIFOCache
 
 from rljob_api.wire.contract import LABEL_JOB, LABEL_REWARD_MODEL
 from rljob_core.backend import Manifest
-from rljob_core.kube.resources import BY_KEY, EVENT, REWARD_MODEL, RLJOB, Resource
+from rljob_core.kube.resources import BY_KEY, EVENT, POLICY, REWARD_MODEL, RLJOB, Resource
 from rljob_operator.kube.packing import Packed, Packer, unpack
 
 MAX_WARNINGS = 5000
 """Events in total: a cluster can create any number."""
 MAX_UNMATCHED_WARNINGS = 500
 """Events of objects that are not known yet: the watch of Pods may lag behind the watch of Events."""
-_OWNERS = (RLJOB.kind, REWARD_MODEL.kind)
+_OWNERS = (RLJOB.kind, REWARD_MODEL.kind, POLICY.kind)
+"""Kinds whose changes concern the object itself. A policy has no children."""
 
 
 class ObjectKey(NamedTuple):
@@ -188,6 +189,11 @@ class Cache:
         """Return the jobs that reference a RewardModel."""
         return sorted(self._jobs_of_model.get(model, ()))
 
+    def owners_in(self, namespace: str) -> list[ObjectKey]:
+        """Return the jobs and RewardModels of a namespace."""
+        kinds = (RLJOB.kind, REWARD_MODEL.kind)
+        return sorted(key for kind in kinds for key in self._kinds[kind] if key.namespace == namespace)
+
     def owned(self, owner: ObjectKey) -> list[Manifest]:
         """Return the children, Pods and warnings of a job or a RewardModel."""
         keys = sorted(self._owned.get(owner, ()))
@@ -280,7 +286,7 @@ def newest_warnings(events: Iterable[Manifest]) -> tuple[Manifest, ...]:
 
 
 def owner_of(kind: str, manifest: Manifest) -> ObjectKey | None:
-    """Return the RLJob or RewardModel that an object is, or that its labels name."""
+    """Return the RLJob, RewardModel or policy that an object is, or the one that its labels name."""
     metadata = manifest["metadata"]
     labels = metadata.get("labels") or {}
     if kind in _OWNERS:

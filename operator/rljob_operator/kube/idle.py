@@ -2,8 +2,8 @@
 
 A reconcile costs milliseconds of CPU, and most reconciles of a job only poll its driver. For an idle job that poll is
 all that is done. Invariant: a job is idle only while a reconcile would observe the same state and, by its plan's
-`valid_until`, write nothing. A change of its objects, of a RewardModel that it references, or of its driver's answer
-ends the idle state; so do the plan's deadline and MAX_IDLE_SECONDS.
+`valid_until`, write nothing. A change of its objects, of its namespace's policy, of a RewardModel that it references,
+or of its driver's answer ends the idle state; so do the plan's deadline and MAX_IDLE_SECONDS.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.policy import POLICY_NAME
 from rljob_core.backend import PROGRESS_POLL_SECONDS, DriverAnswer, Key, ObservedState, Owner, Plan
-from rljob_core.kube.resources import REWARD_MODEL, RLJOB
+from rljob_core.kube.resources import POLICY, REWARD_MODEL, RLJOB
 from rljob_core.loop.reconcile import OnUnchanged
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import ObjectKey
@@ -30,7 +31,7 @@ class _IdleState:
     seen_at: int
     """The cache's count of changes before the reconcile."""
     owners: tuple[ObjectKey, ...]
-    """The job and the RewardModels whose objects the reconcile read."""
+    """The job, the policy of its namespace, and the RewardModels whose objects the reconcile read."""
     driver: DriverEndpoint | None
     answer: DriverAnswer
     until: datetime
@@ -59,7 +60,10 @@ class IdleTracker:
             if not isinstance(owner, RLJob) or wanted.valid_until is None:
                 return
             models = {reward.reward_model_ref.name for reward in owner.spec.rewards if reward.reward_model_ref}
-            owners = [ObjectKey(RLJOB.kind, key.namespace, key.name)]
+            owners = [
+                ObjectKey(RLJOB.kind, key.namespace, key.name),
+                ObjectKey(POLICY.kind, key.namespace, POLICY_NAME),
+            ]
             owners += [ObjectKey(REWARD_MODEL.kind, key.namespace, name) for name in models]
             latest = now + timedelta(seconds=MAX_IDLE_SECONDS - hash(key) % _SPREAD_SECONDS)
             driver = find_driver(owner, observed)

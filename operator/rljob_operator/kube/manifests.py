@@ -1,9 +1,10 @@
 """Stored manifests as the operator's types. Pure.
 
 The API server drops fields that its CRDs lack, so a field that the types lack means: the CRDs are newer than the
-operator. Then nothing is written for the object, since the operator cannot know what it asks for. Any other invalid
-object keeps its children and gets a status that reports every problem. Invariant: of an invalid object only the
-metadata and, if it can be read, the old status are used.
+operator. If the operator knew that at its start (`skew`), a field that is set is a problem of the object. Otherwise
+nothing is written for the object, since the operator cannot know what it asks for. Any other invalid object keeps its
+children and gets a status that reports every problem. Invariant: of an invalid object only the metadata and, if it can
+be read, the old status are used.
 """
 
 import contextlib
@@ -13,36 +14,66 @@ from pydantic import ValidationError
 
 from rljob_api.manifest.base import ObjectMeta
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.policy import RLJobPolicy
 from rljob_api.manifest.services.reward import RewardModel, RewardModelStatus
 from rljob_api.manifest.status import RLJobStatus
 from rljob_api.read.documents import format_path
 from rljob_api.read.validation_messages import describe_error
 from rljob_core.backend import InvalidOwnerError, Manifest, Owner, UnknownFieldsError
 from rljob_operator.kube.crds import MAX_LISTED_FIELDS, UPGRADE_OPERATOR
+from rljob_operator.kube.skew import NO_SKEW, Skew
 
 _Owner = TypeVar("_Owner", RLJob, RewardModel)
 _REMEDY = "the CRDs accept it; upgrade the operator to their version, or change the value"
 
 
-def read_job(manifest: Manifest) -> RLJob:
+def read_job(manifest: Manifest, skew: Skew = NO_SKEW) -> RLJob:
     """Raises InvalidOwnerError and UnknownFieldsError."""
-    return _read(RLJob, RLJobStatus, manifest)
+    return _read(RLJob, RLJobStatus, manifest, skew)
 
 
-def read_model(manifest: Manifest) -> RewardModel:
+def read_model(manifest: Manifest, skew: Skew = NO_SKEW) -> RewardModel:
     """Raises InvalidOwnerError and UnknownFieldsError."""
-    return _read(RewardModel, RewardModelStatus, manifest)
+    return _read(RewardModel, RewardModelStatus, manifest, skew)
 
 
-def _read(type_: type[_Owner], status_type: type[RLJobStatus | RewardModelStatus], manifest: Manifest) -> _Owner:
+def read_policy(manifest: Manifest | None, skew: Skew = NO_SKEW) -> tuple[RLJobPolicy | None, str]:
+    """Return the policy of a namespace, and why it cannot be read, if it exists and cannot."""
+    if manifest is None or manifest["metadata"].get("deletionTimestamp"):
+        return None, ""
+    metadata = manifest["metadata"]
+    where = f"RLJobPolicy {metadata.get('namespace', '')}/{metadata['name']}"
+    manifest, problems = skew.read("RLJobPolicy", manifest)
+    if problems:
+        return None, f"{where}: {'; '.join(problems)}"
+    try:
+        return RLJobPolicy.model_validate(manifest), ""
+    except ValidationError as error:
+        fields = ", ".join(format_path(detail["loc"]) for detail in error.errors(include_url=False))
+        return None, f"{where} has fields that this operator cannot read: {fields}; {_REMEDY}"
+
+
+def _read(
+    type_: type[_Owner], status_type: type[RLJobStatus | RewardModelStatus], manifest: Manifest, skew: Skew
+) -> _Owner:
+    manifest, problems = skew.read(type_.__name__, manifest)
+    if problems:
+        raise InvalidOwnerError(_build_unread(type_, status_type, manifest), problems)
     try:
         return type_.model_validate(manifest)
     except ValidationError as error:
-        status = status_type()
-        with contextlib.suppress(ValidationError):
-            status = status_type.model_validate(manifest.get("status") or {})
-        fields: dict[str, Any] = {"metadata": ObjectMeta.model_validate(manifest["metadata"]), "status": status}
-        raise _translate(type_.model_construct(**fields), error) from None
+        raise _translate(_build_unread(type_, status_type, manifest), error) from None
+
+
+def _build_unread(
+    type_: type[_Owner], status_type: type[RLJobStatus | RewardModelStatus], manifest: Manifest
+) -> _Owner:
+    """The object without a spec."""
+    status = status_type()
+    with contextlib.suppress(ValidationError):
+        status = status_type.model_validate(manifest.get("status") or {})
+    fields: dict[str, Any] = {"metadata": ObjectMeta.model_validate(manifest["metadata"]), "status": status}
+    return type_.model_construct(**fields)
 
 
 def _translate(owner: Owner, error: ValidationError) -> InvalidOwnerError | UnknownFieldsError:

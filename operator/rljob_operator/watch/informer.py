@@ -15,7 +15,7 @@ from typing import Any
 from rljob_api.errors import TransientError
 from rljob_core.backend import JobKey, Key, RewardModelKey
 from rljob_core.kube.client import ApiError, KubeApi
-from rljob_core.kube.resources import EVENT, REWARD_MODEL, RLJOB, WATCHED, Resource
+from rljob_core.kube.resources import EVENT, POLICY, REWARD_MODEL, RLJOB, WATCHED, Resource
 from rljob_operator.kube.cache import Cache, ObjectKey
 from rljob_operator.kube.refusals import translate
 from rljob_operator.watch.kopf_watches import run_watches
@@ -198,7 +198,12 @@ class Informer:
                 self._enqueue(owner)
 
     def _enqueue(self, owner: ObjectKey) -> None:
-        """Queue an owner and what depends on it: a job changes the demand for its RewardModels, and they its status."""
+        """Queue an owner and what depends on it: a job changes the demand for its RewardModels, and they its status. A
+        policy concerns all of its namespace."""
+        if owner.kind == POLICY.kind:
+            for other in self._cache.owners_in(owner.namespace):
+                self._changed.put_nowait(_key_of(other))
+            return
         self._changed.put_nowait(_key_of(owner))
         if owner.kind == RLJOB.kind:
             others = [model for model in self._cache.models_of(owner) if self._cache.has(model)]

@@ -87,6 +87,23 @@ def test_scaffold_becomes_a_job_and_its_files_a_config_map_that_the_job_owns(sub
     assert job["spec"]["data"]["train"]["source"] == "/mnt/files/train/train.jsonl"
 
 
+def test_job_beyond_the_policy_of_the_namespace_leaves_nothing(submitter: Submitter) -> None:
+    policy: dict[str, Any] = {
+        "apiVersion": "rljob.dev/v1alpha1",
+        "kind": "RLJobPolicy",
+        "metadata": {"name": "default"},
+    }
+    policy["spec"] = {"limits": {"queues": ["research"]}}
+    submitter.jobs.create_namespaced_custom_object(*GROUP, submitter.namespace, "rljobpolicies", policy)
+    output = submitter.run(exit_code=2).output
+    assert "spec.scheduling.queue must be one of research, got none (spec.limits.queues of RLJobPolicy" in output
+    assert submitter.config_maps() == []
+    policy = {"spec": {"defaults": {"queue": "research"}}}
+    submitter.jobs.patch_namespaced_custom_object(*GROUP, submitter.namespace, "rljobpolicies", "default", policy)
+    submitter.run()
+    assert submitter.get_job()["spec"]["scheduling"]["gang"] == "none", "the operator applies the default"
+
+
 def test_namespace_of_the_file_is_used_unless_the_command_names_one(submitter: Submitter) -> None:
     submitter.replace("  name: sums", f"  name: sums\n  namespace: {submitter.namespace}")
     arguments = ["submit", str(submitter.file), "--no-call", *submitter.kubeconfig]

@@ -12,7 +12,7 @@ from rljob_core.children import head, pods
 from rljob_core.children.difference import contains
 from rljob_core.defaults import DEFAULTS
 from rljob_core.kube.client import SSA, ApiError, connect
-from rljob_operator.kube.crds import find_crd_problem
+from rljob_operator.kube.crds import check_crds
 from tests.integration.apiserver.manifests import put_all, smallest
 from tests.integration.apiserver.operator_harness import NAME, Manifest, OperatorHarness, WriteRecorder
 from tests.paths import ROOT
@@ -129,7 +129,8 @@ def read_crds() -> list[Manifest]:
 
 
 def earlier(crd: Manifest) -> Manifest:
-    """The CRD without some fields and without a rule, as an earlier version had it."""
+    """The CRD without some fields, a rule and its version, as an earlier version had it."""
+    del crd["metadata"]["annotations"]
     spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
     for name in ("priorityClassName", "hub"):
         spec.pop(name, None)
@@ -204,7 +205,7 @@ async def test_crds_of_an_earlier_version_upgrade_with_stored_objects(old_cluste
         assert contains(before[kind, name], {"spec": manifest["spec"], "status": OLD_STATUS[kind]}), "as it was stored"
     nucleus = put_all(smallest(name="nucleus"), {"rollout.sampling.topP": 0.9, "managedBy": "example.com/other"})
     await old_cluster.create(nucleus)
-    assert await find_crd_problem(old_cluster.api), "this operator would not start"
+    assert (await check_crds(old_cluster.api)).problem, "this operator would not start"
 
     for crd in read_crds():
         await old_cluster.api.request(
@@ -258,7 +259,8 @@ def config_hash_of(workload: Manifest) -> str:
 
 
 async def is_current(harness: OperatorHarness) -> bool:
-    return not await find_crd_problem(harness.api)
+    check = await check_crds(harness.api)
+    return not check.problem
 
 
 async def has_image(harness: OperatorHarness, kind: str, name: str) -> bool:

@@ -15,13 +15,12 @@ from rljob_api.generate import crd
 from rljob_api.manifest.base import Spec
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.schedule import MUTABLE_SCHEDULE_FIELDS
-from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.read.load import InvalidManifestError, load_manifests
 from tests.paths import ROOT
 
 Schema = dict[str, Any]
 
-KINDS = (RLJob, RewardModel)
+KINDS = crd.KINDS
 VALIDATIONS = "x-kubernetes-validations"
 KEYWORDS = {
     *("type", "format", "description", "properties", "required", "additionalProperties", "items", "enum", "default"),
@@ -148,6 +147,7 @@ def test_all_fields_have_a_description(model: Any) -> None:
 
 FOREIGN = {
     *("Exists", "Equal", "NoSchedule", "PreferNoSchedule", "NoExecute"),  # Kubernetes
+    *("Always", "IfNotPresent", "Never"),  # Kubernetes
     *("3.11", "3.12", "3.13"),
     "flash_attention_2",  # transformers
     *("max_tokens", "max_completion_tokens", "json_schema", "json_object"),  # OpenAI
@@ -217,14 +217,15 @@ def test_named_lists_merge_by_key() -> None:
 
 
 def test_columns_and_subresources_refer_to_existing_fields() -> None:
-    job, reward_model = (crd.build_crd(model)["spec"]["versions"][0] for model in KINDS)
+    job, reward_model, policy = (crd.build_crd(model)["spec"]["versions"][0] for model in KINDS)
     assert [column["name"] for column in job["additionalPrinterColumns"]] == [
         *("Phase", "Step", "Last Step", "Reward", "Rollouts", "Rewards"),
         *("Schedule", "Staleness", "Busy", "Progress", "Waits For", "Age"),
     ]
-    for version in (job, reward_model):
+    assert "subresources" not in policy, "a policy has no status"
+    for version in (job, reward_model, policy):
         paths = dict(nodes(version["schema"]["openAPIV3Schema"], ""))
-        assert set(version["subresources"]["scale"].values()) <= set(paths)
+        assert set(version.get("subresources", {"scale": {}})["scale"].values()) <= set(paths)
         columns = {
             column["jsonPath"] for column in version["additionalPrinterColumns"] if "[" not in column["jsonPath"]
         }

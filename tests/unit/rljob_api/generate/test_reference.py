@@ -5,11 +5,9 @@ from typing import Any
 from rljob_api.generate import crd
 from rljob_api.generate.reference import build_reference
 from rljob_api.manifest.base import yaml_fields
-from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.roles import Role
-from rljob_api.manifest.services.reward import RewardModel
 
-SCHEMAS = {model.__name__: crd.build_object_schema(model) for model in (RLJob, RewardModel)}
+SCHEMAS = {model.__name__: crd.build_object_schema(model) for model in crd.KINDS}
 PAGE = build_reference(*SCHEMAS.values())
 COMMON = set(yaml_fields(Role))
 

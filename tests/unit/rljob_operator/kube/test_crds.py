@@ -2,10 +2,11 @@
 
 import pytest
 
+from rljob_api import __version__
 from rljob_api.errors import TransientError
 from rljob_core.kube.client import ApiError
-from rljob_core.kube.resources import REWARD_MODEL, RLJOB
-from rljob_operator.kube.crds import describe_problem, find_crd_problem
+from rljob_core.kube.resources import POLICY, REWARD_MODEL, RLJOB
+from rljob_operator.kube.crds import CrdCheck, check_crds, compare_crd
 from tests.paths import ROOT
 from tests.support import fast_yaml
 
@@ -14,13 +15,25 @@ def read(resource):
     return fast_yaml.load((ROOT / "crds" / f"{resource.plural}.{resource.group}.yaml").read_text())
 
 
+def set_version(crd, version):
+    crd["metadata"]["annotations"] = {"rljob.dev/version": version} if version else {}
+
+
+def describe_problem(resource, crd, version=None):
+    """Why the operator must not start. `version`: of the CRD; None: it does not name one."""
+    set_version(crd, version)
+    problem, skew = compare_crd(resource, crd)
+    assert skew is None
+    return problem
+
+
 def schema_of(crd):
     return crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
 
 
-@pytest.mark.parametrize("resource", [RLJOB, REWARD_MODEL])
+@pytest.mark.parametrize("resource", [RLJOB, REWARD_MODEL, POLICY])
 def test_crds_of_this_repository_match_the_types(resource):
-    assert describe_problem(resource, read(resource)) == ""
+    assert compare_crd(resource, read(resource)) == ("", None)
 
 
 def test_older_crd_is_reported_with_every_missing_field():
@@ -57,23 +70,60 @@ def test_version_that_is_not_served_is_reported():
     assert "does not serve v1alpha1; upgrade the CRDs" in describe_problem(REWARD_MODEL, crd)
 
 
+@pytest.mark.parametrize("version", [None, "0.0.1", "0.4.0", "1.2.0", "new"])
+def test_fields_of_an_unknown_or_distant_version_are_refused(version):
+    crd = read(REWARD_MODEL)
+    schema_of(crd)["spec"]["properties"]["later"] = {"type": "string"}
+    problem = describe_problem(REWARD_MODEL, crd, version)
+    assert "is newer than this operator" in problem
+    assert version is None or f"({version}, operator {__version__})" in problem
+
+
+@pytest.mark.parametrize("version", ["0.1.9", "0.2.0", "0.2.7", "0.3.0.dev0"])
+def test_fields_of_a_neighbouring_version_are_tolerated(version):
+    crd = read(REWARD_MODEL)
+    schema_of(crd)["spec"]["properties"]["later"] = {"type": "string"}
+    del schema_of(crd)["status"]["properties"]["image"]
+    set_version(crd, version)
+    problem, skew = compare_crd(REWARD_MODEL, crd)
+    assert "it lacks status.image, and has spec.later in addition" in problem
+    assert skew is not None
+    assert skew.version == version
+
+
 class Api:
-    def __init__(self, error=None):
-        self.error = error
+    def __init__(self, error=None, version=None):
+        self.error, self.version = error, version
 
     async def request(self, method, path):
         if self.error:
             raise self.error
-        return fast_yaml.load((ROOT / "crds" / f"{path.rpartition('/')[2]}.yaml").read_text())
+        crd = fast_yaml.load((ROOT / "crds" / f"{path.rpartition('/')[2]}.yaml").read_text())
+        if self.version:
+            set_version(crd, self.version)
+            schema_of(crd)["spec"]["properties"]["later"] = {"type": "string"}
+        return crd
 
 
 async def test_operator_starts_with_matching_crds_or_without_permission_to_read_them(caplog):
-    assert await find_crd_problem(Api()) == ""
-    assert await find_crd_problem(Api(ApiError(403, "Forbidden", "no"))) == ""
+    assert await check_crds(Api()) == CrdCheck()
+    assert await check_crds(Api(ApiError(403, "Forbidden", "no"))) == CrdCheck()
     assert "their version is not checked" in caplog.text
 
 
 async def test_operator_does_not_start_without_crds_or_api_server():
-    problem = await find_crd_problem(Api(ApiError(404, "NotFound", "not found")))
+    problem = (await check_crds(Api(ApiError(404, "NotFound", "not found")))).problem
     assert problem.startswith("CRD rljobs.rljob.dev: not found; upgrade the CRDs")
-    assert await find_crd_problem(Api(TransientError("no answer"))) == "no answer"
+    assert await check_crds(Api(TransientError("no answer"))) == CrdCheck("no answer")
+
+
+async def test_operator_starts_with_crds_of_the_next_minor_version_and_warns(caplog):
+    check = await check_crds(Api(version="0.3.0"))
+    assert not check.problem
+    assert check.skew.kinds.keys() == {"RLJob", "RewardModel", "RLJobPolicy"}
+    assert "CRD rljobs.rljob.dev is newer than this operator (0.3.0, operator" in caplog.text
+    assert "which does not know spec.later; upgrade the operator" in caplog.text
+
+
+async def test_operator_does_not_start_with_crds_two_minor_versions_apart():
+    assert "which does not know spec.later" in (await check_crds(Api(version="0.4.0"))).problem

@@ -7,7 +7,7 @@ import pytest
 from rljob_api.wire.driver_status import DriverStatus, HungPart, Outage, RewardDemand
 from rljob_core.backend import PROGRESS_POLL_SECONDS, DriverAnswer, JobKey
 from rljob_core.children.common import WORKLOAD_KINDS
-from rljob_core.kube.resources import EVENT, RLJOB
+from rljob_core.kube.resources import EVENT, POLICY, RLJOB
 from rljob_core.loop.reconcile import reconcile
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache, ObjectKey
@@ -132,6 +132,21 @@ async def test_idle_job_without_driver_is_not_polled():
     was_reconciled, requeue_after = await harness.step()
     assert not was_reconciled
     assert PROGRESS_POLL_SECONDS < requeue_after <= MAX_IDLE_SECONDS
+
+
+async def test_policy_of_the_namespace_ends_the_idle_state():
+    harness = await OperatorHarness().settle()
+    harness.store(POLICY.key, {"name": "default"}, spec={"limits": {"gpus": 0}})
+    assert (await harness.step())[0]
+    await harness.settle()
+    harness.cache.remove(POLICY.key, {"metadata": harness.cache.get(POLICY.key, "ns", "default")["metadata"]})
+    assert (await harness.step())[0]
+
+
+async def test_policy_of_another_namespace_does_not():
+    harness = await OperatorHarness().settle()
+    harness.store(POLICY.key, {"name": "default", "namespace": "other"}, spec={"limits": {"gpus": 0}})
+    assert not (await harness.step())[0]
 
 
 async def test_idle_state_ends_after_a_maximum_time():

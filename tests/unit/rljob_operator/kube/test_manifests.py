@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from rljob_core.backend import InvalidOwnerError, UnknownFieldsError
-from rljob_operator.kube.manifests import read_job, read_model
+from rljob_operator.kube.manifests import read_job, read_model, read_policy
 
 JOB = {
     "apiVersion": "rljob.dev/v1alpha1",
@@ -58,3 +58,17 @@ def test_invalid_reward_model_keeps_its_status():
     with pytest.raises(InvalidOwnerError, match=r"spec\.replicas must be at least 0") as raised:
         read_model(changed(MODEL, replicas=-1))
     assert raised.value.owner.status.replicas == 2
+
+
+def test_policy_is_read_or_says_why_not():
+    metadata = {"name": "default", "namespace": "research"}
+    policy, problem = read_policy({"metadata": metadata, "spec": {"limits": {"gpus": 2}}})
+    assert policy is not None
+    assert (policy.spec.limits.gpus, problem) == (2, "")
+    policy, problem = read_policy({"metadata": metadata, "spec": {"limits": {"tempo": 2}}})
+    assert policy is None
+    assert problem.startswith(
+        "RLJobPolicy research/default has fields that this operator cannot read: spec.limits.tempo;"
+    )
+    assert read_policy(None) == (None, "")
+    assert read_policy({"metadata": metadata | {"deletionTimestamp": "x"}, "spec": {}}) == (None, "")

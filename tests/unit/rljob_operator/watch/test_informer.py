@@ -13,7 +13,7 @@ from kubernetes.aio.client import Configuration
 from rljob_api.errors import TransientError
 from rljob_core.backend import JobKey, RewardModelKey
 from rljob_core.kube.client import ApiError, KubeApi, ListPage
-from rljob_core.kube.resources import POD, REWARD_MODEL, RLJOB, WATCHED
+from rljob_core.kube.resources import POD, POLICY, REWARD_MODEL, RLJOB, WATCHED
 from rljob_operator.kube.cache import Cache
 from rljob_operator.watch.informer import SLICE_OBJECTS, Informer
 from tests.support.waiting import DEADLINE_SECONDS
@@ -265,3 +265,20 @@ async def test_change_of_a_job_queues_the_reward_models_that_it_references(autos
     informer._on_event(RLJOB, {"type": "MODIFIED", "object": build("a", {"rewards": rewards}, 9)})
     keys = [informer._changed.get_nowait() for _ in range(informer._changed.qsize())]
     assert keys == [JobKey("ns", "a"), RewardModelKey("ns", "math")]
+
+
+async def test_change_of_a_policy_queues_all_of_its_namespace():
+    cache = Cache()
+    informer = Informer(None, cache, (), 600)
+
+    def build(name, version, namespace="ns"):
+        metadata = {"name": name, "namespace": namespace, "resourceVersion": str(version)}
+        return {"metadata": metadata, "spec": {}}
+
+    cache.upsert(REWARD_MODEL.kind, build("math", 1))
+    cache.upsert(RLJOB.kind, build("a", 2))
+    cache.upsert(RLJOB.kind, build("b", 3, "other"))
+    for type_, version in (("ADDED", 4), ("MODIFIED", 5), ("DELETED", 6)):
+        informer._on_event(POLICY, {"type": type_, "object": build("default", version)})
+        keys = [informer._changed.get_nowait() for _ in range(informer._changed.qsize())]
+        assert keys == [JobKey("ns", "a"), RewardModelKey("ns", "math")], type_

@@ -1,0 +1,58 @@
+"""Whether a job is within the RLJobPolicy of its namespace: from a file (`validate --policy`) or a cluster (`submit`).
+
+The operator decides with the same functions and with the installation's defaults, which are unknown here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from rljob_api.errors import UserError
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.policy import RLJobPolicy
+from rljob_api.manifest.services.reward import RewardModel
+from rljob_api.read.documents import Problem, read_documents
+from rljob_api.read.load import InvalidManifestError, read_section
+from rljob_core.backend import Manifest, ObservedState, utc_now
+from rljob_core.children import build_children
+from rljob_core.defaults import DEFAULTS
+from rljob_core.plan.policy_defaults import apply_policy, choose_queue
+from rljob_core.plan.policy_limits import find_limit_problems
+from rljob_core.plan.reward_model import plan_reward_model
+
+
+def load_policy(path: Path) -> RLJobPolicy:
+    """Return the policy in a file. Raises UserError with all problems and their lines."""
+    try:
+        documents, problems = read_documents(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    policy = None
+    if len(documents) != 1:
+        problems.append(Problem("", 1, f"must be one RLJobPolicy, got {len(documents)} documents"))
+    elif not problems:
+        policy, problems = read_section(RLJobPolicy, documents[0])
+    if problems or policy is None:
+        raise InvalidManifestError(str(path), problems)
+    return policy
+
+
+def read_policy(manifest: Manifest) -> RLJobPolicy | None:
+    """Return a stored policy; None if this version does not know one of its fields: the operator checks it."""
+    try:
+        return RLJobPolicy.model_validate(manifest)
+    except ValidationError:
+        return None
+
+
+def find_policy_problems(job: RLJob, models: Mapping[str, RewardModel], policy: RLJobPolicy) -> Iterator[str]:
+    """Yield what the operator would refuse. Raises UserError if the job cannot be built."""
+    defaults, job = apply_policy(DEFAULTS, policy), choose_queue(job, policy, {})
+    yield from find_limit_problems(job, build_children(job, "", defaults, models), policy, defaults)
+    for name, model in models.items():
+        children = list(plan_reward_model(model, ObservedState(), utc_now(), defaults=defaults).children)
+        for problem in find_limit_problems(model, children, policy, defaults):
+            yield f"RewardModel {name}: {problem}"

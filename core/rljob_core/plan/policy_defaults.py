@@ -1,0 +1,90 @@
+"""The defaults of a namespace's RLJobPolicy, over those of the installation. Pure.
+
+Leaves limits to `policy_limits`. Invariant: as of the installation's defaults, a change replaces no Pod of an existing
+workload, and a job whose workloads exist stays in the queue that they were built for.
+"""
+
+from collections.abc import Mapping
+
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.policy import PolicyDefaults, PolicyPool, PolicyPools, PolicyResources, RLJobPolicy
+from rljob_api.manifest.roles import Resources
+from rljob_core.backend import ChildKey, Manifest
+from rljob_core.children import WORKLOAD_KINDS
+from rljob_core.children.gang import ANNOTATION_KUEUE_PARENT, LABEL_KUEUE_QUEUE
+from rljob_core.defaults import Defaults, RoleResources
+
+_REPLACED = (
+    *("trainer_image", "reward_image", "image_pull_policy", "reward_scratch_size", "priority_class_name"),
+    *("runtime_class_name", "log_format"),
+)
+"""What a policy replaces, if it is set. It has the same name in both."""
+_MERGED = ("python_images", "node_selector", "labels", "annotations")
+"""Maps whose entries a policy replaces."""
+_ADDED = ("image_pull_secrets", "tolerations")
+"""Lists that a policy extends."""
+
+
+def apply_policy(defaults: Defaults, policy: RLJobPolicy | None) -> Defaults:
+    """Return the defaults for the objects of the policy's namespace."""
+    own = policy.spec.defaults if policy else PolicyDefaults()
+    if own == PolicyDefaults():
+        return defaults
+    changes = {name: value for name in _REPLACED if (value := getattr(own, name)) is not None}
+    changes |= {name: getattr(defaults, name) | getattr(own, name) for name in _MERGED}
+    changes |= {name: [*getattr(own, name), *getattr(defaults, name)] for name in _ADDED}
+    changes["resources"] = _merge_resources(defaults.resources, own.resources)
+    changes["node_pools"] = _merge_pools(defaults.node_pools, own.node_pools)
+    return defaults.model_copy(update=changes)
+
+
+def _merge_resources(installed: RoleResources, own: PolicyResources) -> RoleResources:
+    changes = {
+        name: _replace_resources(getattr(installed, name), getattr(own, name)) for name in PolicyResources.model_fields
+    }
+    return installed.model_copy(update=changes)
+
+
+def _replace_resources(installed: Resources, own: Resources) -> Resources:
+    """A request of the policy above a limit of the installation would be refused, so it replaces both."""
+    given = own.requests.keys() | own.limits.keys()
+    kept = {
+        kind: {name: value for name, value in getattr(installed, kind).items() if name not in given}
+        for kind in ("requests", "limits")
+    }
+    return Resources(requests=kept["requests"] | own.requests, limits=kept["limits"] | own.limits)
+
+
+def _merge_pools(installed: PolicyPools, own: PolicyPools) -> PolicyPools:
+    return PolicyPools(
+        **{name: _merge_pool(getattr(installed, name), getattr(own, name)) for name in PolicyPools.model_fields}
+    )
+
+
+def _merge_pool(installed: PolicyPool, own: PolicyPool) -> PolicyPool:
+    return PolicyPool(
+        node_selector=installed.node_selector | own.node_selector,
+        tolerations=[*own.tolerations, *installed.tolerations],
+    )
+
+
+def choose_queue(job: RLJob, policy: RLJobPolicy | None, children: Mapping[ChildKey, Manifest]) -> RLJob:
+    """Return the job with the queue by which it is planned: its own, else that of its workloads, else the policy's."""
+    scheduling = job.spec.scheduling
+    if scheduling.gang != "none" or scheduling.queue:
+        return job
+    workloads = [child for key, child in children.items() if key.kind in WORKLOAD_KINDS]
+    queue = _find_built_queue(workloads) if workloads else policy and policy.spec.defaults.queue
+    if not queue:
+        return job
+    chosen = scheduling.model_copy(update={"gang": "kueue", "queue": queue})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"scheduling": chosen})})
+
+
+def _find_built_queue(workloads: list[Manifest]) -> str | None:
+    """The queue in which RLJob put the Pods. A label of the user's template alone is none."""
+    for workload in workloads:
+        metadata = (workload.get("spec", {}).get("template") or {}).get("metadata") or {}
+        if ANNOTATION_KUEUE_PARENT in (metadata.get("annotations") or {}):
+            return (metadata.get("labels") or {}).get(LABEL_KUEUE_QUEUE)
+    return None

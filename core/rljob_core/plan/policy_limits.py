@@ -1,0 +1,229 @@
+"""Whether an object stays within the limits of its namespace's RLJobPolicy. Pure.
+
+Most limits are checked in the Pods as they would be built, so that a template cannot evade them. Invariant: an object
+whose present spec has workloads was admitted before, and is not checked again: a lower limit stops nothing that runs.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.policy import POLICY_NAME, PolicyLimits, RLJobPolicy
+from rljob_api.manifest.services.base import ServiceSettings
+from rljob_api.read.documents import Location
+from rljob_core.backend import Manifest, ObservedState, Owner
+from rljob_core.children import WORKLOAD_KINDS
+from rljob_core.children.common import SANDBOX_TEMPLATE
+from rljob_core.children.gang import LABEL_KUEUE_QUEUE
+from rljob_core.children.requests import sum_requests
+from rljob_core.defaults import Defaults
+from rljob_core.plan import conditions
+from rljob_core.plan.validate import find_role_paths
+from rljob_core.pod_checks.origin import RolePath, find_origin
+
+_GPU_DOMAINS = ("nvidia.com", "amd.com", "gpu.intel.com", "habana.ai")
+"""Whose device plugins serve accelerators. Others count if a nodePool names them as gpuResource."""
+
+
+@dataclass(frozen=True)
+class _Pods:
+    """The Pods of one workload, as they would be built."""
+
+    role: RolePath | None
+    template: Manifest
+    most: int
+    """The largest number of replicas."""
+
+    @property
+    def spec(self) -> Manifest:
+        spec: Manifest = self.template["spec"]
+        return spec
+
+    def find_field(self, location: Location, fallback: str) -> str:
+        """Return the path of the user's field behind a location of the template."""
+        found = find_origin(self.role, self.template, location) if self.role else None
+        return found or (f"{self.role.path}.{fallback}" if self.role else f"spec.{fallback}")
+
+
+def is_admitted(owner: Owner, state: ObservedState) -> bool:
+    """Whether the workloads of the present spec were created, so that no limit is checked again."""
+    type_ = conditions.FAILED if isinstance(owner, RLJob) else "Ready"
+    condition = conditions.find(owner.status, type_)
+    is_refused = condition is not None and condition.reason == conditions.REASON_INVALID_SPEC
+    has_workloads = any(key.kind in WORKLOAD_KINDS for key in state.children)
+    return has_workloads and not is_refused and owner.status.observed_generation == owner.metadata.generation
+
+
+def find_policy_problems(owner: Owner, children: list[Manifest], state: ObservedState, defaults: Defaults) -> list[str]:
+    """Why the object must not start: what it asks for beyond the limits, or a policy that cannot be read."""
+    if is_admitted(owner, state):
+        return []
+    if state.policy_problem:
+        return [state.policy_problem]
+    return find_limit_problems(owner, children, state.policy, defaults) if state.policy else []
+
+
+def find_limit_problems(owner: Owner, children: list[Manifest], policy: RLJobPolicy, defaults: Defaults) -> list[str]:
+    """All violations of the policy, each with path, limit and remedy. `children`: as built with `defaults`, which
+    contain the policy's own."""
+    limits, pods = policy.spec.limits, _list_pods(owner, children)
+    where = f"of RLJobPolicy {owner.metadata.namespace}/{POLICY_NAME}"
+    found = [
+        *_check_replicas(owner, limits),
+        *_check_gpus(pods, limits),
+        *_check_images(pods, limits, _find_own_images(defaults)),
+        *_check_nodes(pods, limits),
+        *_check_queue(owner, pods, limits),
+        *_check_priorities(pods, limits, defaults.priority_class_name),
+        *_check_templates(owner, limits),
+    ]
+    return [f"{problem} (spec.limits.{limit} {where}); {remedy}" for problem, limit, remedy in dict.fromkeys(found)]
+
+
+_Problem = tuple[str, str, str]
+"""Path with what is wrong there, the name of the limit, and the remedy."""
+
+
+def _list_pods(owner: Owner, children: Iterable[Manifest]) -> list[_Pods]:
+    roles, pods = find_role_paths(owner), []
+    for child in children:
+        role = roles.get(child["metadata"]["name"])
+        if child["kind"] in WORKLOAD_KINDS:
+            pods.append(_Pods(role, child["spec"]["template"], _count_most(child, role)))
+        elif child["kind"] == SANDBOX_TEMPLATE:
+            pods.append(_Pods(role, child["spec"]["podTemplate"], 0))
+    return pods
+
+
+def _count_most(workload: Manifest, role: RolePath | None) -> int:
+    settings = role.role if role else None
+    if isinstance(settings, ServiceSettings) and settings.autoscaling:
+        return settings.autoscaling.max_replicas
+    return int(workload["spec"].get("replicas", 1))
+
+
+def _check_replicas(owner: Owner, limits: PolicyLimits) -> Iterator[_Problem]:
+    remedy = "lower it"
+    if isinstance(owner, RLJob) and limits.rollout_replicas is not None and not owner.spec.shares_trainer:
+        number = owner.spec.rollout.replicas
+        if number > limits.rollout_replicas:
+            message = f"spec.rollout.replicas must be at most {limits.rollout_replicas}, got {number}"
+            yield message, "rolloutReplicas", remedy
+    for each in find_role_paths(owner).values():
+        if not isinstance(each.role, ServiceSettings) or limits.reward_replicas is None:
+            continue
+        autoscaling = each.role.autoscaling
+        field, number = (
+            ("autoscaling.maxReplicas", autoscaling.max_replicas) if autoscaling else ("replicas", each.role.replicas)
+        )
+        if number > limits.reward_replicas:
+            message = f"{each.path}.{field} must be at most {limits.reward_replicas}, got {number}"
+            yield message, "rewardReplicas", remedy
+
+
+def _check_gpus(pods: list[_Pods], limits: PolicyLimits) -> Iterator[_Problem]:
+    if limits.gpus is None:
+        return
+    numbers = {each.role.path if each.role else "": _count_gpus(each) for each in pods if _count_gpus(each)}
+    if (total := sum(numbers.values())) > limits.gpus:
+        parts = ", ".join(f"{path} {number}" for path, number in numbers.items())
+        message = f"spec must ask for at most {limits.gpus} GPUs, got {total} ({parts})"
+        yield message, "gpus", "lower replicas, maxReplicas or gpusPerReplica"
+
+
+def _count_gpus(pods: _Pods) -> int:
+    own = pods.role.role.node_pool.gpu_resource if pods.role else ""
+    requests = sum_requests([(pods.spec, pods.most)])
+    return sum(
+        int(amount)
+        for name, amount in requests.items()
+        if amount.isdigit() and (name == own or name.partition("/")[0] in _GPU_DOMAINS)
+    )
+
+
+def _find_own_images(defaults: Defaults) -> set[str]:
+    return {defaults.trainer_image, defaults.reward_image, *defaults.python_images.values()}
+
+
+def _check_images(pods: list[_Pods], limits: PolicyLimits, own: set[str]) -> Iterator[_Problem]:
+    if not limits.images:
+        return
+    allowed = " or ".join(limits.images)
+    for each in pods:
+        for location, image in _find_images(each.spec):
+            if image not in own and not any(_is_below(image, name) for name in limits.images):
+                field = each.find_field(location, "template")
+                yield f"{field} must begin with {allowed}, got {image}", "images", "use an image from there"
+
+
+def _find_images(spec: Manifest) -> Iterator[tuple[Location, str]]:
+    for part in ("containers", "initContainers"):
+        for index, container in enumerate(spec.get(part) or []):
+            yield ("spec", part, index, "image"), str(container.get("image"))
+    for index, volume in enumerate(spec.get("volumes") or []):
+        if reference := _mapping(volume.get("image")).get("reference"):
+            yield ("spec", "volumes", index, "image", "reference"), str(reference)
+
+
+def _is_below(image: str, name: str) -> bool:
+    """Whether an image has this name, or one below it. registry.io/a is not below registry.io/ab, nor is a port."""
+    name = name.rstrip("/")
+    rest = image.removeprefix(name)
+    return rest != image and (not rest or rest[0] in "/@" or (rest[0] == ":" and "/" not in rest))
+
+
+def _check_nodes(pods: list[_Pods], limits: PolicyLimits) -> Iterator[_Problem]:
+    for each in pods:
+        selector = _mapping(each.spec.get("nodeSelector"))
+        for key, values in limits.node_labels.items():
+            if (value := selector.get(key)) not in values:
+                field = each.find_field(("spec", "nodeSelector", key), f"nodePool.nodeSelector.{key}")
+                got = value if key in selector else "none"
+                yield (
+                    f"{field} must be one of {', '.join(values)}, got {got}",
+                    "nodeLabels",
+                    "select these nodes",
+                )
+
+
+def _check_queue(owner: Owner, pods: list[_Pods], limits: PolicyLimits) -> Iterator[_Problem]:
+    if not limits.queues or not isinstance(owner, RLJob):
+        return
+    allowed, remedy = ", ".join(limits.queues), "set spec.scheduling.gang and queue"
+    if (queue := owner.spec.scheduling.queue) not in limits.queues:
+        yield f"spec.scheduling.queue must be one of {allowed}, got {queue or 'none'}", "queues", remedy
+    for each in pods:
+        label = _mapping(_mapping(each.template.get("metadata")).get("labels")).get(LABEL_KUEUE_QUEUE)
+        if label not in (None, queue, *limits.queues):
+            field = each.find_field(("metadata", "labels", LABEL_KUEUE_QUEUE), "template.metadata.labels")
+            yield f"{field} must be one of {allowed}, got {label}", "queues", remedy
+
+
+def _check_priorities(pods: list[_Pods], limits: PolicyLimits, default: str | None) -> Iterator[_Problem]:
+    allowed = limits.priority_classes
+    for each in pods:
+        name = each.spec.get("priorityClassName")
+        if allowed and name and name not in (default, *allowed):
+            field = each.find_field(("spec", "priorityClassName"), "template.spec.priorityClassName")
+            yield (
+                f"{field} must be one of {', '.join(allowed)}, got {name}",
+                "priorityClasses",
+                "use such a class, or none",
+            )
+
+
+def _check_templates(owner: Owner, limits: PolicyLimits) -> Iterator[_Problem]:
+    if limits.template_fields is None:
+        return
+    allowed = ", ".join(limits.template_fields) or "no field"
+    for each in find_role_paths(owner).values():
+        for part, fields in each.role.template.items():
+            for field in _mapping(fields) or [""]:
+                if f"{part}.{field}" not in limits.template_fields:
+                    path = f"{each.path}.template.{part}.{field}".rstrip(".")
+                    yield f"{path} is not allowed: templates may set {allowed}", "templateFields", "remove it"
+
+
+def _mapping(value: Any) -> Manifest:
+    return value if isinstance(value, dict) else {}

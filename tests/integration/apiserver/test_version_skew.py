@@ -1,0 +1,71 @@
+"""An operator with CRDs of the next minor version: it runs, refuses what it does not know, and is idle."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from rljob_cluster.control_plane.control_plane import ControlPlane
+from rljob_core.kube.client import connect
+from tests.integration.apiserver.manifests import put_all, smallest
+from tests.integration.apiserver.operator_harness import Manifest, OperatorHarness, WriteRecorder
+from tests.integration.apiserver.test_upgrade import CRDS, create_when_served
+from tests.paths import ROOT
+from tests.support import fast_yaml
+
+TEMPO = {"type": "object", "default": {}, "properties": {"beats": {"type": "integer", "default": 4}}}
+
+
+def change_crd(crd: Manifest) -> Manifest:
+    """Another CRD than the operator's: it has fields in addition, one of them in each object by a default, and lacks
+    fields of the status that the operator writes."""
+    crd["metadata"]["annotations"] = {"rljob.dev/version": "0.3.0"}
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    schema["spec"]["properties"] |= {"tempo": TEMPO, "mood": {"type": "string"}}
+    if crd["spec"]["names"]["kind"] == "RLJob":
+        for name in ("rollouts", "rewards"):
+            del schema["status"]["properties"][name]
+        crd["spec"]["versions"][0]["additionalPrinterColumns"] = []
+        del schema["status"]["properties"]["roles"]["items"]["properties"]["image"]
+    return crd
+
+
+@pytest.fixture
+async def newer_cluster(tmp_path, loopback) -> AsyncIterator[OperatorHarness]:
+    with ControlPlane(tmp_path, address=f"{loopback}.8", components=("etcd", "kube-apiserver")) as running:
+        api = await connect(str(running.kubeconfig))
+        harness = OperatorHarness(api, "default", str(running.kubeconfig))
+        account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
+        await api.request("POST", "/api/v1/namespaces/default/serviceaccounts", body=account)
+        for path in sorted((ROOT / "crds").glob("*.yaml")):
+            await api.request("POST", CRDS, body=change_crd(fast_yaml.load(path.read_text())))
+        yield harness
+        await harness.stop()
+        await api.close()
+
+
+async def test_operator_runs_with_crds_of_the_next_version(newer_cluster, caplog):
+    harness = newer_cluster
+    await create_when_served(harness, smallest())
+    stored = await harness.get("RLJob", "smallest")
+    assert stored["spec"]["tempo"] == {"beats": 4}, "the API server fills in what the operator does not know"
+    recorder = WriteRecorder()
+    await harness.start(recorder, resync_seconds=0.4)
+    await harness.until_all_workloads()
+    status = (await harness.get("RLJob", "smallest"))["status"]
+    assert status["roles"], "what the CRD has is written"
+    assert "rollouts" not in status
+    await harness.wait_for_resyncs()
+    recorder.writes.clear()
+    await harness.wait_for_resyncs()
+    assert recorder.writes == [], "what the CRD lacks is not written again and again"
+    assert "CRD rljobs.rljob.dev differs from this operator (0.3.0, operator" in caplog.text
+
+    await harness.create(put_all(smallest(name="moody"), {"mood": "grim"}))
+    failed = await harness.until_condition("Failed", name="moody")
+    assert failed["reason"] == "InvalidSpec"
+    assert failed["message"].startswith("spec.mood is a field of RLJob 0.3.0, which this operator, ")
+    assert not [w for w in await harness.workloads() if w["metadata"]["name"].startswith("moody")]
+    await harness.patch("RLJob", "moody", {"spec": {"mood": None}})
+    await harness.until_condition("Failed", "False", name="moody")

@@ -1,0 +1,89 @@
+"""Policies in files, and the problems of jobs with the lines at which they are."""
+
+import pytest
+from typer.testing import CliRunner
+
+from rljob_api.errors import UserError
+from rljob_api.manifest.policy import RLJobPolicy
+from rljob_api.manifest.services.reward import RewardModel
+from rljob_cli.check.jobfile import load_partial
+from rljob_cli.check.tenant_policy import find_policy_problems, load_policy, read_policy
+from rljob_cli.check.verdict import find_policy_problems as find_located_problems
+from rljob_cli.main import app
+from tests.support.job_simulation import make_job
+
+POLICY = """\
+apiVersion: rljob.dev/v1alpha1
+kind: RLJobPolicy
+metadata: {name: default, namespace: research, resourceVersion: "7"}
+spec:
+  defaults: {queue: research}
+  limits: {rolloutReplicas: 1, queues: [research]}
+"""
+JOB = """\
+apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+metadata: {name: sums}
+spec:
+  model: {source: hf://a/b}
+  data: {train: {source: hf://a/b}}
+  rewards: [{name: correct, function: {inline: "def f(): ..."}}]
+  rollout:
+    replicas: 2
+"""
+
+
+def write(folder, text, name="policy.yaml"):
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_policy_of_kubectl_is_read(tmp_path):
+    assert load_policy(write(tmp_path, POLICY)).spec.limits.rollout_replicas == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (POLICY.replace("rolloutReplicas", "rolloutReplica"), "policy.yaml:6: spec.limits.rolloutReplica"),
+        (POLICY.replace("name: default", "name: other"), "metadata.name must be default"),
+        (POLICY + "---\n" + POLICY, "must be one RLJobPolicy, got 2 documents"),
+        ("", "must be one RLJobPolicy, got 0 documents"),
+    ],
+)
+def test_wrong_policy_is_refused_with_its_line(tmp_path, text, message):
+    with pytest.raises(UserError, match=message):
+        load_policy(write(tmp_path, text))
+
+
+def test_missing_file_is_a_user_error(tmp_path):
+    with pytest.raises(UserError, match="cannot be read"):
+        load_policy(tmp_path / "missing")
+
+
+def test_stored_policy_with_unknown_fields_is_left_to_the_operator():
+    assert read_policy({"metadata": {"name": "default"}, "spec": {"later": 1}}) is None
+
+
+def test_problem_is_at_the_line_of_the_field(tmp_path):
+    policy, file = load_policy(write(tmp_path, POLICY)), load_partial(write(tmp_path, JOB, "job.yaml"))
+    [problem] = find_located_problems(file, policy)
+    assert (problem.path, problem.line) == ("spec.rollout.replicas", 9)
+    assert "must be at most 1, got 2 (spec.limits.rolloutReplicas of RLJobPolicy" in str(problem)
+    assert find_located_problems(file, None) == []
+
+
+def test_reward_models_of_the_file_are_checked():
+    policy = RLJobPolicy.model_validate({"metadata": {"name": "default"}, "spec": {"limits": {"rewardReplicas": 1}}})
+    spec = {"function": {"inline": "def f(): ..."}, "replicas": 2}
+    model = RewardModel.model_validate({"metadata": {"name": "shared"}, "spec": spec})
+    [problem] = find_policy_problems(make_job(), {"shared": model}, policy)
+    assert problem.startswith("RewardModel shared: spec.replicas must be at most 1, got 2")
+
+
+def test_validate_takes_a_policy(tmp_path):
+    arguments = ["validate", str(write(tmp_path, JOB, "job.yaml")), "--cluster", "--no-call"]
+    done = CliRunner().invoke(app, [*arguments, "--policy", str(write(tmp_path, POLICY))])
+    assert done.exit_code != 0
+    assert "spec.rollout.replicas must be at most 1, got 2" in done.output

@@ -157,7 +157,7 @@ def place_row(job: RLJob, values: Mapping[str, Any], episodes: int, folder: Path
             update={"type": "synchronous", "max_staleness": None, "prompts_per_step": num_prompts, "mini_batches": 1}
         ),
         "algorithm": spec.algorithm.model_copy(update={"group_size": 2}),
-        "checkpoint": Checkpoint(export=False),
+        "checkpoint": Checkpoint(export="never"),
         "tracking": Tracking(tensorboard=False),
         "suspend": False,
     }

@@ -12,6 +12,7 @@ from rljob_api.manifest.base import Choice, LongText, ObjectName, PathText, Rule
 from rljob_api.manifest.quantity import Size, size_within
 from rljob_api.manifest.sources import (
     OF_DATA,
+    OF_MODEL,
     ChatTemplate,
     ChatTemplateArguments,
     HasSource,
@@ -28,6 +29,13 @@ _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
 class Model(ModelSource):
     """The model to train, or to evaluate. Immutable."""
 
+    MAY_BE_JOB: ClassVar[bool] = True
+    RULES: ClassVar[tuple[Rule, ...]] = (OF_MODEL,)
+
+    source: PathText
+    """A Hugging Face folder: `hf://org/name`, `pvc://claim/path`, `s3://bucket/path` (also `gs://`, `az://`), `/path`,
+    or a path relative to the job file (`./path`, `../path`; `rljob run` only). Or `job://NAME@STEP`: a step of another
+    job, by its number, `last` (also without @) or `best`. It is chosen when the job first starts, and kept."""
     chat_template: ChatTemplate | None = None
     """Chat template for prompts, agents and the exported model. Null: the model's."""
 

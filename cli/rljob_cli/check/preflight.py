@@ -167,12 +167,13 @@ def read_trained_config(job: RLJob, claims: Mapping[str, Path]) -> dict[str, Any
 
 
 def locate(source: str, claims: Mapping[str, Path]) -> str | None:
-    """Return where this machine finds a source; None for a claim without a folder, and for rows of an environment."""
+    """Return where this machine finds a source; None for a claim without a folder, for rows of an environment,
+    and for a run that is not here."""
     try:
         parsed = parse_source(source)
     except UserError:
         return None
-    if parsed.kind == "env":
+    if parsed.kind in ("env", "job"):
         return None
     if parsed.kind == "pvc":
         return str(claims[parsed.claim] / parsed.path) if parsed.claim in claims else None

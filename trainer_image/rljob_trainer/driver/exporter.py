@@ -47,7 +47,7 @@ class Exporter:
         self._run_dir, self._trainer, self._steps, self._disk, self._record = run_dir, trainer, steps, disk, record
         self._tokenizer_source = tokenizer_source
         self._merged_share: float | None = None
-        """Of the model that is written and not placed."""
+        """That of the model that `prepare` wrote."""
 
     async def prepare(self) -> None:
         """A checkpoint of the trainer's weights begins: write their model, if each checkpoint has one."""
@@ -69,7 +69,7 @@ class Exporter:
             await self.place(step)
 
     async def finish(self, history: History, give_turn: Callable[[], Awaitable[None]]) -> None:
-        """Nothing trains any more: write and record the model that the run ends with. `give_turn`: gives the trainer
+        """No step follows: write and record the model that the run ends with. `give_turn`: gives the trainer
         the devices. Raise UserError if the checkpoint of the best step is missing or damaged."""
         if self._steps == "never":
             return
@@ -91,7 +91,7 @@ class Exporter:
 
     def _open(self, step: int) -> Checkpoint:
         if not checkpoint_exists(self._run_dir, step):
-            raise UserError(f"{_FIELD}: the best step, {step}, has no checkpoint any more; {_REMEDY}")
+            raise UserError(f"{_FIELD}: the best step, {step}, no longer has a checkpoint; {_REMEDY}")
         return open_checkpoint(checkpoint_folder(self._run_dir, step), FILE_DRIVER)
 
     async def _write(self, checkpoint: Checkpoint | None) -> None:

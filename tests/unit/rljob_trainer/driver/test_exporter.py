@@ -97,7 +97,7 @@ async def test_best_step_is_exported_after_a_crash_of_its_export(make_harness):
     ("damage", "message"),
     [
         (lambda file: file.write_text("0"), "is damaged: .*trainer/weight has"),
-        (lambda file: (file.parent.parent / "COMPLETE").unlink(), "has no checkpoint any more"),
+        (lambda file: (file.parent.parent / "COMPLETE").unlink(), "no longer has a checkpoint"),
     ],
 )
 async def test_best_step_without_an_intact_checkpoint_says_what_to_do(make_harness, damage, message):

@@ -40,10 +40,10 @@ class Exporter:
         *,
         tokenizer_source: str,
         disk: RunDisk,
-        record: Callable[[Path, float | None], None],
+        record: Callable[[Path, int, float | None], None],
     ) -> None:
-        """`steps`: spec.checkpoint.export. `record` gets the export that the run ends with, and how much of the
-        adapters' update it has; None if this group has not written it, or without adapters."""
+        """`steps`: spec.checkpoint.export. `record` gets the export that the run ends with, its step, and how much of
+        the adapters' update it has; None if this group has not written it, or without adapters."""
         self._run_dir, self._trainer, self._steps, self._disk, self._record = run_dir, trainer, steps, disk, record
         self._tokenizer_source = tokenizer_source
         self._merged_share: float | None = None
@@ -75,7 +75,7 @@ class Exporter:
             return
         if self._steps == "every":
             if (folder := export_folder(self._run_dir, history.step)).is_dir():
-                self._record(folder, self._merged_share)
+                self._record(folder, history.step, self._merged_share)
             return
         step = history.step if self._steps == "last" else _choose(history.best)
         if step is None:
@@ -87,7 +87,7 @@ class Exporter:
             problem = f"the checkpoint of the best step, {step}, is damaged: {error}"
             raise UserError(f"{_FIELD}: {problem}; {_REMEDY}") from None
         await self._place(self._run_dir / EXPORT)
-        self._record(self._run_dir / EXPORT, self._merged_share)
+        self._record(self._run_dir / EXPORT, step, self._merged_share)
 
     def _open(self, step: int) -> Checkpoint:
         if not checkpoint_exists(self._run_dir, step):

@@ -47,7 +47,7 @@ def has_claim(job: Manifest) -> bool:
 
 def build_reader(job: Manifest) -> Manifest:
     """Build the Pod from the head that the operator builds, with the image that the head had. Raise ClusterError for a
-    job of another version."""
+    job that has fields of a newer version."""
     try:
         parsed = RLJob.model_validate({name: job[name] for name in ("apiVersion", "kind", "metadata", "spec")})
     except ValidationError as error:

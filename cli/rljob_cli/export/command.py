@@ -81,7 +81,7 @@ class _Source:
     given: str
     """The run, as the result names it."""
     folder: Path
-    """Of the run, or of a copy with this step."""
+    """The run's, or a copy that has this step."""
     step: int
     export: Path | None = None
     """It is in Hugging Face format already, in a copy; else it is the checkpoint's."""

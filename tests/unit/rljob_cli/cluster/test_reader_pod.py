@@ -111,7 +111,7 @@ async def test_pod_that_ends_or_is_deleted_says_why(state, reason):
     assert len(cluster.deleted) == 1
 
 
-def test_job_of_another_version_is_refused_with_the_remedy():
+def test_job_with_a_newer_field_is_refused_with_the_remedy():
     job = JOB | {"spec": JOB["spec"] | {"later": 1}}
     with pytest.raises(ClusterError, match=r"RLJob sums: this version of rljob cannot read its spec.* use that of the"):
         build_reader(job)

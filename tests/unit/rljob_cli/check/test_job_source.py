@@ -11,6 +11,7 @@ from rljob_api.errors import UserError
 from rljob_api.run.folder import FILE_BEST, FILE_COMPLETE, FILE_JOB, checkpoint_folder, export_folder
 from rljob_cli.check.job_source import FILE_PIN, MODEL, find_start_model, require_weights
 from rljob_cli.check.jobfile import load, load_partial
+from rljob_cli.check.preflight import check_objects
 from tests.unit.rljob_cli.check.test_jobfile import JOB
 
 
@@ -120,6 +121,15 @@ def test_job_file_has_the_path_and_knows_what_it_means(runs, tmp_path):
     assert load(path, runs=runs).job.spec.model.source == str(runs / "j" / MODEL)
     assert load_partial(path, runs=runs, resumes=False).job.spec.model.source == "hf://org/base"
     assert load(path, runs=runs, keep_references=True).job.spec.model.source == "job://sums@2"
+
+
+@pytest.mark.parametrize("step", ["2", "3"])
+def test_cluster_is_told_what_to_name_in_place_of_a_run(runs, tmp_path, step):
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB.replace("./model", f"job://sums@{step}"))
+    found = [finding for finding in check_objects(load_partial(path, runs=runs)) if finding.path == "spec.model.source"]
+    assert [finding.only for finding in found] == ["cluster"]
+    assert "pvc://" in found[0].message
 
 
 def test_run_that_is_missing_here_is_a_problem_of_this_machine_alone(tmp_path):

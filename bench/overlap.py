@@ -114,7 +114,7 @@ def build_job(variant: Variant, arguments: argparse.Namespace) -> dict[str, Any]
     spec["trainer"] |= {"replicas": 1, "env": {"OMP_NUM_THREADS": "1"}}
     spec.setdefault("rollout", {})["env"] = {"OMP_NUM_THREADS": "1"}
     spec["rollout"]["sampling"] = {"maxTokens": arguments.max_tokens}
-    spec["checkpoint"] = {"everySteps": num_steps, "export": False}
+    spec["checkpoint"] = {"everySteps": num_steps, "export": "never"}
     command = [sys.executable, str(HERE / "timeline_head.py")]
     spec["head"] = {"template": {"spec": {"containers": [{"name": "head", "command": command}]}}}
     return job

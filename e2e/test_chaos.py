@@ -88,7 +88,7 @@ def submit_endless(submit: Callable[..., Job]) -> Job:
         rewards=[reward | patient],
         **dict.fromkeys(("head", "trainer", "rollout"), patient),
         schedule={"steps": 100_000, "promptsPerStep": PROMPTS_PER_STEP},
-        checkpoint={"persistentVolumeClaim": {"claimName": CLAIM}, "export": False},
+        checkpoint={"persistentVolumeClaim": {"claimName": CLAIM}, "export": "never"},
         hangDetection={"minSeconds": 30},
     )
 

@@ -12,12 +12,13 @@ from rljob_api.run.folder import FILE_SUMMARY, last_checkpoint
 from rljob_cli.check.env_sources import describe_unread
 from rljob_cli.check.from_model import describe_from_model
 from rljob_cli.check.gpu_sharing import describe_sharing, share_machine
-from rljob_cli.check.jobfile import JobFile, Target, check_file, load, load_partial
+from rljob_cli.check.jobfile import JobFile, Target, check_file, load, load_partial, set_model
 from rljob_cli.check.machine import Machine
 from rljob_cli.check.preflight import check_objects, locate, read_trained_config
 from rljob_cli.check.tenant_policy import load_policy
 from rljob_cli.check.verdict import describe_unused, find_policy_problems, judge, print_verdict, to_json
 from rljob_cli.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, guard
+from rljob_cli.export.start_model import provide_model
 from rljob_cli.local.network import claim_block
 from rljob_cli.local.node.cpus import has_bfloat16, use_float32
 from rljob_cli.output import print_error, print_json
@@ -52,7 +53,7 @@ def run_command(
 ) -> int:
     require(find_device_extra(), "rljob run")
     claims = parse_claims(volumes)
-    file = load_partial(path, overrides)
+    file = load_partial(path, overrides, runs=directory, resumes=not fresh)
     folder = (directory / file.job.metadata.name).resolve()
     with runfolder.lock(folder):
         return _run_locked(file, folder, claims, fresh, output, block, should_call)
@@ -108,6 +109,8 @@ def _run_locked(
     lines += describe_unread(file.job)
     for line in (*lines, *(trial.describe() for trial in verdict.trials)):
         say(line)
+    if file.start is not None:
+        file = replace(file, job=set_model(file.job, provide_model(file.start, folder, say)))
     runfolder.prepare(folder, file.job)
     phase = run_job(file.job, folder, network, claims, make_output(output, console), console)
     try:

@@ -20,7 +20,7 @@ from rljob_api.wire.scores import ScoreResult
 from rljob_api.wire.weights import EnginesReport, RolloutWeights, WeightManifest
 from rljob_trainer.driver.ports import FreedMemory, TrainerGroupDiedError
 from rljob_trainer.episodes.types import TokenFacts, UpdateMetrics
-from rljob_trainer.run_folder.file_facts import describe_file
+from rljob_trainer.run_folder.file_facts import describe_file, verify_files
 
 EOS = 0
 
@@ -105,8 +105,14 @@ class FakeTrainer:
         self._live("after write")
         return {"trainer/weight": describe_file(folder, "weight")}
 
-    async def export(self, folder, tokenizer_source):
-        (folder / "weight").write_text(str(self.weight))
+    async def export(self, folder, tokenizer_source, checkpoint=None):
+        self._live("export")
+        weight = self.weight
+        if checkpoint is not None:
+            verify_files(checkpoint.folder, checkpoint.files, ["trainer/weight"])
+            weight = int((checkpoint.folder / "trainer" / "weight").read_text())
+        (folder / "weight").write_text(str(weight))
+        self._live("after export")
 
     async def free(self):
         self._live("free")

@@ -2,7 +2,8 @@
 
 Trains one step of a model with experts, and of adapters, with one FSDP2 rank and two, and exports them: to
 FOLDER/experts-export-RANKS and FOLDER/adapters-export-RANKS, and their checkpoints to the folders of runs,
-FOLDER/experts-run-RANKS and FOLDER/adapters-run-RANKS. Writes FOLDER/NAME-RANKS.pt for the test.
+FOLDER/experts-run-RANKS and FOLDER/adapters-run-RANKS. After another step, exports that checkpoint to
+FOLDER/experts-earlier-export-RANKS and FOLDER/adapters-earlier-export-RANKS. Writes FOLDER/NAME-RANKS.pt for the test.
 """
 
 from __future__ import annotations
@@ -82,7 +83,12 @@ class ExportScenarios(Scenarios):
         weights, published = clone(policy.gather_weights()), clone(dict(policy.stream_published().tensors))
         export = self.root / f"{name}-export-{self.num_ranks}"
         checkpoints.export_model(policy, export, str(self.folder / "model"))
-        self.save_run(policy, self.root / f"{name}-run-{self.num_ranks}")
+        run = self.root / f"{name}-run-{self.num_ranks}"
+        self.save_run(policy, run)
+        self.update(policy, build_rows(2))
+        checkpoints.load_weights(policy, checkpoint_folder(run, 1))  # as for the best step, after the last one
+        earlier = self.root / f"{name}-earlier-export-{self.num_ranks}"
+        checkpoints.export_model(policy, earlier, str(self.folder / "model"))
         self.folder = self.root
         self.write(name, before=before, weights=weights, published=published, metrics=metrics)
 

@@ -415,6 +415,13 @@ RULES: Final = (
         "self.evaluation.samplesPerPrompt > 1 || self.evaluation.sets.exists(s, "
         "s.name == self.evaluation.best.set && (has(s.passAt) || has(s.samplesPerPrompt) && s.samplesPerPrompt > 1))",
     ),
+    Rule(
+        ("checkpoint.export", "evaluation.best"),
+        "must not be best without evaluation.best, which says what the best step is",
+        "set evaluation.best, or use last",
+        lambda spec: spec.checkpoint.export != "best" or spec.evaluation.best is not None,
+        "self.checkpoint.export != 'best' || has(self.evaluation.best)",
+    ),
 )
 
 

@@ -12,6 +12,7 @@ from rljob_api.manifest.base import Choice, LongText, ObjectName, PathText, Rule
 from rljob_api.manifest.quantity import Size, size_within
 from rljob_api.manifest.sources import (
     OF_DATA,
+    OF_MODEL,
     ChatTemplate,
     ChatTemplateArguments,
     HasSource,
@@ -28,6 +29,13 @@ _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
 class Model(ModelSource):
     """The model to train, or to evaluate. Immutable."""
 
+    MAY_BE_JOB: ClassVar[bool] = True
+    RULES: ClassVar[tuple[Rule, ...]] = (OF_MODEL,)
+
+    source: PathText
+    """A Hugging Face folder: `hf://org/name`, `pvc://claim/path`, `s3://bucket/path` (also `gs://`, `az://`), `/path`,
+    or a path relative to the job file (`./path`, `../path`; `rljob run` only). Or `job://NAME@STEP`: a step of another
+    job, by its number, `last` (also without @) or `best`. It is chosen when the job first starts, and kept."""
     chat_template: ChatTemplate | None = None
     """Chat template for prompts, agents and the exported model. Null: the model's."""
 
@@ -212,6 +220,9 @@ class PersistentVolumeClaimRef(Spec):
     ReadWriteOnce is enough; the trainers send their files to the head."""
 
 
+ExportedSteps = Literal["never", "last", "best", "every"]
+
+
 class Checkpoint(Spec):
     """Location and frequency of checkpoints."""
 
@@ -225,8 +236,16 @@ class Checkpoint(Spec):
     asynchronous: Choice = "auto"
     """Whether training continues while a checkpoint is written, from a copy in the host's memory: 12 bytes per trained
     parameter over all ranks. auto: with GPUs. never: training waits."""
-    export: bool = True
-    """Whether to also write the last checkpoint in Hugging Face format."""
+    export: ExportedSteps = "last"
+    """Which steps are also written as a model in Hugging Face format. last: the last one, at the end, to `export` of
+    the run's folder. best: that of evaluation.best, at the end, to the same folder; none if it is the model before the
+    first step. every: each step that has a checkpoint, to `exports/step-000010`; training waits meanwhile, and `keep`
+    counts. never: none."""
+
+    @property
+    def num_exports(self) -> int:
+        """How many models the run's folder has at most, one that is being written included."""
+        return {"never": 0, "last": 1, "best": 1, "every": self.keep + 1}[self.export]
 
 
 def _has_project(tracking: Any) -> bool:

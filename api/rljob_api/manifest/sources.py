@@ -21,18 +21,22 @@ _SPLIT = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}"
 OBJECT_SCHEMES: Final = ("s3", "gs", "az")
 """Schemes of object storage: S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage."""
 _FORMS = "hf://org/name, pvc://claim/path, s3://bucket/path"
+_JOB = r"[a-z]([-a-z0-9]*[a-z0-9])?(@([0-9]{1,9}|last|best))?"
 _FILES_PATTERN = f"hf://[^/]+(/[^/]+)?/?|pvc://[^/]+(/.*)?|({'|'.join(OBJECT_SCHEMES)})://[^/]+(/.*)?"
 _SOURCE_CEL = f"!self.source.contains('://') || self.source.matches('^({_FILES_PATTERN})$')"
+_MODEL_CEL = f"!self.source.contains('://') || self.source.matches('^({_FILES_PATTERN}|job://{_JOB})$')"
 _DATA_CEL = f"!self.source.contains('://') || self.source.matches('^({_FILES_PATTERN}|env://{_SPLIT})$')"
 
 
 @dataclass(frozen=True)
 class Source:
-    kind: Literal["hf", "pvc", "absolute", "relative", "env", "object"]
+    kind: Literal["hf", "pvc", "absolute", "relative", "env", "object", "job"]
     path: str
-    """For hf the repository's id, for env the split, for objects the whole URL."""
+    """For hf the repository's id, for env the split, for objects the whole URL, for job its name."""
     claim: str = ""
     """Set for pvc only."""
+    step: str = ""
+    """Set for job only: a number, last or best."""
 
     @property
     def is_remote(self) -> bool:
@@ -49,6 +53,7 @@ class Source:
         """The path that a container opens, or hf://org/name, env://split, or the URL of objects."""
         if self.kind in ("hf", "env"):
             return f"{self.kind}://{self.path}"
+        assert self.kind != "job", "a job's checkpoint is resolved before anything reads it"
         if self.kind == "pvc":
             return f"{PATH_CLAIMS}/{self.claim}/{self.path}".rstrip("/")
         return self.path
@@ -66,6 +71,9 @@ def parse_source(source: str) -> Source:
         return Source("pvc", path, claim)
     if scheme == "env" and re.fullmatch(_SPLIT, rest):
         return Source("env", rest)
+    if scheme == "job" and re.fullmatch(_JOB, rest):
+        name, _, step = rest.partition("@")
+        return Source("job", name, step=step or "last")
     if scheme in OBJECT_SCHEMES and rest.partition("/")[0]:
         return Source("object", source.rstrip("/"))
     raise UserError(f"must be {_FORMS} or a path, got {source}")
@@ -76,7 +84,7 @@ def _is_valid(holder: Any) -> bool:
         parsed = parse_source(holder.source)
     except UserError:
         return False
-    return parsed.kind != "env" or holder.MAY_BE_ENV
+    return {"env": holder.MAY_BE_ENV, "job": holder.MAY_BE_JOB}.get(parsed.kind, True)
 
 
 class HasSource(Spec):
@@ -84,6 +92,8 @@ class HasSource(Spec):
 
     MAY_BE_ENV: ClassVar[bool] = False
     """Whether an environment may be the source (env://split)."""
+    MAY_BE_JOB: ClassVar[bool] = False
+    """Whether the checkpoint of another job may be (job://NAME@STEP)."""
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             ("source",),
@@ -110,6 +120,14 @@ OF_DATA: Final = Rule(
     _DATA_CEL,
 )
 """The rule of HasSource, where an environment may be the source."""
+OF_MODEL: Final = Rule(
+    ("source",),
+    f"must be {_FORMS}, job://NAME@STEP or a path",
+    "correct the scheme; a step is a number, last or best",
+    _is_valid,
+    _MODEL_CEL,
+)
+"""The rule of HasSource, where another job may be the source."""
 
 
 class ModelSource(HasSource):

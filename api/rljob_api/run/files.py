@@ -1,20 +1,33 @@
-"""The files of a run that the head serves to readers, under RUN_ROUTE."""
+"""The files of a run that the head serves to readers, under RUN_ROUTE; without a head, a reader Pod does."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path, PurePosixPath
 
-from rljob_api.run.base import Record
+from rljob_api.errors import UserError
+from rljob_api.run.base import Count, Record
 from rljob_api.run.folder import (
+    CHECKPOINTS,
+    EXPORT,
+    EXPORTS,
     FILE_BEST,
     FILE_DRIVER_SUMMARY,
     FILE_JOB,
     FILE_METRICS,
     TRAJECTORIES,
+    checkpoint_folder,
+    complete_checkpoints,
+    current_export,
     list_trajectory_files,
     parse_trajectory_file,
 )
+from rljob_api.run.summaries import read_best, read_driver_summary
 
+PARAMETER_STEP = "step"
+"""Query parameter of a list of the files of a model: a step, last or best."""
+_STEP = r"step-\d{6,}"
+_MODEL_FILE = re.compile(rf"({EXPORT}|{EXPORTS}/{_STEP}|{CHECKPOINTS}/{_STEP})(/(?!\.\.?(/|$))[\w.\-]+)+")
 _NAMES = (FILE_METRICS, FILE_DRIVER_SUMMARY, FILE_BEST)
 
 
@@ -26,6 +39,48 @@ class RunFile(Record):
     num_bytes: int
     modified: int
     """Nanoseconds since 1970."""
+
+
+class ModelFiles(Record):
+    """The model of a step: an export, or else a checkpoint."""
+
+    step: Count
+    folder: str
+    """Below the run's folder."""
+    files: list[RunFile]
+
+    @property
+    def is_export(self) -> bool:
+        """Whether it is in Hugging Face format."""
+        return not self.folder.startswith(f"{CHECKPOINTS}/")
+
+
+def find_model(run_dir: Path, name: str) -> ModelFiles:
+    """Return the files of a step: its number, last or best. Raise UserError, to follow the step, if there are none."""
+    known = complete_checkpoints(run_dir)
+    summary = read_driver_summary(run_dir)
+    exported = summary.export_step if summary and summary.export and Path(summary.export).name == EXPORT else None
+    if name == "best":
+        if (best := read_best(run_dir)) is None:
+            raise UserError("the run has no best.json: set evaluation.best in the job, or name a step")
+        step = best.step
+    elif name == "last":
+        step = next(reversed(known), exported or 0)
+    else:
+        step = int(name)
+    if step == exported and (run_dir / EXPORT).is_dir():
+        folder: Path | None = run_dir / EXPORT
+    else:
+        folder = current_export(run_dir, step) or (checkpoint_folder(run_dir, step) if step in known else None)
+    if folder is None:
+        raise UserError(f"the run has no checkpoint of step {step}; it has {', '.join(map(str, known)) or 'none'}")
+    paths = {path.relative_to(run_dir).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return ModelFiles(step=step, folder=folder.relative_to(run_dir).as_posix(), files=describe_files(paths))
+
+
+def is_model_file(name: str) -> bool:
+    """Whether a name is that of a file of a checkpoint or of an export, and leads nowhere else."""
+    return _MODEL_FILE.fullmatch(name) is not None
 
 
 def list_run_files(run_dir: Path, job_file: Path) -> dict[str, Path]:

@@ -28,6 +28,7 @@ EXPORTS = "exports"
 TRAJECTORIES = "trajectories"
 FILE_EVALUATION = "evaluation.json"
 """The results of `rljob evaluate`, next to the folders of its runs."""
+_STEP_NAME = re.compile(r"step-\d{6,}")
 _TRAJECTORY_NAME = re.compile(r"step-(\d+)\.(train|eval)\.parquet")
 
 
@@ -61,6 +62,22 @@ def checkpoint_folder(run_dir: Path, step: int) -> Path:
 def export_folder(run_dir: Path, step: int) -> Path:
     """Return where the model of a checkpoint is exported to, unlike EXPORT, which a run writes at its end."""
     return run_dir / EXPORTS / f"step-{step:06d}"
+
+
+def current_export(run_dir: Path, step: int) -> Path | None:
+    """Return the export of a step, if it is of the checkpoint that the run has: after a damaged one, a step is trained
+    again."""
+    folder, complete = export_folder(run_dir, step), checkpoint_folder(run_dir, step) / FILE_COMPLETE
+    if not folder.is_dir():
+        return None
+    is_current = not complete.is_file() or complete.stat().st_mtime <= folder.stat().st_mtime
+    return folder if is_current else None
+
+
+def list_exports(run_dir: Path) -> dict[int, Path]:
+    """Return the folders of EXPORTS by step, oldest first."""
+    found = (path for path in (run_dir / EXPORTS).glob("step-*") if _STEP_NAME.fullmatch(path.name))
+    return dict(sorted((int(path.name.removeprefix("step-")), path) for path in found))
 
 
 def complete_checkpoints(run_dir: Path) -> dict[int, Path]:

@@ -84,6 +84,8 @@ class DriverSummary(Record):
     """Digest of the last weights, by process."""
     export: str | None = None
     """Folder of the trained model. Null: not written yet, or not wanted."""
+    export_step: Count | None = None
+    """Step of that model."""
     export_merged_share: Share | None = None
     """Share of the adapters' update that its weights have. Null: adapters are not merged."""
     versions: dict[str, str] = {}

@@ -22,6 +22,7 @@ from rljob_api.run.folder import TRAJECTORIES
 from rljob_api.run.trajectories import SampleRow
 from rljob_cli.agents.given_answers import find_playable, play_answers
 from rljob_cli.check import env_rows
+from rljob_cli.check.job_source import require_weights
 from rljob_cli.check.jobfile import check_file, load
 from rljob_cli.check.preflight import locate, read_trained_config
 from rljob_cli.check.rewards import check_service
@@ -52,6 +53,7 @@ def try_agent_command(
     """Play, print, and return 1 if an episode or a result is invalid."""
     require(find_device_extra(), "rljob test-agent")
     file, claims = load(path, overrides), parse_claims(volumes)
+    require_weights(None if answers else file.start)
     if file.job.spec.agent.type == "singleTurn":
         raise UserError(
             f"{path}: spec.agent.type must be loop, program or environment; `rljob test-reward` scores single answers"
@@ -157,7 +159,7 @@ def place_row(job: RLJob, values: Mapping[str, Any], episodes: int, folder: Path
             update={"type": "synchronous", "max_staleness": None, "prompts_per_step": num_prompts, "mini_batches": 1}
         ),
         "algorithm": spec.algorithm.model_copy(update={"group_size": 2}),
-        "checkpoint": Checkpoint(export=False),
+        "checkpoint": Checkpoint(export="never"),
         "tracking": Tracking(tensorboard=False),
         "suspend": False,
     }

@@ -95,11 +95,15 @@ def export(
     public: Annotated[bool, typer.Option("--public", help="A new repository of hf://org/name is public.")] = False,
     directory: Annotated[Path, typer.Option("--dir", help="Parent of the run folders.")] = RUNS,
     output: OutputOption = "text",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
 ) -> None:
     """Write a checkpoint of a run as a Hugging Face model, also of a run that failed, was stopped, or is running."""
     from rljob_cli.export.command import export_command
 
-    raise typer.Exit(export_command(run, step, to, directory, output, is_public=public))
+    target = _choose_target(kubeconfig, context, namespace)
+    raise typer.Exit(export_command(run, step, to, directory, output, is_public=public, target=target))
 
 
 @app.command()

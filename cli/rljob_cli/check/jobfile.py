@@ -19,12 +19,15 @@ from rljob_api.manifest.sources import parse_source
 from rljob_api.read.documents import Document, Problem, format_path, parse_path, read_documents
 from rljob_api.read.load import InvalidManifestError, is_other_object, read_manifest
 from rljob_cli.check import template_file
+from rljob_cli.check.job_source import FIELD, StartModel, find_start_model
 from rljob_cli.check.other_objects import find_object_problems, inline_config_maps
 from rljob_cli.check.reward_models import inline_reward_models, locate, read_reward_models
 from rljob_cli.check.template_file import inline_template
 
 _BLOCK = re.compile(r":\s*[|][-+0-9]*\s*(#.*)?$")
 STDIN = Path("-")
+RUNS = Path("runs")
+"""Default of --dir."""
 Target = Literal["local", "cluster"]
 """local: `rljob run` on this machine."""
 
@@ -51,6 +54,8 @@ class JobFile:
     """Objects of other APIs that only kubectl uses."""
     relative: dict[str, str] = field(default_factory=dict)
     """By field: paths as written, which start at the file's folder."""
+    start: StartModel | None = None
+    """What job:// in spec.model.source means here; `job` has its path."""
 
     def problem(self, path: str, message: str, line_within: int = 0) -> Problem:
         """Build a problem at a field; `line_within` counts from the first line of a block of text."""
@@ -95,15 +100,23 @@ def check_file(file: JobFile, findings: Iterable[Finding], extra: Iterable[Probl
         raise InvalidManifestError(str(file.path), problems)
 
 
-def load(path: Path, overrides: Iterable[str] = (), *, keep_references: bool = False) -> JobFile:
+def load(path: Path, overrides: Iterable[str] = (), *, keep_references: bool = False, runs: Path = RUNS) -> JobFile:
     """Read a job file; raise UserError if it is wrong. RewardModels replace references, unless `keep_references`."""
-    file = load_partial(path, overrides, keep_references=keep_references)
+    file = load_partial(path, overrides, keep_references=keep_references, runs=runs)
     check_file(file, ())
     return file
 
 
-def load_partial(path: Path, overrides: Iterable[str] = (), *, keep_references: bool = False) -> JobFile:
-    """Read a job file with errors as far as possible, so that other checks can add theirs."""
+def load_partial(
+    path: Path,
+    overrides: Iterable[str] = (),
+    *,
+    keep_references: bool = False,
+    runs: Path = RUNS,
+    resumes: bool = True,
+) -> JobFile:
+    """Read a job file with errors as far as possible, so that other checks can add theirs. `runs`: the parent of run
+    folders, for job://. With `resumes`, a run that has its model keeps it."""
     text = _read_text(path)
     document, others = _read_documents(path, text)
     objects = [other for other in others if is_other_object(other)]
@@ -118,11 +131,14 @@ def load_partial(path: Path, overrides: Iterable[str] = (), *, keep_references: 
         raise InvalidManifestError(str(path), problems)
     sources: dict[int, Document] = {}
     local: list[Problem] = []
+    start: StartModel | None = None
     if not keep_references:
         job, sources, local = inline_reward_models(job, document, models)
         if not invalid:
             job, objects, found = inline_config_maps(job, document, objects)
             problems += found
+        job, start, found = _find_start(job, document, runs, resumes=resumes)
+        local += found
     relative = find_relative_paths(job)
     job, found = inline_template(job, document, path.parent)
     problems += found
@@ -139,7 +155,28 @@ def load_partial(path: Path, overrides: Iterable[str] = (), *, keep_references: 
         others=tuple(others),
         unused=tuple(objects),
         relative=relative,
+        start=start,
     )
+
+
+def _find_start(
+    job: RLJob, document: Document, runs: Path, *, resumes: bool
+) -> tuple[RLJob, StartModel | None, list[Problem]]:
+    """Return the job with a path in place of job://, what that means, and why it means nothing here."""
+    folder = runs.resolve() / job.metadata.name if resumes else None
+    try:
+        start = find_start_model(job.spec.model.source, runs, folder)
+    except UserError as error:
+        return job, None, [Problem(FIELD, document.line_of(parse_path(FIELD)), f"{error}")]
+    if start is None:
+        return job, None, []
+    return set_model(job, start.path), start, []
+
+
+def set_model(job: RLJob, path: str) -> RLJob:
+    """Return the job with another source of its model."""
+    model = job.spec.model.model_copy(update={"source": path})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"model": model})})
 
 
 def _read_text(path: Path) -> str:

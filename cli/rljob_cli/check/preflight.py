@@ -20,6 +20,7 @@ from rljob_api.manifest.sources import parse_source
 from rljob_cli.check import template_file
 from rljob_cli.check.gpu_sharing import describe_obstacle, describe_sharing, share_machine
 from rljob_cli.check.head_disk import check_head_disk
+from rljob_cli.check.job_source import FIELD
 from rljob_cli.check.jobfile import Finding, JobFile, Target
 from rljob_cli.check.machine import Machine, check_machine
 from rljob_cli.check.memory import build_question, check_memory
@@ -92,13 +93,24 @@ def _check_weights(job: RLJob) -> Iterator[Finding]:
 
 def check_objects(file: JobFile) -> list[Finding]:
     """Check the objects that a cluster would get."""
-    found = [*map(read_problem, find_problems(file.job)), *_check_relative_paths(file)]
+    found = [*_check_spec(file), *_check_relative_paths(file)]
     inlined = {document.data["metadata"]["name"] for document in file.sources.values()}
     for name, model in file.reward_models.items():
         if name not in inlined:  # `rljob run` does not use it
             problems = find_model_problems(model)
             found += [Finding("", f"RewardModel {name}: {problem}", only="cluster") for problem in problems]
     return found
+
+
+def _check_spec(file: JobFile) -> Iterator[Finding]:
+    """A run is missing or found on this machine; for a cluster, it is a wrong source in both cases."""
+    is_missing = file.job.spec.model.source.startswith("job://")
+    for finding in map(read_problem, find_problems(file.job)):
+        yield replace(finding, only="cluster") if is_missing and finding.path == FIELD else finding
+    if file.start is not None:
+        remedy = "name its export on a claim (pvc://claim/path), or publish it with `rljob export`"
+        problem = f"is a run on this machine, which no cluster has, got {file.start.pin.source}; {remedy}"
+        yield Finding(FIELD, problem, only="cluster")
 
 
 def read_problem(problem: str) -> Finding:
@@ -167,12 +179,13 @@ def read_trained_config(job: RLJob, claims: Mapping[str, Path]) -> dict[str, Any
 
 
 def locate(source: str, claims: Mapping[str, Path]) -> str | None:
-    """Return where this machine finds a source; None for a claim without a folder, and for rows of an environment."""
+    """Return where this machine finds a source; None for a claim without a folder, for rows of an environment,
+    and for a run that is not here."""
     try:
         parsed = parse_source(source)
     except UserError:
         return None
-    if parsed.kind == "env":
+    if parsed.kind in ("env", "job"):
         return None
     if parsed.kind == "pvc":
         return str(claims[parsed.claim] / parsed.path) if parsed.claim in claims else None

@@ -16,13 +16,16 @@ from typing import NamedTuple
 import aiohttp
 from pydantic import TypeAdapter, ValidationError
 
-from rljob_api.errors import RLJobError, TransientError
-from rljob_api.run.files import RunFile, is_run_file
+from rljob_api.errors import RLJobError, TransientError, UserError
+from rljob_api.run.files import PARAMETER_STEP, ModelFiles, RunFile, is_model_file, is_run_file
 from rljob_api.run.folder import TrajectoryFile, parse_trajectory_file
 from rljob_api.wire.contract import LABEL_JOB, LABEL_ROLE, PORT_DRIVER, PORT_RUN_FILES, RUN_ROUTE
+from rljob_api.wire.text import clean_text
 from rljob_cli.cluster.client import Cluster, ClusterError
 from rljob_cli.cluster.port_forward import forward_port
+from rljob_cli.cluster.reader_pod import has_claim, reader_pod
 from rljob_cli.manifests import phase_of
+from rljob_core.backend import Manifest
 from rljob_core.children.common import HEAD
 from rljob_core.children.config import read_token
 from rljob_core.kube.resources import Resource
@@ -32,6 +35,7 @@ _SECRET = Resource("Secret", "v1", "secrets")
 _TIMEOUT = aiohttp.ClientTimeout(total=600, sock_connect=30, sock_read=60)
 _FILES: TypeAdapter[list[RunFile]] = TypeAdapter(list[RunFile])
 _CHUNK_BYTES = 1 << 20
+_MAX_REASON_LENGTH = 1000
 Select = Callable[[TrajectoryFile], bool]
 
 
@@ -51,9 +55,7 @@ async def open_head(cluster: Cluster, job: str) -> AsyncIterator[HeadPorts]:
     await cluster.get_job(job)  # an unknown name has its own message
     find_pod = partial(_find_head, cluster, job)
     await find_pod()
-    token = read_token(await cluster.find(_SECRET, f"{job}-token"))
-    if token is None:
-        raise ClusterError(f"RLJob {cluster.namespace}/{job}: its Secret {job}-token does not exist")
+    token = await _read_token(cluster, job)
     async with (
         forward_port(cluster, find_pod, PORT_DRIVER) as driver,
         forward_port(cluster, find_pod, PORT_RUN_FILES) as files,
@@ -61,18 +63,48 @@ async def open_head(cluster: Cluster, job: str) -> AsyncIterator[HeadPorts]:
         yield HeadPorts(driver.url, files.url, token, files.problems)
 
 
-async def _find_head(cluster: Cluster, job: str) -> str:
+async def _read_token(cluster: Cluster, job: str) -> str:
+    token = read_token(await cluster.find(_SECRET, f"{job}-token"))
+    if token is None:
+        raise ClusterError(f"RLJob {cluster.namespace}/{job}: its Secret {job}-token does not exist")
+    return token
+
+
+async def _list_heads(cluster: Cluster, job: str) -> list[Manifest]:
     pods = await cluster.list_pods(f"{LABEL_JOB}={job},{LABEL_ROLE}={HEAD}")
-    running = [pod for pod in pods if phase_of(pod) == "Running"]
+    return [pod for pod in pods if phase_of(pod) == "Running"]
+
+
+async def _find_head(cluster: Cluster, job: str) -> str:
+    running = await _list_heads(cluster, job)
     if not running:
-        remedy = f"kubectl rljob explain {job} says why; without one, its files are on its claim, if it has one"
+        remedy = f"kubectl rljob explain {job} says why; only files on a claim outlive the head's Pod"
         raise ClusterError(f"RLJob {cluster.namespace}/{job}: no head runs that would serve the run's files; {remedy}")
     return name_of(running[-1])
 
 
+@contextlib.asynccontextmanager
+async def open_files(cluster: Cluster, job: str) -> AsyncIterator[HeadPorts]:
+    """Connect to the head of a job; without one, to a Pod that reads the claim with the run's files. It is deleted at
+    the end. Raise ClusterError."""
+    manifest = await cluster.get_job(job)
+    if await _list_heads(cluster, job) or not has_claim(manifest):
+        async with open_head(cluster, job) as head:
+            yield head
+        return
+    token = await _read_token(cluster, job)
+    async with reader_pod(cluster, manifest) as name:
+
+        async def find_pod() -> str:
+            return name
+
+        async with forward_port(cluster, find_pod, PORT_RUN_FILES) as files:
+            yield HeadPorts("", files.url, token, files.problems)
+
+
 async def copy_run(cluster: Cluster, job: str, folder: Path, select: Select) -> None:
     """Copy a job's run, as far as reports need it. Raise ClusterError."""
-    async with open_head(cluster, job) as head, aiohttp.ClientSession() as session:
+    async with open_files(cluster, job) as head, aiohttp.ClientSession() as session:
         try:
             await FolderCopy(session, head, folder).refresh(select)
         except TransientError as error:
@@ -99,6 +131,27 @@ class FolderCopy:
         except (aiohttp.ClientError, TimeoutError, OSError, ValidationError) as error:
             cause = next(iter(self._problems), error)
             raise TransientError(f"the head does not serve the run's files: {cause or type(error).__name__}") from error
+
+    async def copy_model(self, step: str) -> ModelFiles:
+        """Copy the model of a step, a number, last or best. Raise UserError, to follow the step, if there is none, and
+        TransientError."""
+        try:
+            query = {PARAMETER_STEP: step}
+            async with self._session.get(f"{self._url}/", params=query, headers=self._headers) as response:
+                if response.status == HTTPStatus.NOT_FOUND:
+                    raise UserError(clean_text(await response.text(), _MAX_REASON_LENGTH))
+                response.raise_for_status()
+                found = ModelFiles.model_validate_json(await response.read())
+            for file in found.files:
+                if not is_model_file(file.name) or not file.name.startswith(f"{found.folder}/"):
+                    raise TransientError(f"the head names {file.name!r} as a file of the model")
+                await self._copy(file)
+                if (self.folder / file.name).stat().st_size != file.num_bytes:
+                    raise TransientError(f"{file.name} has changed while it was copied; try again")
+        except (aiohttp.ClientError, TimeoutError, OSError, ValidationError) as error:
+            cause = next(iter(self._problems), error)
+            raise TransientError(f"the head does not serve the run's files: {cause or type(error).__name__}") from error
+        return found
 
     async def _list(self) -> list[RunFile]:
         async with self._session.get(f"{self._url}/", headers=self._headers, timeout=_TIMEOUT) as response:

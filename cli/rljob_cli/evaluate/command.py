@@ -7,6 +7,7 @@ models that follow.
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from rljob_api.run.comparisons import Comparison, ModelResult, list_figures, wri
 from rljob_api.run.folder import FILE_METRICS, last_checkpoint
 from rljob_api.run.metrics import read_metrics
 from rljob_api.run.summaries import format_summary, read_driver_summary
+from rljob_cli.check.job_source import FIELD, require_weights
 from rljob_cli.check.jobfile import JobFile, load_partial
 from rljob_cli.check.preflight import read_trained_config
 from rljob_cli.check.verdict import judge
@@ -75,7 +77,10 @@ def evaluate_command(
 ) -> int:
     require(find_device_extra(), "rljob evaluate")
     options = Options(directory, parse_claims(volumes), block, should_call, output)
-    base = load_partial(path, list(overrides))
+    base = load_partial(path, list(overrides), runs=directory)
+    if base.start is not None and not models:
+        require_weights(base.start)
+        overrides = [*overrides, f"{FIELD}={json.dumps(base.job.spec.model.source)}"]  # jobs of other names have no pin
     candidates = find_candidates(models, base.job.spec.model.source, directory)
     folder = (directory / f"{base.job.metadata.name}-evaluate").resolve()
     with runfolder.lock(folder):

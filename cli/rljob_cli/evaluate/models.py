@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.sources import parse_source
-from rljob_api.run.folder import EXPORT, FILE_COMPLETE, checkpoint_folder, export_folder
+from rljob_api.run.folder import EXPORT, current_export, export_folder
 from rljob_cli.export.steps import export_step, is_step, read_step
 from rljob_cli.trajectories.log import find_run
 from rljob_inputs.objects.access import is_object
@@ -99,15 +99,7 @@ def _find_step(given: str, run: Path, suffix: str) -> Candidate:
         )
     step = read_step(run, suffix, f"--model {given}")
     folder = export_folder(run, step)
-    return Candidate(given, str(folder), run=run, step=None if _is_current(folder, run, step) else step)
-
-
-def _is_current(folder: Path, run: Path, step: int) -> bool:
-    """Whether the export is of the run's checkpoint of that step: after a damaged one, a step is trained again."""
-    if not folder.is_dir():
-        return False
-    complete = checkpoint_folder(run, step) / FILE_COMPLETE
-    return not complete.is_file() or complete.stat().st_mtime <= folder.stat().st_mtime
+    return Candidate(given, str(folder), run=run, step=None if current_export(run, step) else step)
 
 
 def export(candidate: Candidate, say: Callable[[str], None]) -> None:

@@ -1,5 +1,7 @@
-"""`rljob export`: from a run's folder, which may belong to a run that failed, was stopped or is in progress, to a
-folder, to object storage or to the Hub.
+"""`rljob export`: from a run's folder, which may belong to a run that failed, was stopped or is in progress, or from a
+job in a cluster, to a folder, to object storage or to the Hub.
+
+Of a job in a cluster, the model of the step is copied first: an export if there is one, else the checkpoint.
 """
 
 from __future__ import annotations
@@ -7,15 +9,16 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rljob_api.errors import UserError
 from rljob_api.run.folder import FILE_JOB, FILE_METRICS
 from rljob_api.run.metrics import read_metrics
 from rljob_cli.exits import guard
 from rljob_cli.export.card import FILE_CARD, build_card
-from rljob_cli.export.destinations import find_destination
+from rljob_cli.export.destinations import Destination, find_destination
 from rljob_cli.export.steps import export_step, is_step, read_step
 from rljob_cli.output import print_json
 from rljob_cli.report.collect import read_job, read_summary
@@ -24,33 +27,80 @@ from rljob_cli.trajectories.log import find_run
 from rljob_inputs.machine.installation import find_device_extra, require
 from rljob_inputs.objects.access import is_object
 
+if TYPE_CHECKING:
+    from rljob_cli.cluster.client import Target
+
 
 @guard
-def export_command(run: str, name: str, to: str, directory: Path, output: str, *, is_public: bool = False) -> int:
+def export_command(
+    run: str,
+    name: str,
+    to: str,
+    directory: Path,
+    output: str,
+    *,
+    is_public: bool = False,
+    target: Target | None = None,
+) -> int:
     """Write the model of a step and its card to `to`: a folder, which exists only once the model in it is complete, or
-    the URL of objects or of a repository."""
-    require(find_device_extra(), "rljob export")
+    the URL of objects or of a repository. `target`: the run is that of a job in a cluster."""
+    if target is None:
+        require(find_device_extra(), "rljob export")
     given = f"--step {name}"
     if not is_step(name):
         raise UserError(f"{given}: must be the number of a step, last or best")
     destination = find_destination(to, is_public=is_public)
     if destination is None and Path(to).exists():
         raise UserError(f"--to {to}: exists; choose a new folder")
-    folder = find_run(run, directory).resolve()
-    step = read_step(folder, name, given)
+    if target is None:
+        folder = find_run(run, directory).resolve()
+        step = read_step(folder, name, given)
+        if destination is not None:
+            destination.check()
+        return _publish(_Source(str(folder), folder, step), to, destination, given, output)
+    if destination is not None:
+        destination.check()
+    from rljob_cli.export.from_cluster import with_model
+
+    parent = Path(to).absolute().parent if destination is None else Path.cwd()
+    parent.mkdir(parents=True, exist_ok=True)
+    return with_model(
+        target,
+        run,
+        name,
+        given,
+        parent,
+        lambda copy, step, export: _publish(_Source(run, copy, step, export), to, destination, given, output),
+    )
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The model of a step."""
+
+    given: str
+    """The run, as the result names it."""
+    folder: Path
+    """The run's, or a copy that has this step."""
+    step: int
+    export: Path | None = None
+    """It is in Hugging Face format already, in a copy; else it is the checkpoint's."""
+
+
+def _publish(source: _Source, to: str, destination: Destination | None, given: str, output: str) -> int:
+    folder, step = source.folder, source.step
     if destination is None:
-        job, template = _write_model(folder, step, Path(to).absolute(), given)
+        job, template = _write_model(source, Path(to).absolute(), given)
         place = str(Path(to).absolute())
     else:
-        destination.check()
         # Beside the checkpoints, where models have room.
         with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as parent:
             model = Path(parent) / "model"
-            job, template = _write_model(folder, step, model, given)
+            job, template = _write_model(source, model, given)
             place = destination.publish(model, f"Step {step} of {job}, by RLJob")
     serve = "" if destination is not None and is_object(to) else build_serve_command(_serve_name(to, place), template)
     if output == "json":
-        print_json({"run": str(folder), "step": step, "folder": place, "serve": serve})
+        print_json({"run": source.given, "step": step, "folder": place, "serve": serve})
     else:
         print(f"{place}\nserve it with: {serve}" if serve else place)
     return 0
@@ -61,10 +111,15 @@ def _serve_name(to: str, place: str) -> str:
     return to.removeprefix("hf://") if to.startswith("hf://") else place
 
 
-def _write_model(folder: Path, step: int, to: Path, given: str) -> tuple[str, Mapping[str, Any]]:
+def _write_model(source: _Source, to: Path, given: str) -> tuple[str, Mapping[str, Any]]:
     """Write the model and its card to a new folder. Return the job's name and the arguments of its chat template."""
-    print(f"exports step {step} of {folder}", file=sys.stderr, flush=True)
-    export_step(folder, step, to, given)
+    folder, step = source.folder, source.step
+    print(f"exports step {step} of {source.given}", file=sys.stderr, flush=True)
+    if source.export is None:
+        export_step(folder, step, to, given)
+    else:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        source.export.rename(to)  # the copy is beside it
     job, _ = read_job(folder / FILE_JOB)
     metrics = read_metrics(folder / FILE_METRICS)
     job_name = str(((job or {}).get("metadata") or {}).get("name") or folder.name)

@@ -12,6 +12,7 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.run.folder import FILE_JOB, FILE_METRICS, TRAJECTORIES, complete_checkpoints, list_trajectory_files
 from rljob_api.run.metrics import StepRecord, read_metrics
+from rljob_cli.check.job_source import require_weights
 from rljob_cli.check.jobfile import load
 from rljob_cli.check.preflight import read_trained_config
 from rljob_cli.commands import parse_claims
@@ -45,7 +46,9 @@ def replay_command(
 ) -> int:
     require(find_device_extra(), "rljob run --from-trajectories")
     claims, requested = parse_claims(volumes), None if steps is None else parse_steps(steps)
-    job, source = load(path, overrides).job, find_run(run, directory).resolve()
+    file, source = load(path, overrides, runs=directory), find_run(run, directory).resolve()
+    require_weights(file.start)
+    job = file.job
     if not has_bfloat16():
         use_float32(job, read_trained_config(job, claims))
     plan = plan_run(source, requested)

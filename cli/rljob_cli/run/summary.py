@@ -68,6 +68,7 @@ def build_summary(
         restarts={role: restarts.get(role, 0) + by_driver.get(role, 0) for role in sorted({*restarts, *by_driver})},
         weight_digests=counted.weight_digests,
         export=known.export,
+        export_step=known.export_step,
         export_merged_share=known.export_merged_share,
         versions=known.versions,
         model_commit=known.model_commit,

@@ -40,7 +40,8 @@ def derive_warnings(observed: ObservedJob, new: RLJobStatus, *, was_running: boo
     """An event when the job begins to run, also after a suspension, if its files will be lost."""
     if keeps_files(observed) or was_running or not conditions.is_true(new, conditions.RUNNING):
         return ()
-    files = "checkpoints, metrics" + (" and the exported model" if observed.job.spec.checkpoint.export else "")
+    exports = observed.job.spec.checkpoint.export != "never"
+    files = "checkpoints, metrics" + (" and the exported model" if exports else "")
     message = f"{FIELD} is not set: {files} are deleted with the head's Pod, also at the end of the job"
     return (Event("Warning", _NOT_KEPT, f"{message}; set a claim to keep them"),)
 

@@ -123,6 +123,12 @@ def find_source_problems(sources: Mapping[str, str]) -> Iterator[str]:
                 f"{path} must be hf://org/name, pvc://claim/path, s3://bucket/path or an absolute path, got {source}; "
                 "only `rljob run` takes relative ones"
             )
+        if source.startswith("job://"):
+            yield (
+                f"{path} must be hf://org/name, pvc://claim/path, s3://bucket/path or an absolute path, got {source}; "
+                "only `rljob run` finds runs; on a cluster, name the export on the other job's claim: "
+                "pvc://CLAIM/JOB/export, or pvc://CLAIM/JOB/exports/step-000010 with checkpoint.export: every"
+            )
 
 
 def _is_relative(source: str) -> bool:

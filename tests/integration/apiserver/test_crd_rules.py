@@ -324,6 +324,7 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
         "RLJob",
         {"evaluation": {"sets": [EVALUATION_SET], "best": {"set": "math", "metric": "pass@8"}}},
     ),
+    ("RLJobSpec", "must not be best without evaluation.best", "RLJob", {"checkpoint.export": "best"}),
     ("RLJobSpec", "must have one that training uses", "RLJob", {"rewards.0.use": "evaluation"}),
     (
         "RLJobSpec",

@@ -6,19 +6,24 @@ import asyncio
 import contextlib
 import shutil
 from types import SimpleNamespace
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from rljob_api.errors import TransientError
-from rljob_api.run.files import RunFile
+from rljob_api.errors import TransientError, UserError
+from rljob_api.run.files import ModelFiles, RunFile
 from rljob_api.wire.contract import PORT_RUN_FILES, RUN_ROUTE
+from rljob_cli.cluster import head_files
 from rljob_cli.cluster.client import ClusterError
 from rljob_cli.cluster.head_files import FolderCopy, HeadPorts, copy_run
 from rljob_cli.cluster.pod_exec import PROTOCOL
+from rljob_cli.export.from_cluster import use_model
+from rljob_trainer import reader
 from rljob_trainer.run_folder.server import RunFileServer
 from tests.paths import DATA
 from tests.support.loopback import next_address
@@ -30,6 +35,7 @@ TOKEN = "secret"
 def head(tmp_path):
     run = tmp_path / "run"
     shutil.copytree(DATA / "report", run)
+    (tmp_path / "to").mkdir()
     (run / "checkpoints/step-000004/trainer").mkdir(parents=True)
     (run / "checkpoints/step-000004/driver.json").write_text("{}")
     server = RunFileServer(run, next_address(), TOKEN)
@@ -70,10 +76,11 @@ class FakeCluster:
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self._session, self._url = session, url
         self.phase, self.connections = "Running", 0
+        self.spec, self.pods = {}, set()
         self.refusal: ClusterError | None = None
 
     async def get_job(self, name):
-        return {"metadata": {"name": name}}
+        return {"metadata": {"name": name}, "spec": self.spec}
 
     async def list_pods(self, selector):
         return [{"metadata": {"name": "sums-head-1"}, "status": {"phase": self.phase}}]
@@ -85,6 +92,7 @@ class FakeCluster:
     @contextlib.asynccontextmanager
     async def open_port(self, pod, port):
         self.connections += 1
+        self.pods.add(pod)
         if self.refusal:
             raise self.refusal
         async with self._session.ws_connect(self._url, protocols=(PROTOCOL,)) as socket:
@@ -137,7 +145,13 @@ async def test_nothing_else_is_served_and_nothing_without_the_token(head):
             ("metrics.jsonl", "other", 401),
             ("", "other", 401),
             (".run-id", TOKEN, 403),
-            ("checkpoints/step-000004/driver.json", TOKEN, 403),
+            ("checkpoints/step-000004/driver.json", TOKEN, 200),
+            ("checkpoints/step-000004/driver.json", "other", 401),
+            ("checkpoints/step-000004/..%2f..%2f.run-id", TOKEN, 403),
+            ("export/..%2f.run-id", TOKEN, 403),
+            ("?step=last", "other", 401),
+            ("?step=..", TOKEN, 400),
+            ("?step=3", TOKEN, 404),
             ("trajectories/..%2fsessions.json", TOKEN, 403),
         ):
             headers = {"Authorization": f"Bearer {token}"}
@@ -153,6 +167,101 @@ async def test_a_job_without_a_head_says_so(head, tmp_path):
         cluster.phase = "Succeeded"
         with pytest.raises(Exception, match="RLJob team/sums: no head runs that would serve the run's files"):
             await copy_run(cluster, "sums", tmp_path, lambda file: True)
+
+
+async def test_the_export_of_a_step_is_copied_or_else_its_checkpoint(head, tmp_path):
+    (head.run / "checkpoints/step-000004/trainer/__0_0.distcp").write_bytes(bytes(9))
+    (head.run / "checkpoints/step-000004/COMPLETE").write_text("{}")
+    async with aiohttp.ClientSession() as session:
+        checkpoint = await FolderCopy(session, HeadPorts("", head.url, TOKEN), tmp_path / "a").copy_model("last")
+        export = head.run / "exports/step-000004"
+        (export / "adapter").mkdir(parents=True)
+        (export / "config.json").write_text("{}")
+        (export / "adapter/adapter_config.json").write_text("{}")
+        exported = await FolderCopy(session, HeadPorts("", head.url, TOKEN), tmp_path / "b").copy_model("4")
+        with pytest.raises(UserError, match=r"^the run has no checkpoint of step 3; it has 4$"):
+            await FolderCopy(session, HeadPorts("", head.url, TOKEN), tmp_path / "c").copy_model("3")
+    assert (checkpoint.step, checkpoint.is_export) == (4, False)
+    folder = "checkpoints/step-000004"
+    assert names(tmp_path / "a") == {f"{folder}/{n}" for n in ("COMPLETE", "driver.json", "trainer/__0_0.distcp")}
+    assert (exported.step, exported.folder, exported.is_export) == (4, "exports/step-000004", True)
+    assert names(tmp_path / "b") == {f"{exported.folder}/{n}" for n in ("config.json", "adapter/adapter_config.json")}
+
+
+@pytest.mark.parametrize("name", ["../outside", "checkpoints/step-000004/../../../outside", "exports/step-000005/x"])
+async def test_a_head_chooses_no_place_of_a_model_outside_of_its_folder(tmp_path, name):
+    found = ModelFiles(step=4, folder="exports/step-000004", files=[RunFile(name=name, num_bytes=1, modified=1)])
+
+    async def answer(_):
+        return web.json_response(found.model_dump())
+
+    app = web.Application()
+    app.router.add_get(f"{RUN_ROUTE}/{{path:.*}}", answer)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        head = HeadPorts("", str(server.make_url("")).rstrip("/"), TOKEN)
+        with pytest.raises(TransientError, match=r"names .* as a file of the model"):
+            await FolderCopy(session, head, tmp_path / "in" / "copy").copy_model("4")
+    assert names(tmp_path) == set()
+
+
+async def test_exported_model_of_a_job_is_used_from_a_copy_that_is_deleted(head, tmp_path):
+    export = head.run / "exports/step-000004"
+    export.mkdir(parents=True)
+    (export / "config.json").write_text("{}")
+    seen = []
+
+    def use(copy, step, exported):
+        seen.append((step, exported.relative_to(copy).as_posix(), names(copy)))
+        return 3
+
+    async with connect(head) as cluster:
+        assert await use_model(cluster, "sums", "4", "--step 4", tmp_path / "to", use) == 3
+        with pytest.raises(UserError, match=r"^--step 7: the run has no checkpoint of step 7"):
+            await use_model(cluster, "sums", "7", "--step 7", tmp_path / "to", use)
+    [(step, folder, files)] = seen
+    assert (step, folder) == (4, "exports/step-000004")
+    assert files == {"job.yaml", "metrics.jsonl", "exports/step-000004/config.json"}
+    assert list((tmp_path / "to").iterdir()) == []
+
+
+async def test_files_of_a_job_that_has_ended_are_read_from_its_claim(head, tmp_path, monkeypatch):
+    started = []
+
+    @contextlib.asynccontextmanager
+    async def reader_pod(cluster, job):
+        started.append(job["metadata"]["name"])
+        yield "sums-reader-1"
+        started.append("deleted")
+
+    monkeypatch.setattr(head_files, "reader_pod", reader_pod)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    async with connect(head) as cluster:
+        cluster.phase, cluster.spec = "Succeeded", {"checkpoint": {"persistentVolumeClaim": {"claimName": "runs"}}}
+        await copy_run(cluster, "sums", copy, lambda file: False)
+        assert cluster.pods == {"sums-reader-1"}
+    assert names(copy) == {"job.yaml", "metrics.jsonl"}
+    assert started == ["sums", "deleted"]
+
+
+def test_reader_serves_the_run_to_its_own_pod_and_takes_nothing(head, monkeypatch):
+    address = next_address()
+    monkeypatch.setattr(reader, "_HOST", address)
+    variables = {"RLJOB_RUN_DIR": head.run, "RLJOB_TOKEN": TOKEN, "RLJOB_JOB_FILE": head.run / "job.yaml"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    server, headers = reader.serve(), {"Authorization": f"Bearer {TOKEN}"}
+    try:
+        target = f"http://{address}:{PORT_RUN_FILES}{RUN_ROUTE}/checkpoints/step-000004/trainer/x"
+        with pytest.raises(HTTPError, match="405"):
+            urlopen(Request(target, data=b"x", headers=headers, method="PUT"))
+        with urlopen(Request(f"{target.partition('checkpoints')[0]}job.yaml", headers=headers)) as answer:
+            assert answer.read() == (head.run / "job.yaml").read_bytes()
+    finally:
+        server.close()
+    (head.run / ".run-id").unlink()
+    with pytest.raises(UserError, match="has no run: the job has not started with this claim"):
+        reader.serve()
 
 
 async def test_a_head_chooses_no_path_outside_of_the_copy(tmp_path):

@@ -14,6 +14,7 @@ from rljob_trainer.driver.cadence import Cadence
 from rljob_trainer.driver.checkpointer import Checkpointer
 from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.driver.evaluation import EvalLane, HeldOut
+from rljob_trainer.driver.exporter import Exporter
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.loop import TrainLoop
 from rljob_trainer.driver.ports import Engines, StartTrainer, Trainer, Turns
@@ -62,6 +63,7 @@ def build_loop(
     algorithm: AlgorithmCode,
     cadence: Cadence,
     checkpoints: Checkpointer,
+    exporter: Exporter,
     follow_schedule: Callable[[], Awaitable[None]],
     forecaster: Forecaster,
     judge: Callable[[StepOutcome], None],
@@ -109,6 +111,7 @@ def build_loop(
         ),
         ledger=ledger,
         checkpoints=checkpoints,
+        exporter=exporter,
         collector=collector,
         forecaster=forecaster,
         judge=judge,

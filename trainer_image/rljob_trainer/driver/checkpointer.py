@@ -1,7 +1,7 @@
 """Writes the checkpoints of one trainer group, one at a time.
 
-    save: driver.json of this step, the ranks' copies --> training continues
-                                                    '--> the ranks write --> COMPLETE --> older ones are removed
+    save: its export, if each has one --> driver.json, the ranks' copies --> training continues
+                                     '--> the ranks write --> COMPLETE --> older ones are removed, the export is placed
 
 If the disk has no room, the checkpoint is owed: the next one is saved instead, at once, and training waits until it is
 written. Invariant: a folder is COMPLETE once every rank has written the state of its step; until then, the older ones
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rljob_api.run.folder import checkpoint_folder, last_checkpoint
 from rljob_trainer.concurrency import run_in_thread
+from rljob_trainer.driver.exporter import Exporter
 from rljob_trainer.driver.ports import Trainer
 from rljob_trainer.history.disk import DiskError, RunDisk, disk_errors
 from rljob_trainer.history.run_state import History, begin_checkpoint, checkpoint_exists, complete_checkpoint
@@ -45,12 +46,13 @@ class Checkpointer:
         *,
         keep: int,
         record: Callable[[CheckpointSeconds], None],
+        exporter: Exporter,
         disk: RunDisk | None = None,
         list_kept: Callable[[], set[int]] = set,
     ) -> None:
         """`record` gets what a complete checkpoint cost. `list_kept` returns the steps whose checkpoints stay besides
         the newest `keep`: the best one, and the one that may become it."""
-        self._list_kept = list_kept
+        self._list_kept, self._exporter = list_kept, exporter
         self._disk = disk or RunDisk(run_dir)
         self.is_owed = False
         """Whether the disk had no room for the last one."""
@@ -62,6 +64,7 @@ class Checkpointer:
         """Begin a checkpoint of this step, once the one before is complete. Training may continue when this returns."""
         started_at = time.monotonic()
         await self.wait()
+        await self._exporter.prepare()
         self._step, path = history.step, checkpoint_folder(self._run_dir, history.step)
 
         async def begin() -> asyncio.Task[None]:
@@ -122,6 +125,7 @@ class Checkpointer:
                 files = await self._trainer.saved()
             others = kept | self._list_kept()
             await run_in_thread(complete_checkpoint, self._run_dir, folder, files, keep=self._keep, others=others)
+            await self._exporter.place(step)
         except BaseException as error:
             log.warning("the checkpoint of step %d is not complete: %s: %s", step, type(error).__name__, error)
             raise

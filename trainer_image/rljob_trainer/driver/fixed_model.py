@@ -30,7 +30,7 @@ def as_evaluation(job: RLJob) -> RLJob:
     changed = {
         "schedule": spec.schedule.model_copy(update={"steps": 0}),
         "evaluation": spec.evaluation.model_copy(update={"at_start": True, "sets": sets, "best": None}),
-        "checkpoint": spec.checkpoint.model_copy(update={"export": False}),
+        "checkpoint": spec.checkpoint.model_copy(update={"export": "never"}),
     }
     return job.model_copy(update={"spec": spec.model_copy(update=changed)})
 
@@ -67,7 +67,7 @@ class FixedModel:
     async def saved(self) -> dict[str, FileFacts]:
         raise AssertionError(_NO_TRAINER)
 
-    async def export(self, folder: Path, tokenizer_source: str) -> float | None:
+    async def export(self, folder: Path, tokenizer_source: str, checkpoint: Checkpoint | None = None) -> float | None:
         raise AssertionError(_NO_TRAINER)
 
     async def free(self) -> FreedMemory:

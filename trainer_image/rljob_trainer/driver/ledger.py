@@ -95,6 +95,7 @@ class Ledger:
         self._evaluation, self._main_set = evaluation, main_set
         self.weight_digests: dict[str, str] = {}
         self.export: Path | None = None
+        self.export_step: int | None = None
         self.export_merged_share: float | None = None
         """How much of the adapters' update the weights of the export have."""
         self.choices: TrainerChoices | None = None
@@ -324,8 +325,8 @@ class Ledger:
         except DiskError as error:  # the next evaluation or checkpoint writes it again
             log.warning("cannot write the best step: %s", error)
 
-    def record_export(self, folder: Path, merged_share: float | None) -> None:
-        self.export, self.export_merged_share = folder, merged_share
+    def record_export(self, folder: Path, step: int, merged_share: float | None) -> None:
+        self.export, self.export_step, self.export_merged_share = folder, step, merged_share
         if merged_share is not None and merged_share < MIN_MERGED_SHARE:
             log.warning(
                 "%s: its merged weights have %.0f%% of the adapters' update, and %s the whole update; %s",
@@ -350,6 +351,7 @@ class Ledger:
             self.history,
             weight_digests=self.weight_digests,
             export=self.export,
+            export_step=self.export_step,
             export_merged_share=self.export_merged_share,
             model_commit=find_model_commit(self._model),
             choices=self.choices,

@@ -24,6 +24,7 @@ from rljob_trainer.driver.cadence import Cadence
 from rljob_trainer.driver.checkpointer import Checkpointer
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.evaluation import EvalLane
+from rljob_trainer.driver.exporter import Exporter
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.ports import Trainer, Turns
 from rljob_trainer.driver.publisher import Publisher
@@ -54,6 +55,7 @@ class TrainLoop:
     publisher: Publisher
     ledger: Ledger
     checkpoints: Checkpointer
+    exporter: Exporter
     collector: Collector
     forecaster: Forecaster
     judge: Callable[[StepOutcome], None]
@@ -67,6 +69,8 @@ class TrainLoop:
     async def run(self) -> None:
         """Train up to the last step of the schedule, and evaluate and save it."""
         await self.publisher.publish(self.ledger.history.step)
+        with self.ledger.phase("checkpoint"):
+            await self.exporter.restore(self.ledger.history.step)
         while await self._prepare():
             with traces.begin_step(self.ledger.history.step + 1):
                 await self._step()

@@ -72,9 +72,10 @@ class Trainer(Protocol):
         other methods, it may run next to one."""
         ...
 
-    async def export(self, folder: Path, tokenizer_source: str) -> float | None:
+    async def export(self, folder: Path, tokenizer_source: str, checkpoint: Checkpoint | None = None) -> float | None:
         """Write the model in Hugging Face format. Return how much of the adapters' update its merged weights have; None
-        without adapters."""
+        without adapters. `checkpoint`: the weights of this one, which the trainer then has; nothing may train after it.
+        Raise DamagedCheckpointError if its files are not those that were written."""
         ...
 
     async def free(self) -> FreedMemory:

@@ -25,6 +25,7 @@ from rljob_trainer.concurrency import run_in_thread
 from rljob_trainer.driver.assembly import DriverParts, build_loop
 from rljob_trainer.driver.cadence import Cadence
 from rljob_trainer.driver.checkpointer import Checkpointer, CheckpointSeconds
+from rljob_trainer.driver.exporter import Exporter
 from rljob_trainer.driver.learning import describe_failure, describe_skipped, judge
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.live_status import describe_live
@@ -39,7 +40,7 @@ from rljob_trainer.driver.updates import StepOutcome
 from rljob_trainer.driver.watcher import run_with_watcher
 from rljob_trainer.history.damage import set_aside
 from rljob_trainer.history.disk import RunDisk
-from rljob_trainer.history.run_state import export_model, resume
+from rljob_trainer.history.run_state import resume
 from rljob_trainer.outages.registry import OutageError
 from rljob_trainer.progress.pace import Pace
 from rljob_trainer.run_folder.file_facts import Checkpoint, DamagedCheckpointError
@@ -197,11 +198,20 @@ class Driver:
             self._checkpoint_seconds = seconds.wait + seconds.write
             ledger.record_checkpoint(seconds)
 
+        exporter = Exporter(
+            self._run_dir,
+            trainer,
+            self._spec.checkpoint.export,
+            tokenizer_source=self._parts.model,
+            disk=self._disk,
+            record=ledger.record_export,
+        )
         checkpoints = Checkpointer(
             self._run_dir,
             trainer,
             keep=self._spec.checkpoint.keep,
             record=record_checkpoint,
+            exporter=exporter,
             disk=self._disk,
             list_kept=lambda: self._list_kept(ledger),
         )
@@ -214,6 +224,7 @@ class Driver:
             algorithm=self._algorithm,
             cadence=self._cadence,
             checkpoints=checkpoints,
+            exporter=exporter,
             follow_schedule=partial(self._follow_schedule, trainer),
             forecaster=self._forecaster,
             judge=partial(self._judge, ledger),
@@ -267,12 +278,8 @@ class Driver:
             await loop.checkpoints.wait()
         if loop.checkpoints.is_owed:
             await loop.save()
-        if self._spec.checkpoint.export:
-            await loop.turns.give_to_trainer()  # it gathers whole parameters
-            with ledger.phase("checkpoint"):
-                write = partial(loop.trainer.export, tokenizer_source=self._parts.model)
-                export = partial(export_model, self._run_dir, write)
-                ledger.record_export(*await self._disk.run(self._run_dir / "export", export))
+        with ledger.phase("checkpoint"):
+            await loop.exporter.finish(ledger.history, loop.turns.give_to_trainer)
         await ledger.trajectories.flush()
         await ledger.flush_trackers()
         await ledger.write_summary()

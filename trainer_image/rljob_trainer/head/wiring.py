@@ -208,7 +208,14 @@ async def run_head(
         spec = environment.job.spec
         num_models, keeps_best = spec.num_optimized_models, spec.evaluation.best is not None
         keep = spec.checkpoint.keep + keeps_best
-        check = partial(check_disk_space, run_dir, Path(environment.model), keep=keep, num_models=num_models)
+        check = partial(
+            check_disk_space,
+            run_dir,
+            Path(environment.model),
+            keep=keep,
+            num_models=num_models,
+            num_exports=spec.checkpoint.num_exports,
+        )
         disk = RunDisk(run_dir, outages)
         if spec.trains:
             await disk.write(run_dir, check)

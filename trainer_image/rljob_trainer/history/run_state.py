@@ -35,10 +35,10 @@ from rljob_trainer.concurrency import run_in_thread
 from rljob_trainer.history.damage import check_any_left, open_checkpoint, set_aside, write_complete
 from rljob_trainer.history.disk import DiskError, disk_errors
 from rljob_trainer.history.durable import sync, write_durably
+from rljob_trainer.history.exports import remove_exports
 from rljob_trainer.history.run_time import RunTime
 from rljob_trainer.history.versions import find_versions
 from rljob_trainer.run_folder.file_facts import Checkpoint, DamagedCheckpointError, FileFacts, describe_file
-from rljob_trainer.run_folder.location import EXPORT_PARTIAL
 
 FILE_DRIVER = "driver.json"
 _BYTES_PER_PARAMETER = 12
@@ -127,6 +127,7 @@ def truncate_to_history(run_dir: Path, history: History) -> None:
         if not (folder / FILE_COMPLETE).exists():
             shutil.rmtree(folder)
     last = {"train": history.step, "eval": max(history.evaluated_at.values(), default=-1)}
+    remove_exports(run_dir, lambda step: step > history.step)
     for file in list_trajectory_files(run_dir / TRAJECTORIES):
         if file.step > last[file.lane]:
             file.path.unlink()
@@ -175,32 +176,20 @@ def complete_checkpoint(
         shutil.rmtree(old)
 
 
-async def export_model(run_dir: Path, write: Callable[[Path], Awaitable[float | None]]) -> tuple[Path, float | None]:
-    """Replace the export by what `write` puts into a new folder. Return the export, which is always complete, and what
-    `write` returns."""
-    folder, partial = run_dir / "export", run_dir / EXPORT_PARTIAL
-    with disk_errors(folder):
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        merged_share = await write(partial)
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
-    return folder, merged_share
-
-
-def check_disk_space(run_dir: Path, model: Path, *, keep: int, num_models: int) -> None:
-    """Raise UserError if `keep` checkpoints of so many models do not fit, and DiskError if the run has some already: a
-    volume that once had the room is full. The size of a model that is not in a local folder is unknown."""
+def check_disk_space(run_dir: Path, model: Path, *, keep: int, num_models: int, num_exports: int) -> None:
+    """Raise UserError if `keep` checkpoints of so many models and the exports do not fit, and DiskError if the run has
+    some already: a volume that once had the room is full. The size of a model that is not in a local folder is
+    unknown."""
     num_bytes = sum(file.stat().st_size for file in model.glob("*.safetensors")) if model.is_dir() else 0
     # Nearly all models are stored with 2 bytes per parameter.
     checkpoint = num_models * num_bytes // 2 * _BYTES_PER_PARAMETER
     existing = len(complete_checkpoints(run_dir))
-    needed = checkpoint * max(1, keep + 1 - existing) + 2 * num_bytes  # the export, and the published weights
+    needed = checkpoint * max(1, keep + 1 - existing) + (num_exports + 1) * num_bytes  # and the published weights
     free = shutil.disk_usage(run_dir).free
     if free < needed:
         problem = (
-            f"{run_dir}: {free / 2**30:.1f} GiB free, but {keep} checkpoints (one more while writing) and the "
-            f"export need about {needed / 2**30:.1f} GiB"
+            f"{run_dir}: {free / 2**30:.1f} GiB free, but {keep} checkpoints (one more while writing) and "
+            f"exports need about {needed / 2**30:.1f} GiB"
         )
         if existing:
             raise DiskError(problem)
@@ -230,6 +219,7 @@ def write_summary(
     *,
     weight_digests: dict[str, str],
     export: Path | None,
+    export_step: int | None,
     export_merged_share: float | None,
     model_commit: str | None,
     choices: TrainerChoices | None,
@@ -254,6 +244,7 @@ def write_summary(
         restarts=history.restarts,
         weight_digests=weight_digests,
         export=str(export) if export else None,
+        export_step=export_step,
         export_merged_share=export_merged_share,
         versions=find_versions(),
         model_commit=model_commit,

@@ -160,7 +160,11 @@ class RankProcess:
         return {f"{checkpoints.TRAINER_FOLDER}/{name}": facts for name, facts in self._saver.wait().items()}
 
     @typed_errors
-    def export(self, folder: Path, tokenizer_source: str) -> float | None:
+    def export(self, folder: Path, tokenizer_source: str, checkpoint: Checkpoint | None) -> float | None:
+        if checkpoint is not None:
+            saved = self._reach(checkpoint.folder)
+            checkpoints.verify_checkpoint(checkpoint, saved, self.rank, dist.get_world_size())
+            checkpoints.load_weights(self.policy, saved)
         return checkpoints.export_model(self.policy, self._reach(folder), tokenizer_source)
 
     @typed_errors

@@ -181,8 +181,8 @@ class TrainerGroup:
         self._is_saving = False
         return {name: facts for rank in writing for name, facts in rank.result().items()}
 
-    async def export(self, folder: Path, tokenizer_source: str) -> float | None:
-        shares: list[float | None] = await self._broadcast("export", folder, tokenizer_source)
+    async def export(self, folder: Path, tokenizer_source: str, checkpoint: Checkpoint | None = None) -> float | None:
+        shares: list[float | None] = await self._broadcast("export", folder, tokenizer_source, checkpoint)
         return shares[0]
 
     async def free(self) -> FreedMemory:

@@ -94,6 +94,16 @@ def test_checkpoint_is_exported_by_one_process_as_its_ranks_export_it(name: str,
         export_checkpoint(run, 7, folder / "other")
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("name", ["experts", "adapters"])
+def test_ranks_that_have_trained_on_export_an_earlier_checkpoint(name: str, num_ranks: int, folder: Path) -> None:
+    earlier, expected = folder / f"{name}-earlier-export-{num_ranks}", folder / f"{name}-export-{num_ranks}"
+    files = {str(path.relative_to(expected)) for path in expected.rglob("*") if path.is_file()} - {ADAPTER_CONFIG}
+    assert "model.safetensors" in files
+    for file in files:
+        assert (earlier / file).read_bytes() == (expected / file).read_bytes(), file
+
+
 def test_a_checkpoint_is_exported_where_its_attention_and_compiler_do_not_run(folder: Path, tmp_path: Path) -> None:
     run = shutil.copytree(folder / "experts-run-1", tmp_path / "run", ignore=shutil.ignore_patterns("exports"))
     job = yaml.safe_load((run / FILE_JOB).read_text())

@@ -160,6 +160,7 @@ VIOLATIONS: list[tuple[dict[str, Any], str]] = [
         "plus that of all models with placement trainer must be at most 1",
     ),
     ({"trainer": {"nodePool": {"gpuResource": "requests.nvidia.com/gpu"}}}, "without requests. before it"),
+    ({"checkpoint": {"export": "best"}}, "checkpoint.export must not be best without evaluation.best.* set evaluation"),
 ]
 
 

@@ -7,10 +7,10 @@ from pydantic import ValidationError
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJobSpec
-from rljob_api.manifest.job_sections import DataSource
-from rljob_api.manifest.sources import _DATA_CEL, _SOURCE_CEL, ModelSource, Source, parse_source
+from rljob_api.manifest.job_sections import DataSource, Model
+from rljob_api.manifest.sources import _DATA_CEL, _MODEL_CEL, _SOURCE_CEL, ModelSource, Source, parse_source
 
-OF_MODEL, OF_DATA = (re.search(r"matches\('(.*)'\)", cel)[1] for cel in (_SOURCE_CEL, _DATA_CEL))
+OF_SERVED, OF_DATA, OF_MODEL = (re.search(r"matches\('(.*)'\)", cel)[1] for cel in (_SOURCE_CEL, _DATA_CEL, _MODEL_CEL))
 
 
 @pytest.mark.parametrize(
@@ -42,12 +42,23 @@ OF_MODEL, OF_DATA = (re.search(r"matches\('(.*)'\)", cel)[1] for cel in (_SOURCE
         ("env://../x", None),
         ("env://.hidden", None),
         ("env://a/b", None),
+        ("job://sums", Source("job", "sums", step="last")),
+        ("job://sums@last", Source("job", "sums", step="last")),
+        ("job://sums@best", Source("job", "sums", step="best")),
+        ("job://sums-2@120", Source("job", "sums-2", step="120")),
+        ("job://sums@", None),
+        ("job://sums@first", None),
+        ("job://sums@1e3", None),
+        ("job://Sums", None),
+        ("job://../sums", None),
+        ("job://a/b@2", None),
     ],
 )
 def test_source_is_parsed_exactly_if_the_api_server_accepts_it(source, expected):
-    assert (re.search(OF_DATA, source) is not None) == (expected is not None)
-    is_of_model = expected is not None and expected.kind != "env"
-    assert (re.search(OF_MODEL, source) is not None) == is_of_model, "no environment has a model"
+    kind = None if expected is None else expected.kind
+    assert (re.search(OF_DATA, source) is not None) == (kind not in (None, "job"))
+    assert (re.search(OF_MODEL, source) is not None) == (kind not in (None, "env")), "no environment has a model"
+    assert (re.search(OF_SERVED, source) is not None) == (kind not in (None, "env", "job"))
     if expected is not None:
         assert parse_source(source) == expected
     else:
@@ -74,6 +85,14 @@ def test_only_data_may_come_from_an_environment():
         ValidationError, match=r"split must be left out with env://, .* remove split, subset and revision"
     ):
         DataSource(source="env://train", split="train")
+
+
+def test_only_the_trained_model_may_come_from_a_job():
+    assert Model(source="job://sums@20").source == "job://sums@20"
+    with pytest.raises(ValidationError, match="source must be hf://org/name"):
+        ModelSource(source="job://sums@20")
+    with pytest.raises(ValidationError, match=r"job://NAME@STEP or a path.* a step is a number, last or best"):
+        Model(source="job://sums@first")
 
 
 AGENTS = [

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rljob_api.run.folder import FILE_COMPLETE, FILE_SUMMARY, checkpoint_folder
-from rljob_cli.export import command, destinations
+from rljob_cli.export import command, destinations, from_cluster
 from rljob_cli.main import app
 from tests.paths import DATA
 from tests.support.hub import run_hub
@@ -57,6 +57,36 @@ def test_json_has_the_folder_and_the_step(run, exports, tmp_path):
     done = call(str(run), "--step", "2", "--to", "model", "-o", "json")
     expected = {"run": str(run), "step": 2, "folder": f"{tmp_path}/model", "serve": f"vllm serve {tmp_path}/model"}
     assert json.loads(done.stdout) == expected
+
+
+@pytest.mark.parametrize("has_export", [True, False])
+def test_model_of_a_job_in_a_cluster_is_written_from_the_copy(run, exports, tmp_path, monkeypatch, has_export):
+    asked = []
+
+    def with_model(target, job, step, given, parent, use):
+        asked.append((target.namespace, job, step, parent))
+        copy = shutil.copytree(run, parent / ".export-1" / job)
+        export = copy / "exports" / "step-000004"
+        export.mkdir(parents=True)
+        (export / "config.json").write_text("of the job")
+        return use(copy, 4, export if has_export else None)
+
+    monkeypatch.setattr(from_cluster, "with_model", with_model)
+    done = call("sums", "-n", "team", "--to", "out/model", "-o", "json")
+    assert done.exit_code == 0, done.output
+    assert asked == [("team", "sums", "last", tmp_path / "out")]
+    found = json.loads(done.stdout)
+    assert (found["run"], found["step"], found["folder"]) == ("sums", 4, f"{tmp_path}/out/model")
+    assert (tmp_path / "out" / "model" / "config.json").read_text() == ("of the job" if has_export else "{}")
+    assert "# letters, step 4" in (tmp_path / "out" / "model" / "README.md").read_text()
+    assert len(exports) == (not has_export)
+
+
+def test_place_of_a_job_in_a_cluster_is_checked_before_anything_is_copied(run, exports, monkeypatch):
+    monkeypatch.setattr(from_cluster, "with_model", lambda *arguments: pytest.fail("copies"))
+    done = call("sums", "-n", "team", "--to", "runs")
+    assert done.exit_code == 2
+    assert "--to runs: exists" in done.stderr
 
 
 @pytest.mark.parametrize(

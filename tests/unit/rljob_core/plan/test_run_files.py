@@ -89,8 +89,10 @@ def test_head_lost_before_the_first_step_loses_nothing() -> None:
     assert find_lost(simulation) is None
 
 
-@pytest.mark.parametrize(("export", "what"), [(True, "and the exported model"), (False, "checkpoints, metrics are")])
-def test_job_without_a_claim_says_once_that_its_files_will_be_deleted(export: bool, what: str) -> None:
+@pytest.mark.parametrize(
+    ("export", "what"), [("last", "and the exported model"), ("never", "checkpoints, metrics are")]
+)
+def test_job_without_a_claim_says_once_that_its_files_will_be_deleted(export: str, what: str) -> None:
     simulation = run_job(export=export)
     simulation.reconcile()
     (message,) = messages(simulation, "FilesNotKept")

@@ -6,7 +6,9 @@ import errno
 import pytest
 
 from rljob_trainer.driver.checkpointer import Checkpointer
+from rljob_trainer.driver.exporter import Exporter
 from rljob_trainer.driver.ports import TrainerGroupDiedError
+from rljob_trainer.history.disk import RunDisk
 from rljob_trainer.history.run_state import History, checkpoint_exists
 from tests.support.driver_harness import wait_until
 
@@ -43,7 +45,8 @@ def costs():
 
 @pytest.fixture
 def checkpointer(tmp_path, writer, costs):
-    return Checkpointer(tmp_path, writer, keep=1, record=costs.append)
+    exporter = Exporter(tmp_path, writer, "never", tokenizer_source="", disk=RunDisk(tmp_path), record=None)
+    return Checkpointer(tmp_path, writer, keep=1, record=costs.append, exporter=exporter)
 
 
 async def test_checkpoint_is_complete_once_the_ranks_have_written_it(tmp_path, checkpointer, writer, costs):

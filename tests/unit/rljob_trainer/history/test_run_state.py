@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_api.run.folder import trajectory_file
+from rljob_api.run.folder import list_exports, trajectory_file
 from rljob_trainer.history import run_state as state
 from rljob_trainer.history.disk import DiskError
 from rljob_trainer.history.run_state import (
@@ -18,7 +18,6 @@ from rljob_trainer.history.run_state import (
     begin_checkpoint,
     check_disk_space,
     complete_checkpoint,
-    export_model,
     resume,
 )
 from tests.support.driver_harness import make_job
@@ -43,22 +42,6 @@ def write_steps(run_dir, *steps):
             trajectory_file(run_dir, step, lane).write_text("")
 
 
-async def test_export_is_replaced_by_a_complete_one_only(tmp_path):
-    async def write(folder):
-        (folder / "config.json").write_text("new")
-
-    async def fail(folder):
-        (folder / "other").write_text("torn")
-        raise RuntimeError("a rank died")
-
-    assert await export_model(tmp_path, write) == (tmp_path / "export", None)
-    with pytest.raises(RuntimeError):
-        await export_model(tmp_path, fail)
-    assert [path.name for path in (tmp_path / "export").iterdir()] == ["config.json"]
-    await export_model(tmp_path, write)
-    assert [path.name for path in tmp_path.iterdir()] == ["export"], "nothing remains of the failed one"
-
-
 async def test_run_without_a_checkpoint_starts_with_empty_files(tmp_path):
     write_steps(tmp_path, 1, 2)
     history, folder = resume(tmp_path)
@@ -74,10 +57,13 @@ async def test_resume_returns_the_saved_history_and_truncates_later_entries(tmp_
     write_steps(tmp_path, 3)
     (tmp_path / "trajectories" / ".step-000003.train.parquet.partial").write_text("torn")
     (tmp_path / "trajectories" / "step-000003.train.copy.parquet").write_text("a user's copy")
+    for step in (1, 2, 3):
+        (tmp_path / "exports" / f"step-{step:06d}").mkdir(parents=True)
     history, found = resume(tmp_path)
     assert found.folder == folder
     assert history == saved
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
+    assert list(list_exports(tmp_path)) == [1, 2]
     assert [file.name for file in sorted((tmp_path / "trajectories").iterdir())] == [
         "step-000001.eval.parquet",
         "step-000001.train.parquet",
@@ -175,15 +161,15 @@ def test_job_whose_checkpoints_do_not_fit_is_rejected(tmp_path, monkeypatch, num
     num_optimized = make_job(**spec).spec.num_optimized_models
     free = SimpleNamespace(free=needed)
     monkeypatch.setattr(state.shutil, "disk_usage", lambda _: free)
-    check_disk_space(tmp_path, model, keep=2, num_models=num_optimized)
+    check_disk_space(tmp_path, model, keep=2, num_models=num_optimized, num_exports=1)
     free.free = needed - 1
     with pytest.raises(UserError, match=r"GiB free, but 2 checkpoints"):
-        check_disk_space(tmp_path, model, keep=2, num_models=num_optimized)
+        check_disk_space(tmp_path, model, keep=2, num_models=num_optimized, num_exports=1)
     (tmp_path / "checkpoints" / "step-000001").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step-000001" / "COMPLETE").touch()
     free.free = 2 * 2_000_000 - 1
     with pytest.raises(DiskError, match="GiB free"):  # it had the room before
-        check_disk_space(tmp_path, model, keep=2, num_models=num_optimized)
+        check_disk_space(tmp_path, model, keep=2, num_models=num_optimized, num_exports=1)
 
 
 async def test_error_of_a_driver_file_by_another_version_contains_the_folder_to_remove(tmp_path):

@@ -1,0 +1,114 @@
+"""A job that starts from a run on this machine: spec.model.source is job://NAME@STEP.
+
+    job://sums@last --> step 20 of runs/sums --> `rljob run` exports it to runs/NAME/model --> model.json pins it
+
+Reads alone; `rljob_cli.export.start_model` writes. Invariant: a run that has its model keeps it, whatever happens to
+the other run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rljob_api.errors import UserError
+from rljob_api.manifest.sources import Source, parse_source
+from rljob_api.run.folder import FILE_JOB, complete_checkpoints, current_export
+from rljob_api.run.summaries import read_best
+
+FIELD = "spec.model.source"
+MODEL = "model"
+"""Folder of a run with the model that it has begun with."""
+FILE_PIN = "model.json"
+
+
+class Pin(BaseModel):
+    """Which model a run has begun with: the content of model.json."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    source: str
+    """As the job has it."""
+    run: str
+    """The other run's folder."""
+    step: int
+
+
+@dataclass(frozen=True)
+class StartModel:
+    """What job:// means on this machine."""
+
+    pin: Pin
+    is_pinned: bool
+    """Whether the run has the model already."""
+    path: str
+    """The model; or, until it is exported, one of the same shape: that which the other run began with."""
+    has_weights: bool
+    """Whether `path` has the step's weights."""
+
+
+def find_start_model(source: str, runs: Path, folder: Path | None) -> StartModel | None:
+    """Return the model that `source` names; None if it is not job://. `runs`: the parent of run folders. `folder`: that
+    of the job's run, which may have its model; None for a new one. Raise UserError, to follow the field, if there is no
+    such run or step."""
+    try:
+        parsed = parse_source(source)
+    except UserError:
+        return None  # reported by its own rule
+    if parsed.kind != "job":
+        return None
+    if folder is not None and (pin := read_pin(folder)) is not None and pin.source == source:
+        return StartModel(pin, is_pinned=True, path=str(folder / MODEL), has_weights=True)
+    run = (runs / parsed.path).resolve()
+    step = _find_step(run, parsed)
+    if export := current_export(run, step):
+        return StartModel(Pin(source=source, run=str(run), step=step), False, str(export), has_weights=True)
+    return StartModel(Pin(source=source, run=str(run), step=step), False, _read_base(run), has_weights=False)
+
+
+def require_weights(start: StartModel | None) -> None:
+    """Raise UserError if a command that runs the model has only one of its shape."""
+    if start is not None and not start.has_weights:
+        pin = start.pin
+        raise UserError(
+            f"{FIELD}: {pin.source} is step {pin.step} of {pin.run}, which is not exported; `rljob run` exports it; "
+            f"here, pass --set {FIELD}=DIR after `rljob export {pin.run} --step {pin.step} --to DIR`"
+        )
+
+
+def read_pin(folder: Path) -> Pin | None:
+    """Return which model a run has; None if it has none, or not a whole one."""
+    try:
+        pin = Pin.model_validate_json((folder / FILE_PIN).read_bytes())
+    except (OSError, ValidationError):
+        return None
+    return pin if (folder / MODEL / "config.json").is_file() else None
+
+
+def _find_step(run: Path, parsed: Source) -> int:
+    if not (run / FILE_JOB).is_file():
+        raise UserError(f"needs the run {run}, which does not exist; correct the name, or pass --dir with its parent")
+    known = complete_checkpoints(run)
+    if parsed.step == "best":
+        if (best := read_best(run)) is None or best.step == 0:
+            raise UserError(f"needs the best step of {run}, but best.json names no step that has trained; name a step")
+        step = best.step
+    elif parsed.step == "last":
+        step = next(reversed(known), 0)
+    else:
+        step = int(parsed.step)
+    if step not in known and current_export(run, step) is None:
+        has = f"checkpoints of the steps {', '.join(map(str, known))}" if known else "no checkpoint"
+        raise UserError(f"needs a checkpoint of step {parsed.step} of {run}, which has {has}; name one of them")
+    return step
+
+
+def _read_base(run: Path) -> str:
+    """Return the source of the model that the run began with."""
+    try:
+        return str(yaml.safe_load((run / FILE_JOB).read_text(encoding="utf-8"))["spec"]["model"]["source"])
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+        raise UserError(f"needs {run / FILE_JOB}, which is not readable: {error}") from None

@@ -1,0 +1,133 @@
+"""A Pod that reads the claim with a run's files, when no head does: for `rljob export`, `report` and `trajectories` of
+a job that has ended.
+
+It has the image, the node pool and the security context of the head, and mounts the claim read-only. Its server listens
+inside the Pod alone, for the port-forward of this command. Invariant: the Pod is deleted when the command ends; if the
+command is killed, the Pod ends by itself, and is deleted with the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import sys
+import time
+from collections.abc import AsyncIterator
+
+from pydantic import ValidationError
+
+from rljob_api.manifest.job import RLJob
+from rljob_api.wire import contract
+from rljob_cli.cluster.client import Cluster, ClusterError
+from rljob_cli.cluster.formatting import describe_pod
+from rljob_cli.manifests import is_ready
+from rljob_core.backend import Manifest
+from rljob_core.children.common import HEAD
+from rljob_core.kube.resources import POD
+from rljob_core.plan.job import render_children
+
+LABEL_READER = "rljob.dev/reader"
+_MAX_POD_SECONDS = 6 * 3600
+_START_SECONDS = 900.0
+"""Pulling the image of a trainer takes minutes."""
+_POLL_SECONDS = 1.0
+_HEAD_FIELDS = ("securityContext", "nodeSelector", "tolerations", "imagePullSecrets", "serviceAccountName")
+_ENV = (contract.ENV_TOKEN, contract.ENV_JOB_FILE, contract.ENV_RUN_DIR)
+_VOLUMES = ("run", "config")
+_CHECK = f"import socket; socket.create_connection(('127.0.0.1', {contract.PORT_RUN_FILES}), 5)"
+"""A probe of the kubelet itself would need a server that other Pods reach."""
+_RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}}
+
+
+def has_claim(job: Manifest) -> bool:
+    """Whether the files of the job's run outlive its head."""
+    return bool(((job.get("spec") or {}).get("checkpoint") or {}).get("persistentVolumeClaim"))
+
+
+def build_reader(job: Manifest) -> Manifest:
+    """Build the Pod from the head that the operator builds, with the image that the head had. Raise ClusterError for a
+    job that has fields of a newer version."""
+    try:
+        parsed = RLJob.model_validate({name: job[name] for name in ("apiVersion", "kind", "metadata", "spec")})
+    except ValidationError as error:
+        name = job["metadata"]["name"]
+        problem = f"RLJob {name}: this version of rljob cannot read its spec, so it cannot start a Pod for its files"
+        raise ClusterError(f"{problem}; use that of the operator: {error.errors()[0]['msg']}") from None
+    head = next(child for child in render_children(parsed, "") if child["kind"] == "Job")["spec"]["template"]["spec"]
+    container = next(each for each in head["containers"] if each["name"] == HEAD)
+    roles = (job.get("status") or {}).get("roles") or []
+    image = next((role.get("image") for role in roles if role["name"] == HEAD), "") or container["image"]
+    volumes = [_read_only(volume) for volume in head["volumes"] if volume["name"] in _VOLUMES]
+    mounts = [each | {"readOnly": True} for each in container["volumeMounts"] if each["name"] in _VOLUMES]
+    owner = {"apiVersion": job["apiVersion"], "kind": job["kind"]}
+    owner |= {name: job["metadata"][name] for name in ("name", "uid")}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": f"{parsed.metadata.name}-reader-{secrets.token_hex(3)}",
+            "labels": {LABEL_READER: parsed.metadata.name},
+            "ownerReferences": [owner],
+        },
+        "spec": {name: head[name] for name in _HEAD_FIELDS if name in head}
+        | {
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": _MAX_POD_SECONDS,
+            "terminationGracePeriodSeconds": 0,
+            "automountServiceAccountToken": False,
+            "containers": [
+                {
+                    "name": "reader",
+                    "image": image,
+                    "command": ["python", "-m", "rljob_trainer.reader"],
+                    "env": [each for each in container["env"] if each["name"] in _ENV],
+                    "resources": _RESOURCES,
+                    "securityContext": container["securityContext"],
+                    "volumeMounts": mounts,
+                    "readinessProbe": {
+                        "exec": {"command": ["python", "-c", _CHECK]},
+                        "periodSeconds": 2,
+                        "timeoutSeconds": 10,
+                    },
+                    "terminationMessagePolicy": "FallbackToLogsOnError",
+                }
+            ],
+            "volumes": volumes,
+        },
+    }
+
+
+def _read_only(volume: Manifest) -> Manifest:
+    claim = volume.get("persistentVolumeClaim")
+    return volume | ({"persistentVolumeClaim": claim | {"readOnly": True}} if claim else {})
+
+
+@contextlib.asynccontextmanager
+async def reader_pod(cluster: Cluster, job: Manifest) -> AsyncIterator[str]:
+    """Yield the name of a Pod that serves the files of the job's run. Raise ClusterError if it does not start."""
+    pod = build_reader(job)
+    name = pod["metadata"]["name"]
+    try:
+        await cluster.apply(POD, pod)
+        await _wait_until_ready(cluster, name)
+        yield name
+    finally:
+        await cluster.delete(POD, name)
+
+
+async def _wait_until_ready(cluster: Cluster, name: str) -> None:
+    deadline, last = time.monotonic() + _START_SECONDS, ""
+    while True:
+        pod = await cluster.find(POD, name)
+        if pod and is_ready(pod):
+            return
+        state = describe_pod(pod) if pod else "it was deleted"
+        if state != last:
+            print(f"Pod {name}, which reads the run's files: {state}", file=sys.stderr, flush=True)
+            last = state
+        has_ended = pod is None or (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
+        if has_ended or time.monotonic() > deadline:
+            remedy = "check the claim of spec.checkpoint, and that no Pod of another node has it if it is ReadWriteOnce"
+            raise ClusterError(f"Pod {name}, which reads the run's files, did not start: {state}; {remedy}")
+        await asyncio.sleep(_POLL_SECONDS)

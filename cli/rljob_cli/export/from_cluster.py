@@ -1,0 +1,48 @@
+"""The model of a step of a job in a cluster, copied to this machine: through its head, or through a reader Pod."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+
+from rljob_api.errors import TransientError, UserError
+from rljob_cli.cluster.client import Cluster, ClusterError
+from rljob_cli.cluster.commands import on_cluster
+from rljob_cli.cluster.head_files import FolderCopy, open_files
+from rljob_inputs.machine.installation import find_device_extra, require
+
+Use = Callable[[Path, int, Path | None], int]
+"""Gets the copy of the run's folder, the step, and where in the copy its export is; None: it has the checkpoint."""
+
+
+@on_cluster
+async def with_model(cluster: Cluster, job: str, step: str, given: str, parent: Path, use: Use) -> int:
+    """As use_model."""
+    return await use_model(cluster, job, step, given, parent, use)
+
+
+async def use_model(cluster: Cluster, job: str, step: str, given: str, parent: Path, use: Use) -> int:
+    """Call `use` with a copy of what the run has of a step: a number, last or best. The copy is below `parent`, and
+    is deleted afterwards. Return its exit code. Raise UserError if the run has no such step."""
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=parent) as folder:
+        copy = Path(folder) / job
+        copy.mkdir()
+        async with open_files(cluster, job) as head, aiohttp.ClientSession() as session:
+            print(f"copies the model of RLJob {cluster.namespace}/{job}", file=sys.stderr, flush=True)
+            files = FolderCopy(session, head, copy)
+            try:
+                await files.refresh(lambda log: False)
+                found = await files.copy_model(step)
+            except TransientError as error:
+                raise ClusterError(f"RLJob {cluster.namespace}/{job}: {error}") from None
+            except UserError as error:
+                raise UserError(f"{given}: {error}") from None
+        if found.is_export:
+            return use(copy, found.step, copy / found.folder)
+        require(find_device_extra(), f"rljob export of a checkpoint; {job} has no export of step {found.step}")
+        return await asyncio.to_thread(use, copy, found.step, None)

@@ -1,0 +1,141 @@
+"""job://NAME@STEP on this machine: which step it is, and what a run keeps."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from rljob_api.errors import UserError
+from rljob_api.run.folder import FILE_BEST, FILE_COMPLETE, FILE_JOB, checkpoint_folder, export_folder
+from rljob_cli.check.job_source import FILE_PIN, MODEL, find_start_model, require_weights
+from rljob_cli.check.jobfile import load, load_partial
+from rljob_cli.check.preflight import check_objects
+from tests.unit.rljob_cli.check.test_jobfile import JOB
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """The parent of a run with checkpoints of the steps 2 and 4."""
+    folder = tmp_path / "runs" / "sums"
+    for step in (2, 4):
+        checkpoint_folder(folder, step).mkdir(parents=True)
+        (checkpoint_folder(folder, step) / FILE_COMPLETE).touch()
+    (folder / FILE_JOB).write_text("spec: {model: {source: 'hf://org/base'}}")
+    return tmp_path / "runs"
+
+
+def write_best(runs, step):
+    best = {"set": "math", "metric": "accuracy", "value": 0.5, "step": step}
+    (runs / "sums" / FILE_BEST).write_text(json.dumps(best))
+
+
+def write_export(runs, step):
+    folder = export_folder(runs / "sums", step)
+    folder.mkdir(parents=True)
+    (folder / "config.json").touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "step"), [("sums@2", 2), ("sums@4", 4), ("sums@last", 4), ("sums", 4), ("sums@best", 2)]
+)
+def test_step_is_found_and_has_the_shape_of_the_base_model(runs, name, step):
+    write_best(runs, 2)
+    start = find_start_model(f"job://{name}", runs, None)
+    assert (start.pin.step, start.pin.run) == (step, str(runs / "sums"))
+    assert (start.path, start.has_weights, start.is_pinned) == ("hf://org/base", False, False)
+    with pytest.raises(UserError, match=rf"job://{name} is step {step} .* not exported.*rljob export .* --step {step}"):
+        require_weights(start)
+
+
+def test_export_of_the_step_is_used_unless_an_older_training_made_it(runs):
+    folder = write_export(runs, 4)
+    start = find_start_model("job://sums@4", runs, None)
+    assert (start.path, start.has_weights) == (str(folder), True)
+    os.utime(folder, (0, 0))
+    assert not find_start_model("job://sums@4", runs, None).has_weights
+
+
+def test_export_whose_checkpoint_is_removed_is_enough(runs):
+    write_export(runs, 1)
+    assert find_start_model("job://sums@1", runs, None).has_weights
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("job://other", "needs the run .*/other, which does not exist; correct the name"),
+        ("job://sums@3", "needs a checkpoint of step 3 of .*/sums, which has checkpoints of the steps 2, 4; name one"),
+        ("job://sums@best", "needs the best step of .*/sums, but best.json names no step that has trained"),
+    ],
+)
+def test_missing_runs_and_steps_are_named(runs, source, message):
+    write_best(runs, 0)
+    with pytest.raises(UserError, match=message):
+        find_start_model(source, runs, None)
+
+
+def test_run_without_a_checkpoint_says_so(runs):
+    (runs / "new").mkdir()
+    (runs / "new" / FILE_JOB).write_text("{}")
+    with pytest.raises(UserError, match=r"needs a checkpoint of step last of .*/new, which has no checkpoint"):
+        find_start_model("job://new", runs, None)
+
+
+@pytest.mark.parametrize("source", ["hf://org/model", "/m", "s3://bucket/m", "job:/sums"])
+def test_other_sources_are_left_alone(runs, source):
+    assert find_start_model(source, runs, runs / "j") is None
+
+
+def pin(runs, source):
+    folder = runs / "j"
+    (folder / MODEL).mkdir(parents=True)
+    (folder / MODEL / "config.json").touch()
+    (folder / FILE_PIN).write_text(json.dumps({"source": source, "run": str(runs / "sums"), "step": 2}))
+    return folder
+
+
+def test_run_keeps_its_model_though_the_other_one_has_gone_on(runs):
+    folder = pin(runs, "job://sums@last")
+    start = find_start_model("job://sums@last", runs, folder)
+    assert (start.pin.step, start.is_pinned, start.path) == (2, True, str(folder / MODEL))
+    (runs / "sums" / FILE_JOB).unlink()
+    assert find_start_model("job://sums@last", runs, folder).is_pinned, "nor does it need the other run"
+
+
+def test_another_source_or_a_lost_model_is_chosen_again(runs):
+    folder = pin(runs, "job://sums@last")
+    assert find_start_model("job://sums@4", runs, folder).pin.step == 4
+    (folder / MODEL / "config.json").unlink()
+    assert find_start_model("job://sums@last", runs, folder).pin.step == 4
+
+
+def test_job_file_has_the_path_and_knows_what_it_means(runs, tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB.replace("./model", "job://sums@2"))
+    file = load(path, runs=runs)
+    assert (file.job.spec.model.source, file.start.pin.step) == ("hf://org/base", 2)
+    pin(runs, "job://sums@2")
+    assert load(path, runs=runs).job.spec.model.source == str(runs / "j" / MODEL)
+    assert load_partial(path, runs=runs, resumes=False).job.spec.model.source == "hf://org/base"
+    assert load(path, runs=runs, keep_references=True).job.spec.model.source == "job://sums@2"
+
+
+@pytest.mark.parametrize("step", ["2", "3"])
+def test_cluster_is_told_what_to_name_in_place_of_a_run(runs, tmp_path, step):
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB.replace("./model", f"job://sums@{step}"))
+    found = [finding for finding in check_objects(load_partial(path, runs=runs)) if finding.path == "spec.model.source"]
+    assert [finding.only for finding in found] == ["cluster"]
+    assert "pvc://" in found[0].message
+
+
+def test_run_that_is_missing_here_is_a_problem_of_this_machine_alone(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB.replace("./model", "job://sums@2"))
+    file = load_partial(path, runs=tmp_path)
+    [problem] = file.local_problems
+    assert str(problem).startswith("spec.model.source needs the run")
+    assert (problem.line, file.problems) == (5, ())

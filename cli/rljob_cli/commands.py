@@ -2,11 +2,13 @@
 
 import functools
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 from rljob_api.errors import RLJobError, UserError
+from rljob_api.manifest.job import RLJob
 from rljob_api.read.documents import Problem
 from rljob_api.run.folder import FILE_SUMMARY, last_checkpoint
 from rljob_cli.check.env_sources import describe_unread
@@ -80,6 +82,7 @@ def _run_locked(
             print(f"{folder} has finished all {steps} steps; {remedy}", file=sys.stderr)
             _print_result(folder, "Succeeded", output)
             return 0
+    problems += [file.problem("spec.checkpoint.storage", each) for each in _find_old_copy(file.job, fresh)]
     try:
         network = claim_block(str(folder), block)
     except UserError as error:
@@ -99,6 +102,8 @@ def _run_locked(
         say(f"the earlier run is now {old}")
     elif step := last_checkpoint(folder):
         say(f"resumes after step {step}, the last checkpoint in {folder}")
+    if url := file.job.copy_url:
+        say(f"copies the run's files to {url}, and resumes from there if {folder} has no newer checkpoint")
     if sharing.fields:
         say(describe_sharing(sharing, machine.num_gpus))
     if changed:
@@ -118,6 +123,18 @@ def _run_locked(
         say(f"to resume: {again} (with your --set and --volume, without --fresh)")
     _print_result(folder, phase, output)
     return {"Succeeded": 0, "Interrupted": EXIT_INTERRUPTED}.get(phase, EXIT_FAILED)
+
+
+def _find_old_copy(job: RLJob, fresh: bool) -> list[str]:
+    """Return why a run cannot start over: from the copy in object storage it would resume."""
+    if not fresh or (url := job.copy_url) is None:
+        return []
+    from rljob_inputs.check import find_access
+    from rljob_inputs.objects.listing import has_objects
+
+    if not has_objects(url, find_access(job, os.environ).objects):
+        return []
+    return [f"{url} has an earlier run, from which this one would resume; remove it, or choose another prefix"]
 
 
 def _print_result(folder: Path, phase: str, output: str) -> None:

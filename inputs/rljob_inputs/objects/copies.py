@@ -7,7 +7,6 @@ and has the contents of the listing. Processes that need the same copy wait for 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import logging
 import os
@@ -19,7 +18,7 @@ from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_inputs.objects.access import open_client
-from rljob_inputs.objects.errors import CopyError, StorageAwayError, explain
+from rljob_inputs.objects.errors import DISK_ERRORS, CopyError, StorageAwayError, explain
 from rljob_inputs.objects.listing import Listing, ObjectFacts
 from rljob_inputs.objects.progress import Progress, describe_bytes
 
@@ -27,9 +26,6 @@ log = logging.getLogger(__name__)
 Report = Callable[[str], None]
 _MAX_DOWNLOADS = 4
 """Files at the same time; the client reads a large one by several connections."""
-
-
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
 def find_cache(environment: Mapping[str, str] = os.environ) -> Path:
@@ -127,7 +123,7 @@ def _is_local(error: Exception, folder: Path) -> bool:
     """Whether this machine's disk failed, not the storage, whose client raises OSErrors of its own."""
     if not isinstance(error, OSError):
         return False
-    return error.errno in _DISK_ERRORS or str(error.filename or "").startswith(f"{folder}/")
+    return error.errno in DISK_ERRORS or str(error.filename or "").startswith(f"{folder}/")
 
 
 def _count(progress: Progress) -> Callable[..., None]:

@@ -204,6 +204,7 @@ class Driver:
             record=record_checkpoint,
             disk=self._disk,
             list_kept=lambda: self._list_kept(ledger),
+            copies=self._parts.copies,
         )
         return build_loop(
             self._spec,

@@ -55,8 +55,8 @@ ADDED = [
     ("trainer: {gpus_per_replica: 2}", "spec.trainer.gpus_per_replica is unknown; did you mean gpusPerReplica?"),
     ("trainer: {learningRate: 1}", "spec.trainer.learningRate is unknown here; "
      "learningRate belongs in spec.algorithm.optimizer"),
-    ("checkpoint: {xyz: 1}", "spec.checkpoint.xyz is unknown; known fields are persistentVolumeClaim, everySteps, "
-     "keep, asynchronous, export"),
+    ("checkpoint: {xyz: 1}", "spec.checkpoint.xyz is unknown; known fields are persistentVolumeClaim, storage, "
+     "everySteps, keep, asynchronous, export"),
     ("trainer: {dtype: bf16}", 'spec.trainer.dtype must be one of bfloat16, float16, float32, got "bf16"; '
      "did you mean bfloat16?"),
     ("trainer: {replicas: 1.5}", "spec.trainer.replicas must be a whole number, got 1.5"),
@@ -83,6 +83,12 @@ ADDED = [
      '"x"'),
     ("evaluation: {everySteps: 2}", "spec.evaluation.everySteps must be 0 without data.eval and evaluation.sets, got "
      "2; add data.eval, or remove everySteps"),
+    ("checkpoint: {storage: runs}", "spec.checkpoint.storage must be a prefix in object storage, such as "
+     's3://bucket/runs, got "runs"'),
+    ("checkpoint: {storage: 's3://bucket/a/../b'}", "spec.checkpoint.storage must be a prefix in object storage, such "
+     'as s3://bucket/runs, got "s3://bucket/a/../b"'),
+    ("checkpoint: {storage: 's3://bucket/runs', persistentVolumeClaim: {claimName: runs}}",
+     "spec.checkpoint.storage must not be set next to persistentVolumeClaim, got s3://bucket/runs; remove one of them"),
     ("checkpoint: {persistentVolumeClaim: {}}", "spec.checkpoint.persistentVolumeClaim.claimName is required: Name of "
      "the PersistentVolumeClaim"),
     ("rollout: {replicas: 0}", "spec.rollout.replicas must be at least 1 unless the job is suspended, got 0; set it "

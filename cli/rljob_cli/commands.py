@@ -11,6 +11,7 @@ from rljob_api.errors import RLJobError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.read.documents import Problem
 from rljob_api.run.folder import FILE_SUMMARY, last_checkpoint
+from rljob_cli.check.downloads import show_downloads
 from rljob_cli.check.env_sources import describe_unread
 from rljob_cli.check.from_model import describe_from_model
 from rljob_cli.check.gpu_sharing import describe_sharing, share_machine
@@ -87,7 +88,8 @@ def _run_locked(
         network = claim_block(str(folder), block)
     except UserError as error:
         problems.append(Problem("", file.document.line_of(()), str(error)))
-    verdict = judge(file, folder, claims, target="local", extra=problems, should_call=should_call)
+    with show_downloads(is_wanted=output != "json"):
+        verdict = judge(file, folder, claims, target="local", extra=problems, should_call=should_call)
     verdict.raise_problems()
     verdict.print_warnings()
     from rljob_cli.report.command import write_report
@@ -156,7 +158,8 @@ def validate_command(
         try:
             file = load_partial(path, overrides)
             folder = Path("runs").resolve() / file.job.metadata.name
-            verdict = judge(file, folder, claims, target=target, should_call=should_call)
+            with show_downloads(is_wanted=output != "json"):
+                verdict = judge(file, folder, claims, target=target, should_call=should_call)
             verdict.raise_problems()
         except UserError as caught:
             error = caught

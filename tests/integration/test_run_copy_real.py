@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from rljob_api.run.folder import FILE_METRICS
+from tests.paths import ROOT
 from tests.support.local_run import SLOW_REWARD, Run
 from tests.support.objects import BUCKET, ObjectServer, run_objects
 
@@ -20,14 +21,17 @@ SETTINGS = (
     "spec.checkpoint.everySteps=2",
     "spec.evaluation.everySteps=6",
     f"spec.checkpoint.storage=s3://{BUCKET}/{PREFIX}",
+    f"spec.model.source=s3://{BUCKET}/model",
 )
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ObjectServer]:
     with run_objects() as running:
         for name, value in running.environment().items():
             monkeypatch.setenv(name, value)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        running.put_folder("model", ROOT / ".models/tiny-qwen3")
         yield running
 
 

@@ -41,6 +41,10 @@ class MissingObjectError(RefusedObjectError):
     """There is no such bucket or object."""
 
 
+class ChangedObjectsError(UserError):
+    """Objects are not of the version that a job reads."""
+
+
 class CopyError(UserError):
     """This machine's disk does not take a copy."""
 
@@ -80,6 +84,14 @@ def explain(error: BaseException, url: str, right: str, access: ObjectAccess) ->
     return RefusedObjectError(
         f"{url}: {access.identity} lacks {right} on the bucket {bucket}; grant it, or use other credentials: "
         f"{_CREDENTIALS}"
+    )
+
+
+def describe_changed(url: str) -> ChangedObjectsError:
+    """Return the error for objects that another process of the job has read in another version."""
+    return ChangedObjectsError(
+        f"{url} changed after the run began, and this machine has no copy of the version that the head read; restore "
+        "it, or start a new run"
     )
 
 

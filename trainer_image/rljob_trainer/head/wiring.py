@@ -231,7 +231,9 @@ async def run_head(
         board.waits_for(_STARTING)
         hub = HubWait(outages, board, spec.sources.values())
         if versions := await hub.read(partial(find_versions, run_dir, environment.sources, access)):
-            await disk.write(run_dir, partial(write_versions, run_dir, versions))
+            await disk.write(run_dir, partial(write_versions, run_dir, versions.record))
+            environment = environment.with_sources(versions.pinned)
+        server.model = environment.model
         settings = await hub.read(partial(load_model_settings, environment.job, environment.model))
         job = settings.job
         for each in settings.from_model:

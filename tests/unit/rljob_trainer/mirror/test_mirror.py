@@ -196,6 +196,7 @@ async def test_disk_that_is_newer_than_the_copy_stays(server, prefix, tmp_path):
     await asyncio.to_thread(lambda: first.step(2))
     await Head(server, prefix, tmp_path / "a").open()
     assert last_checkpoint(tmp_path / "a") == 2
+    assert (tmp_path / "a/metrics.jsonl").read_text().count("\n") == 2, "the copy has one line"
     assert steps_in(stored(server, prefix)) == ["step-000001", "step-000002"]
 
 

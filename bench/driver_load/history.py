@@ -13,7 +13,13 @@ from driver_load.episodes import Shape, build_job
 from driver_load.step import Books
 from rljob_api.run.folder import FILE_METRICS
 from rljob_api.run.metrics import StepRecord, append_records
-from rljob_trainer.history.run_state import FILE_DRIVER, begin_checkpoint, complete_checkpoint, resume
+from rljob_trainer.history.run_state import (
+    FILE_DRIVER,
+    begin_checkpoint,
+    complete_checkpoint,
+    remove_old_checkpoints,
+    resume,
+)
 
 
 async def measure_history(shape: Shape, num_steps: int) -> dict[str, float]:
@@ -29,7 +35,8 @@ async def measure_history(shape: Shape, num_steps: int) -> dict[str, float]:
         if inspect.isawaitable(written):
             await written
         saved = time.process_time()
-        complete_checkpoint(Path(folder), checkpoint, {}, keep=1)
+        complete_checkpoint(checkpoint, {})
+        remove_old_checkpoints(Path(folder), keep=1)
         again = time.process_time()
         resumed, _ = resume(Path(folder))
         ended = time.process_time()

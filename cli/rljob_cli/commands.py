@@ -2,13 +2,16 @@
 
 import functools
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 from rljob_api.errors import RLJobError, UserError
+from rljob_api.manifest.job import RLJob
 from rljob_api.read.documents import Problem
 from rljob_api.run.folder import FILE_SUMMARY, last_checkpoint
+from rljob_cli.check.downloads import show_downloads
 from rljob_cli.check.env_sources import describe_unread
 from rljob_cli.check.from_model import describe_from_model
 from rljob_cli.check.gpu_sharing import describe_sharing, share_machine
@@ -82,11 +85,13 @@ def _run_locked(
             print(f"{folder} has finished all {steps} steps; {remedy}", file=sys.stderr)
             _print_result(folder, "Succeeded", output)
             return 0
+    problems += [file.problem("spec.checkpoint.storage", each) for each in _find_old_copy(file.job, fresh)]
     try:
         network = claim_block(str(folder), block)
     except UserError as error:
         problems.append(Problem("", file.document.line_of(()), str(error)))
-    verdict = judge(file, folder, claims, target="local", extra=problems, should_call=should_call)
+    with show_downloads(is_wanted=output != "json"):
+        verdict = judge(file, folder, claims, target="local", extra=problems, should_call=should_call)
     verdict.raise_problems()
     verdict.print_warnings()
     from rljob_cli.report.command import write_report
@@ -101,6 +106,8 @@ def _run_locked(
         say(f"the earlier run is now {old}")
     elif step := last_checkpoint(folder):
         say(f"resumes after step {step}, the last checkpoint in {folder}")
+    if url := file.job.copy_url:
+        say(f"copies the run's files to {url}, and resumes from there if {folder} has no newer checkpoint")
     if sharing.fields:
         say(describe_sharing(sharing, machine.num_gpus))
     if changed:
@@ -122,6 +129,18 @@ def _run_locked(
         say(f"to resume: {again} (with your --set and --volume, without --fresh)")
     _print_result(folder, phase, output)
     return {"Succeeded": 0, "Interrupted": EXIT_INTERRUPTED}.get(phase, EXIT_FAILED)
+
+
+def _find_old_copy(job: RLJob, fresh: bool) -> list[str]:
+    """Return why a run cannot start over: from the copy in object storage it would resume."""
+    if not fresh or (url := job.copy_url) is None:
+        return []
+    from rljob_inputs.check import find_access
+    from rljob_inputs.objects.listing import has_objects
+
+    if not has_objects(url, find_access(job, os.environ).objects):
+        return []
+    return [f"{url} has an earlier run, from which this one would resume; remove it, or choose another prefix"]
 
 
 def _print_result(folder: Path, phase: str, output: str) -> None:
@@ -151,7 +170,8 @@ def validate_command(
             file = load_partial(path, overrides)
             folder = Path("runs").resolve() / file.job.metadata.name
             extra = find_policy_problems(file, policy)
-            verdict = judge(file, folder, claims, target=target, extra=extra, should_call=should_call)
+            with show_downloads(is_wanted=output != "json"):
+                verdict = judge(file, folder, claims, target=target, extra=extra, should_call=should_call)
             verdict.raise_problems()
         except UserError as caught:
             error = caught

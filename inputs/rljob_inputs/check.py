@@ -35,6 +35,7 @@ from rljob_inputs.models.files import ModelFiles, open_model
 from rljob_inputs.models.own_settings import read_own_settings
 from rljob_inputs.models.weights import count_parameters, find_matrices, find_weight_problems
 from rljob_inputs.objects.errors import RefusedObjectError
+from rljob_inputs.objects.listing import has_objects
 from rljob_inputs.prompts import Prompt
 
 _QUANTIZATION_FILE = "hf_quant_config.json"
@@ -138,6 +139,7 @@ def _check_all(job: RLJob, locate: Callable[[str], str | None], access: HubAcces
         report, model = _check_trained_model(job, locate(job.spec.model.source), access)
     for future in served:
         _merge(report, future.result())
+    _check_copy(report, job, access)
     report.resolved = resolve(job.spec, model.own if model else None)
     rollout, is_renderable = job.spec.rollout, not find_argument_problem(job.spec.data.chat_template_arguments)
     tokenizer = model.tokenizer if model and is_renderable else None
@@ -148,6 +150,15 @@ def _check_all(job: RLJob, locate: Callable[[str], str | None], access: HubAcces
         limit = find_limit(report.resolved.spec, held_out.get(path), context_length)
         _merge(report, _check_data(job.spec.data, source, path, split, data[path].result(), tokenizer, limit))
     return report
+
+
+def _check_copy(report: InputsReport, job: RLJob, access: HubAccess) -> None:
+    """Check that the storage for the run's files can be listed. Only the job itself writes to it."""
+    try:
+        if job.copy_url:
+            has_objects(job.copy_url, access.objects)
+    except RLJobError as error:
+        report.add_error(error, "spec.checkpoint.storage")
 
 
 def find_access(job: RLJob, environment: Mapping[str, str]) -> HubAccess:

@@ -32,6 +32,8 @@ OBJECT_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 PART_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]+)?$"
 URL_PATTERN = r"^https?://"
+OBJECT_PREFIX_PATTERN = r"^(s3|gs|az)://[A-Za-z0-9._-]+(/[A-Za-z0-9_=+@-][A-Za-z0-9._=+@-]*)*/?$"
+"""A prefix that is also a path on every disk: no part is empty, or begins with a dot."""
 MODULE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*$"
 REQUIREMENT_PATTERN = r"^[A-Za-z0-9][^\r\n]*$"
 PLUGIN_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -44,6 +46,7 @@ PATTERN_MESSAGES = {
     PART_NAME_PATTERN: "must be lower-case letters, digits and '-'",
     QUANTITY_PATTERN: "must be a Kubernetes quantity such as 500m, 2 or 16Gi",
     URL_PATTERN: "must begin with http:// or https://",
+    OBJECT_PREFIX_PATTERN: "must be a prefix in object storage, such as s3://bucket/runs",
     MODULE_PATTERN: "must be a module's dotted name, such as package.module",
     REQUIREMENT_PATTERN: "must be one requirement, such as math-verify==0.8.0",
     PLUGIN_PATTERN: "must be the name of an installed plugin: letters, digits, dots, hyphens and underscores",
@@ -52,6 +55,7 @@ PATTERN_MESSAGES = {
 }
 
 Url = Annotated[str, Field(pattern=URL_PATTERN, max_length=2048)]
+ObjectPrefix = Annotated[str, Field(pattern=OBJECT_PREFIX_PATTERN, max_length=1024)]
 Choice = Literal["auto", "always", "never"]
 """Values of a setting that RLJob decides unless the user does. The field says what auto means."""
 PluginName = Annotated[str, Field(min_length=1, max_length=64, pattern=PLUGIN_PATTERN)]

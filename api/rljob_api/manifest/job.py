@@ -26,3 +26,9 @@ class RLJob(Spec):
     metadata: ObjectMeta
     spec: RLJobSpec
     status: RLJobStatus = RLJobStatus()
+
+    @property
+    def copy_url(self) -> str | None:
+        """Where spec.checkpoint.storage has the files of this run."""
+        prefix = self.spec.checkpoint.storage
+        return None if prefix is None else f"{prefix.rstrip('/')}/{self.metadata.name}"

@@ -8,7 +8,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rljob_api.manifest.base import Choice, LongText, ObjectName, PathText, Rule, ShortText, Spec, Url, list_map
+from rljob_api.manifest.base import (
+    Choice,
+    LongText,
+    ObjectName,
+    ObjectPrefix,
+    PathText,
+    Rule,
+    ShortText,
+    Spec,
+    Url,
+    list_map,
+)
 from rljob_api.manifest.quantity import Size, size_within
 from rljob_api.manifest.sources import (
     OF_DATA,
@@ -226,9 +237,23 @@ ExportedSteps = Literal["never", "last", "best", "every"]
 class Checkpoint(Spec):
     """Location and frequency of checkpoints."""
 
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            ("storage", "persistentVolumeClaim"),
+            "must not be set next to persistentVolumeClaim",
+            "remove one of them",
+            lambda checkpoint: checkpoint.storage is None or checkpoint.persistent_volume_claim is None,
+            "!has(self.storage) || !has(self.persistentVolumeClaim)",
+        ),
+    )
+
     persistent_volume_claim: PersistentVolumeClaimRef | None = None
     """Claim for the run's files: checkpoints, metrics, trajectories and the export. Null: on a cluster an emptyDir of
     the head, deleted with the head's Pod, also at the end of the job; under `rljob run` the run's folder."""
+    storage: ObjectPrefix | None = None
+    """Prefix in object storage, such as `s3://bucket/runs`, for a copy of the run's files in a folder with the job's
+    name: checkpoints, metrics, trajectories and the export. The head works on its own disk and uploads beside training;
+    a head with an empty disk resumes from the copy. Credentials are those of objectStorage. Null: no copy."""
     every_steps: int = Field(default=10, ge=1)
     """Steps between checkpoints. Another one is written after the last step."""
     keep: int = Field(default=2, ge=1)
@@ -246,6 +271,11 @@ class Checkpoint(Spec):
     def num_exports(self) -> int:
         """How many models the run's folder has at most, one that is being written included."""
         return {"never": 0, "last": 1, "best": 1, "every": self.keep + 1}[self.export]
+
+    @property
+    def outlives_head(self) -> bool:
+        """Whether the run's files are also where the loss of the head's Pod does not reach them."""
+        return self.persistent_volume_claim is not None or self.storage is not None
 
 
 def _has_project(tracking: Any) -> bool:

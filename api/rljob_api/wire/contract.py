@@ -213,6 +213,8 @@ class UrlPath(enum.StrEnum):
     """Head, POST by a trainer whose Pod is terminated: what became of the last steps, once they are saved or lost."""
     HUNG = "/hung"
     """Head, POST HungPart: a part of the job that is about to end itself says why."""
+    MODEL = "/model"
+    """Head: where the trained model is, as the head and the ranks read it: of object storage, with its version."""
     WEIGHTS_CURRENT = "/weights/current"
     """Head: WeightManifest. `?after=GENERATION:VERSION&timeout=SECONDS` waits for a different one (204 on timeout)."""
     ROLLOUT_WEIGHTS = "/rljob/weights"

@@ -49,7 +49,7 @@ def plan_change(verb: str, job: Manifest, now: datetime, *, force: bool = False)
     message = f"{name} is being resumed: its Pods are created again, and it starts from {_describe_start(job)}"
     if suspend:
         _check_progress_is_kept(job, "a suspension", force=force, other="")
-        files = "stay" if _has_claim(job) else "with them"
+        files = "stay" if _keeps_files(job) else "with them"
         message = f"{name} is being suspended: its Pods are deleted, its checkpoints {files}; to resume: {resume}"
     return Change({"spec": {"suspend": suspend}}, message)
 
@@ -79,26 +79,27 @@ def plan_restart(job: Manifest, roles: Sequence[str], now: datetime, *, force: b
     after = ""
     if stops_training:
         after = "; training resumes from its last checkpoint"
-        if not _has_claim(job):
+        if not _keeps_files(job):
             after = "; training starts again at step 0"
     patch = {"metadata": {"annotations": dict.fromkeys(keys, now.isoformat())}}
     return Change(patch, f"{name}: {what} will be restarted, as the current operator builds the Pods{after}")
 
 
-def _has_claim(job: Manifest) -> bool:
-    return bool((job["spec"].get("checkpoint") or {}).get("persistentVolumeClaim"))
+def _keeps_files(job: Manifest) -> bool:
+    checkpoint = job["spec"].get("checkpoint") or {}
+    return bool(checkpoint.get("persistentVolumeClaim") or checkpoint.get("storage"))
 
 
 def _describe_start(job: Manifest) -> str:
-    return "its last checkpoint" if _has_claim(job) else "step 0: no claim has its checkpoints"
+    return "its last checkpoint" if _keeps_files(job) else "step 0: no claim and no storage has its checkpoints"
 
 
 def _check_progress_is_kept(job: Manifest, what: str, *, force: bool, other: str) -> None:
     step = parse_status(job).progress.step
-    if step and not force and not _has_claim(job):
+    if step and not force and not _keeps_files(job):
         raise UserError(
-            f"{format_job_name(job)}: has no spec.checkpoint.persistentVolumeClaim: {what} loses its {step} steps; "
-            f"pass --force to start again at step 0{other}"
+            f"{format_job_name(job)}: has no spec.checkpoint.persistentVolumeClaim or storage: {what} loses its "
+            f"{step} steps; pass --force to start again at step 0{other}"
         )
 
 

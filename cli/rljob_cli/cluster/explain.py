@@ -201,9 +201,10 @@ def _failure_remedies(observation: JobObservation, status: RLJobStatus) -> list[
         return []
     if failed.reason == conditions.REASON_INVALID_SPEC:
         return [remedy]
-    if (observation.manifest["spec"].get("checkpoint") or {}).get("persistentVolumeClaim"):
+    checkpoint = observation.manifest["spec"].get("checkpoint") or {}
+    if checkpoint.get("persistentVolumeClaim") or checkpoint.get("storage"):
         return [f"{remedy}: it resumes from its last checkpoint"]
-    return [f"{remedy}; without spec.checkpoint.persistentVolumeClaim it restarts at step 0"]
+    return [f"{remedy}; without spec.checkpoint.persistentVolumeClaim or storage it restarts at step 0"]
 
 
 def _describe_remedies(observation: JobObservation, causes: list[Cause]) -> list[str]:

@@ -197,6 +197,8 @@ def _head_urls(job: RLJob) -> Iterator[str]:
     yield from (*_hub_urls(job), spec.model.source, *_env_urls(spec.head))
     yield from (each.source.source for each in spec.data.train_sources)
     yield from (each.data.source for each in spec.held_out_sets)
+    if spec.checkpoint.storage:
+        yield spec.checkpoint.storage
     if spec.tracking.wandb_project:
         yield _WANDB
     yield from list_tracing_urls(job, spec.head)
@@ -236,9 +238,9 @@ def _port_of(url: str) -> int | None:
 
 def build_disruption_budgets(job: RLJob) -> list[Manifest]:
     """Serving roles allow the eviction of one Pod at a time. The head is protected only if an eviction would lose the
-    run, that is without a checkpoint claim. Otherwise, and for trainers, it costs some steps, which is better than to
-    block node drains for days. A Job has no scale subresource, so its budget must use minAvailable."""
-    amounts = {} if job.spec.checkpoint.persistent_volume_claim else {HEAD: {"minAvailable": 1}}
+    run, that is without spec.checkpoint's claim or storage. Otherwise, and for trainers, it costs some steps, which is
+    better than to block node drains for days. A Job has no scale subresource, so its budget must use minAvailable."""
+    amounts = {} if job.spec.checkpoint.outlives_head else {HEAD: {"minAvailable": 1}}
     amounts |= {} if job.spec.shares_trainer else {ROLLOUT: _ONE_AT_A_TIME}
     budgets = [_build_budget(job, child_name(job, r), build_selector(job, r), a) for r, a in amounts.items()]
     return budgets + [build_service_budget(service) for service in find_services(job)]

@@ -1,7 +1,7 @@
 """What becomes of the run's files: checkpoints, metrics, trajectories and the exported model. Pure.
 
-Without a claim they are in the head's Pod. Invariant: steps are never lost without a condition and an event that name
-the number of steps and the field to set.
+Without a claim, or a copy in object storage, they are in the head's Pod alone. Invariant: steps are never lost without
+a condition and an event that name the number of steps and the field to set.
 """
 
 from rljob_api.manifest.status import RLJobStatus
@@ -12,6 +12,7 @@ from rljob_core.plan.evaluation import describe_figures, read_figures
 from rljob_core.plan.observed_job import ObservedJob
 
 FIELD = "spec.checkpoint.persistentVolumeClaim"
+_EITHER = f"{FIELD} or spec.checkpoint.storage"
 _NOT_KEPT = "FilesNotKept"
 """Reason of the event at the start of a job without a claim."""
 _NEW_FOLDER = "NewRunFolder"
@@ -20,7 +21,7 @@ _NEW_FOLDER = "NewRunFolder"
 
 def keeps_files(observed: ObservedJob) -> bool:
     """Whether the run's files outlive the head's Pod."""
-    return observed.state.keeps_files or observed.job.spec.checkpoint.persistent_volume_claim is not None
+    return observed.state.keeps_files or observed.job.spec.checkpoint.outlives_head
 
 
 def add_progress_lost(observed: ObservedJob, true: Reasons) -> None:
@@ -29,9 +30,10 @@ def add_progress_lost(observed: ObservedJob, true: Reasons) -> None:
     before, old = job.status.progress, conditions.find(job.status, conditions.PROGRESS_LOST)
     if driver and driver.run_id and before.run_id not in ("", driver.run_id) and before.step > 0:
         is_kept = keeps_files(observed)
-        why = "the claim no longer has the folder of this run" if is_kept else "they were in the head's Pod"
+        where = "storage" if job.spec.checkpoint.storage else "claim"
+        why = f"the {where} no longer has the folder of this run" if is_kept else "they were in the head's Pod"
         message = f"the run's files were lost at step {before.step}, because {why}; training starts again at step 0"
-        true[conditions.PROGRESS_LOST] = (_NEW_FOLDER, message + ("" if is_kept else f"; set {FIELD}"))
+        true[conditions.PROGRESS_LOST] = (_NEW_FOLDER, message + ("" if is_kept else f"; set {_EITHER}"))
     elif old is not None:
         true[conditions.PROGRESS_LOST] = (old.reason, old.message)
 
@@ -43,7 +45,7 @@ def derive_warnings(observed: ObservedJob, new: RLJobStatus, *, was_running: boo
     exports = observed.job.spec.checkpoint.export != "never"
     files = "checkpoints, metrics" + (" and the exported model" if exports else "")
     message = f"{FIELD} is not set: {files} are deleted with the head's Pod, also at the end of the job"
-    return (Event("Warning", _NOT_KEPT, f"{message}; set a claim to keep them"),)
+    return (Event("Warning", _NOT_KEPT, f"{message}; set it, or spec.checkpoint.storage, to keep them"),)
 
 
 def describe_success(observed: ObservedJob) -> str:

@@ -12,8 +12,8 @@ from rljob_api.errors import UserError
 from rljob_inputs.data.files import Values, choose_files, has_saved, read_file
 from rljob_inputs.errors import InputError
 from rljob_inputs.objects.access import ObjectAccess
-from rljob_inputs.objects.copies import Copy
-from rljob_inputs.objects.listing import Listing, list_objects
+from rljob_inputs.objects.copies import Copy, open_copy
+from rljob_inputs.objects.listing import Listing
 
 
 def read_objects(url: str, split: str, field: str, access: ObjectAccess) -> Iterator[tuple[Values, str]]:
@@ -21,7 +21,7 @@ def read_objects(url: str, split: str, field: str, access: ObjectAccess) -> Iter
     StorageAwayError if the storage does not answer."""
     copy: Copy | None = None
     try:
-        copy = Copy.of(list_objects(url, access))
+        copy = open_copy(url, access)
         for path in _fetch(copy):
             for values, place in read_file(path, split):
                 yield values, _name(place, copy)

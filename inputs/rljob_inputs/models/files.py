@@ -17,8 +17,7 @@ from rljob_api.errors import UserError
 from rljob_inputs.errors import InputError
 from rljob_inputs.hub.repository import HubAccess, MissingRevisionError, find_repository, repository_name
 from rljob_inputs.objects.access import is_object
-from rljob_inputs.objects.copies import Copy, Report
-from rljob_inputs.objects.listing import list_objects
+from rljob_inputs.objects.copies import Copy, Report, open_copy
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +59,7 @@ def open_model(location: str, revision: str | None, access: HubAccess | None = N
     if is_object(location):
         copy = _open_copy(location, access)
         sizes = {name: found.size for name, found in copy.listing.objects.items()}
-        return ModelFiles(location, sizes, copy.fetch, None)
+        return ModelFiles(copy.listing.url, sizes, copy.fetch, None)
     folder = Path(location)
     if not folder.is_dir():
         raise UserError(f"{folder} is a file; a model is a folder" if folder.exists() else f"folder {folder} not found")
@@ -70,7 +69,7 @@ def open_model(location: str, revision: str | None, access: HubAccess | None = N
 
 def _open_copy(url: str, access: HubAccess | None, report: Report = log.info) -> Copy:
     objects = (access or HubAccess.from_environment(os.environ)).objects
-    return Copy.of(list_objects(url, objects), report)
+    return open_copy(url, objects, report)
 
 
 def place_model(location: str, *, weights: bool = True, report: Report = log.info) -> str:

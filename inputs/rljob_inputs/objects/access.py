@@ -59,8 +59,22 @@ class ObjectAccess:
 
 
 def is_object(location: str) -> bool:
-    """Whether a location is a URL of object storage."""
-    return location.partition("://")[0] in OBJECT_SCHEMES and "://" in location
+    """Whether a location is a URL of object storage, also a pinned one."""
+    url, _ = split_pin(location)
+    return url.partition("://")[0] in OBJECT_SCHEMES and "://" in url
+
+
+def pin(url: str, digest: str) -> str:
+    """Return a location that names one version of objects: s3+DIGEST://bucket/key. `digest`: of their listing."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}+{digest}://{rest}"
+
+
+def split_pin(location: str) -> tuple[str, str]:
+    """Return the URL, and the digest of a pinned location; empty for another one."""
+    scheme, separator, rest = location.partition("://")
+    scheme, _, digest = scheme.partition("+")
+    return f"{scheme}{separator}{rest}", digest if separator else ""
 
 
 def split_url(url: str) -> tuple[str, str]:

@@ -7,8 +7,8 @@ and has the contents of the listing. Processes that need the same copy wait for 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
+import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,18 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.errors import UserError
-from rljob_inputs.objects.access import open_client
-from rljob_inputs.objects.errors import CopyError, StorageAwayError, explain
-from rljob_inputs.objects.listing import Listing, ObjectFacts
+from rljob_inputs.objects.access import ObjectAccess, open_client, split_pin
+from rljob_inputs.objects.errors import DISK_ERRORS, CopyError, StorageAwayError, describe_changed, explain
+from rljob_inputs.objects.listing import Listing, ObjectFacts, list_objects
 from rljob_inputs.objects.progress import Progress, describe_bytes
 
 log = logging.getLogger(__name__)
 Report = Callable[[str], None]
 _MAX_DOWNLOADS = 4
 """Files at the same time; the client reads a large one by several connections."""
-
-
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
 def find_cache(environment: Mapping[str, str] = os.environ) -> Path:
@@ -44,10 +41,12 @@ class Copy:
     listing: Listing
     folder: Path
     report: Report = log.info
+    is_pinned: bool = False
+    """Whether it must have the contents of the listing, whatever the storage has now."""
 
     @classmethod
-    def of(cls, listing: Listing, report: Report = log.info) -> Copy:
-        return cls(listing, find_cache() / listing.digest, report)
+    def of(cls, listing: Listing, report: Report = log.info, *, is_pinned: bool = False) -> Copy:
+        return cls(listing, find_cache() / listing.digest, report, is_pinned)
 
     def fetch(self, name: str) -> Path:
         """Return the local path of an object, which is downloaded unless it is there."""
@@ -102,6 +101,8 @@ class Copy:
                 raise self._describe_local(error) from error
             raise explain(error, url, "s3:GetObject", access) from error
         if found != self.listing.objects[name] or partial.stat().st_size != found.size:
+            if self.is_pinned:
+                raise describe_changed(url)
             raise StorageAwayError(f"{url} has changed while it was read; the next attempt reads the new version")
         partial.rename(path)
 
@@ -123,11 +124,46 @@ class Copy:
         )
 
 
+def open_copy(location: str, access: ObjectAccess, report: Report = log.info) -> Copy:
+    """Return the copy of what is at a URL now, or of the version that a pinned location names.
+
+    Raise ChangedObjectsError if the storage has another version, unless this machine has opened it before; and as
+    `list_objects`."""
+    url, digest = split_pin(location)
+    if not digest:
+        return Copy.of(list_objects(url, access), report)
+    path = find_cache() / f"{digest}.json"
+    listing = _read_listing(path, url, access)
+    if listing is None or listing.digest != digest:
+        listing = list_objects(url, access)
+        if listing.digest != digest:
+            raise describe_changed(url)
+        _write_listing(path, listing)
+    return Copy.of(listing, report, is_pinned=True)
+
+
+def _read_listing(path: Path, url: str, access: ObjectAccess) -> Listing | None:
+    try:
+        found = json.loads(path.read_bytes())
+        objects = {name: ObjectFacts(*facts) for name, facts in found["objects"].items()}
+        return Listing(url, found["base"], objects, access)
+    except (OSError, ValueError, LookupError, TypeError):  # another process may have been killed while it wrote
+        return None
+
+
+def _write_listing(path: Path, listing: Listing) -> None:
+    with contextlib.suppress(OSError):  # it only spares requests, and a download will name the disk's error
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        partial.write_text(json.dumps({"base": listing.base, "objects": listing.objects}))
+        partial.replace(path)
+
+
 def _is_local(error: Exception, folder: Path) -> bool:
     """Whether this machine's disk failed, not the storage, whose client raises OSErrors of its own."""
     if not isinstance(error, OSError):
         return False
-    return error.errno in _DISK_ERRORS or str(error.filename or "").startswith(f"{folder}/")
+    return error.errno in DISK_ERRORS or str(error.filename or "").startswith(f"{folder}/")
 
 
 def _count(progress: Progress) -> Callable[..., None]:

@@ -6,6 +6,7 @@ Invariant: a failure that may pass is a TransientError; a refusal and what does 
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 
 from rljob_api.errors import RLJobError, TransientError, UserError
@@ -28,6 +29,8 @@ _NO_CREDENTIALS = frozenset(("NoCredentialsError", "PartialCredentialsError", "C
 _UNAVAILABLE = frozenset(
     ("SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "RequestTimeTooSkewed", "Throttling")
 )
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+"""Errors of this machine's disk. Not EIO: s3fs raises it for answers of the storage that it does not know."""
 
 
 class RefusedObjectError(UserError):
@@ -36,6 +39,10 @@ class RefusedObjectError(UserError):
 
 class MissingObjectError(RefusedObjectError):
     """There is no such bucket or object."""
+
+
+class ChangedObjectsError(UserError):
+    """Objects are not of the version that a job reads."""
 
 
 class CopyError(UserError):
@@ -78,6 +85,19 @@ def explain(error: BaseException, url: str, right: str, access: ObjectAccess) ->
         f"{url}: {access.identity} lacks {right} on the bucket {bucket}; grant it, or use other credentials: "
         f"{_CREDENTIALS}"
     )
+
+
+def describe_changed(url: str) -> ChangedObjectsError:
+    """Return the error for objects that another process of the job has read in another version."""
+    return ChangedObjectsError(
+        f"{url} changed after the run began, and this machine has no copy of the version that the head read; restore "
+        "it, or start a new run"
+    )
+
+
+def find_disk_error(error: BaseException) -> OSError | None:
+    """Return the error of this machine's disk in one of a client; None if the storage, or the way to it, failed."""
+    return next((each for each in _chain(error) if isinstance(each, OSError) and each.errno in DISK_ERRORS), None)
 
 
 def describe_missing(url: str, access: ObjectAccess) -> MissingObjectError:

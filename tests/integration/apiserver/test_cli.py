@@ -135,7 +135,7 @@ def test_retry_annotates_only_a_failed_job(harness: CliHarness) -> None:
     harness.make_job()
     assert "only a failed job can be retried" in harness.run("retry", "sums", exit_code=2)
     harness.set_phase("Failed", "HeadFailed", "head ended with exit code 75")
-    assert "will be retried from step 0: no claim has its checkpoints" in harness.run("retry", "sums")
+    assert "will be retried from step 0: no claim and no storage has its checkpoints" in harness.run("retry", "sums")
     assert harness.get_job()["metadata"]["annotations"]["rljob.dev/retry"]
 
 

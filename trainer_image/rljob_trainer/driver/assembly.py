@@ -17,7 +17,7 @@ from rljob_trainer.driver.evaluation import EvalLane, HeldOut
 from rljob_trainer.driver.exporter import Exporter
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.loop import TrainLoop
-from rljob_trainer.driver.ports import Engines, StartTrainer, Trainer, Turns
+from rljob_trainer.driver.ports import Copies, Engines, StartTrainer, Trainer, Turns
 from rljob_trainer.driver.publisher import Publisher
 from rljob_trainer.driver.reports import Reports
 from rljob_trainer.driver.train_lane import TrainLane, read_lane_state
@@ -51,6 +51,8 @@ class DriverParts:
     """Rollouts that share the trainer's devices. They sleep when `start_trainer` places ranks."""
     outages: Outages = field(default_factory=Outages)
     """Which of what the job depends on is away."""
+    copies: Copies | None = None
+    """The copy of the run's files in object storage. None: there is none."""
 
 
 def build_loop(

@@ -1,11 +1,12 @@
 """Writes the checkpoints of one trainer group, one at a time.
 
     save: its export, if each has one --> driver.json, the ranks' copies --> training continues
-                                     '--> the ranks write --> COMPLETE --> older ones are removed, the export is placed
+                                     '--> the ranks write --> COMPLETE --> the copy, if there is one
+                                          --> older ones are removed, the export is placed
 
 If the disk has no room, the checkpoint is owed: the next one is saved instead, at once, and training waits until it is
 written. Invariant: a folder is COMPLETE once every rank has written the state of its step; until then, the older ones
-stay.
+stay. With a copy in object storage, they stay until that has the new one.
 """
 
 from __future__ import annotations
@@ -20,9 +21,15 @@ from pathlib import Path
 from rljob_api.run.folder import checkpoint_folder, last_checkpoint
 from rljob_trainer.concurrency import run_in_thread
 from rljob_trainer.driver.exporter import Exporter
-from rljob_trainer.driver.ports import Trainer
+from rljob_trainer.driver.ports import Copies, Trainer
 from rljob_trainer.history.disk import DiskError, RunDisk, disk_errors
-from rljob_trainer.history.run_state import History, begin_checkpoint, checkpoint_exists, complete_checkpoint
+from rljob_trainer.history.run_state import (
+    History,
+    begin_checkpoint,
+    checkpoint_exists,
+    complete_checkpoint,
+    remove_old_checkpoints,
+)
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +42,7 @@ class CheckpointSeconds:
     wait: float
     """For which training waited: for the checkpoint before, and for the copies or the write."""
     write: float
-    """From the copies to COMPLETE, next to training. 0 without copies."""
+    """From the ranks' copies to COMPLETE, and into object storage, next to training."""
 
 
 class Checkpointer:
@@ -49,10 +56,11 @@ class Checkpointer:
         exporter: Exporter,
         disk: RunDisk | None = None,
         list_kept: Callable[[], set[int]] = set,
+        copies: Copies | None = None,
     ) -> None:
         """`record` gets what a complete checkpoint cost. `list_kept` returns the steps whose checkpoints stay besides
-        the newest `keep`: the best one, and the one that may become it."""
-        self._list_kept, self._exporter = list_kept, exporter
+        the newest `keep`: the best one, and the one that may become it. `copies`: where checkpoints must be, too."""
+        self._list_kept, self._exporter, self._copies = list_kept, exporter, copies
         self._disk = disk or RunDisk(run_dir)
         self.is_owed = False
         """Whether the disk had no room for the last one."""
@@ -103,8 +111,8 @@ class Checkpointer:
 
     @property
     def newest(self) -> int | None:
-        """Step of the newest complete checkpoint."""
-        return last_checkpoint(self._run_dir)
+        """Step of the newest complete checkpoint; with copies, of the newest one there."""
+        return last_checkpoint(self._run_dir) if self._copies is None else self._copies.newest
 
     @property
     def step(self) -> int | None:
@@ -123,8 +131,11 @@ class Checkpointer:
         try:
             with disk_errors(folder):
                 files = await self._trainer.saved()
+            await run_in_thread(complete_checkpoint, folder, files)
+            if self._copies is not None:
+                await self._copies.save(step, keep=self._keep, others=kept | self._list_kept())
             others = kept | self._list_kept()
-            await run_in_thread(complete_checkpoint, self._run_dir, folder, files, keep=self._keep, others=others)
+            await run_in_thread(remove_old_checkpoints, self._run_dir, keep=self._keep, others=others)
             await self._exporter.place(step)
         except BaseException as error:
             log.warning("the checkpoint of step %d is not complete: %s: %s", step, type(error).__name__, error)

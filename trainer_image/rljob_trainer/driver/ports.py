@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn, Protocol
 
@@ -98,6 +98,20 @@ class Trainer(Protocol):
 
     async def watch(self) -> NoReturn: ...
     async def close(self) -> None: ...
+
+
+class Copies(Protocol):
+    """Copies of the run's files, outside of the head's Pod (rljob_trainer.mirror)."""
+
+    @property
+    def newest(self) -> int | None:
+        """The step of the newest checkpoint there."""
+        ...
+
+    async def save(self, step: int, *, keep: int, others: Container[int]) -> None:
+        """Return once the complete checkpoint of a step is there. Then only the newest `keep` are, and those of the
+        steps `others`."""
+        ...
 
 
 class Engines(Protocol):

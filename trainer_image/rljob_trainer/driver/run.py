@@ -214,6 +214,7 @@ class Driver:
             exporter=exporter,
             disk=self._disk,
             list_kept=lambda: self._list_kept(ledger),
+            copies=self._parts.copies,
         )
         return build_loop(
             self._spec,

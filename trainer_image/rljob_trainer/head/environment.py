@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rljob_api.errors import UserError
@@ -43,6 +43,19 @@ class Environment:
             train = [each.path for each in spec.data.train_sources]
             found |= {f"{path}.source": at for path, at in zip(train, (self.train_data, *self.mix_data), strict=True)}
         return found | {f"{each.data_path}.source": self.held_out_data[each.name] for each in spec.held_out_sets}
+
+    def with_sources(self, pinned: Mapping[str, str]) -> Environment:
+        """Return it with other locations of these sources, by field."""
+        found, spec = {**self.sources, **pinned}, self.job.spec
+        train = [found[f"{each.path}.source"] for each in spec.data.train_sources] if spec.trains else []
+        train_data, *mix_data = train or [self.train_data, *self.mix_data]
+        return replace(
+            self,
+            model=found["spec.model.source"],
+            train_data=train_data,
+            mix_data=tuple(mix_data),
+            held_out_data={each.name: found[f"{each.data_path}.source"] for each in spec.held_out_sets},
+        )
 
 
 def read_environment(variables: dict[str, str]) -> Environment:

@@ -1,6 +1,7 @@
 """Sources in object storage: a run that resumes has the models and data that it began with, or ends.
 
-Owns objects.json. Leaves downloads to what reads the sources. Invariant: from the first checkpoint on, a run never
+Owns objects.json. Leaves downloads to what reads the sources: head, ranks and rollouts get locations that name the
+version that the head found, so that all read the same bytes. Invariant: from the first checkpoint on, a run never
 reads another version: cursors of a checkpoint are numbers of rows, and a model belongs to its adapters and optimizer.
 """
 
@@ -8,32 +9,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from rljob_api.errors import UserError
 from rljob_api.run.folder import last_checkpoint
 from rljob_api.run.objects import FILE_OBJECTS, ObjectsRecord, read_objects
 from rljob_inputs.errors import InputError
-from rljob_inputs.objects.access import ObjectAccess, is_object
-from rljob_inputs.objects.listing import list_objects
+from rljob_inputs.objects.access import ObjectAccess, is_object, pin
+from rljob_inputs.objects.listing import Listing, list_objects
 from rljob_trainer.history.durable import write_durably
 
 _MAX_NAMED = 3
 
 
-def find_versions(run_dir: Path, sources: Mapping[str, str], access: ObjectAccess) -> ObjectsRecord | None:
+class Versions(NamedTuple):
+    """Which objects a job reads."""
+
+    record: ObjectsRecord
+    pinned: dict[str, str]
+    """By field: the location that names this version, for all processes of the job."""
+
+
+def find_versions(run_dir: Path, sources: Mapping[str, str], access: ObjectAccess) -> Versions | None:
     """Return the versions of sources, by field; None if none is an object. Of a run that resumes, compare them with
     what it began with.
 
     Raise InputError if an object is missing or has changed, and StorageAwayError."""
-    found = {field: _read_tags(field, url, access) for field, url in sources.items() if is_object(url)}
-    if not found:
+    listings = {field: _list(field, url, access) for field, url in sources.items() if is_object(url)}
+    if not listings:
         return None
+    found = {field: _read_tags(listing) for field, listing in listings.items()}
     known = _read_record(run_dir) if last_checkpoint(run_dir) is not None else None
     before = known.tags if known else {}
     for field, tags in found.items():
         if changes := find_changes(before.get(field, tags), tags):
             raise InputError(field, describe_changes(changes))
-    return ObjectsRecord(tags={**before, **found})
+    pinned = {field: pin(sources[field], listing.digest) for field, listing in listings.items()}
+    return Versions(ObjectsRecord(tags={**before, **found}), pinned)
 
 
 def write_versions(run_dir: Path, record: ObjectsRecord) -> None:
@@ -54,11 +66,14 @@ def describe_changes(changes: list[str]) -> str:
     )
 
 
-def _read_tags(field: str, url: str, access: ObjectAccess) -> dict[str, str]:
+def _list(field: str, url: str, access: ObjectAccess) -> Listing:
     try:
-        listing = list_objects(url, access)
+        return list_objects(url, access)
     except UserError as error:
         raise InputError(field, str(error)) from error
+
+
+def _read_tags(listing: Listing) -> dict[str, str]:
     return {listing.url_of(name): found.tag for name, found in listing.objects.items()}
 
 

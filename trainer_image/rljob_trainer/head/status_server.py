@@ -54,6 +54,9 @@ class StatusServer:
         app.router.add_get(UrlPath.SAMPLES.value, self._samples)
         app.router.add_get(UrlPath.WEIGHTS_CURRENT.value, self._weights)
         app.router.add_post(UrlPath.LEAVE.value, self._leave)
+        app.router.add_get(UrlPath.MODEL.value, self._model)
+        self.model = ""
+        """Where the ranks and rollouts find the trained model, with its version. Empty until the head has looked."""
         self.leave: Callable[[], Awaitable[str]] | None = None
         """Saves before a trainer's Pod ends. None until there is a driver."""
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
@@ -89,6 +92,11 @@ class StatusServer:
 
     async def _leave(self, _: web.Request) -> web.Response:
         return web.Response(text=NOTHING_TRAINS if self.leave is None else await self.leave())
+
+    async def _model(self, _: web.Request) -> web.Response:
+        if not self.model:
+            raise web.HTTPServiceUnavailable(text="the head has not found the model yet\n")
+        return web.Response(text=self.model)
 
     async def _hung(self, request: web.Request) -> web.Response:
         try:

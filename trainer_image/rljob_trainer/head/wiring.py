@@ -50,6 +50,7 @@ from rljob_trainer.head.environment import Environment, JobFile
 from rljob_trainer.head.loop_lag import watching_lag
 from rljob_trainer.head.objects import find_versions, write_versions
 from rljob_trainer.head.rows import place_rows
+from rljob_trainer.head.run_copy import open_run_copy
 from rljob_trainer.head.status_server import StatusServer
 from rljob_trainer.head.tokenizer import load_tokenizer
 from rljob_trainer.head.tracing import tracing_episodes
@@ -59,6 +60,7 @@ from rljob_trainer.history.figures import read_figures
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.run_state import check_disk_space
 from rljob_trainer.history.tracking import build_trackers
+from rljob_trainer.mirror.mirror import Mirror
 from rljob_trainer.outages.registry import Outages
 from rljob_trainer.outages.storage import name_storage
 from rljob_trainer.outages.waiting import wait_out
@@ -169,6 +171,14 @@ async def _watch_nothing() -> NoReturn:
         await asyncio.Event().wait()
 
 
+async def _run_driver(driver: Driver, copy: Mirror | None) -> None:
+    """Run the driver to its end, and its copy with it."""
+    if copy is None:
+        return await driver.run()
+    await run_with_watcher(driver.run(), copy.watch())
+    await run_with_watcher(copy.finish(), copy.renew())
+
+
 def _leave_figures(run_dir: Path) -> None:
     """Let the operator read the results of a job that evaluates."""
     items = [figure.model_dump_json(exclude_none=True) for figure in read_figures(run_dir)]
@@ -188,7 +198,10 @@ async def run_head(
     run_dir.mkdir(parents=True, exist_ok=True)
     outages = Outages(environment.job.spec.outage_seconds)
     board, prometheus, pulls, recent = StatusBoard(outages), PrometheusMetrics(), PullReports(), RecentSampleLog()
-    board.update(run_id=read_run_id(run_dir))  # before the first answer, from which the operator learns of a new folder
+    spec = environment.job.spec
+    disk = RunDisk(run_dir, outages)
+    if spec.checkpoint.storage is None:
+        board.update(run_id=read_run_id(run_dir))  # before the first answer: the operator learns of a new folder by it
     async with AsyncExitStack() as stack:
         stack.enter_context(tracing_episodes(environment.job))
         stack.enter_context(LoopWatchdog(environment.job.spec.hang_detection, _end_process).watching())
@@ -203,9 +216,13 @@ async def run_head(
         stack.push_async_callback(server.close)
         await stack.enter_async_context(watching_lag(prometheus.loop_lag.observe))
 
+        access = HubAccess.from_environment(os.environ).objects
+        copy = await open_run_copy(environment, access, outages, disk, board.waits_for)
+        if copy is not None:
+            stack.push_async_callback(copy.close)
+            board.update(run_id=read_run_id(run_dir))
         files = RunFileServer(run_dir, environment.address, os.environ.get(ENV_TOKEN, ""), environment.job_file)
         stack.callback(files.close)
-        spec = environment.job.spec
         num_models, keeps_best = spec.num_optimized_models, spec.evaluation.best is not None
         keep = spec.checkpoint.keep + keeps_best
         check = partial(
@@ -216,14 +233,14 @@ async def run_head(
             num_models=num_models,
             num_exports=spec.checkpoint.num_exports,
         )
-        disk = RunDisk(run_dir, outages)
         if spec.trains:
             await disk.write(run_dir, check)
         board.waits_for(_STARTING)
         hub = HubWait(outages, board, spec.sources.values())
-        access = HubAccess.from_environment(os.environ).objects
         if versions := await hub.read(partial(find_versions, run_dir, environment.sources, access)):
-            await disk.write(run_dir, partial(write_versions, run_dir, versions))
+            await disk.write(run_dir, partial(write_versions, run_dir, versions.record))
+            environment = environment.with_sources(versions.pinned)
+        server.model = environment.model
         settings = await hub.read(partial(load_model_settings, environment.job, environment.model))
         job = settings.job
         for each in settings.from_model:
@@ -315,6 +332,7 @@ async def run_head(
             read_schedule=JobFile(environment.job_file).read_schedule if job.spec.trains else lambda: None,
             engines=engines,
             outages=outages,
+            copies=copy,
         )
         # What is imported and loaded stays: a full collection would visit it all, and hold the loop for as long.
         gc.collect()
@@ -323,7 +341,7 @@ async def run_head(
         server.leave = driver.leave
         stack.enter_context(board.live(driver.describe_live))
         try:
-            await run_with_watcher(driver.run(), watch_ray())
+            await run_with_watcher(_run_driver(driver, copy), watch_ray())
             if not job.spec.trains:
                 await asyncio.to_thread(_leave_figures, run_dir)
         except asyncio.CancelledError:

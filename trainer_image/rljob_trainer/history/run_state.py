@@ -162,13 +162,14 @@ def _begin_folder(run_dir: Path, folder: Path, history: History) -> None:
     write_durably(folder / FILE_DRIVER, history.model_dump_json(indent=1))
 
 
-def complete_checkpoint(
-    run_dir: Path, folder: Path, files: Mapping[str, FileFacts], *, keep: int, others: Container[int] = ()
-) -> None:
-    """Make a checkpoint count whose files are all written; `files`: the trainer's, by path below the folder. Then
-    remove all but the newest `keep`, and those of the steps `others`."""
+def complete_checkpoint(folder: Path, files: Mapping[str, FileFacts]) -> None:
+    """Make a checkpoint count whose files are all written; `files`: the trainer's, by path below the folder."""
     with disk_errors(folder):
         write_complete(folder, {FILE_DRIVER: describe_file(folder, FILE_DRIVER), **files})
+
+
+def remove_old_checkpoints(run_dir: Path, *, keep: int, others: Container[int] = ()) -> None:
+    """Remove all but the newest `keep`, and those of the steps `others`."""
     for step, old in list(complete_checkpoints(run_dir).items())[:-keep]:
         if step in others:
             continue
@@ -201,6 +202,14 @@ def name_checkpoint(run_dir: Path, best: BestStep) -> BestStep:
     folder = checkpoint_folder(run_dir, best.step)
     found = str(folder.relative_to(run_dir)) if checkpoint_exists(run_dir, best.step) else None
     return best.model_copy(update={"checkpoint": found})
+
+
+def read_best(run_dir: Path) -> BestStep | None:
+    """Return what best.json names; None without a readable one."""
+    try:
+        return BestStep.model_validate_json((run_dir / FILE_BEST).read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 def write_best(run_dir: Path, best: BestStep | None) -> None:

@@ -33,6 +33,7 @@ from rljob_trainer.rollout.lora import AdapterFolder, build_lora_arguments, publ
 from rljob_trainer.rollout.middleware import RolloutMiddleware
 from rljob_trainer.rollout.naps import Naps
 from rljob_trainer.rollout.own_weights import choose_level, serve_own_weights
+from rljob_trainer.rollout.pinned_model import find_model
 from rljob_trainer.rollout.platform import check_platform
 from rljob_trainer.rollout.plugin import BACKEND, SLEEPING_CPU_WORKER, WORKER_EXTENSION
 from rljob_trainer.rollout.program import run_program, set_defaults
@@ -129,16 +130,16 @@ def _load_and_run() -> int:
 async def _read_model(job: RLJob) -> tuple[Mapping[str, Any], str]:
     """Return config.json, and what vLLM loads the model by. One in object storage is downloaded, with its weights if
     they are read: the first pull replaces those of others."""
-    spec = job.spec
+    spec, outages = job.spec, Outages(job.spec.outage_seconds)
+    source = await find_model(outages.watch("the head", "find out why it does not run"))
 
     async def read() -> tuple[Mapping[str, Any], str]:
-        source = os.environ[contract.ENV_MODEL]
         config = read_config(source, spec.model.revision)
         weights = not spec.trains or published_adapter(spec, config) is not None
         return config, place_model(source, weights=weights, report=logger.info)
 
     what, remedy = name_storage([spec.model.source], HubAccess.from_environment(os.environ))
-    hub = Outages(spec.outage_seconds).watch(what, remedy)
+    hub = outages.watch(what, remedy)
     return await wait_out(hub, read, lambda error: str(error) if isinstance(error, TransientError) else "")
 
 

@@ -35,9 +35,13 @@ class RunFolder:
 
 def read_run_id(run_dir: Path) -> str:
     """Return the id of the run's folder. A folder without one, such as a new emptyDir, gets it."""
-    path = run_dir / FILE_ID
-    if not path.exists():
-        partial = path.with_name(f"{FILE_ID}.partial")
-        partial.write_text(secrets.token_hex(8))
-        partial.replace(path)
-    return path.read_text()
+    if not (run_dir / FILE_ID).exists():
+        write_run_id(run_dir, secrets.token_hex(8))
+    return (run_dir / FILE_ID).read_text()
+
+
+def write_run_id(run_dir: Path, run_id: str) -> None:
+    """Make a folder that of a run which was elsewhere before."""
+    partial = run_dir / f"{FILE_ID}.partial"
+    partial.write_text(run_id)
+    partial.replace(run_dir / FILE_ID)

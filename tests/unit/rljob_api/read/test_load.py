@@ -55,8 +55,8 @@ ADDED = [
     ("trainer: {gpus_per_replica: 2}", "spec.trainer.gpus_per_replica is unknown; did you mean gpusPerReplica?"),
     ("trainer: {learningRate: 1}", "spec.trainer.learningRate is unknown here; "
      "learningRate belongs in spec.algorithm.optimizer"),
-    ("checkpoint: {xyz: 1}", "spec.checkpoint.xyz is unknown; known fields are persistentVolumeClaim, everySteps, "
-     "keep, asynchronous, export"),
+    ("checkpoint: {xyz: 1}", "spec.checkpoint.xyz is unknown; known fields are persistentVolumeClaim, storage, "
+     "everySteps, keep, asynchronous, export"),
     ("checkpoint: {export: false}", "spec.checkpoint.export must be one of never, last, best, every, got false"),
     ("checkpoint: {export: best}", "spec.checkpoint.export must not be best without evaluation.best, which says what "
      "the best step is, got best; set evaluation.best, or use last"),
@@ -86,6 +86,12 @@ ADDED = [
      '"x"'),
     ("evaluation: {everySteps: 2}", "spec.evaluation.everySteps must be 0 without data.eval and evaluation.sets, got "
      "2; add data.eval, or remove everySteps"),
+    ("checkpoint: {storage: runs}", "spec.checkpoint.storage must be a prefix in object storage, such as "
+     's3://bucket/runs, got "runs"'),
+    ("checkpoint: {storage: 's3://bucket/a/../b'}", "spec.checkpoint.storage must be a prefix in object storage, such "
+     'as s3://bucket/runs, got "s3://bucket/a/../b"'),
+    ("checkpoint: {storage: 's3://bucket/runs', persistentVolumeClaim: {claimName: runs}}",
+     "spec.checkpoint.storage must not be set next to persistentVolumeClaim, got s3://bucket/runs; remove one of them"),
     ("checkpoint: {persistentVolumeClaim: {}}", "spec.checkpoint.persistentVolumeClaim.claimName is required: Name of "
      "the PersistentVolumeClaim"),
     ("rollout: {replicas: 0}", "spec.rollout.replicas must be at least 1 unless the job is suspended, got 0; set it "

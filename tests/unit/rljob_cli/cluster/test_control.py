@@ -105,11 +105,13 @@ def test_restart_loses_no_progress_without_force(roles: list[str]) -> None:
 
 
 def test_suspension_loses_no_progress_without_force() -> None:
-    with pytest.raises(UserError, match=r"spec.checkpoint.persistentVolumeClaim: a suspension loses its 7 steps"):
+    with pytest.raises(UserError, match=r"spec.checkpoint.persistentVolumeClaim or storage: a suspension loses its 7"):
         plan_change("suspend", training_job(), NOW)
     assert plan_change("suspend", training_job(), NOW, force=True).patch == {"spec": {"suspend": True}}
     assert plan_change("suspend", training_job(step=0), NOW).patch
     assert "its checkpoints stay" in plan_change("suspend", training_job(checkpoint=CLAIM), NOW).message
+    stored = training_job(checkpoint={"storage": "s3://bucket/runs"})
+    assert "its checkpoints stay" in plan_change("suspend", stored, NOW).message
     resumed = training_job(suspend=True) | {"status": {"phase": "Suspended", "progress": {"step": 7}}}
     assert "starts from step 0" in plan_change("resume", resumed, NOW).message
 

@@ -164,9 +164,9 @@ def test_only_a_failure_that_a_retry_can_fix_leads_to_retry(reason: str, last: s
 
 def test_retry_without_a_checkpoint_volume_restarts_at_step_0() -> None:
     assert "restarts at step 0" in explain(JobObservation(job("Failed", reason="HeadFailed"), claims=None)).remedies[0]
-    kept = {"persistentVolumeClaim": {"claimName": "models"}}
-    kept_job = job("Failed", reason="HeadFailed", checkpoint=kept)
-    assert "from its last checkpoint" in explain(JobObservation(kept_job, claims=None)).remedies[0]
+    for kept in ({"persistentVolumeClaim": {"claimName": "models"}}, {"storage": "s3://bucket/runs"}):
+        kept_job = job("Failed", reason="HeadFailed", checkpoint=kept)
+        assert "from its last checkpoint" in explain(JobObservation(kept_job, claims=None)).remedies[0]
 
 
 def test_job_of_another_controller_gets_no_commands() -> None:

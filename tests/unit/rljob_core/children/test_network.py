@@ -76,6 +76,13 @@ def test_object_storage_is_reached_by_all_that_load_models():
         assert {r for r in ("head", "trainer", "rollout") if may_reach(policies[r], "93.184.216.34", port)} == reached
 
 
+def test_storage_of_the_runs_files_is_reached_by_the_head_alone():
+    local = {"hub": {}, "model": {"source": "/model"}, "data": {"train": {"source": "/rows.jsonl"}}}
+    policies = build_policies(**local, checkpoint={"storage": "s3://bucket/runs"})
+    roles = ("head", "trainer", "rollout")
+    assert {role for role in roles if may_reach(policies[role], "93.184.216.34", 443)} == {"head"}
+
+
 def test_services_of_the_cluster_are_reached_where_addresses_are_external_ones_only():
     policies = build_policies()
     for role in ("rollout", "reward-open", "reward-judge"):

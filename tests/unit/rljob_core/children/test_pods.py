@@ -27,6 +27,7 @@ def test_claim_with_model_and_checkpoints_is_one_writable_volume():
     ("checkpoint", "head", "trainer"),
     [
         ({}, "emptyDir", None),
+        ({"storage": "s3://bucket/runs"}, "emptyDir", None),
         ({"persistentVolumeClaim": {"claimName": "runs"}}, "persistentVolumeClaim", "persistentVolumeClaim"),
         ({"persistentVolumeClaim": {"claimName": "runs", "mountedBy": "head"}}, "persistentVolumeClaim", None),
     ],
@@ -43,7 +44,8 @@ def test_trainers_mount_the_run_folder_only_if_it_is_the_heads(checkpoint, head,
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "protected"), [({}, True), ({"persistentVolumeClaim": {"claimName": "c"}}, False)]
+    ("checkpoint", "protected"),
+    [({}, True), ({"persistentVolumeClaim": {"claimName": "c"}}, False), ({"storage": "s3://bucket/runs"}, False)],
 )
 def test_eviction_is_refused_only_where_it_would_lose_the_run(checkpoint, protected):
     children = build_children(make_job(checkpoint=checkpoint), "token", DEFAULTS)

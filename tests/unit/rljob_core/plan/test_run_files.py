@@ -10,6 +10,7 @@ from rljob_core.plan import conditions, job_status, run_files
 from rljob_core.plan.observed_job import observe_job
 from tests.support.job_simulation import JobSimulation, make_job
 
+STORAGE = {"storage": "s3://bucket/runs"}
 CLAIM = {"persistentVolumeClaim": {"claimName": "runs"}}
 FIELD = "spec.checkpoint.persistentVolumeClaim"
 
@@ -51,7 +52,7 @@ def test_new_run_folder_is_a_condition_and_an_event_with_steps_and_field() -> No
     lost = find_lost(simulation)
     assert lost.message == (
         f"the run's files were lost at step 7, because they were in the head's Pod; training starts again at step 0; "
-        f"set {FIELD}"
+        f"set {FIELD} or spec.checkpoint.storage"
     )
     for step in (1, 2, 9):
         simulation.driver = DriverStatus(run_id="second", step=step)
@@ -80,6 +81,14 @@ def test_emptied_claim_is_reported_too() -> None:
     simulation.driver = DriverStatus(run_id="second")
     simulation.reconcile()
     assert "the claim no longer has the folder of this run" in find_lost(simulation).message
+
+
+def test_files_in_object_storage_are_kept_and_an_emptied_prefix_is_reported() -> None:
+    simulation = run_job(**STORAGE)
+    assert messages(simulation, "FilesNotKept") == []
+    simulation.driver = DriverStatus(run_id="second")
+    simulation.reconcile()
+    assert "the storage no longer has the folder of this run" in find_lost(simulation).message
 
 
 def test_head_lost_before_the_first_step_loses_nothing() -> None:

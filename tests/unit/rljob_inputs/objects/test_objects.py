@@ -11,9 +11,16 @@ from rljob_inputs.errors import InputError
 from rljob_inputs.hub.repository import HubAccess
 from rljob_inputs.machine.installation import MissingExtraError
 from rljob_inputs.models.files import open_model, place_model
-from rljob_inputs.objects.access import ObjectAccess
+from rljob_inputs.objects.access import ObjectAccess, is_object, pin, split_pin
 from rljob_inputs.objects.copies import Copy
-from rljob_inputs.objects.errors import CopyError, MissingObjectError, RefusedObjectError, StorageAwayError, explain
+from rljob_inputs.objects.errors import (
+    ChangedObjectsError,
+    CopyError,
+    MissingObjectError,
+    RefusedObjectError,
+    StorageAwayError,
+    explain,
+)
 from rljob_inputs.objects.listing import list_objects
 from rljob_inputs.objects.uploads import require_empty, upload_folder
 from tests.support.model_folder import write_model
@@ -39,7 +46,7 @@ def access(server):
 
 
 def rows_of(url, access, **fields):
-    source = DataSource(source=url, **fields)
+    source = DataSource(source=split_pin(url)[0], **fields)
     return list(read_rows(source, url, split="train", access=HubAccess(objects=access)))
 
 
@@ -68,6 +75,39 @@ def test_key_may_have_any_character(server, access, name):
     server.put(f"any/{name}", lines("a"))
     [row] = rows_of(f"s3://{BUCKET}/any/{name}", access)
     assert row.place == f"s3://{BUCKET}/any/{name}:1"
+
+
+def test_pinned_location_is_one_version_for_all_who_read_it(server, access, tmp_path, monkeypatch):
+    """Head, ranks and rollouts: each has its own machine, and a rank may start long after the head."""
+    url = f"s3://{BUCKET}/pinned"
+    server.put("pinned/config.json", b'{"a": 1}')
+    server.put("pinned/model.safetensors", b"weights")
+    location = pin(url, list_objects(url, access).digest)
+    assert split_pin(location) == (url, list_objects(url, access).digest)
+    assert is_object(location)
+    assert open_model(location, None, HubAccess(objects=access)).place == url, "messages name what the user wrote"
+    folder = place_model(location, weights=False)
+
+    server.put("pinned/config.json", b'{"a": 2}')
+    assert place_model(location, weights=False) == folder
+    assert open_model(location, None, HubAccess(objects=access)).read_json("config.json") == {"a": 1}
+    assert open_model(url, None, HubAccess(objects=access)).read_json("config.json") == {"a": 2}
+    server.put("pinned/model.safetensors", b"other weights")
+    with pytest.raises(ChangedObjectsError, match=r"model\.safetensors changed after the run began"):
+        place_model(location)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other machine"))
+    with pytest.raises(ChangedObjectsError, match=f"{url} changed after the run began, and this machine has no copy"):
+        place_model(location, weights=False)
+
+
+def test_pinned_rows_are_those_that_the_head_found(server, access):
+    server.put("pinned-rows/a.jsonl", lines("a"))
+    url = f"s3://{BUCKET}/pinned-rows/a.jsonl"
+    location = pin(url, list_objects(url, access).digest)
+    assert [row.place for row in rows_of(location, access)] == [f"{url}:1"]
+    server.put("pinned-rows/a.jsonl", lines("a", "b"))
+    assert len(rows_of(location, access)) == 1
+    assert len(rows_of(url, access)) == 2
 
 
 def test_copy_is_downloaded_once_and_a_new_version_is_another_copy(server, access):

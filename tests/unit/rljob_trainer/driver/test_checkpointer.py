@@ -135,3 +135,33 @@ async def test_closed_one_gives_up_a_write_that_takes_too_long(tmp_path, checkpo
     writer.gate.set()
     await checkpointer.wait()
     assert not checkpoint_exists(tmp_path, 1)
+
+
+class Storage:
+    """Copies that take as long as the gate is closed."""
+
+    def __init__(self, run_dir):
+        self.run_dir, self.gate, self.newest, self.calls = run_dir, asyncio.Event(), None, []
+
+    async def save(self, step, *, keep, others):
+        self.calls.append((step, keep, set(others), checkpoint_exists(self.run_dir, step)))
+        await self.gate.wait()
+        self.newest = step
+
+
+async def test_older_checkpoint_stays_until_the_copy_has_the_new_one(tmp_path, writer, costs):
+    storage = Storage(tmp_path)
+    checkpoints = Checkpointer(tmp_path, writer, keep=1, record=costs.append, list_kept=lambda: {7}, copies=storage)
+    writer.gate.set()
+    storage.gate.set()
+    await checkpoints.save(History(step=1))
+    await checkpoints.wait()
+    assert checkpoints.newest == 1
+    storage.gate.clear()
+    await checkpoints.save(History(step=2))
+    await wait_until(lambda: len(storage.calls) == 2)
+    assert storage.calls[1] == (2, 1, {7}, True)
+    assert (checkpoint_exists(tmp_path, 1), checkpoints.newest) == (True, 1), "only the copy of step 1 counts"
+    storage.gate.set()
+    await checkpoints.wait()
+    assert (checkpoint_exists(tmp_path, 1), checkpoints.newest) == (False, 2)

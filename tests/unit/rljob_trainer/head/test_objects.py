@@ -5,7 +5,7 @@ import pytest
 from rljob_api.run.folder import FILE_COMPLETE, checkpoint_folder
 from rljob_api.run.objects import FILE_OBJECTS, read_objects
 from rljob_inputs.errors import InputError
-from rljob_inputs.objects.access import ObjectAccess
+from rljob_inputs.objects.access import ObjectAccess, split_pin
 from rljob_inputs.objects.errors import MissingObjectError
 from rljob_inputs.objects.listing import Listing, ObjectFacts
 from rljob_trainer.head import objects
@@ -30,9 +30,9 @@ def storage(monkeypatch):
 
 
 def start(run_dir, sources=SOURCES):
-    record = find_versions(run_dir, sources, ObjectAccess())
-    if record is not None:
-        write_versions(run_dir, record)
+    versions = find_versions(run_dir, sources, ObjectAccess())
+    if versions is not None:
+        write_versions(run_dir, versions.record)
 
 
 def checkpoint(run_dir):
@@ -46,6 +46,15 @@ def test_versions_are_recorded_by_field_and_object(storage, tmp_path):
     record = read_objects(tmp_path)
     assert record is not None
     assert record.tags == {DATA: {"s3://b/rows/1.jsonl": "a", "s3://b/rows/2.jsonl": "b"}}
+
+
+def test_location_names_the_version_that_was_found(storage, tmp_path):
+    first = find_versions(tmp_path, SOURCES, ObjectAccess()).pinned
+    storage["1.jsonl"] = "new"
+    second = find_versions(tmp_path, SOURCES, ObjectAccess()).pinned
+    assert first.keys() == second.keys() == {DATA}, "a folder has no version"
+    assert {split_pin(each[DATA])[0] for each in (first, second)} == {SOURCES[DATA]}
+    assert first != second
 
 
 def test_run_without_objects_has_no_record(storage, tmp_path):

@@ -16,8 +16,10 @@ from rljob_trainer.driver.recent_samples import RecentSampleLog
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.episodes.types import Group
 from rljob_trainer.head.status_server import StatusServer
+from rljob_trainer.outages.registry import Outages
+from rljob_trainer.rollout.pinned_model import find_model
 from rljob_trainer.worker.main import announce_leave
-from tests.support.driver_harness import NETWORK
+from tests.support.driver_harness import NETWORK, wait_until
 from tests.support.episodes import episode
 
 ADDRESS = f"{NETWORK}.252.1"
@@ -49,11 +51,25 @@ async def get(path, headers=TOKEN):
 
 
 @pytest.mark.parametrize(
-    ("path", "status"), [("/status", 401), ("/samples", 401), ("/weights/current", 401), ("/nothing", 401)]
+    ("path", "status"),
+    [("/status", 401), ("/model", 401), ("/samples", 401), ("/weights/current", 401), ("/nothing", 401)],
 )
 async def test_other_paths_require_the_token(board, path, status):
     assert (await get(path, {}))[0] == status
     assert (await get(path, {"Authorization": "Bearer other"}))[0] == status
+
+
+async def test_rollouts_wait_until_the_head_has_found_the_version_of_the_model(board, monkeypatch):
+    for name, value in {"RLJOB_HEAD": ADDRESS, "RLJOB_MODEL": "s3://bucket/model"}.items():
+        monkeypatch.setenv(name, value)
+    outages = Outages()
+    asking = asyncio.create_task(find_model(outages.watch("the head")))
+    await wait_until(lambda: outages._dependencies[0].failing_since is not None)
+    assert "has not found the model yet" in outages._dependencies[0].last_error
+    board.server.model = "s3+abc://bucket/model"
+    assert await asking == "s3+abc://bucket/model"
+    monkeypatch.setenv("RLJOB_MODEL", "hf://org/name")
+    assert await find_model(outages.watch("the head")) == "hf://org/name", "the head is not asked"
 
 
 async def test_readiness_and_metrics_need_no_token(board):

@@ -12,7 +12,14 @@ from rljob_api.errors import UserError
 from rljob_api.run.folder import checkpoint_folder, complete_checkpoints, damaged_checkpoints, last_checkpoint
 from rljob_trainer.history import damage, run_state
 from rljob_trainer.history.damage import set_aside
-from rljob_trainer.history.run_state import FILE_DRIVER, History, begin_checkpoint, complete_checkpoint, resume
+from rljob_trainer.history.run_state import (
+    FILE_DRIVER,
+    History,
+    begin_checkpoint,
+    complete_checkpoint,
+    remove_old_checkpoints,
+    resume,
+)
 from rljob_trainer.policy.checkpoints import verify_checkpoint
 from rljob_trainer.run_folder.file_facts import DamagedCheckpointError, describe_file
 
@@ -27,7 +34,8 @@ async def save(run_dir: Path, step: int) -> None:
             (folder / name).write_bytes(bytes(range(step, step + 40)) * (index + 1))
 
     folder = await begin_checkpoint(run_dir, History(step=step), write)
-    complete_checkpoint(run_dir, folder, {name: describe_file(folder, name) for name in TRAINER}, keep=2)
+    complete_checkpoint(folder, {name: describe_file(folder, name) for name in TRAINER})
+    remove_old_checkpoints(run_dir, keep=2)
 
 
 @pytest.fixture

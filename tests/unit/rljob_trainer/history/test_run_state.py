@@ -18,6 +18,7 @@ from rljob_trainer.history.run_state import (
     begin_checkpoint,
     check_disk_space,
     complete_checkpoint,
+    remove_old_checkpoints,
     resume,
 )
 from tests.support.driver_harness import make_job
@@ -25,7 +26,8 @@ from tests.support.driver_harness import make_job
 
 async def save_checkpoint(run_dir, history, save_trainer, *, keep):
     folder = await begin_checkpoint(run_dir, history, save_trainer)
-    complete_checkpoint(run_dir, folder, {}, keep=keep)
+    complete_checkpoint(folder, {})
+    remove_old_checkpoints(run_dir, keep=keep)
     return folder
 
 
@@ -104,7 +106,8 @@ async def test_checkpoint_has_the_history_at_its_beginning_and_counts_at_its_end
     write_steps(tmp_path, 3)
     assert not state.checkpoint_exists(tmp_path, 2)
     assert older.exists(), "the older one stays until the new one is complete"
-    complete_checkpoint(tmp_path, folder, {}, keep=1)
+    complete_checkpoint(folder, {})
+    remove_old_checkpoints(tmp_path, keep=1)
     assert not older.exists()
     resumed, found = resume(tmp_path)
     assert (found.folder, resumed.step, resumed.samples_trained) == (folder, 2, 8)
@@ -175,6 +178,7 @@ def test_job_whose_checkpoints_do_not_fit_is_rejected(tmp_path, monkeypatch, num
 async def test_error_of_a_driver_file_by_another_version_contains_the_folder_to_remove(tmp_path):
     folder = await begin_checkpoint(tmp_path, History(step=2), save_nothing)
     (folder / "driver.json").write_text('{"step": 2, "unknown": 1}')
-    complete_checkpoint(tmp_path, folder, {}, keep=2)
+    complete_checkpoint(folder, {})
+    remove_old_checkpoints(tmp_path, keep=2)
     with pytest.raises(UserError, match=r"remove .*step-000002"):
         resume(tmp_path)

@@ -1,0 +1,286 @@
+"""The copy of a run in object storage, against an S3 server: what is there when, and what a new head gets."""
+
+import asyncio
+import json
+import shutil
+
+import pytest
+
+from rljob_api.errors import UserError
+from rljob_api.run.folder import checkpoint_folder, complete_checkpoints, damaged_checkpoints, last_checkpoint
+from rljob_api.run.summaries import BestStep, format_summary
+from rljob_inputs.objects.access import ObjectAccess
+from rljob_inputs.objects.errors import StorageAwayError
+from rljob_inputs.objects.folder import ObjectFolder
+from rljob_trainer.history.disk import RunDisk
+from rljob_trainer.history.run_state import (
+    FILE_DRIVER,
+    History,
+    begin_checkpoint,
+    complete_checkpoint,
+    remove_old_checkpoints,
+    resume,
+)
+from rljob_trainer.mirror.mirror import Mirror
+from rljob_trainer.mirror.owner import LostOwnershipError, Ownership
+from rljob_trainer.outages.registry import OutageError, Outages
+from rljob_trainer.run_folder.file_facts import describe_file
+from rljob_trainer.run_folder.location import read_run_id
+from tests.support.objects import BUCKET, run_objects
+
+JOB = "default/sums"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with run_objects() as running:
+        yield running
+
+
+@pytest.fixture
+def prefix(request):
+    return f"{request.node.name}/sums"
+
+
+class Head:
+    """A head with its own disk, and what it keeps in the storage."""
+
+    def __init__(self, server, prefix, run_dir, *, job=JOB, uid="", environment=None, outage_seconds=60.0):
+        run_dir.mkdir(exist_ok=True)
+        self.run_dir, self.outages, self.waits = run_dir, Outages(outage_seconds), []
+        access = ObjectAccess.from_environment(environment or server.environment())
+        folder = ObjectFolder(f"s3://{BUCKET}/{prefix}", access)
+        job_file = run_dir / "job.yaml"
+        job_file.write_text("kind: RLJob\n")
+        self.slept = []
+        disk = RunDisk(run_dir, self.outages)
+        self.mirror = Mirror(
+            run_dir, folder, Ownership(folder, job, uid), job_file, self.outages, disk, self.waits.append
+        )
+
+    async def open(self, during_silence=lambda: None):
+        async def sleep(seconds):
+            self.slept.append(seconds)
+            await during_silence()
+
+        await self.mirror.take_over(sleep)
+        await self.mirror.bring_back()
+        return self
+
+    def step(self, step, **history):
+        """Write what a driver writes until a checkpoint of this step is complete."""
+        with (self.run_dir / "metrics.jsonl").open("a") as file:
+            file.write(f'{{"step": {step}}}\n')
+        trajectories = self.run_dir / "trajectories"
+        trajectories.mkdir(exist_ok=True)
+        (trajectories / f"step-{step:06d}.train.parquet").write_bytes(b"samples of %d" % step)
+
+        async def save(folder):
+            (folder / "trainer").mkdir()
+            (folder / "trainer" / ".metadata").write_bytes(b"index")
+            (folder / "trainer" / "__0_0.distcp").write_bytes(b"weights of %d" % step)
+
+        folder = asyncio.run(begin_checkpoint(self.run_dir, History(step=step, **history), save))
+        names = ("trainer/.metadata", "trainer/__0_0.distcp")
+        complete_checkpoint(folder, {name: describe_file(folder, name) for name in names})
+
+    async def train(self, step, *, keep=2, others=(), **history):
+        await asyncio.to_thread(lambda: self.step(step, **history))
+        await self.mirror.save(step, keep=keep, others=others)
+        remove_old_checkpoints(self.run_dir, keep=keep, others=others)
+
+
+def stored(server, prefix):
+    return {key.removeprefix(f"{prefix}/") for key in server.keys(f"{prefix}/")}
+
+
+def steps_in(names):
+    return sorted(name.split("/")[1] for name in names if name.endswith("/COMPLETE"))
+
+
+async def test_head_with_an_empty_disk_resumes_from_the_copy(server, prefix, tmp_path):
+    first = await Head(server, prefix, tmp_path / "a").open()
+    for step in (1, 2, 3):
+        await first.train(step)
+    await asyncio.to_thread(lambda: first.step(4))  # complete on its disk alone
+    await first.mirror.close()
+
+    second = await Head(server, prefix, tmp_path / "b").open()
+    assert read_run_id(tmp_path / "b") == read_run_id(tmp_path / "a"), "so the operator sees the same run"
+    history, checkpoint = resume(tmp_path / "b")
+    assert (history.step, checkpoint.folder.name) == (3, "step-000003")
+    assert (checkpoint.folder / "trainer/__0_0.distcp").read_bytes() == b"weights of 3"
+    lines = (tmp_path / "b/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
+    assert len(list((tmp_path / "b/trajectories").iterdir())) == 3
+    assert second.slept == [], "the first head released the copy"
+
+
+async def test_copy_keeps_as_many_checkpoints_and_the_best(server, prefix, tmp_path):
+    head = await Head(server, prefix, tmp_path / "a").open()
+    for step in (1, 2, 3, 4):
+        await head.train(step, others={1})
+    names = stored(server, prefix)
+    assert steps_in(names) == ["step-000001", "step-000003", "step-000004"]
+    assert not any(name.startswith("checkpoints/step-000002") for name in names)
+    assert head.mirror.newest == 4
+
+
+async def test_complete_is_the_last_file_of_a_checkpoint(server, prefix, tmp_path, monkeypatch):
+    head = await Head(server, prefix, tmp_path / "a", outage_seconds=0).open()
+    await head.train(1)
+    upload = ObjectFolder.upload
+
+    def fail(self, file, name, count):
+        if name.endswith("distcp"):
+            raise StorageAwayError("s3://bucket: away")
+        upload(self, file, name, count)
+
+    monkeypatch.setattr(ObjectFolder, "upload", fail)
+    with pytest.raises(OutageError, match=r"spec\.checkpoint\.storage \(s3://bucket/.*away since"):
+        await head.train(2)
+    assert steps_in(stored(server, prefix)) == ["step-000001"]
+    assert head.mirror.newest == 1
+    assert sorted(complete_checkpoints(tmp_path / "a")) == [1, 2], "older ones stay until the copy has the new one"
+    monkeypatch.undo()
+
+    again = await Head(server, prefix, tmp_path / "a").open()  # with its disk: a restarted container
+    assert again.slept == []
+    assert steps_in(stored(server, prefix)) == ["step-000001", "step-000002"], "what was missing is uploaded first"
+
+
+async def test_upload_that_is_repeated_sends_only_what_is_missing(server, prefix, tmp_path, monkeypatch):
+    head = await Head(server, prefix, tmp_path / "a").open()
+    sent, upload, failures = [], ObjectFolder.upload, [StorageAwayError("away")]
+
+    def fail_once(self, file, name, count):
+        if name == FILE_DRIVER and failures:
+            raise failures.pop()
+        upload(self, file, name, count)
+        sent.append(name)
+
+    monkeypatch.setattr(ObjectFolder, "upload", fail_once)
+    await head.train(1)
+    assert sorted(name for name in sent if name.startswith("trainer/")) == ["trainer/.metadata", "trainer/__0_0.distcp"]
+    assert steps_in(stored(server, prefix)) == ["step-000001"]
+
+
+async def test_damaged_copy_is_set_aside_and_the_one_before_is_used(server, prefix, tmp_path):
+    first = await Head(server, prefix, tmp_path / "a").open()
+    await first.train(1)
+    await first.train(2)
+    await first.mirror.close()
+    server.put(f"{prefix}/checkpoints/step-000002/trainer/__0_0.distcp", b"weights of X")
+
+    await Head(server, prefix, tmp_path / "b").open()
+    history, _ = resume(tmp_path / "b")
+    assert history.step == 1
+    assert list(damaged_checkpoints(tmp_path / "b")) == ["damaged-step-000002"]
+
+
+async def test_best_checkpoint_comes_back_too(server, prefix, tmp_path):
+    first = await Head(server, prefix, tmp_path / "a").open()
+    (tmp_path / "a/best.json").write_text(
+        format_summary(BestStep(set="eval", metric="accuracy", value=1.0, low=None, high=None, step=1))
+    )
+    for step in (1, 2, 3):
+        await first.train(step, keep=1, others={1})
+    await first.mirror.close()
+    await Head(server, prefix, tmp_path / "b").open()
+    assert sorted(complete_checkpoints(tmp_path / "b")) == [1, 3]
+
+
+async def test_disk_that_is_newer_than_the_copy_stays(server, prefix, tmp_path):
+    first = await Head(server, prefix, tmp_path / "a").open()
+    await first.train(1)
+    await asyncio.to_thread(lambda: first.step(2))
+    await Head(server, prefix, tmp_path / "a").open()
+    assert last_checkpoint(tmp_path / "a") == 2
+    assert (tmp_path / "a/metrics.jsonl").read_text().count("\n") == 2, "the copy has one line"
+    assert steps_in(stored(server, prefix)) == ["step-000001", "step-000002"]
+
+
+async def test_repeated_step_replaces_its_checkpoint(server, prefix, tmp_path):
+    head = await Head(server, prefix, tmp_path / "a").open()
+    await head.train(1)
+    shutil.rmtree(checkpoint_folder(tmp_path / "a", 1))
+    await head.train(1, seed=7)
+    await head.mirror.close()
+    await Head(server, prefix, tmp_path / "b").open()
+    assert resume(tmp_path / "b")[0].seed == 7
+
+
+async def test_export_and_records_are_there_at_the_end(server, prefix, tmp_path, monkeypatch):
+    head = await Head(server, prefix, tmp_path / "a").open()
+    await head.train(1)
+    server.put(f"{prefix}/export/model-00002-of-00002.safetensors", b"of an earlier export")
+    export = tmp_path / "a/export"
+    export.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (export / name).write_text(name)
+    (tmp_path / "a/trajectories/step-000001.train.parquet").unlink()  # the log is full
+    (tmp_path / "a/best.json").write_text("{}")
+    sent, upload = [], ObjectFolder.upload
+    monkeypatch.setattr(ObjectFolder, "upload", lambda *call: (sent.append(call[2]), upload(*call)))
+    await head.mirror.finish()
+    names = stored(server, prefix)
+    assert {name for name in names if name.startswith("export/")} == {"export/config.json", "export/model.safetensors"}
+    assert {"best.json", "metrics.jsonl", "job.yaml"} <= names
+    assert not any(name.startswith("trajectories/") for name in names)
+    assert sent[-2:] == ["model.safetensors", "config.json"], "a folder with config.json is whole"
+    assert "metrics.jsonl" not in sent, "the copy has it since the checkpoint"
+
+
+async def test_another_job_is_refused(server, prefix, tmp_path):
+    await Head(server, prefix, tmp_path / "a").open()
+    with pytest.raises(UserError, match=r"has the files of the job default/sums; choose another prefix"):
+        await Head(server, prefix, tmp_path / "b", job="team/sums").open()
+
+
+async def test_silent_head_is_replaced_and_a_living_one_is_not(server, prefix, tmp_path):
+    first = await Head(server, prefix, tmp_path / "a").open()
+    await first.train(1)
+
+    async def renew():
+        await asyncio.to_thread(first.mirror._ownership.renew)
+
+    with pytest.raises(UserError, match=r"is written by another run of default/sums .* which is alive; stop it"):
+        await Head(server, prefix, tmp_path / "b").open(renew)
+
+    async def nothing():
+        pass
+
+    third = await Head(server, prefix, tmp_path / "c").open(nothing)
+    assert third.slept == [60.0]
+    assert last_checkpoint(tmp_path / "c") == 1
+    await asyncio.to_thread(lambda: first.step(2))
+    with pytest.raises(LostOwnershipError, match="is now that of another head of default/sums; this head ends"):
+        await first.mirror.save(2, keep=2, others=())
+    assert steps_in(stored(server, prefix)) == ["step-000001"], "a head that was replaced changes nothing"
+    await first.mirror.close()
+    assert third.mirror._ownership.read().released is False, "it does not release the copy of the other"
+
+
+async def test_pod_in_place_of_a_lost_one_does_not_wait(server, prefix, tmp_path):
+    await (await Head(server, prefix, tmp_path / "a", uid="job-1").open()).train(1)
+    second = await Head(server, prefix, tmp_path / "b", uid="job-1").open()
+    assert second.slept == []
+    assert last_checkpoint(tmp_path / "b") == 1
+
+
+async def test_folder_of_another_run_is_refused(server, prefix, tmp_path):
+    first = await Head(server, prefix, tmp_path / "a").open()
+    await first.train(1)
+    await first.mirror.close()
+    other = await Head(server, f"{prefix}-2", tmp_path / "b").open()
+    await other.train(1)
+    with pytest.raises(UserError, match=r"has another run of default/sums than .*; choose another prefix"):
+        await Head(server, prefix, tmp_path / "b").open()
+
+
+async def test_missing_right_fails_at_the_start(server, prefix, tmp_path):
+    with (
+        server.only_with("s3:ListBucket", "s3:GetObject") as environment,
+        pytest.raises(UserError, match="lacks s3:PutObject on the bucket bucket"),
+    ):
+        await Head(server, prefix, tmp_path / "a", environment=environment).open()

@@ -1,0 +1,227 @@
+"""The copy of a run beside its driver: what the driver and the head call.
+
+    open: owner.json is ours --> what the folder lacks comes back --> what the copy lacks is uploaded
+    save: records, checkpoint, COMPLETE, then older ones are removed: beside training, once the ranks have written it
+    watch: renews owner.json, and uploads records and exports that have changed
+    finish: the last records and exports
+
+Transfers run in threads, one of the calls at a time. A storage that answered and does not now, or refuses, is an
+outage: it is waited for, and the status names it. Invariant: the copy is changed only by the head that owner.json
+names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Container, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from rljob_api.errors import UserError
+from rljob_api.run.folder import complete_checkpoints, last_checkpoint
+from rljob_inputs.objects.errors import RefusedObjectError, StorageAwayError
+from rljob_inputs.objects.folder import Count, ObjectFolder, TransferEndedError
+from rljob_inputs.objects.listing import ObjectFacts
+from rljob_inputs.objects.progress import Progress
+from rljob_trainer.concurrency import run_all
+from rljob_trainer.history.disk import RunDisk, disk_errors
+from rljob_trainer.history.run_state import read_best
+from rljob_trainer.mirror.checkpoints import Begin, CheckpointCopies
+from rljob_trainer.mirror.exports import ExportCopies
+from rljob_trainer.mirror.owner import RENEW_SECONDS, SILENCE_SECONDS, Owner, Ownership, refuse_living
+from rljob_trainer.mirror.records import RecordCopies
+from rljob_trainer.outages.registry import Outages
+from rljob_trainer.outages.waiting import wait_out
+from rljob_trainer.run_folder.location import read_run_id, write_run_id
+
+log = logging.getLogger(__name__)
+_REMEDY = "check the network, the credentials and the bucket of spec.checkpoint.storage"
+_RECORDS_SECONDS = 60.0
+_RELEASE_SECONDS = 5.0
+"""For the last records and the release, when a head is stopped."""
+_Result = TypeVar("_Result")
+Sleep = Callable[[float], Awaitable[None]]
+
+
+class Mirror:
+    def __init__(
+        self,
+        run_dir: Path,
+        folder: ObjectFolder,
+        ownership: Ownership,
+        job_file: Path,
+        outages: Outages,
+        disk: RunDisk,
+        report: Callable[[str], None],
+    ) -> None:
+        """`folder`: of this job alone. `report`: gets what the head waits for."""
+        self._run_dir, self._folder, self._ownership, self._disk = run_dir, folder, ownership, disk
+        self._records = RecordCopies(run_dir, folder, job_file)
+        self._checkpoints = CheckpointCopies(run_dir, folder, ownership)
+        self._exports = ExportCopies(run_dir, folder)
+        self._health = outages.watch(f"spec.checkpoint.storage ({folder.url})", _REMEDY)
+        self._report, self._is_ours, self._lock = report, False, asyncio.Lock()
+
+    @property
+    def newest(self) -> int | None:
+        """The step of the newest checkpoint in the copy."""
+        return self._checkpoints.newest
+
+    async def take_over(self, sleep: Sleep = asyncio.sleep) -> None:
+        """Become the owner; the folder gets the copy's id. Raise UserError if the copy is of another job, or of a run
+        that is alive or has another history than the folder."""
+        found = await self._do(lambda _: self._ownership.read())
+        run_id = read_run_id(self._run_dir)
+        is_new = last_checkpoint(self._run_dir) is None
+        if self._ownership.judge(found, run_id) == "watch":
+            assert found is not None
+            await self._watch_other(found, run_id, sleep)
+        if found is not None and run_id != found.run_id:
+            if not is_new:
+                raise UserError(
+                    f"spec.checkpoint.storage: {self._folder.url} has another run of {found.job} than {self._run_dir}; "
+                    "choose another prefix, or move one of them away"
+                )
+            run_id = found.run_id
+            write_run_id(self._run_dir, run_id)
+        await self._do(lambda _: self._ownership.take(run_id))
+        self._is_ours = True
+
+    async def _watch_other(self, found: Owner, run_id: str, sleep: Sleep) -> None:
+        log.info("%s was not released; waiting %.0f s for a sign of life", self._folder.url, SILENCE_SECONDS)
+        self._report(f"waits {SILENCE_SECONDS:.0f} s whether the last run of {self._folder.url} is alive")
+        await sleep(SILENCE_SECONDS)
+        now = await self._do(lambda _: self._ownership.read())
+        if now is not None and now != found and self._ownership.judge(now, run_id) == "watch":
+            raise refuse_living(now, self._folder.url)
+
+    async def bring_back(self) -> None:
+        """Download what a resume needs, unless the folder has it; then upload what the copy lacks."""
+        listed = await self._transfer(lambda _: self._folder.list())
+        await self._transfer(lambda _: self._checkpoints.recall(listed))
+        if (self.newest or 0) > (last_checkpoint(self._run_dir) or 0):
+            self._report(f"brings back the run from {self._folder.url}")
+            await self._transfer(partial(self._bring_back, listed))
+        self._records.recall(listed)
+        await self._transfer(self._catch_up)
+
+    def _bring_back(self, listed: Mapping[str, ObjectFacts], begin: Begin) -> None:
+        num_bytes = sum(facts.size for name, facts in listed.items() if self._records.is_record(name))
+        self._records.bring_back(listed, begin(f"downloads the records of {self._folder.url}", num_bytes))
+        step = self._checkpoints.bring_back(listed, begin)
+        best = read_best(self._run_dir)
+        if best is not None and best.step != step:
+            self._checkpoints.bring_back_other(best.step, listed, begin)
+        found = "no intact checkpoint" if step is None else f"the checkpoint of step {step}"
+        log.info("brought back %s from %s", found, self._folder.url)
+
+    def _catch_up(self, begin: Begin) -> None:
+        """Upload what the head before could not."""
+        for step in complete_checkpoints(self._run_dir):
+            self._records.save(begin("", 0))
+            self._checkpoints.save(step, begin)
+
+    async def save(self, step: int, *, keep: int, others: Container[int]) -> None:
+        """Upload the complete checkpoint of a step, with the records; then remove all but the newest `keep`, and those
+        of the steps `others`."""
+
+        def work(begin: Begin) -> None:
+            self._ownership.check()
+            self._records.save(begin("", 0))
+            self._checkpoints.save(step, begin)
+            self._checkpoints.prune(keep, others)
+            self._exports.prune(self._checkpoints.steps)
+
+        await self._transfer(work)
+
+    async def watch(self) -> NoReturn:
+        """Renew the ownership, and upload records. Raise LostOwnershipError, and OutageError."""
+        await run_all([self.renew(), self._save_records()])
+        raise AssertionError("neither ends")
+
+    async def renew(self) -> NoReturn:
+        """Show that this head is alive, also while a transfer takes long."""
+        while True:
+            await asyncio.sleep(RENEW_SECONDS)
+            await self._do(lambda _: self._ownership.renew())
+
+    async def _save_records(self) -> NoReturn:
+        def work(begin: Begin) -> None:
+            self._records.save(begin("", 0))
+            self._exports.save(begin("", 0))
+
+        while True:
+            await asyncio.sleep(_RECORDS_SECONDS)
+            await self._transfer(work)
+
+    async def finish(self) -> None:
+        """Upload the last records and the export, after the last step."""
+
+        def work(begin: Begin) -> None:
+            self._ownership.check()
+            self._records.save(begin("", 0))
+            self._exports.save(begin("", 0))
+
+        await self._transfer(work)
+
+    async def close(self) -> None:
+        """Release the copy, with the last records if that takes seconds. Errors are logged: they are not why."""
+        if not self._is_ours:
+            return
+
+        def work(begin: Begin) -> None:
+            self._ownership.check()
+            with contextlib.suppress(TransferEndedError):
+                self._records.save(begin("", 0))
+            self._ownership.release()
+
+        try:
+            async with asyncio.timeout(_RELEASE_SECONDS), self._lock:
+                await _run_interruptibly(work)
+        except Exception as error:
+            log.warning("%s is not released: %s", self._folder.url, error)
+
+    async def _transfer(self, work: Callable[[Begin], _Result]) -> _Result:
+        async with self._lock:
+            return await self._disk.run(self._run_dir, partial(self._do, work))
+
+    async def _do(self, work: Callable[[Begin], _Result]) -> _Result:
+        """Return the result of `work`, which runs in a thread, again while the storage is away."""
+
+        async def attempt() -> _Result:
+            with disk_errors(self._run_dir):
+                return await _run_interruptibly(work)
+
+        return await wait_out(self._health, attempt, self._explain)
+
+    def _explain(self, error: Exception) -> str:
+        is_refused = self._is_ours and isinstance(error, RefusedObjectError)
+        return str(error) if is_refused or isinstance(error, StorageAwayError) else ""
+
+
+async def _run_interruptibly(work: Callable[[Begin], _Result]) -> _Result:
+    """Run `work` in a thread. A cancellation ends its transfer, and is raised once the thread has ended."""
+    stop = threading.Event()
+
+    def begin(what: str, total: int) -> Count:
+        progress = Progress(what, total, log.info) if what else None
+
+        def count(num_bytes: int) -> None:
+            if stop.is_set():
+                raise TransferEndedError
+            if progress is not None:
+                progress.add(num_bytes)
+
+        return count
+
+    running = asyncio.ensure_future(asyncio.to_thread(work, begin))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.wait({running})
+        raise

@@ -1,0 +1,128 @@
+"""Which head writes the copy of a run: owner.json, which its head renews. Decisions are pure.
+
+    no owner, released, or of this head's Job or folder --> taken at once
+    of the same job by name --> taken once it was not renewed for a while; refused if it is
+    of another job --> refused
+
+Invariant: a head that finds another one in owner.json writes nothing more that counts. Storages have no lock, so two
+heads that begin in the same second may both write until they read it again; the later one stays.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rljob_api.errors import TransientError, UserError
+from rljob_inputs.objects.folder import ObjectFolder
+
+FILE_OWNER = "owner.json"
+RENEW_SECONDS = 20.0
+SILENCE_SECONDS = 3 * RENEW_SECONDS
+"""After which a head that did not release the copy is dead."""
+Verdict = Literal["take", "watch"]
+
+
+class LostOwnershipError(TransientError):
+    """Another head writes the copy now."""
+
+
+class Owner(BaseModel):
+    """The content of owner.json."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    job: str
+    """Namespace and name."""
+    run_id: str = ""
+    """Identifies the run's folder."""
+    head_job_uid: str = ""
+    """The UID of the head's Kubernetes Job: a Pod in place of a lost one has the same."""
+    session: str
+    """Identifies one start of a head."""
+    renewals: int = 0
+    released: bool = False
+    """Whether its head has ended in order."""
+
+
+def decide(found: Owner | None, job: str, run_id: str, head_job_uid: str, url: str) -> Verdict:
+    """Return whether a head may write the copy, or has to watch first whether the other one lives. `run_id`: of the
+    head's folder, if it has one. Raise UserError if the copy is of another job."""
+    if found is None:
+        return "take"
+    if found.job != job:
+        raise UserError(
+            f"spec.checkpoint.storage: {url} has the files of the job {found.job}; choose another prefix, or remove "
+            f"these files to use it for {job}"
+        )
+    is_own = (head_job_uid and found.head_job_uid == head_job_uid) or (run_id and found.run_id == run_id)
+    return "take" if found.released or is_own else "watch"
+
+
+def refuse_living(found: Owner, url: str) -> UserError:
+    """Return the error for a copy that another head renews."""
+    return UserError(
+        f"spec.checkpoint.storage: {url} is written by another run of {found.job} (session {found.session}), which is "
+        "alive; stop it, or choose another prefix"
+    )
+
+
+class Ownership:
+    """owner.json as this head writes it. Synchronous."""
+
+    def __init__(self, folder: ObjectFolder, job: str, head_job_uid: str) -> None:
+        self._folder, self._session = folder, secrets.token_hex(8)
+        self._job, self._head_job_uid = job, head_job_uid
+        self._run_id, self._renewals = "", 0
+
+    def read(self) -> Owner | None:
+        content = self._folder.read(FILE_OWNER)
+        try:
+            return None if content is None else Owner.model_validate_json(content)
+        except ValidationError as error:
+            raise UserError(
+                f"spec.checkpoint.storage: {self._folder.url}/{FILE_OWNER} is not readable; remove it if no other job "
+                "writes there"
+            ) from error
+
+    def judge(self, found: Owner | None, run_id: str) -> Verdict:
+        return decide(found, self._job, run_id, self._head_job_uid, self._folder.url)
+
+    def take(self, run_id: str) -> None:
+        """Begin to write as this head."""
+        self._run_id = run_id
+        self._write(released=False)
+
+    def check(self) -> None:
+        """Raise LostOwnershipError if another head has taken over."""
+        found = self.read()
+        if found is None or found.session != self._session:
+            who = "nobody's: its owner.json is gone" if found is None else f"that of another head of {found.job}"
+            raise LostOwnershipError(
+                f"spec.checkpoint.storage: {self._folder.url} is now {who}; this head ends, so that two do not write "
+                "there"
+            )
+
+    def renew(self) -> None:
+        """Raise as `check`."""
+        self.check()
+        self._renewals += 1
+        self._write(released=False)
+
+    def release(self) -> None:
+        """Let the next head begin at once. Raise as `check`."""
+        self.check()
+        self._write(released=True)
+
+    def _write(self, *, released: bool) -> None:
+        owner = Owner(
+            job=self._job,
+            run_id=self._run_id,
+            head_job_uid=self._head_job_uid,
+            session=self._session,
+            renewals=self._renewals,
+            released=released,
+        )
+        self._folder.write(FILE_OWNER, owner.model_dump_json(indent=1).encode())

@@ -1,0 +1,84 @@
+"""Copies of the run's records: metrics, trajectories and summaries. Synchronous.
+
+Invariant: the copy has at least the lines and samples that its newest checkpoint counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rljob_api.run.folder import (
+    FILE_BEST,
+    FILE_DRIVER_SUMMARY,
+    FILE_JOB,
+    FILE_METRICS,
+    TRAJECTORIES,
+    list_trajectory_files,
+)
+from rljob_api.run.objects import FILE_OBJECTS
+from rljob_api.run.rows import ROWS
+from rljob_inputs.objects.folder import Count, ObjectFolder
+from rljob_inputs.objects.listing import ObjectFacts
+from rljob_trainer.history.run_time import FILE_TIME
+from rljob_trainer.mirror.states import State, read_state
+
+_FILES = (FILE_METRICS, FILE_DRIVER_SUMMARY, FILE_BEST, FILE_OBJECTS, FILE_TIME)
+_TENSORBOARD = "tensorboard"
+_FOLDERS = (ROWS, _TENSORBOARD)
+"""Besides trajectories. A file that is gone here stays in the copy."""
+
+
+class RecordCopies:
+    def __init__(self, run_dir: Path, folder: ObjectFolder, job_file: Path) -> None:
+        """`job_file`: of the head, which its folder may not have."""
+        self._run_dir, self._folder, self._job_file = run_dir, folder, job_file
+        self._sent: dict[str, State] = {}
+        """What the copy has."""
+
+    def recall(self, listed: Mapping[str, ObjectFacts]) -> None:
+        """Take over what the copy has. A trajectory file of the same size is the same."""
+        for name, path in self._list().items():
+            known, here = listed.get(name), read_state(path)
+            in_folder = name.startswith((f"{TRAJECTORIES}/", f"{_TENSORBOARD}/"))
+            if in_folder and known is not None and here is not None and here[0] == known.size:
+                self._sent[name] = here
+        self._sent |= {n: (0, 0) for n in listed if n.startswith(f"{TRAJECTORIES}/") and n not in self._sent}
+
+    def bring_back(self, listed: Mapping[str, ObjectFacts], count: Count) -> None:
+        """Download all records but the export. Trajectories that only this machine has are of another history."""
+        names = [name for name in listed if self.is_record(name)]
+        for file in list_trajectory_files(self._run_dir / TRAJECTORIES):
+            if f"{TRAJECTORIES}/{file.path.name}" not in listed:
+                file.path.unlink()
+        for name in names:
+            self._folder.download(name, self._run_dir / name, count)
+
+    @staticmethod
+    def is_record(name: str) -> bool:
+        return name in _FILES or name.partition("/")[0] in (TRAJECTORIES, *_FOLDERS)
+
+    def save(self, count: Count) -> None:
+        """Upload what has changed, and delete trajectories that are gone here."""
+        here = self._list()
+        for name, path in here.items():
+            state = read_state(path)
+            if state is not None and state != self._sent.get(name):
+                self._folder.upload(path, name, count)
+                self._sent[name] = state
+        for name in [name for name in self._sent if name not in here and name.startswith(f"{TRAJECTORIES}/")]:
+            self._folder.delete(name)
+            del self._sent[name]
+
+    def _list(self) -> dict[str, Path]:
+        """Return the records that exist here, by name."""
+        run_dir = self._run_dir
+        found = {FILE_JOB: self._job_file, **{name: run_dir / name for name in _FILES}}
+        found |= {f"{TRAJECTORIES}/{f.path.name}": f.path for f in list_trajectory_files(run_dir / TRAJECTORIES)}
+        found |= {path.relative_to(run_dir).as_posix(): path for path in _walk(run_dir)}
+        return {name: path for name, path in found.items() if path.is_file()}
+
+
+def _walk(run_dir: Path) -> Iterator[Path]:
+    for folder in _FOLDERS:
+        yield from sorted(path for path in (run_dir / folder).rglob("*") if not path.name.endswith(".partial"))

@@ -30,4 +30,5 @@ def test_page_shows_samples_as_they_are_scored_and_steps_as_they_end(tmp_path: P
         print(json.dumps({"page_cpu_seconds": used, "run_cpu_seconds": total, "share": round(used / total, 4)}))
         assert live.run.finish().steps == STEPS
         expect(page.locator("#waits")).to_contain_text("none answers", timeout=60_000)
-        expect(page.locator("#curves figure").first.locator("circle:not([data-lane])")).to_have_count(STEPS, timeout=60_000)
+        points = page.locator("#curves figure").first.locator("circle:not([data-lane])")
+        expect(points).to_have_count(STEPS, timeout=60_000)

@@ -7,12 +7,19 @@ import shutil
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_api.run.folder import checkpoint_folder, complete_checkpoints, damaged_checkpoints, last_checkpoint
+from rljob_api.run.folder import (
+    checkpoint_folder,
+    complete_checkpoints,
+    damaged_checkpoints,
+    export_folder,
+    last_checkpoint,
+)
 from rljob_api.run.summaries import BestStep, format_summary
 from rljob_inputs.objects.access import ObjectAccess
 from rljob_inputs.objects.errors import StorageAwayError
 from rljob_inputs.objects.folder import ObjectFolder
 from rljob_trainer.history.disk import RunDisk
+from rljob_trainer.history.exports import remove_exports
 from rljob_trainer.history.run_state import (
     FILE_DRIVER,
     History,
@@ -208,6 +215,19 @@ async def test_repeated_step_replaces_its_checkpoint(server, prefix, tmp_path):
     await head.mirror.close()
     await Head(server, prefix, tmp_path / "b").open()
     assert resume(tmp_path / "b")[0].seed == 7
+
+
+async def test_models_of_steps_are_there_as_long_as_their_checkpoints(server, prefix, tmp_path):
+    head = await Head(server, prefix, tmp_path / "a").open()
+    for step in (1, 2, 3):
+        folder = export_folder(tmp_path / "a", step)
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(f"of {step}")
+        await head.train(step)
+        remove_exports(tmp_path / "a", lambda each: each not in complete_checkpoints(tmp_path / "a"))
+        await head.mirror.finish()
+    names = {name for name in stored(server, prefix) if name.startswith("exports/")}
+    assert names == {"exports/step-000002/config.json", "exports/step-000003/config.json"}
 
 
 async def test_export_and_records_are_there_at_the_end(server, prefix, tmp_path, monkeypatch):

@@ -417,7 +417,7 @@ RULES: Final = (
     ),
     Rule(
         ("checkpoint.export", "evaluation.best"),
-        "must not be best without evaluation.best, which says what the best step is",
+        "must not be best without evaluation.best",
         "set evaluation.best, or use last",
         lambda spec: spec.checkpoint.export != "best" or spec.evaluation.best is not None,
         "self.checkpoint.export != 'best' || has(self.evaluation.best)",

@@ -43,10 +43,6 @@ class Model(ModelSource):
     MAY_BE_JOB: ClassVar[bool] = True
     RULES: ClassVar[tuple[Rule, ...]] = (OF_MODEL,)
 
-    source: PathText
-    """A Hugging Face folder: `hf://org/name`, `pvc://claim/path`, `s3://bucket/path` (also `gs://`, `az://`), `/path`,
-    or a path relative to the job file (`./path`, `../path`; `rljob run` only). Or `job://NAME@STEP`: a step of another
-    job, by its number, `last` (also without @) or `best`. It is chosen when the job first starts, and kept."""
     chat_template: ChatTemplate | None = None
     """Chat template for prompts, agents and the exported model. Null: the model's."""
 
@@ -260,12 +256,10 @@ class Checkpoint(Spec):
     """Number of checkpoints to keep."""
     asynchronous: Choice = "auto"
     """Whether training continues while a checkpoint is written, from a copy in the host's memory: 12 bytes per trained
-    parameter over all ranks. auto: with GPUs. never: training waits."""
+    parameter. auto: with GPUs. never: training waits."""
     export: ExportedSteps = "last"
-    """Which steps are also written as a model in Hugging Face format. last: the last one, at the end, to `export` of
-    the run's folder. best: that of evaluation.best, at the end, to the same folder; none if it is the model before the
-    first step. every: each step that has a checkpoint, to `exports/step-000010`; training waits meanwhile, and `keep`
-    counts. never: none."""
+    """Steps to also write in Hugging Face format. last: the last. best: that of evaluation.best. every: each with a
+    checkpoint."""
 
     @property
     def num_exports(self) -> int:

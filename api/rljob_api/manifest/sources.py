@@ -134,8 +134,9 @@ class ModelSource(HasSource):
     """A checkpoint in Hugging Face format."""
 
     source: PathText
-    """A Hugging Face folder: `hf://org/name`, `pvc://claim/path`, `s3://bucket/path` (also `gs://`, `az://`), `/path`,
-    or a path relative to the job file (`./path`, `../path`; `rljob run` only)."""
+    """A folder in Hugging Face format. `hf://org/name`, `pvc://claim/path`, `s3://bucket/path` (also `gs://`, `az://`),
+    `/path`, or a path relative to the job file (`./path`, `../path`; `rljob run` only). spec.model also takes
+    `job://NAME@STEP` (`rljob run` only)."""
     revision: ShortText | None = None
     """Branch, tag or commit of an hf:// source."""
     trust_remote_code: bool = False

@@ -58,8 +58,8 @@ ADDED = [
     ("checkpoint: {xyz: 1}", "spec.checkpoint.xyz is unknown; known fields are persistentVolumeClaim, storage, "
      "everySteps, keep, asynchronous, export"),
     ("checkpoint: {export: false}", "spec.checkpoint.export must be one of never, last, best, every, got false"),
-    ("checkpoint: {export: best}", "spec.checkpoint.export must not be best without evaluation.best, which says what "
-     "the best step is, got best; set evaluation.best, or use last"),
+    ("checkpoint: {export: best}", "spec.checkpoint.export must not be best without evaluation.best, got best; "
+     "set evaluation.best, or use last"),
     ("trainer: {dtype: bf16}", 'spec.trainer.dtype must be one of bfloat16, float16, float32, got "bf16"; '
      "did you mean bfloat16?"),
     ("trainer: {replicas: 1.5}", "spec.trainer.replicas must be a whole number, got 1.5"),

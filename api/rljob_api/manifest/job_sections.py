@@ -248,8 +248,7 @@ class Checkpoint(Spec):
     the head, deleted with the head's Pod, also at the end of the job; under `rljob run` the run's folder."""
     storage: ObjectPrefix | None = None
     """Prefix in object storage, such as `s3://bucket/runs`, for a copy of the run's files in a folder with the job's
-    name: checkpoints, metrics, trajectories and the export. The head works on its own disk and uploads beside training;
-    a head with an empty disk resumes from the copy. Credentials are those of objectStorage. Null: no copy."""
+    name. A head with an empty disk resumes from it. Credentials: objectStorage. Null: no copy."""
     every_steps: int = Field(default=10, ge=1)
     """Steps between checkpoints. Another one is written after the last step."""
     keep: int = Field(default=2, ge=1)

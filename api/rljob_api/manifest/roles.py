@@ -80,7 +80,7 @@ class Topology(Spec):
     key: LabelKey
     """Label of nodes: those with the same value are one domain. nvidia.com/gpu.clique is an NVLink domain."""
     required: bool = True
-    """true: Pods start only in the domain of the role's others. false: elsewhere, too, if they do not fit there."""
+    """true: Pods start only in the domain of the others. false: elsewhere, too, if it has no room."""
 
 
 class NodePool(Spec):
@@ -102,9 +102,9 @@ class NodePool(Spec):
     tolerations: list[Toleration] = Field(default=[], max_length=64)
     """Taints that the role's Pods tolerate."""
     exclusive: bool = False
-    """Whether Pods of this role avoid nodes that run another role of any RLJob (required anti-affinity)."""
+    """Whether its Pods avoid nodes that run another role of any RLJob (required anti-affinity)."""
     gpu_resource: DeviceName = "nvidia.com/gpu"
-    """Resource name of one GPU on these nodes, such as amd.com/gpu, or nvidia.com/mig-3g.40gb for a slice. The role's
+    """Resource name of a GPU, such as amd.com/gpu, or nvidia.com/mig-3g.40gb for a slice. The role's
     GPUs, and those of a reward's or user's model, are requested by this name."""
     topology: Topology | None = None
     """One domain for all Pods of the role: by Kueue's topology annotations with scheduling.gang kueue, else by affinity
@@ -157,7 +157,7 @@ class Role(Spec):
     """Additional environment of the main container. Names that begin with RLJOB_ are reserved, except, for rewards and
     what an agent calls, RLJOB_REWARD_DISABLE_ISOLATION (docs/isolation.md)."""
     template: FreeForm = {}
-    """A partial PodTemplateSpec, merged over the generated one (maps by key, containers and volumes by name)."""
+    """A partial PodTemplateSpec, merged over the generated one (containers and volumes by name)."""
     backoff_limit: int = Field(default=6, ge=0, le=1000)
     """Maximum failures within backoffWindowSeconds; one more fails the job. Rollouts and rewards count per Pod, the
     trainers as one group. Failures of RLJob's containers count; evictions, lost nodes and other containers do not."""

@@ -40,9 +40,8 @@ class LiveRun:
         page.goto(self.server.stdout.readline().strip())
 
     def wait_for_step_on_page(self, step: int) -> None:
-        self.page.wait_for_function(
-            "step => Number(/^step ([0-9]+)/.exec(document.getElementById('announce').textContent)?.[1]) >= step", arg=step
-        )
+        announced = "Number(/^step ([0-9]+)/.exec(document.getElementById('announce').textContent)?.[1])"
+        self.page.wait_for_function(f"step => {announced} >= step", arg=step)
 
     def server_cpu_seconds(self) -> float:
         times = psutil.Process(self.server.pid).cpu_times()

@@ -6,7 +6,7 @@ every) go when their checkpoints do.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection
 from pathlib import Path
 
 from rljob_api.run.folder import EXPORT, EXPORTS, export_folder, list_exports
@@ -34,9 +34,9 @@ class ExportCopies:
                     raise
                 # Removed meanwhile, as its checkpoint: what was sent has no config.json, and `prune` deletes it.
 
-    def prune(self, steps: Container[int]) -> None:
+    def prune(self, steps: Collection[int]) -> None:
         """Delete the models of other steps than these."""
-        kept = {export_folder(Path(), step).name for step in steps} if steps else set()
+        kept = {export_folder(Path(), step).name for step in steps}
         remote = self._folder / EXPORTS
         names = [name for name in remote.list() if name.partition("/")[0] not in kept]
         for name in sorted(names, key=lambda name: not name.endswith(f"/{_LAST}")):

@@ -68,7 +68,7 @@ class ServedModel(ModelSource):
     """GPUs per Pod for the model (nodePool.gpuResource), used for tensor parallelism. 0 means vLLM's CPU backend."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Data type of the weights. auto: the checkpoint's type, with float32 reduced to float16 or bfloat16; with
-    `rljob run` on CPUs without instructions for bfloat16, float32."""
+    `rljob run` on CPUs without bfloat16, float32."""
     max_model_len: int | None = Field(default=None, ge=16)
     """Maximum length of a text in tokens. Null: the model's limit."""
     max_batched_tokens: int | None = Field(default=None, ge=16)

@@ -111,7 +111,8 @@ REPLACED = [
     ("file: reward.py", "file: a.py, inline: x", "job.yaml:10: spec.rewards[0].function must have exactly one of "
      "inline, file, configMapKeyRef, module; set one and remove the others"),
     ("../model", "ftp://host/model", "job.yaml:5: spec.model.source must be hf://org/name, pvc://claim/path, "
-     "s3://bucket/path or a path, got ftp://host/model; correct the scheme"),
+     "s3://bucket/path, job://NAME@STEP or a path, got ftp://host/model; correct the scheme; a step is a number, last "
+     "or best"),
     ("name: sums", "name: My_Sums", "job.yaml:3: metadata.name must be lower-case letters, digits and '-', and begin "
      'with a letter, got "My_Sums"'),
     ("name: sums", "names: x", "job.yaml:3: metadata.name is required: Name of the object: a DNS label of at most 40 "

@@ -151,7 +151,10 @@ class Storage:
 
 async def test_older_checkpoint_stays_until_the_copy_has_the_new_one(tmp_path, writer, costs):
     storage = Storage(tmp_path)
-    checkpoints = Checkpointer(tmp_path, writer, keep=1, record=costs.append, list_kept=lambda: {7}, copies=storage)
+    exporter = Exporter(tmp_path, writer, "never", tokenizer_source="", disk=RunDisk(tmp_path), record=None)
+    checkpoints = Checkpointer(
+        tmp_path, writer, keep=1, record=costs.append, exporter=exporter, list_kept=lambda: {7}, copies=storage
+    )
     writer.gate.set()
     storage.gate.set()
     await checkpoints.save(History(step=1))

@@ -45,6 +45,17 @@ def test_dashboard_links_the_runbook_where_it_has_an_address(render):
     assert (link["title"], link["url"]) == ("Runbook", url)
 
 
+def test_operators_of_one_prometheus_do_not_add_up():
+    texts = re.findall(
+        r'"expr": "([^\n]*rljob_operator_[^\n]*)", "legendFormat": "(.*?)"',
+        (CHART / "dashboards" / "rljob.json").read_text(),
+    )
+    assert len(texts) == 6
+    for expression, legend in texts:
+        assert "by (namespace, service" in expression
+        assert legend.startswith("{{namespace}}/{{service}}")
+
+
 def test_driver_exports_what_the_panels_of_agents_query():
     metrics = PrometheusMetrics()
     metrics.register_agent({"user": AgentService()})

@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 
 from tests.integration.report.live_run import STEPS, open_live_run
 
-pytestmark = [pytest.mark.real, pytest.mark.nightly]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.nightly]
 
 
 def test_page_shows_samples_as_they_are_scored_and_steps_as_they_end(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import aiohttp
 from pydantic import TypeAdapter, ValidationError
 
 from rljob_api.errors import RLJobError, TransientError, UserError
-from rljob_api.run.files import PARAMETER_STEP, ModelFiles, RunFile, is_model_file, is_run_file
+from rljob_api.run.files import PARAMETER_STEP, ModelFiles, RunFile, is_model_file, is_model_folder, is_run_file
 from rljob_api.run.folder import TrajectoryFile, parse_trajectory_file
 from rljob_api.wire.contract import LABEL_JOB, LABEL_ROLE, PORT_DRIVER, PORT_RUN_FILES, RUN_ROUTE
 from rljob_api.wire.text import clean_text
@@ -142,6 +142,8 @@ class FolderCopy:
                     raise UserError(clean_text(await response.text(), _MAX_REASON_LENGTH))
                 response.raise_for_status()
                 found = ModelFiles.model_validate_json(await response.read())
+            if not (is_model_folder(found.folder) and found.files):
+                raise TransientError(f"the head names {found.folder!r} as the folder of the model")
             for file in found.files:
                 if not is_model_file(file.name) or not file.name.startswith(f"{found.folder}/"):
                     raise TransientError(f"the head names {file.name!r} as a file of the model")

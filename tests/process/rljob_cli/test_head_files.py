@@ -204,6 +204,22 @@ async def test_a_head_chooses_no_place_of_a_model_outside_of_its_folder(tmp_path
     assert names(tmp_path) == set()
 
 
+@pytest.mark.parametrize("folder", ["../outside", "/home/user", "export/../../..", ".", "exports/step-000004"])
+async def test_a_head_chooses_no_folder_that_has_no_files_of_a_model(tmp_path, folder):
+    """The folder is renamed to what --to names."""
+    found = ModelFiles(step=4, folder=folder, files=[])
+
+    async def answer(_):
+        return web.json_response(found.model_dump())
+
+    app = web.Application()
+    app.router.add_get(f"{RUN_ROUTE}/{{path:.*}}", answer)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        head = HeadPorts("", str(server.make_url("")).rstrip("/"), TOKEN)
+        with pytest.raises(TransientError, match=r"names .* as the folder of the model"):
+            await FolderCopy(session, head, tmp_path / "copy").copy_model("4")
+
+
 async def test_exported_model_of_a_job_is_used_from_a_copy_that_is_deleted(head, tmp_path):
     export = head.run / "exports/step-000004"
     export.mkdir(parents=True)

@@ -33,6 +33,8 @@ from rljob_core.plan.observed_job import name_of
 
 _SECRET = Resource("Secret", "v1", "secrets")
 _TIMEOUT = aiohttp.ClientTimeout(total=600, sock_connect=30, sock_read=60)
+_MODEL_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
+"""A file of a model may have tens of GB: its copy ends when no more comes."""
 _FILES: TypeAdapter[list[RunFile]] = TypeAdapter(list[RunFile])
 _CHUNK_BYTES = 1 << 20
 _MAX_REASON_LENGTH = 1000
@@ -147,8 +149,9 @@ class FolderCopy:
             for file in found.files:
                 if not is_model_file(file.name) or not file.name.startswith(f"{found.folder}/"):
                     raise TransientError(f"the head names {file.name!r} as a file of the model")
-                await self._copy(file)
-                if (self.folder / file.name).stat().st_size != file.num_bytes:
+                await self._copy(file, _MODEL_TIMEOUT)
+                path = self.folder / file.name
+                if not path.is_file() or path.stat().st_size != file.num_bytes:
                     raise TransientError(f"{file.name} has changed while it was copied; try again")
         except (aiohttp.ClientError, TimeoutError, OSError, ValidationError) as error:
             cause = next(iter(self._problems), error)
@@ -160,12 +163,12 @@ class FolderCopy:
             response.raise_for_status()
             return [file for file in _FILES.validate_json(await response.read()) if is_run_file(file.name)]
 
-    async def _copy(self, file: RunFile) -> None:
+    async def _copy(self, file: RunFile, timeout: aiohttp.ClientTimeout = _TIMEOUT) -> None:
         path = self.folder / file.name
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.partial")
         url = f"{self._url}/{file.name}"
-        async with self._session.get(url, headers=self._headers, timeout=_TIMEOUT) as response:
+        async with self._session.get(url, headers=self._headers, timeout=timeout) as response:
             if response.status == HTTPStatus.NOT_FOUND:
                 return  # deleted meanwhile
             response.raise_for_status()

@@ -111,6 +111,19 @@ async def test_pod_that_ends_or_is_deleted_says_why(state, reason):
     assert len(cluster.deleted) == 1
 
 
+async def test_user_who_may_not_create_the_pod_is_told_so():
+    class Refusing(FakeCluster):
+        async def apply(self, resource, manifest):
+            raise ClusterError("forbidden: you may not apply pods")
+
+        async def delete(self, resource, name):
+            raise ClusterError("forbidden: you may not delete pods")
+
+    with pytest.raises(ClusterError, match="may not apply pods"):
+        async with reader_pod(Refusing(None), JOB):
+            raise AssertionError
+
+
 def test_job_with_a_newer_field_is_refused_with_the_remedy():
     job = JOB | {"spec": JOB["spec"] | {"later": 1}}
     with pytest.raises(ClusterError, match=r"RLJob sums: this version of rljob cannot read its spec.* use that of the"):

@@ -112,8 +112,11 @@ async def reader_pod(cluster: Cluster, job: Manifest) -> AsyncIterator[str]:
         await cluster.apply(POD, pod)
         await _wait_until_ready(cluster, name)
         yield name
-    finally:
-        await cluster.delete(POD, name)
+    except BaseException:
+        with contextlib.suppress(ClusterError):  # why the command ends matters more
+            await cluster.delete(POD, name)
+        raise
+    await cluster.delete(POD, name)
 
 
 async def _wait_until_ready(cluster: Cluster, name: str) -> None:

@@ -12,6 +12,7 @@ from urllib.request import Request, urlopen
 
 import aiohttp
 import pytest
+import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
@@ -80,7 +81,7 @@ class FakeCluster:
         self.refusal: ClusterError | None = None
 
     async def get_job(self, name):
-        return {"metadata": {"name": name}, "spec": self.spec}
+        return {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": name}, "spec": self.spec}
 
     async def list_pods(self, selector):
         return [{"metadata": {"name": "sums-head-1"}, "status": {"phase": self.phase}}]
@@ -238,6 +239,21 @@ async def test_exported_model_of_a_job_is_used_from_a_copy_that_is_deleted(head,
     assert (step, folder) == (4, "exports/step-000004")
     assert files == {"job.yaml", "metrics.jsonl", "exports/step-000004/config.json"}
     assert list((tmp_path / "to").iterdir()) == []
+
+
+async def test_head_does_not_choose_the_base_model_of_a_checkpoint_nor_its_code(head, tmp_path):
+    (head.run / "checkpoints/step-000004/COMPLETE").write_text("{}")
+    (head.run / "job.yaml").write_text("spec: {model: {source: 'hf://else/where', trustRemoteCode: true}}")
+    seen = []
+
+    def use(copy, step, exported):
+        seen.append((step, exported, yaml.safe_load((copy / "job.yaml").read_text())["spec"]))
+        return 0
+
+    async with connect(head) as cluster:
+        cluster.spec = {"model": {"source": "hf://org/base"}}
+        assert await use_model(cluster, "sums", "4", "--step 4", tmp_path / "to", use) == 0
+    assert seen == [(4, None, {"model": {"source": "hf://org/base"}})]
 
 
 async def test_files_of_a_job_that_has_ended_are_read_from_its_claim(head, tmp_path, monkeypatch):

@@ -54,8 +54,8 @@ class HeadPorts(NamedTuple):
 @contextlib.asynccontextmanager
 async def open_head(cluster: Cluster, job: str) -> AsyncIterator[HeadPorts]:
     """Connect to the head of a job. Raise ClusterError if it does not run."""
-    await cluster.get_job(job)  # an unknown name has its own message
-    find_pod = partial(_find_head, cluster, job)
+    manifest = await cluster.get_job(job)  # an unknown name has its own message
+    find_pod = partial(_find_head, cluster, job, _describe_kept(manifest))
     await find_pod()
     token = await _read_token(cluster, job)
     async with (
@@ -77,10 +77,18 @@ async def _list_heads(cluster: Cluster, job: str) -> list[Manifest]:
     return [pod for pod in pods if phase_of(pod) == "Running"]
 
 
-async def _find_head(cluster: Cluster, job: str) -> str:
+def _describe_kept(job: Manifest) -> str:
+    """Return where files of a job without a head are."""
+    storage = ((job.get("spec") or {}).get("checkpoint") or {}).get("storage")
+    if not storage:
+        return "only files on a claim or in checkpoint.storage outlive the head's Pod"
+    return f"{storage.rstrip('/')}/{name_of(job)} has its checkpoints and exports: copy them from there"
+
+
+async def _find_head(cluster: Cluster, job: str, kept: str) -> str:
     running = await _list_heads(cluster, job)
     if not running:
-        remedy = f"kubectl rljob explain {job} says why; only files on a claim outlive the head's Pod"
+        remedy = f"kubectl rljob explain {job} says why; {kept}"
         raise ClusterError(f"RLJob {cluster.namespace}/{job}: no head runs that would serve the run's files; {remedy}")
     return name_of(running[-1])
 

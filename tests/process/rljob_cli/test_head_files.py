@@ -168,6 +168,9 @@ async def test_a_job_without_a_head_says_so(head, tmp_path):
         cluster.phase = "Succeeded"
         with pytest.raises(Exception, match="RLJob team/sums: no head runs that would serve the run's files"):
             await copy_run(cluster, "sums", tmp_path, lambda file: True)
+        cluster.spec = {"checkpoint": {"storage": "s3://bucket/runs/"}}
+        with pytest.raises(Exception, match=r"no head runs .*; s3://bucket/runs/sums has its checkpoints and exports"):
+            await copy_run(cluster, "sums", tmp_path, lambda file: True)
 
 
 async def test_the_export_of_a_step_is_copied_or_else_its_checkpoint(head, tmp_path):

@@ -73,7 +73,12 @@ async def _read_token(cluster: Cluster, job: str) -> str:
 
 
 async def _list_heads(cluster: Cluster, job: str) -> list[Manifest]:
+    """Return the Pods of the head, also those that have ended, oldest first."""
     pods = await cluster.list_pods(f"{LABEL_JOB}={job},{LABEL_ROLE}={HEAD}")
+    return sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+
+
+def _running(pods: Sequence[Manifest]) -> list[Manifest]:
     return [pod for pod in pods if phase_of(pod) == "Running"]
 
 
@@ -86,7 +91,7 @@ def _describe_kept(job: Manifest) -> str:
 
 
 async def _find_head(cluster: Cluster, job: str, kept: str) -> str:
-    running = await _list_heads(cluster, job)
+    running = _running(await _list_heads(cluster, job))
     if not running:
         remedy = f"kubectl rljob explain {job} says why; {kept}"
         raise ClusterError(f"RLJob {cluster.namespace}/{job}: no head runs that would serve the run's files; {remedy}")
@@ -98,12 +103,13 @@ async def open_files(cluster: Cluster, job: str) -> AsyncIterator[HeadPorts]:
     """Connect to the head of a job; without one, to a Pod that reads the claim with the run's files. It is deleted at
     the end. Raise ClusterError."""
     manifest = await cluster.get_job(job)
-    if await _list_heads(cluster, job) or not has_claim(manifest):
+    heads = await _list_heads(cluster, job)
+    if _running(heads) or not has_claim(manifest):
         async with open_head(cluster, job) as head:
             yield head
         return
     token = await _read_token(cluster, job)
-    async with reader_pod(cluster, manifest) as name:
+    async with reader_pod(cluster, manifest, heads[-1] if heads else None) as name:
 
         async def find_pod() -> str:
             return name

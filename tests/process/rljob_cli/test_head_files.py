@@ -263,7 +263,8 @@ async def test_files_of_a_job_that_has_ended_are_read_from_its_claim(head, tmp_p
     started = []
 
     @contextlib.asynccontextmanager
-    async def reader_pod(cluster, job):
+    async def reader_pod(cluster, job, last):
+        assert last["metadata"]["name"] == "sums-head-1"
         started.append(job["metadata"]["name"])
         yield "sums-reader-1"
         started.append("deleted")

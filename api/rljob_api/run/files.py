@@ -27,7 +27,8 @@ from rljob_api.run.summaries import read_best, read_driver_summary
 PARAMETER_STEP = "step"
 """Query parameter of a list of the files of a model: a step, last or best."""
 _STEP = r"step-\d{6,}"
-_MODEL_FILE = re.compile(rf"({EXPORT}|{EXPORTS}/{_STEP}|{CHECKPOINTS}/{_STEP})(/(?!\.\.?(/|$))[\w.\-]+)+")
+_MODEL_FOLDER = rf"({EXPORT}|{EXPORTS}/{_STEP}|{CHECKPOINTS}/{_STEP})"
+_MODEL_FILE = re.compile(rf"{_MODEL_FOLDER}(/(?!\.\.?(/|$))[\w.\-]+)+")
 _NAMES = (FILE_METRICS, FILE_DRIVER_SUMMARY, FILE_BEST)
 
 
@@ -76,6 +77,11 @@ def find_model(run_dir: Path, name: str) -> ModelFiles:
         raise UserError(f"the run has no checkpoint of step {step}; it has {', '.join(map(str, known)) or 'none'}")
     paths = {path.relative_to(run_dir).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     return ModelFiles(step=step, folder=folder.relative_to(run_dir).as_posix(), files=describe_files(paths))
+
+
+def is_model_folder(name: str) -> bool:
+    """Whether a name is that of the folder of a checkpoint or of an export."""
+    return re.fullmatch(_MODEL_FOLDER, name) is not None
 
 
 def is_model_file(name: str) -> bool:

@@ -166,6 +166,8 @@ def _find_start(
     folder = runs.resolve() / job.metadata.name if resumes else None
     try:
         start = find_start_model(job.spec.model.source, runs, folder)
+        if start is not None and folder is None and start.pin.run == str((runs / job.metadata.name).resolve()):
+            raise UserError(f"is the run that --fresh moves away, {start.pin.run}; give this job another name")
     except UserError as error:
         return job, None, [Problem(FIELD, document.line_of(parse_path(FIELD)), f"{error}")]
     if start is None:

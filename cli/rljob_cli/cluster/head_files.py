@@ -17,7 +17,7 @@ import aiohttp
 from pydantic import TypeAdapter, ValidationError
 
 from rljob_api.errors import RLJobError, TransientError, UserError
-from rljob_api.run.files import PARAMETER_STEP, ModelFiles, RunFile, is_model_file, is_run_file
+from rljob_api.run.files import PARAMETER_STEP, ModelFiles, RunFile, is_model_file, is_model_folder, is_run_file
 from rljob_api.run.folder import TrajectoryFile, parse_trajectory_file
 from rljob_api.wire.contract import LABEL_JOB, LABEL_ROLE, PORT_DRIVER, PORT_RUN_FILES, RUN_ROUTE
 from rljob_api.wire.text import clean_text
@@ -33,6 +33,8 @@ from rljob_core.plan.observed_job import name_of
 
 _SECRET = Resource("Secret", "v1", "secrets")
 _TIMEOUT = aiohttp.ClientTimeout(total=600, sock_connect=30, sock_read=60)
+_MODEL_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
+"""A file of a model may have tens of GB: its copy ends when no more comes."""
 _FILES: TypeAdapter[list[RunFile]] = TypeAdapter(list[RunFile])
 _CHUNK_BYTES = 1 << 20
 _MAX_REASON_LENGTH = 1000
@@ -52,8 +54,8 @@ class HeadPorts(NamedTuple):
 @contextlib.asynccontextmanager
 async def open_head(cluster: Cluster, job: str) -> AsyncIterator[HeadPorts]:
     """Connect to the head of a job. Raise ClusterError if it does not run."""
-    await cluster.get_job(job)  # an unknown name has its own message
-    find_pod = partial(_find_head, cluster, job)
+    manifest = await cluster.get_job(job)  # an unknown name has its own message
+    find_pod = partial(_find_head, cluster, job, _describe_kept(manifest))
     await find_pod()
     token = await _read_token(cluster, job)
     async with (
@@ -71,14 +73,27 @@ async def _read_token(cluster: Cluster, job: str) -> str:
 
 
 async def _list_heads(cluster: Cluster, job: str) -> list[Manifest]:
+    """Return the Pods of the head, also those that have ended, oldest first."""
     pods = await cluster.list_pods(f"{LABEL_JOB}={job},{LABEL_ROLE}={HEAD}")
+    return sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+
+
+def _running(pods: Sequence[Manifest]) -> list[Manifest]:
     return [pod for pod in pods if phase_of(pod) == "Running"]
 
 
-async def _find_head(cluster: Cluster, job: str) -> str:
-    running = await _list_heads(cluster, job)
+def _describe_kept(job: Manifest) -> str:
+    """Return where files of a job without a head are."""
+    storage = ((job.get("spec") or {}).get("checkpoint") or {}).get("storage")
+    if not storage:
+        return "only files on a claim or in checkpoint.storage outlive the head's Pod"
+    return f"{storage.rstrip('/')}/{name_of(job)} has its checkpoints and exports: copy them from there"
+
+
+async def _find_head(cluster: Cluster, job: str, kept: str) -> str:
+    running = _running(await _list_heads(cluster, job))
     if not running:
-        remedy = f"kubectl rljob explain {job} says why; only files on a claim outlive the head's Pod"
+        remedy = f"kubectl rljob explain {job} says why; {kept}"
         raise ClusterError(f"RLJob {cluster.namespace}/{job}: no head runs that would serve the run's files; {remedy}")
     return name_of(running[-1])
 
@@ -88,12 +103,13 @@ async def open_files(cluster: Cluster, job: str) -> AsyncIterator[HeadPorts]:
     """Connect to the head of a job; without one, to a Pod that reads the claim with the run's files. It is deleted at
     the end. Raise ClusterError."""
     manifest = await cluster.get_job(job)
-    if await _list_heads(cluster, job) or not has_claim(manifest):
+    heads = await _list_heads(cluster, job)
+    if _running(heads) or not has_claim(manifest):
         async with open_head(cluster, job) as head:
             yield head
         return
     token = await _read_token(cluster, job)
-    async with reader_pod(cluster, manifest) as name:
+    async with reader_pod(cluster, manifest, heads[-1] if heads else None) as name:
 
         async def find_pod() -> str:
             return name
@@ -142,11 +158,14 @@ class FolderCopy:
                     raise UserError(clean_text(await response.text(), _MAX_REASON_LENGTH))
                 response.raise_for_status()
                 found = ModelFiles.model_validate_json(await response.read())
+            if not (is_model_folder(found.folder) and found.files):
+                raise TransientError(f"the head names {found.folder!r} as the folder of the model")
             for file in found.files:
                 if not is_model_file(file.name) or not file.name.startswith(f"{found.folder}/"):
                     raise TransientError(f"the head names {file.name!r} as a file of the model")
-                await self._copy(file)
-                if (self.folder / file.name).stat().st_size != file.num_bytes:
+                await self._copy(file, _MODEL_TIMEOUT)
+                path = self.folder / file.name
+                if not path.is_file() or path.stat().st_size != file.num_bytes:
                     raise TransientError(f"{file.name} has changed while it was copied; try again")
         except (aiohttp.ClientError, TimeoutError, OSError, ValidationError) as error:
             cause = next(iter(self._problems), error)
@@ -158,12 +177,12 @@ class FolderCopy:
             response.raise_for_status()
             return [file for file in _FILES.validate_json(await response.read()) if is_run_file(file.name)]
 
-    async def _copy(self, file: RunFile) -> None:
+    async def _copy(self, file: RunFile, timeout: aiohttp.ClientTimeout = _TIMEOUT) -> None:
         path = self.folder / file.name
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.partial")
         url = f"{self._url}/{file.name}"
-        async with self._session.get(url, headers=self._headers, timeout=_TIMEOUT) as response:
+        async with self._session.get(url, headers=self._headers, timeout=timeout) as response:
             if response.status == HTTPStatus.NOT_FOUND:
                 return  # deleted meanwhile
             response.raise_for_status()

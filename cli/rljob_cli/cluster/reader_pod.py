@@ -45,9 +45,10 @@ def has_claim(job: Manifest) -> bool:
     return bool(((job.get("spec") or {}).get("checkpoint") or {}).get("persistentVolumeClaim"))
 
 
-def build_reader(job: Manifest) -> Manifest:
-    """Build the Pod from the head that the operator builds, with the image that the head had. Raise ClusterError for a
-    job that has fields of a newer version."""
+def build_reader(job: Manifest, pod: Manifest | None = None) -> Manifest:
+    """Build the Pod from the head that the operator builds, with the image that the head had. `pod`: the head's last
+    one, if it is there: it also has the defaults of the installation and of the namespace. Raise ClusterError for a job
+    that has fields of a newer version."""
     try:
         parsed = RLJob.model_validate({name: job[name] for name in ("apiVersion", "kind", "metadata", "spec")})
     except ValidationError as error:
@@ -58,6 +59,7 @@ def build_reader(job: Manifest) -> Manifest:
     container = next(each for each in head["containers"] if each["name"] == HEAD)
     roles = (job.get("status") or {}).get("roles") or []
     image = next((role.get("image") for role in roles if role["name"] == HEAD), "") or container["image"]
+    placed = (pod or {}).get("spec") or head
     volumes = [_read_only(volume) for volume in head["volumes"] if volume["name"] in _VOLUMES]
     mounts = [each | {"readOnly": True} for each in container["volumeMounts"] if each["name"] in _VOLUMES]
     owner = {"apiVersion": job["apiVersion"], "kind": job["kind"]}
@@ -70,7 +72,7 @@ def build_reader(job: Manifest) -> Manifest:
             "labels": {LABEL_READER: parsed.metadata.name},
             "ownerReferences": [owner],
         },
-        "spec": {name: head[name] for name in _HEAD_FIELDS if name in head}
+        "spec": {name: placed[name] for name in _HEAD_FIELDS if name in placed}
         | {
             "restartPolicy": "Never",
             "activeDeadlineSeconds": _MAX_POD_SECONDS,
@@ -104,16 +106,20 @@ def _read_only(volume: Manifest) -> Manifest:
 
 
 @contextlib.asynccontextmanager
-async def reader_pod(cluster: Cluster, job: Manifest) -> AsyncIterator[str]:
-    """Yield the name of a Pod that serves the files of the job's run. Raise ClusterError if it does not start."""
-    pod = build_reader(job)
+async def reader_pod(cluster: Cluster, job: Manifest, head: Manifest | None = None) -> AsyncIterator[str]:
+    """Yield the name of a Pod that serves the files of the job's run. `head`: the last Pod of its head. Raise
+    ClusterError if it does not start."""
+    pod = build_reader(job, head)
     name = pod["metadata"]["name"]
     try:
         await cluster.apply(POD, pod)
         await _wait_until_ready(cluster, name)
         yield name
-    finally:
-        await cluster.delete(POD, name)
+    except BaseException:
+        with contextlib.suppress(ClusterError):  # why the command ends matters more
+            await cluster.delete(POD, name)
+        raise
+    await cluster.delete(POD, name)
 
 
 async def _wait_until_ready(cluster: Cluster, name: str) -> None:

@@ -1,4 +1,8 @@
-"""The model of a step of a job in a cluster, copied to this machine: through its head, or through a reader Pod."""
+"""The model of a step of a job in a cluster, copied to this machine: through its head, or through a reader Pod.
+
+Invariant: which base model a checkpoint is exported with, and whether its code runs here, is the API server's word, not
+that of the head, in which a job's own code may run.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,12 @@ from pathlib import Path
 import aiohttp
 
 from rljob_api.errors import TransientError, UserError
+from rljob_api.run.folder import FILE_JOB
 from rljob_cli.cluster.client import Cluster, ClusterError
 from rljob_cli.cluster.commands import on_cluster
 from rljob_cli.cluster.head_files import FolderCopy, open_files
+from rljob_core.backend import Manifest
+from rljob_core.children.common import to_yaml
 from rljob_inputs.machine.installation import find_device_extra, require
 
 Use = Callable[[Path, int, Path | None], int]
@@ -44,5 +51,12 @@ async def use_model(cluster: Cluster, job: str, step: str, given: str, parent: P
                 raise UserError(f"{given}: {error}") from None
         if found.is_export:
             return use(copy, found.step, copy / found.folder)
+        (copy / FILE_JOB).write_text(to_yaml(_read_job(await cluster.get_job(job))), encoding="utf-8")
         require(find_device_extra(), f"rljob export of a checkpoint; {job} has no export of step {found.step}")
         return await asyncio.to_thread(use, copy, found.step, None)
+
+
+def _read_job(manifest: Manifest) -> Manifest:
+    """Return the job as a run's folder has it."""
+    metadata = {name: manifest["metadata"][name] for name in ("name", "namespace") if name in manifest["metadata"]}
+    return {name: manifest[name] for name in ("apiVersion", "kind")} | {"metadata": metadata, "spec": manifest["spec"]}

@@ -12,6 +12,7 @@ from urllib.request import Request, urlopen
 
 import aiohttp
 import pytest
+import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
@@ -80,7 +81,7 @@ class FakeCluster:
         self.refusal: ClusterError | None = None
 
     async def get_job(self, name):
-        return {"metadata": {"name": name}, "spec": self.spec}
+        return {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": name}, "spec": self.spec}
 
     async def list_pods(self, selector):
         return [{"metadata": {"name": "sums-head-1"}, "status": {"phase": self.phase}}]
@@ -167,6 +168,9 @@ async def test_a_job_without_a_head_says_so(head, tmp_path):
         cluster.phase = "Succeeded"
         with pytest.raises(Exception, match="RLJob team/sums: no head runs that would serve the run's files"):
             await copy_run(cluster, "sums", tmp_path, lambda file: True)
+        cluster.spec = {"checkpoint": {"storage": "s3://bucket/runs/"}}
+        with pytest.raises(Exception, match=r"no head runs .*; s3://bucket/runs/sums has its checkpoints and exports"):
+            await copy_run(cluster, "sums", tmp_path, lambda file: True)
 
 
 async def test_the_export_of_a_step_is_copied_or_else_its_checkpoint(head, tmp_path):
@@ -204,6 +208,22 @@ async def test_a_head_chooses_no_place_of_a_model_outside_of_its_folder(tmp_path
     assert names(tmp_path) == set()
 
 
+@pytest.mark.parametrize("folder", ["../outside", "/home/user", "export/../../..", ".", "exports/step-000004"])
+async def test_a_head_chooses_no_folder_that_has_no_files_of_a_model(tmp_path, folder):
+    """The folder is renamed to what --to names."""
+    found = ModelFiles(step=4, folder=folder, files=[])
+
+    async def answer(_):
+        return web.json_response(found.model_dump())
+
+    app = web.Application()
+    app.router.add_get(f"{RUN_ROUTE}/{{path:.*}}", answer)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        head = HeadPorts("", str(server.make_url("")).rstrip("/"), TOKEN)
+        with pytest.raises(TransientError, match=r"names .* as the folder of the model"):
+            await FolderCopy(session, head, tmp_path / "copy").copy_model("4")
+
+
 async def test_exported_model_of_a_job_is_used_from_a_copy_that_is_deleted(head, tmp_path):
     export = head.run / "exports/step-000004"
     export.mkdir(parents=True)
@@ -224,11 +244,27 @@ async def test_exported_model_of_a_job_is_used_from_a_copy_that_is_deleted(head,
     assert list((tmp_path / "to").iterdir()) == []
 
 
+async def test_head_does_not_choose_the_base_model_of_a_checkpoint_nor_its_code(head, tmp_path):
+    (head.run / "checkpoints/step-000004/COMPLETE").write_text("{}")
+    (head.run / "job.yaml").write_text("spec: {model: {source: 'hf://else/where', trustRemoteCode: true}}")
+    seen = []
+
+    def use(copy, step, exported):
+        seen.append((step, exported, yaml.safe_load((copy / "job.yaml").read_text())["spec"]))
+        return 0
+
+    async with connect(head) as cluster:
+        cluster.spec = {"model": {"source": "hf://org/base"}}
+        assert await use_model(cluster, "sums", "4", "--step 4", tmp_path / "to", use) == 0
+    assert seen == [(4, None, {"model": {"source": "hf://org/base"}})]
+
+
 async def test_files_of_a_job_that_has_ended_are_read_from_its_claim(head, tmp_path, monkeypatch):
     started = []
 
     @contextlib.asynccontextmanager
-    async def reader_pod(cluster, job):
+    async def reader_pod(cluster, job, last):
+        assert last["metadata"]["name"] == "sums-head-1"
         started.append(job["metadata"]["name"])
         yield "sums-reader-1"
         started.append("deleted")

@@ -40,9 +40,11 @@ class CheckpointSeconds:
 
     step: int
     wait: float
-    """For which training waited: for the checkpoint before, and for the copies or the write."""
+    """For which training waited: for the checkpoint before, the export, and the copies or the write."""
     write: float
     """From the ranks' copies to COMPLETE, and into object storage, next to training."""
+    export: float = 0.0
+    """The part of `wait` for the export."""
 
 
 class Checkpointer:
@@ -68,17 +70,22 @@ class Checkpointer:
         self._writing: asyncio.Task[None] | None = None
         self._step = 0
 
-    async def save(self, history: History) -> None:
-        """Begin a checkpoint of this step, once the one before is complete. Training may continue when this returns."""
+    async def save(self, history: History, *, exports: bool = True) -> None:
+        """Begin a checkpoint of this step, once the one before is complete. Training may continue when this returns.
+        Without `exports`, the next group writes its export."""
         started_at = time.monotonic()
         await self.wait()
-        await self._exporter.prepare()
+        waited_at = time.monotonic()
+        if exports:
+            await self._exporter.prepare()
+        export_seconds = time.monotonic() - waited_at if exports else None
         self._step, path = history.step, checkpoint_folder(self._run_dir, history.step)
 
         async def begin() -> asyncio.Task[None]:
             kept = self._list_kept()  # as the history of this checkpoint has them
             folder = await begin_checkpoint(self._run_dir, history, self._trainer.save)
-            return asyncio.create_task(self._write(folder, history.step, kept, started_at, time.monotonic()))
+            write = self._write(folder, history.step, kept, started_at, time.monotonic(), export_seconds)
+            return asyncio.create_task(write)
 
         async def write() -> None:
             await (await begin())
@@ -127,7 +134,15 @@ class Checkpointer:
             await asyncio.gather(self._writing, return_exceptions=True)
             self._writing = None
 
-    async def _write(self, folder: Path, step: int, kept: set[int], started_at: float, copied_at: float) -> None:
+    async def _write(
+        self,
+        folder: Path,
+        step: int,
+        kept: set[int],
+        started_at: float,
+        copied_at: float,
+        export_seconds: float | None,
+    ) -> None:
         try:
             with disk_errors(folder):
                 files = await self._trainer.saved()
@@ -136,8 +151,10 @@ class Checkpointer:
                 await self._copies.save(step, keep=self._keep, others=kept | self._list_kept())
             others = kept | self._list_kept()
             await run_in_thread(remove_old_checkpoints, self._run_dir, keep=self._keep, others=others)
-            await self._exporter.place(step)
+            if export_seconds is not None:
+                await self._exporter.place(step)
         except BaseException as error:
             log.warning("the checkpoint of step %d is not complete: %s: %s", step, type(error).__name__, error)
             raise
-        self._record(CheckpointSeconds(step, copied_at - started_at, time.monotonic() - copied_at))
+        write = time.monotonic() - copied_at
+        self._record(CheckpointSeconds(step, copied_at - started_at, write, export_seconds or 0.0))

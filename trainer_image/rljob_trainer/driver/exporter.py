@@ -3,8 +3,8 @@
     every: training waits for the model of a step --> its checkpoint is COMPLETE --> exports/step-000010
     last, best: after the last checkpoint --> export
 
-Invariants: an export is of a complete checkpoint. After a crash, one that is missing is written when the next group
-starts, which has the weights of the newest checkpoint, or at the end.
+Invariants: an export is of a complete checkpoint. After a stop or a crash, one that is missing is written when the next
+group starts, which has the weights of the newest checkpoint, or at the end.
 """
 
 from __future__ import annotations

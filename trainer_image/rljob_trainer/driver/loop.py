@@ -138,13 +138,13 @@ class TrainLoop:
         if result is not None:
             await self.ledger.record_evaluation(result)
 
-    async def save(self) -> None:
-        """Begin a checkpoint. Training waits as long as this takes."""
+    async def save(self, *, exports: bool = True) -> None:
+        """Begin a checkpoint. Training waits as long as this takes. `exports`: as in Checkpointer.save."""
         self.settled.clear()
         try:
             with self.ledger.phase("checkpoint"):
                 await self.ledger.trajectories.flush()
-                await self.checkpoints.save(self.ledger.history)
+                await self.checkpoints.save(self.ledger.history, exports=exports)
         finally:
             self.settled.set()
         await self.ledger.write_summary()

@@ -83,7 +83,7 @@ class Driver:
         self._trainer_steps = job.spec.schedule.steps
         """Which the trainer's learning rate follows."""
         self._checkpoint_seconds = 0.0
-        """Duration of the last checkpoint, from its beginning to its end."""
+        """Duration of the last checkpoint, from its beginning to its end, without the export."""
         needs_whole_step = self._algorithm.needs.whole_step
         self._forecaster = Forecaster.of(
             job.spec.schedule, job.spec.algorithm.group_size, needs_whole_step=needs_whole_step
@@ -195,7 +195,7 @@ class Driver:
 
     def _build_loop(self, trainer: Trainer, ledger: Ledger, generation: str) -> TrainLoop:
         def record_checkpoint(seconds: CheckpointSeconds) -> None:
-            self._checkpoint_seconds = seconds.wait + seconds.write
+            self._checkpoint_seconds = seconds.wait - seconds.export + seconds.write
             ledger.record_checkpoint(seconds)
 
         exporter = Exporter(

@@ -27,6 +27,7 @@ from rljob_api.run.folder import (
     complete_checkpoints,
     damaged_checkpoints,
     last_checkpoint,
+    list_exports,
     list_trajectory_files,
 )
 from rljob_api.run.summaries import BestStep, DeliveryCounts, DriverSummary, format_summary
@@ -185,7 +186,9 @@ def check_disk_space(run_dir: Path, model: Path, *, keep: int, num_models: int, 
     # Nearly all models are stored with 2 bytes per parameter.
     checkpoint = num_models * num_bytes // 2 * _BYTES_PER_PARAMETER
     existing = len(complete_checkpoints(run_dir))
-    needed = checkpoint * max(1, keep + 1 - existing) + (num_exports + 1) * num_bytes  # and the published weights
+    # A next export is written before an older one goes. Besides, the published weights.
+    missing = max(min(1, num_exports), num_exports - len(list_exports(run_dir)))
+    needed = checkpoint * max(1, keep + 1 - existing) + (missing + 1) * num_bytes
     free = shutil.disk_usage(run_dir).free
     if free < needed:
         problem = (

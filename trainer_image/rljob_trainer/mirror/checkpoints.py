@@ -103,9 +103,10 @@ class CheckpointCopies:
         self._complete[step] = complete
         del self._sent[step]
 
-    def prune(self, keep: int, others: Container[int]) -> None:
-        """Delete all but the newest `keep`, and those of the steps `others`; also what is not whole."""
-        newest = sorted(self._complete)[-keep:]
+    def prune(self, last: int, keep: int, others: Container[int]) -> None:
+        """Delete all but the newest `keep` up to the step `last`, and those of the steps `others`; also what is not
+        whole. Later ones are of a history that ended with a damaged checkpoint: a head would resume from them."""
+        newest = sorted(step for step in self._complete if step <= last)[-keep:]
         listed = (self._folder / CHECKPOINTS).list()
         for step, files in _by_step({f"{CHECKPOINTS}/{name}": facts for name, facts in listed.items()}).items():
             if step in self._complete and (step in newest or step in others):

@@ -133,7 +133,7 @@ class Mirror:
             self._ownership.check()
             self._records.save(begin("", 0))
             self._checkpoints.save(step, begin)
-            self._checkpoints.prune(keep, others)
+            self._checkpoints.prune(step, keep, others)
             self._exports.prune(self._checkpoints.steps)
 
         await self._transfer(work)

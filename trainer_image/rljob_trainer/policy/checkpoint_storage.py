@@ -1,7 +1,8 @@
 """Where torch's distributed checkpoints are written to and read from: a folder, or the head.
 
-Through the head, each rank's file is one stream, and each tensor one read. Writers hash what they write. Invariant: no
-file is whole in memory, or on a disk of the rank's Pod.
+Through the head, each rank's file is one stream, and each tensor one read. Writers hash what they write. Invariants: no
+file is whole in memory, or on a disk of the rank's Pod; nothing in a checkpoint is run, since `rljob export` reads
+those of a cluster's jobs.
 """
 
 from __future__ import annotations
@@ -9,18 +10,33 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import pathlib
+import pickle
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
+import torch
+from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint import metadata as records
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 
 from rljob_trainer.run_folder.client import RemoteFile, RemoteFolder
-from rljob_trainer.run_folder.file_facts import FileFacts, HashedStream
+from rljob_trainer.run_folder.file_facts import DamagedCheckpointError, FileFacts, HashedStream
 
 METADATA = ".metadata"
 _PARTIAL_SUFFIX = ".tmp"
+_DATA_CLASSES = {
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): filesystem._StorageInfo,
+    ("collections", "OrderedDict"): OrderedDict,
+    ("pathlib", "PosixPath"): pathlib.PurePosixPath,
+    ("pathlib._local", "PosixPath"): pathlib.PurePosixPath,
+}
+"""What the index of a checkpoint has besides torch's records."""
 
 
 class CheckpointWriter(FileSystemWriter):
@@ -38,7 +54,7 @@ class CheckpointWriter(FileSystemWriter):
 
 
 def build_reader(folder: Path | RemoteFolder) -> FileSystemReader:
-    return FileSystemReader(folder) if isinstance(folder, Path) else _HeadReader(folder)
+    return _Reader(folder) if isinstance(folder, Path) else _HeadReader(folder)
 
 
 @contextlib.contextmanager
@@ -105,7 +121,30 @@ class _HeadFiles(_Files):
         return False  # the driver deletes an older folder of a checkpoint before the ranks write
 
 
-class _HeadReader(FileSystemReader):
+class _Index(pickle.Unpickler):
+    """Reads the index of a checkpoint, which torch pickles."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _DATA_CLASSES:
+            return _DATA_CLASSES[module, name]
+        found = vars(torch if module == "torch" else records).get(name)
+        is_type = module == "torch" and isinstance(found, torch.dtype)
+        is_record = module == records.__name__ and isinstance(found, type) and found.__module__ == module
+        if not (is_type or is_record):
+            raise DamagedCheckpointError(f"{METADATA} has {module}.{name}, which no checkpoint has")
+        return found
+
+
+class _Reader(FileSystemReader):
+    def read_metadata(self, *args: Any, **kwargs: Any) -> records.Metadata:
+        with self.fs.create_stream(self._get_metadata_path(kwargs.get("rank")), "rb") as file:
+            index = cast(records.Metadata, _Index(file).load())
+        index.storage_meta = index.storage_meta or records.StorageMeta()
+        index.storage_meta.load_id = self.load_id
+        return index
+
+
+class _HeadReader(_Reader):
     def __init__(self, folder: RemoteFolder) -> None:
         super().__init__("")
         self.fs = _HeadFiles(folder)

@@ -139,3 +139,12 @@ def test_run_that_is_missing_here_is_a_problem_of_this_machine_alone(tmp_path):
     [problem] = file.local_problems
     assert str(problem).startswith("spec.model.source needs the run")
     assert (problem.line, file.problems) == (5, ())
+
+
+def test_run_that_starts_over_does_not_begin_with_itself(runs, tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB.replace("name: j", "name: sums").replace("./model", "job://sums@2"))
+    file = load_partial(path, runs=runs, resumes=False)
+    [problem] = file.local_problems
+    assert "is the run that --fresh moves away" in str(problem)
+    assert load_partial(path, runs=runs).local_problems == ()

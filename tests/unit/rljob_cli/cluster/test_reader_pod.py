@@ -70,6 +70,19 @@ def test_pod_reads_the_run_with_the_image_and_on_the_nodes_of_the_head():
     assert {each["name"] for each in container["env"]} == {"RLJOB_TOKEN", "RLJOB_JOB_FILE", "RLJOB_RUN_DIR"}
 
 
+def test_pod_has_what_an_installation_or_a_namespace_gave_to_the_head():
+    given = {
+        "nodeSelector": {"pool": "cpu", "team": "a"},
+        "imagePullSecrets": [{"name": "of-the-namespace"}],
+        "tolerations": [{"key": "team", "operator": "Exists"}],
+    }
+    head = {"metadata": {"name": "sums-head-1"}, "spec": given | {"nodeName": "n1", "containers": []}}
+    spec = build_reader(JOB, head)["spec"]
+    assert {name: spec[name] for name in given} == given
+    assert "nodeName" not in spec
+    assert [container["name"] for container in spec["containers"]] == ["reader"]
+
+
 def test_pod_has_no_rights_and_no_end_without_the_job():
     pod = build_reader(JOB)
     spec, [container] = pod["spec"], pod["spec"]["containers"]
@@ -109,6 +122,19 @@ async def test_pod_that_ends_or_is_deleted_says_why(state, reason):
         async with reader_pod(cluster, JOB):
             raise AssertionError
     assert len(cluster.deleted) == 1
+
+
+async def test_user_who_may_not_create_the_pod_is_told_so():
+    class Refusing(FakeCluster):
+        async def apply(self, resource, manifest):
+            raise ClusterError("forbidden: you may not apply pods")
+
+        async def delete(self, resource, name):
+            raise ClusterError("forbidden: you may not delete pods")
+
+    with pytest.raises(ClusterError, match="may not apply pods"):
+        async with reader_pod(Refusing(None), JOB):
+            raise AssertionError
 
 
 def test_job_with_a_newer_field_is_refused_with_the_remedy():

@@ -175,6 +175,22 @@ def test_job_whose_checkpoints_do_not_fit_is_rejected(tmp_path, monkeypatch, num
         check_disk_space(tmp_path, model, keep=2, num_models=num_optimized, num_exports=1)
 
 
+def test_run_that_has_its_exports_needs_room_for_one_more(tmp_path, monkeypatch):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model.safetensors").write_bytes(b"0" * 1_000)
+    for step in (1, 2):
+        (tmp_path / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
+        (tmp_path / "checkpoints" / f"step-{step:06d}" / "COMPLETE").touch()
+        (tmp_path / "exports" / f"step-{step:06d}").mkdir(parents=True)
+    free = SimpleNamespace(free=6_000 + 1_000 + 1_000)  # a checkpoint, an export, the published weights
+    monkeypatch.setattr(state.shutil, "disk_usage", lambda _: free)
+    check_disk_space(tmp_path, model, keep=2, num_models=1, num_exports=3)
+    free.free -= 1
+    with pytest.raises(DiskError):
+        check_disk_space(tmp_path, model, keep=2, num_models=1, num_exports=3)
+
+
 async def test_error_of_a_driver_file_by_another_version_contains_the_folder_to_remove(tmp_path):
     folder = await begin_checkpoint(tmp_path, History(step=2), save_nothing)
     (folder / "driver.json").write_text('{"step": 2, "unknown": 1}')

@@ -18,6 +18,7 @@ from rljob_api.run.summaries import BestStep, format_summary
 from rljob_inputs.objects.access import ObjectAccess
 from rljob_inputs.objects.errors import StorageAwayError
 from rljob_inputs.objects.folder import ObjectFolder
+from rljob_trainer.history.damage import set_aside
 from rljob_trainer.history.disk import RunDisk
 from rljob_trainer.history.exports import remove_exports
 from rljob_trainer.history.run_state import (
@@ -31,7 +32,7 @@ from rljob_trainer.history.run_state import (
 from rljob_trainer.mirror.mirror import Mirror
 from rljob_trainer.mirror.owner import LostOwnershipError, Ownership
 from rljob_trainer.outages.registry import OutageError, Outages
-from rljob_trainer.run_folder.file_facts import describe_file
+from rljob_trainer.run_folder.file_facts import DamagedCheckpointError, describe_file
 from rljob_trainer.run_folder.location import read_run_id
 from tests.support.objects import BUCKET, run_objects
 
@@ -183,6 +184,17 @@ async def test_damaged_copy_is_set_aside_and_the_one_before_is_used(server, pref
     history, _ = resume(tmp_path / "b")
     assert history.step == 1
     assert list(damaged_checkpoints(tmp_path / "b")) == ["damaged-step-000002"]
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+async def test_checkpoint_that_was_set_aside_here_goes_once_training_is_past_it(server, prefix, tmp_path, keep):
+    head = await Head(server, prefix, tmp_path / "a").open()
+    await head.train(2)
+    await head.train(4)
+    set_aside(tmp_path / "a", DamagedCheckpointError("a file is gone"))
+    await head.train(3, keep=keep)
+    steps = ["step-000002", "step-000003"]
+    assert steps_in(stored(server, prefix)) == steps[-keep:], "a new head must not resume from step 4"
 
 
 async def test_best_checkpoint_comes_back_too(server, prefix, tmp_path):

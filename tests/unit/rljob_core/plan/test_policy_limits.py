@@ -52,6 +52,20 @@ VIOLATIONS = {
         },
         "got 2 (spec.head 2)",
     ),
+    "gpus beside resources of the Pod, which has none": (
+        {"gpus": 0},
+        {
+            "head": {
+                "template": {
+                    "spec": {
+                        "resources": {"limits": {"cpu": 1, "nvidia.com/gpu": 0}},
+                        "containers": [{"name": "head", "resources": {"limits": {"nvidia.com/gpu": "1k"}}}],
+                    }
+                }
+            }
+        },
+        "got 1000 (spec.head 1000)",
+    ),
     "gpus by another name": (
         {"gpus": 0},
         {"trainer": {"gpusPerReplica": 1, "nodePool": {"gpuResource": "acme.io/chip"}}},
@@ -187,6 +201,17 @@ def test_replicas_of_an_agents_services_are_limited():
     assert expected in find_problems(make_policy(rewardReplicas=2), job)
 
 
+def test_gpus_of_sandboxes_count():
+    sandbox = {"provider": "agentSandbox", "warmReplicas": 2, "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    job = make_agent_job(
+        tool={"function": None, "sandbox": sandbox},
+        schedule={"promptsPerStep": 3},
+        algorithm={"groupSize": 4},
+    )
+    assert "got 14 (spec.agent.tools[0] 14)" in find_problems(make_policy(gpus=13), job)
+    assert find_problems(make_policy(gpus=14), job) == ""
+
+
 def test_all_violations_are_reported_at_once():
     policy = make_policy(rolloutReplicas=1, queues=["a"])
     message = find_problems(policy, make_job(rollout={"replicas": 2}))
@@ -222,6 +247,14 @@ def test_reward_model_is_limited():
     ready = conditions.find(plan.status, "Ready")
     assert (ready.reason, plan.children) == (conditions.REASON_INVALID_SPEC, ())
     assert "spec must ask for at most 2 GPUs, got 3 (spec 3)" in ready.message
+
+
+def test_label_of_a_reward_models_template_names_no_other_queue():
+    policy, template = make_policy(queues=["a"]), {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "b"}}}
+    plan = plan_reward_model(make_model(**SERVED, template=template), ObservedState(policy=policy), NOW)
+    ready = conditions.find(plan.status, "Ready")
+    assert "queue-name must be one of a, got b" in ready.message.replace('"', "")
+    assert plan_reward_model(make_model(**SERVED), ObservedState(policy=policy), NOW).children != ()
 
 
 def test_lower_limit_stops_nothing_that_exists_and_holds_for_the_next_change():

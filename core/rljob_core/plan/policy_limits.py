@@ -21,6 +21,8 @@ from rljob_core.children.requests import sum_requests
 from rljob_core.children.sandbox import count_episodes
 from rljob_core.defaults import Defaults
 from rljob_core.plan import conditions
+from rljob_core.plan.applied_generation import find_running_generation
+from rljob_core.plan.lifecycle import has_been_running
 from rljob_core.plan.validate import find_role_paths
 from rljob_core.pod_checks.origin import RolePath, find_origin
 
@@ -49,12 +51,15 @@ class _Pods:
 
 
 def is_admitted(owner: Owner, state: ObservedState) -> bool:
-    """Whether the workloads of the present spec were created, so that no limit is checked again."""
+    """Whether the workloads of the present spec were created, so that no limit is checked again. A restart may have
+    deleted those of a job that runs. What was refused for another reason may not have been checked."""
     type_ = conditions.FAILED if isinstance(owner, RLJob) else "Ready"
     condition = conditions.find(owner.status, type_)
     is_refused = condition is not None and condition.reason == conditions.REASON_INVALID_SPEC
-    has_workloads = any(key.kind in WORKLOAD_KINDS for key in state.children)
-    return has_workloads and not is_refused and owner.status.observed_generation == owner.metadata.generation
+    exists = any(key.kind in WORKLOAD_KINDS for key in state.children)
+    exists = exists or (isinstance(owner, RLJob) and has_been_running(owner))
+    generation = find_running_generation(owner) or owner.status.observed_generation
+    return exists and not is_refused and generation == owner.metadata.generation
 
 
 def find_policy_problems(owner: Owner, children: list[Manifest], state: ObservedState, defaults: Defaults) -> list[str]:

@@ -6,6 +6,7 @@ import pytest
 
 from rljob_api.manifest.policy import PolicyLimits, RLJobPolicy
 from rljob_api.manifest.services.reward import RewardModel
+from rljob_api.wire.contract import ANNOTATION_RESTART
 from rljob_core.backend import ObservedState
 from rljob_core.defaults import DEFAULTS
 from rljob_core.plan import conditions
@@ -276,6 +277,40 @@ def test_lower_limit_stops_nothing_that_exists_and_holds_for_the_next_change():
     change(simulation, 1)
     simulation.reconcile()
     assert not conditions.is_true(simulation.job.status, conditions.FAILED)
+
+
+def set_conditions(simulation, **fields):
+    """Make the job Running. `fields`: of its status."""
+    status = simulation.job.status
+    made = [c.model_copy(update={"status": "True"}) if c.type == "Running" else c for c in status.conditions]
+    status = status.model_copy(update={"conditions": made} | fields)
+    simulation.job = simulation.job.model_copy(update={"status": status})
+
+
+def test_lower_limit_stops_no_running_job_whose_workloads_are_all_replaced():
+    on_trainer = {"rollout": {"placement": "trainer", "gpusPerReplica": 1}, "schedule": {"type": "onPolicy"}}
+    rewards = [{"name": "correct", "http": {"url": "http://rewards/score"}}]
+    simulation = JobSimulation(make_job(trainer={"gpusPerReplica": 1}, rewards=rewards, **on_trainer))
+    simulation.reconcile()
+    set_conditions(simulation)
+    simulation.policy = make_policy(gpus=0)
+    metadata = simulation.job.metadata.model_copy(update={"annotations": {ANNOTATION_RESTART: "now"}})
+    simulation.job = simulation.job.model_copy(update={"metadata": metadata})
+    simulation.reconcile()
+    assert not simulation.has_workloads(), "head and trainer are replaced together"
+    simulation.reconcile()
+    assert simulation.has_workloads()
+    assert not conditions.is_true(simulation.job.status, conditions.FAILED)
+
+
+def test_change_that_was_not_applied_for_another_reason_is_checked():
+    simulation = JobSimulation(make_job())
+    simulation.reconcile()
+    simulation.policy = make_policy(rolloutReplicas=1)
+    change(simulation, 2)
+    set_conditions(simulation, observed_generation=2)  # as a failed reconcile of generation 2
+    simulation.reconcile()
+    assert conditions.is_true(simulation.job.status, conditions.FAILED)
 
 
 def change(simulation, replicas):

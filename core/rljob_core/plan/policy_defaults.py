@@ -35,7 +35,7 @@ def apply_policy(defaults: Defaults, policy: RLJobPolicy | None) -> Defaults:
     changes |= {name: getattr(defaults, name) | getattr(own, name) for name in _MERGED}
     changes |= {name: [*getattr(own, name), *getattr(defaults, name)] for name in _ADDED}
     changes["resources"] = _merge_resources(defaults.resources, own.resources)
-    changes["node_pools"] = _merge_pools(defaults.node_pools, own.node_pools)
+    changes["node_pools"] = _merge_pools(defaults.node_pools, own)
     return defaults.model_copy(update=changes)
 
 
@@ -56,15 +56,19 @@ def _replace_resources(installed: Resources, own: Resources) -> Resources:
     return Resources(requests=kept["requests"] | own.requests, limits=kept["limits"] | own.limits)
 
 
-def _merge_pools(installed: PolicyPools, own: PolicyPools) -> PolicyPools:
-    return PolicyPools(
-        **{name: _merge_pool(getattr(installed, name), getattr(own, name)) for name in PolicyPools.model_fields}
-    )
+def _merge_pools(installed: PolicyPools, own: PolicyDefaults) -> PolicyPools:
+    pools = {
+        name: _merge_pool(getattr(installed, name), getattr(own.node_pools, name), own.node_selector)
+        for name in PolicyPools.model_fields
+    }
+    return PolicyPools(**pools)
 
 
-def _merge_pool(installed: PolicyPool, own: PolicyPool) -> PolicyPool:
+def _merge_pool(installed: PolicyPool, own: PolicyPool, of_all: Mapping[str, str]) -> PolicyPool:
+    """`of_all`: labels that the policy sets for all roles. They replace those of the installation for one role, too."""
+    kept = {name: value for name, value in installed.node_selector.items() if name not in of_all}
     return PolicyPool(
-        node_selector=installed.node_selector | own.node_selector,
+        node_selector=kept | own.node_selector,
         tolerations=[*own.tolerations, *installed.tolerations],
     )
 

@@ -86,6 +86,14 @@ def test_policy_is_merged_over_the_installation():
     assert applied.node_pools.trainer.node_selector == {"disk": "ssd", "pool": "h100"}
 
 
+def test_nodes_of_a_policy_replace_those_of_the_installation_by_role():
+    installed = Defaults(node_pools={"trainer": {"node_selector": {"pool": "all", "disk": "ssd"}}})
+    policy = make_policy(nodeSelector={"pool": "team"})
+    plan = plan_job(make_job(), ObservedState(policy=policy), NOW, defaults=installed)
+    trainer = next(child for child in plan.children if child["kind"] == "StatefulSet")
+    assert trainer["spec"]["template"]["spec"]["nodeSelector"] == {"pool": "team", "disk": "ssd"}
+
+
 def test_job_gets_the_policy_and_its_own_fields_take_precedence():
     pools = {"trainer": {"nodeSelector": {"pool": "h100", "zone": "1"}}, "reward": {"nodeSelector": {"pool": "cpu"}}}
     policy = make_policy(trainerImage="r/t:1", nodePools=pools, nodeSelector={"team": "a"})

@@ -12,6 +12,7 @@ from typing import Any
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.policy import POLICY_NAME, PolicyLimits, RLJobPolicy
 from rljob_api.manifest.services.base import ServiceSettings
+from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.read.documents import Location
 from rljob_core.backend import Manifest, ObservedState, Owner
 from rljob_core.children import WORKLOAD_KINDS
@@ -74,6 +75,8 @@ def find_policy_problems(owner: Owner, children: list[Manifest], state: Observed
 def find_limit_problems(owner: Owner, children: list[Manifest], policy: RLJobPolicy, defaults: Defaults) -> list[str]:
     """All violations of the policy, each with path, limit and remedy. `children`: as built with `defaults`, which
     contain the policy's own."""
+    if isinstance(owner, RewardModel) and not owner.spec.is_served:
+        return []  # it has no Pods
     limits, pods = policy.spec.limits, _list_pods(owner, children)
     where = f"of RLJobPolicy {owner.metadata.namespace}/{POLICY_NAME}"
     found = [

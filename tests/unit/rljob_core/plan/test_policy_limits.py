@@ -250,6 +250,12 @@ def test_reward_model_is_limited():
     assert "spec must ask for at most 2 GPUs, got 3 (spec 3)" in ready.message
 
 
+def test_reward_model_that_is_served_elsewhere_has_no_replicas():
+    model = make_model(http={"url": "http://rewards/score"})
+    plan = plan_reward_model(model, ObservedState(policy=make_policy(rewardReplicas=0)), NOW)
+    assert conditions.find(plan.status, "Ready").reason != conditions.REASON_INVALID_SPEC
+
+
 def test_label_of_a_reward_models_template_names_no_other_queue():
     policy, template = make_policy(queues=["a"]), {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "b"}}}
     plan = plan_reward_model(make_model(**SERVED, template=template), ObservedState(policy=policy), NOW)

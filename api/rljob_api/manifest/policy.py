@@ -107,7 +107,7 @@ class PolicyLimits(Spec):
     """Most replicas, or autoscaling.maxReplicas, of one reward, RewardModel, user, tool or runner. Null: any number."""
     images: list[_ImageName] = Field(default=[], max_length=64)
     """Images that containers and image volumes may have: registry.example.com/team allows that name, with any tag or
-    digest, and all below it. The installation's and the policy's own are always allowed. Empty: any."""
+    digest, and all below it. Those that are defaults of the namespace are always allowed. Empty: any."""
     node_labels: dict[str, _LabelValues] = Field(default={}, max_length=16)
     """Labels of nodes and their allowed values: each Pod must select one of them by its nodeSelector, in the role's
     nodePool or by a default. Empty: any nodes."""

@@ -1,6 +1,7 @@
 """Whether a job is within the RLJobPolicy of its namespace: from a file (`validate --policy`) or a cluster (`submit`).
 
-The operator decides with the same functions and with the installation's defaults, which are unknown here.
+The operator decides with the same functions and with the installation's defaults, which are unknown here. So a node
+label that nothing sets is no problem here: the installation may set it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def read_policy(manifest: Manifest) -> RLJobPolicy | None:
 
 def find_policy_problems(job: RLJob, models: Mapping[str, RewardModel], policy: RLJobPolicy) -> Iterator[str]:
     """Yield what the operator would refuse. Raises UserError if the job cannot be built."""
-    defaults, job = apply_policy(DEFAULTS, policy), choose_queue(job, policy, {})
+    labels = {name: values[0] for name, values in policy.spec.limits.node_labels.items()}
+    defaults = apply_policy(DEFAULTS.model_copy(update={"node_selector": labels}), policy)
+    job = choose_queue(job, policy, {})
     yield from find_limit_problems(job, build_children(job, "", defaults, models), policy, defaults)
     for name, model in models.items():
         children = list(plan_reward_model(model, ObservedState(), utc_now(), defaults=defaults).children)

@@ -13,6 +13,7 @@ from rljob_api.quantity import format_bytes, parse_quantity
 from rljob_core.backend import Manifest
 
 _IN_BYTES = ("memory", "ephemeral-storage", "hugepages-")
+_OF_PODS = ("cpu", "memory")
 _Amounts = Counter[str]
 """Amounts of resources by name; Decimal where they are fractions of a unit."""
 
@@ -38,7 +39,8 @@ def _requests_of_pod(spec: Manifest) -> _Amounts:
             most |= sidecars + requests
     for container in spec.get("containers") or []:
         sidecars += _requests_of_container(container)
-    whole = _requests_of_container(spec)  # resources of the whole Pod count in place of its containers'
+    # Resources of the whole Pod count in place of its containers'. It has no other ones, such as GPUs.
+    whole = {n: a for n, a in _requests_of_container(spec).items() if n in _OF_PODS or n.startswith("hugepages-")}
     return _Amounts({**(most | sidecars), **whole})
 
 

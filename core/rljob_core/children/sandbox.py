@@ -100,11 +100,14 @@ def _build_policy(job: RLJob, service: HostedService) -> Manifest:
     return _build(job, service, "networking.k8s.io/v1", "NetworkPolicy", f"{service.name}-{SANDBOX}", spec=spec)
 
 
+def count_episodes(job: RLJob) -> int:
+    """The episodes of one step. Each claims a sandbox."""
+    return job.spec.schedule.prompts_per_step * job.spec.algorithm.group_size
+
+
 def _build_pool(job: RLJob, service: HostedService, sandbox: Sandbox) -> Manifest:
     """Without replicas while the tool has none."""
-    spec = job.spec
-    episodes = spec.schedule.prompts_per_step * spec.algorithm.group_size
-    warm = min(_MAX_WARM, episodes) if sandbox.warm_replicas is None else sandbox.warm_replicas
+    warm = min(_MAX_WARM, count_episodes(job)) if sandbox.warm_replicas is None else sandbox.warm_replicas
     pool: Manifest = {
         "replicas": warm if service.settings.replicas else 0,
         "sandboxTemplateRef": {"name": service.name},

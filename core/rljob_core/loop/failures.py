@@ -71,8 +71,8 @@ class FailureTracker:
             owner = await backend.get_owner(attempt.key)  # its status may have been written since
         except RLJobError:
             return
-        if owner is None:
-            return
+        if owner is None or owner.metadata.generation != attempt.owner.metadata.generation:
+            return  # a later spec was not planned, and must not count as observed
         planned = None if isinstance(error, UserError) else attempt.status  # the planned status may be what is refused
         status = set_reconcile_failed(owner, planned or owner.status, reason, message, attempt.now)
         if status != owner.status:

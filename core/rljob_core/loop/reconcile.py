@@ -117,7 +117,7 @@ async def _reconcile(
     attempt.owner = owner
     observed = await backend.observe(owner)
     wanted = plan(owner, observed)
-    attempt.status = _status_unless_replaced(owner, wanted)
+    attempt.status = as_stored(owner.kind, _status_unless_replaced(owner, wanted))
     changed = list(_find_changed(observed, wanted.children))
     guard = partial(failures.refusals.guard, owner, attempt.started)
     refused = await apply_children(backend, owner, observed.children, changed, wanted.replaced, guard)

@@ -33,8 +33,8 @@ from rljob_core.plan.failures import Failures, count_failures
 from rljob_core.plan.gang import evaluate_gang
 from rljob_core.plan.head_backoff import is_stored, reset_event, why_reset
 from rljob_core.plan.lost_nodes import find_due_causes, find_forced_deletions, find_lost_pods
-from rljob_core.plan.observed_job import ObservedJob, find_stale, has_condition, observe_job
-from rljob_core.plan.policy_defaults import apply_policy, choose_queue
+from rljob_core.plan.observed_job import ObservedJob, find_owned_children, find_stale, has_condition, observe_job
+from rljob_core.plan.policy_defaults import apply_policy, choose_queue, mark_queue
 from rljob_core.plan.policy_limits import find_policy_problems
 from rljob_core.plan.progress import end_progress
 from rljob_core.plan.progressing import add_progressing
@@ -64,9 +64,13 @@ def plan_job(
     now = now.replace(microsecond=0)  # as Kubernetes' times: the same observations must give the same status
     if not lifecycle.is_managed(job):
         return Plan((), (), job.status)
-    job = choose_queue(job, observed.policy, observed.children)
+    owned, blocked = find_owned_children(job, observed)
+    kept = {key: child for key, child in owned.items() if key not in blocked}
+    own_queue, job = job.spec.scheduling.queue, choose_queue(job, observed.policy, kept)
+    policy_queue = job.spec.scheduling.queue if own_queue is None else None
     scaled, next_decision_seconds = scale_job(job, observed, now)
-    context = _Context(observe_job(scaled, observed), now, apply_policy(defaults, observed.policy), new_token, build)
+    defaults = apply_policy(defaults, observed.policy)
+    context = _Context(observe_job(scaled, observed), now, defaults, new_token, build, policy_queue)
     steps = (_plan_retry, _plan_finished, _plan_end, _plan_invalid, _plan_suspended, _plan_refused, _plan_active)
     plan = next(filter(None, (step(context) for step in steps)))
     forced = find_forced_deletions(job, observed)
@@ -101,10 +105,17 @@ class _Context:
     """What the steps of one plan share. Each part is computed when it is first needed."""
 
     def __init__(
-        self, observed: ObservedJob, now: datetime, defaults: Defaults, new_token: Callable[[], str], build: Build
+        self,
+        observed: ObservedJob,
+        now: datetime,
+        defaults: Defaults,
+        new_token: Callable[[], str],
+        build: Build,
+        policy_queue: str | None,
     ) -> None:
         self.job, self.observed, self.now = observed.job, observed, now
         self._defaults, self._new_token, self._build = defaults, new_token, build
+        self._policy_queue = policy_queue
 
     @cached_property
     def restarts(self) -> dict[str, int]:
@@ -122,7 +133,8 @@ class _Context:
     def built(self) -> Built:
         secret = self.observed.children.get(ChildKey("Secret", child_name(self.job, "token")))
         token = read_token(secret) or self._new_token()
-        return self._build(self.job, token, self._defaults, self.observed.state.reward_models)
+        children, problems = self._build(self.job, token, self._defaults, self.observed.state.reward_models)
+        return (mark_queue(children, self._policy_queue) if self._policy_queue else children), problems
 
     @cached_property
     def policy_problems(self) -> list[str]:

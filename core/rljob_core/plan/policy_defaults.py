@@ -4,16 +4,17 @@ Leaves limits to `policy_limits`. Invariant: as of the installation's defaults, 
 workload, and a job whose workloads exist stays in the queue that they were built for.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.policy import PolicyDefaults, PolicyPool, PolicyPools, PolicyResources, RLJobPolicy
 from rljob_api.manifest.roles import Resources
 from rljob_core.backend import ChildKey, Manifest
 from rljob_core.children import WORKLOAD_KINDS
-from rljob_core.children.gang import ANNOTATION_KUEUE_PARENT, LABEL_KUEUE_QUEUE
 from rljob_core.defaults import Defaults, RoleResources
 
+ANNOTATION_POLICY_QUEUE = "rljob.dev/policy-queue"
+"""On workloads: the queue in which a policy put their job."""
 _REPLACED = (
     *("trainer_image", "reward_image", "image_pull_policy", "reward_scratch_size", "priority_class_name"),
     *("runtime_class_name", "log_format"),
@@ -34,7 +35,7 @@ def apply_policy(defaults: Defaults, policy: RLJobPolicy | None) -> Defaults:
     changes |= {name: getattr(defaults, name) | getattr(own, name) for name in _MERGED}
     changes |= {name: [*getattr(own, name), *getattr(defaults, name)] for name in _ADDED}
     changes["resources"] = _merge_resources(defaults.resources, own.resources)
-    changes["node_pools"] = _merge_pools(defaults.node_pools, own.node_pools)
+    changes["node_pools"] = _merge_pools(defaults.node_pools, own)
     return defaults.model_copy(update=changes)
 
 
@@ -55,21 +56,26 @@ def _replace_resources(installed: Resources, own: Resources) -> Resources:
     return Resources(requests=kept["requests"] | own.requests, limits=kept["limits"] | own.limits)
 
 
-def _merge_pools(installed: PolicyPools, own: PolicyPools) -> PolicyPools:
-    return PolicyPools(
-        **{name: _merge_pool(getattr(installed, name), getattr(own, name)) for name in PolicyPools.model_fields}
-    )
+def _merge_pools(installed: PolicyPools, own: PolicyDefaults) -> PolicyPools:
+    pools = {
+        name: _merge_pool(getattr(installed, name), getattr(own.node_pools, name), own.node_selector)
+        for name in PolicyPools.model_fields
+    }
+    return PolicyPools(**pools)
 
 
-def _merge_pool(installed: PolicyPool, own: PolicyPool) -> PolicyPool:
+def _merge_pool(installed: PolicyPool, own: PolicyPool, of_all: Mapping[str, str]) -> PolicyPool:
+    """`of_all`: labels that the policy sets for all roles. They replace those of the installation for one role, too."""
+    kept = {name: value for name, value in installed.node_selector.items() if name not in of_all}
     return PolicyPool(
-        node_selector=installed.node_selector | own.node_selector,
+        node_selector=kept | own.node_selector,
         tolerations=[*own.tolerations, *installed.tolerations],
     )
 
 
 def choose_queue(job: RLJob, policy: RLJobPolicy | None, children: Mapping[ChildKey, Manifest]) -> RLJob:
-    """Return the job with the queue by which it is planned: its own, else that of its workloads, else the policy's."""
+    """Return the job with the queue by which it is planned: its own, else that of a policy for which its workloads were
+    built, else the policy's. `children`: those of this job that are not being deleted."""
     scheduling = job.spec.scheduling
     if scheduling.gang != "none" or scheduling.queue:
         return job
@@ -81,10 +87,17 @@ def choose_queue(job: RLJob, policy: RLJobPolicy | None, children: Mapping[Child
     return job.model_copy(update={"spec": job.spec.model_copy(update={"scheduling": chosen})})
 
 
+def mark_queue(children: Iterable[Manifest], queue: str) -> list[Manifest]:
+    """Return the children; their workloads say that the queue is a policy's. A job that gave up its own leaves it."""
+    return [_mark(child, queue) if child["kind"] in WORKLOAD_KINDS else child for child in children]
+
+
+def _mark(workload: Manifest, queue: str) -> Manifest:
+    metadata = workload["metadata"]
+    annotations = (metadata.get("annotations") or {}) | {ANNOTATION_POLICY_QUEUE: queue}
+    return workload | {"metadata": metadata | {"annotations": annotations}}
+
+
 def _find_built_queue(workloads: list[Manifest]) -> str | None:
-    """The queue in which RLJob put the Pods. A label of the user's template alone is none."""
-    for workload in workloads:
-        metadata = (workload.get("spec", {}).get("template") or {}).get("metadata") or {}
-        if ANNOTATION_KUEUE_PARENT in (metadata.get("annotations") or {}):
-            return (metadata.get("labels") or {}).get(LABEL_KUEUE_QUEUE)
-    return None
+    found = ((each["metadata"].get("annotations") or {}).get(ANNOTATION_POLICY_QUEUE) for each in workloads)
+    return next(filter(None, found), None)

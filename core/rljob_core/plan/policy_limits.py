@@ -4,6 +4,7 @@ Most limits are checked in the Pods as they would be built, so that a template c
 whose present spec has workloads was admitted before, and is not checked again: a lower limit stops nothing that runs.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,14 +12,18 @@ from typing import Any
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.policy import POLICY_NAME, PolicyLimits, RLJobPolicy
 from rljob_api.manifest.services.base import ServiceSettings
+from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.read.documents import Location
 from rljob_core.backend import Manifest, ObservedState, Owner
 from rljob_core.children import WORKLOAD_KINDS
-from rljob_core.children.common import SANDBOX_TEMPLATE
+from rljob_core.children.common import SANDBOX_POOL, SANDBOX_TEMPLATE
 from rljob_core.children.gang import LABEL_KUEUE_QUEUE
 from rljob_core.children.requests import sum_requests
+from rljob_core.children.sandbox import count_episodes
 from rljob_core.defaults import Defaults
 from rljob_core.plan import conditions
+from rljob_core.plan.applied_generation import find_running_generation
+from rljob_core.plan.lifecycle import has_been_running
 from rljob_core.plan.validate import find_role_paths
 from rljob_core.pod_checks.origin import RolePath, find_origin
 
@@ -33,7 +38,7 @@ class _Pods:
     role: RolePath | None
     template: Manifest
     most: int
-    """The largest number of replicas."""
+    """The largest number of replicas; of sandboxes, those of the episodes of a step and those that wait."""
 
     @property
     def spec(self) -> Manifest:
@@ -47,12 +52,15 @@ class _Pods:
 
 
 def is_admitted(owner: Owner, state: ObservedState) -> bool:
-    """Whether the workloads of the present spec were created, so that no limit is checked again."""
+    """Whether the workloads of the present spec were created, so that no limit is checked again. A restart may have
+    deleted those of a job that runs. What was refused for another reason may not have been checked."""
     type_ = conditions.FAILED if isinstance(owner, RLJob) else "Ready"
     condition = conditions.find(owner.status, type_)
     is_refused = condition is not None and condition.reason == conditions.REASON_INVALID_SPEC
-    has_workloads = any(key.kind in WORKLOAD_KINDS for key in state.children)
-    return has_workloads and not is_refused and owner.status.observed_generation == owner.metadata.generation
+    exists = any(key.kind in WORKLOAD_KINDS for key in state.children)
+    exists = exists or (isinstance(owner, RLJob) and has_been_running(owner))
+    generation = find_running_generation(owner) or owner.status.observed_generation
+    return exists and not is_refused and generation == owner.metadata.generation
 
 
 def find_policy_problems(owner: Owner, children: list[Manifest], state: ObservedState, defaults: Defaults) -> list[str]:
@@ -67,6 +75,8 @@ def find_policy_problems(owner: Owner, children: list[Manifest], state: Observed
 def find_limit_problems(owner: Owner, children: list[Manifest], policy: RLJobPolicy, defaults: Defaults) -> list[str]:
     """All violations of the policy, each with path, limit and remedy. `children`: as built with `defaults`, which
     contain the policy's own."""
+    if isinstance(owner, RewardModel) and not owner.spec.is_served:
+        return []  # it has no Pods
     limits, pods = policy.spec.limits, _list_pods(owner, children)
     where = f"of RLJobPolicy {owner.metadata.namespace}/{POLICY_NAME}"
     found = [
@@ -86,13 +96,15 @@ _Problem = tuple[str, str, str]
 
 
 def _list_pods(owner: Owner, children: Iterable[Manifest]) -> list[_Pods]:
-    roles, pods = find_role_paths(owner), []
+    roles, pods, children = find_role_paths(owner), [], list(children)
+    pools = {child["metadata"]["name"]: child for child in children if child["kind"] == SANDBOX_POOL}
     for child in children:
-        role = roles.get(child["metadata"]["name"])
+        name = child["metadata"]["name"]
         if child["kind"] in WORKLOAD_KINDS:
-            pods.append(_Pods(role, child["spec"]["template"], _count_most(child, role)))
-        elif child["kind"] == SANDBOX_TEMPLATE:
-            pods.append(_Pods(role, child["spec"]["podTemplate"], 0))
+            pods.append(_Pods(roles.get(name), child["spec"]["template"], _count_most(child, roles.get(name))))
+        elif child["kind"] == SANDBOX_TEMPLATE and isinstance(owner, RLJob):
+            most = count_episodes(owner) + pools[name]["spec"]["replicas"]
+            pods.append(_Pods(roles.get(name), child["spec"]["podTemplate"], most))
     return pods
 
 
@@ -125,7 +137,10 @@ def _check_replicas(owner: Owner, limits: PolicyLimits) -> Iterator[_Problem]:
 def _check_gpus(pods: list[_Pods], limits: PolicyLimits) -> Iterator[_Problem]:
     if limits.gpus is None:
         return
-    numbers = {each.role.path if each.role else "": _count_gpus(each) for each in pods if _count_gpus(each)}
+    numbers = Counter[str]()
+    for each in pods:
+        if number := _count_gpus(each):
+            numbers[each.role.path if each.role else ""] += number
     if (total := sum(numbers.values())) > limits.gpus:
         parts = ", ".join(f"{path} {number}" for path, number in numbers.items())
         message = f"spec must ask for at most {limits.gpus} GPUs, got {total} ({parts})"
@@ -188,16 +203,17 @@ def _check_nodes(pods: list[_Pods], limits: PolicyLimits) -> Iterator[_Problem]:
 
 
 def _check_queue(owner: Owner, pods: list[_Pods], limits: PolicyLimits) -> Iterator[_Problem]:
-    if not limits.queues or not isinstance(owner, RLJob):
+    if not limits.queues:
         return
     allowed, remedy = ", ".join(limits.queues), "set spec.scheduling.gang and queue"
-    if (queue := owner.spec.scheduling.queue) not in limits.queues:
+    queue = owner.spec.scheduling.queue if isinstance(owner, RLJob) else None
+    if isinstance(owner, RLJob) and queue not in limits.queues:
         yield f"spec.scheduling.queue must be one of {allowed}, got {queue or 'none'}", "queues", remedy
     for each in pods:
         label = _mapping(_mapping(each.template.get("metadata")).get("labels")).get(LABEL_KUEUE_QUEUE)
         if label not in (None, queue, *limits.queues):
             field = each.find_field(("metadata", "labels", LABEL_KUEUE_QUEUE), "template.metadata.labels")
-            yield f"{field} must be one of {allowed}, got {label}", "queues", remedy
+            yield f"{field} must be one of {allowed}, got {label}", "queues", "remove the label, or name one of these"
 
 
 def _check_priorities(pods: list[_Pods], limits: PolicyLimits, default: str | None) -> Iterator[_Problem]:

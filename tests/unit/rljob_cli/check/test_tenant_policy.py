@@ -82,6 +82,14 @@ def test_reward_models_of_the_file_are_checked():
     assert problem.startswith("RewardModel shared: spec.replicas must be at most 1, got 2")
 
 
+def test_node_label_that_the_installation_may_set_is_left_to_the_operator():
+    spec = {"limits": {"nodeLabels": {"pool": ["cpu", "h100"]}}, "defaults": {"nodePools": {"reward": {}}}}
+    policy = RLJobPolicy.model_validate({"metadata": {"name": "default"}, "spec": spec})
+    assert list(find_policy_problems(make_job(), {}, policy)) == []
+    [problem] = find_policy_problems(make_job(head={"nodePool": {"nodeSelector": {"pool": "x"}}}), {}, policy)
+    assert problem.startswith("spec.head.nodePool.nodeSelector.pool must be one of cpu, h100, got x")
+
+
 def test_validate_takes_a_policy(tmp_path):
     arguments = ["validate", str(write(tmp_path, JOB, "job.yaml")), "--cluster", "--no-call"]
     done = CliRunner().invoke(app, [*arguments, "--policy", str(write(tmp_path, POLICY))])

@@ -25,6 +25,10 @@ def container(restart=None, limits=None, **requests):
             {"cpu": "4"},
         ),
         ({"containers": [container(cpu="1", memory="1Gi")], **container(cpu="5")}, {"cpu": "5", "memory": "1Gi"}),
+        (
+            {"containers": [container(**{"amd.com/gpu": "2"})], **container(cpu="5", **{"amd.com/gpu": "0"})},
+            {"amd.com/gpu": "2", "cpu": "5"},
+        ),
         ({"containers": [{}, container(cpu="0")]}, {}),
         ({"containers": [container(cpu="1"), {"resources": {"limits": ["x"], "requests": "x"}}]}, {"cpu": "1"}),
         ({"containers": [container(cpu="1")], "initContainers": [{"resources": [1]}], "resources": 3}, {"cpu": "1"}),

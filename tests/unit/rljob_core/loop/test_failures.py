@@ -98,6 +98,16 @@ async def test_one_slow_attempt_lasts_as_long_as_many():
     assert failing.reasons == ["ApiServerError"]
 
 
+async def test_failure_of_an_earlier_spec_says_nothing_of_a_later_one():
+    failing = Failing()
+    attempt = failing.tracker.start(KEY, NOW)
+    attempt.owner = failing.backend.owner
+    metadata = attempt.owner.metadata.model_copy(update={"generation": 2})
+    failing.backend.owner = attempt.owner.model_copy(update={"metadata": metadata})
+    await failing.tracker.report(failing.backend, attempt, DEFECT)
+    assert failing.backend.num_writes == 0, "generation 2 would count as observed"
+
+
 async def test_success_begins_a_new_count():
     failing = Failing()
     await failing.fail()

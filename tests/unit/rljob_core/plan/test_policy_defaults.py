@@ -12,7 +12,7 @@ from rljob_core.defaults import DEFAULTS, Defaults
 from rljob_core.plan.job import plan_job
 from rljob_core.plan.policy_defaults import apply_policy
 from rljob_core.plan.reward_model import plan_reward_model
-from tests.support.job_simulation import JobSimulation, make_agent_job, make_job
+from tests.support.job_simulation import FUNCTION, JobSimulation, make_agent_job, make_job
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HEAD, TRAINER = ChildKey("Job", "gsm8k-head"), ChildKey("StatefulSet", "gsm8k-trainer")
@@ -86,6 +86,14 @@ def test_policy_is_merged_over_the_installation():
     assert applied.node_pools.trainer.node_selector == {"disk": "ssd", "pool": "h100"}
 
 
+def test_nodes_of_a_policy_replace_those_of_the_installation_by_role():
+    installed = Defaults(node_pools={"trainer": {"node_selector": {"pool": "all", "disk": "ssd"}}})
+    policy = make_policy(nodeSelector={"pool": "team"})
+    plan = plan_job(make_job(), ObservedState(policy=policy), NOW, defaults=installed)
+    trainer = next(child for child in plan.children if child["kind"] == "StatefulSet")
+    assert trainer["spec"]["template"]["spec"]["nodeSelector"] == {"pool": "team", "disk": "ssd"}
+
+
 def test_job_gets_the_policy_and_its_own_fields_take_precedence():
     pools = {"trainer": {"nodeSelector": {"pool": "h100", "zone": "1"}}, "reward": {"nodeSelector": {"pool": "cpu"}}}
     policy = make_policy(trainerImage="r/t:1", nodePools=pools, nodeSelector={"team": "a"})
@@ -148,3 +156,27 @@ def test_label_of_a_users_template_is_no_queue_of_rljob():
     simulation = simulate(None, trainer={"template": template}, head={"template": template})
     simulation.reconcile()
     assert simulation.writes == 0, "without the annotation of RLJob, the job is in no gang of Kueue"
+
+
+def test_waiting_job_that_gives_up_its_own_queue_leaves_it():
+    simulation = simulate(None, scheduling={"gang": "kueue", "queue": "typo"})
+    simulation.reconcile()
+    metadata = simulation.job.metadata.model_copy(update={"generation": 2})
+    simulation.job = simulation.job.model_copy(update={"metadata": metadata, "spec": make_job().spec})
+    for _ in range(3):
+        simulation.reconcile()
+    template = simulation.children[TRAINER]["spec"]["template"]["metadata"]
+    assert LABEL_KUEUE_QUEUE not in template["labels"]
+
+
+def test_workloads_of_an_earlier_job_decide_no_queue():
+    simulation = simulate(None)
+    earlier = {REWARD: simulation.children[REWARD]}
+    new = make_job(rewards=[{"name": "other", "function": FUNCTION}])
+    job = new.model_copy(update={"metadata": new.metadata.model_copy(update={"uid": "u2"})})
+    policy = RLJobPolicy.model_validate(
+        {"metadata": {"name": "default"}, "spec": {"defaults": {"queue": "a"}, "limits": {"queues": ["a"]}}}
+    )
+    plan = plan_job(job, ObservedState(earlier, policy=policy), NOW)
+    trainer = next(child for child in plan.children if child["kind"] == "StatefulSet")
+    assert trainer["spec"]["template"]["metadata"]["labels"][LABEL_KUEUE_QUEUE] == "a"

@@ -6,6 +6,7 @@ import pytest
 
 from rljob_api.manifest.policy import PolicyLimits, RLJobPolicy
 from rljob_api.manifest.services.reward import RewardModel
+from rljob_api.wire.contract import ANNOTATION_RESTART
 from rljob_core.backend import ObservedState
 from rljob_core.defaults import DEFAULTS
 from rljob_core.plan import conditions
@@ -51,6 +52,20 @@ VIOLATIONS = {
             }
         },
         "got 2 (spec.head 2)",
+    ),
+    "gpus beside resources of the Pod, which has none": (
+        {"gpus": 0},
+        {
+            "head": {
+                "template": {
+                    "spec": {
+                        "resources": {"limits": {"cpu": 1, "nvidia.com/gpu": 0}},
+                        "containers": [{"name": "head", "resources": {"limits": {"nvidia.com/gpu": "1k"}}}],
+                    }
+                }
+            }
+        },
+        "got 1000 (spec.head 1000)",
     ),
     "gpus by another name": (
         {"gpus": 0},
@@ -187,6 +202,17 @@ def test_replicas_of_an_agents_services_are_limited():
     assert expected in find_problems(make_policy(rewardReplicas=2), job)
 
 
+def test_gpus_of_sandboxes_count():
+    sandbox = {"provider": "agentSandbox", "warmReplicas": 2, "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    job = make_agent_job(
+        tool={"function": None, "sandbox": sandbox},
+        schedule={"promptsPerStep": 3},
+        algorithm={"groupSize": 4},
+    )
+    assert "got 14 (spec.agent.tools[0] 14)" in find_problems(make_policy(gpus=13), job)
+    assert find_problems(make_policy(gpus=14), job) == ""
+
+
 def test_all_violations_are_reported_at_once():
     policy = make_policy(rolloutReplicas=1, queues=["a"])
     message = find_problems(policy, make_job(rollout={"replicas": 2}))
@@ -224,6 +250,20 @@ def test_reward_model_is_limited():
     assert "spec must ask for at most 2 GPUs, got 3 (spec 3)" in ready.message
 
 
+def test_reward_model_that_is_served_elsewhere_has_no_replicas():
+    model = make_model(http={"url": "http://rewards/score"})
+    plan = plan_reward_model(model, ObservedState(policy=make_policy(rewardReplicas=0)), NOW)
+    assert conditions.find(plan.status, "Ready").reason != conditions.REASON_INVALID_SPEC
+
+
+def test_label_of_a_reward_models_template_names_no_other_queue():
+    policy, template = make_policy(queues=["a"]), {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "b"}}}
+    plan = plan_reward_model(make_model(**SERVED, template=template), ObservedState(policy=policy), NOW)
+    ready = conditions.find(plan.status, "Ready")
+    assert "queue-name must be one of a, got b" in ready.message.replace('"', "")
+    assert plan_reward_model(make_model(**SERVED), ObservedState(policy=policy), NOW).children != ()
+
+
 def test_lower_limit_stops_nothing_that_exists_and_holds_for_the_next_change():
     simulation = JobSimulation(make_job(rollout={"replicas": 2}))
     simulation.policy = make_policy(rolloutReplicas=2)
@@ -243,6 +283,40 @@ def test_lower_limit_stops_nothing_that_exists_and_holds_for_the_next_change():
     change(simulation, 1)
     simulation.reconcile()
     assert not conditions.is_true(simulation.job.status, conditions.FAILED)
+
+
+def set_conditions(simulation, **fields):
+    """Make the job Running. `fields`: of its status."""
+    status = simulation.job.status
+    made = [c.model_copy(update={"status": "True"}) if c.type == "Running" else c for c in status.conditions]
+    status = status.model_copy(update={"conditions": made} | fields)
+    simulation.job = simulation.job.model_copy(update={"status": status})
+
+
+def test_lower_limit_stops_no_running_job_whose_workloads_are_all_replaced():
+    on_trainer = {"rollout": {"placement": "trainer", "gpusPerReplica": 1}, "schedule": {"type": "onPolicy"}}
+    rewards = [{"name": "correct", "http": {"url": "http://rewards/score"}}]
+    simulation = JobSimulation(make_job(trainer={"gpusPerReplica": 1}, rewards=rewards, **on_trainer))
+    simulation.reconcile()
+    set_conditions(simulation)
+    simulation.policy = make_policy(gpus=0)
+    metadata = simulation.job.metadata.model_copy(update={"annotations": {ANNOTATION_RESTART: "now"}})
+    simulation.job = simulation.job.model_copy(update={"metadata": metadata})
+    simulation.reconcile()
+    assert not simulation.has_workloads(), "head and trainer are replaced together"
+    simulation.reconcile()
+    assert simulation.has_workloads()
+    assert not conditions.is_true(simulation.job.status, conditions.FAILED)
+
+
+def test_change_that_was_not_applied_for_another_reason_is_checked():
+    simulation = JobSimulation(make_job())
+    simulation.reconcile()
+    simulation.policy = make_policy(rolloutReplicas=1)
+    change(simulation, 2)
+    set_conditions(simulation, observed_generation=2)  # as a failed reconcile of generation 2
+    simulation.reconcile()
+    assert conditions.is_true(simulation.job.status, conditions.FAILED)
 
 
 def change(simulation, replicas):

@@ -324,8 +324,12 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
         "RLJob",
         {"evaluation": {"sets": [EVALUATION_SET], "best": {"set": "math", "metric": "pass@8"}}},
     ),
-    ("Checkpoint", "must not be set next to persistentVolumeClaim", "RLJob",
-     {"checkpoint": {"storage": "s3://bucket/runs", "persistentVolumeClaim": {"claimName": "runs"}}}),
+    (
+        "Checkpoint",
+        "must not be set next to persistentVolumeClaim",
+        "RLJob",
+        {"checkpoint": {"storage": "s3://bucket/runs", "persistentVolumeClaim": {"claimName": "runs"}}},
+    ),
     ("RLJobSpec", "must not be best without evaluation.best", "RLJob", {"checkpoint.export": "best"}),
     ("RLJobSpec", "must have one that training uses", "RLJob", {"rewards.0.use": "evaluation"}),
     (

@@ -173,8 +173,7 @@ def _handle_signals(keyboard: _Keyboard, live: Live) -> Iterator[None]:
         live.start(refresh=True)
 
     loop.add_signal_handler(signal.SIGTSTP, stop)
-    interrupt = signal.getsignal(signal.SIGINT)  # ignored in what a shell starts in the background
-    before = signal.signal(signal.SIGTERM, interrupt if callable(interrupt) else signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     try:
         yield
     finally:

@@ -32,9 +32,6 @@ _OTHER_SCREEN, _FIRST_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
 class Terminal:
     """The program's terminal, and all that it has written."""
 
-    interrupts = signal.SIG_DFL
-    """What Ctrl-C does to the program unless it decides."""
-
     def __init__(self, columns: int, rows: int, *arguments: str, **variables: str) -> None:
         self.file, program_side = os.openpty()
         fcntl.ioctl(program_side, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
@@ -47,7 +44,7 @@ class Terminal:
             stderr=program_side,
             env={**environment, "TERM": "xterm-256color", **variables},
             # Whether or not this process ignores it, as one that a shell started in the background.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, self.interrupts),
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         self._program_side = program_side
         self.text = ""
@@ -168,12 +165,8 @@ def test_terminal_is_as_before_while_the_program_is_stopped(start):
     assert terminal.is_as_before()
 
 
-@pytest.mark.parametrize(
-    ("number", "interrupts"),
-    [(signal.SIGINT, signal.SIG_DFL), (signal.SIGTERM, signal.SIG_DFL), (signal.SIGTERM, signal.SIG_IGN)],
-)
-def test_terminal_is_as_before_after_a_signal(start, number, interrupts, monkeypatch):
-    monkeypatch.setattr(Terminal, "interrupts", interrupts)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_terminal_is_as_before_after_a_signal(start, number):
     terminal = start(80, 16, "--watch")
     terminal.read_until("lines 1 to 15 of ")
     terminal.program.send_signal(number)

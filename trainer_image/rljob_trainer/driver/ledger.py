@@ -341,7 +341,10 @@ class Ledger:
         """Record a complete checkpoint. Later steps may have ended."""
         self._track(CheckpointRecord(step=seconds.step, wait_seconds=seconds.wait, write_seconds=seconds.write))
         self._name_best()  # whose checkpoint this may be
-        log.info("checkpoint of step %d: training waited %.1f s, written in %.1f s", *vars(seconds).values())
+        waited = seconds.wait
+        log.info(
+            "checkpoint of step %d: training waited %.1f s, written in %.1f s", seconds.step, waited, seconds.write
+        )
 
     async def write_summary(self) -> None:
         self._close_phases()

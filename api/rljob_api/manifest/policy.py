@@ -19,7 +19,7 @@ from rljob_api.wire.contract import API_VERSION
 from rljob_api.wire.logs import LogFormat
 
 POLICY_NAME: Final = "default"
-"""The name of a namespace's policy. It has one, so that nobody has to ask which of several holds."""
+"""The name of a namespace's policy. There is one, so it is clear which holds."""
 _ImageName = Annotated[str, Field(min_length=1, max_length=512)]
 _LabelValues = Annotated[list[LabelValue], Field(min_length=1, max_length=64)]
 _TemplateField = Annotated[str, Field(max_length=128, pattern=r"^(metadata|spec)\.[A-Za-z]+$")]

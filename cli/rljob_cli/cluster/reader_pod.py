@@ -8,11 +8,9 @@ command is killed, the Pod ends by itself, and is deleted with the job.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
 import sys
-import time
 from collections.abc import AsyncIterator
 
 from pydantic import ValidationError
@@ -20,8 +18,7 @@ from pydantic import ValidationError
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire import contract
 from rljob_cli.cluster.client import Cluster, ClusterError
-from rljob_cli.cluster.formatting import describe_pod
-from rljob_cli.manifests import is_ready
+from rljob_cli.cluster.pod_start import wait_until_ready
 from rljob_core.backend import Manifest
 from rljob_core.children.common import HEAD
 from rljob_core.kube.resources import POD
@@ -29,9 +26,7 @@ from rljob_core.plan.job import render_children
 
 LABEL_READER = "rljob.dev/reader"
 _MAX_POD_SECONDS = 6 * 3600
-_START_SECONDS = 900.0
-"""Pulling the image of a trainer takes minutes."""
-_POLL_SECONDS = 1.0
+_REMEDY = "check the claim of spec.checkpoint, and that no Pod of another node has it if it is ReadWriteOnce"
 _HEAD_FIELDS = ("securityContext", "nodeSelector", "tolerations", "imagePullSecrets", "serviceAccountName")
 _ENV = (contract.ENV_TOKEN, contract.ENV_JOB_FILE, contract.ENV_RUN_DIR)
 _VOLUMES = ("run", "config")
@@ -113,7 +108,7 @@ async def reader_pod(cluster: Cluster, job: Manifest, head: Manifest | None = No
     name = pod["metadata"]["name"]
     try:
         await cluster.apply(POD, pod)
-        await _wait_until_ready(cluster, name)
+        await wait_until_ready(cluster, name, "reads the run's files", _REMEDY, _say)
         yield name
     except BaseException:
         with contextlib.suppress(ClusterError):  # why the command ends matters more
@@ -122,18 +117,5 @@ async def reader_pod(cluster: Cluster, job: Manifest, head: Manifest | None = No
     await cluster.delete(POD, name)
 
 
-async def _wait_until_ready(cluster: Cluster, name: str) -> None:
-    deadline, last = time.monotonic() + _START_SECONDS, ""
-    while True:
-        pod = await cluster.find(POD, name)
-        if pod and is_ready(pod):
-            return
-        state = describe_pod(pod) if pod else "it was deleted"
-        if state != last:
-            print(f"Pod {name}, which reads the run's files: {state}", file=sys.stderr, flush=True)
-            last = state
-        has_ended = pod is None or (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
-        if has_ended or time.monotonic() > deadline:
-            remedy = "check the claim of spec.checkpoint, and that no Pod of another node has it if it is ReadWriteOnce"
-            raise ClusterError(f"Pod {name}, which reads the run's files, did not start: {state}; {remedy}")
-        await asyncio.sleep(_POLL_SECONDS)
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -119,7 +119,7 @@ def _write_model(source: _Source, to: Path, given: str) -> tuple[str, Mapping[st
         export_step(folder, step, to, given)
     else:
         to.parent.mkdir(parents=True, exist_ok=True)
-        source.export.rename(to)  # the copy is beside it
+        source.export.rename(to)  # the copy is on the same disk
     job, _ = read_job(folder / FILE_JOB)
     metrics = read_metrics(folder / FILE_METRICS)
     job_name = str(((job or {}).get("metadata") or {}).get("name") or folder.name)

@@ -4,14 +4,11 @@ The Pod has the image, the node pool and the rights of the head, so that it star
 folder with the marker is complete, and is not copied again.
 """
 
-import asyncio
 import secrets
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rljob_cli.cluster.client import Cluster, ClusterError
-from rljob_cli.cluster.formatting import describe_pod
-from rljob_cli.manifests import is_ready
+from rljob_cli.cluster.pod_start import wait_until_ready
 from rljob_cli.submit import archive
 from rljob_cli.submit.plan import LABEL_FILES, Upload
 from rljob_core.backend import Manifest
@@ -22,9 +19,7 @@ _MARKER = ".complete"
 _SCRIPT = f'mkdir -p "$1" && head -c "$2" | tar xf - -C "$1" && touch "$1/{_MARKER}"'
 _MAX_POD_SECONDS = 6 * 3600
 """Then the Pod ends, also if this command was killed."""
-_START_SECONDS = 900.0
-"""Pulling the image of a trainer takes minutes."""
-_POLL_SECONDS = 1.0
+_REMEDY = "pass --claim with a claim that exists, or --storage-class, or set head.image and head.nodePool"
 _LARGE_BYTES = 100_000_000
 _HEAD_FIELDS = ("securityContext", "nodeSelector", "tolerations", "imagePullSecrets", "serviceAccountName")
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}}
@@ -61,26 +56,10 @@ async def upload(cluster: Cluster, pod: Manifest, uploads: Sequence[Upload], say
     name = pod["metadata"]["name"]
     await cluster.apply(POD, pod)
     try:
-        await _wait_until_ready(cluster, name, say)
+        await wait_until_ready(cluster, name, "copies the files", _REMEDY, say)
         return sum([await _copy(cluster, name, item, say) for item in uploads])
     finally:
         await cluster.delete(POD, name)
-
-
-async def _wait_until_ready(cluster: Cluster, name: str, say: Callable[[str], None]) -> None:
-    deadline, last = time.monotonic() + _START_SECONDS, ""
-    while True:
-        pod = await cluster.find(POD, name)
-        if pod and is_ready(pod):
-            return
-        state = describe_pod(pod) if pod else "it was deleted"
-        if state != last:
-            say(f"Pod {name}, which copies the files: {state}")
-            last = state
-        if pod is None or time.monotonic() > deadline:
-            remedy = "pass --claim with a claim that exists, or --storage-class, or set head.image and head.nodePool"
-            raise ClusterError(f"Pod {name}, which copies the files, did not start: {state}; {remedy}")
-        await asyncio.sleep(_POLL_SECONDS)
 
 
 async def _copy(cluster: Cluster, pod: str, item: Upload, say: Callable[[str], None]) -> int:

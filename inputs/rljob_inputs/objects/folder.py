@@ -22,7 +22,7 @@ Count = Callable[[int], None]
 
 
 class TransferEndedError(Exception):
-    """Whoever counts the bytes of a transfer ends it."""
+    """The function that counts the bytes of a transfer ends it."""
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ def _child(schema: Schema, name: str) -> Schema | None:
 
 
 def _holds_default(value: Any, schema: Schema) -> bool:
-    """Whether the API server may have filled in the value, so that nobody asks for it."""
+    """Whether the API server may have filled in the value, so that it is not a wish of the user."""
     if value is None:
         return True
     if "default" not in schema:

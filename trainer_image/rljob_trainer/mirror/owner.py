@@ -99,7 +99,9 @@ class Ownership:
         """Raise LostOwnershipError if another head has taken over."""
         found = self.read()
         if found is None or found.session != self._session:
-            who = "nobody's: its owner.json is gone" if found is None else f"that of another head of {found.job}"
+            who = (
+                "without an owner: its owner.json is gone" if found is None else f"that of another head of {found.job}"
+            )
             raise LostOwnershipError(
                 f"spec.checkpoint.storage: {self._folder.url} is now {who}; this head ends, so that two do not write "
                 "there"

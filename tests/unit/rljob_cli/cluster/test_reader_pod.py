@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import yaml
 
-from rljob_cli.cluster import reader_pod as module
+from rljob_cli.cluster import pod_start
 from rljob_cli.cluster.client import ClusterError
 from rljob_cli.cluster.reader_pod import build_reader, reader_pod
 
@@ -97,7 +97,7 @@ def test_pod_has_no_rights_and_no_end_without_the_job():
 
 
 async def test_pod_is_deleted_at_the_end_and_on_a_cancellation(monkeypatch):
-    monkeypatch.setattr(module, "_POLL_SECONDS", 0)
+    monkeypatch.setattr(pod_start, "_POLL_SECONDS", 0)
     cluster = FakeCluster(None, READY)
     cluster.states[0] = {"metadata": {}, "spec": {}, "status": {"phase": "Pending"}}
 

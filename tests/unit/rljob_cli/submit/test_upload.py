@@ -6,6 +6,7 @@ import pytest
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.read.load import load_manifests
+from rljob_cli.cluster import pod_start
 from rljob_cli.cluster.client import ClusterError
 from rljob_cli.cluster.pod_exec import Ended
 from rljob_cli.submit import upload
@@ -80,7 +81,7 @@ BROKEN = {
 
 @pytest.mark.parametrize(("state", "reason"), [(BROKEN, "ErrImagePull: not found"), (None, "it was deleted")])
 async def test_pod_that_does_not_start_is_reported_with_its_state_and_deleted(pod, monkeypatch, state, reason):
-    monkeypatch.setattr(upload, "_START_SECONDS", 0.0)
+    monkeypatch.setattr(pod_start, "START_SECONDS", 0.0)
     cluster, shown = FakeCluster(state), []
     with pytest.raises(ClusterError, match=f"did not start: {reason}; pass --claim"):
         await upload.upload(cluster, pod, [], shown.append)

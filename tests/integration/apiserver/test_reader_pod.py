@@ -7,7 +7,7 @@ import asyncio
 import yaml
 from kubernetes import client
 
-from rljob_cli.cluster import reader_pod as module
+from rljob_cli.cluster import pod_start
 from rljob_cli.cluster.client import Target, connect
 from rljob_cli.cluster.reader_pod import LABEL_READER, reader_pod
 
@@ -28,7 +28,7 @@ READY = {"status": {"phase": "Running", "conditions": [{"type": "Ready", "status
 async def test_pod_is_admitted_in_a_restricted_namespace_and_deleted(
     api_client, control_plane, namespace, monkeypatch
 ) -> None:
-    monkeypatch.setattr(module, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(pod_start, "_POLL_SECONDS", 0.05)
     core = client.CoreV1Api(api_client)
     core.patch_namespace(namespace, RESTRICTED)
     jobs = client.CustomObjectsApi(api_client)

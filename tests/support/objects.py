@@ -76,11 +76,11 @@ class ObjectServer:
 
 
 @contextlib.contextmanager
-def run_objects() -> Iterator[ObjectServer]:
+def run_objects(address: str = "127.0.0.1") -> Iterator[ObjectServer]:
     """Serve on a free port until the block ends."""
     from moto.server import ThreadedMotoServer  # seconds to import
 
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server = ThreadedMotoServer(ip_address=address, port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     try:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -106,6 +107,9 @@ async def _watch(
     async with api.new_session() as session:
         while True:
             async with session.get(api.server + path, read_bufsize=_CHUNK_BYTES, **request) as answer:
+                if answer.status == HTTPStatus.TOO_MANY_REQUESTS:  # it still reads the objects of a new CRD
+                    await asyncio.sleep(float(answer.headers.get("Retry-After", 1)))
+                    continue
                 answer.raise_for_status()
                 async for line in answer.content:
                     event = json.loads(line)

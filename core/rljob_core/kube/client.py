@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
+import orjson
 from kubernetes.aio import config
 from kubernetes.aio.client import Configuration
 
@@ -259,7 +260,7 @@ def _escape(character: re.Match[str]) -> str:
 def _parse_json(raw: bytes) -> Manifest:
     """Return an object; empty if the body is empty or another kind of JSON."""
     try:
-        answer = json.loads(raw or b"{}")
+        answer = orjson.loads(raw or b"{}")
     except ValueError:
         return {"message": raw.decode(errors="replace")[:300]}
     return answer if isinstance(answer, dict) else {}

@@ -5,9 +5,10 @@ half of a reconcile's CPU time. Invariant: builders get only what is in the key,
 """
 
 import hashlib
-import json
 import zlib
 from collections.abc import Callable, Mapping
+
+import orjson
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.base import ObjectMeta
@@ -43,12 +44,12 @@ class BuiltChildren:
         packed = self._packed.pop(key, None)
         if packed is None:
             built = build_checked(job, token, defaults, models)
-            packed = zlib.compress(json.dumps(built).encode(), 1)
+            packed = zlib.compress(orjson.dumps(built), 1)
             self.num_bytes += len(packed)
         self._packed[key] = packed
         while self.num_bytes > self._max_bytes:
             self.num_bytes -= len(self._packed.pop(next(iter(self._packed))))
-        children, problems = json.loads(zlib.decompress(packed))
+        children, problems = orjson.loads(zlib.decompress(packed))
         return children, problems
 
 

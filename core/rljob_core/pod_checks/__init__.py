@@ -21,7 +21,7 @@ from rljob_core.pod_checks.rules import find_rule_violations
 from rljob_core.pod_checks.schema import Violation, find_type_violations
 
 _NUM_CACHED_TEMPLATES = 4096
-"""A reconcile builds the same templates again and again: looking one up takes 0.05 ms, checking it 2 ms."""
+"""A reconcile builds the same templates again and again: looking one up takes 0.05 ms, checking it 0.5 ms."""
 
 
 def find_pod_problems(children: Iterable[Manifest], roles: Mapping[str, RolePath]) -> Iterator[str]:
@@ -51,7 +51,7 @@ def find_violations(template: Manifest) -> tuple[Violation, ...]:
 def _check(text: str) -> tuple[Violation, ...]:
     template = _drop_nulls(json.loads(text))
     wrong = [*find_type_violations(template), *_find_null_entries(template, ())]
-    remaining = copy.deepcopy(template)
+    remaining = copy.deepcopy(template) if wrong else template
     for location, _ in wrong:
         _remove(remaining, location)
     places = [location for location, _ in wrong]

@@ -6,7 +6,6 @@ classes, quotas) are left to it. Invariant: no rule is stricter than the API ser
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain
 from typing import Any
 
 from rljob_api.read.documents import Location
@@ -205,9 +204,10 @@ def _check_pod(spec: Mapping[str, Any]) -> Iterator[Violation]:
     volumes = {volume.get("name") for volume in spec.get("volumes") or []}
     names = set()
     for kind, (index, container) in containers:
-        if container.get("name") in names:
-            yield (kind, index, "name"), f"must be unique, got {container['name']} twice"
-        names.add(container.get("name"))
+        name = container.get("name")
+        if name and name in names:
+            yield (kind, index, "name"), f"must be unique, got {name} twice"
+        names.add(name)
         for place, mount in enumerate(container.get("volumeMounts") or []):
             if mount.get("name") not in volumes:
                 message = f"must be a volume of the Pod, got {mount.get('name')}; add it to spec.volumes"
@@ -253,39 +253,62 @@ RELATIONS: tuple[tuple[tuple[str, ...], Relation], ...] = (
 """Paths and the relations that must hold there."""
 
 
+class _Place:
+    """A place in a template: the rules for what is there, by their order in the tables, and the places in it."""
+
+    def __init__(self) -> None:
+        self.rules: list[tuple[int, Relation]] = []
+        self.inner: dict[str, _Place] = {}
+
+    def add(self, path: str, order: int, rule: Relation) -> None:
+        place = self
+        for part in path.split("."):
+            place = place.inner.setdefault(part, _Place())
+        place.rules.append((order, rule))
+
+
+def _as_relation(path: str, check: Format) -> Relation:
+    may_be_empty = path.rpartition(".")[2] in _MAY_BE_EMPTY
+
+    def relate(value: Any) -> Iterator[Violation]:
+        if not (value == "" and may_be_empty) and (message := check(value)):
+            yield (), f"{message}, got {value}"
+
+    return relate
+
+
+def _build_root() -> _Place:
+    """All paths of the tables as one tree, so that a template is walked once."""
+    formats_of = [(path, _as_relation(path, check)) for paths, check in FORMATS for path in paths]
+    relations = [(path, relate) for paths, relate in RELATIONS for path in paths]
+    root = _Place()
+    for order, (path, rule) in enumerate([*formats_of, *relations]):
+        is_of_container = path == "C" or path.startswith("C.")
+        for start in _CONTAINER_LISTS if is_of_container else ("",):
+            root.add(f"{start}{path[1:]}" if is_of_container else path, order, rule)
+    return root
+
+
+_ROOT = _build_root()
+
+
 def find_rule_violations(template: Mapping[str, Any]) -> Iterator[Violation]:
-    """Yield what the tables refuse. The template must have valid types at the places that matter to the caller."""
-    for paths, check in FORMATS:
-        for location, value in chain.from_iterable(_find(template, path) for path in paths):
-            if value == "" and location[-1] in _MAY_BE_EMPTY:
-                continue
-            if message := check(value):
-                yield location, f"{message}, got {value}"
-    for paths, relate in RELATIONS:
-        for location, value in chain.from_iterable(_find(template, path) for path in paths):
-            for inner, message in relate(value):
-                yield (*location, *inner), message
+    """Yield what the tables refuse, in their order. The types must be valid at the places that matter to the caller."""
+    found = sorted(_walk(template, _ROOT, ()), key=lambda entry: entry[0])
+    yield from (violation for _, violation in found)
 
 
-def _find(template: Any, path: str) -> Iterator[tuple[Location, Any]]:
-    if path == "C" or path.startswith("C."):
-        for containers in _CONTAINER_LISTS:
-            yield from _walk(template, f"{containers}{path[1:]}".split("."), ())
-    else:
-        yield from _walk(template, path.split("."), ())
-
-
-def _walk(value: Any, parts: list[str], location: Location) -> Iterator[tuple[Location, Any]]:
-    if not parts:
-        yield location, value
-        return
-    part, *rest = parts
-    if part == "~":
-        yield from (((*location, key), key) for key in value or {})
-    elif part == "*":
-        entries = value.items() if isinstance(value, Mapping) else enumerate(value or [])
-        for key, inner in entries:
-            if inner is not None:  # an empty entry of a list: the API server decides
-                yield from _walk(inner, rest, (*location, key))
-    elif isinstance(value, Mapping) and part in value:
-        yield from _walk(value[part], rest, (*location, part))
+def _walk(value: Any, place: _Place, location: Location) -> Iterator[tuple[int, Violation]]:
+    for order, rule in place.rules:
+        yield from ((order, ((*location, *inner), message)) for inner, message in rule(value))
+    for part, inner in place.inner.items():
+        if part == "~":
+            for key in value or {}:
+                yield from _walk(key, inner, (*location, key))
+        elif part == "*":
+            entries = value.items() if isinstance(value, dict) else enumerate(value or [])
+            for key, entry in entries:
+                if entry is not None:  # an empty entry of a list: the API server decides
+                    yield from _walk(entry, inner, (*location, key))
+        elif isinstance(value, dict) and part in value:
+            yield from _walk(value[part], inner, (*location, part))

@@ -6,12 +6,12 @@ objects, and knows nothing of them but their resourceVersions.
 
 import asyncio
 import functools
-import json
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import aiohttp
 import kopf
+import orjson
 import yarl
 
 from rljob_core.kube.client import KubeApi
@@ -111,12 +111,12 @@ class _WatchedStream:
             rest += tail  # at the end: an event that broke off, which the next watch has
 
     def _take(self, line: bytes) -> bytes:
-        event = json.loads(line)
+        event = orjson.loads(line)
         if event["type"] not in _OBJECT_EVENTS:
             return line
         version = event["object"]["metadata"]["resourceVersion"]
         self._on_event(event)
-        return json.dumps({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": version}}}).encode()
+        return orjson.dumps({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": version}}})
 
 
 def _find(watched: Mapping[str, Resource], url: yarl.URL) -> Resource | None:

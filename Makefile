@@ -258,6 +258,11 @@ bench-weights: $(SYNCED) ## Weights from a publisher to 1 to 8 receivers, 0.1 to
 bench-checkpoints: $(SYNCED) ## What the hashes of a checkpoint cost, over the same save and load without them (ARGS="--folder DIR --gigabytes 4")
 	$(BIN)/python bench/checkpoints.py $(ARGS)
 
+.PHONY: bench-watching
+bench-watching: $(SYNCED) ## What traces and the live page cost make demo's job (ARGS="--rounds 3 --steps 18"; 3 to 4 minutes a run, 9 runs)
+	$(BIN)/python examples/prepare.py quickstart
+	$(BIN)/python bench/watching.py $(ARGS)
+
 .PHONY: bench-plan
 bench-plan: $(SYNCED) ## The memory that rljob plan prints against torch's memory tracker, 0.135B to 32B, and a real rank (over 20 minutes on 2 busy cores)
 	$(BIN)/python bench/plan.py --resident

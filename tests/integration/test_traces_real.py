@@ -1,23 +1,28 @@
 """`rljob run` with a conversation, a tool and a judge: one trace of an episode over all of its programs.
 
-`pytest tests/integration/test_traces_real.py -m slow -s` prints the tree.
+`pytest tests/integration/test_traces_real.py -m slow -s` prints the tree, and with --update-golden draws the picture in
+docs/tracing.md.
 """
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
 from tests.integration.test_conversations_real import RUN_SECONDS, write_job
+from tests.paths import ROOT
 from tests.support.fake_endpoint import Endpoint, completion
 from tests.support.judge_servers import judge_reward, new_address
 from tests.support.local_run import run_to_end
 from tests.support.traces import Collector, Trace, group_traces
 
+PICTURE = ROOT / "docs/images/trace.svg"
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 
@@ -44,7 +49,9 @@ def add_traces(path: Path, collector: str, endpoint: Endpoint) -> Path:
     return path
 
 
-def test_an_episode_is_one_trace(tmp_path: Path, collector: Collector, endpoint: Endpoint) -> None:
+def test_an_episode_is_one_trace(
+    tmp_path: Path, collector: Collector, endpoint: Endpoint, request: pytest.FixtureRequest
+) -> None:
     url = os.environ.get("RLJOB_TEST_COLLECTOR", "") or collector.url
     done = run_to_end(add_traces(write_job(tmp_path), url, endpoint), tmp_path, RUN_SECONDS)
     assert done.returncode == 0, done.stdout
@@ -58,11 +65,20 @@ def test_an_episode_is_one_trace(tmp_path: Path, collector: Collector, endpoint:
     assert len(trained) == 32, "two steps of 16 episodes"
     longest = max(trained, key=lambda each: len(each.spans))
     print(f"\n{longest.render()}")
+    if request.config.getoption("--update-golden"):
+        draw(longest)
     check_tree(longest)
     links = {
         link for each in traces if each.root.name == "step" for apply in each.named("apply") for link in apply.links
     }
     assert links == {each.root.id for each in trained}
+
+
+def draw(trace: Trace) -> None:
+    console = Console(file=io.StringIO(), record=True, width=140, force_terminal=True, color_system="truecolor")
+    console.print(trace.draw())
+    title = "one episode: two turns with a simulated user, a reward, a judge"
+    PICTURE.write_text(console.export_svg(title=title, unique_id="trace"))
 
 
 def check_tree(trace: Trace) -> None:

@@ -14,6 +14,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from rich.table import Table
+from rich.text import Text
 
 from rljob_api.tracing import spans
 from rljob_api.tracing.pipeline import build_provider
@@ -82,7 +84,27 @@ class Trace:
         add(self.root, 0)
         return "\n".join(lines)
 
+    def draw(self) -> Table:
+        """Return the tree with a bar for the time of each span, coloured by its program."""
+        begin, end = self.root.started_at, max(each.ended_at for each in self.spans)
+        table = Table("span", "program", "", "seconds", box=None, header_style="bold", padding=(0, 1))
+        table.columns[-1].justify = "right"
 
+        def add(span: Seen, depth: int) -> None:
+            first, last = ((at - begin) * _BAR_COLUMNS // (end - begin) for at in (span.started_at, span.ended_at))
+            colour = _COLOURS.get(span.service, "white")
+            bar = Text(" " * first) + Text("━" * max(1, last - first), style=colour)
+            seconds = f"{(span.ended_at - span.started_at) / 1e9:.3f}"
+            table.add_row(Text(f"{'  ' * depth}{span.name}"), Text(span.service, style=colour), bar, seconds)
+            for child in self.children(span):
+                add(child, depth + 1)
+
+        add(self.root, 0)
+        return table
+
+
+_BAR_COLUMNS = 60
+_COLOURS = {"rljob-head": "cyan", "rljob-reward": "yellow", "rljob-agent": "green"}
 _SHOWN = (
     *("rljob.lane", "rljob.step", "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "gen_ai.response.model"),
     *("http.response.status_code", "rljob.score", "rljob.valid", "rljob.reason", "rljob.cancelled", "error.type"),

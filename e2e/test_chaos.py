@@ -18,7 +18,7 @@ import yaml
 from chaos import machine
 from chaos.injection import apply_fault
 from chaos.observer import Observer
-from chaos.plan import IN_CI, QUICK, Injection, draw_plan
+from chaos.plan import IN_CI, QUICK, Injection, choose_faults, draw_plan
 from chaos.report import Outcome, Report
 from harness import NAMESPACE, ROOT, Cluster, Job, log_step, python, wait_for
 
@@ -34,6 +34,8 @@ DISK_MEGABYTES = 512
 PROMPTS_PER_STEP = 4
 SEED = int(os.environ.get("RLJOB_CHAOS_SEED", "1"))
 NUM_FAULTS = int(os.environ.get("RLJOB_CHAOS_FAULTS", "0"))
+ONLY = [name.strip() for name in os.environ.get("RLJOB_CHAOS_ONLY", "").split(",") if name.strip()]
+"""Names of faults, as in a report; empty: all."""
 REPORT = os.environ.get("RLJOB_CHAOS_REPORT", "")
 """Where the report is written as JSON; empty: nowhere."""
 INTERVAL_SECONDS = float(os.environ.get("RLJOB_CHAOS_INTERVAL", "0"))
@@ -53,7 +55,7 @@ def disk(cluster: Cluster) -> Iterator[Path]:
 
 
 def test_job_under_drawn_faults(cluster: Cluster, submit: Callable[..., Job], disk: Path) -> None:
-    plan = draw_plan(SEED, NUM_FAULTS) if NUM_FAULTS else plan_for_ci()
+    plan = draw_plan(SEED, NUM_FAULTS, choose_faults(ONLY)) if NUM_FAULTS else plan_for_ci()
     job = submit_endless(submit)
     observer = Observer(job, disk / JOB, limit_seconds=900)
     job.wait_for("two checkpoints", lambda: len(list(disk.glob(f"{JOB}/checkpoints/step-*/COMPLETE"))) >= 2)

@@ -6,6 +6,7 @@ Invariant: the same seed and number give the same plan. Each kind comes once bef
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Literal
@@ -82,6 +83,14 @@ class Injection:
     fault: Fault
     delay: float
     """Seconds after a step, so that it comes anywhere in the next one."""
+
+
+def choose_faults(names: Sequence[str]) -> tuple[Fault, ...]:
+    """Return the faults of these names, or all. Raises ValueError for a name that no fault has."""
+    known = {fault.name: fault for fault in (*QUICK, *LONG)}
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"no fault is named {', '.join(unknown)}; known: {', '.join(known)}")
+    return tuple(known[name] for name in names or known)
 
 
 def draw_plan(seed: int, number: int, faults: tuple[Fault, ...] = (*QUICK, *LONG)) -> list[Injection]:

@@ -1,5 +1,5 @@
 import pytest
-from chaos.plan import IN_CI, LONG, QUICK, draw_plan
+from chaos.plan import IN_CI, LONG, QUICK, choose_faults, draw_plan
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,3 +34,11 @@ def test_what_is_waited_out_ends_by_itself_and_replaces_nothing():
     waited_out = [fault for fault in FAULTS if fault.is_waited_out]
     assert {fault.action for fault in waited_out} == {"slow", "cut", "fill-disk"}
     assert all(fault.seconds > 0 and not fault.is_replaced for fault in waited_out)
+
+
+def test_faults_are_chosen_by_name() -> None:
+    names = ["power-off reward", "cut trainer-reward 10 min"]
+    assert [fault.name for fault in choose_faults(names)] == names
+    assert {fault.name for fault in choose_faults([])} == {fault.name for fault in (*QUICK, *LONG)}
+    with pytest.raises(ValueError, match=r"no fault is named power-off head; known: kill reward worker, "):
+        choose_faults(["power-off head"])

@@ -8,8 +8,10 @@ Workarounds, each with its reason:
 
 - No object reaches kopf (`kopf_watches`). Its LIST before a watch gets limit=1 and no object, and its watches get
   bookmarks in place of events, which `informer` takes from the stream. kopf starts a task with a queue for each object,
-  remembers each until its deletion, and copies and compares it for change handlers. At 2,000 jobs that took 500 MiB,
-  0.7 ms of CPU per event, and seconds without progress of the loop.
+  remembers each until its deletion, and copies and compares it for change handlers. With `kopf.on.event` handlers in
+  place of this, 1,000 jobs on two cores took 242 s of CPU time until all ran, and a restart among them 1,034 MiB, 174 s
+  of CPU time, and 228 s until all were reconciled (`make bench-operator JOBS=1000`; docs/install.md has the figures of
+  what is here).
 - `informer` lists a kind after each LIST of kopf, and all kinds periodically: an object that was deleted before a LIST
   has no event (nolar/kopf issue 698).
 - `kopf.spawn_tasks` with `tasks.TaskTree`: `kopf.operator()` cancels at its end every later task of the loop, our

@@ -14,6 +14,7 @@ import pathlib
 import pickle
 from collections import OrderedDict
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -28,7 +29,17 @@ from rljob_trainer.run_folder.file_facts import DamagedCheckpointError, FileFact
 
 METADATA = ".metadata"
 _PARTIAL_SUFFIX = ".tmp"
+
+
+def _get_member(kind: Any, name: str) -> Enum:
+    """Stands for getattr: Python 3.11.0 to 3.11.3, which Debian 12 has, pickle a member of an enumeration by it."""
+    if not (isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__):
+        raise DamagedCheckpointError(f"{METADATA} takes {name} of {kind!r}, which no checkpoint does")
+    return kind[name]
+
+
 _DATA_CLASSES = {
+    ("builtins", "getattr"): _get_member,
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): filesystem._StorageInfo,

@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, StorageMeta
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from rljob_trainer.policy.checkpoint_storage import METADATA, build_reader
@@ -37,3 +38,19 @@ def test_index_is_read_as_torch_has_written_it(tmp_path):
     index = build_reader(tmp_path).read_metadata()
     assert index.state_dict_metadata.keys() == {"model.weight", "model.bias", "num_updates", "generator.0", "list"}
     assert index.state_dict_metadata["model.weight"].properties.dtype == torch.bfloat16
+
+
+def test_index_is_read_as_the_python_of_the_images_has_written_it(tmp_path, monkeypatch):
+    """Debian 12's Python pickles a member of an enumeration as a call of getattr."""
+    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", lambda self, _: (getattr, (type(self), self.name)))
+    save({"weight": torch.ones(2)}, storage_writer=FileSystemWriter(tmp_path), no_dist=True)
+    assert b"getattr" in (tmp_path / METADATA).read_bytes()
+    found = build_reader(tmp_path).read_metadata().state_dict_metadata["weight"]
+    assert found.properties.memory_format == torch.contiguous_format
+
+
+@pytest.mark.parametrize(("kind", "name"), [(_MEM_FORMAT_ENCODING, "__init__"), (StorageMeta, "__reduce__")])
+def test_index_takes_nothing_but_members(tmp_path, kind, name):
+    (tmp_path / METADATA).write_bytes(pickle.dumps(Program(getattr, kind, name)))
+    with pytest.raises(DamagedCheckpointError, match=r"\.metadata takes __\w+__ of <"):
+        build_reader(tmp_path).read_metadata()

@@ -40,6 +40,7 @@ from rljob_core.kube.resources import POLICY, REWARD_MODEL, RLJOB, Resource, res
 from rljob_core.plan.job import render_children
 from rljob_core.plan.policy_defaults import apply_policy, choose_queue
 from rljob_core.plan.reward_model import plan_reward_model
+from rljob_core.plan.run_files import describe_loss
 
 _RESOURCES: Mapping[str, Resource] = {
     "RLJob": RLJOB,
@@ -98,6 +99,8 @@ def _load(path: Path, overrides: list[str], *, should_call: bool) -> JobFile:
     verdict.print_warnings()
     if not can_read_rows():
         print(f"warning: {path}: {describe_skipped()}", file=sys.stderr)
+    if not file.job.spec.checkpoint.outlives_head:
+        print(f"warning: {path}: {describe_loss(file.job)}", file=sys.stderr)
     return file
 
 

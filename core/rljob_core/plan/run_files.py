@@ -4,6 +4,7 @@ Without a claim, or a copy in object storage, they are in the head's Pod alone. 
 a condition and an event that name the number of steps and the field to set.
 """
 
+from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.status import RLJobStatus
 from rljob_core.backend import Event
 from rljob_core.plan import conditions
@@ -42,10 +43,15 @@ def derive_warnings(observed: ObservedJob, new: RLJobStatus, *, was_running: boo
     """An event when the job begins to run, also after a suspension, if its files will be lost."""
     if keeps_files(observed) or was_running or not conditions.is_true(new, conditions.RUNNING):
         return ()
-    exports = observed.job.spec.checkpoint.export != "never"
+    return (Event("Warning", _NOT_KEPT, describe_loss(observed.job)),)
+
+
+def describe_loss(job: RLJob) -> str:
+    """What is deleted with the head's Pod of a job whose files nothing keeps."""
+    exports = job.spec.checkpoint.export != "never"
     files = "checkpoints, metrics" + (" and the exported model" if exports else "")
     message = f"{FIELD} is not set: {files} are deleted with the head's Pod, also at the end of the job"
-    return (Event("Warning", _NOT_KEPT, f"{message}; set it, or spec.checkpoint.storage, to keep them"),)
+    return f"{message}; set it, or spec.checkpoint.storage, to keep them"
 
 
 def describe_success(observed: ObservedJob) -> str:

@@ -87,3 +87,11 @@ spec:
 def test_logs_are_not_followed_where_stdout_is_for_the_result(scaffold):
     done = submit(scaffold, "--follow", "-o", "yaml")
     assert (done.exit_code, done.stderr) == (2, "--follow prints logs; with -o yaml pass --wait\n")
+
+
+def test_job_whose_files_nothing_keeps_is_told_so_at_once(scaffold):
+    claim = "spec.checkpoint.persistentVolumeClaim"
+    told = f"warning: {scaffold}: {claim} is not set: checkpoints, metrics and the exported model are deleted"
+    assert told in submit(scaffold).stderr
+    for kept in (f"{claim}.claimName=files", "spec.checkpoint.storage=s3://bucket/runs"):
+        assert told not in submit(scaffold, "--set", kept).stderr

@@ -62,9 +62,7 @@ def find_model(run_dir: Path, name: str) -> ModelFiles:
     summary = read_driver_summary(run_dir)
     exported = summary.export_step if summary and summary.export and Path(summary.export).name == EXPORT else None
     if name == "best":
-        if (best := read_best(run_dir)) is None:
-            raise UserError("the run has no best.json: set evaluation.best in the job, or name a step")
-        step = best.step
+        step = read_best_step(run_dir)
     elif name == "last":
         step = next(reversed(known), exported or 0)
     else:
@@ -77,6 +75,15 @@ def find_model(run_dir: Path, name: str) -> ModelFiles:
         raise UserError(f"the run has no checkpoint of step {step}; it has {', '.join(map(str, known)) or 'none'}")
     paths = {path.relative_to(run_dir).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     return ModelFiles(step=step, folder=folder.relative_to(run_dir).as_posix(), files=describe_files(paths))
+
+
+def read_best_step(run_dir: Path) -> int:
+    """Return the step of the best model. Raise UserError, to follow the run, if it is of none."""
+    if (best := read_best(run_dir)) is None:
+        raise UserError("the run has no best.json: set evaluation.best in the job, or name a step")
+    if not best.step:
+        raise UserError("the best model of the run is that before training: no step was better; name a step")
+    return best.step
 
 
 def is_model_folder(name: str) -> bool:

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 from rljob_api.errors import UserError
 from rljob_api.run.folder import FILE_JOB, FILE_METRICS
 from rljob_api.run.metrics import read_metrics
+from rljob_cli.cluster.other_versions import parse_job
 from rljob_cli.exits import guard
 from rljob_cli.export.card import FILE_CARD, build_card
 from rljob_cli.export.destinations import Destination, find_destination
 from rljob_cli.export.steps import export_step, is_step, read_step
 from rljob_cli.output import print_json
 from rljob_cli.report.collect import read_job, read_summary
+from rljob_cli.run.runfolder import dump
 from rljob_cli.run.summary import build_serve_command
 from rljob_cli.trajectories.log import find_run
 from rljob_inputs.machine.installation import find_device_extra, require
@@ -120,9 +122,15 @@ def _write_model(source: _Source, to: Path, given: str) -> tuple[str, Mapping[st
     else:
         to.parent.mkdir(parents=True, exist_ok=True)
         source.export.rename(to)  # the copy is on the same disk
-    job, _ = read_job(folder / FILE_JOB)
+    job = _complete(read_job(folder / FILE_JOB)[0])
     metrics = read_metrics(folder / FILE_METRICS)
     job_name = str(((job or {}).get("metadata") or {}).get("name") or folder.name)
     summary = read_summary(folder, job_name, job, metrics)
     (to / FILE_CARD).write_text(build_card(job_name, step, job or {}, metrics, summary), encoding="utf-8")
     return job_name, (((job or {}).get("spec") or {}).get("data") or {}).get("chatTemplateArguments") or {}
+
+
+def _complete(job: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the manifest with its defaults, which a job of a cluster has not stored."""
+    parsed = parse_job(dict(job)) if job else None
+    return dump(parsed) if parsed else job

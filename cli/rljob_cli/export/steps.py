@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from rljob_api.errors import UserError
+from rljob_api.run.files import read_best_step
 from rljob_api.run.folder import last_checkpoint
-from rljob_api.run.summaries import read_best
 from rljob_inputs.machine.installation import find_device_extra, require
 
 LAST, BEST = "last", "best"
@@ -26,9 +26,10 @@ def read_step(run: Path, name: str, given: str) -> int:
     there is none."""
     assert is_step(name)
     if name == BEST:
-        if (best := read_best(run)) is None:
-            raise UserError(f"{given}: {run} has no best.json: set evaluation.best in the job, or name a step")
-        return best.step
+        try:
+            return read_best_step(run)
+        except UserError as error:
+            raise UserError(f"{given}: {error}") from None
     if name != LAST:
         return int(name)
     if (step := last_checkpoint(run)) is None:

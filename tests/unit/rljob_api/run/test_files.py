@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from rljob_api.errors import UserError
@@ -51,6 +53,10 @@ def test_export_of_each_checkpoint_is_found(run):
 def test_steps_that_the_run_does_not_have_are_refused(run):
     with pytest.raises(UserError, match=r"^the run has no checkpoint of step 3; it has 2, 4$"):
         find_model(run, "3")
+    best = json.loads((run / FILE_BEST).read_text())
+    (run / FILE_BEST).write_text(json.dumps(best | {"step": 0}))
+    with pytest.raises(UserError, match=r"^the best model of the run is that before training"):
+        find_model(run, "best")
     (run / FILE_BEST).unlink()
     with pytest.raises(UserError, match=r"has no best.json: set evaluation.best"):
         find_model(run, "best")

@@ -4,9 +4,10 @@ import json
 import shutil
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
-from rljob_api.run.folder import FILE_COMPLETE, FILE_SUMMARY, checkpoint_folder
+from rljob_api.run.folder import FILE_COMPLETE, FILE_JOB, FILE_SUMMARY, checkpoint_folder
 from rljob_cli.export import command, destinations, from_cluster
 from rljob_cli.main import app
 from tests.paths import DATA
@@ -51,6 +52,17 @@ def test_last_checkpoint_of_a_stopped_run_is_exported_with_its_card(run, exports
     card = (tmp_path / "model" / "README.md").read_text()
     assert "# letters, step 4" in card
     assert "\n| 5 |" not in card, "later steps are not of this model"
+
+
+def test_card_has_the_defaults_of_a_job_that_sets_little(run, exports, tmp_path):
+    job = yaml.safe_load((run / FILE_JOB).read_text())
+    for section in ("algorithm", "schedule", "rollout"):
+        job["spec"].pop(section, None)
+    (run / FILE_JOB).write_text(yaml.safe_dump(job))
+    assert call("letters", "--to", "model").exit_code == 0
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "| samples of a step | 64 prompts, 8 samples each |" in card
+    assert "None" not in card
 
 
 def test_json_has_the_folder_and_the_step(run, exports, tmp_path):

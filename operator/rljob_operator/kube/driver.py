@@ -65,8 +65,8 @@ class _Driver:
 class DriverClient:
     """The drivers of all jobs, by their Pods."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, port: int = PORT_DRIVER) -> None:
-        self._clock, self._port = clock, port
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.on_change: Callable[[Key], None] = lambda key: None
         self._drivers: TTLCache[str, _Driver] = TTLCache(_MAX_DRIVERS, _FORGET_SECONDS, clock)
         self._requests: set[asyncio.Task[None]] = set()
@@ -122,7 +122,7 @@ class DriverClient:
         if self._session is None:
             self._session = new_session()
         try:
-            answer = DriverAnswer(await request_status(self._session, endpoint, self._port))
+            answer = DriverAnswer(await request_status(self._session, endpoint, PORT_DRIVER))
         except UnreadableAnswerError as error:
             answer = DriverAnswer(problem=f"{DRIVER_UNREADABLE}: {error}")
         except TimeoutError:

@@ -318,7 +318,6 @@ async def run_head(
                 agent.loop,
                 rollouts,
                 rewards,
-                job.spec.rewards,
                 RequestBuilder(inputs.tokenizer, job.spec.agent.completion),
                 services,
                 own_weight=job.spec.agent.reward_weight,

@@ -240,7 +240,7 @@ async def run_head(
         if versions := await hub.read(partial(find_versions, run_dir, environment.sources, access)):
             await disk.write(run_dir, partial(write_versions, run_dir, versions.record))
             environment = environment.with_sources(versions.pinned)
-        server.model = environment.model
+        board.name_model(environment.model)
         settings = await hub.read(partial(load_model_settings, environment.job, environment.model))
         job = settings.job
         for each in settings.from_model:
@@ -337,8 +337,7 @@ async def run_head(
         gc.collect()
         gc.freeze()
         driver = Driver(job, run_dir, parts, environment.head_job_uid, environment.grace_seconds)
-        server.leave = driver.leave
-        stack.enter_context(board.live(driver.describe_live))
+        stack.enter_context(board.live(driver.describe_live, driver.leave))
         try:
             await run_with_watcher(_run_driver(driver, copy), watch_ray())
             if not job.spec.trains:

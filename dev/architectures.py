@@ -129,13 +129,12 @@ def build_row(name: str, kind: Any, types: list[str], served_by: str) -> dict[st
         row["obstacle"] = find_logits_obstacle(kind)
     tested = MODELS.get(name)
     row |= {
-        "serves_own": served_by == "vllm",
         "adapters": tested.adapters if tested and tested.adapters != "any" else find_adapters(name, row),
         "on_cpus": tested.on_cpus if tested else find_cpu_types(name, kind),
         "is_tested": tested is not None,
     }
     defaults = {
-        "kinds": ["dense"], "obstacle": "", "serves_own": True, "adapters": "any", "on_cpus": "any",
+        "kinds": ["dense"], "obstacle": "", "adapters": "any", "on_cpus": "any",
         "is_tested": False,
     }  # fmt: skip
     return {key: value for key, value in row.items() if key not in defaults or value != defaults[key]}

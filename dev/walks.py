@@ -26,6 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 _PACKAGES = ("rljob_api", "rljob_inputs", "rljob_trainer", "rljob_service")
 _BESIDE = ("role_clock.py", "concurrency.py", "prometheus.py")
 """Files of clocks and counters, which many functions call."""
+_POLLERS = ("ReplicaPool._watch",)
+"""Loops that run beside a walk: whether one turns during it depends on how busy the machine is."""
 _TOKEN = "walk"
 
 
@@ -47,7 +49,7 @@ class Recorder:
         sys.setprofile(None)
 
     def _record(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call":
+        if event == "call" and not _is_polled(frame):
             self._codes.add(frame.f_code)
 
     def list_functions(self) -> list[tuple[str, str]]:
@@ -61,6 +63,14 @@ class Recorder:
             if any(part in _PACKAGES for part in parts[:2]) and parts[0] != "tests":
                 found.add((str(Path(*parts)), code.co_qualname))
         return sorted(found)
+
+
+def _is_polled(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_qualname in _POLLERS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class _FirstUse(dict[int, Any]):

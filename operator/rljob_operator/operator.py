@@ -111,9 +111,9 @@ async def _lead(
     on_watching: Callable[[], None],
     skew: Skew,
 ) -> None:
-    cache, driver = Cache(clock), DriverClient(clock)
+    cache = Cache(clock)
     informer = Informer(api, cache, settings.namespaces, settings.resync_seconds, on_watching)
-    driver.on_change = informer.requeue
+    driver = DriverClient(clock, informer.requeue)
     health.is_ready = lambda: informer.has_listed
     health.unconfirmed_write_seconds = cache.unconfirmed_write_seconds
     backend = KubernetesBackend(

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,9 +172,9 @@ async def collecting(
     async with open_session() as session, asyncio.timeout(DEADLINE_SECONDS):
         rewards = RewardClients([spec], session, outages=outages)
         await rewards.start()
-        collector = Collector(Agent(), None, rewards, [spec], RequestBuilder(None))  # type: ignore[arg-type]
+        collector = Collector(Agent(), None, rewards, RequestBuilder(None))  # type: ignore[arg-type]
 
-        collection = Collection(collector, prompts, _PLAN)
+        collection = Collection(collector, prompts, replace(_PLAN, rewards=[spec]))
 
         async def collect() -> list[Group]:
             async with collection:

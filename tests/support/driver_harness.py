@@ -245,7 +245,6 @@ class DriverHarness:
                 agent,
                 rollouts,
                 rewards,
-                spec.rewards,
                 requests,
                 services,
                 own_weight=weight,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from rljob_api.manifest.base import ClusterRule, ObjectMeta, Rule, Spec
-from rljob_api.manifest.job_rules import IMMUTABLE, RULES
+from rljob_api.manifest.immutable_fields import IMMUTABLE
+from rljob_api.manifest.job_rules import RULES
 from rljob_api.manifest.job_spec import JobSpec
 from rljob_api.manifest.status import RLJobStatus
 from rljob_api.wire.contract import API_VERSION

@@ -1,4 +1,4 @@
-"""The rules between the sections of an RLJob, and which of its fields may not change.
+"""The rules between the sections of an RLJob. What may not change is in `immutable_fields`.
 
 A rule exists twice, in Python and in CEL. Invariant: CEL rules may rely on defaults, because spec itself has none and
 the API server fills in the defaults of its fields first.
@@ -6,18 +6,14 @@ the API server fills in the defaults of its fields first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
-from rljob_api.manifest.base import ClusterRule, Rule, different_names
+from rljob_api.manifest.base import Rule, different_names
 from rljob_api.manifest.evaluation import SHORT_FORM, list_greedy
 from rljob_api.manifest.job_spec import JobSpec
-from rljob_api.manifest.roles import SHARED_GPU as ROLLOUT_GPU
-from rljob_api.manifest.roles import NodePool, Resources, RolloutRole
-from rljob_api.manifest.schedule import ALTERNATING
-from rljob_api.manifest.services.models import SHARED_GPU
 from rljob_api.manifest.services.runner import RUNNER_SERVICE
 from rljob_api.manifest.services.user import USER_SERVICE
+from rljob_api.manifest.shared_devices import SEPARATE, SHARED_DEVICES
 
 
 def _divides_over_ranks(spec: JobSpec) -> bool:
@@ -65,54 +61,6 @@ def _reports_best(spec: JobSpec) -> bool:
     return best.metric == "accuracy" or int(best.metric.removeprefix("pass@")) in found.pass_at
 
 
-def _divides_trainer(spec: JobSpec) -> bool:
-    return _divides(spec.trainer.gpus_per_replica, spec.rollout.gpus_per_replica)
-
-
-def _divides(trainer: int, engine: int) -> bool:
-    return trainer > 0 and trainer % engine == 0 if engine else trainer == 0
-
-
-def _leave_out(field: str, is_left_out: Callable[[RolloutRole], bool], cel: str) -> Rule:
-    """The rule that a field of the rollouts' Pods is left out if they have no Pods. `cel` is over the rollouts."""
-    return Rule(
-        (f"rollout.{field}", "rollout.placement"),
-        "must be left out with rollout.placement trainer: the rollouts run in the trainer's Pods",
-        f"set trainer.{field}, or remove rollout.placement",
-        lambda spec: not spec.shares_trainer or is_left_out(spec.rollout),
-        f"{_SEPARATE} || ({cel})",
-    )
-
-
-def _find_misplaced(spec: JobSpec) -> str:
-    return ", ".join(f"{path}.placement" for path in spec.models_in_trainer)
-
-
-def _models_divide_trainer(spec: JobSpec) -> bool:
-    gpus = {model.gpus_per_replica for model in spec.models_in_trainer.values()}
-    return all(_divides(spec.trainer.gpus_per_replica, each) for each in gpus)
-
-
-def _shares_fit(spec: JobSpec) -> bool:
-    share = spec.rollout.gpu_memory_utilization or _MIN_SHARE
-    return not (spec.trainer.gpus_per_replica and spec.shares_trainer) or share + spec.models_gpu_share <= 1
-
-
-def _map_shared(value: str) -> str:
-    """CEL: `value` of each served model m with placement trainer, as one list."""
-    judge, user = "r.judge.model", "self.agent.user.model.model"
-    has_judge, has_user = "has(r.judge) && has(r.judge.model)", "has(self.agent.user) && has(self.agent.user.model)"
-    return (
-        f"self.rewards.map(r, has(r.model) && r.model.placement == 'trainer', {value.replace('m.', 'r.model.')}) + "
-        f"self.rewards.map(r, {has_judge} && {judge}.placement == 'trainer', {value.replace('m.', f'{judge}.')}) + "
-        f"({has_user} && has({user}) && {user}.placement == 'trainer' ? [{value.replace('m.', f'{user}.')}] : [])"
-    )
-
-
-_SEPARATE: Final = "self.rollout.placement == 'separate'"
-_MIN_SHARE: Final = round(1 - ROLLOUT_GPU + 0.01, 2)
-"""Null of the rollouts, with the remainder of the ranks."""
-_MODEL_SHARE: Final = f"has(m.gpuMemoryUtilization) ? m.gpuMemoryUtilization : {SHARED_GPU}"
 _HOSTED: Final = "self.agent.type == 'environment' || self.agent.type == 'program'"
 
 _ANY_ENV: Final = (
@@ -241,74 +189,7 @@ RULES: Final = (
         "self.suspend || self.rewards.all(reward, has(reward.http) || has(reward.autoscaling) || reward.replicas > 0)",
         lambda spec: "0 for " + ", ".join(r.name for r in spec.rewards if not (r.http or r.autoscaling or r.replicas)),
     ),
-    Rule(
-        ("schedule.type", "rollout.placement"),
-        f"must be {' or '.join(ALTERNATING)} with rollout.placement trainer: rollouts and trainer alternate",
-        "set schedule.type, or remove rollout.placement",
-        lambda spec: not spec.shares_trainer or spec.schedule.type in ALTERNATING,
-        f"{_SEPARATE} || self.schedule.type in {list(ALTERNATING)}",
-    ),
-    Rule(
-        ("rollout.replicas", "rollout.placement"),
-        "must be 1 (its default) with rollout.placement trainer: their number follows from the trainer's Pods and GPUs",
-        "remove it, and set trainer.replicas, or remove rollout.placement",
-        lambda spec: not spec.shares_trainer or spec.rollout.replicas == 1,
-        f"{_SEPARATE} || self.rollout.replicas == 1",
-    ),
-    Rule(
-        ("rollout.weightTransfer", "rollout.placement"),
-        "must be auto or file unless rollout.placement is trainer: other rollouts share no devices with it",
-        "remove it, or set rollout.placement: trainer",
-        lambda spec: spec.shares_trainer or spec.rollout.weight_transfer != "device",
-        f"!({_SEPARATE}) || self.rollout.weightTransfer != 'device'",
-    ),
-    Rule(
-        ("rollout.gpusPerReplica", "trainer.gpusPerReplica", "rollout.placement"),
-        "must be a divisor of trainer.gpusPerReplica with rollout.placement trainer, or 0 if that is 0",
-        "change either, or remove rollout.placement",
-        lambda spec: not spec.shares_trainer or _divides_trainer(spec),
-        f"{_SEPARATE} || (self.rollout.gpusPerReplica == 0 ? self.trainer.gpusPerReplica == 0 : "
-        "self.trainer.gpusPerReplica > 0 && self.trainer.gpusPerReplica % self.rollout.gpusPerReplica == 0)",
-    ),
-    Rule(
-        ("rewards", "agent.user", "rollout.placement"),
-        "must have no model with placement trainer unless rollout.placement is trainer, too",
-        "set rollout.placement: trainer, or remove the model's placement",
-        lambda spec: spec.shares_trainer or not spec.models_in_trainer,
-        f"!({_SEPARATE}) || ({_map_shared('true')}).size() == 0",
-        _find_misplaced,
-    ),
-    Rule(
-        ("rewards", "agent.user", "trainer.gpusPerReplica"),
-        "must have a divisor of trainer.gpusPerReplica as gpusPerReplica of each model with placement trainer, or 0 if "
-        "that is 0",
-        "change either, or remove the model's placement",
-        _models_divide_trainer,
-        f"({_map_shared('m.gpusPerReplica')}).all(gpus, gpus == 0 ? self.trainer.gpusPerReplica == 0 : "
-        "self.trainer.gpusPerReplica > 0 && self.trainer.gpusPerReplica % gpus == 0)",
-    ),
-    Rule(
-        ("rollout.gpuMemoryUtilization", "rewards", "agent.user"),
-        "plus that of all models with placement trainer must be at most 1: they are awake at the same time",
-        "lower either; null is 0.8 less that of the models",
-        _shares_fit,
-        f"self.trainer.gpusPerReplica == 0 || {_SEPARATE} || ([has(self.rollout.gpuMemoryUtilization) ? "
-        f"self.rollout.gpuMemoryUtilization : {_MIN_SHARE}] + {_map_shared(_MODEL_SHARE)}).sum() <= 1.0",
-    ),
-    _leave_out("image", lambda rollout: rollout.image is None, "!has(self.rollout.image)"),
-    _leave_out(
-        "resources",
-        lambda rollout: rollout.resources == Resources(),
-        "self.rollout.resources.requests.size() == 0 && self.rollout.resources.limits.size() == 0",
-    ),
-    _leave_out(
-        "nodePool",
-        lambda rollout: rollout.node_pool == NodePool(),
-        "self.rollout.nodePool.nodeSelector.size() == 0 && self.rollout.nodePool.tolerations.size() == 0 && "
-        f"!self.rollout.nodePool.exclusive && self.rollout.nodePool.gpuResource == '{NodePool().gpu_resource}' && "
-        "!has(self.rollout.nodePool.topology)",
-    ),
-    _leave_out("env", lambda rollout: not rollout.env, "self.rollout.env.size() == 0"),
+    *SHARED_DEVICES,
     Rule(
         ("rollout.sampling.maxTokens", "rollout.maxModelLen", "data.maxPromptTokens"),
         "must leave room for the prompt in rollout.maxModelLen",
@@ -359,7 +240,7 @@ RULES: Final = (
         "must be separate with task evaluate, which has no trainer",
         "remove rollout.placement, or task",
         lambda spec: spec.trains or not spec.shares_trainer,
-        f"self.task == 'train' || {_SEPARATE}",
+        f"self.task == 'train' || {SEPARATE}",
     ),
     Rule(
         ("evaluation.everySteps", "data.eval"),
@@ -421,91 +302,5 @@ RULES: Final = (
         "set evaluation.best, or use last",
         lambda spec: spec.checkpoint.export != "best" or spec.evaluation.best is not None,
         "self.checkpoint.export != 'best' || has(self.evaluation.best)",
-    ),
-)
-
-
-def _unchanged(path: str) -> ClusterRule:
-    return ClusterRule(path, "is immutable; create a new RLJob instead", f"self.{path} == oldSelf.{path}")
-
-
-def _unchanged_optional(path: str) -> ClusterRule:
-    kept = f"has(self.{path}) == has(oldSelf.{path}) && (!has(self.{path}) || self.{path} == oldSelf.{path})"
-    return ClusterRule(path, "is immutable; create a new RLJob instead", kept)
-
-
-def _unchanged_unless_suspended(path: str) -> ClusterRule:
-    message = "is immutable while the job runs; set suspend: true first"
-    return ClusterRule(path, message, f"self.{path} == oldSelf.{path} || oldSelf.suspend")
-
-
-_KUEUE_MESSAGE: Final = (
-    "is immutable under scheduling.gang: kueue while the job runs, because Kueue fixes the number of a group's Pods; "
-    "set suspend: true first"
-)
-_FREE_UNDER_KUEUE: Final = "oldSelf.suspend || oldSelf.scheduling.gang != 'kueue'"
-_IN_GROUP: Final = "!has(r.http) && !has(r.rewardModelRef) && !has(r.autoscaling)"
-"""Whether the Pods of a reward are in Kueue's group: each Pod of an autoscaled one is queued on its own."""
-
-
-def _group_sizes(spec: str) -> str:
-    return f"{spec}.rewards.map(r, {_IN_GROUP}, r.replicas)"
-
-
-def _agent_sizes(spec: str) -> str:
-    """The replicas of what is not autoscaled."""
-    user, runner, tools = (f"{spec}.agent.{part}" for part in ("user", "runner", "tools"))
-    return (
-        f"(has({user}) && !has({user}.autoscaling) ? [{user}.replicas] : []) + "
-        # Environments have a runner in any case.
-        f"[has({runner}) ? (has({runner}.autoscaling) ? 0 : {runner}.replicas) : 1] + "
-        f"(has({tools}) ? {tools}.map(t, !has(t.autoscaling), t.replicas) : [])"
-    )
-
-
-def _keeps(model: str, has_model: str) -> str:
-    """CEL: whether this model of each reward stays as it is, if it runs in the trainer's Pods."""
-    placed = f"self.rewards.map(r, {has_model} && {model}.placement == 'trainer', {model})"
-    return f"{placed} == {placed.replace('self.', 'oldSelf.')}"
-
-
-def _list_user_model(spec: str) -> str:
-    """CEL: the model of the simulated user, if it runs in the trainer's Pods, as a list."""
-    user = f"{spec}.agent.user"
-    has_model = f"has({user}) && has({user}.model) && has({user}.model.model)"
-    model = f"{user}.model.model"
-    return f"({has_model} && {model}.placement == 'trainer' ? [{model}] : [])"
-
-
-IMMUTABLE: Final = (
-    *map(_unchanged, ("task", "model", "data.train", "algorithm", "agent.type")),
-    *(_unchanged(f"schedule.{field}") for field in ("type", "promptsPerStep", "miniBatches", "seed")),
-    *map(_unchanged_optional, ("data.mix", "managedBy", "schedule.maxStaleness", "trainer.lora")),
-    *map(_unchanged_unless_suspended, ("trainer.replicas", "trainer.gpusPerReplica", "rollout.placement")),
-    ClusterRule(
-        "rewards",
-        "is immutable in its models with placement trainer while the job runs; set suspend: true first",
-        f"oldSelf.suspend || ({_keeps('r.model', 'has(r.model)')} && "
-        f"{_keeps('r.judge.model', 'has(r.judge) && has(r.judge.model)')})",
-    ),
-    ClusterRule(
-        "agent",
-        "is immutable in the model of its user with placement trainer while the job runs; set suspend: true first",
-        f"oldSelf.suspend || {_list_user_model('self')} == {_list_user_model('oldSelf')}",
-    ),
-    ClusterRule(
-        "rollout.replicas", _KUEUE_MESSAGE, f"{_FREE_UNDER_KUEUE} || self.rollout.replicas == oldSelf.rollout.replicas"
-    ),
-    ClusterRule(
-        "rewards",
-        _KUEUE_MESSAGE.replace("immutable", "immutable in its replicas (except for autoscaled rewards)"),
-        f"{_FREE_UNDER_KUEUE} || {_group_sizes('self')} == {_group_sizes('oldSelf')}",
-    ),
-    ClusterRule(
-        "agent",
-        _KUEUE_MESSAGE.replace(
-            "immutable", "immutable in the replicas of its user, tools and runner (except for autoscaled ones)"
-        ),
-        f"{_FREE_UNDER_KUEUE} || {_agent_sizes('self')} == {_agent_sizes('oldSelf')}",
     ),
 )

@@ -43,11 +43,11 @@ class OpenTelemetryRecorder:
 
     def __init__(self, tracer: trace.Tracer, clock: Callable[[], int] = time.time_ns) -> None:
         """`clock`: nanoseconds since 1970."""
-        self._tracer, self.now = tracer, clock
+        self._tracer, self._clock = tracer, clock
 
     def root(self, name: str, attributes: Attributes) -> Span:
-        span = self._tracer.start_span(name, Context(), attributes=_known(attributes), start_time=self.now())
-        return _Recorded(span, self.now)
+        span = self._tracer.start_span(name, Context(), attributes=_known(attributes), start_time=self._clock())
+        return _Recorded(span, self._clock)
 
     def child(
         self,
@@ -56,7 +56,6 @@ class OpenTelemetryRecorder:
         kind: Kind,
         parent: str | None,
         links: Sequence[str],
-        started_at: int | None,
     ) -> Span:
         where = context.get_current() if parent is None else _context_of(parent)
         if not trace.get_current_span(where).get_span_context().trace_flags.sampled:
@@ -67,9 +66,9 @@ class OpenTelemetryRecorder:
             kind=_KINDS[kind],
             attributes=_known(attributes),
             links=[Link(found) for each in links if (found := read_traceparent(each)) is not None],
-            start_time=self.now() if started_at is None else started_at,
+            start_time=self._clock(),
         )
-        return _Recorded(span, self.now)
+        return _Recorded(span, self._clock)
 
     def resume(self, traceparent: str) -> Span:
         return _Resumed(_context_of(traceparent))

@@ -61,14 +61,11 @@ class Recorder(Protocol):
         kind: Kind,
         parent: str | None,
         links: Sequence[str],
-        started_at: int | None,
     ) -> Span: ...
 
     def resume(self, traceparent: str) -> Span: ...
 
     def current(self) -> str: ...
-
-    def now(self) -> int: ...
 
 
 _recorder: Recorder | None = None
@@ -96,13 +93,12 @@ def span(
     kind: Kind = "internal",
     parent: str | None = None,
     links: Sequence[str] = (),
-    started_at: int | None = None,
 ) -> Span:
     """Begin a child of the current span, or of `parent`; not recorded without one that is. `links`: spans of other
-    traces that belong to it. `started_at`: of `now`; None: now."""
+    traces that belong to it."""
     if _recorder is None:
         return NOT_RECORDED
-    return _recorder.child(name, attributes or {}, kind, parent, links, started_at)
+    return _recorder.child(name, attributes or {}, kind, parent, links)
 
 
 def resume(traceparent: str) -> Span:
@@ -113,8 +109,3 @@ def resume(traceparent: str) -> Span:
 def current() -> str:
     """Return the traceparent of the current span, for what works for it; empty without one."""
     return "" if _recorder is None else _recorder.current()
-
-
-def now() -> int:
-    """Return the time for `started_at`, in nanoseconds since 1970; 0 while tracing is off."""
-    return 0 if _recorder is None else _recorder.now()

@@ -85,9 +85,9 @@ class Finding:
     """Where it matters. None: on this machine and on a cluster."""
 
 
-def check_file(file: JobFile, findings: Iterable[Finding], extra: Iterable[Problem] = ()) -> None:
+def check_file(file: JobFile, findings: Iterable[Finding]) -> None:
     """Raise all errors at once, with the file's own problems; print warnings."""
-    problems = [*file.problems, *file.local_problems, *extra]
+    problems = [*file.problems, *file.local_problems]
     for finding in findings:
         if file.has_problem(finding.path):
             continue

@@ -36,7 +36,7 @@ from rljob_cli.output import print_json
 from rljob_cli.tables import make_console
 from rljob_core.backend import Manifest
 from rljob_core.children.common import read_service_name
-from rljob_core.children.vllm_sidecar import CONTAINER as VLLM_CONTAINER
+from rljob_core.children.pods import VLLM_CONTAINER
 from rljob_core.plan.job import render_children
 from rljob_core.plan.observed_job import name_of
 from rljob_inputs.machine.installation import require

@@ -14,7 +14,7 @@ from rljob_api.manifest.services.calls import CallService
 from rljob_api.wire.contract import FILE_FUNCTION, FILE_JOB, FILE_SERVICE
 from rljob_core.backend import Manifest, Owner
 from rljob_core.children.common import build_child, child_name, to_yaml
-from rljob_core.children.pods import TOKEN_KEY
+from rljob_core.children.env import TOKEN_KEY
 from rljob_core.children.service import HostedService
 
 _NOT_READ_OF_ROLE: dict[str, Any] = {

@@ -27,8 +27,11 @@ from rljob_core.children.common import (
     digest,
     service_name,
 )
-from rljob_core.children.configuration import RETRY_FIELDS
+from rljob_core.children.configuration import RETRY_FIELDS, read_settings
+from rljob_core.children.env import build_env, build_field_env, build_grace_env, build_job_env
+from rljob_core.children.probes import build_probes
 from rljob_core.children.tracing import build_tracing_env
+from rljob_core.children.volumes import build_job_volumes
 from rljob_core.defaults import Defaults
 
 _STARTUP_SECONDS = 600
@@ -84,15 +87,15 @@ def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str
         labels=build_selector(job, HEAD),
         config=_read_by_head(job) | reward_refs.read_identities(job, models) | {"token": digest(token)},
         ports=_build_ports(job),
-        env=pods.build_job_env(job, run_dir=True)
-        + pods.build_grace_env(job.spec.head.template)
-        + pods.build_env(_build_env(job, models))
+        env=build_job_env(job, run_dir=True)
+        + build_grace_env(job.spec.head.template)
+        + build_env(_build_env(job, models))
         + reward_refs.build_token_env(job, models)
         + _build_key_env(job)
         + build_tracing_env(job)
-        + [pods.build_field_env(contract.ENV_HEAD_JOB_UID, _HEAD_JOB_UID_FIELD)],
-        probes=pods.build_probes("driver", _STARTUP_SECONDS),
-        volumes=pods.build_job_volumes(job, defaults, sources, run_dir=True),
+        + [build_field_env(contract.ENV_HEAD_JOB_UID, _HEAD_JOB_UID_FIELD)],
+        probes=build_probes("driver", _STARTUP_SECONDS),
+        volumes=build_job_volumes(job, defaults, sources, run_dir=True),
         container_security=pods.build_root_security(defaults),
         grace_seconds=contract.GRACE_SECONDS,
         annotations=pods.KEEP_ANNOTATIONS,
@@ -136,30 +139,30 @@ def _read_by_head(job: RLJob) -> dict[str, Any]:
     """What restarts the driver when it changes: all that it reads except for what it reloads (schedule) or discovers
     (replicas), and the fields of the head's Pod, because the template of a Job is immutable."""
     spec = job.spec
-    read = pods.read_settings(spec, {*_NOT_READ, "agent", "evaluation"})
+    read = read_settings(spec, {*_NOT_READ, "agent", "evaluation"})
     return read | {
-        "schedule": pods.read_settings(spec.schedule, set(MUTABLE_SCHEDULE_FIELDS)),
-        "trainer": pods.read_settings(spec.trainer, pods.POD_FIELDS) | {"numRanks": spec.trainer.num_ranks},
-        "rollout": pods.read_settings(spec.rollout, pods.POD_FIELDS),
-        **({"evaluation": evaluation} if (evaluation := pods.read_settings(spec.evaluation, ())) else {}),
-        "rewards": [pods.read_settings(reward, _not_read(reward)) for reward in spec.rewards],
-        "head": pods.read_settings(spec.head, RETRY_FIELDS),
+        "schedule": read_settings(spec.schedule, set(MUTABLE_SCHEDULE_FIELDS)),
+        "trainer": read_settings(spec.trainer, pods.POD_FIELDS) | {"numRanks": spec.trainer.num_ranks},
+        "rollout": read_settings(spec.rollout, pods.POD_FIELDS),
+        **({"evaluation": evaluation} if (evaluation := read_settings(spec.evaluation, ())) else {}),
+        "rewards": [read_settings(reward, _not_read(reward)) for reward in spec.rewards],
+        "head": read_settings(spec.head, RETRY_FIELDS),
         **_read_agent(spec.agent),
     }
 
 
 def _read_agent(agent: Agent) -> dict[str, Any]:
     """Nothing for the default: the digests of jobs with single turns stay. What servers execute is read by them."""
-    settings = pods.read_settings(agent, {"user", "tools", "environment", "runner"})
+    settings = read_settings(agent, {"user", "tools", "environment", "runner"})
     if agent.turn_limit == agent.model_copy(update={"max_assistant_turns": None}).turn_limit:  # what null means
         settings.pop("maxAssistantTurns", None)
     not_read = pods.POD_FIELDS | _READ_BY_REWARD
     if agent.user:
-        settings["user"] = pods.read_settings(agent.user, not_read)
+        settings["user"] = read_settings(agent.user, not_read)
     if agent.tools:
-        settings["tools"] = [pods.read_settings(tool, not_read) for tool in agent.tools]
+        settings["tools"] = [read_settings(tool, not_read) for tool in agent.tools]
     if agent.runner:
-        settings["runner"] = pods.read_settings(agent.runner, not_read | _READ_BY_RUNNER)
+        settings["runner"] = read_settings(agent.runner, not_read | _READ_BY_RUNNER)
     return {"agent": settings} if settings else {}
 
 

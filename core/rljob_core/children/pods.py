@@ -4,17 +4,14 @@ Invariants: no template can remove the labels that selectors need; no Pod has a 
 that claim sandboxes; all containers run unprivileged.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.pod_settings import POD_SETTINGS as POD_SETTINGS
 from rljob_api.manifest.pod_settings import PodSettings
 from rljob_api.manifest.policy import PolicyPool
 from rljob_api.manifest.roles import NodePool, Resources, Role
 from rljob_api.manifest.services.models import ServedModel
-from rljob_api.manifest.sources import OBJECT_VARIABLES, Hub, ObjectStorage, parse_source
 from rljob_api.wire import contract
 from rljob_core.backend import Manifest, Owner
 from rljob_core.children import common
@@ -26,30 +23,20 @@ from rljob_core.children.configuration import (
     read_restart_request,
     read_scheduling,
 )
-from rljob_core.children.configuration import read_settings as read_settings
+from rljob_core.children.env import build_log_env, override_env
 from rljob_core.children.gang import DISK, build_gang_metadata, build_gang_spec
 from rljob_core.children.keep import record_configuration
 from rljob_core.children.merge import merge
 from rljob_core.children.topology import build_topology_affinity, build_topology_annotations
+from rljob_core.children.volumes import Volume
 from rljob_core.defaults import Defaults
 
-TOKEN_KEY = "token"
 VLLM_CONTAINER = "vllm"
 """The sidecar of a reward with a served model."""
 UNPRIVILEGED: Manifest = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 """The securityContext of containers, unless they say otherwise."""
 NODE_TOLERATION_SECONDS = 60
 _NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-ENV_HUB_ENDPOINT = "HF_ENDPOINT"
-ENV_HUB_TOKEN = "HF_TOKEN"
-ENV_OBJECT_ENDPOINT = "AWS_ENDPOINT_URL_S3"
-ENV_OBJECT_REGION = "AWS_REGION"
-
-_STARTUP_PERIOD_SECONDS = 5
-_HUNG_GRACE_SECONDS = 10
-_PATIENCE_SECONDS = 60
-"""For which a program may answer nothing before it is killed."""
-
 _RESOURCE_KINDS = ("requests", "limits")
 POD_FIELDS = RETRY_FIELDS | {"image", "resources", "nodePool", "env", "template", "replicas", "autoscaling"}
 """Fields of a role that shape its Pods and that no program reads."""
@@ -60,21 +47,6 @@ KEEP_ANNOTATIONS = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
 }
-
-
-@dataclass(frozen=True)
-class Volume:
-    """A volume and the path where the main container mounts it."""
-
-    name: str
-    source: Manifest
-    path: str
-    read_only: bool = False
-    sub_path: str = ""
-
-    def build_mount(self) -> Manifest:
-        options = ({"readOnly": True} if self.read_only else {}) | ({"subPath": self.sub_path} if self.sub_path else {})
-        return {"name": self.name, "mountPath": self.path} | options
 
 
 @dataclass(frozen=True)
@@ -309,17 +281,13 @@ def _tolerate_lost_nodes(spec: Manifest, owner: Owner, role: str) -> Manifest:
     return {"tolerations": [*given, *added]} if added else {}
 
 
-def _build_log_env(defaults: Defaults) -> list[Manifest]:
-    return build_env({contract.ENV_LOG_FORMAT: defaults.log_format}) if defaults.log_format != "text" else []
-
-
 def _build_container(parts: PodParts) -> Manifest:
     return {
         "name": parts.role,
         "image": parts.spec.image or parts.image,
         **pull_policy(parts.defaults),
         "command": parts.command,
-        "env": override_env([*parts.env, *_build_log_env(parts.defaults)], parts.spec.env),
+        "env": override_env([*parts.env, *build_log_env(parts.defaults)], parts.spec.env),
         "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in parts.ports.items()],
         **parts.probes,
         **({"lifecycle": {"preStop": {"sleep": {"seconds": parts.drain_seconds}}}} if parts.drain_seconds else {}),
@@ -356,157 +324,6 @@ def _build_exclusive(role: str) -> Manifest:
     }
 
 
-def build_token_env(secret_name: str) -> list[Manifest]:
-    """The env of every container: the token of its job or RewardModel, and the Pod's address."""
-    secret = {"name": secret_name, "key": TOKEN_KEY}
-    return [
-        {"name": contract.ENV_TOKEN, "valueFrom": {"secretKeyRef": secret}},
-        build_field_env(contract.ENV_POD_IP, "status.podIP"),
-    ]
-
-
-def build_field_env(name: str, path: str) -> Manifest:
-    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
-
-
-def build_job_env(job: RLJob, *, run_dir: bool) -> list[Manifest]:
-    """The env of the trainer image's containers: the job file, the head, the model, and the run folder."""
-    env = {
-        contract.ENV_JOB_FILE: f"{contract.PATH_CONFIG}/{contract.FILE_JOB}",
-        contract.ENV_HEAD: common.child_name(job, common.HEAD),
-        contract.ENV_MODEL: parse_source(job.spec.model.source).container_path,
-    } | ({contract.ENV_RUN_DIR: contract.PATH_RUN} if run_dir else {})
-    sources = build_source_env(job.spec.hub, job.spec.object_storage)
-    return build_token_env(common.child_name(job, "token")) + build_env(env) + sources
-
-
-def build_grace_env(template: Mapping[str, Any]) -> list[Manifest]:
-    """The grace period that the user's template sets: head and trainers save what fits in it."""
-    seconds = (template.get("spec") or {}).get("terminationGracePeriodSeconds")
-    return build_env({contract.ENV_GRACE_SECONDS: str(seconds)}) if isinstance(seconds, int) else []
-
-
-def build_source_env(hub: Hub, storage: ObjectStorage) -> list[Manifest]:
-    """How programs find what hf:// and s3:// sources name."""
-    return _build_hub_env(hub) + _build_object_env(storage)
-
-
-def _build_object_env(storage: ObjectStorage) -> list[Manifest]:
-    """How botocore finds the storage and the credentials. Keys are optional: each storage has its own."""
-    env = build_env({ENV_OBJECT_ENDPOINT: storage.endpoint} if storage.endpoint else {})
-    env += build_env({ENV_OBJECT_REGION: storage.region} if storage.region else {})
-    if storage.secret_ref:
-        for name in OBJECT_VARIABLES:
-            reference = {"name": storage.secret_ref.name, "key": name, "optional": True}
-            env.append({"name": name, "valueFrom": {"secretKeyRef": reference}})
-    return env
-
-
-def _build_hub_env(hub: Hub) -> list[Manifest]:
-    """How huggingface_hub, and so every library that reads models or datasets, finds the Hub and the token."""
-    env = build_env({ENV_HUB_ENDPOINT: hub.endpoint} if hub.endpoint else {})
-    if hub.token_secret_ref:
-        env.append({"name": ENV_HUB_TOKEN, "valueFrom": {"secretKeyRef": hub.token_secret_ref.to_manifest()}})
-    return env
-
-
-def override_env(env: list[Manifest], overrides: dict[str, str]) -> list[Manifest]:
-    """The env with the role's own. The API server rejects two entries of the same name."""
-    return [entry for entry in env if entry["name"] not in overrides] + build_env(overrides)
-
-
-def build_env(env: dict[str, str]) -> list[Manifest]:
-    return [{"name": name, "value": value} for name, value in env.items()]
-
-
 def build_root_security(defaults: Defaults) -> Manifest:
     """The part of a container's securityContext about its root file system. With build_home_volumes."""
     return {"readOnlyRootFilesystem": True} if defaults.read_only_root_filesystem else {}
-
-
-def build_home_volumes(defaults: Defaults, name: str = "tmp") -> list[Volume]:
-    """What a container with a read-only root writes to besides its other volumes. /tmp is HOME in the trainer image:
-    caches of the Hub, vLLM, torch and triton, and the files of Ray are there."""
-    return [Volume(name, {"emptyDir": {}}, "/tmp")] if defaults.read_only_root_filesystem else []
-
-
-def build_job_volumes(job: RLJob, defaults: Defaults, sources: list[str], *, run_dir: bool) -> list[Volume]:
-    """The volumes of the trainer image's containers: the job file, the run folder, shared memory, /tmp, and claims."""
-    # The kubelet refreshes the file, so increased steps reach the driver.
-    config = {"configMap": {"name": common.child_name(job, "config")}}
-    run = _build_run_volume(job) if run_dir else None
-    return [
-        Volume("config", config, contract.PATH_CONFIG, read_only=True),
-        *([run] if run else []),
-        build_shm_volume(),
-        *build_home_volumes(defaults),
-        *build_claim_volumes(sources, run),
-    ]
-
-
-def _build_run_volume(job: RLJob) -> Volume:
-    """Checkpoints and metrics: a folder with the job's name in the user's claim, else deleted with the Pod."""
-    claim = job.spec.checkpoint.persistent_volume_claim
-    if claim is None:
-        return Volume("run", {"emptyDir": {}}, contract.PATH_RUN)
-    source = {"persistentVolumeClaim": {"claimName": claim.claim_name}}
-    return Volume("run", source, contract.PATH_RUN, sub_path=job.metadata.name)
-
-
-def build_shm_volume() -> Volume:
-    """Ray's object store and NCCL need more shared memory than the default of 64 MiB."""
-    return Volume("shm", {"emptyDir": {"medium": "Memory"}}, "/dev/shm")
-
-
-def build_claim_volumes(sources: list[str], run_volume: Volume | None = None) -> list[Volume]:
-    """The claims of pvc:// sources. The claim of `run_volume` is mounted a second time from that volume: two volumes of
-    the same claim are one mount for the kubelet, and the read-only one may win.
-
-    Volume names are numbered because claim names may be longer. Volumes are read-only, not only their mounts, so that
-    fsGroup never changes the owner of the user's data."""
-    claims = sorted({parsed.claim for parsed in map(parse_source, sources) if parsed.kind == "pvc"})
-    shared = (run_volume.source.get("persistentVolumeClaim") or {}).get("claimName") if run_volume else None
-    volumes = []
-    for index, claim in enumerate(claims):
-        path = f"{contract.PATH_CLAIMS}/{claim}"
-        if run_volume and claim == shared:
-            volumes.append(Volume(run_volume.name, run_volume.source, path, read_only=True))
-        else:
-            source = {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
-            volumes.append(Volume(f"claim-{index}", source, path, read_only=True))
-    return volumes
-
-
-def build_probes(port_name: str, startup_seconds: int, failure_threshold: int = 2) -> Manifest:
-    """Readiness probes the program, liveness a path that is answered whenever its event loop runs: a rollout with old
-    weights, or a reward server with a full queue, is unready but alive, and a restart would make it worse. A port is no
-    sign of life: the kernel accepts connections of a stopped process. `failure_threshold`: of readiness."""
-    live = {"path": contract.UrlPath.LIVE.value, "port": port_name}
-    return {
-        "startupProbe": {
-            "tcpSocket": {"port": port_name},
-            "periodSeconds": _STARTUP_PERIOD_SECONDS,
-            "failureThreshold": startup_seconds // _STARTUP_PERIOD_SECONDS,
-        },
-        "livenessProbe": build_liveness({"httpGet": live}, _PATIENCE_SECONDS),
-        "readinessProbe": build_readiness(port_name) | {"failureThreshold": failure_threshold},
-    }
-
-
-def build_liveness(action: Manifest, patience_seconds: int, period_seconds: int = 10) -> Manifest:
-    """A program that answers nothing does not hear SIGTERM, so it gets little time to end."""
-    return action | {
-        "periodSeconds": period_seconds,
-        "timeoutSeconds": 5,
-        "failureThreshold": patience_seconds // period_seconds,
-        "terminationGracePeriodSeconds": _HUNG_GRACE_SECONDS,
-    }
-
-
-def build_readiness(port_name: str) -> Manifest:
-    return {
-        "httpGet": {"path": str(contract.UrlPath.READY), "port": port_name},
-        "periodSeconds": 5,
-        "timeoutSeconds": 3,
-        "failureThreshold": 2,
-    }

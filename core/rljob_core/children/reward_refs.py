@@ -13,7 +13,7 @@ from rljob_api.wire.contract import ENV_REWARD_TOKENS
 from rljob_core.backend import ChildKey, Manifest, ObservedState, key_of
 from rljob_core.children import common
 from rljob_core.children.common import HEAD, TRAINER, WORKLOAD_KINDS
-from rljob_core.children.pods import TOKEN_KEY
+from rljob_core.children.env import TOKEN_KEY
 
 
 def child_name(name: str) -> str:

@@ -11,6 +11,10 @@ from rljob_api.wire.contract import PORT_ROLLOUT
 from rljob_core.backend import Manifest
 from rljob_core.children import pods
 from rljob_core.children.common import ROLLOUT, build_selector, child_name, digest
+from rljob_core.children.configuration import read_settings
+from rljob_core.children.env import build_job_env
+from rljob_core.children.probes import build_probes
+from rljob_core.children.volumes import build_job_volumes
 from rljob_core.defaults import Defaults
 
 _FAILURE_THRESHOLD = 6
@@ -38,9 +42,9 @@ def build_rollout(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
         labels=build_selector(job, ROLLOUT),
         config=read_by_engine(job) | {"token": digest(token)},
         ports={"http": PORT_ROLLOUT},
-        env=pods.build_job_env(job, run_dir=False),
-        probes=pods.build_probes("http", job.spec.rollout_startup_seconds, _FAILURE_THRESHOLD),
-        volumes=pods.build_job_volumes(job, defaults, [job.spec.model.source], run_dir=False),
+        env=build_job_env(job, run_dir=False),
+        probes=build_probes("http", job.spec.rollout_startup_seconds, _FAILURE_THRESHOLD),
+        volumes=build_job_volumes(job, defaults, [job.spec.model.source], run_dir=False),
         container_security=pods.build_root_security(defaults),
         grace_seconds=_GRACE_SECONDS + _PRE_STOP_SECONDS,
         drain_seconds=_PRE_STOP_SECONDS,
@@ -53,13 +57,13 @@ def read_by_engine(job: RLJob) -> dict[str, Any]:
     """What vLLM's program reads at its start, in Pods of its own or in the trainer's."""
     rollout, trainer = job.spec.rollout, job.spec.trainer
     return {
-        "model": pods.read_settings(job.spec.model),
-        "rollout": pods.read_settings(rollout, pods.POD_FIELDS | _READ_BY_DRIVER),
+        "model": read_settings(job.spec.model),
+        "rollout": read_settings(rollout, pods.POD_FIELDS | _READ_BY_DRIVER),
         "dtype": trainer.dtype,
         **({} if job.spec.trains else {"task": job.spec.task}),
         **({} if trainer.head_dtype == "model" else {"headDtype": trainer.head_dtype}),
         "maxStaleness": job.spec.schedule.staleness,
         "seed": job.spec.schedule.seed,
-        **({"hangDetection": hang} if (hang := pods.read_settings(job.spec.hang_detection)) else {}),
+        **({"hangDetection": hang} if (hang := read_settings(job.spec.hang_detection)) else {}),
         **({"chatTemplateArguments": arguments} if (arguments := job.spec.data.chat_template_arguments) else {}),
     }

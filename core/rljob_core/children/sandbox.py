@@ -13,13 +13,17 @@ import json
 from typing import Any
 
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.pod_settings import POD_SETTINGS
 from rljob_api.manifest.services.sandbox import Sandbox
 from rljob_api.wire import contract
 from rljob_core.backend import Manifest
 from rljob_core.children import pods
 from rljob_core.children.common import build_child
+from rljob_core.children.configuration import read_settings
+from rljob_core.children.env import build_field_env
 from rljob_core.children.keep import record_configuration
 from rljob_core.children.service import HostedService
+from rljob_core.children.volumes import Volume
 from rljob_core.defaults import Defaults
 
 API_VERSION = "extensions.agents.x-k8s.io/v1beta1"
@@ -124,16 +128,16 @@ def _build_template(job: RLJob, service: HostedService, sandbox: Sandbox, defaul
         "service": False,
     }
     template = _build(job, service, API_VERSION, "SandboxTemplate", spec=spec)
-    shared = job.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=set(pods.POD_SETTINGS))
-    pool = pods.read_settings(service.settings.node_pool)
-    return record_configuration(template, {"sandbox": pods.read_settings(sandbox), "pods": shared, "pool": pool}, {})
+    shared = job.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=set(POD_SETTINGS))
+    pool = read_settings(service.settings.node_pool)
+    return record_configuration(template, {"sandbox": read_settings(sandbox), "pods": shared, "pool": pool}, {})
 
 
 def _build_pod_spec(job: RLJob, service: HostedService, sandbox: Sandbox, defaults: Defaults) -> Manifest:
     resources = _build_resources(sandbox)
     disk: Manifest = {"sizeLimit": resources["limits"].get(_DISK, defaults.reward_scratch_size)}
-    server = [pods.Volume("server", {"emptyDir": {}}, _SERVER_FOLDER)] if sandbox.image else []
-    volumes = [pods.Volume("work", {"emptyDir": disk}, _WORK), pods.Volume("tmp", {"emptyDir": disk}, "/tmp"), *server]
+    server = [Volume("server", {"emptyDir": {}}, _SERVER_FOLDER)] if sandbox.image else []
+    volumes = [Volume("work", {"emptyDir": disk}, _WORK), Volume("tmp", {"emptyDir": disk}, "/tmp"), *server]
     settings = pods.build_settings(job, defaults) | pods.build_placement(
         service.settings.node_pool, defaults, service.role
     )
@@ -152,7 +156,7 @@ def _build_pod_spec(job: RLJob, service: HostedService, sandbox: Sandbox, defaul
 
 
 def _build_container(
-    service: HostedService, sandbox: Sandbox, volumes: list[pods.Volume], resources: Manifest, defaults: Defaults
+    service: HostedService, sandbox: Sandbox, volumes: list[Volume], resources: Manifest, defaults: Defaults
 ) -> Manifest:
     own = ["python3", f"{_SERVER_FOLDER}/server.py"]
     start = own if sandbox.image else ["python", "-m", _SERVER_MODULE]
@@ -164,7 +168,7 @@ def _build_container(
         "command": [*start, str(contract.PORT_SANDBOX), _WORK],
         "env": [
             {"name": contract.ENV_SANDBOX_TOKEN, "valueFrom": {"secretKeyRef": key}},
-            pods.build_field_env(contract.ENV_POD_IP, "status.podIP"),
+            build_field_env(contract.ENV_POD_IP, "status.podIP"),
         ],
         "ports": [{"name": "http", "containerPort": contract.PORT_SANDBOX, "protocol": "TCP"}],
         "readinessProbe": {"httpGet": {"path": "/ready", "port": "http"}, "periodSeconds": 1, "failureThreshold": 10},
@@ -174,7 +178,7 @@ def _build_container(
     }
 
 
-def _build_copy(volumes: list[pods.Volume], resources: Manifest, defaults: Defaults) -> Manifest:
+def _build_copy(volumes: list[Volume], resources: Manifest, defaults: Defaults) -> Manifest:
     """Copies the server into another image's Pod."""
     return {
         "name": "copy-server",

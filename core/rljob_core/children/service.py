@@ -32,7 +32,11 @@ from rljob_core.children.common import (
     role_of_service,
     service_name,
 )
+from rljob_core.children.configuration import read_settings
+from rljob_core.children.env import build_env, build_source_env, build_token_env
+from rljob_core.children.probes import build_probes
 from rljob_core.children.tracing import build_tracing_env, read_tracing
+from rljob_core.children.volumes import Volume
 from rljob_core.defaults import Defaults
 
 _STARTUP_SECONDS = 300
@@ -181,17 +185,17 @@ def _add_images_env(template: Manifest, role: str) -> None:
     """Pass the images to the server, which makes them part of its version: its own and that of the model, not those of
     containers that a template adds. They come from the merged template: the user may have changed or removed them. The
     API server rejects a container without an image."""
-    spec, names = template["spec"], (role, vllm_sidecar.CONTAINER)
+    spec, names = template["spec"], (role, pods.VLLM_CONTAINER)
     scoring = [c for c in [*spec.get("initContainers", []), *spec["containers"]] if c["name"] in names]
     server = next(container for container in scoring if container["name"] == role)
     images = " ".join(container.get("image") or "" for container in scoring)
-    server["env"] = (server.get("env") or []) + pods.build_env({contract.ENV_REWARD_IMAGES: images})
+    server["env"] = (server.get("env") or []) + build_env({contract.ENV_REWARD_IMAGES: images})
 
 
 def _build_parts(service: HostedService, token: str, defaults: Defaults) -> pods.PodParts:
     settings, hangs = service.settings, _find_hang_detection(service)
     disk: Manifest = {"sizeLimit": settings.resources.limits.get(_DISK) or defaults.reward_scratch_size}
-    sources = pods.build_source_env(hub_of(service.owner), storage_of(service.owner))
+    sources = build_source_env(hub_of(service.owner), storage_of(service.owner))
     return pods.PodParts(
         role=service.role,
         spec=settings,
@@ -208,15 +212,15 @@ def _build_parts(service: HostedService, token: str, defaults: Defaults) -> pods
         | {"token": digest(token), **({"hangDetection": hangs} if hangs else {})}
         | read_tracing(service.owner),
         ports={"http": contract.PORT_SERVICE},
-        env=pods.build_token_env(service.token_secret)
-        + pods.build_env(_build_vllm_env(service))
+        env=build_token_env(service.token_secret)
+        + build_env(_build_vllm_env(service))
         + _build_endpoint_env(service)
         + build_tracing_env(service.owner),
-        probes=pods.build_probes("http", _startup_seconds(service)),
+        probes=build_probes("http", _startup_seconds(service)),
         volumes=[
             _build_config_volume(service),
-            pods.Volume("scratch", {"emptyDir": disk}, contract.PATH_SCRATCH),
-            pods.Volume("tmp", {"emptyDir": disk}, "/tmp"),
+            Volume("scratch", {"emptyDir": disk}, contract.PATH_SCRATCH),
+            Volume("tmp", {"emptyDir": disk}, "/tmp"),
             *([vllm_sidecar.SOCKET_VOLUME] if service.has_sidecar else []),
             *([_build_sandbox_volume(service)] if service.sandbox else []),
         ],
@@ -244,7 +248,7 @@ def _find_grace_seconds(service: HostedService) -> int:
 
 
 def _read_by_server(service: HostedService) -> dict[str, Any]:
-    settings = pods.read_settings(service.settings, pods.POD_FIELDS | _READ_BY_DRIVER)
+    settings = read_settings(service.settings, pods.POD_FIELDS | _READ_BY_DRIVER)
     return settings | ({"framework": service.framework} if service.framework else {})
 
 
@@ -264,21 +268,21 @@ def _build_endpoint_env(service: HostedService) -> list[Manifest]:
         reference = {"secretKeyRef": endpoint.api_key_secret_ref.to_manifest()}
         env.append({"name": contract.ENV_JUDGE_API_KEY, "valueFrom": reference})
     if endpoint and endpoint.limits != EndpointLimits():
-        env += pods.build_env({contract.ENV_PEERS: service.name})
+        env += build_env({contract.ENV_PEERS: service.name})
     return env
 
 
-def _build_sandbox_volume(service: HostedService) -> pods.Volume:
+def _build_sandbox_volume(service: HostedService) -> Volume:
     items = [{"key": contract.FILE_SANDBOX, "path": contract.FILE_SANDBOX}]
     source = {"secret": {"secretName": service.sandbox_secret, "items": items}}
-    return pods.Volume("sandbox", source, contract.PATH_SANDBOX, read_only=True)
+    return Volume("sandbox", source, contract.PATH_SANDBOX, read_only=True)
 
 
-def _build_config_volume(service: HostedService) -> pods.Volume:
+def _build_config_volume(service: HostedService) -> Volume:
     """service.yaml and function.py: inline source from the service's ConfigMap, else from the user's."""
     reference = service.settings.function.config_map_key_ref if service.settings.function else None
     source: Manifest = {"configMap": {"name": service.name}}
     if reference is not None:
         function = {"name": reference.name, "items": [{"key": reference.key, "path": contract.FILE_FUNCTION}]}
         source = {"projected": {"sources": [source, {"configMap": function}]}}
-    return pods.Volume("config", source, contract.PATH_CONFIG, read_only=True)
+    return Volume("config", source, contract.PATH_CONFIG, read_only=True)

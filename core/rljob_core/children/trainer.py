@@ -14,9 +14,11 @@ from rljob_api.wire.contract import GRACE_SECONDS, PORT_ROLLOUT, PORT_WEIGHTS
 from rljob_core.backend import Manifest
 from rljob_core.children import pods
 from rljob_core.children.common import TRAINER, build_selector, child_name, digest
-from rljob_core.children.configuration import shared_claim
+from rljob_core.children.configuration import read_settings, shared_claim
+from rljob_core.children.env import build_grace_env, build_job_env
 from rljob_core.children.rollout import read_by_engine
 from rljob_core.children.vllm_sidecar import build_engines_env
+from rljob_core.children.volumes import build_job_volumes
 from rljob_core.defaults import Defaults
 
 
@@ -33,18 +35,16 @@ def build_trainer(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
         command=["python", "-m", "rljob_trainer.worker"],
         labels=build_selector(job, TRAINER),
         config={
-            "model": pods.read_settings(job.spec.model),
+            "model": read_settings(job.spec.model),
             "gpusPerReplica": trainer.gpus_per_replica,
             "token": digest(token),
             **({"engine": read_by_engine(job)} if job.spec.shares_trainer else {}),
             **({"models": models} if (models := _read_models(job)) else {}),
         },
         ports={"weights": PORT_WEIGHTS} | name_engine_ports(job),
-        env=pods.build_job_env(job, run_dir=shares_run)
-        + build_engines_env(job)
-        + pods.build_grace_env(trainer.template),
+        env=build_job_env(job, run_dir=shares_run) + build_engines_env(job) + build_grace_env(trainer.template),
         # No probes: only rank 0 serves requests, and the driver knows which nodes have joined.
-        volumes=pods.build_job_volumes(job, defaults, sources, run_dir=shares_run),
+        volumes=build_job_volumes(job, defaults, sources, run_dir=shares_run),
         container_security=pods.build_root_security(defaults),
         grace_seconds=GRACE_SECONDS,
         gpus=trainer.gpus_per_replica,
@@ -82,7 +82,7 @@ def _add(trainer: str, rollout: str, num_engines: int) -> str:
 
 def _read_models(job: RLJob) -> dict[str, Any]:
     """What the engines of other models read at their start, by path."""
-    return {path: pods.read_settings(model) for path, model in job.spec.models_in_trainer.items()}
+    return {path: read_settings(model) for path, model in job.spec.models_in_trainer.items()}
 
 
 def name_engine_ports(job: RLJob) -> dict[str, int]:

@@ -15,9 +15,11 @@ from rljob_api.manifest.sources import parse_source
 from rljob_api.wire.contract import ENV_HANG_DETECTION, ENV_SERVED_MODELS, ENV_VLLM_SOCKET, FILE_VLLM_SOCKET, PATH_VLLM
 from rljob_core.backend import Manifest
 from rljob_core.children import pods
+from rljob_core.children.env import build_env, override_env
+from rljob_core.children.probes import build_liveness
+from rljob_core.children.volumes import Volume, build_claim_volumes, build_home_volumes, build_shm_volume
 from rljob_core.defaults import Defaults
 
-CONTAINER = pods.VLLM_CONTAINER
 _SOCKET = f"{PATH_VLLM}/{FILE_VLLM_SOCKET}"
 # A restarted container finds the socket of its predecessor, and vLLM does not replace it.
 _START = 'rm -f "$0" && exec "$@"'
@@ -47,7 +49,7 @@ _CPU_ENVIRONMENT = {
 _UNIPROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 # If whitespace between the parts of its JSON is allowed, a model may generate nothing else.
 _STRUCTURED_OUTPUTS = '{"backend":"xgrammar","disable_any_whitespace":true}'
-SOCKET_VOLUME = pods.Volume("vllm", {"emptyDir": {"medium": "Memory"}}, PATH_VLLM)
+SOCKET_VOLUME = Volume("vllm", {"emptyDir": {"medium": "Memory"}}, PATH_VLLM)
 SERVER_ENV = {ENV_VLLM_SOCKET: _SOCKET}
 """With SOCKET_VOLUME, how the server reaches the sidecar."""
 
@@ -56,23 +58,23 @@ def build_sidecar(
     settings: Reward | CallService, defaults: Defaults, source_env: list[Manifest], hang_detection: Manifest
 ) -> pods.Sidecar | None:
     """The container and its volumes; None for a service without a served model, or with one in the trainer's Pods.
-    `source_env`: `pods.build_source_env` of the owner. `hang_detection`: of the job; empty: the defaults."""
+    `source_env`: `build_source_env` of the owner. `hang_detection`: of the job; empty: the defaults."""
     model = settings.served_model
     if model is None or model.placement == "trainer":
         return None
-    volumes = [SOCKET_VOLUME, pods.build_shm_volume(), *pods.build_claim_volumes([model.source])]
-    volumes += pods.build_home_volumes(defaults, "vllm-tmp")  # a function may write to the server's
+    volumes = [SOCKET_VOLUME, build_shm_volume(), *build_claim_volumes([model.source])]
+    volumes += build_home_volumes(defaults, "vllm-tmp")  # a function may write to the server's
     variables = _ENVIRONMENT | ({} if model.gpus_per_replica else _CPU_ENVIRONMENT)
     variables |= {ENV_HANG_DETECTION: json.dumps(hang_detection)} if hang_detection else {}
-    environment = pods.build_env(variables) + source_env
+    environment = build_env(variables) + source_env
     container: Manifest = {
-        "name": CONTAINER,
+        "name": pods.VLLM_CONTAINER,
         "image": model.image or defaults.trainer_image,
         **pods.pull_policy(defaults),
         "restartPolicy": "Always",
         "command": ["sh", "-c", _START, _SOCKET, *_build_command(model, _returns_json(settings))],
-        "env": pods.override_env(environment, settings.env),
-        "livenessProbe": pods.build_liveness(
+        "env": override_env(environment, settings.env),
+        "livenessProbe": build_liveness(
             {"exec": {"command": ["python", "-c", _IS_ALIVE, _SOCKET, "4"]}}, _PATIENCE_SECONDS, _PROBE_PERIOD_SECONDS
         ),
         "resources": pods.build_resources(model, settings.node_pool, model.gpus_per_replica),
@@ -86,7 +88,7 @@ def build_sidecar(
 def build_engines_env(job: RLJob) -> list[Manifest]:
     """The arguments of the engines in a trainer Pod that serve another model than the policy."""
     models = {path: build_arguments(model, True) for path, model in job.spec.models_in_trainer.items()}
-    return pods.build_env({ENV_SERVED_MODELS: json.dumps(models, sort_keys=True)} if models else {})
+    return build_env({ENV_SERVED_MODELS: json.dumps(models, sort_keys=True)} if models else {})
 
 
 def _returns_json(settings: Reward | CallService) -> bool:

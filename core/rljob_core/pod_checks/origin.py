@@ -17,7 +17,7 @@ from rljob_api.read.documents import Location, format_path
 from rljob_api.wire.contract import ENV_JUDGE_API_KEY, ENV_MODEL_API_KEY, ENV_OTLP_ENDPOINT, ENV_OTLP_HEADERS
 from rljob_core.backend import Manifest
 from rljob_core.children.merge import find_in_patch
-from rljob_core.children.vllm_sidecar import CONTAINER as VLLM
+from rljob_core.children.pods import VLLM_CONTAINER
 
 _CONTAINER_LISTS = ("containers", "initContainers")
 _POD_FIELDS = frozenset(yaml_fields(PodSettings))
@@ -46,7 +46,7 @@ def _count_needed(role: RolePath, template: Manifest, location: Location) -> int
     field of a container that the operator builds."""
     if len(location) < 3 or location[1] not in _CONTAINER_LISTS:
         return 2
-    is_built = template["spec"][location[1]][location[2]].get("name") in (role.container, VLLM)
+    is_built = template["spec"][location[1]][location[2]].get("name") in (role.container, VLLM_CONTAINER)
     return 4 if is_built else 3
 
 
@@ -66,7 +66,7 @@ def _fields_behind(role: RolePath, template: Manifest, location: Location) -> It
 def _container_fields(role: RolePath, container: Manifest, inner: Location) -> Iterator[str]:
     is_main = container.get("name") == role.container
     service = role.role if isinstance(role.role, RewardBase | CallService) else None
-    if inner[0] == "env" and len(inner) > 1 and (is_main or container.get("name") == VLLM):
+    if inner[0] == "env" and len(inner) > 1 and (is_main or container.get("name") == VLLM_CONTAINER):
         name = container["env"][inner[1]].get("name")
         if name in role.role.env:
             yield f"{role.path}.env.{name}"

@@ -30,8 +30,6 @@ class Architecture:
     """dense; or some of multimodal, hybrid (layers with a state) and mixture (experts)."""
     obstacle: str = ""
     """Why it cannot be trained; empty if it can."""
-    serves_own: bool = True
-    """Whether vLLM has its own class for it. Otherwise vLLM runs that of transformers."""
     adapters: AdapterDevice = "any"
     """Where vLLM can add LoRA adapters. Its layers for experts with adapters need a GPU."""
     on_cpus: CpuType = "any"

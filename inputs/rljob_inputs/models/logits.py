@@ -26,10 +26,6 @@ class LogitTransform:
     factor: float = 1.0
     limit: float | None = None
 
-    @property
-    def is_identity(self) -> bool:
-        return self.factor == 1 and self.limit is None
-
 
 def find_logit_transform(text_config: Mapping[str, Any]) -> LogitTransform:
     """`text_config`: the part of config.json about text."""

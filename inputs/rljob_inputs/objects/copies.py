@@ -11,7 +11,7 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +29,9 @@ _MAX_DOWNLOADS = 4
 """Files at the same time; the client reads a large one by several connections."""
 
 
-def find_cache(environment: Mapping[str, str] = os.environ) -> Path:
+def find_cache() -> Path:
     """Return the folder of all copies."""
-    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rljob" / "objects"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rljob" / "objects"
 
 
 @dataclass(frozen=True)

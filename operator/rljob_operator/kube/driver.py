@@ -65,9 +65,10 @@ class _Driver:
 class DriverClient:
     """The drivers of all jobs, by their Pods."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, port: int = PORT_DRIVER) -> None:
-        self._clock, self._port = clock, port
-        self.on_change: Callable[[Key], None] = lambda key: None
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, on_change: Callable[[Key], None] = lambda key: None
+    ) -> None:
+        self._clock, self._on_change = clock, on_change
         self._drivers: TTLCache[str, _Driver] = TTLCache(_MAX_DRIVERS, _FORGET_SECONDS, clock)
         self._requests: set[asyncio.Task[None]] = set()
         self._session: aiohttp.ClientSession | None = None
@@ -116,13 +117,13 @@ class DriverClient:
             waiting, driver.waiting, driver.request = driver.waiting, set(), None
         if driver.answer != last:
             for key in waiting:
-                self.on_change(key)
+                self._on_change(key)
 
     async def _ask(self, driver: _Driver, endpoint: DriverEndpoint) -> DriverAnswer:
         if self._session is None:
             self._session = new_session()
         try:
-            answer = DriverAnswer(await request_status(self._session, endpoint, self._port))
+            answer = DriverAnswer(await request_status(self._session, endpoint, PORT_DRIVER))
         except UnreadableAnswerError as error:
             answer = DriverAnswer(problem=f"{DRIVER_UNREADABLE}: {error}")
         except TimeoutError:

@@ -54,10 +54,10 @@ async def run(environment: Environment) -> None:
     async with open_session() as session:
         rewards = RewardClients(spec.rewards, session)
         prompts = [Prompt(i, f"p{i}", [1], ground_truth="1") for i in range(spec.schedule.prompts_per_step)]
-        collector = Collector(Agent(), rollouts, rewards, spec.rewards, RequestBuilder(None))  # type: ignore[arg-type]
+        collector = Collector(Agent(), rollouts, rewards, RequestBuilder(None))  # type: ignore[arg-type]
         dataset = PromptSet(len(prompts), dict(enumerate(prompts)))
         algorithm, size, seed = build_algorithm(spec), spec.algorithm.group_size, spec.schedule.seed
-        plan = CollectionPlan("train", 0, size, spec.rollout.sampling, seed, "g")
+        plan = CollectionPlan("train", 0, size, spec.rollout.sampling, seed, "g", spec.rewards)
         state = LaneState(dispatch=DispatchState())
         feed = PromptFeed([PromptSource("train", 1.0, dataset)], state.feed, seed=seed, shuffle=spec.data.shuffle)
         lane = TrainLane(collector, feed, plan, spec.schedule, algorithm, state)

@@ -55,8 +55,8 @@ class CollectionPlan:
     seed: int
     incarnation: str
     """Generation of the weights: a group that is repeated after a restart requests new scores under new ids."""
-    rewards: Sequence[Reward] | None = None
-    """Those that score the episodes; their weighted sum is the score. None: all of the collector."""
+    rewards: Sequence[Reward] = ()
+    """Those that score the episodes; their weighted sum is the score."""
     held_out: str = ""
     """Name of the evaluation set. Empty: training."""
 
@@ -84,7 +84,6 @@ class Collector:
         agent: AgentLoop,
         rollouts: RolloutClient,
         rewards: RewardClients,
-        specs: Sequence[Reward],
         requests: RequestBuilder,
         services: AgentServices | None = None,
         *,
@@ -96,7 +95,7 @@ class Collector:
         """`services`: of the agent, to describe what it waits for. `own_weight`: spec.agent.rewardWeight. `roles`:
         the services feed them, too. `on_scored`: called once per episode, when its last reward arrives. `job`: its
         name, in traces."""
-        self.agent, self.rollouts, self.rewards, self.specs, self.services = agent, rollouts, rewards, specs, services
+        self.agent, self.rollouts, self.rewards, self.services = agent, rollouts, rewards, services
         self._requests, self._own_weight = requests, own_weight
         self.roles, self.phases = roles or RoleClock(time.monotonic()), PhaseClock(time.monotonic())
         self._on_scored, self._job = on_scored, job
@@ -114,7 +113,7 @@ class Collector:
 
     async def run_group(self, group: Group, plan: CollectionPlan, progress: ReadProgress) -> Group:
         """Run the group's episodes and score them. The first error ends them all."""
-        names = {reward.name for reward in self._rewards_of(plan)}
+        names = {reward.name for reward in plan.rewards}
         scorer = self.rewards.open_group(plan.group_id(group.index), plan.lane, plan.group_size, names)
         samples = range(plan.group_size)
         found = await run_all([self._run_episode(group, i, plan, scorer, progress) for i in samples])
@@ -159,7 +158,7 @@ class Collector:
     ) -> list[Episode]:
         episode_id = plan.episode_id(group.index, sample)
         seed = plan.sample_seed(group.prompt.index, group.index, sample)
-        needs_reward = not self._rewards_of(plan)
+        needs_reward = not plan.rewards
         # The time of an open episode of training is that of generation.
         is_generating = self.phases.within("generate", time.monotonic) if plan.lane == "train" else nullcontext()
         with is_generating, traces.begin_agent(self._job, episode_id) as span:
@@ -213,15 +212,11 @@ class Collector:
         if episode.failure is not None:
             await scorer.skip()
             return
-        rewards = self._rewards_of(plan)
-        if rewards:
+        if plan.rewards:
             request = self._requests.build(plan.trajectory_id(episode), plan.lane, prompt, episode)
             results = await scorer.score(episode.position, request, episode.ended_at, episode.peers)
             episode.results = {**episode.results, **results}
-        episode.score = weighted_score(episode, rewards, self._own_weight)
-
-    def _rewards_of(self, plan: CollectionPlan) -> Sequence[Reward]:
-        return self.specs if plan.rewards is None else plan.rewards
+        episode.score = weighted_score(episode, plan.rewards, self._own_weight)
 
     async def _rescore(self, group: Group, names: set[str], plan: CollectionPlan, progress: ReadProgress) -> None:
         scorer = self.rewards.open_group(plan.group_id(group.index), plan.lane, plan.group_size, names)

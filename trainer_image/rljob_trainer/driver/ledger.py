@@ -41,11 +41,9 @@ from rljob_trainer.driver.best import choose_best, describe_unknown
 from rljob_trainer.driver.checkpointer import CheckpointSeconds
 from rljob_trainer.driver.evaluation import EvaluationResult, SetResult
 from rljob_trainer.driver.learning import StepsWithoutSignal, classify_step, count_last_skipped
-from rljob_trainer.driver.merging import describe_loss, judge_merging
-from rljob_trainer.driver.mismatch import NUM_STEPS, judge_mismatch
-from rljob_trainer.driver.overlong import judge_overlong
 from rljob_trainer.driver.reports import Reports
 from rljob_trainer.driver.role_clock import Phase, PhaseClock, RoleClock
+from rljob_trainer.driver.step_warnings import NUM_STEPS, describe_loss, judge_merging, judge_mismatch, judge_overlong
 from rljob_trainer.driver.train_lane import LaneState
 from rljob_trainer.driver.updates import StepOutcome
 from rljob_trainer.episodes.progress import CollectionProgress

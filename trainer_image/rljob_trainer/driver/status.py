@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_api.wire.weights import WeightManifest
@@ -18,12 +18,20 @@ from rljob_trainer.outages.registry import Outages
 log = logging.getLogger(__name__)
 
 
+Leave = Callable[[], Awaitable[str]]
+"""Returns what became of the last steps."""
+
+
 class StatusBoard:
     def __init__(self, outages: Outages | None = None) -> None:
         """`outages`: of what the job depends on. While one lasts, it is what the driver waits for."""
         self.status = DriverStatus()
         self.outages = outages or Outages()
         self._describe: Callable[[DriverStatus], DriverStatus] = lambda status: status
+        self.leave: Leave | None = None
+        """Saves before a trainer's Pod ends. None: there is no driver."""
+        self.model = ""
+        """Where the ranks and rollouts find the trained model, with its version. Empty until the head has looked."""
         self.manifest: WeightManifest | None = None
         self._announced = asyncio.Condition()
 
@@ -31,6 +39,9 @@ class StatusBoard:
         """Set fields. A measurement that is not finite, such as the mean of immense scores, counts as unknown."""
         fields = {name: None if _is_not_finite(value) else value for name, value in fields.items()}
         self.status = DriverStatus.model_validate(self.status.model_dump() | fields)
+
+    def name_model(self, location: str) -> None:
+        self.model = location
 
     def set_phase(self, phase: str, waits_for: str = "") -> None:
         self.update(phase=phase, waits_for=waits_for)
@@ -42,13 +53,14 @@ class StatusBoard:
         self.update(waits_for=message)
 
     @contextlib.contextmanager
-    def live(self, describe: Callable[[DriverStatus], DriverStatus]) -> Iterator[None]:
-        """Within, `describe` completes each snapshot with what changes by the second: the current wait, and demand."""
-        before, self._describe = self._describe, describe
+    def live(self, describe: Callable[[DriverStatus], DriverStatus], leave: Leave | None = None) -> Iterator[None]:
+        """Within, `describe` completes each snapshot with what changes by the second: the current wait, and demand.
+        `leave`: what a trainer's Pod that ends calls."""
+        before, self._describe, self.leave = (self._describe, self.leave), describe, leave
         try:
             yield
         finally:
-            self._describe = before
+            self._describe, self.leave = before
 
     def snapshot(self) -> DriverStatus:
         status = self._describe(self.status.model_copy())

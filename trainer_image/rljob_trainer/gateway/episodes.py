@@ -124,7 +124,6 @@ class Episodes:
         self.keys = AttemptKeys()
         self._policy = policy
         self._open: dict[str, HostedEpisode] = {}
-        self._is_closed = False
 
     def open(self, task: EpisodeTask) -> HostedEpisode:
         """`task.id` must not be open already."""

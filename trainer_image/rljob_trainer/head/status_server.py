@@ -10,7 +10,7 @@ import hmac
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from aiohttp import web
 from pydantic import ValidationError
@@ -55,10 +55,6 @@ class StatusServer:
         app.router.add_get(UrlPath.WEIGHTS_CURRENT.value, self._weights)
         app.router.add_post(UrlPath.LEAVE.value, self._leave)
         app.router.add_get(UrlPath.MODEL.value, self._model)
-        self.model = ""
-        """Where the ranks and rollouts find the trained model, with its version. Empty until the head has looked."""
-        self.leave: Callable[[], Awaitable[str]] | None = None
-        """Saves before a trainer's Pod ends. None until there is a driver."""
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
 
     async def start(self, address: str) -> None:
@@ -91,12 +87,13 @@ class StatusServer:
         return web.Response(text=self._recent.read(int(after)).model_dump_json(), content_type="application/json")
 
     async def _leave(self, _: web.Request) -> web.Response:
-        return web.Response(text=NOTHING_TRAINS if self.leave is None else await self.leave())
+        leave = self._board.leave
+        return web.Response(text=NOTHING_TRAINS if leave is None else await leave())
 
     async def _model(self, _: web.Request) -> web.Response:
-        if not self.model:
+        if not self._board.model:
             raise web.HTTPServiceUnavailable(text="the head has not found the model yet\n")
-        return web.Response(text=self.model)
+        return web.Response(text=self._board.model)
 
     async def _hung(self, request: web.Request) -> web.Response:
         try:

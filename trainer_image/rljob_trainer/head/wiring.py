@@ -10,31 +10,27 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
-from rljob_api.errors import TransientError
-from rljob_api.manifest.evaluation import HeldOutSet
-from rljob_api.manifest.job_sections import DataSource, NamedSource
+import aiohttp
+
+from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.pod_engines import find_engines
 from rljob_api.wire.contract import ENV_TOKEN, ExitCode
 from rljob_api.wire.termination import end_program, leave_result
-from rljob_inputs.data.lengths import find_limit
-from rljob_inputs.data.prompts import PromptSet, load_prompts
-from rljob_inputs.findings import describe_lengths
 from rljob_inputs.hub.repository import HubAccess
 from rljob_inputs.memory.object_store import head_store_bytes
-from rljob_inputs.models.own_settings import ModelSettings, load_model_settings
-from rljob_inputs.prompts import Prompt
+from rljob_inputs.models.own_settings import load_model_settings
+from rljob_inputs.objects.access import ObjectAccess
 from rljob_trainer.calls.services import AgentServices
 from rljob_trainer.driver.assembly import Datasets, DriverParts
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.fixed_model import as_evaluation, start_fixed
-from rljob_trainer.driver.ports import StartTrainer, Trainer
 from rljob_trainer.driver.recent_samples import RecentSampleLog
 from rljob_trainer.driver.reports import Reports
 from rljob_trainer.driver.role_clock import ROLE_OF_SERVICE, RoleClock
@@ -42,17 +38,14 @@ from rljob_trainer.driver.run import Driver
 from rljob_trainer.driver.schedules import build_schedule
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.watcher import run_with_watcher
-from rljob_trainer.failures.configuration import SourceAwayError
-from rljob_trainer.feed.prompt_feed import PromptSource
 from rljob_trainer.gateway.forwarding import watch_models
 from rljob_trainer.head.agent import start_agent
 from rljob_trainer.head.environment import Environment, JobFile
+from rljob_trainer.head.inputs import STARTING, HubWait, read_inputs
 from rljob_trainer.head.loop_lag import watching_lag
 from rljob_trainer.head.objects import find_versions, write_versions
-from rljob_trainer.head.rows import place_rows
 from rljob_trainer.head.run_copy import open_run_copy
 from rljob_trainer.head.status_server import StatusServer
-from rljob_trainer.head.tokenizer import load_tokenizer
 from rljob_trainer.head.tracing import tracing_episodes
 from rljob_trainer.head.watchdog import LoopWatchdog
 from rljob_trainer.history.disk import RunDisk
@@ -61,9 +54,7 @@ from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.run_state import check_disk_space
 from rljob_trainer.history.tracking import build_trackers
 from rljob_trainer.mirror.mirror import Mirror
-from rljob_trainer.outages.registry import Outages
-from rljob_trainer.outages.storage import name_storage
-from rljob_trainer.outages.waiting import wait_out
+from rljob_trainer.outages.registry import Dependency, Outages
 from rljob_trainer.progress.pace import Pace
 from rljob_trainer.ranks.group import TrainerGroup, connect, disconnect
 from rljob_trainer.ranks.ray_head import RayHead
@@ -77,78 +68,6 @@ from rljob_trainer.run_folder.location import read_run_id
 from rljob_trainer.run_folder.server import RunFileServer
 
 log = logging.getLogger(__name__)
-
-_STARTING = "reads the data and starts Ray"
-_Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True)
-class Inputs:
-    train: list[PromptSource]
-    held_out: dict[str, list[Prompt]]
-    """By the name of an evaluation set."""
-    tokenizer: Any
-
-
-def load_inputs(environment: Environment, settings: ModelSettings) -> Inputs:
-    """Return the training and the held-out prompts, without those that are too long for the rollouts."""
-    spec, access = settings.job.spec, HubAccess.from_environment(os.environ)
-    tokenizer = load_tokenizer(environment.model, spec.model)
-
-    def load(source: DataSource, location: str, field: str, held_out: HeldOutSet | None = None) -> PromptSet:
-        limit = find_limit(spec, held_out, settings.model_length)
-        split = source.env_split or ("test" if held_out else "train")
-        prompts, table = load_prompts(
-            spec.data, source, location, tokenizer, split=split, limit=limit, access=access, field=field
-        )
-        log.info("%s", describe_lengths(table))
-        return prompts
-
-    def load_source(each: NamedSource, location: str) -> PromptSource:
-        prompts, source = load(each.source, location, each.path), each.source
-        name = source.name if spec.data.tells_sources_apart else ""
-        return PromptSource(source.name, source.weight, prompts.named(name))
-
-    train_at, held_out_at = [environment.train_data, *environment.mix_data], environment.held_out_data
-    sources = spec.data.train_sources if spec.trains else []
-    train = [load_source(*each) for each in zip(sources, train_at, strict=spec.trains)]
-    sets = spec.held_out_sets
-    held_out = {s.name: list(load(s.data, held_out_at[s.name], s.data_path, s).by_row.values()) for s in sets}
-    return Inputs(train, held_out, tokenizer)
-
-
-class HubWait:
-    """Waits while the Hub, or the object storage, does not answer, and says so in the status."""
-
-    def __init__(self, outages: Outages, board: StatusBoard, sources: Iterable[str]) -> None:
-        """`sources`: of the job's models and data."""
-        what, remedy = name_storage(sources, HubAccess.from_environment(os.environ))
-        self._what = "the Hub" if what.startswith("spec.hub") else "the object storage"
-        self._health, self._board = outages.watch(what, remedy), board
-
-    async def read(self, work: Callable[[], _Result]) -> _Result:
-        """Return the result of `work`, which reads models or data in a thread."""
-        result = await wait_out(self._health, partial(asyncio.to_thread, work), partial(self._explain, TransientError))
-        self._board.waits_for(_STARTING)
-        return result
-
-    async def start_trainer(self, start: StartTrainer, **arguments: Any) -> Trainer:
-        """Start a trainer group, whose ranks read the model."""
-        return await wait_out(self._health, partial(start, **arguments), partial(self._explain, SourceAwayError))
-
-    def _explain(self, kind: type[Exception], error: Exception) -> str:
-        if not isinstance(error, kind):
-            return ""
-        self._board.waits_for(f"waits for {self._what}: {error}")
-        return str(error)
-
-
-async def _read_inputs(
-    environment: Environment, settings: ModelSettings, board: StatusBoard, disk: RunDisk, hub: HubWait
-) -> Inputs:
-    if settings.job.spec.env_sources:
-        environment = await place_rows(environment, settings.job.spec, board, disk)
-    return await hub.read(partial(load_inputs, environment, settings))
 
 
 def _end_process(message: str) -> NoReturn:
@@ -184,6 +103,86 @@ def _leave_figures(run_dir: Path) -> None:
     items = [figure.model_dump_json(exclude_none=True) for figure in read_figures(run_dir)]
     if num_left_out := leave_result(items):
         log.warning("status.evaluation has no room for the last %d results: metrics.jsonl has all", num_left_out)
+
+
+async def _check_disk(environment: Environment, disk: RunDisk) -> None:
+    """Wait until the run's folder has room for the checkpoints that are kept."""
+    spec = environment.job.spec
+    check = partial(
+        check_disk_space,
+        environment.run_dir,
+        Path(environment.model),
+        keep=spec.checkpoint.keep + (spec.evaluation.best is not None),
+        num_models=spec.num_optimized_models,
+        num_exports=spec.checkpoint.num_exports,
+    )
+    await disk.write(environment.run_dir, check)
+
+
+async def _pin_sources(environment: Environment, hub: HubWait, disk: RunDisk, access: ObjectAccess) -> Environment:
+    """Return the environment with the versions that this run reads of its objects."""
+    run_dir = environment.run_dir
+    versions = await hub.read(partial(find_versions, run_dir, environment.sources, access))
+    if versions is None:
+        return environment
+    await disk.write(run_dir, partial(write_versions, run_dir, versions.record))
+    return environment.with_sources(versions.pinned)
+
+
+@dataclass(frozen=True)
+class _Clients:
+    """Clients of what runs in other Pods."""
+
+    rollouts: RolloutClient
+    rewards: RewardClients
+    services: AgentServices
+    models: Mapping[str, Dependency]
+    """Health of the models of agent.models, by name."""
+    roles: RoleClock
+    """Which the services feed."""
+
+
+async def _start_clients(
+    stack: AsyncExitStack,
+    spec: RLJobSpec,
+    special_ids: Mapping[str, int],
+    session: aiohttp.ClientSession,
+    tokenizer: Any,
+    outages: Outages,
+    prometheus: PrometheusMetrics,
+    pulls: PullReports,
+) -> _Clients:
+    """Start the clients, until `stack` is closed."""
+    rollouts = RolloutClient(
+        spec.rollout,
+        session,
+        per_pod=spec.engines_per_pod or 1,
+        spans_updates=build_schedule(spec.schedule).spans_updates,
+        reports=pulls,
+        special_ids=special_ids,
+        outages=outages,
+        on_mismatch=prometheus.mismatches.inc,
+    )
+    rewards = RewardClients(spec.rewards, session, tokenizer, outages)
+    roles = RoleClock(time.monotonic(), {service.kind for service in spec.services})
+    models = watch_models(spec.agent.models, outages)
+    services = AgentServices(
+        spec.services,
+        session,
+        outages=outages,
+        runner_calls=[rollouts.replicas.fleet.health, *models.values()],
+        on_call=prometheus.record_call,
+        working=lambda kind: roles.working(ROLE_OF_SERVICE[kind], time.monotonic),
+    )
+    for client in (rollouts, rewards, services):
+        await client.start()
+        stack.push_async_callback(client.close)
+    return _Clients(rollouts, rewards, services, models, roles)
+
+
+def _build_engines(spec: RLJobSpec, session: aiohttp.ClientSession, board: StatusBoard) -> TrainerEngines:
+    startup = max(engine.startup_seconds for engine in find_engines(spec))
+    return TrainerEngines(spec.trainer.replicas, startup, session, report=board.waits_for)
 
 
 async def run_head(
@@ -223,29 +222,17 @@ async def run_head(
             board.update(run_id=read_run_id(run_dir))
         files = RunFileServer(run_dir, environment.address, os.environ.get(ENV_TOKEN, ""), environment.job_file)
         stack.callback(files.close)
-        num_models, keeps_best = spec.num_optimized_models, spec.evaluation.best is not None
-        keep = spec.checkpoint.keep + keeps_best
-        check = partial(
-            check_disk_space,
-            run_dir,
-            Path(environment.model),
-            keep=keep,
-            num_models=num_models,
-            num_exports=spec.checkpoint.num_exports,
-        )
         if spec.trains:
-            await disk.write(run_dir, check)
-        board.waits_for(_STARTING)
+            await _check_disk(environment, disk)
+        board.waits_for(STARTING)
         hub = HubWait(outages, board, spec.sources.values())
-        if versions := await hub.read(partial(find_versions, run_dir, environment.sources, access)):
-            await disk.write(run_dir, partial(write_versions, run_dir, versions.record))
-            environment = environment.with_sources(versions.pinned)
-        server.model = environment.model
+        environment = await _pin_sources(environment, hub, disk, access)
+        board.name_model(environment.model)
         settings = await hub.read(partial(load_model_settings, environment.job, environment.model))
         job = settings.job
         for each in settings.from_model:
             log.info("%s: %s (%s)", each.field, each.value, each.source)
-        read = _read_inputs(environment, settings, board, disk, hub)
+        read = read_inputs(environment, settings, board, disk, hub)
         if job.spec.trains:
             # Concurrently: each takes many seconds, mostly for imports.
             store_bytes = head_store_bytes(job, settings.context_length)
@@ -260,47 +247,22 @@ async def run_head(
         prometheus.register_trackers(trackers.counts)
 
         session = await stack.enter_async_context(open_session())
-        rollouts = RolloutClient(
-            job.spec.rollout,
-            session,
-            per_pod=job.spec.engines_per_pod or 1,
-            spans_updates=build_schedule(job.spec.schedule).spans_updates,
-            reports=pulls,
-            special_ids=settings.special_ids,
-            outages=outages,
-            on_mismatch=prometheus.mismatches.inc,
+        clients = await _start_clients(
+            stack, job.spec, settings.special_ids, session, inputs.tokenizer, outages, prometheus, pulls
         )
-        rewards = RewardClients(job.spec.rewards, session, inputs.tokenizer, outages)
-        roles = RoleClock(time.monotonic(), {service.kind for service in job.spec.services})
-        models = watch_models(job.spec.agent.models, outages)
-        services = AgentServices(
-            job.spec.services,
-            session,
-            outages=outages,
-            runner_calls=[rollouts.replicas.fleet.health, *models.values()],
-            on_call=prometheus.record_call,
-            working=lambda kind: roles.working(ROLE_OF_SERVICE[kind], time.monotonic),
-        )
-        for client in (rollouts, rewards, services):
-            await client.start()
-            stack.push_async_callback(client.close)
         agent = await start_agent(
             stack,
             job.spec,
             inputs.tokenizer,
             settings.context_length,
-            services,
+            clients.services,
             environment.address,
             prometheus,
             outages,
-            models,
+            clients.models,
         )
         reports = Reports(board, trackers, prometheus, agent.template.decode if agent.template else None, recent=recent)
-        engines = None
-        if job.spec.shares_trainer:
-            replicas = job.spec.trainer.replicas
-            startup = max(engine.startup_seconds for engine in find_engines(job.spec))
-            engines = TrainerEngines(replicas, startup, session, report=board.waits_for)
+        engines = _build_engines(job.spec, session, board) if job.spec.shares_trainer else None
         reserve = None if engines is None else engines.sleep
         pace = Pace(job.spec.hang_detection)
         start = partial(
@@ -316,13 +278,12 @@ async def run_head(
             start_trainer=partial(hub.start_trainer, start) if job.spec.trains else start_fixed,
             collector=Collector(
                 agent.loop,
-                rollouts,
-                rewards,
-                job.spec.rewards,
+                clients.rollouts,
+                clients.rewards,
                 RequestBuilder(inputs.tokenizer, job.spec.agent.completion),
-                services,
+                clients.services,
                 own_weight=job.spec.agent.reward_weight,
-                roles=roles,
+                roles=clients.roles,
                 on_scored=reports.record_scored,
                 job=job.metadata.name,
             ),
@@ -338,8 +299,7 @@ async def run_head(
         gc.collect()
         gc.freeze()
         driver = Driver(job, run_dir, parts, environment.head_job_uid, environment.grace_seconds)
-        server.leave = driver.leave
-        stack.enter_context(board.live(driver.describe_live))
+        stack.enter_context(board.live(driver.describe_live, driver.leave))
         try:
             await run_with_watcher(_run_driver(driver, copy), watch_ray())
             if not job.spec.trains:

@@ -153,11 +153,8 @@ def _write_model(policy: Policy, weights: dict[str, torch.Tensor], folder: Path,
     inline = None if template is None else template.inline
     save_chat(folder, tokenizer, policy.generation_config, chat_template=inline, stop=sampling.stop)
     weights |= {name: buffer.cpu() for name, buffer in persistent_buffers(network).items()}
-    # safetensors refuses what is part of a larger storage: FSDP2 pads a parameter that the ranks do not divide.
-    weights = {
-        name: each.clone() if each.nbytes < each.untyped_storage().nbytes() else each for name, each in weights.items()
-    }
-    tensors = policy.other_tensors.read() | to_checkpoint(network, weights)
+    owned = {name: _own_storage(tensor) for name, tensor in weights.items()}
+    tensors = policy.other_tensors.read() | to_checkpoint(network, owned)
     save_torch_state_dict(tensors, folder, max_shard_size=_SHARD_BYTES)
 
 

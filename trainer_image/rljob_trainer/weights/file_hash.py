@@ -18,11 +18,6 @@ def hash_chunk(data: memoryview) -> bytes:
     return xxhash.xxh3_128(data).digest()
 
 
-def hash_chunks(data: memoryview) -> bytes:
-    """Return the hashes of all chunks of a file's content, in order."""
-    return b"".join(hash_chunk(data[start : start + CHUNK_BYTES]) for start in range(0, len(data), CHUNK_BYTES))
-
-
 def hash_file(hashes: bytes) -> str:
     """`hashes`: of all chunks, in the order of the file."""
     return xxhash.xxh3_128(hashes).hexdigest()

@@ -233,7 +233,7 @@ def read_termination_log(path: Path) -> str:
         return ""
 
 
-def read_tail(path: Path, num_lines: int = _TAIL_LINES) -> str:
+def read_tail(path: Path) -> str:
     """Return the last lines that the container wrote since its last start."""
     try:
         with path.open("rb") as file:
@@ -244,4 +244,4 @@ def read_tail(path: Path, num_lines: int = _TAIL_LINES) -> str:
         return ""
     starts = [number for number, line in enumerate(lines) if is_marker(line) and " start " in line]
     written = [line for line in lines[starts[-1] if starts else 0 :] if not is_marker(line)]
-    return "\n".join(written[-num_lines:])
+    return "\n".join(written[-_TAIL_LINES:])

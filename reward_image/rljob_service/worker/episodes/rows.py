@@ -41,8 +41,8 @@ class _Opened(NamedTuple):
 
 
 class RowReader:
-    def __init__(self, list_rows: List, clock: Callable[[], float] = time.monotonic) -> None:
-        self._list_rows, self._clock = list_rows, clock
+    def __init__(self, list_rows: List) -> None:
+        self._list_rows = list_rows
         self._opened: dict[str, _Opened] = {}
 
     def read(self, arguments: Mapping[str, Any]) -> CallOutcome:
@@ -60,12 +60,12 @@ class RowReader:
         found = self._open(split, start)
         total = None if found.rows is None else len(found.rows)
         page: list[dict[str, Any]] = []
-        ends_at, num_bytes, is_last = self._clock() + MAX_PAGE_SECONDS, 0, True
+        ends_at, num_bytes, is_last = time.monotonic() + MAX_PAGE_SECONDS, 0, True
         for value in found.iterator:
             row, size = _read_row(value, start + len(page))
             page.append(row)
             num_bytes += size
-            if len(page) == count or num_bytes >= MAX_ROW_BYTES or self._clock() >= ends_at:
+            if len(page) == count or num_bytes >= MAX_ROW_BYTES or time.monotonic() >= ends_at:
                 is_last = total is not None and start + len(page) >= total
                 break
         self._opened[split] = found._replace(position=start + len(page))

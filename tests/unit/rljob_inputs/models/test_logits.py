@@ -20,4 +20,3 @@ from rljob_inputs.models.logits import LogitTransform, find_logit_transform
 )
 def test_settings_of_each_family(config, transform):
     assert find_logit_transform(config) == transform
-    assert find_logit_transform(config).is_identity is (transform == LogitTransform())

@@ -19,8 +19,7 @@ class Drivers:
 
     def __init__(self, monkeypatch):
         self.answers, self.requests, self.changed, self.now = {}, [], [], 0.0
-        self.client = DriverClient(clock=lambda: self.now)
-        self.client.on_change = self.changed.append
+        self.client = DriverClient(clock=lambda: self.now, on_change=self.changed.append)
         monkeypatch.setattr(driver, "request_status", self._request)
         monkeypatch.setattr(driver, "PATIENCE_SECONDS", 0.01)
 

@@ -20,7 +20,7 @@ async def test_each_answer_has_its_own_seed_and_at_most_the_room_that_is_left():
             requests.append((sampling.max_tokens, seed))
 
     plan = CollectionPlan("train", 1, 2, Sampling(max_tokens=16), 0, "g")
-    collector = Collector(None, Rollouts(), None, [], None)
+    collector = Collector(None, Rollouts(), None, None)
     for sample in (0, 1):
         generate = collector._bind_generate(Group(3, Prompt(7, [], [1])), sample, plan)
         await generate([1])
@@ -41,13 +41,16 @@ async def test_strings_that_end_one_answer_are_added_to_those_of_the_job():
             stops.append(sampling.stop)
 
     plan = CollectionPlan("train", 1, 2, Sampling(stop=["END"]), 0, "g")
-    generate = Collector(None, Rollouts(), None, [], None)._bind_generate(Group(3, Prompt(7, [], [1])), 0, plan)
+    generate = Collector(None, Rollouts(), None, None)._bind_generate(Group(3, Prompt(7, [], [1])), 0, plan)
     await generate([1], None, ["\n"])
     await generate([1])
     assert stops == [["END", "\n"], ["END"]]
 
 
-@pytest.mark.parametrize(("rewards", "needs_reward"), [(None, False), ([], True)])
+REWARD = Reward.model_validate({"name": "r", "function": {"inline": "x"}})
+
+
+@pytest.mark.parametrize(("rewards", "needs_reward"), [([REWARD], False), ([], True)])
 async def test_an_episode_that_no_reward_of_its_lane_scores_needs_one_of_its_program(rewards, needs_reward):
     tasks = []
 
@@ -60,8 +63,7 @@ async def test_an_episode_that_no_reward_of_its_lane_scores_needs_one_of_its_pro
         def build(self, *arguments):
             raise AssertionError("no reward scores it")
 
-    of_job = Reward.model_validate({"name": "held-out", "function": {"inline": "x"}, "use": "evaluation"})
-    collector = Collector(Agent(), None, RewardClients([], None), [of_job], NoRequests())
+    collector = Collector(Agent(), None, RewardClients([], None), NoRequests())
     plan = CollectionPlan("train", 1, 1, Sampling(max_tokens=16), 0, "g", rewards)
     if needs_reward:
         await collector.run_group(Group(3, Prompt(7, [], [1])), plan, CollectionProgress)

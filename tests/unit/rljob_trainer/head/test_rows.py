@@ -18,7 +18,8 @@ from rljob_inputs.models.files import open_model
 from rljob_inputs.models.own_settings import load_model_settings
 from rljob_inputs.models.tokenizer import load_tokenizer
 from rljob_trainer.driver.status import StatusBoard
-from rljob_trainer.head import row_reading, wiring
+from rljob_trainer.head import inputs as head_inputs
+from rljob_trainer.head import row_reading
 from rljob_trainer.head.environment import Environment
 from rljob_trainer.head.rows import place_rows
 from rljob_trainer.history.disk import RunDisk
@@ -38,7 +39,7 @@ async def call_harness(tmp_path, monkeypatch):
 def environment(tmp_path, monkeypatch):
     """A job whose program has its rows, with an evaluation set on rows that are not trained on."""
     folder = write_model(tmp_path / "model")
-    monkeypatch.setattr(wiring, "load_tokenizer", lambda *_: load_tokenizer(open_model(str(folder), None)))
+    monkeypatch.setattr(head_inputs, "load_tokenizer", lambda *_: load_tokenizer(open_model(str(folder), None)))
     monkeypatch.setenv("RLJOB_REWARD_SERVICES", json.dumps({"runner": "runner"}))
     rows = {"source": "env://train", "prompt": "q", "answer": "a"}
     spec = {
@@ -72,7 +73,7 @@ async def place(environment, board=None):
 
 
 def load(environment):
-    return wiring.load_inputs(environment, load_model_settings(environment.job, environment.model, {}))
+    return head_inputs.load_inputs(environment, load_model_settings(environment.job, environment.model, {}))
 
 
 async def test_rows_become_prompts_that_carry_what_the_environment_gave(call_harness, environment):

@@ -66,7 +66,7 @@ async def test_rollouts_wait_until_the_head_has_found_the_version_of_the_model(b
     asking = asyncio.create_task(find_model(outages.watch("the head")))
     await wait_until(lambda: outages._dependencies[0].failing_since is not None)
     assert "has not found the model yet" in outages._dependencies[0].last_error
-    board.server.model = "s3+abc://bucket/model"
+    board.name_model("s3+abc://bucket/model")
     assert await asking == "s3+abc://bucket/model"
     monkeypatch.setenv("RLJOB_MODEL", "hf://org/name")
     assert await find_model(outages.watch("the head")) == "hf://org/name", "the head is not asked"
@@ -145,8 +145,9 @@ async def test_pod_that_leaves_gets_what_became_of_the_last_steps(board):
         return "step 3 is saved"
 
     assert await asyncio.to_thread(announce) == "no trainer group runs"
-    board.server.leave = leave
-    assert await asyncio.to_thread(announce) == "step 3 is saved"
+    with board.live(lambda status: status, leave):
+        assert await asyncio.to_thread(announce) == "step 3 is saved"
+    assert await asyncio.to_thread(announce) == "no trainer group runs", "the driver has ended"
     await board.server.close()
     assert "refused" in await asyncio.to_thread(announce), "the head has ended before"
 

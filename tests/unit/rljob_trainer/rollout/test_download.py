@@ -16,8 +16,9 @@ from rljob_api.wire.weights import WeightManifest
 from rljob_trainer.rollout import download
 from rljob_trainer.rollout.sharing import SharedDownload
 from rljob_trainer.rollout.weight_transfer import WeightClient
-from rljob_trainer.weights.file_hash import CHUNK_BYTES, HASH_BYTES, hash_chunks, hash_file
+from rljob_trainer.weights.file_hash import CHUNK_BYTES, HASH_BYTES, hash_file
 from tests.support.loopback import next_address
+from tests.support.weight_hashes import hash_chunks
 
 NUM_PARTS = 6
 BODY = bytes(range(256)) * (NUM_PARTS * CHUNK_BYTES // 256 - 1)

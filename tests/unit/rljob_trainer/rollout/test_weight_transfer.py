@@ -22,9 +22,10 @@ from rljob_trainer.rollout import weight_transfer
 from rljob_trainer.rollout.lora import AdapterFolder
 from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient
 from rljob_trainer.weights.checksum import Digest
-from rljob_trainer.weights.file_hash import hash_chunks, hash_file
+from rljob_trainer.weights.file_hash import hash_file
 from rljob_trainer.weights.mapped import MappedFile, boot_id
 from tests.support.loopback import next_address
+from tests.support.weight_hashes import hash_chunks
 
 HEAD, TRAINER = next_address(), next_address()
 BODY = bytes(range(256)) * 40_000

@@ -1,6 +1,7 @@
 """One version per collection: which replicas get requests, which results count, and what is rescored."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -100,9 +101,9 @@ async def test_unused_samples_are_rescored_when_the_old_version_disappears(rewar
         def record(lane, group, trajectory):
             scored.append((trajectory.group, trajectory.sample))
 
-        collector = Collector(Agent(), None, rewards, [spec], RequestBuilder(None), on_scored=record)
+        collector = Collector(Agent(), None, rewards, RequestBuilder(None), on_scored=record)
         groups = []
-        async with Collection(collector, PROMPTS, PLAN) as collection:
+        async with Collection(collector, PROMPTS, replace(PLAN, rewards=[spec])) as collection:
             async for group in collection.groups():
                 groups.append(group)
                 if len(groups) == 2:  # a mini-batch: it is used
@@ -133,10 +134,10 @@ async def test_group_scored_by_two_versions_is_rescored_as_a_whole(reward_harnes
     reward_harness.list(old)
     spec = make_reward(scope="sampleThenGroup")
     async with reward_harness.rewards(spec) as rewards, asyncio.TaskGroup() as tasks:
-        collector = Collector(Agent(), None, rewards, [spec], RequestBuilder(None))
+        collector = Collector(Agent(), None, rewards, RequestBuilder(None))
 
         old.judge_group = None  # its group step fails with 500 and is retried on another replica
-        collection = Collection(collector, PROMPTS[:1], PLAN)
+        collection = Collection(collector, PROMPTS[:1], replace(PLAN, rewards=[spec]))
         collecting = tasks.create_task(collect(collection))
         await until(lambda: old.groups)
         new = await reward_harness.serve("v2")
@@ -156,11 +157,11 @@ async def test_evaluation_after_a_step_pins_the_current_version(reward_harness, 
     reward_harness.list(servers[0])
     spec = make_reward(scope=scope)
     async with reward_harness.rewards(spec) as rewards:
-        collector = Collector(Agent(), None, rewards, [spec], RequestBuilder(None))
-        train = await collect(Collection(collector, PROMPTS[:2], PLAN))
+        collector = Collector(Agent(), None, rewards, RequestBuilder(None))
+        train = await collect(Collection(collector, PROMPTS[:2], replace(PLAN, rewards=[spec])))
         reward_harness.list(*servers)
         await until(lambda: len(client_of(rewards).replicas.fleet.versions()) == 3)
-        plan = CollectionPlan("eval", 1, 1, Sampling(), 0, "g")
+        plan = CollectionPlan("eval", 1, 1, Sampling(), 0, "g", [spec])
         held_out = await collect(Collection(collector, PROMPTS[:2], plan))
     assert (versions_of(train), versions_of(held_out)) == ({"v1"}, {"v2"})
 

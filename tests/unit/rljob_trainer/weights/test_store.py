@@ -13,10 +13,11 @@ from safetensors.torch import load
 
 from rljob_api.errors import TransientError
 from rljob_trainer.weights.checksum import digest_tensors
-from rljob_trainer.weights.file_hash import hash_chunks, hash_file
+from rljob_trainer.weights.file_hash import hash_file
 from rljob_trainer.weights.mapped import MappedFile, TensorSpec
 from rljob_trainer.weights.store import WeightStore
 from tests.support.loopback import next_address
+from tests.support.weight_hashes import hash_chunks
 
 TOKEN = "secret"
 HOST = next_address()

@@ -16,7 +16,7 @@ from rljob_inputs.models.own_settings import load_model_settings
 from rljob_inputs.models.tokenizer import load_tokenizer
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.failures.configuration import SourceAwayError
-from rljob_trainer.head import wiring
+from rljob_trainer.head import inputs as head_inputs
 from rljob_trainer.head.environment import Environment
 from rljob_trainer.outages.registry import OutageError, Outages
 from tests.support.hub import LocalHub
@@ -27,7 +27,7 @@ from tests.support.model_folder import write_model
 def environment(tmp_path, monkeypatch):
     """A job whose second training prompt has more tokens than the model's context leaves."""
     folder = write_model(tmp_path / "model")
-    monkeypatch.setattr(wiring, "load_tokenizer", lambda *_: load_tokenizer(open_model(str(folder), None)))
+    monkeypatch.setattr(head_inputs, "load_tokenizer", lambda *_: load_tokenizer(open_model(str(folder), None)))
     rows = {"train": ["short", "x" * 80, "other"], "eval": ["held out"]}
     for name, prompts in rows.items():
         lines = [json.dumps({"prompt": prompt, "answer": "1"}) for prompt in prompts]
@@ -47,7 +47,7 @@ def environment(tmp_path, monkeypatch):
 
 def test_prompts_beyond_the_models_context_are_left_out_and_reported(environment, caplog):
     with caplog.at_level("INFO", logger="rljob_trainer"):
-        inputs = wiring.load_inputs(environment, load_model_settings(environment.job, environment.model, {}))
+        inputs = head_inputs.load_inputs(environment, load_model_settings(environment.job, environment.model, {}))
     (train,) = inputs.train
     assert (train.name, train.prompts.num_rows, list(train.prompts.by_row)) == ("train", 3, [0, 2])
     assert {prompt.source for prompt in train.prompts.by_row.values()} == {""}, "one source has no metrics of its own"
@@ -65,7 +65,7 @@ def with_mix(environment, **source):
 
 
 def load(environment):
-    return wiring.load_inputs(environment, load_model_settings(environment.job, environment.model, {}))
+    return head_inputs.load_inputs(environment, load_model_settings(environment.job, environment.model, {}))
 
 
 def test_prompts_of_several_sources_have_their_own_columns_and_name_their_source(environment, caplog):
@@ -92,7 +92,7 @@ async def test_hub_that_is_away_is_waited_for_with_its_error_in_the_status(tmp_p
     outages = Outages()
     board = StatusBoard(outages)
     url = f"http://127.0.0.1:{port}"
-    reading = asyncio.create_task(wiring.HubWait(outages, board, ["hf://org/name"]).read(lambda: find_model(url)))
+    reading = asyncio.create_task(head_inputs.HubWait(outages, board, ["hf://org/name"]).read(lambda: find_model(url)))
     async with asyncio.timeout(30):
         while "cannot reach the Hub" not in board.snapshot().waits_for:
             assert not reading.done()
@@ -104,7 +104,7 @@ async def test_hub_that_is_away_is_waited_for_with_its_error_in_the_status(tmp_p
         assert (await reading).name == "org/small"
         assert board.snapshot().waits_for == "reads the data and starts Ray"
         with pytest.raises(UserError, match="does not exist"):
-            await wiring.HubWait(outages, board, ["hf://org/name"]).read(lambda: find_model(url, "org/other"))
+            await head_inputs.HubWait(outages, board, ["hf://org/name"]).read(lambda: find_model(url, "org/other"))
     finally:
         hub.close()
 
@@ -114,7 +114,7 @@ async def test_hub_that_stays_away_ends_the_job():
     with pytest.raises(
         OutageError, match=r"^spec.hub \(.*\): away since .*cannot reach the Hub .* set spec.hub.endpoint"
     ):
-        await wiring.HubWait(outages, StatusBoard(outages), ["hf://org/name"]).read(
+        await head_inputs.HubWait(outages, StatusBoard(outages), ["hf://org/name"]).read(
             lambda: find_model("http://127.0.0.1:1")
         )
 
@@ -127,7 +127,7 @@ async def test_trainer_group_whose_ranks_cannot_read_the_model_is_started_again(
             raise errors.pop()
         return generation
 
-    hub = wiring.HubWait(outages, StatusBoard(outages), ["hf://org/name"])
+    hub = head_inputs.HubWait(outages, StatusBoard(outages), ["hf://org/name"])
     assert await hub.start_trainer(start, generation="g") == "g"
     errors.append(TransientError("a trainer rank failed in start: EOFError"))
     with pytest.raises(TransientError, match="EOFError"):

@@ -1,0 +1,96 @@
+"""Which fields of an RLJob may not change, and until when: rules that compare an object with its successor.
+
+They exist in CEL alone: only the API server sees both. Invariant: they may rely on defaults, as those of `job_rules`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rljob_api.manifest.base import ClusterRule
+
+
+def _unchanged(path: str) -> ClusterRule:
+    return ClusterRule(path, "is immutable; create a new RLJob instead", f"self.{path} == oldSelf.{path}")
+
+
+def _unchanged_optional(path: str) -> ClusterRule:
+    kept = f"has(self.{path}) == has(oldSelf.{path}) && (!has(self.{path}) || self.{path} == oldSelf.{path})"
+    return ClusterRule(path, "is immutable; create a new RLJob instead", kept)
+
+
+def _unchanged_unless_suspended(path: str) -> ClusterRule:
+    message = "is immutable while the job runs; set suspend: true first"
+    return ClusterRule(path, message, f"self.{path} == oldSelf.{path} || oldSelf.suspend")
+
+
+_KUEUE_MESSAGE: Final = (
+    "is immutable under scheduling.gang: kueue while the job runs, because Kueue fixes the number of a group's Pods; "
+    "set suspend: true first"
+)
+_FREE_UNDER_KUEUE: Final = "oldSelf.suspend || oldSelf.scheduling.gang != 'kueue'"
+_IN_GROUP: Final = "!has(r.http) && !has(r.rewardModelRef) && !has(r.autoscaling)"
+"""Whether the Pods of a reward are in Kueue's group: each Pod of an autoscaled one is queued on its own."""
+
+
+def _group_sizes(spec: str) -> str:
+    return f"{spec}.rewards.map(r, {_IN_GROUP}, r.replicas)"
+
+
+def _agent_sizes(spec: str) -> str:
+    """The replicas of what is not autoscaled."""
+    user, runner, tools = (f"{spec}.agent.{part}" for part in ("user", "runner", "tools"))
+    return (
+        f"(has({user}) && !has({user}.autoscaling) ? [{user}.replicas] : []) + "
+        # Environments have a runner in any case.
+        f"[has({runner}) ? (has({runner}.autoscaling) ? 0 : {runner}.replicas) : 1] + "
+        f"(has({tools}) ? {tools}.map(t, !has(t.autoscaling), t.replicas) : [])"
+    )
+
+
+def _keeps(model: str, has_model: str) -> str:
+    """CEL: whether this model of each reward stays as it is, if it runs in the trainer's Pods."""
+    placed = f"self.rewards.map(r, {has_model} && {model}.placement == 'trainer', {model})"
+    return f"{placed} == {placed.replace('self.', 'oldSelf.')}"
+
+
+def _list_user_model(spec: str) -> str:
+    """CEL: the model of the simulated user, if it runs in the trainer's Pods, as a list."""
+    user = f"{spec}.agent.user"
+    has_model = f"has({user}) && has({user}.model) && has({user}.model.model)"
+    model = f"{user}.model.model"
+    return f"({has_model} && {model}.placement == 'trainer' ? [{model}] : [])"
+
+
+IMMUTABLE: Final = (
+    *map(_unchanged, ("task", "model", "data.train", "algorithm", "agent.type")),
+    *(_unchanged(f"schedule.{field}") for field in ("type", "promptsPerStep", "miniBatches", "seed")),
+    *map(_unchanged_optional, ("data.mix", "managedBy", "schedule.maxStaleness", "trainer.lora")),
+    *map(_unchanged_unless_suspended, ("trainer.replicas", "trainer.gpusPerReplica", "rollout.placement")),
+    ClusterRule(
+        "rewards",
+        "is immutable in its models with placement trainer while the job runs; set suspend: true first",
+        f"oldSelf.suspend || ({_keeps('r.model', 'has(r.model)')} && "
+        f"{_keeps('r.judge.model', 'has(r.judge) && has(r.judge.model)')})",
+    ),
+    ClusterRule(
+        "agent",
+        "is immutable in the model of its user with placement trainer while the job runs; set suspend: true first",
+        f"oldSelf.suspend || {_list_user_model('self')} == {_list_user_model('oldSelf')}",
+    ),
+    ClusterRule(
+        "rollout.replicas", _KUEUE_MESSAGE, f"{_FREE_UNDER_KUEUE} || self.rollout.replicas == oldSelf.rollout.replicas"
+    ),
+    ClusterRule(
+        "rewards",
+        _KUEUE_MESSAGE.replace("immutable", "immutable in its replicas (except for autoscaled rewards)"),
+        f"{_FREE_UNDER_KUEUE} || {_group_sizes('self')} == {_group_sizes('oldSelf')}",
+    ),
+    ClusterRule(
+        "agent",
+        _KUEUE_MESSAGE.replace(
+            "immutable", "immutable in the replicas of its user, tools and runner (except for autoscaled ones)"
+        ),
+        f"{_FREE_UNDER_KUEUE} || {_agent_sizes('self')} == {_agent_sizes('oldSelf')}",
+    ),
+)

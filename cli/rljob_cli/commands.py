@@ -15,7 +15,7 @@ from rljob_cli.check.downloads import show_downloads
 from rljob_cli.check.env_sources import describe_unread
 from rljob_cli.check.from_model import describe_from_model
 from rljob_cli.check.gpu_sharing import describe_sharing, share_machine
-from rljob_cli.check.jobfile import JobFile, Target, check_file, load, load_partial, set_model
+from rljob_cli.check.jobfile import Finding, JobFile, Target, check_file, load, load_partial, set_model
 from rljob_cli.check.machine import Machine
 from rljob_cli.check.preflight import check_objects, locate, read_trained_config
 from rljob_cli.check.tenant_policy import load_policy
@@ -27,6 +27,7 @@ from rljob_cli.local.node.cpus import has_bfloat16, use_float32
 from rljob_cli.output import print_error, print_json
 from rljob_cli.run import runfolder
 from rljob_cli.tables import make_console, make_error_console
+from rljob_core.children.start_model import FIELD, locate_model, parse_start, with_any_claim
 from rljob_inputs.findings import describe_lengths
 from rljob_inputs.machine.installation import find_device_extra, require
 
@@ -197,6 +198,15 @@ def plan_command(
     return 0 if show_plans(paths, overrides, parse_claims(volumes), gpu, num_gpus, output) else EXIT_BAD_INPUT
 
 
+def _find_unknown_claim(file: JobFile) -> list[Finding]:
+    """Return that job:// is rendered with a claim that only the cluster knows."""
+    if (start := parse_start(file.job)) is None:
+        return []
+    source = locate_model(with_any_claim(file.job))
+    message = f"is rendered as {source}; the operator mounts the claim of spec.checkpoint of RLJob {start.path}"
+    return [Finding(FIELD, message, only="cluster")]
+
+
 @guard
 def render_command(paths: list[Path], overrides: list[str], output: str) -> int:
     from rljob_core.children.common import to_yaml
@@ -205,7 +215,8 @@ def render_command(paths: list[Path], overrides: list[str], output: str) -> int:
     files = [load(path, overrides, keep_references=True) for path in paths]
     for file in files:
         # Paths of this machine are rendered as they are here: the objects are complete, but only this machine has them.
-        check_file(file, [replace(found, is_warning=found.only == "cluster") for found in check_objects(file)])
+        findings = [*check_objects(file), *_find_unknown_claim(file)]
+        check_file(file, [replace(found, is_warning=found.only == "cluster") for found in findings])
     children = [c for file in files for c in render_children(file.job, _RENDERED_TOKEN, file.reward_models)]
     if output == "json":
         print_json({"apiVersion": "v1", "kind": "List", "items": children})

@@ -236,6 +236,15 @@ class EvaluationFigure(Spec):
     """Prompts of the set."""
 
 
+class StartModelStatus(Spec):
+    """Where the Pods find the files of the job that spec.model.source names (job://NAME@STEP)."""
+
+    job: Name
+    """NAME."""
+    claim: Name
+    """PersistentVolumeClaim with the folder NAME."""
+
+
 class RLJobStatus(Spec):
     """Observed state of an RLJob."""
 
@@ -265,6 +274,9 @@ class RLJobStatus(Spec):
     evaluation: list[EvaluationFigure] = Field(default=[], max_length=MAX_FIGURES)
     """Results of a job with task evaluate that has succeeded, as far as 4,000 bytes have room: 30 or more. The run's
     files have all results, and all samples."""
+    start_model: StartModelStatus | None = None
+    """With spec.model.source job://: the claim from which the Pods read the model. It stays once the job has
+    started, also if the other job is deleted."""
     retried: str = ""
     """Last processed value of the annotation rljob.dev/retry (`kubectl rljob retry`)."""
     queued_since: datetime | None = None

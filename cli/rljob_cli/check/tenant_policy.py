@@ -19,6 +19,7 @@ from rljob_api.read.documents import Problem, read_documents
 from rljob_api.read.load import InvalidManifestError, read_section
 from rljob_core.backend import Manifest, ObservedState, utc_now
 from rljob_core.children import build_children
+from rljob_core.children.start_model import with_any_claim
 from rljob_core.defaults import DEFAULTS
 from rljob_core.plan.policy_defaults import apply_policy, choose_queue
 from rljob_core.plan.policy_limits import find_limit_problems
@@ -54,7 +55,7 @@ def find_policy_problems(job: RLJob, models: Mapping[str, RewardModel], policy: 
     labels = {name: values[0] for name, values in policy.spec.limits.node_labels.items()}
     defaults = apply_policy(DEFAULTS.model_copy(update={"node_selector": labels}), policy)
     job = choose_queue(job, policy, {})
-    yield from find_limit_problems(job, build_children(job, "", defaults, models), policy, defaults)
+    yield from find_limit_problems(job, build_children(with_any_claim(job), "", defaults, models), policy, defaults)
     for name, model in models.items():
         children = list(plan_reward_model(model, ObservedState(), utc_now(), defaults=defaults).children)
         for problem in find_limit_problems(model, children, policy, defaults):

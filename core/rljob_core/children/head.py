@@ -28,6 +28,7 @@ from rljob_core.children.common import (
     service_name,
 )
 from rljob_core.children.configuration import RETRY_FIELDS
+from rljob_core.children.start_model import locate_model
 from rljob_core.children.tracing import build_tracing_env
 from rljob_core.defaults import Defaults
 
@@ -73,7 +74,7 @@ def build_head(job: RLJob, token: str, defaults: Defaults, models: Mapping[str, 
 
 def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str, RewardModel]) -> pods.PodParts:
     data = job.spec.data
-    sources = [job.spec.model.source, *(each.source.source for each in data.train_sources)]
+    sources = [locate_model(job), *(each.source.source for each in data.train_sources)]
     sources += [each.data.source for each in job.spec.held_out_sets]
     return pods.PodParts(
         role=HEAD,

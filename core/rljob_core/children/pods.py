@@ -30,6 +30,7 @@ from rljob_core.children.configuration import read_settings as read_settings
 from rljob_core.children.gang import DISK, build_gang_metadata, build_gang_spec
 from rljob_core.children.keep import record_configuration
 from rljob_core.children.merge import merge
+from rljob_core.children.start_model import list_model_env
 from rljob_core.children.topology import build_topology_affinity, build_topology_annotations
 from rljob_core.defaults import Defaults
 
@@ -374,7 +375,7 @@ def build_job_env(job: RLJob, *, run_dir: bool) -> list[Manifest]:
     env = {
         contract.ENV_JOB_FILE: f"{contract.PATH_CONFIG}/{contract.FILE_JOB}",
         contract.ENV_HEAD: common.child_name(job, common.HEAD),
-        contract.ENV_MODEL: parse_source(job.spec.model.source).container_path,
+        **list_model_env(job),
     } | ({contract.ENV_RUN_DIR: contract.PATH_RUN} if run_dir else {})
     sources = build_source_env(job.spec.hub, job.spec.object_storage)
     return build_token_env(common.child_name(job, "token")) + build_env(env) + sources

@@ -11,6 +11,7 @@ from rljob_api.wire.contract import PORT_ROLLOUT
 from rljob_core.backend import Manifest
 from rljob_core.children import pods
 from rljob_core.children.common import ROLLOUT, build_selector, child_name, digest
+from rljob_core.children.start_model import locate_model
 from rljob_core.defaults import Defaults
 
 _FAILURE_THRESHOLD = 6
@@ -40,7 +41,7 @@ def build_rollout(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
         ports={"http": PORT_ROLLOUT},
         env=pods.build_job_env(job, run_dir=False),
         probes=pods.build_probes("http", job.spec.rollout_startup_seconds, _FAILURE_THRESHOLD),
-        volumes=pods.build_job_volumes(job, defaults, [job.spec.model.source], run_dir=False),
+        volumes=pods.build_job_volumes(job, defaults, [locate_model(job)], run_dir=False),
         container_security=pods.build_root_security(defaults),
         grace_seconds=_GRACE_SECONDS + _PRE_STOP_SECONDS,
         drain_seconds=_PRE_STOP_SECONDS,

@@ -51,6 +51,7 @@ from rljob_trainer.head.loop_lag import watching_lag
 from rljob_trainer.head.objects import find_versions, write_versions
 from rljob_trainer.head.rows import place_rows
 from rljob_trainer.head.run_copy import open_run_copy
+from rljob_trainer.head.start_model import pin_start_model
 from rljob_trainer.head.status_server import StatusServer
 from rljob_trainer.head.tokenizer import load_tokenizer
 from rljob_trainer.head.tracing import tracing_episodes
@@ -221,6 +222,9 @@ async def run_head(
         if copy is not None:
             stack.push_async_callback(copy.close)
             board.update(run_id=read_run_id(run_dir))
+        if environment.model_step:
+            pin = partial(pin_start_model, run_dir, spec.model.source, environment.model, environment.model_step)
+            environment = environment.with_sources({"spec.model.source": await disk.write(run_dir, pin)})
         files = RunFileServer(run_dir, environment.address, os.environ.get(ENV_TOKEN, ""), environment.job_file)
         stack.callback(files.close)
         num_models, keeps_best = spec.num_optimized_models, spec.evaluation.best is not None

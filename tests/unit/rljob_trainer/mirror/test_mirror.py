@@ -14,6 +14,7 @@ from rljob_api.run.folder import (
     export_folder,
     last_checkpoint,
 )
+from rljob_api.run.start_model import FILE_PIN
 from rljob_api.run.summaries import BestStep, format_summary
 from rljob_inputs.objects.access import ObjectAccess
 from rljob_inputs.objects.errors import StorageAwayError
@@ -122,6 +123,19 @@ async def test_head_with_an_empty_disk_resumes_from_the_copy(server, prefix, tmp
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
     assert len(list((tmp_path / "b/trajectories").iterdir())) == 3
     assert second.slept == [], "the first head released the copy"
+
+
+async def test_model_that_the_run_began_with_stays_pinned(server, prefix, tmp_path):
+    first = await Head(server, prefix, tmp_path / "a").open()
+    (tmp_path / "a" / FILE_PIN).write_text("step 20")
+    await first.train(1)
+    await first.mirror.close()
+    await Head(server, prefix, tmp_path / "b").open()
+    assert (tmp_path / "b" / FILE_PIN).read_text() == "step 20"
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / FILE_PIN).write_text("written by `rljob run`, beside its model")
+    await Head(server, prefix, tmp_path / "c").open(during_silence=lambda: asyncio.sleep(0))
+    assert "rljob run" in (tmp_path / "c" / FILE_PIN).read_text()
 
 
 async def test_copy_keeps_as_many_checkpoints_and_the_best(server, prefix, tmp_path):

@@ -242,7 +242,9 @@ def _plan_unplaced(context: _Context) -> JobPlan | None:
         return Plan((), context.deletable(context.workloads if job.spec.suspend else ()), status)
     true = {conditions.SUSPENDED: ("Suspended", why[1])} if job.spec.suspend else {}
     status = job_status.set_conditions(job, job.status, true, {conditions.RUNNING: why}, now)
-    return Plan((), (), status, conditions.derive_cause_events(job.status, status, [why]))
+    events = conditions.derive_cause_events(job.status, status, [why])
+    # The operator's own writes, such as the other job's status, cause no reconcile.
+    return Plan((), (), status, events, requeue_after_seconds=PROGRESS_POLL_SECONDS)
 
 
 def _plan_invalid(context: _Context) -> JobPlan | None:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from rljob_api.wire.contract import ENV_MODEL, ENV_MODEL_STEP
-from rljob_core.backend import ObservedState, StartJob, key_of
+from rljob_core.backend import PROGRESS_POLL_SECONDS, ObservedState, StartJob, key_of
 from rljob_core.children import WORKLOAD_KINDS
 from rljob_core.children.start_model import parse_start, with_any_claim
 from rljob_core.plan import conditions
@@ -92,6 +92,7 @@ def test_what_is_missing_is_in_the_status_at_once_and_no_pod_is_created(found, s
     assert [event.reason for event in plan.events] == [reason]
     again = make_plan(with_status(job, plan), found, now=NOW + timedelta(seconds=30))
     assert (again.status, again.events) == (plan.status, ()), "said once"
+    assert again.requeue_after_seconds == PROGRESS_POLL_SECONDS, "a status that the operator writes is no event for it"
     started = make_plan(with_status(job, again), ENDED)
     assert started.status.start_model.claim == "runs", "it starts when the other job has its model"
     assert pod_of(started, "head")

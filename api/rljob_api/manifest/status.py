@@ -236,6 +236,9 @@ class EvaluationFigure(Spec):
     """Prompts of the set."""
 
 
+MAX_PULL_SECRETS = 128
+
+
 class StartModelStatus(Spec):
     """Where the Pods find the files of the job that spec.model.source names (job://NAME@STEP)."""
 
@@ -257,6 +260,8 @@ class RLJobStatus(Spec):
     """Derived from the conditions, for the printed column."""
     roles: list[RoleStatus] = Field(default=[], json_schema_extra=list_map("name"))
     """One entry per role."""
+    image_pull_secrets: list[Name] = Field(default=[], max_length=MAX_PULL_SECRETS)
+    """Secrets with which the head's image is pulled: of the job, the namespace and the installation."""
     rollouts: str = ""
     """Rollout replicas as READY/DESIRED, for the printed column."""
     rewards: str = ""

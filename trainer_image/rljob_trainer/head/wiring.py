@@ -227,15 +227,13 @@ async def run_head(
             environment = environment.with_sources({"spec.model.source": await disk.write(run_dir, pin)})
         files = RunFileServer(run_dir, environment.address, os.environ.get(ENV_TOKEN, ""), environment.job_file)
         stack.callback(files.close)
-        num_models, keeps_best = spec.num_optimized_models, spec.evaluation.best is not None
-        keep = spec.checkpoint.keep + keeps_best
         check = partial(
             check_disk_space,
             run_dir,
             Path(environment.model),
-            keep=keep,
-            num_models=num_models,
-            num_exports=spec.checkpoint.num_exports,
+            keep=spec.num_kept_checkpoints,
+            num_models=spec.num_optimized_models,
+            num_exports=spec.num_exports,
         )
         if spec.trains:
             await disk.write(run_dir, check)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import threading
 
 import pytest
 
@@ -36,6 +37,7 @@ from rljob_trainer.outages.registry import OutageError, Outages
 from rljob_trainer.run_folder.file_facts import DamagedCheckpointError, describe_file
 from rljob_trainer.run_folder.location import read_run_id
 from tests.support.objects import BUCKET, run_objects
+from tests.support.waiting import DEADLINE_SECONDS
 
 JOB = "default/sums"
 
@@ -254,6 +256,41 @@ async def test_models_of_steps_are_there_as_long_as_their_checkpoints(server, pr
         await head.mirror.finish()
     names = {name for name in stored(server, prefix) if name.startswith("exports/")}
     assert names == {"exports/step-000002/config.json", "exports/step-000003/config.json"}
+
+
+async def test_checkpoint_does_not_wait_for_the_upload_of_an_export(server, prefix, tmp_path, monkeypatch):
+    head = await Head(server, prefix, tmp_path / "a").open()
+    await head.train(1)
+    for step in (1, 2):  # the copy has no checkpoint of step 2 yet
+        export_folder(tmp_path / "a", step).mkdir(parents=True)
+        (export_folder(tmp_path / "a", step) / "config.json").write_text(f"of {step}")
+    begun, may_end, upload = threading.Event(), threading.Event(), ObjectFolder.upload
+
+    def wait(self, file, name, count):
+        if file == export_folder(tmp_path / "a", 2) / "config.json":
+            begun.set()
+            assert may_end.wait(DEADLINE_SECONDS)
+        upload(self, file, name, count)
+
+    monkeypatch.setattr(ObjectFolder, "upload", wait)
+    exporting = asyncio.create_task(head.mirror._save_exports())
+    assert await asyncio.to_thread(begun.wait, DEADLINE_SECONDS)
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await head.train(2)
+    assert head.mirror.newest == 2
+    assert not exporting.done()
+    may_end.set()
+    await exporting
+    names = {name for name in stored(server, prefix) if name.startswith("exports/")}
+    assert names == {"exports/step-000001/config.json", "exports/step-000002/config.json"}
+
+
+async def test_model_whose_checkpoint_is_on_its_way_stays(server, prefix, tmp_path):
+    head = await Head(server, prefix, tmp_path / "a").open()
+    export_folder(tmp_path / "a", 1).mkdir(parents=True)
+    (export_folder(tmp_path / "a", 1) / "config.json").write_text("of 1")
+    await head.mirror._save_exports()
+    assert "exports/step-000001/config.json" in stored(server, prefix)
 
 
 async def test_export_and_records_are_there_at_the_end(server, prefix, tmp_path, monkeypatch):

@@ -1,11 +1,14 @@
 """The commands run, validate, plan and render, from arguments to exit code."""
 
+from __future__ import annotations
+
 import functools
 import json
 import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.manifest.job import RLJob
@@ -30,6 +33,9 @@ from rljob_cli.tables import make_console, make_error_console
 from rljob_core.children.start_model import FIELD, locate_model, parse_start, with_any_claim
 from rljob_inputs.findings import describe_lengths
 from rljob_inputs.machine.installation import find_device_extra, require
+
+if TYPE_CHECKING:
+    from rljob_cli.cluster.client import Target as Namespace
 
 _RENDERED_TOKEN = "RENDERED-WITHOUT-A-TOKEN"
 
@@ -170,9 +176,10 @@ def validate_command(
         try:
             file = load_partial(path, overrides)
             folder = Path("runs").resolve() / file.job.metadata.name
-            extra = find_policy_problems(file, policy)
+            extra, doubts = find_policy_problems(file, policy)
             with show_downloads(is_wanted=output != "json"):
                 verdict = judge(file, folder, claims, target=target, extra=extra, should_call=should_call)
+            verdict = replace(verdict, warnings=[*verdict.warnings, *doubts])
             verdict.raise_problems()
         except UserError as caught:
             error = caught
@@ -191,11 +198,30 @@ def validate_command(
 
 @guard
 def plan_command(
-    paths: list[Path], overrides: list[str], volumes: list[str], gpu: str | None, num_gpus: int | None, output: str
+    paths: list[Path],
+    overrides: list[str],
+    volumes: list[str],
+    gpu: str | None,
+    num_gpus: int | None,
+    output: str,
+    policy_file: Path | None = None,
+    namespace: Namespace | None = None,
 ) -> int:
+    """`namespace`: whose policy counts; None: that of `policy_file`, or none."""
     from rljob_cli.check.memory_command import show_plans
 
-    return 0 if show_plans(paths, overrides, parse_claims(volumes), gpu, num_gpus, output) else EXIT_BAD_INPUT
+    policy = load_policy(policy_file) if policy_file else None
+    if namespace is not None:
+        from rljob_cli.cluster.client import ClusterError
+        from rljob_cli.cluster.policy import fetch_policy
+
+        try:
+            policy = fetch_policy(namespace)
+        except ClusterError as error:
+            print_error(error, EXIT_FAILED)
+            return EXIT_FAILED
+    fits = show_plans(paths, overrides, parse_claims(volumes), gpu, num_gpus, output, policy)
+    return 0 if fits else EXIT_BAD_INPUT
 
 
 def _find_unknown_claim(file: JobFile) -> list[Finding]:

@@ -196,7 +196,10 @@ def _build_children(submission: Submission, policy: RLJobPolicy | None, start_cl
     job, defaults = RLJob.model_validate(submission.job), apply_policy(DEFAULTS, policy)
     job = set_claim(job, start_claim) if start_claim else job
     children = render_children(choose_queue(job, policy, {}), "", models, defaults=defaults)
-    if policy and (problems := list(find_policy_problems(job, models, policy))):
+    found = list(find_policy_problems(job, models, policy)) if policy else []
+    for doubt in (each.message for each in found if not each.is_certain):
+        print(f"warning: {doubt}", file=sys.stderr)
+    if problems := [each.message for each in found if each.is_certain]:
         raise UserError("\n".join(problems))
     plans = (plan_reward_model(model, ObservedState(), utc_now(), defaults=defaults) for model in models.values())
     return children + [child for plan in plans for child in plan.children]

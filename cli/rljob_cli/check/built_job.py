@@ -11,8 +11,8 @@ from typing import Any
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.policy import RLJobPolicy
-from rljob_api.manifest.services.base import ServiceSettings
-from rljob_api.manifest.services.reward import RewardModel
+from rljob_api.manifest.services.calls import CallService
+from rljob_api.manifest.services.reward import RewardBase, RewardModel
 from rljob_core.backend import Manifest
 from rljob_core.children import WORKLOAD_KINDS, build_children
 from rljob_core.children.pods import VLLM_CONTAINER
@@ -43,14 +43,16 @@ def _list_fields(role: RolePath, pod: Manifest) -> Iterator[tuple[str, Any]]:
         yield f"{path}.nodePool.nodeSelector", pod["nodeSelector"]
     if limit := _find_limit(pod, role.container):
         yield f"{path}.resources.limits", {**role.role.resources.limits, _MEMORY: limit}
-    model = role.role.served_model if isinstance(role.role, ServiceSettings) else None
-    if model is not None and (limit := _find_limit(pod, VLLM_CONTAINER)):
-        field = f"{path}.{role.role.served_model_field}.resources.limits"
+    service = role.role if isinstance(role.role, RewardBase | CallService) else None
+    model = service.served_model if service else None
+    if service and model and (limit := _find_limit(pod, VLLM_CONTAINER)):
+        field = f"{path}.{service.served_model_field}.resources.limits"
         yield field, {**model.resources.limits, _MEMORY: limit}
 
 
 def _find_limit(pod: Manifest, container: str) -> str | None:
     for each in (*(pod.get("initContainers") or []), *pod["containers"]):
         if each.get("name") == container:
-            return ((each.get("resources") or {}).get("limits") or {}).get(_MEMORY)
+            limit = ((each.get("resources") or {}).get("limits") or {}).get(_MEMORY)
+            return None if limit is None else str(limit)
     return None

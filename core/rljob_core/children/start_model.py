@@ -49,7 +49,7 @@ def set_claim(job: RLJob, claim: str | None) -> RLJob:
 
 def with_any_claim(job: RLJob) -> RLJob:
     """The job as it can be built without its cluster. The claim is its own, or one with the other job's name."""
-    start, own = parse_start(job), job.spec.checkpoint.persistent_volume_claim
-    if start is None or job.status.start_model is not None:
+    start, placed, own = parse_start(job), job.status.start_model, job.spec.checkpoint.persistent_volume_claim
+    if start is None or (placed is not None and placed.job == start.path):
         return job
     return set_claim(job, own.claim_name if own else start.path)

@@ -193,6 +193,8 @@ def test_job_is_rendered_with_its_own_claim_or_a_placeholder():
         rollout = next(c for c in children if c["kind"] == "Deployment" and c["metadata"]["name"] == "gsm8k-rollout")
         assert find_claims(rollout["spec"]["template"]["spec"]) == {claim: True}
     assert with_any_claim(make_job()).status.start_model is None
+    placed = with_status(start_from("job://other"), make_plan(start_from()))
+    assert with_any_claim(placed).status.start_model.job == "other", "its status is of an earlier source"
     assert parse_start(make_job()) is None
 
 

@@ -25,7 +25,8 @@ _CLAIM = "spec.checkpoint.persistentVolumeClaim"
 
 
 def place_model(job: RLJob, state: ObservedState, owned: Iterable[ChildKey]) -> tuple[RLJob, tuple[str, str] | None]:
-    """The job whose status has the claim, and why it cannot start: a reason and a message. `owned`: its children."""
+    """The job whose status has the claim; or why it cannot start: a reason and a message. `owned`: its children. The
+    claim of an earlier source stays until there is one: its Pods may run, and the change may be taken back."""
     start = parse_start(job)
     before = job.status.start_model
     if start is None:
@@ -36,13 +37,14 @@ def place_model(job: RLJob, state: ObservedState, owned: Iterable[ChildKey]) -> 
     if known and any(key.kind in WORKLOAD_KINDS for key in owned):
         return job, None
     if start.path == job.metadata.name:
-        return set_claim(job, None), (MISSING, _describe(job, "names this job itself; name another one"))
+        return job, (MISSING, _describe(job, "names this job itself; name another one"))
     own = job.spec.checkpoint.persistent_volume_claim
     if (found := state.start_job) is None:
-        claim = known or (own.claim_name if own else None)
-        return set_claim(job, claim), None if claim else (MISSING, _describe(job, _describe_absent(job, start)))
+        if claim := known or (own.claim_name if own else None):
+            return set_claim(job, claim), None
+        return job, (MISSING, _describe(job, _describe_absent(job, start)))
     if (problem := _find_problem(start, found)) and not known:
-        return set_claim(job, None), (problem[0], _describe(job, problem[1]))
+        return job, (problem[0], _describe(job, problem[1]))
     return set_claim(job, found.claim or known), None
 
 

@@ -148,7 +148,10 @@ def test_other_source_forgets_the_claim():
     placed = with_status(start_from(), make_plan(start_from()))
     assert make_plan(with_status(make_job(), placed), None).status.start_model is None
     other = with_status(start_from("job://other"), placed)
-    assert read_running(make_plan(other, None)).reason == MISSING
+    waiting = make_plan(other, None)
+    assert read_running(waiting).reason == MISSING
+    back = with_status(start_from(), waiting)
+    assert find_claims(pod_of(make_plan(back, None), "head")) == {"runs": True}, "the change is taken back"
 
 
 def test_changed_source_that_is_missing_stops_nothing_that_runs():

@@ -107,8 +107,13 @@ class KubernetesBackend:
         key = JobKey(owner.metadata.namespace, owner.metadata.name)
         answer = await self.get_driver_answer(find_driver(owner, observed), key, max_age)
         models = self._find_models(owner)
-        found = {"reward_models": models, "start_job": self._find_start_job(owner)}
-        return replace(observed, driver=answer.status, driver_problem=answer.problem, **found)
+        return replace(
+            observed,
+            driver=answer.status,
+            driver_problem=answer.problem,
+            reward_models=models,
+            start_job=self._find_start_job(owner),
+        )
 
     async def get_driver_answer(
         self, driver: DriverEndpoint | None, key: Key, max_age_seconds: float = PROGRESS_POLL_SECONDS

@@ -275,11 +275,12 @@ async def test_checkpoint_does_not_wait_for_the_upload_of_an_export(server, pref
     monkeypatch.setattr(ObjectFolder, "upload", wait)
     exporting = asyncio.create_task(head.mirror._save_exports())
     assert await asyncio.to_thread(begun.wait, DEADLINE_SECONDS)
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        await head.train(2)
-    assert head.mirror.newest == 2
-    assert not exporting.done()
-    may_end.set()
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await head.train(2)
+        assert (head.mirror.newest, exporting.done()) == (2, False)
+    finally:
+        may_end.set()
     await exporting
     names = {name for name in stored(server, prefix) if name.startswith("exports/")}
     assert names == {"exports/step-000001/config.json", "exports/step-000002/config.json"}

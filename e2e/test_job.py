@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 
 import pytest
-from harness import NAMESPACE, OPERATOR_NAMESPACE, Cluster, Job, log_step, wait_for
+from harness import CLAIM, NAMESPACE, OPERATOR_NAMESPACE, Cluster, Job, log_step, wait_for
 
 from rljob_api.run.summaries import DriverSummary
 
@@ -140,6 +140,22 @@ def test_job_survives_several_faults_in_one_run(submit: Callable[..., Job], plai
     inject_fault(suspend_and_resume, job)
     job.wait_for_success()
     assert job.metrics().prompts_trained == plain[0].metrics().prompts_trained
+
+
+def test_job_starts_from_the_model_of_another_and_keeps_it(
+    cluster: Cluster, submit: Callable[..., Job], plain: tuple[Job, DriverSummary]
+) -> None:
+    """The Pods mount the claim of the other job read-only, and a new head has the same step."""
+    source = f"job://{plain[0].name}@last"
+    job = submit("longer", model={"source": source}, schedule={"steps": 6})
+    assert job.wait_for("the claim", lambda: job.status.get("startModel")) == {"job": plain[0].name, "claim": CLAIM}
+    job.wait_for_step(3)
+    pin = json.loads(cluster.read_file(f"{job.name}/model.json") or "{}")
+    assert (pin["source"], pin["step"]) == (source, NUM_STEPS)
+    inject_fault(delete_head, job)
+    summary = job.wait_for_success()
+    assert len(set(summary.weight_digests.values())) == 1
+    assert json.loads(cluster.read_file(f"{job.name}/model.json") or "{}") == pin
 
 
 @pytest.mark.each

@@ -1,11 +1,14 @@
 """The commands run, validate, plan and render, from arguments to exit code."""
 
+from __future__ import annotations
+
 import functools
 import json
 import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.manifest.job import RLJob
@@ -15,7 +18,7 @@ from rljob_cli.check.downloads import show_downloads
 from rljob_cli.check.env_sources import describe_unread
 from rljob_cli.check.from_model import describe_from_model
 from rljob_cli.check.gpu_sharing import describe_sharing, share_machine
-from rljob_cli.check.jobfile import JobFile, Target, check_file, load, load_partial, set_model
+from rljob_cli.check.jobfile import Finding, JobFile, Target, check_file, load, load_partial, set_model
 from rljob_cli.check.machine import Machine
 from rljob_cli.check.preflight import check_objects, locate, read_trained_config
 from rljob_cli.check.tenant_policy import load_policy
@@ -27,8 +30,12 @@ from rljob_cli.local.node.cpus import has_bfloat16, use_float32
 from rljob_cli.output import print_error, print_json
 from rljob_cli.run import runfolder
 from rljob_cli.tables import make_console, make_error_console
+from rljob_core.children.start_model import FIELD, locate_model, parse_start, with_any_claim
 from rljob_inputs.findings import describe_lengths
 from rljob_inputs.machine.installation import find_device_extra, require
+
+if TYPE_CHECKING:
+    from rljob_cli.cluster.client import Target as Namespace
 
 _RENDERED_TOKEN = "RENDERED-WITHOUT-A-TOKEN"
 
@@ -169,9 +176,10 @@ def validate_command(
         try:
             file = load_partial(path, overrides)
             folder = Path("runs").resolve() / file.job.metadata.name
-            extra = find_policy_problems(file, policy)
+            extra, doubts = find_policy_problems(file, policy)
             with show_downloads(is_wanted=output != "json"):
                 verdict = judge(file, folder, claims, target=target, extra=extra, should_call=should_call)
+            verdict = replace(verdict, warnings=[*verdict.warnings, *doubts])
             verdict.raise_problems()
         except UserError as caught:
             error = caught
@@ -190,11 +198,39 @@ def validate_command(
 
 @guard
 def plan_command(
-    paths: list[Path], overrides: list[str], volumes: list[str], gpu: str | None, num_gpus: int | None, output: str
+    paths: list[Path],
+    overrides: list[str],
+    volumes: list[str],
+    gpu: str | None,
+    num_gpus: int | None,
+    output: str,
+    policy_file: Path | None = None,
+    namespace: Namespace | None = None,
 ) -> int:
+    """`namespace`: whose policy counts; None: that of `policy_file`, or none."""
     from rljob_cli.check.memory_command import show_plans
 
-    return 0 if show_plans(paths, overrides, parse_claims(volumes), gpu, num_gpus, output) else EXIT_BAD_INPUT
+    policy = load_policy(policy_file) if policy_file else None
+    if namespace is not None:
+        from rljob_cli.cluster.client import ClusterError
+        from rljob_cli.cluster.policy import fetch_policy
+
+        try:
+            policy = fetch_policy(namespace)
+        except ClusterError as error:
+            print_error(error, EXIT_FAILED)
+            return EXIT_FAILED
+    fits = show_plans(paths, overrides, parse_claims(volumes), gpu, num_gpus, output, policy)
+    return 0 if fits else EXIT_BAD_INPUT
+
+
+def _find_unknown_claim(file: JobFile) -> list[Finding]:
+    """Return that job:// is rendered with a claim that only the cluster knows."""
+    if (start := parse_start(file.job)) is None:
+        return []
+    source = locate_model(with_any_claim(file.job))
+    message = f"is rendered as {source}; the operator mounts the claim of spec.checkpoint of RLJob {start.path}"
+    return [Finding(FIELD, message, only="cluster")]
 
 
 @guard
@@ -205,7 +241,8 @@ def render_command(paths: list[Path], overrides: list[str], output: str) -> int:
     files = [load(path, overrides, keep_references=True) for path in paths]
     for file in files:
         # Paths of this machine are rendered as they are here: the objects are complete, but only this machine has them.
-        check_file(file, [replace(found, is_warning=found.only == "cluster") for found in check_objects(file)])
+        findings = [*check_objects(file), *_find_unknown_claim(file)]
+        check_file(file, [replace(found, is_warning=found.only == "cluster") for found in findings])
     children = [c for file in files for c in render_children(file.job, _RENDERED_TOKEN, file.reward_models)]
     if output == "json":
         print_json({"apiVersion": "v1", "kind": "List", "items": children})

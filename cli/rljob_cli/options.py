@@ -26,6 +26,10 @@ VolumeOption = Annotated[
     list[str] | None,
     typer.Option("--volume", metavar="CLAIM=DIR", help="Local folder to use for a claim (pvc://); repeatable."),
 ]
+PolicyOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="RLJobPolicy of the namespace: kubectl get rljobpolicy default -o yaml."),
+]
 NoCallOption = Annotated[
     bool, typer.Option("--no-call", help="Do not call each reward function once before anything starts.")
 ]

@@ -99,6 +99,23 @@ class Demand:
     """None: unknown, because the job's driver runs and does not answer."""
 
 
+class StartJob(NamedTuple):
+    """What a job says of its run's files, for a job that starts from its model (job://NAME)."""
+
+    claim: str = ""
+    """Claim of spec.checkpoint; empty: none."""
+    storage: str = ""
+    """spec.checkpoint.storage; empty: none."""
+    exports: str = "last"
+    """spec.checkpoint.export."""
+    every_steps: int = 10
+    """spec.checkpoint.everySteps."""
+    step: int = 0
+    """Its last finished step."""
+    has_ended: bool = False
+    """Whether it has succeeded or failed."""
+
+
 @dataclass(frozen=True)
 class ObservedState:
     """What a backend sees now."""
@@ -114,6 +131,8 @@ class ObservedState:
     """Newest Events of type Warning about the Pods and workloads: why a Pod was not created or started."""
     reward_models: dict[str, RewardModel] = field(default_factory=dict)
     """The RewardModels that the job references, as far as they exist."""
+    start_job: StartJob | None = None
+    """The job that spec.model.source names (job://NAME), if it exists."""
     demands: tuple[Demand, ...] = ()
     """For a RewardModel: the demand of the jobs that reference it."""
     policy: RLJobPolicy | None = None

@@ -1,7 +1,8 @@
 """Keep a CRD short enough for `kubectl apply`, which stores the whole manifest in an annotation. Pure.
 
 A structural schema has no references: a type that ten fields have is ten times in it. Invariant: each description is
-whole once, where it comes first, and elsewhere its first sentence. docs/reference.md is complete.
+whole once, where it comes first, and elsewhere its first sentence; of the values of a list or a map, a description of
+one sentence is left out elsewhere. docs/reference.md is complete.
 """
 
 import json
@@ -23,8 +24,15 @@ def shorten_repeated(node: Schema, seen: set[str] | None = None) -> Schema:
         result["description"] = _shorten(node["description"], seen)
     if "properties" in node:
         result["properties"] = {name: shorten_repeated(field, seen) for name, field in node["properties"].items()}
-    result |= {key: shorten_repeated(node[key], seen) for key in ("items", "additionalProperties") if key in node}
+    result |= {key: _shorten_values(node[key], seen) for key in ("items", "additionalProperties") if key in node}
     return result
+
+
+def _shorten_values(node: Schema, seen: set[str]) -> Schema:
+    """The same for the values of a list or a map, whose field has a description of its own."""
+    description = node.get("description")
+    is_known = description is not None and description in seen and not _FIRST_SENTENCE.match(description)
+    return shorten_repeated({k: v for k, v in node.items() if not (is_known and k == "description")}, seen)
 
 
 def _shorten(description: str, seen: set[str]) -> str:

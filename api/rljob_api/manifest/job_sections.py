@@ -261,11 +261,6 @@ class Checkpoint(Spec):
     checkpoint."""
 
     @property
-    def num_exports(self) -> int:
-        """How many models the run's folder has at most, one that is being written included."""
-        return {"never": 0, "last": 1, "best": 1, "every": self.keep + 1}[self.export]
-
-    @property
     def outlives_head(self) -> bool:
         """Whether the run's files are also where the loss of the head's Pod does not reach them."""
         return self.persistent_volume_claim is not None or self.storage is not None

@@ -252,6 +252,16 @@ class JobSpec(PodSettings):
         return {path: source for path, source in found.items() if source.env_split is not None}
 
     @property
+    def num_kept_checkpoints(self) -> int:
+        """How many complete checkpoints the run's folder has at most: the newest, and that of the best step."""
+        return self.checkpoint.keep + (self.evaluation.best is not None)
+
+    @property
+    def num_exports(self) -> int:
+        """How many models the run's folder has at most, one that is being written included."""
+        return {"never": 0, "last": 1, "best": 1, "every": self.num_kept_checkpoints + 1}[self.checkpoint.export]
+
+    @property
     def num_optimized_models(self) -> int:
         """Whole models with an optimizer state. The critic of ppo is as large as the model; adapters are small."""
         return (self.trainer.lora is None) + (self.algorithm.type == "ppo")

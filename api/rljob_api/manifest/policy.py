@@ -112,7 +112,8 @@ class PolicyLimits(Spec):
     """Labels of nodes and their allowed values: each Pod must select one of them by its nodeSelector, in the role's
     nodePool or by a default. Empty: any nodes."""
     queues: list[ShortText] = Field(default=[], max_length=64)
-    """Queues that jobs may use; a job must then have one. RewardModels have none. Empty: any, or none."""
+    """Queues that jobs may use, also by Kueue's label or Volcano's annotation in a template; a job must then have one.
+    RewardModels have none. Empty: any, or none."""
     priority_classes: list[ObjectName] = Field(default=[], max_length=64)
     """PriorityClasses that Pods may name. Empty: any."""
     template_fields: list[_TemplateField] | None = Field(default=None, max_length=64)

@@ -78,7 +78,7 @@ class Topology(Spec):
     """One domain of nodes for all Pods of a role, such as a rack, or the nodes that NVLink connects."""
 
     key: LabelKey
-    """Label of nodes: those with the same value are one domain. nvidia.com/gpu.clique is an NVLink domain."""
+    """Label of nodes: those with the same value are one domain. `nvidia.com/gpu.clique` is an NVLink domain."""
     required: bool = True
     """true: Pods start only in the domain of the others. false: elsewhere, too, if it has no room."""
 
@@ -107,7 +107,7 @@ class NodePool(Spec):
     """Resource name of a GPU, such as amd.com/gpu, or nvidia.com/mig-3g.40gb for a slice. The role's
     GPUs, and those of a reward's or user's model, are requested by this name."""
     topology: Topology | None = None
-    """One domain for all Pods of the role: by Kueue's topology annotations with scheduling.gang kueue, else by affinity
+    """One domain for all Pods of the role. By Kueue's topology annotations with scheduling.gang kueue, else by affinity
     between the Pods. Null: any nodes of the pool."""
 
 

@@ -136,7 +136,7 @@ class ModelSource(HasSource):
     source: PathText
     """A folder in Hugging Face format. `hf://org/name`, `pvc://claim/path`, `s3://bucket/path` (also `gs://`, `az://`),
     `/path`, or a path relative to the job file (`./path`, `../path`; `rljob run` only). spec.model also takes
-    `job://NAME@STEP` (`rljob run` only)."""
+    `job://NAME@STEP`: the model of another RLJob of the namespace, or of another run of `rljob run`."""
     revision: ShortText | None = None
     """Branch, tag or commit of an hf:// source."""
     trust_remote_code: bool = False

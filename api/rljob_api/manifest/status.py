@@ -236,6 +236,18 @@ class EvaluationFigure(Spec):
     """Prompts of the set."""
 
 
+MAX_PULL_SECRETS = 128
+
+
+class StartModelStatus(Spec):
+    """Where the Pods find the files of the job that spec.model.source names (job://NAME@STEP)."""
+
+    job: Name
+    """NAME."""
+    claim: Name
+    """PersistentVolumeClaim with the folder NAME."""
+
+
 class RLJobStatus(Spec):
     """Observed state of an RLJob."""
 
@@ -248,6 +260,8 @@ class RLJobStatus(Spec):
     """Derived from the conditions, for the printed column."""
     roles: list[RoleStatus] = Field(default=[], json_schema_extra=list_map("name"))
     """One entry per role."""
+    image_pull_secrets: list[Name] = Field(default=[], max_length=MAX_PULL_SECRETS)
+    """Secrets with which the head's image is pulled: of the job, the namespace and the installation."""
     rollouts: str = ""
     """Rollout replicas as READY/DESIRED, for the printed column."""
     rewards: str = ""
@@ -265,6 +279,9 @@ class RLJobStatus(Spec):
     evaluation: list[EvaluationFigure] = Field(default=[], max_length=MAX_FIGURES)
     """Results of a job with task evaluate that has succeeded, as far as 4,000 bytes have room: 30 or more. The run's
     files have all results, and all samples."""
+    start_model: StartModelStatus | None = None
+    """With spec.model.source job://: the claim from which the Pods read the model. It stays once the job has
+    started, also if the other job is deleted."""
     retried: str = ""
     """Last processed value of the annotation rljob.dev/retry (`kubectl rljob retry`)."""
     queued_since: datetime | None = None

@@ -33,7 +33,7 @@ _BEFORE_PARAMETER = r"(?:(?<=[?&])|(?<=&amp;)|(?<=\\u0026))"
 _NO_SECRET_TOKEN = r"(?:[be]os|pad|unk|mask|stop|max|min|num)"
 _WORDS = r"(?:[A-Za-z]?[a-z]+|[A-Z]+)(?:[-/._](?:[A-Za-z]?[a-z]+|[A-Z]+))*"
 _FORMS = [
-    re.compile(r"(?<=://)(?!git@)[^\s/?#@\"'<>]+(?=@)"),  # user and password of a URL
+    re.compile(r"(?<=://)(?<!\bjob://)(?!git@)[^\s/?#@\"'<>]+(?=@)"),  # user and password of a URL
     re.compile(rf"{_BEFORE_PARAMETER}{_SECRET_PARAMETER}=(?P<secret>[^\s&#\"'<>\\]+)", re.IGNORECASE),
     re.compile(r"\b(?:Account|SharedAccess)(?:Key|Signature)=(?P<secret>[^\s;&#\"'<>\\]+)", re.IGNORECASE),  # Azure
     re.compile(r"(?<=hooks\.slack\.com/)(?:services|workflows)/(?P<secret>[^\s\"'<>]+)"),

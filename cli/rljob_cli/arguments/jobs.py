@@ -17,6 +17,7 @@ from rljob_cli.options import (
     NetworkOption,
     NoCallOption,
     OutputOption,
+    PolicyOption,
     SetOption,
     VolumeOption,
     file_of,
@@ -79,10 +80,7 @@ def validate(
         bool, typer.Option("--cluster", help="For `kubectl apply`: needs no GPU, memory or file of this machine.")
     ] = False,
     local: Annotated[bool, typer.Option("--local", help="For `rljob run` on this machine.")] = False,
-    policy: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="RLJobPolicy of the namespace: kubectl get rljobpolicy default -o yaml."),
-    ] = None,
+    policy: PolicyOption = None,
     no_call: NoCallOption = False,
     output: OutputOption = "text",
 ) -> None:
@@ -109,12 +107,27 @@ def plan(
     gpus: Annotated[
         int | None, typer.Option(min=0, metavar="COUNT", help="GPUs that there are in all. Default: enough.")
     ] = None,
+    policy: PolicyOption = None,
+    namespace: Annotated[
+        str | None,
+        typer.Option("-n", "--namespace", help="With -n, --context or --kubeconfig: the cluster's RLJobPolicy counts."),
+    ] = None,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
     output: OutputOption = "text",
 ) -> None:
     """Print the memory that each role needs, by part, and what would make it fit."""
     from rljob_cli.commands import plan_command
 
-    raise typer.Exit(plan_command(files_of(jobs, filenames), overrides or [], volumes or [], gpu, gpus, output))
+    files = files_of(jobs, filenames)
+    target = None
+    if namespace or context or kubeconfig:
+        from rljob_cli.cluster.client import Target
+
+        if policy is not None:
+            raise typer.BadParameter("pass --policy FILE, or -n, --context and --kubeconfig, which read the cluster's")
+        target = Target(kubeconfig, context, namespace)
+    raise typer.Exit(plan_command(files, overrides or [], volumes or [], gpu, gpus, output, policy, target))
 
 
 @app.command()

@@ -17,7 +17,7 @@ def check_head_disk(job: RLJob, num_parameters: Mapping[str, int]) -> Iterator[F
     """Warn about large checkpoints without a claim, unless the head requests the disk for them."""
     checkpoint, requested = job.spec.checkpoint, job.spec.head.resources.requests
     num_trained = job.spec.num_optimized_models * num_parameters.get("spec.model.source", 0)
-    needed = num_trained * _BYTES_PER_PARAMETER * (checkpoint.keep + 1)
+    needed = num_trained * _BYTES_PER_PARAMETER * (job.spec.num_kept_checkpoints + 1)
     if checkpoint.persistent_volume_claim is not None or _STORAGE in requested or needed < _LARGE_BYTES:
         return
     problem = f"is not set, so the node of the head needs {needed / _GIB:.0f} GiB of disk for checkpoints"

@@ -12,29 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.sources import Source, parse_source
+from rljob_api.run import start_model
 from rljob_api.run.folder import FILE_JOB, complete_checkpoints, current_export
+from rljob_api.run.start_model import Pin
 from rljob_api.run.summaries import read_best
 
 FIELD = "spec.model.source"
 MODEL = "model"
 """Folder of a run with the model that it has begun with."""
-FILE_PIN = "model.json"
-
-
-class Pin(BaseModel):
-    """Which model a run has begun with: the content of model.json."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    source: str
-    """As the job has it."""
-    run: str
-    """The other run's folder."""
-    step: int
 
 
 @dataclass(frozen=True)
@@ -81,10 +69,7 @@ def require_weights(start: StartModel | None) -> None:
 
 def read_pin(folder: Path) -> Pin | None:
     """Return which model a run has; None if it has none, or not a whole one."""
-    try:
-        pin = Pin.model_validate_json((folder / FILE_PIN).read_bytes())
-    except (OSError, ValidationError):
-        return None
+    pin = start_model.read_pin(folder)
     return pin if (folder / MODEL / "config.json").is_file() else None
 
 

@@ -149,11 +149,10 @@ def _has_variable(job: RLJob, machine: Machine, name: str) -> bool:
 
 def _check_disk(job: RLJob, run_dir: Path, machine: Machine, parameters: Mapping[str, int]) -> Iterator[Finding]:
     num_parameters = parameters.get(_MODEL, 0)
-    checkpoint = job.spec.checkpoint
     # One more than is kept: the oldest is deleted only when the newest is complete.
     num_trained = job.spec.num_optimized_models * num_parameters
-    needed = num_trained * _TRAINER_BYTES_PER_PARAMETER * (checkpoint.keep + 1)
-    needed += num_parameters * _EXPORT_BYTES_PER_PARAMETER * (1 + checkpoint.num_exports)
+    needed = num_trained * _TRAINER_BYTES_PER_PARAMETER * (job.spec.num_kept_checkpoints + 1)
+    needed += num_parameters * _EXPORT_BYTES_PER_PARAMETER * (1 + job.spec.num_exports)
     existing = next(parent for parent in (run_dir, *run_dir.parents) if parent.exists())
     free = machine.free_disk_bytes(existing)
     if needed > free:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rljob_api.errors import UserError
+from rljob_api.manifest.policy import RLJobPolicy
 from rljob_api.quantity import show_bytes
 from rljob_api.read.load import InvalidManifestError
+from rljob_cli.check.built_job import apply_to_job
 from rljob_cli.check.env_sources import describe_unread
 from rljob_cli.check.from_model import describe_from_model
 from rljob_cli.check.gpu_sharing import describe_fields, describe_obstacle
 from rljob_cli.check.jobfile import JobFile, load
 from rljob_cli.check.memory import build_question, describe_misfit, describe_remedy
 from rljob_cli.check.preflight import can_read_rows, find_inputs
+from rljob_cli.check.tenant_policy import PolicyProblem, find_policy_problems
 from rljob_cli.output import print_json
 from rljob_cli.tables import build_table, show
 from rljob_inputs.machine.installation import describe_installation
@@ -41,12 +45,18 @@ _FITS = {True: "fits", False: "DOES NOT FIT", None: ""}
 
 
 def show_plans(
-    paths: list[Path], overrides: list[str], claims: dict[str, Path], gpu: str | None, num_gpus: int | None, output: str
+    paths: list[Path],
+    overrides: list[str],
+    claims: dict[str, Path],
+    gpu: str | None,
+    num_gpus: int | None,
+    output: str,
+    policy: RLJobPolicy | None = None,
 ) -> bool:
-    """Return whether everything fits, with `num_gpus` in all. Raise UserError if a file, a model or `gpu` cannot be
-    read."""
+    """Return whether everything fits, with `num_gpus` in all, and the limits of `policy` allow it; its defaults count.
+    Raise UserError if a file, a model or `gpu` cannot be read."""
     gpu_bytes = _read_gpu(gpu)
-    plans = [_plan(load(path, overrides), claims, gpu_bytes, num_gpus) for path in paths]
+    plans = [_plan_file(load(path, overrides), claims, gpu_bytes, num_gpus, policy) for path in paths]
     if output == "json":
         print_json({"files": [_to_json(path, plan) for path, plan in zip(paths, plans, strict=True)]})
     else:
@@ -71,10 +81,23 @@ class _Plan(NamedTuple):
     """By the field that requests them."""
     too_many: str
     """What to do about more GPUs than there are; empty if there are enough."""
+    not_allowed: Sequence[PolicyProblem] = ()
+    """What the limits of the namespace's policy do not allow."""
 
     @property
     def fits(self) -> bool:
-        return not self.too_many and all(need.fits is not False for need in self.needs)
+        is_allowed = not any(each.is_certain for each in self.not_allowed)
+        return is_allowed and not self.too_many and all(need.fits is not False for need in self.needs)
+
+
+def _plan_file(
+    file: JobFile, claims: dict[str, Path], gpu_bytes: int | None, num_gpus: int | None, policy: RLJobPolicy | None
+) -> _Plan:
+    if policy is None:
+        return _plan(file, claims, gpu_bytes, num_gpus)
+    built = replace(file, job=apply_to_job(file.job, file.reward_models, policy))
+    not_allowed = tuple(find_policy_problems(file.job, file.reward_models, policy))
+    return _plan(built, claims, gpu_bytes, num_gpus)._replace(not_allowed=not_allowed)
 
 
 def _plan(file: JobFile, claims: dict[str, Path], gpu_bytes: int | None, num_gpus: int | None) -> _Plan:
@@ -140,6 +163,8 @@ def _print(path: Path, plan: _Plan) -> None:
             print(f"{need.path}: {describe_misfit(need)}; {describe_remedy(question, need)}")
     if plan.too_many:
         print(plan.too_many)
+    for problem in plan.not_allowed:
+        print(problem.message)
     for line in describe_unread(question.job):
         print(line)
 
@@ -180,6 +205,7 @@ def _to_json(path: Path, plan: _Plan) -> dict[str, Any]:
         "gpus": sum(plan.gpus.values()),
         "gpus_by_field": plan.gpus,
         "too_many_gpus": plan.too_many or None,
+        "not_allowed": [each._asdict() for each in plan.not_allowed],
         "micro_batch_tokens": micro_batch_tokens(question),
         "row_tokens": max_row_tokens(question),
         "checkpoint_bytes": checkpoint_bytes(question),

@@ -20,7 +20,6 @@ from rljob_api.manifest.sources import parse_source
 from rljob_cli.check import template_file
 from rljob_cli.check.gpu_sharing import describe_obstacle, describe_sharing, share_machine
 from rljob_cli.check.head_disk import check_head_disk
-from rljob_cli.check.job_source import FIELD
 from rljob_cli.check.jobfile import Finding, JobFile, Target
 from rljob_cli.check.machine import Machine, check_machine
 from rljob_cli.check.memory import build_question, check_memory
@@ -93,24 +92,13 @@ def _check_weights(job: RLJob) -> Iterator[Finding]:
 
 def check_objects(file: JobFile) -> list[Finding]:
     """Check the objects that a cluster would get."""
-    found = [*_check_spec(file), *_check_relative_paths(file)]
+    found = [*map(read_problem, find_problems(file.job)), *_check_relative_paths(file)]
     inlined = {document.data["metadata"]["name"] for document in file.sources.values()}
     for name, model in file.reward_models.items():
         if name not in inlined:  # `rljob run` does not use it
             problems = find_model_problems(model)
             found += [Finding("", f"RewardModel {name}: {problem}", only="cluster") for problem in problems]
     return found
-
-
-def _check_spec(file: JobFile) -> Iterator[Finding]:
-    """A run is missing or found on this machine; for a cluster, it is a wrong source in both cases."""
-    is_missing = file.job.spec.model.source.startswith("job://")
-    for finding in map(read_problem, find_problems(file.job)):
-        yield replace(finding, only="cluster") if is_missing and finding.path == FIELD else finding
-    if file.start is not None:
-        remedy = "name its export on a claim (pvc://claim/path), or publish it with `rljob export`"
-        problem = f"is a run on this machine, which no cluster has, got {file.start.pin.source}; {remedy}"
-        yield Finding(FIELD, problem, only="cluster")
 
 
 def read_problem(problem: str) -> Finding:

@@ -1,27 +1,30 @@
 """Whether a job is within the RLJobPolicy of its namespace: from a file (`validate --policy`) or a cluster (`submit`).
 
 The operator decides with the same functions and with the installation's defaults, which are unknown here. So a node
-label that nothing sets is no problem here: the installation may set it.
+label that nothing sets is no problem here: the installation may set it. And an image or a PriorityClass that the limits
+do not name may be one of its defaults: that is not certain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.policy import RLJobPolicy
+from rljob_api.manifest.policy import POLICY_NAME, RLJobPolicy
 from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.read.documents import Problem, read_documents
 from rljob_api.read.load import InvalidManifestError, read_section
-from rljob_core.backend import Manifest, ObservedState, utc_now
+from rljob_core.backend import Manifest, ObservedState, Owner, utc_now
 from rljob_core.children import build_children
+from rljob_core.children.start_model import with_any_claim
 from rljob_core.defaults import DEFAULTS
 from rljob_core.plan.policy_defaults import apply_policy, choose_queue
-from rljob_core.plan.policy_limits import find_limit_problems
+from rljob_core.plan.policy_limits import EXEMPTS_DEFAULTS, Violation, find_violations
 from rljob_core.plan.reward_model import plan_reward_model
 
 
@@ -49,13 +52,31 @@ def read_policy(manifest: Manifest) -> RLJobPolicy | None:
         return None
 
 
-def find_policy_problems(job: RLJob, models: Mapping[str, RewardModel], policy: RLJobPolicy) -> Iterator[str]:
+class PolicyProblem(NamedTuple):
+    """What the limits of a policy do not allow."""
+
+    message: str
+    is_certain: bool
+    """Whether the operator refuses it whatever the defaults of the installation are."""
+
+
+def find_policy_problems(job: RLJob, models: Mapping[str, RewardModel], policy: RLJobPolicy) -> Iterator[PolicyProblem]:
     """Yield what the operator would refuse. Raises UserError if the job cannot be built."""
-    labels = {name: values[0] for name, values in policy.spec.limits.node_labels.items()}
+    limits = policy.spec.limits
+    labels = {name: values[0] for name, values in limits.node_labels.items()}
     defaults = apply_policy(DEFAULTS.model_copy(update={"node_selector": labels}), policy)
     job = choose_queue(job, policy, {})
-    yield from find_limit_problems(job, build_children(job, "", defaults, models), policy, defaults)
+    children = build_children(with_any_claim(job), "", defaults, models)
+    yield from (_describe(job, each) for each in find_violations(job, children, limits, defaults))
     for name, model in models.items():
         children = list(plan_reward_model(model, ObservedState(), utc_now(), defaults=defaults).children)
-        for problem in find_limit_problems(model, children, policy, defaults):
-            yield f"RewardModel {name}: {problem}"
+        for each in find_violations(model, children, limits, defaults):
+            found = _describe(model, each)
+            yield found._replace(message=f"RewardModel {name}: {found.message}")
+
+
+def _describe(owner: Owner, violation: Violation) -> PolicyProblem:
+    message = violation.describe(f"RLJobPolicy {owner.metadata.namespace}/{POLICY_NAME}")
+    is_certain = violation.limit not in EXEMPTS_DEFAULTS
+    doubt = "" if is_certain else ", unless it is a default of the installation"
+    return PolicyProblem(f"{message}{doubt}", is_certain)

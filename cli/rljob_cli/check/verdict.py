@@ -112,14 +112,16 @@ def build_verdict(file: JobFile, preflight: Preflight, target: Target | None, ex
     return verdict
 
 
-def find_policy_problems(file: JobFile, policy: RLJobPolicy | None) -> list[Problem]:
-    """What the policy of a namespace does not allow. Empty for a file with other errors, which come first."""
+def find_policy_problems(file: JobFile, policy: RLJobPolicy | None) -> tuple[list[Problem], list[Problem]]:
+    """What the policy of a namespace does not allow: errors, and warnings of what the defaults of the installation may
+    allow. Empty for a file with other errors, which come first."""
     if policy is None or file.problems:
-        return []
+        return [], []
     with contextlib.suppress(UserError):  # another check says why the job cannot be built
-        found = tenant_policy.find_policy_problems(file.job, file.reward_models, policy)
-        return [_locate(file, read_problem(problem)) for problem in found]
-    return []
+        found = [*tenant_policy.find_policy_problems(file.job, file.reward_models, policy)]
+        located = [(_locate(file, read_problem(each.message)), each.is_certain) for each in found]
+        return [each for each, certain in located if certain], [each for each, certain in located if not certain]
+    return [], []
 
 
 def _locate(file: JobFile, finding: Finding) -> Problem:

@@ -298,6 +298,7 @@ def _command_for(cause: Cause, observation: JobObservation) -> str:
     return {
         "Unschedulable": "kubectl get nodes --show-labels",
         "VolumeUnbound": _claims_command(observation),
+        "VolumeHeld": _claims_command(observation),
         "QuotaExceeded": f"kubectl describe resourcequota -n {namespace}",
         "QuotaUnspecified": edit,
         "RewardModelNotReady": f"kubectl describe rewardmodels -n {namespace}",

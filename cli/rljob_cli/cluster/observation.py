@@ -82,7 +82,8 @@ def name_claims(manifest: Manifest) -> list[str]:
     sources = [spec.get("model"), data.get("train"), *(data.get("mix") or ()), data.get("eval"), *held_out]
     found = [match[1] for s in sources if s and (match := _CLAIM.match(s.get("source", "")))]
     checkpoint = (spec.get("checkpoint") or {}).get("persistentVolumeClaim") or {}
-    return sorted({*found, *filter(None, [checkpoint.get("claimName")])})
+    start = (manifest.get("status") or {}).get("startModel") or {}
+    return sorted({*found, *filter(None, [checkpoint.get("claimName"), start.get("claim")])})
 
 
 def involved_object(event: Manifest) -> tuple[str, str]:

@@ -17,12 +17,14 @@ from pydantic import ValidationError
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire import contract
-from rljob_cli.cluster.client import Cluster, ClusterError
+from rljob_cli.cluster.client import CLAIM, Cluster, ClusterError
 from rljob_cli.cluster.pod_start import wait_until_ready
+from rljob_cli.manifests import phase_of
 from rljob_core.backend import Manifest
 from rljob_core.children.common import HEAD
 from rljob_core.kube.resources import POD
 from rljob_core.plan.job import render_children
+from rljob_core.plan.observed_job import name_of
 
 LABEL_READER = "rljob.dev/reader"
 _MAX_POD_SECONDS = 6 * 3600
@@ -41,9 +43,9 @@ def has_claim(job: Manifest) -> bool:
 
 
 def build_reader(job: Manifest, pod: Manifest | None = None) -> Manifest:
-    """Build the Pod from the head that the operator builds, with the image that the head had. `pod`: the head's last
-    one, if it is there: it also has the defaults of the installation and of the namespace. Raise ClusterError for a job
-    that has fields of a newer version."""
+    """Build the Pod from the head that the operator builds, with the image and the pull Secrets that the head had.
+    `pod`: the head's last one, if it is there: it also has the defaults of the installation and of the namespace. Raise
+    ClusterError for a job that has fields of a newer version."""
     try:
         parsed = RLJob.model_validate({name: job[name] for name in ("apiVersion", "kind", "metadata", "spec")})
     except ValidationError as error:
@@ -54,7 +56,7 @@ def build_reader(job: Manifest, pod: Manifest | None = None) -> Manifest:
     container = next(each for each in head["containers"] if each["name"] == HEAD)
     roles = (job.get("status") or {}).get("roles") or []
     image = next((role.get("image") for role in roles if role["name"] == HEAD), "") or container["image"]
-    placed = (pod or {}).get("spec") or head
+    placed = (pod or {}).get("spec") or _add_pull_secrets(head, job)
     volumes = [_read_only(volume) for volume in head["volumes"] if volume["name"] in _VOLUMES]
     mounts = [each | {"readOnly": True} for each in container["volumeMounts"] if each["name"] in _VOLUMES]
     owner = {"apiVersion": job["apiVersion"], "kind": job["kind"]}
@@ -95,6 +97,13 @@ def build_reader(job: Manifest, pod: Manifest | None = None) -> Manifest:
     }
 
 
+def _add_pull_secrets(head: Manifest, job: Manifest) -> Manifest:
+    """Return the head's spec with the pull Secrets of its last Pod, as the status has them."""
+    known = (job.get("status") or {}).get("imagePullSecrets") or []
+    names = [secret["name"] for secret in head.get("imagePullSecrets") or []] + known
+    return head | ({"imagePullSecrets": [{"name": name} for name in dict.fromkeys(names)]} if names else {})
+
+
 def _read_only(volume: Manifest) -> Manifest:
     claim = volume.get("persistentVolumeClaim")
     return volume | ({"persistentVolumeClaim": claim | {"readOnly": True}} if claim else {})
@@ -105,6 +114,8 @@ async def reader_pod(cluster: Cluster, job: Manifest, head: Manifest | None = No
     """Yield the name of a Pod that serves the files of the job's run. `head`: the last Pod of its head. Raise
     ClusterError if it does not start."""
     pod = build_reader(job, head)
+    if head is not None and phase_of(head) == "Pending":
+        await _warn_of_pending_head(cluster, job, head)
     name = pod["metadata"]["name"]
     try:
         await cluster.apply(POD, pod)
@@ -115,6 +126,21 @@ async def reader_pod(cluster: Cluster, job: Manifest, head: Manifest | None = No
             await cluster.delete(POD, name)
         raise
     await cluster.delete(POD, name)
+
+
+async def _warn_of_pending_head(cluster: Cluster, job: Manifest, head: Manifest) -> None:
+    """Say that the head may have to wait for the claim, unless Pods of several nodes may have it."""
+    claim = job["spec"]["checkpoint"]["persistentVolumeClaim"]["claimName"]
+    found = None
+    with contextlib.suppress(ClusterError):  # who may create Pods may not read claims
+        found = await cluster.find(CLAIM, claim)
+    modes = ((found or {}).get("spec") or {}).get("accessModes") or []
+    if {"ReadWriteMany", "ReadOnlyMany"} & {*modes}:
+        return
+    _say(
+        f"warning: the head, Pod {name_of(head)}, waits to start. A claim that is ReadWriteOnce is on one node at a "
+        f"time: if {claim} is, the head cannot start on another node while this command reads it. Ctrl-C ends it"
+    )
 
 
 def _say(line: str) -> None:

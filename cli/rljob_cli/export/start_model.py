@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rljob_api.run.folder import current_export
-from rljob_cli.check.job_source import FIELD, FILE_PIN, MODEL, StartModel
+from rljob_api.run.start_model import FILE_PIN
+from rljob_cli.check.job_source import FIELD, MODEL, StartModel
 from rljob_cli.export.steps import export_step
 
 

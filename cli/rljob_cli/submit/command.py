@@ -35,12 +35,14 @@ from rljob_cli.submit.sources import Tree, find_sources, get_value, read_tree
 from rljob_cli.submit.upload import build_pod, upload
 from rljob_core.backend import Manifest, ObservedState, utc_now
 from rljob_core.children.common import to_yaml
+from rljob_core.children.start_model import parse_start, set_claim
 from rljob_core.defaults import DEFAULTS
 from rljob_core.kube.resources import POLICY, REWARD_MODEL, RLJOB, Resource, resource_of, resources_of_kind
 from rljob_core.plan.job import render_children
 from rljob_core.plan.policy_defaults import apply_policy, choose_queue
 from rljob_core.plan.reward_model import plan_reward_model
 from rljob_core.plan.run_files import describe_loss
+from rljob_core.plan.start_model import NOT_EXPORTED, place_model, read_start_job
 
 _RESOURCES: Mapping[str, Resource] = {
     "RLJob": RLJOB,
@@ -108,7 +110,7 @@ def _load(path: Path, overrides: list[str], *, should_call: bool) -> JobFile:
 async def _submit(cluster: Cluster, file: JobFile, options: Options) -> int:
     submission = _plan(file, cluster.namespace, options)
     policy = await _find_policy(cluster)
-    children = _build_children(submission, policy)
+    children = _build_children(submission, policy, await _find_start(cluster, submission, options))
     await _check(cluster, submission, children)
     # Of an earlier claim nothing can change.
     if submission.claim and not await cluster.find(CLAIM, submission.claim_name):
@@ -175,12 +177,32 @@ async def _find_policy(cluster: Cluster) -> RLJobPolicy | None:
     return read_policy(manifest) if manifest else None
 
 
-def _build_children(submission: Submission, policy: RLJobPolicy | None) -> list[Manifest]:
+async def _find_start(cluster: Cluster, submission: Submission, options: Options) -> str | None:
+    """Return the claim of the job from whose model this one starts; None without one. Raise UserError if it is missing.
+    One that has not ended is waited for, by the operator."""
+    job = RLJob.model_validate(submission.job)
+    if (start := parse_start(job)) is None:
+        return None
+    found = read_start_job(await cluster.find(RLJOB, start.path))
+    placed, problem = place_model(job, ObservedState(start_job=found), ())
+    if problem and problem[0] == NOT_EXPORTED:
+        options.say(problem[1])
+        return found.claim if found else None
+    if problem:
+        raise UserError(problem[1])
+    return placed.status.start_model.claim if placed.status.start_model else None
+
+
+def _build_children(submission: Submission, policy: RLJobPolicy | None, start_claim: str | None) -> list[Manifest]:
     """Return what the operator will create. Raise UserError with all problems of the job."""
     models = {m["metadata"]["name"]: RewardModel.model_validate(m) for m in submission.others if _is_model(m)}
     job, defaults = RLJob.model_validate(submission.job), apply_policy(DEFAULTS, policy)
+    job = set_claim(job, start_claim) if start_claim else job
     children = render_children(choose_queue(job, policy, {}), "", models, defaults=defaults)
-    if policy and (problems := list(find_policy_problems(job, models, policy))):
+    found = list(find_policy_problems(job, models, policy)) if policy else []
+    for doubt in (each.message for each in found if not each.is_certain):
+        print(f"warning: {doubt}", file=sys.stderr)
+    if problems := [each.message for each in found if each.is_certain]:
         raise UserError("\n".join(problems))
     plans = (plan_reward_model(model, ObservedState(), utc_now(), defaults=defaults) for model in models.values())
     return children + [child for plan in plans for child in plan.children]

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.sources import OBJECT_VARIABLES, Hub, ObjectStorage, parse_source
+from rljob_api.manifest.sources import OBJECT_VARIABLES, Hub, ObjectStorage
 from rljob_api.wire import contract
 from rljob_core.backend import Manifest
 from rljob_core.children import common
+from rljob_core.children.start_model import list_model_env
 from rljob_core.defaults import Defaults
 
 TOKEN_KEY = "token"
@@ -35,7 +36,7 @@ def build_job_env(job: RLJob, *, run_dir: bool) -> list[Manifest]:
     env = {
         contract.ENV_JOB_FILE: f"{contract.PATH_CONFIG}/{contract.FILE_JOB}",
         contract.ENV_HEAD: common.child_name(job, common.HEAD),
-        contract.ENV_MODEL: parse_source(job.spec.model.source).container_path,
+        **list_model_env(job),
     } | ({contract.ENV_RUN_DIR: contract.PATH_RUN} if run_dir else {})
     sources = build_source_env(job.spec.hub, job.spec.object_storage)
     return build_token_env(common.child_name(job, "token")) + build_env(env) + sources

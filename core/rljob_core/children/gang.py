@@ -24,6 +24,8 @@ from rljob_core.children.requests import sum_requests
 from rljob_core.defaults import Defaults
 
 ANNOTATION_VOLCANO_GROUP = "scheduling.k8s.io/group-name"
+ANNOTATION_VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
+"""Volcano's queue of a Pod that names no group. RLJob's own groups name theirs."""
 LABEL_COSCHEDULING_GROUP = "scheduling.x-k8s.io/pod-group"
 LABEL_KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 LABEL_KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"

@@ -30,6 +30,7 @@ from rljob_core.children.common import (
 from rljob_core.children.configuration import RETRY_FIELDS, read_settings
 from rljob_core.children.env import build_env, build_field_env, build_grace_env, build_job_env
 from rljob_core.children.probes import build_probes
+from rljob_core.children.start_model import locate_model
 from rljob_core.children.tracing import build_tracing_env
 from rljob_core.children.volumes import build_job_volumes
 from rljob_core.defaults import Defaults
@@ -76,7 +77,7 @@ def build_head(job: RLJob, token: str, defaults: Defaults, models: Mapping[str, 
 
 def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str, RewardModel]) -> pods.PodParts:
     data = job.spec.data
-    sources = [job.spec.model.source, *(each.source.source for each in data.train_sources)]
+    sources = [locate_model(job), *(each.source.source for each in data.train_sources)]
     sources += [each.data.source for each in job.spec.held_out_sets]
     return pods.PodParts(
         role=HEAD,

@@ -14,6 +14,7 @@ from rljob_core.children.common import ROLLOUT, build_selector, child_name, dige
 from rljob_core.children.configuration import read_settings
 from rljob_core.children.env import build_job_env
 from rljob_core.children.probes import build_probes
+from rljob_core.children.start_model import locate_model
 from rljob_core.children.volumes import build_job_volumes
 from rljob_core.defaults import Defaults
 
@@ -44,7 +45,7 @@ def build_rollout(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
         ports={"http": PORT_ROLLOUT},
         env=build_job_env(job, run_dir=False),
         probes=build_probes("http", job.spec.rollout_startup_seconds, _FAILURE_THRESHOLD),
-        volumes=build_job_volumes(job, defaults, [job.spec.model.source], run_dir=False),
+        volumes=build_job_volumes(job, defaults, [locate_model(job)], run_dir=False),
         container_security=pods.build_root_security(defaults),
         grace_seconds=_GRACE_SECONDS + _PRE_STOP_SECONDS,
         drain_seconds=_PRE_STOP_SECONDS,

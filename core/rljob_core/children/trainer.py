@@ -17,6 +17,7 @@ from rljob_core.children.common import TRAINER, build_selector, child_name, dige
 from rljob_core.children.configuration import read_settings, shared_claim
 from rljob_core.children.env import build_grace_env, build_job_env
 from rljob_core.children.rollout import read_by_engine
+from rljob_core.children.start_model import locate_model
 from rljob_core.children.vllm_sidecar import build_engines_env
 from rljob_core.children.volumes import build_job_volumes
 from rljob_core.defaults import Defaults
@@ -25,7 +26,7 @@ from rljob_core.defaults import Defaults
 def build_trainer(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
     name, trainer = child_name(job, TRAINER), job.spec.trainer
     shares_run = shared_claim(job) is not None  # else the ranks send their files to the head
-    sources = [job.spec.model.source, *(model.source for model in job.spec.models_in_trainer.values())]
+    sources = [locate_model(job), *(model.source for model in job.spec.models_in_trainer.values())]
     spec = {"replicas": trainer.replicas, "serviceName": name, "podManagementPolicy": "Parallel"}
     parts = pods.PodParts(
         role=TRAINER,

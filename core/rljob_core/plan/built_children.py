@@ -68,7 +68,7 @@ def _reduce_job(job: RLJob) -> RLJob:
     """The job with what its children depend on."""
     meta = job.metadata
     metadata = ObjectMeta(name=meta.name, namespace=meta.namespace, uid=meta.uid, annotations=meta.annotations)
-    status = RLJobStatus(avoided_nodes=job.status.avoided_nodes)
+    status = RLJobStatus(avoided_nodes=job.status.avoided_nodes, start_model=job.status.start_model)
     return job.model_copy(update={"metadata": metadata, "status": status})
 
 

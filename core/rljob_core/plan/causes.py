@@ -27,6 +27,8 @@ _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrIm
 _PULL_SECRETS = re.compile(r"image pull secrets \(([^)]+)\)")
 _SLOW_KUBELET = re.compile(r"failed to sync \w+ cache: timed out")
 """A busy kubelet has not read the object yet. This resolves without help; nothing is missing."""
+_HELD = re.compile(r"volume node affinity|PersistentVolume's node affinity|ReadWriteOncePod|Multi-Attach error")
+"""A node, or a Pod, has a volume that can be on one at a time."""
 _MAX_DETAIL_LENGTH = 1200
 """A condition has room for a cause and its remedy."""
 _MAX_REJECTION_LENGTH = 4000
@@ -43,6 +45,7 @@ REMEDIES = {
     "CreateContainerConfigError": "create the ConfigMap or Secret that the message names, or correct {path}.template",
     "Unschedulable": "compare {path}.nodePool (nodeSelector, tolerations) and {path}.resources with the nodes",
     "VolumeUnbound": "create the PersistentVolumeClaim that {claims} name, or see why it is not bound",
+    "VolumeHeld": "let other Pods with the claim end, run these on the volume's node, or use a ReadWriteMany claim",
     "QuotaUnspecified": "set them in {path}.resources: the quota requires every Pod to specify them",
     "QuotaExceeded": "raise the namespace's ResourceQuota, or lower {path}.replicas or {path}.resources",
     "FailedCreate": "see {path}.template and the namespace's policies",
@@ -151,10 +154,15 @@ def _causes_of_role(
         if cause := _cause_of_pod(role, pod, pull_secrets):
             yield cause
     for event in warnings:
-        is_mount = event.get("reason") == "FailedMount" and _involved_name(event) in names
-        message = str(event.get("message", ""))
-        if is_mount and not _SLOW_KUBELET.search(message):
+        reason, message = event.get("reason"), str(event.get("message", ""))
+        if _involved_name(event) not in names:
+            continue
+        if reason == "FailedMount" and not _SLOW_KUBELET.search(message):
             yield Cause.of("FailedMount", role.path, f"{role.name}: {stable_message(message)}")
+        if reason == "FailedAttachVolume" and _HELD.search(message):  # it names generated volumes and Pods
+            pod = next(pod for pod in unready if observed_job.name_of(pod) == _involved_name(event))
+            detail = f"{role.name}: a volume is attached to another node{_describe_claims(pod)}"
+            yield Cause.of("VolumeHeld", role.path, detail)
     if message := _creation_failure(workload, children, warnings if len(role.pods) < role.desired else ()):
         yield describe_rejection(role.name, role.path, message)
 
@@ -238,12 +246,11 @@ def _cause_of_container(role: RoleView, container: Manifest, pull_secrets: str) 
 def _unschedulable(role: RoleView, message: str, pod: Manifest) -> Cause:
     message = message.partition(" preemption:")[0]  # repeats for each node that nothing can be evicted from it
     detail = f"{role.name}: {stable_message(message)}"
+    if _HELD.search(message):
+        return Cause.of("VolumeHeld", role.path, detail + _describe_claims(pod))
     if "persistentvolumeclaim" in message.lower():
-        volumes = pod.get("spec", {}).get("volumes") or []
-        names = sorted({v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v})
         fields = "spec.checkpoint.persistentVolumeClaim.claimName and pvc:// sources (spec.model, spec.data)"
-        detail += f" (its claims: {', '.join(names)})" if names else ""
-        return Cause.of("VolumeUnbound", role.path, detail, fields)
+        return Cause.of("VolumeUnbound", role.path, detail + _describe_claims(pod), fields)
     selector = pod.get("spec", {}).get("nodeSelector") or {}
     if selector and "node affinity/selector" in message:
         labels = ", ".join(f"{key}={value}" for key, value in sorted(selector.items()))
@@ -251,6 +258,12 @@ def _unschedulable(role: RoleView, message: str, pod: Manifest) -> Cause:
     if avoided := avoided_by(pod.get("spec") or {}):
         detail += f" (it avoids the nodes {', '.join(avoided)})"
     return Cause.of("Unschedulable", role.path, detail)
+
+
+def _describe_claims(pod: Manifest) -> str:
+    volumes = pod.get("spec", {}).get("volumes") or []
+    names = sorted({v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v})
+    return f" (its claims: {', '.join(names)})" if names else ""
 
 
 def _unready_reward_models(observed: ObservedJob) -> Iterator[Cause]:

@@ -22,6 +22,7 @@ from rljob_core.children.common import POD_GROUP, child_name
 from rljob_core.children.config import read_token
 from rljob_core.children.gang import keep_gang, keep_requests
 from rljob_core.children.reward_refs import find_frozen_children
+from rljob_core.children.start_model import with_any_claim
 from rljob_core.defaults import DEFAULTS, Defaults
 from rljob_core.plan import active_time, conditions, job_status, lifecycle, run_files
 from rljob_core.plan.apply_scaling import is_autoscaled, scale_job, scaling_events
@@ -38,6 +39,7 @@ from rljob_core.plan.policy_defaults import apply_policy, choose_queue, mark_que
 from rljob_core.plan.policy_limits import find_policy_problems
 from rljob_core.plan.progress import end_progress
 from rljob_core.plan.progressing import add_progressing
+from rljob_core.plan.start_model import place_model
 from rljob_core.plan.validate import find_problems
 
 BLOCKED_RETRY_SECONDS = 1.0
@@ -68,10 +70,14 @@ def plan_job(
     kept = {key: child for key, child in owned.items() if key not in blocked}
     own_queue, job = job.spec.scheduling.queue, choose_queue(job, observed.policy, kept)
     policy_queue = job.spec.scheduling.queue if own_queue is None else None
+    job, unplaced = place_model(job, observed, kept)
     scaled, next_decision_seconds = scale_job(job, observed, now)
     defaults = apply_policy(defaults, observed.policy)
-    context = _Context(observe_job(scaled, observed), now, defaults, new_token, build, policy_queue)
-    steps = (_plan_retry, _plan_finished, _plan_end, _plan_invalid, _plan_suspended, _plan_refused, _plan_active)
+    context = _Context(observe_job(scaled, observed), now, defaults, new_token, build, policy_queue, unplaced)
+    steps = (
+        *(_plan_retry, _plan_finished, _plan_end, _plan_unplaced, _plan_invalid, _plan_suspended, _plan_refused),
+        _plan_active,
+    )
     plan = next(filter(None, (step(context) for step in steps)))
     forced = find_forced_deletions(job, observed)
     waits = [seconds for seconds in (plan.requeue_after_seconds, next_decision_seconds) if seconds is not None]
@@ -98,7 +104,7 @@ def render_children(
     """The children of a new job, as `rljob render` prints them. Raises UserError with one problem per line."""
     if problems := find_problems(job):
         raise UserError("\n".join(problems))
-    return build_children(job, token, defaults, models)
+    return build_children(with_any_claim(job), token, defaults, models)
 
 
 class _Context:
@@ -112,7 +118,10 @@ class _Context:
         new_token: Callable[[], str],
         build: Build,
         policy_queue: str | None,
+        unplaced: conditions.Reason | None,
     ) -> None:
+        self.unplaced = unplaced
+        """Why spec.model cannot be read."""
         self.job, self.observed, self.now = observed.job, observed, now
         self._defaults, self._new_token, self._build = defaults, new_token, build
         self._policy_queue = policy_queue
@@ -221,6 +230,21 @@ def _plan_end(context: _Context) -> JobPlan | None:
     run_files.add_progress_lost(context.observed, true)
     status = job_status.set_conditions(job, status, true, false_reasons, context.now)
     return Plan((), (), status, requeue_after_seconds=0.0)
+
+
+def _plan_unplaced(context: _Context) -> JobPlan | None:
+    """Wait for the model of another job, without Pods. Workloads of an earlier spec stay, as of an invalid one."""
+    job, now, why = context.job, context.now, context.unplaced
+    if why is None:
+        return None
+    if context.workloads:
+        status = job_status.build_invalid_status(job, [why[1]], now, keeps_running=not job.spec.suspend)
+        return Plan((), context.deletable(context.workloads if job.spec.suspend else ()), status)
+    true = {conditions.SUSPENDED: ("Suspended", why[1])} if job.spec.suspend else {}
+    status = job_status.set_conditions(job, job.status, true, {conditions.RUNNING: why}, now)
+    events = conditions.derive_cause_events(job.status, status, [why])
+    # The operator's own writes, such as the other job's status, cause no reconcile.
+    return Plan((), (), status, events, requeue_after_seconds=PROGRESS_POLL_SECONDS)
 
 
 def _plan_invalid(context: _Context) -> JobPlan | None:

@@ -17,7 +17,7 @@ from rljob_core.plan.failures import Failures
 from rljob_core.plan.gang import GangState
 from rljob_core.plan.lifecycle import has_been_running
 from rljob_core.plan.lost_nodes import BLOCKING_DELETION
-from rljob_core.plan.observed_job import ObservedJob, describe_waiting, driver_succeeded, find_images
+from rljob_core.plan.observed_job import ObservedJob, describe_waiting, driver_succeeded, find_images, find_pull_secrets
 from rljob_core.plan.pool_isolation import evaluate_isolation
 from rljob_core.plan.progress import observe_progress
 from rljob_core.plan.reward_versions import MIXED, SETTLED, describe_mixed_rewards
@@ -85,8 +85,9 @@ def observe_status(
     applied: Mapping[ChildKey, Manifest] = MappingProxyType({}),
 ) -> RLJobStatus:
     """The old status with the observed roles and progress, and the images of workloads as they are `applied` now."""
-    job = observed.job
-    images = {role.name: role.image for role in job.status.roles} | find_images({**observed.children, **applied})
+    job, children = observed.job, {**observed.children, **applied}
+    images = {role.name: role.image for role in job.status.roles} | find_images(children)
+    secrets = find_pull_secrets(children.values())
     roles = [
         RoleStatus(
             name=role.name,
@@ -101,7 +102,11 @@ def observe_status(
     labels = {} if job.spec.shares_trainer else build_selector(job, ROLLOUT)  # nothing to scale
     selector = ",".join(f"{key}={value}" for key, value in labels.items())
     return set_roles(job.status, roles).model_copy(
-        update={"progress": observe_progress(observed, now), "rollout_selector": selector}
+        update={
+            "progress": observe_progress(observed, now),
+            "rollout_selector": selector,
+            "image_pull_secrets": job.status.image_pull_secrets if secrets is None else secrets,
+        }
     )
 
 

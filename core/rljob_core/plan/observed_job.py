@@ -5,7 +5,7 @@ count. A child is stale only if such a job is its controller; other objects with
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from rljob_api import API_VERSION
@@ -13,7 +13,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.roles import Role
 from rljob_api.manifest.services.calls import CallService
 from rljob_api.manifest.services.reward import Reward
-from rljob_api.manifest.status import MAX_IMAGE_LENGTH
+from rljob_api.manifest.status import MAX_IMAGE_LENGTH, MAX_PULL_SECRETS
 from rljob_api.wire.contract import LABEL_MANAGED_BY, LABEL_ROLE, MANAGED_BY
 from rljob_api.wire.termination import ERROR_PREFIX
 from rljob_api.wire.text import clean_text
@@ -121,6 +121,15 @@ def find_images(children: Mapping[ChildKey, Manifest]) -> dict[str, str]:
             found = [container.get("image") or "" for container in containers if container["name"] == role]
             images[read_role_name(labels)] = "".join(found)[:MAX_IMAGE_LENGTH]
     return images
+
+
+def find_pull_secrets(children: Iterable[Manifest]) -> list[str] | None:
+    """The Secrets with which the head's image is pulled; None without a head."""
+    for child in children:
+        if child["kind"] in WORKLOAD_KINDS and labels_of(child).get(LABEL_ROLE) == HEAD:
+            secrets = child["spec"]["template"]["spec"].get("imagePullSecrets") or []
+            return [str(secret.get("name")) for secret in secrets][:MAX_PULL_SECRETS]
+    return None
 
 
 def find_stale(owner: Owner, state: ObservedState) -> tuple[ChildKey, ...]:

@@ -4,10 +4,12 @@ Most limits are checked in the Pods as they would be built, so that a template c
 whose present spec has workloads was admitted before, and is not checked again: a lower limit stops nothing that runs.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.policy import POLICY_NAME, PolicyLimits, RLJobPolicy
@@ -17,7 +19,7 @@ from rljob_api.read.documents import Location
 from rljob_core.backend import Manifest, ObservedState, Owner
 from rljob_core.children import WORKLOAD_KINDS
 from rljob_core.children.common import SANDBOX_POOL, SANDBOX_TEMPLATE
-from rljob_core.children.gang import LABEL_KUEUE_QUEUE
+from rljob_core.children.gang import ANNOTATION_VOLCANO_QUEUE, LABEL_KUEUE_QUEUE
 from rljob_core.children.requests import sum_requests
 from rljob_core.children.sandbox import count_episodes
 from rljob_core.defaults import Defaults
@@ -27,8 +29,27 @@ from rljob_core.plan.lifecycle import has_been_running
 from rljob_core.plan.validate import find_role_paths
 from rljob_core.pod_checks.origin import RolePath, find_origin
 
+_QUEUE_KEYS = (("labels", LABEL_KUEUE_QUEUE), ("annotations", ANNOTATION_VOLCANO_QUEUE))
+"""Where a Pod may name its queue, for Kueue and for Volcano."""
 _GPU_DOMAINS = ("nvidia.com", "amd.com", "gpu.intel.com", "habana.ai")
 """Whose device plugins serve accelerators. Others count if a nodePool names them as gpuResource."""
+
+
+EXEMPTS_DEFAULTS = ("images", "priorityClasses")
+"""Limits that allow the defaults of the installation."""
+
+
+class Violation(NamedTuple):
+    """What an object asks for beyond a limit."""
+
+    problem: str
+    """The path, and what is wrong there."""
+    limit: str
+    """Its name in spec.limits."""
+    remedy: str
+
+    def describe(self, policy: str) -> str:
+        return f"{self.problem} (spec.limits.{self.limit} of {policy}); {self.remedy}"
 
 
 @dataclass(frozen=True)
@@ -75,10 +96,17 @@ def find_policy_problems(owner: Owner, children: list[Manifest], state: Observed
 def find_limit_problems(owner: Owner, children: list[Manifest], policy: RLJobPolicy, defaults: Defaults) -> list[str]:
     """All violations of the policy, each with path, limit and remedy. `children`: as built with `defaults`, which
     contain the policy's own."""
+    where = f"RLJobPolicy {owner.metadata.namespace}/{POLICY_NAME}"
+    return [each.describe(where) for each in find_violations(owner, children, policy.spec.limits, defaults)]
+
+
+def find_violations(
+    owner: Owner, children: list[Manifest], limits: PolicyLimits, defaults: Defaults
+) -> list[Violation]:
+    """The same, each with the name of its limit."""
     if isinstance(owner, RewardModel) and not owner.spec.is_served:
         return []  # it has no Pods
-    limits, pods = policy.spec.limits, _list_pods(owner, children)
-    where = f"of RLJobPolicy {owner.metadata.namespace}/{POLICY_NAME}"
+    pods = _list_pods(owner, children)
     found = [
         *_check_replicas(owner, limits),
         *_check_gpus(pods, limits),
@@ -88,11 +116,11 @@ def find_limit_problems(owner: Owner, children: list[Manifest], policy: RLJobPol
         *_check_priorities(pods, limits, defaults.priority_class_name),
         *_check_templates(owner, limits),
     ]
-    return [f"{problem} (spec.limits.{limit} {where}); {remedy}" for problem, limit, remedy in dict.fromkeys(found)]
+    return [Violation(*each) for each in dict.fromkeys(found)]
 
 
 _Problem = tuple[str, str, str]
-"""Path with what is wrong there, the name of the limit, and the remedy."""
+"""A Violation's fields."""
 
 
 def _list_pods(owner: Owner, children: Iterable[Manifest]) -> list[_Pods]:
@@ -210,10 +238,11 @@ def _check_queue(owner: Owner, pods: list[_Pods], limits: PolicyLimits) -> Itera
     if isinstance(owner, RLJob) and queue not in limits.queues:
         yield f"spec.scheduling.queue must be one of {allowed}, got {queue or 'none'}", "queues", remedy
     for each in pods:
-        label = _mapping(_mapping(each.template.get("metadata")).get("labels")).get(LABEL_KUEUE_QUEUE)
-        if label not in (None, queue, *limits.queues):
-            field = each.find_field(("metadata", "labels", LABEL_KUEUE_QUEUE), "template.metadata.labels")
-            yield f"{field} must be one of {allowed}, got {label}", "queues", "remove the label, or name one of these"
+        for part, key in _QUEUE_KEYS:
+            name = _mapping(_mapping(each.template.get("metadata")).get(part)).get(key)
+            if name not in (None, queue, *limits.queues):
+                field = each.find_field(("metadata", part, key), f"template.metadata.{part}")
+                yield f"{field} must be one of {allowed}, got {name}", "queues", "remove it, or name one of these"
 
 
 def _check_priorities(pods: list[_Pods], limits: PolicyLimits, default: str | None) -> Iterator[_Problem]:

@@ -20,6 +20,7 @@ from rljob_core.children.common import REWARD, child_name
 from rljob_core.children.config import build_job_config
 from rljob_core.children.merge import merge
 from rljob_core.children.service import build_server, find_services, service_of
+from rljob_core.children.start_model import with_any_claim
 from rljob_core.defaults import DEFAULTS
 from rljob_core.pod_checks import find_pod_problems
 from rljob_core.pod_checks.origin import RolePath
@@ -33,7 +34,7 @@ def find_problems(job: RLJob) -> list[str]:
     if problems := find_spec_problems(job):
         return [*problems, *find_size_problems([build_job_config(job)])]
     try:
-        children = build_children(job, "", DEFAULTS)
+        children = build_children(with_any_claim(job), "", DEFAULTS)
     except UserError as error:
         return [str(error)]
     return find_child_problems(job, children)
@@ -122,12 +123,6 @@ def find_source_problems(sources: Mapping[str, str]) -> Iterator[str]:
             yield (
                 f"{path} must be hf://org/name, pvc://claim/path, s3://bucket/path or an absolute path, got {source}; "
                 "only `rljob run` takes relative ones"
-            )
-        if source.startswith("job://"):
-            yield (
-                f"{path} must be hf://org/name, pvc://claim/path, s3://bucket/path or an absolute path, got {source}; "
-                "only `rljob run` finds runs; on a cluster, name the export on the other job's claim: "
-                "pvc://CLAIM/JOB/export, or pvc://CLAIM/JOB/exports/step-000010 with checkpoint.export: every"
             )
 
 

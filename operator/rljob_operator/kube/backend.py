@@ -36,13 +36,16 @@ from rljob_core.backend import (
     Owner,
     OwnerStatus,
     RewardModelKey,
+    StartJob,
     key_of,
     utc_now,
 )
 from rljob_core.children.config import read_token
+from rljob_core.children.start_model import parse_start
 from rljob_core.kube.client import MERGE_PATCH, SSA, STRATEGIC_MERGE_PATCH, ApiError, KubeApi
 from rljob_core.kube.resources import EVENT, POD, POLICY, REWARD_MODEL, RLJOB, Resource, resource_of, resources_of_kind
 from rljob_core.plan.apply_scaling import is_autoscaled, read_demands
+from rljob_core.plan.start_model import read_start_job
 from rljob_operator.kube.cache import Cache, ObjectKey, newest_warnings
 from rljob_operator.kube.driver import DriverClient, find_driver
 from rljob_operator.kube.driver_request import DriverEndpoint
@@ -104,7 +107,13 @@ class KubernetesBackend:
         key = JobKey(owner.metadata.namespace, owner.metadata.name)
         answer = await self.get_driver_answer(find_driver(owner, observed), key, max_age)
         models = self._find_models(owner)
-        return replace(observed, driver=answer.status, driver_problem=answer.problem, reward_models=models)
+        return replace(
+            observed,
+            driver=answer.status,
+            driver_problem=answer.problem,
+            reward_models=models,
+            start_job=self._find_start_job(owner),
+        )
 
     async def get_driver_answer(
         self, driver: DriverEndpoint | None, key: Key, max_age_seconds: float = PROGRESS_POLL_SECONDS
@@ -129,6 +138,10 @@ class KubernetesBackend:
                 if manifest is not None:
                     models[name] = read_model(manifest, self.skew)
         return models
+
+    def _find_start_job(self, job: RLJob) -> StartJob | None:
+        start = parse_start(job)
+        return read_start_job(self.cache.get(RLJOB.key, job.metadata.namespace, start.path)) if start else None
 
     async def _observe_demands(self, model: RewardModel) -> tuple[Demand, ...]:
         """Return the demand of each job of the namespace that references the model."""

@@ -60,10 +60,10 @@ class Cache:
         self._deleted: dict[ObjectKey, int] = {}
         self._listed: dict[tuple[str, str | None], int] = {}
         self._packer = Packer()
-        self._models: dict[ObjectKey, frozenset[ObjectKey]] = {}
-        """The RewardModels that each job references."""
-        self._jobs_of_model: defaultdict[ObjectKey, set[ObjectKey]] = defaultdict(set)
-        """The same by RewardModel."""
+        self._references: dict[ObjectKey, frozenset[ObjectKey]] = {}
+        """The RewardModels that each job references, and the job from whose model it starts."""
+        self._jobs_by_reference: defaultdict[ObjectKey, set[ObjectKey]] = defaultdict(set)
+        """The same by what is referenced."""
         self._unmatched: FIFOCache[ObjectKey, Manifest] = FIFOCache(MAX_UNMATCHED_WARNINGS)
         """The newest Event of each unknown object."""
         self.num_changes = 0
@@ -90,7 +90,7 @@ class Cache:
             owner = self._owner_keys.setdefault(owner, owner)
         self._kinds[kind][key] = _Entry(version, owner, self._packer.pack(kind, manifest))
         if kind == RLJOB.kind:
-            self._set_models(key, referenced_models(manifest))
+            self._set_references(key, find_references(manifest))
         self._deleted.pop(key, None)
         if owner:
             self._owned[owner].add(key)
@@ -183,11 +183,11 @@ class Cache:
 
     def models_of(self, job: ObjectKey) -> frozenset[ObjectKey]:
         """Return the keys of the RewardModels that a job references, whether they exist or not."""
-        return self._models.get(job, frozenset())
+        return frozenset(key for key in self._references.get(job, ()) if key.kind == REWARD_MODEL.kind)
 
-    def jobs_of(self, model: ObjectKey) -> list[ObjectKey]:
-        """Return the jobs that reference a RewardModel."""
-        return sorted(self._jobs_of_model.get(model, ()))
+    def jobs_of(self, reference: ObjectKey) -> list[ObjectKey]:
+        """Return the jobs that reference a RewardModel, or start from the model of a job."""
+        return sorted(self._jobs_by_reference.get(reference, ()))
 
     def owners_in(self, namespace: str) -> list[ObjectKey]:
         """Return the jobs and RewardModels of a namespace."""
@@ -216,7 +216,7 @@ class Cache:
     def _drop(self, key: ObjectKey) -> ObjectKey | None:
         entry = self._kinds[key.kind].pop(key, None)
         if key.kind == RLJOB.kind:
-            self._set_models(key, frozenset())
+            self._set_references(key, frozenset())
         if owner := entry.owner if entry else None:
             self._unlink(owner, key)
         return owner
@@ -228,17 +228,17 @@ class Cache:
             del self._owned[owner], self._owner_keys[owner]
             self._last_drop = self._changed.pop(owner)
 
-    def _set_models(self, job: ObjectKey, models: frozenset[ObjectKey]) -> None:
-        for model in self.models_of(job) - models:
-            self._jobs_of_model[model].discard(job)
-            if not self._jobs_of_model[model]:
-                del self._jobs_of_model[model]
-        for model in models:
-            self._jobs_of_model[model].add(job)
-        if models:
-            self._models[job] = models
+    def _set_references(self, job: ObjectKey, references: frozenset[ObjectKey]) -> None:
+        for reference in self._references.get(job, frozenset()) - references:
+            self._jobs_by_reference[reference].discard(job)
+            if not self._jobs_by_reference[reference]:
+                del self._jobs_by_reference[reference]
+        for reference in references:
+            self._jobs_by_reference[reference].add(job)
+        if references:
+            self._references[job] = references
         else:
-            self._models.pop(job, None)
+            self._references.pop(job, None)
 
     def _touch(self, owner: ObjectKey) -> None:
         self.num_changes += 1
@@ -297,10 +297,14 @@ def owner_of(kind: str, manifest: Manifest) -> ObjectKey | None:
     return None
 
 
-def referenced_models(job: Manifest) -> frozenset[ObjectKey]:
-    rewards, namespace = (job.get("spec") or {}).get("rewards") or [], job["metadata"].get("namespace", "")
-    names = {(reward.get("rewardModelRef") or {}).get("name") for reward in rewards}
-    return frozenset(ObjectKey(REWARD_MODEL.kind, namespace, name) for name in names if name)
+def find_references(job: Manifest) -> frozenset[ObjectKey]:
+    """Return the objects whose changes concern a job: RewardModels, and the job of spec.model.source job://NAME."""
+    spec, namespace = job.get("spec") or {}, job["metadata"].get("namespace", "")
+    names = {(reward.get("rewardModelRef") or {}).get("name") for reward in spec.get("rewards") or []}
+    found = {ObjectKey(REWARD_MODEL.kind, namespace, name) for name in names if name}
+    scheme, _, start = str((spec.get("model") or {}).get("source", "")).partition("://")
+    found |= {ObjectKey(RLJOB.kind, namespace, start.partition("@")[0])} if scheme == "job" else set()
+    return frozenset(found)
 
 
 def _involved_object(event: Manifest) -> ObjectKey:

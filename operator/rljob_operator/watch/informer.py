@@ -198,18 +198,15 @@ class Informer:
                 self._enqueue(owner)
 
     def _enqueue(self, owner: ObjectKey) -> None:
-        """Queue an owner and what depends on it: a job changes the demand for its RewardModels, and they its status. A
-        policy concerns all of its namespace."""
+        """Queue an owner and what depends on it: a job changes the demand for its RewardModels, and they its status; so
+        does the job from whose model it starts. A policy concerns all of its namespace."""
         if owner.kind == POLICY.kind:
             for other in self._cache.owners_in(owner.namespace):
                 self._changed.put_nowait(_key_of(other))
             return
         self._changed.put_nowait(_key_of(owner))
-        if owner.kind == RLJOB.kind:
-            others = [model for model in self._cache.models_of(owner) if self._cache.has(model)]
-        else:
-            others = self._cache.jobs_of(owner)
-        for other in others:
+        models = [model for model in self._cache.models_of(owner) if self._cache.has(model)]
+        for other in (*models, *self._cache.jobs_of(owner)):
             self._changed.put_nowait(_key_of(other))
 
 

@@ -30,6 +30,8 @@ class Environment:
     train_data: str
     held_out_data: Mapping[str, str]
     """Sources by the name of an evaluation set."""
+    model_step: str = ""
+    """If set, `model` is the folder of another job's run, and this the step to start from: a number, last or best."""
     mix_data: tuple[str, ...] = ()
     head_job_uid: str = ""
     grace_seconds: float = contract.GRACE_SECONDS
@@ -52,6 +54,7 @@ class Environment:
         return replace(
             self,
             model=found["spec.model.source"],
+            model_step="",
             train_data=train_data,
             mix_data=tuple(mix_data),
             held_out_data={each.name: found[f"{each.data_path}.source"] for each in spec.held_out_sets},
@@ -77,6 +80,7 @@ def read_environment(variables: dict[str, str]) -> Environment:
         model=variables[contract.ENV_MODEL],
         train_data=variables[contract.ENV_TRAIN_DATA],
         held_out_data=json.loads(variables.get(contract.ENV_EVAL_DATA) or "{}"),
+        model_step=variables.get(contract.ENV_MODEL_STEP, ""),
         mix_data=tuple(json.loads(variables.get(contract.ENV_MIX_DATA) or "[]")),
         head_job_uid=variables.get(contract.ENV_HEAD_JOB_UID, ""),
         grace_seconds=read_grace_seconds(variables),

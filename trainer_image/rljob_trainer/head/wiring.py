@@ -45,6 +45,7 @@ from rljob_trainer.head.inputs import STARTING, HubWait, read_inputs
 from rljob_trainer.head.loop_lag import watching_lag
 from rljob_trainer.head.objects import find_versions, write_versions
 from rljob_trainer.head.run_copy import open_run_copy
+from rljob_trainer.head.start_model import pin_start_model
 from rljob_trainer.head.status_server import StatusServer
 from rljob_trainer.head.tracing import tracing_episodes
 from rljob_trainer.head.watchdog import LoopWatchdog
@@ -112,9 +113,9 @@ async def _check_disk(environment: Environment, disk: RunDisk) -> None:
         check_disk_space,
         environment.run_dir,
         Path(environment.model),
-        keep=spec.checkpoint.keep + (spec.evaluation.best is not None),
+        keep=spec.num_kept_checkpoints,
         num_models=spec.num_optimized_models,
-        num_exports=spec.checkpoint.num_exports,
+        num_exports=spec.num_exports,
     )
     await disk.write(environment.run_dir, check)
 
@@ -220,6 +221,9 @@ async def run_head(
         if copy is not None:
             stack.push_async_callback(copy.close)
             board.update(run_id=read_run_id(run_dir))
+        if environment.model_step:
+            pin = partial(pin_start_model, run_dir, spec.model.source, environment.model, environment.model_step)
+            environment = environment.with_sources({"spec.model.source": await disk.write(run_dir, pin)})
         files = RunFileServer(run_dir, environment.address, os.environ.get(ENV_TOKEN, ""), environment.job_file)
         stack.callback(files.close)
         if spec.trains:

@@ -46,8 +46,8 @@ class CheckpointCopies:
 
     @property
     def steps(self) -> Collection[int]:
-        """Those of the whole checkpoints in the copy."""
-        return self._complete.keys()
+        """Those of the whole checkpoints in the copy, now: another thread may ask while one is uploaded."""
+        return tuple(self._complete)
 
     def recall(self, listed: Mapping[str, ObjectFacts]) -> None:
         """Take over what the copy has."""

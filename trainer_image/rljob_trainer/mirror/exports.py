@@ -1,7 +1,7 @@
 """Copies of the models that the run exports. Synchronous.
 
 Invariant: an export in the copy has its config.json only while it is whole. The models of steps (checkpoint.export:
-every) go when their checkpoints do.
+every) go when their checkpoints do, here and in the copy.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ class ExportCopies:
                 # Removed meanwhile, as its checkpoint: what was sent has no config.json, and `prune` deletes it.
 
     def prune(self, steps: Collection[int]) -> None:
-        """Delete the models of other steps than these."""
-        kept = {export_folder(Path(), step).name for step in steps}
+        """Delete the models of other steps than these, and those that this run has: a checkpoint may be on its way."""
+        kept = {export_folder(Path(), step).name for step in (*steps, *list_exports(self._run_dir))}
+        for gone in [name for name in self._sent if name != EXPORT and name.removeprefix(f"{EXPORTS}/") not in kept]:
+            del self._sent[gone]
         remote = self._folder / EXPORTS
         names = [name for name in remote.list() if name.partition("/")[0] not in kept]
         for name in sorted(names, key=lambda name: not name.endswith(f"/{_LAST}")):

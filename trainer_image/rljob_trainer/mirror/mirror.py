@@ -5,7 +5,8 @@
     watch: renews owner.json, and uploads records and exports that have changed
     finish: the last records and exports
 
-Transfers run in threads, one of the calls at a time. A storage that answered and does not now, or refuses, is an
+Transfers run in threads: one of the records and checkpoints at a time, and beside it one of the exports, which may take
+as long as several steps. A storage that answered and does not now, or refuses, is an
 outage: it is waited for, and the status names it. Invariant: the copy is changed only by the head that owner.json
 names.
 """
@@ -64,7 +65,8 @@ class Mirror:
         self._checkpoints = CheckpointCopies(run_dir, folder, ownership)
         self._exports = ExportCopies(run_dir, folder)
         self._health = outages.watch(f"spec.checkpoint.storage ({folder.url})", _REMEDY)
-        self._report, self._is_ours, self._lock = report, False, asyncio.Lock()
+        self._report, self._is_ours = report, False
+        self._lock, self._exports_lock = asyncio.Lock(), asyncio.Lock()
 
     @property
     def newest(self) -> int | None:
@@ -134,13 +136,12 @@ class Mirror:
             self._records.save(begin("", 0))
             self._checkpoints.save(step, begin)
             self._checkpoints.prune(step, keep, others)
-            self._exports.prune(self._checkpoints.steps)
 
         await self._transfer(work)
 
     async def watch(self) -> NoReturn:
-        """Renew the ownership, and upload records. Raise LostOwnershipError, and OutageError."""
-        await run_all([self.renew(), self._save_records()])
+        """Renew the ownership, and upload records and exports. Raise LostOwnershipError, and OutageError."""
+        await run_all([self.renew(), self._repeat(self._save_records), self._repeat(self._save_exports)])
         raise AssertionError("neither ends")
 
     async def renew(self) -> NoReturn:
@@ -149,14 +150,24 @@ class Mirror:
             await asyncio.sleep(RENEW_SECONDS)
             await self._do(lambda _: self._ownership.renew())
 
-    async def _save_records(self) -> NoReturn:
-        def work(begin: Begin) -> None:
-            self._records.save(begin("", 0))
-            self._exports.save(begin("", 0))
-
+    @staticmethod
+    async def _repeat(save: Callable[[], Awaitable[None]]) -> NoReturn:
         while True:
             await asyncio.sleep(_RECORDS_SECONDS)
-            await self._transfer(work)
+            await save()
+
+    async def _save_records(self) -> None:
+        await self._transfer(lambda begin: self._records.save(begin("", 0)))
+
+    async def _save_exports(self) -> None:
+        """Upload new exports, and delete those whose checkpoints are gone. The next checkpoint does not wait for it."""
+
+        def work(begin: Begin) -> None:
+            self._ownership.check()
+            self._exports.save(begin("", 0))
+            self._exports.prune(self._checkpoints.steps)
+
+        await self._transfer(work, self._exports_lock)
 
     async def finish(self) -> None:
         """Upload the last records and the export, after the last step."""
@@ -164,9 +175,9 @@ class Mirror:
         def work(begin: Begin) -> None:
             self._ownership.check()
             self._records.save(begin("", 0))
-            self._exports.save(begin("", 0))
 
         await self._transfer(work)
+        await self._save_exports()
 
     async def close(self) -> None:
         """Release the copy, with the last records if that takes seconds. Errors are logged: they are not why."""
@@ -180,13 +191,14 @@ class Mirror:
             self._ownership.release()
 
         try:
-            async with asyncio.timeout(_RELEASE_SECONDS), self._lock:
+            async with asyncio.timeout(_RELEASE_SECONDS), self._lock, self._exports_lock:
                 await _run_interruptibly(work)
         except Exception as error:
             log.warning("%s is not released: %s", self._folder.url, error)
 
-    async def _transfer(self, work: Callable[[Begin], _Result]) -> _Result:
-        async with self._lock:
+    async def _transfer(self, work: Callable[[Begin], _Result], lock: asyncio.Lock | None = None) -> _Result:
+        """Return the result of `work` once no other transfer has the lock; default: that of records and checkpoints."""
+        async with lock or self._lock:
             return await self._disk.run(self._run_dir, partial(self._do, work))
 
     async def _do(self, work: Callable[[Begin], _Result]) -> _Result:

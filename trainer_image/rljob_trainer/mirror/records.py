@@ -18,12 +18,13 @@ from rljob_api.run.folder import (
 )
 from rljob_api.run.objects import FILE_OBJECTS
 from rljob_api.run.rows import ROWS
+from rljob_api.run.start_model import FILE_PIN
 from rljob_inputs.objects.folder import Count, ObjectFolder
 from rljob_inputs.objects.listing import ObjectFacts
 from rljob_trainer.history.run_time import FILE_TIME
 from rljob_trainer.mirror.states import State, read_state
 
-_FILES = (FILE_METRICS, FILE_DRIVER_SUMMARY, FILE_BEST, FILE_OBJECTS, FILE_TIME)
+_FILES = (FILE_METRICS, FILE_DRIVER_SUMMARY, FILE_BEST, FILE_OBJECTS, FILE_PIN, FILE_TIME)
 _TENSORBOARD = "tensorboard"
 _FOLDERS = (ROWS, _TENSORBOARD)
 """Besides trajectories. A file that is gone here stays in the copy."""
@@ -52,6 +53,8 @@ class RecordCopies:
             if f"{TRAJECTORIES}/{file.path.name}" not in listed:
                 file.path.unlink()
         for name in names:
+            if name == FILE_PIN and (self._run_dir / name).is_file():
+                continue  # `rljob run` has written it, beside the model
             self._folder.download(name, self._run_dir / name, count)
 
     @staticmethod

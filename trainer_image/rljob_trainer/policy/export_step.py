@@ -57,7 +57,7 @@ def _read_job(run: Path) -> RLJob:
     if not (run / FILE_JOB).is_file():
         raise UserError(f"{run}/{FILE_JOB} is missing: it says which model the checkpoint is of; `rljob run` writes it")
     job = load_job_file(run / FILE_JOB)
-    if job.spec.model.source.startswith("pvc://"):
+    if job.spec.model.source.startswith(("pvc://", "job://")):
         raise UserError(f"{run}: its model is on a claim ({job.spec.model.source}), which this process cannot read")
     storage = job.spec.object_storage
     for name, value in (("AWS_ENDPOINT_URL_S3", storage.endpoint), ("AWS_REGION", storage.region)):

@@ -1,4 +1,4 @@
-"""Which version of a model in object storage a rollout reads: the one that the head has found."""
+"""Which version of a model in object storage, or which step of a run, a rollout reads: the head has found it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _TIMEOUT = aiohttp.ClientTimeout(total=10)
 
 
 async def find_model(head: Dependency) -> str:
-    """Return what this rollout loads its model by. The head is asked about object storage alone, and waited for."""
+    """Return what this rollout loads its model by. The head is asked only if it chooses, and waited for."""
     source = os.environ[contract.ENV_MODEL]
-    if not is_object(source):
+    if not is_object(source) and not os.environ.get(contract.ENV_MODEL_STEP):
         return source
     return await wait_out(head, _ask, lambda error: str(error) if isinstance(error, TransientError) else "")
 

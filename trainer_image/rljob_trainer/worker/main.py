@@ -17,6 +17,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from http.client import HTTPConnection, HTTPException
+from pathlib import Path
 from types import FrameType
 
 import psutil
@@ -24,12 +25,14 @@ import psutil
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.read.pod_files import load_job_file
+from rljob_api.run.start_model import find_exports
 from rljob_api.wire import discovery
 from rljob_api.wire.contract import (
     ENV_GRACE_SECONDS,
     ENV_HEAD,
     ENV_JOB_FILE,
     ENV_MODEL,
+    ENV_MODEL_STEP,
     ENV_POD_IP,
     ENV_TOKEN,
     GRACE_SECONDS,
@@ -241,13 +244,20 @@ def read_lengths(job: RLJob, model: str) -> ModelSettings:
         return ModelSettings(resolve_job(job, None))
 
 
+def _find_model() -> str:
+    """Return where the model is. All exports of a run have the same lengths: the head decides which one is trained."""
+    model = os.environ[ENV_MODEL]
+    exports = find_exports(Path(model)) if os.environ.get(ENV_MODEL_STEP) else {}
+    return str(next(iter(exports.values()), model))
+
+
 def main() -> int:
     configure_logging()
     try:
         job = load_job_file(os.environ[ENV_JOB_FILE])
     except UserError as error:
         return end_program(str(error), ExitCode.USER)
-    settings = read_lengths(job, os.environ[ENV_MODEL])
+    settings = read_lengths(job, _find_model())
     store_bytes = trainer_store_bytes(settings.job, settings.context_length)
     adopt_orphans()
     try:

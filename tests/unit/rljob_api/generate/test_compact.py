@@ -28,6 +28,7 @@ def test_a_repeated_description_is_its_first_sentence():
             "b": {"type": "array", "items": field(LONG)},
             "c": {"additionalProperties": field(LONG, properties={"d": field("One.")})},
             "e": field("One."),
+            "f": {"type": "array", "items": field("One.")},
         }
     }
     found = shorten_repeated(schema)["properties"]
@@ -35,6 +36,7 @@ def test_a_repeated_description_is_its_first_sentence():
     assert found["b"] == {"type": "array", "items": field(FIRST)}
     assert found["c"]["additionalProperties"] == field(FIRST, properties={"d": field("One.")})
     assert found["e"] == field("One.")
+    assert "description" not in found["f"]["items"], "kubectl explain shows that of the field"
     assert schema["properties"]["b"]["items"]["description"] == LONG, "the reference is made from the same schema"
 
 

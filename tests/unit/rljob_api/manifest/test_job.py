@@ -219,3 +219,16 @@ def test_models_in_the_trainers_pods_take_their_share_from_the_rollouts() -> Non
 def test_start_of_a_rollout_has_more_time_for_a_download(source: str, chosen: int | None, seconds: int):
     spec = build(model={"source": source}, rollout={"startupTimeoutSeconds": chosen})
     assert spec.rollout_startup_seconds == seconds
+
+
+@pytest.mark.parametrize(
+    ("export", "best", "num_exports"),
+    [("never", True, 0), ("last", True, 1), ("best", True, 1), ("every", False, 4), ("every", True, 5)],
+)
+def test_folder_has_an_export_for_each_checkpoint_also_of_the_best_step(
+    export: str, best: bool, num_exports: int
+) -> None:
+    evaluation = {"everySteps": 1, "best": {"set": "eval"}} if best else {}
+    data = {"train": {"source": "d"}, "eval": {"source": "e"}}
+    spec = build(checkpoint={"keep": 3, "export": export}, evaluation=evaluation, data=data)
+    assert (spec.num_kept_checkpoints, spec.num_exports) == (3 + best, num_exports)

@@ -59,6 +59,7 @@ def test_what_has_the_form_of_a_secret_is_hidden(text, shown):
     "text",
     [
         "hf://org/model@main",
+        "spec.model.source: job://sums@20 needs an export",
         "mail bob@example.com, https://example.com/@user, git@github.com:a/b.git",
         "step 3: 128 tokens, key=value, --max-num-tokens 5, --tokenizer x, task-sk-1",
         "http://10.0.0.1:8000/v1/completions?want=3:5",

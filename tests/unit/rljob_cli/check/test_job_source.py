@@ -9,7 +9,8 @@ import pytest
 
 from rljob_api.errors import UserError
 from rljob_api.run.folder import FILE_BEST, FILE_COMPLETE, FILE_JOB, checkpoint_folder, export_folder
-from rljob_cli.check.job_source import FILE_PIN, MODEL, find_start_model, require_weights
+from rljob_api.run.start_model import FILE_PIN
+from rljob_cli.check.job_source import MODEL, find_start_model, require_weights
 from rljob_cli.check.jobfile import load, load_partial
 from rljob_cli.check.preflight import check_objects
 from tests.unit.rljob_cli.check.test_jobfile import JOB
@@ -124,12 +125,11 @@ def test_job_file_has_the_path_and_knows_what_it_means(runs, tmp_path):
 
 
 @pytest.mark.parametrize("step", ["2", "3"])
-def test_cluster_is_told_what_to_name_in_place_of_a_run(runs, tmp_path, step):
+def test_cluster_has_runs_of_its_own(runs, tmp_path, step):
     path = tmp_path / "job.yaml"
     path.write_text(JOB.replace("./model", f"job://sums@{step}"))
-    found = [finding for finding in check_objects(load_partial(path, runs=runs)) if finding.path == "spec.model.source"]
-    assert [finding.only for finding in found] == ["cluster"]
-    assert "pvc://" in found[0].message
+    found = check_objects(load_partial(path, runs=runs)) + check_objects(load_partial(path, keep_references=True))
+    assert [finding for finding in found if finding.path == "spec.model.source"] == []
 
 
 def test_run_that_is_missing_here_is_a_problem_of_this_machine_alone(tmp_path):

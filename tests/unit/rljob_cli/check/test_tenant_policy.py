@@ -68,10 +68,10 @@ def test_stored_policy_with_unknown_fields_is_left_to_the_operator():
 
 def test_problem_is_at_the_line_of_the_field(tmp_path):
     policy, file = load_policy(write(tmp_path, POLICY)), load_partial(write(tmp_path, JOB, "job.yaml"))
-    [problem] = find_located_problems(file, policy)
+    [problem], [] = find_located_problems(file, policy)
     assert (problem.path, problem.line) == ("spec.rollout.replicas", 9)
     assert "must be at most 1, got 2 (spec.limits.rolloutReplicas of RLJobPolicy" in str(problem)
-    assert find_located_problems(file, None) == []
+    assert find_located_problems(file, None) == ([], [])
 
 
 def test_reward_models_of_the_file_are_checked():
@@ -79,7 +79,8 @@ def test_reward_models_of_the_file_are_checked():
     spec = {"function": {"inline": "def f(): ..."}, "replicas": 2}
     model = RewardModel.model_validate({"metadata": {"name": "shared"}, "spec": spec})
     [problem] = find_policy_problems(make_job(), {"shared": model}, policy)
-    assert problem.startswith("RewardModel shared: spec.replicas must be at most 1, got 2")
+    assert problem.is_certain
+    assert problem.message.startswith("RewardModel shared: spec.replicas must be at most 1, got 2")
 
 
 def test_node_label_that_the_installation_may_set_is_left_to_the_operator():
@@ -87,7 +88,30 @@ def test_node_label_that_the_installation_may_set_is_left_to_the_operator():
     policy = RLJobPolicy.model_validate({"metadata": {"name": "default"}, "spec": spec})
     assert list(find_policy_problems(make_job(), {}, policy)) == []
     [problem] = find_policy_problems(make_job(head={"nodePool": {"nodeSelector": {"pool": "x"}}}), {}, policy)
-    assert problem.startswith("spec.head.nodePool.nodeSelector.pool must be one of cpu, h100, got x")
+    assert problem.message.startswith("spec.head.nodePool.nodeSelector.pool must be one of cpu, h100, got x")
+
+
+@pytest.mark.parametrize(
+    ("limits", "spec", "path"),
+    [
+        ({"images": ["registry.io/a"]}, {"trainer": {"image": "other/trainer:1"}}, "spec.trainer.image"),
+        ({"priorityClasses": ["low"]}, {"priorityClassName": "high"}, "spec.priorityClassName"),
+    ],
+)
+def test_what_a_default_of_the_installation_may_allow_is_a_warning(limits, spec, path, tmp_path):
+    policy = RLJobPolicy.model_validate({"metadata": {"name": "default"}, "spec": {"limits": limits}})
+    [problem] = find_policy_problems(make_job(**spec), {}, policy)
+    assert (problem.message.startswith(path), problem.is_certain) == (True, False)
+    assert problem.message.endswith(", unless it is a default of the installation")
+    assert list(find_policy_problems(make_job(), {}, policy)) == [], "the defaults themselves are allowed"
+
+
+def test_validate_warns_of_an_image_that_may_be_a_default(tmp_path):
+    job = write(tmp_path, JOB.replace("replicas: 2", "image: other/vllm:1"), "job.yaml")
+    policy = POLICY.replace("limits: {", "limits: {images: [registry.io/a], ")
+    arguments = ["validate", str(job), "--cluster", "--no-call", "--policy", str(write(tmp_path, policy))]
+    done = CliRunner().invoke(app, arguments)
+    assert f"warning: {job}:9: spec.rollout.image must begin with registry.io/a, got other/vllm:1" in done.output
 
 
 def test_validate_takes_a_policy(tmp_path):

@@ -4,7 +4,8 @@ import pytest
 
 from rljob_api.errors import UserError
 from rljob_api.run.folder import export_folder
-from rljob_cli.check.job_source import FILE_PIN, MODEL, find_start_model, read_pin
+from rljob_api.run.start_model import FILE_PIN
+from rljob_cli.check.job_source import MODEL, find_start_model, read_pin
 from rljob_cli.export import start_model
 from rljob_cli.export.start_model import provide_model
 from tests.unit.rljob_cli.check.test_job_source import runs, write_export  # noqa: F401 - a fixture

@@ -242,6 +242,45 @@ def test_failed_mount_is_reported_while_the_pod_waits():
     assert causes(make_job(), ready, warnings=(warning,)) == []
 
 
+CLAIMS = {"volumes": [{"name": "claim-0", "persistentVolumeClaim": {"claimName": "runs"}}]}
+
+
+def test_claim_that_another_node_holds_is_named_and_no_generated_name():
+    messages = [
+        'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) sums-head-abc',
+        'Multi-Attach error for volume "pvc-1" Volume is already exclusively attached to one node',
+    ]
+    pod = make_pod(spec=CLAIMS)
+    warnings = [
+        {"reason": "FailedAttachVolume", "message": message, "involvedObject": {"name": pod["metadata"]["name"]}}
+        for message in messages
+    ]
+    found = [causes(make_job(), pod, warnings=(warning,)) for warning in warnings]
+    assert found[0] == found[1]
+    ((reason, message),) = found[0]
+    assert (reason, message.partition(";")[0]) == (
+        "VolumeHeld",
+        "rollout: a volume is attached to another node (its claims: runs)",
+    )
+    assert "ReadWriteMany" in message
+    assert causes(make_job(), make_pod(), warnings=(warnings[0] | {"message": "timed out"},)) == []
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "0/2 nodes are available: 1 node(s) had volume node affinity conflict.",
+        "0/2 nodes are available: 2 node(s) didn't match PersistentVolume's node affinity.",
+        "0/2 nodes are available: 1 node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod "
+        "access mode.",
+    ],
+)
+def test_volume_of_another_node_is_no_lack_of_nodes(message):
+    (cause,) = causes(make_job(), make_pod(spec=CLAIMS, conditions=unscheduled(message)))
+    assert cause.reason == "VolumeHeld"
+    assert "(its claims: runs)" in cause.message
+
+
 def test_image_that_cannot_be_pulled_names_the_missing_pull_secret():
     pod = make_pod(**waiting("ErrImagePull", image="there/is:none"))
     message = "Unable to retrieve some image pull secrets (registry); attempting to pull the image may not succeed."
@@ -325,7 +364,7 @@ def test_every_remedy_is_tested():
     tried = {reason for _, reason, _ in OF_A_POD} | {reason for _, _, reason, _ in OF_A_WORKLOAD}
     others = {"SuspendedByKueue", "HeadSuspended", "HeldByKueue"}
     others |= {"PodNameTaken", "FailedMount", "RewardModelMissing", "RewardModelNotReady", "FunctionFailed"}
-    others |= {"LimitRange", "ReferenceMissing"}  # before there is a workload: test_rejections
+    others |= {"VolumeHeld", "LimitRange", "ReferenceMissing"}  # before there is a workload: test_rejections
     assert tried | others == set(REMEDIES)
 
 

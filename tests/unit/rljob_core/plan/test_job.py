@@ -16,6 +16,7 @@ from rljob_core.children.common import ANNOTATION_CONFIG_HASH, to_yaml
 from rljob_core.children.config import read_token
 from rljob_core.defaults import image_tag
 from rljob_core.plan.job import plan_job, render_children
+from rljob_core.plan.start_model import read_start_job
 from tests.paths import ROOT
 from tests.support import fast_yaml
 from tests.support.job_simulation import JobSimulation, make_job
@@ -35,13 +36,14 @@ def load_observed(case):
     documents = list(fast_yaml.load_all(file.read_text())) if file.exists() else []
     models = [RewardModel.model_validate(document) for document in documents if document["kind"] == "RewardModel"]
     drivers = [document for document in documents if document["kind"] == "DriverStatus"]
-    others = ("RewardModel", "DriverStatus", "Pod")
+    others = ("RewardModel", "DriverStatus", "Pod", "RLJob")
     children = {key_of(child): child for child in documents if child["kind"] not in others}
     return ObservedState(
         children=children,
         pods=tuple(document for document in documents if document["kind"] == "Pod"),
         driver=DriverStatus.model_validate(drivers[0]["status"]) if drivers else None,
         reward_models={model.metadata.name: model for model in models},
+        start_job=read_start_job(next((each for each in documents if each["kind"] == "RLJob"), None)),
     )
 
 

@@ -4,11 +4,14 @@ import pytest
 import yaml
 
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.pod_settings import LocalObjectReference
 from rljob_api.wire.contract import LABEL_ROLE
 from rljob_core.backend import ObservedState
 from rljob_core.children.common import HEAD
+from rljob_core.defaults import DEFAULTS
 from rljob_core.plan.observed_job import ObservedJob, driver_succeeded, extract_error_message, observe_job
 from tests.paths import ROOT
+from tests.support.job_simulation import JobSimulation, make_job
 
 
 @pytest.mark.parametrize(
@@ -41,3 +44,16 @@ def test_driver_succeeded_by_its_container_while_the_pod_reports_running() -> No
 
     assert driver_succeeded(observe(0))
     assert not driver_succeeded(observe(1))
+
+
+def test_status_keeps_the_pull_secrets_of_the_head_while_the_job_is_suspended():
+    simulation = JobSimulation(make_job(imagePullSecrets=[{"name": "own"}]))
+    installed = [LocalObjectReference(name="of-the-installation")]
+    simulation.defaults = DEFAULTS.model_copy(update={"image_pull_secrets": installed})
+    simulation.reconcile()
+    assert simulation.job.status.image_pull_secrets == ["own", "of-the-installation"]
+    simulation.job.spec.suspend = True
+    simulation.reconcile()
+    simulation.reconcile()
+    assert not simulation.has_workloads()
+    assert simulation.job.status.image_pull_secrets == ["own", "of-the-installation"]

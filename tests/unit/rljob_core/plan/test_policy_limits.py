@@ -127,6 +127,14 @@ VIOLATIONS = {
         },
         "must be one of a, got b",
     ),
+    "Volcano's queue of a template": (
+        {"queues": ["a"]},
+        {
+            "scheduling": {"gang": "kueue", "queue": "a"},
+            "head": {"template": {"metadata": {"annotations": {"scheduling.volcano.sh/queue-name": "b"}}}},
+        },
+        "spec.head.template.metadata.annotations.scheduling.volcano.sh/queue-name must be one of a, got b",
+    ),
     "priority": (
         {"priorityClasses": ["low"]},
         {"priorityClassName": "high"},

@@ -14,6 +14,7 @@ from rljob_core.backend import (
     InvalidOwnerError,
     JobKey,
     RewardModelKey,
+    StartJob,
 )
 from rljob_core.kube.client import ApiError
 from rljob_core.kube.resources import REWARD_MODEL, RLJOB
@@ -80,6 +81,19 @@ async def test_demand_comes_from_the_jobs_of_the_namespace_that_reference_the_mo
             harness.drivers.statuses[f"10.0.0.{number}"] = DriverStatus(demand={"correct": BURST})
     assert await harness.demands(**SCALED) == (Demand("a/correct", BURST), Demand("b/correct", BURST))
     assert set(harness.drivers.ages) == {DEMAND_POLL_SECONDS}, "before the burst"
+
+
+async def test_job_sees_the_job_from_whose_model_it_starts():
+    harness = BackendHarness()
+    harness.store(RLJOB.kind, "sums", "elsewhere", spec={})
+    manifest = harness.store_job("longer")
+    spec = manifest["spec"] | {"model": {"source": "job://sums@20"}}
+    harness.store(RLJOB.kind, "longer", spec=spec)
+    job = await harness.backend.get_owner(JobKey("ns", "longer"))
+    assert (await harness.backend.observe(job)).start_job is None, "another namespace's is not meant"
+    checkpoint = {"persistentVolumeClaim": {"claimName": "runs"}, "export": "every"}
+    harness.store(RLJOB.kind, "sums", spec={"checkpoint": checkpoint})
+    assert (await harness.backend.observe(job)).start_job == StartJob("runs", exports="every")
 
 
 async def test_demand_is_unknown_when_driver_is_silent_and_zero_without_head():

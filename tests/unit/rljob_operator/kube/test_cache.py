@@ -148,6 +148,16 @@ def test_jobs_of_a_reward_model_follow_their_specs():
     assert (cache.jobs_of(judge), cache.models_of(JOB)) == ([other], set())
 
 
+def test_jobs_that_start_from_a_job_follow_their_specs():
+    cache, start = Cache(), JOB._replace(name="sums")
+    for version, source in enumerate(("job://sums@20", "job://sums", "hf://org/sums"), 1):
+        manifest = rljob(version)
+        manifest["spec"]["model"] = {"source": source}
+        cache.upsert("RLJob", manifest)
+        assert cache.jobs_of(start) == ([JOB] if version < 3 else [])
+        assert cache.models_of(JOB) == frozenset(), "a job is no RewardModel"
+
+
 def pod(version, name="a-head-x", labels=True):
     metadata = {"name": name, "namespace": "ns", "resourceVersion": str(version)}
     return {"metadata": metadata | ({"labels": {"rljob.dev/job": "a"}} if labels else {})}

@@ -267,6 +267,23 @@ async def test_change_of_a_job_queues_the_reward_models_that_it_references(autos
     assert keys == [JobKey("ns", "a"), RewardModelKey("ns", "math")]
 
 
+@pytest.mark.parametrize("type_", ["ADDED", "MODIFIED", "DELETED"])
+async def test_change_of_a_job_queues_those_that_start_from_its_model(type_):
+    cache = Cache()
+    informer = Informer(None, cache, (), 600)
+
+    def build(name, version, source="/m"):
+        metadata = {"name": name, "namespace": "ns", "resourceVersion": str(version)}
+        return {"metadata": metadata, "spec": {"model": {"source": source}}}
+
+    if type_ != "ADDED":
+        cache.upsert(RLJOB.kind, build("sums", 1))
+    cache.upsert(RLJOB.kind, build("longer", 2, "job://sums@20"))
+    informer._on_event(RLJOB, {"type": type_, "object": build("sums", 9)})
+    keys = [informer._changed.get_nowait() for _ in range(informer._changed.qsize())]
+    assert keys == [JobKey("ns", "sums"), JobKey("ns", "longer")]
+
+
 async def test_change_of_a_policy_queues_all_of_its_namespace():
     cache = Cache()
     informer = Informer(None, cache, (), 600)

@@ -79,3 +79,21 @@ def test_missing_file_changes_nothing(volume):
 def test_missing_variables_are_listed():
     with pytest.raises(UserError, match=r"not set: RLJOB_RUN_DIR.*RLJOB_REWARD_SERVICES"):
         read_environment({"RLJOB_JOB_FILE": "/x"})
+
+
+def test_step_of_another_run_is_replaced_by_its_model(volume):
+    variables = {
+        "RLJOB_JOB_FILE": str(volume.folder / "job.yaml"),
+        "RLJOB_RUN_DIR": "/run",
+        "RLJOB_POD_IP": "127.0.0.1",
+        "RLJOB_MODEL": "/mnt/pvc/runs/sums",
+        "RLJOB_TRAIN_DATA": "/t.jsonl",
+        "RLJOB_TOKEN": "t",
+        "RLJOB_ROLLOUT_SERVICE": "rollout",
+        "RLJOB_REWARD_SERVICES": "{}",
+    }
+    assert read_environment(variables).model_step == ""
+    environment = read_environment(variables | {"RLJOB_MODEL_STEP": "20"})
+    assert (environment.model, environment.model_step) == ("/mnt/pvc/runs/sums", "20")
+    found = environment.with_sources({"spec.model.source": "/mnt/pvc/runs/sums/export"})
+    assert (found.model, found.model_step, found.train_data) == ("/mnt/pvc/runs/sums/export", "", "/t.jsonl")

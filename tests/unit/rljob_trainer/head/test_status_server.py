@@ -72,6 +72,13 @@ async def test_rollouts_wait_until_the_head_has_found_the_version_of_the_model(b
     assert await find_model(outages.watch("the head")) == "hf://org/name", "the head is not asked"
 
 
+async def test_rollouts_have_the_step_of_a_run_that_the_head_has_chosen(board, monkeypatch):
+    for name, value in {"RLJOB_HEAD": ADDRESS, "RLJOB_MODEL": "/mnt/pvc/runs/sums", "RLJOB_MODEL_STEP": "last"}.items():
+        monkeypatch.setenv(name, value)
+    board.server.model = "/mnt/pvc/runs/sums/exports/step-000020"
+    assert await find_model(Outages().watch("the head")) == board.server.model
+
+
 async def test_readiness_and_metrics_need_no_token(board):
     assert (await get("/rljob/ready", {}))[0] == 200
     assert await get("/metrics", {}) == (200, "metric 1\n")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import threading
 
 import pytest
 
@@ -14,6 +15,7 @@ from rljob_api.run.folder import (
     export_folder,
     last_checkpoint,
 )
+from rljob_api.run.start_model import FILE_PIN
 from rljob_api.run.summaries import BestStep, format_summary
 from rljob_inputs.objects.access import ObjectAccess
 from rljob_inputs.objects.errors import StorageAwayError
@@ -35,6 +37,7 @@ from rljob_trainer.outages.registry import OutageError, Outages
 from rljob_trainer.run_folder.file_facts import DamagedCheckpointError, describe_file
 from rljob_trainer.run_folder.location import read_run_id
 from tests.support.objects import BUCKET, run_objects
+from tests.support.waiting import DEADLINE_SECONDS
 
 JOB = "default/sums"
 
@@ -122,6 +125,19 @@ async def test_head_with_an_empty_disk_resumes_from_the_copy(server, prefix, tmp
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
     assert len(list((tmp_path / "b/trajectories").iterdir())) == 3
     assert second.slept == [], "the first head released the copy"
+
+
+async def test_model_that_the_run_began_with_stays_pinned(server, prefix, tmp_path):
+    first = await Head(server, prefix, tmp_path / "a").open()
+    (tmp_path / "a" / FILE_PIN).write_text("step 20")
+    await first.train(1)
+    await first.mirror.close()
+    await Head(server, prefix, tmp_path / "b").open()
+    assert (tmp_path / "b" / FILE_PIN).read_text() == "step 20"
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / FILE_PIN).write_text("written by `rljob run`, beside its model")
+    await Head(server, prefix, tmp_path / "c").open(during_silence=lambda: asyncio.sleep(0))
+    assert "rljob run" in (tmp_path / "c" / FILE_PIN).read_text()
 
 
 async def test_copy_keeps_as_many_checkpoints_and_the_best(server, prefix, tmp_path):
@@ -240,6 +256,42 @@ async def test_models_of_steps_are_there_as_long_as_their_checkpoints(server, pr
         await head.mirror.finish()
     names = {name for name in stored(server, prefix) if name.startswith("exports/")}
     assert names == {"exports/step-000002/config.json", "exports/step-000003/config.json"}
+
+
+async def test_checkpoint_does_not_wait_for_the_upload_of_an_export(server, prefix, tmp_path, monkeypatch):
+    head = await Head(server, prefix, tmp_path / "a").open()
+    await head.train(1)
+    for step in (1, 2):  # the copy has no checkpoint of step 2 yet
+        export_folder(tmp_path / "a", step).mkdir(parents=True)
+        (export_folder(tmp_path / "a", step) / "config.json").write_text(f"of {step}")
+    begun, may_end, upload = threading.Event(), threading.Event(), ObjectFolder.upload
+
+    def wait(self, file, name, count):
+        if file == export_folder(tmp_path / "a", 2) / "config.json":
+            begun.set()
+            assert may_end.wait(DEADLINE_SECONDS)
+        upload(self, file, name, count)
+
+    monkeypatch.setattr(ObjectFolder, "upload", wait)
+    exporting = asyncio.create_task(head.mirror._save_exports())
+    assert await asyncio.to_thread(begun.wait, DEADLINE_SECONDS)
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await head.train(2)
+        assert (head.mirror.newest, exporting.done()) == (2, False)
+    finally:
+        may_end.set()
+    await exporting
+    names = {name for name in stored(server, prefix) if name.startswith("exports/")}
+    assert names == {"exports/step-000001/config.json", "exports/step-000002/config.json"}
+
+
+async def test_model_whose_checkpoint_is_on_its_way_stays(server, prefix, tmp_path):
+    head = await Head(server, prefix, tmp_path / "a").open()
+    export_folder(tmp_path / "a", 1).mkdir(parents=True)
+    (export_folder(tmp_path / "a", 1) / "config.json").write_text("of 1")
+    await head.mirror._save_exports()
+    assert "exports/step-000001/config.json" in stored(server, prefix)
 
 
 async def test_export_and_records_are_there_at_the_end(server, prefix, tmp_path, monkeypatch):

@@ -1,0 +1,33 @@
+"""The RLJobPolicy of a namespace, as the API server has it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from rljob_api.manifest.policy import POLICY_NAME, RLJobPolicy
+from rljob_cli.check.tenant_policy import read_policy
+from rljob_cli.cluster.client import Cluster, Target, connect
+from rljob_core.kube.resources import POLICY
+
+
+def fetch_policy(target: Target) -> RLJobPolicy | None:
+    """Connect, and return the policy; None, with a line on stderr, if there is none that this version reads. Raise
+    ClusterError."""
+
+    async def read() -> RLJobPolicy | None:
+        async with connect(target) as cluster:
+            return await find_policy(cluster)
+
+    return asyncio.run(read())
+
+
+async def find_policy(cluster: Cluster) -> RLJobPolicy | None:
+    where, manifest = f"the namespace {cluster.namespace}", await cluster.find(POLICY, POLICY_NAME)
+    if manifest is None:
+        print(f"{where} has no RLJobPolicy", file=sys.stderr)
+        return None
+    policy = read_policy(manifest)
+    if policy is None:
+        print(f"warning: the RLJobPolicy of {where} has fields that this version does not know", file=sys.stderr)
+    return policy

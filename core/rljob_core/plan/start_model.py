@@ -1,0 +1,103 @@
+"""From which claim a job with spec.model.source job://NAME@STEP reads the model of another job. Pure.
+
+    Pods exist        --> the claim that they mount
+    RLJob NAME exists --> its claim
+    it is deleted     --> the claim of before, else this job's own: the folder NAME may still be there
+
+Leaves the step to the head, which sees the files. Invariant: a job that has started once goes on, and starts again,
+whatever happens to the other job.
+"""
+
+from collections.abc import Iterable
+
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.sources import Source
+from rljob_core.backend import ChildKey, Manifest, ObservedState, StartJob
+from rljob_core.children import WORKLOAD_KINDS
+from rljob_core.children.start_model import FIELD, parse_start, set_claim
+from rljob_core.plan import conditions
+
+MISSING = "StartModelMissing"
+"""Reason of a job that waits: there is no model to start from."""
+NOT_EXPORTED = "StartModelNotExported"
+"""The same: the other job has not ended, and exports its model then."""
+_CLAIM = "spec.checkpoint.persistentVolumeClaim"
+
+
+def place_model(job: RLJob, state: ObservedState, owned: Iterable[ChildKey]) -> tuple[RLJob, tuple[str, str] | None]:
+    """The job whose status has the claim; or why it cannot start: a reason and a message. `owned`: its children. The
+    claim of an earlier source stays until there is one: its Pods may run, and the change may be taken back."""
+    start = parse_start(job)
+    before = job.status.start_model
+    if start is None:
+        return (job if before is None else set_claim(job, None)), None
+    if conditions.is_finished(job.status):
+        return job, None
+    known = before.claim if before and before.job == start.path else None
+    if known and any(key.kind in WORKLOAD_KINDS for key in owned):
+        return job, None
+    if start.path == job.metadata.name:
+        return job, (MISSING, _describe(job, "names this job itself; name another one"))
+    own = job.spec.checkpoint.persistent_volume_claim
+    if (found := state.start_job) is None:
+        if claim := known or (own.claim_name if own else None):
+            return set_claim(job, claim), None
+        return job, (MISSING, _describe(job, _describe_absent(job, start)))
+    if (problem := _find_problem(start, found)) and not known:
+        return job, (problem[0], _describe(job, problem[1]))
+    return set_claim(job, found.claim or known), None
+
+
+def read_start_job(manifest: Manifest | None) -> StartJob | None:
+    """What a stored job says of its files; None without one. This version need not know its other fields."""
+    if manifest is None or manifest["metadata"].get("deletionTimestamp"):
+        return None
+    checkpoint = (manifest.get("spec") or {}).get("checkpoint") or {}
+    claim = (checkpoint.get("persistentVolumeClaim") or {}).get("claimName") or ""
+    status = manifest.get("status") or {}
+    return StartJob(
+        claim=claim,
+        storage=checkpoint.get("storage") or "",
+        exports=checkpoint.get("export") or "last",
+        every_steps=checkpoint.get("everySteps") or 10,
+        step=(status.get("progress") or {}).get("step") or 0,
+        has_ended=status.get("phase") in ("Succeeded", "Failed"),
+    )
+
+
+def _describe(job: RLJob, problem: str) -> str:
+    return f"{FIELD}: {job.spec.model.source} {problem}"
+
+
+def _describe_absent(job: RLJob, start: Source) -> str:
+    return (
+        f"needs RLJob {start.path}, which does not exist in the namespace {job.metadata.namespace}; create it, or "
+        f"correct the name. If it was deleted, set this job's {_CLAIM} to the claim with its folder, or name that "
+        f"folder: pvc://CLAIM/{start.path}/export"
+    )
+
+
+def _find_problem(start: Source, found: StartJob) -> tuple[str, str] | None:
+    name = start.path
+    if found.storage and not found.claim:
+        where = f"{found.storage.rstrip('/')}/{name}"
+        return MISSING, f"needs a claim, and RLJob {name} keeps its files in {where}; name its export there"
+    if not found.claim:
+        return MISSING, f"needs the files of RLJob {name}, which are deleted with its head; set {_CLAIM} in {name}"
+    if found.exports == "never":
+        remedy = f"set spec.checkpoint.export in {name} to last, best or every"
+        return MISSING, f"needs a model, and RLJob {name} exports none (spec.checkpoint.export: never); {remedy}"
+    return None if found.has_ended else _find_wait(start, found)
+
+
+def _find_wait(start: Source, found: StartJob) -> tuple[str, str] | None:
+    """Why a job that trains has not exported the model yet, as far as its status says. A later step than the model's
+    shows that its checkpoint is written."""
+    exports = f"(spec.checkpoint.export: {found.exports})"
+    if found.exports != "every":
+        remedy = "this job starts then, or set every there to start from a checkpoint"
+        return NOT_EXPORTED, f"waits: RLJob {start.path} exports its model at its end {exports}; {remedy}"
+    step = int(start.step) if start.step.isdigit() else found.every_steps
+    if found.step > step:
+        return None
+    return NOT_EXPORTED, f"waits: RLJob {start.path} exports it after step {step} {exports}; this job starts then"

@@ -1,0 +1,54 @@
+"""The step of another run that a run begins with, on a cluster: it is pinned at the first start."""
+
+import json
+import shutil
+
+import pytest
+
+from rljob_api.run.folder import EXPORT, FILE_DRIVER_SUMMARY, export_folder
+from rljob_api.run.start_model import FILE_PIN, read_pin
+from rljob_inputs.errors import InputError
+from rljob_trainer.head.start_model import pin_start_model
+
+SOURCE = "job://sums"
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """A claim with the run sums, which exports its checkpoints, and the folder of a new run."""
+    export_folder(tmp_path / "sums", 2).mkdir(parents=True)
+    (tmp_path / "new").mkdir()
+    return tmp_path
+
+
+def pin(runs, step="last", source=SOURCE):
+    return pin_start_model(runs / "new", source, str(runs / "sums"), step)
+
+
+def test_restart_keeps_the_step_while_the_other_run_trains_on(runs):
+    first = pin(runs)
+    assert first == str(export_folder(runs / "sums", 2))
+    export_folder(runs / "sums", 4).mkdir()
+    assert pin(runs) == first
+    assert read_pin(runs / "new").step == 2
+
+
+def test_another_source_chooses_again(runs):
+    pin(runs)
+    export_folder(runs / "sums", 4).mkdir()
+    assert pin(runs, "4", "job://sums@4") == str(export_folder(runs / "sums", 4))
+
+
+def test_model_that_is_gone_is_an_error_that_says_what_the_run_began_with(runs):
+    pin(runs)
+    shutil.rmtree(export_folder(runs / "sums", 2))
+    (runs / "sums" / EXPORT).mkdir()
+    (runs / "sums" / FILE_DRIVER_SUMMARY).write_text(json.dumps({"export": EXPORT, "export_step": 9}))
+    with pytest.raises(InputError, match=rf"spec.model.source: {SOURCE} needs an export of the step 2 .*{FILE_PIN}"):
+        pin(runs)
+
+
+def test_step_without_an_export_pins_nothing(runs):
+    with pytest.raises(InputError, match=rf"spec.model.source: {SOURCE} needs an export of the step 7 of sums"):
+        pin(runs, "7")
+    assert not (runs / "new" / FILE_PIN).exists()

@@ -83,7 +83,7 @@ class KubernetesBackend:
         self._may_write, self._now, self._on_read = may_write, now, on_read
         self._progress = ProgressReports(clock)
         self._foreign: set[tuple[str, str, str]] = set()
-        self._preflight = Preflight(self._call)
+        self._preflight = Preflight(self._call, clock)
 
     async def get_owner(self, key: Key) -> Owner | None:
         resource, read = (RLJOB, read_job) if isinstance(key, JobKey) else (REWARD_MODEL, read_model)

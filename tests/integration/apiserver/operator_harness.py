@@ -183,6 +183,29 @@ class OperatorHarness:
         self.apis[0].hooks.remove(lists)
 
 
+async def create_pods(harness: OperatorHarness, change: Callable[[Manifest], None] = lambda pod: None) -> list[str]:
+    """Create one Pod of each role of the job, which no controller does here, and return their names. `change` does what
+    a webhook for Pods would do."""
+    roles = {"head": "Job", "trainer": "StatefulSet", "rollout": "Deployment", "reward-correct": "Deployment"}
+    for role, kind in roles.items():
+        workload = await harness.get(kind, f"{NAME}-{role}")
+        assert workload is not None
+        template = workload["spec"]["template"]
+        metadata = template["metadata"] | {"name": f"{NAME}-{role}-0"}
+        reference = {"apiVersion": workload["apiVersion"], "kind": kind, "name": workload["metadata"]["name"]}
+        metadata["ownerReferences"] = [reference | {"uid": workload["metadata"]["uid"], "controller": True}]
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+        change(pod)
+        await harness.create(pod)
+    return [f"{NAME}-{role}-0" for role in roles]
+
+
+async def make_ready(harness: OperatorHarness) -> None:
+    """Create the Pods of the job, and report them as ready."""
+    for pod in await create_pods(harness):
+        await harness.patch_status("Pod", pod, {"phase": "Running", "conditions": READY})
+
+
 async def start_pod(harness: OperatorHarness, kind: str, role: str) -> str:
     """Create the ready Pod of a workload, on a node, and return its name."""
     workload = await harness.get(kind, f"{NAME}-{role}")

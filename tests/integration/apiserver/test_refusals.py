@@ -13,7 +13,7 @@ from rljob_core.loop import failures, refusals, workqueue
 from rljob_core.plan import validate
 from rljob_operator.kube import preflight
 from tests.integration.apiserver.manifests import put_all, smallest
-from tests.integration.apiserver.operator_harness import NAME, Manifest, OperatorHarness
+from tests.integration.apiserver.operator_harness import NAME, Manifest, OperatorHarness, make_ready
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 TRAINER = "spec.trainer.template"
@@ -336,21 +336,6 @@ async def test_reward_model_waits_with_the_reason_and_without_a_workload(harness
         return not await harness.condition("ReconcileFailed", **owner) and bool(await harness.workloads())
 
     await harness.until("its Deployment", is_cleared)
-
-
-async def make_ready(harness: OperatorHarness) -> None:
-    """Create the Pods of the job, which no controller does here, and report them as ready."""
-    roles = {"head": "Job", "trainer": "StatefulSet", "rollout": "Deployment", "reward-correct": "Deployment"}
-    for role, kind in roles.items():
-        workload = await harness.get(kind, f"{NAME}-{role}")
-        template = workload["spec"]["template"]
-        metadata = template["metadata"] | {"name": f"{NAME}-{role}-0"}
-        reference = {"apiVersion": workload["apiVersion"], "kind": kind, "name": workload["metadata"]["name"]}
-        metadata["ownerReferences"] = [reference | {"uid": workload["metadata"]["uid"], "controller": True}]
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
-        await harness.create(pod)
-        ready = [{"type": "Ready", "status": "True"}]
-        await harness.patch_status("Pod", f"{NAME}-{role}-0", {"phase": "Running", "conditions": ready})
 
 
 CHANGES: list[tuple[Manifest, str, str]] = [

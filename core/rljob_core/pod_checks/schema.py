@@ -54,7 +54,7 @@ def _complete(schema: Any) -> Any:
         return [_complete(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    completed = {}
+    completed: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "properties":  # its keys are names of fields
             completed[key] = {name: _complete(each) for name, each in value.items()}

@@ -130,7 +130,7 @@ def _write_model(source: _Source, to: Path, given: str) -> tuple[str, Mapping[st
     return job_name, (((job or {}).get("spec") or {}).get("data") or {}).get("chatTemplateArguments") or {}
 
 
-def _complete(job: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def _complete(job: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return the manifest with its defaults, which a job of a cluster has not stored."""
-    parsed = parse_job(dict(job)) if job else None
+    parsed = parse_job(job) if job else None
     return dump(parsed) if parsed else job

@@ -75,8 +75,8 @@ async def test_rollouts_wait_until_the_head_has_found_the_version_of_the_model(b
 async def test_rollouts_have_the_step_of_a_run_that_the_head_has_chosen(board, monkeypatch):
     for name, value in {"RLJOB_HEAD": ADDRESS, "RLJOB_MODEL": "/mnt/pvc/runs/sums", "RLJOB_MODEL_STEP": "last"}.items():
         monkeypatch.setenv(name, value)
-    board.server.model = "/mnt/pvc/runs/sums/exports/step-000020"
-    assert await find_model(Outages().watch("the head")) == board.server.model
+    board.name_model("/mnt/pvc/runs/sums/exports/step-000020")
+    assert await find_model(Outages().watch("the head")) == "/mnt/pvc/runs/sums/exports/step-000020"
 
 
 async def test_readiness_and_metrics_need_no_token(board):

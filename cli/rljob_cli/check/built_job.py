@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.policy import RLJobPolicy
 from rljob_api.manifest.services.calls import CallService
@@ -19,7 +20,7 @@ from rljob_core.children.pods import VLLM_CONTAINER
 from rljob_core.children.start_model import with_any_claim
 from rljob_core.defaults import DEFAULTS
 from rljob_core.plan.policy_defaults import apply_policy, choose_queue
-from rljob_core.plan.validate import find_role_paths
+from rljob_core.plan.validate import find_child_problems, find_role_paths
 from rljob_core.pod_checks.origin import RolePath
 from rljob_inputs.memory.changes import change_job
 
@@ -30,6 +31,8 @@ def apply_to_job(job: RLJob, models: Mapping[str, RewardModel], policy: RLJobPol
     """Return the job as the policy's namespace builds it. Raise UserError if it cannot be built."""
     planned = with_any_claim(choose_queue(job, policy, {}))
     children, roles = build_children(planned, "", apply_policy(DEFAULTS, policy), models), find_role_paths(job)
+    if problems := find_child_problems(job, children):
+        raise UserError("\n".join(problems))
     fields: dict[str, Any] = {}
     for child in children:
         if child["kind"] in WORKLOAD_KINDS and (role := roles.get(child["metadata"]["name"])):

@@ -75,8 +75,8 @@ _CAUSES = {
     "checkpoint": "training waited for a checkpoint or the export",
     "evaluation": "training waited for held-out prompts",
     "restart": "steps that were repeated, and from the death of a driver to the next one",
-    "hung": "a part of the job finished nothing, until it was replaced",
-    "outage": "a service outside of the job did not answer",
+    "hung": "a rank of the trainer, or the driver, finished nothing until it was replaced",
+    "outage": "something that the job depends on did not answer, and training waited",
     "queue": "after an orderly end of the driver, such as a suspension; not in the share",
 }
 

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
-import orjson
 from kubernetes.aio import config
 from kubernetes.aio.client import Configuration
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.wire.text import clean_text
 from rljob_core.backend import Manifest
+from rljob_core.json_depth import load_json
 from rljob_core.kube.resources import Resource
 
 REQUEST_TIMEOUT_SECONDS = 30.0
@@ -260,7 +260,7 @@ def _escape(character: re.Match[str]) -> str:
 def _parse_json(raw: bytes) -> Manifest:
     """Return an object; empty if the body is empty or another kind of JSON."""
     try:
-        answer = orjson.loads(raw or b"{}")
+        answer = load_json(raw or b"{}")
     except ValueError:
         return {"message": raw.decode(errors="replace")[:300]}
     return answer if isinstance(answer, dict) else {}

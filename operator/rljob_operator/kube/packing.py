@@ -12,6 +12,7 @@ import orjson
 from rljob_api.wire.contract import LABEL_ROLE
 from rljob_core.backend import Manifest
 from rljob_core.children.admitted import find_own_entry
+from rljob_core.json_depth import dump_json
 
 MAX_DICTIONARIES = 256
 """Labels are users' text: without a bound they could fill the memory."""
@@ -34,7 +35,7 @@ class Packer:
     def pack(self, kind: str, manifest: Manifest) -> Packed:
         """Compress an object. `kind` is a Resource's key."""
         metadata = _without_others_fields(manifest["metadata"])
-        raw = orjson.dumps({**manifest, "metadata": metadata})
+        raw = dump_json({**manifest, "metadata": metadata})
         role = str((metadata.get("labels") or {}).get(LABEL_ROLE, ""))
         dictionary = self._dictionaries.get((kind, role), b"")
         if not dictionary and len(self._dictionaries) < MAX_DICTIONARIES:

@@ -14,6 +14,7 @@ import kopf
 import orjson
 import yarl
 
+from rljob_core.json_depth import load_json
 from rljob_core.kube.client import KubeApi
 from rljob_core.kube.resources import WATCHED, Resource
 from rljob_operator.watch.tasks import TaskTree, run_uncancelled
@@ -62,9 +63,9 @@ async def run_watches(
             return self
 
         async def json(self, **options: Any) -> Any:
-            answer = await super().json(**options)
             if not _find(watched, self.url):
-                return answer
+                return await super().json(**options)
+            answer = load_json(await self.read())
             return {"metadata": {"resourceVersion": answer["metadata"]["resourceVersion"]}}
 
     @kopf.on.login(registry=registry)
@@ -111,7 +112,7 @@ class _WatchedStream:
             rest += tail  # at the end: an event that broke off, which the next watch has
 
     def _take(self, line: bytes) -> bytes:
-        event = orjson.loads(line)
+        event = load_json(line)
         if event["type"] not in _OBJECT_EVENTS:
             return line
         version = event["object"]["metadata"]["resourceVersion"]

@@ -41,6 +41,7 @@ from rljob_trainer.driver.best import choose_best, describe_unknown
 from rljob_trainer.driver.checkpointer import CheckpointSeconds
 from rljob_trainer.driver.evaluation import EvaluationResult, SetResult
 from rljob_trainer.driver.learning import StepsWithoutSignal, classify_step, count_last_skipped
+from rljob_trainer.driver.ports import TrainerGroupDiedError
 from rljob_trainer.driver.reports import Reports
 from rljob_trainer.driver.role_clock import Phase, PhaseClock, RoleClock
 from rljob_trainer.driver.step_warnings import NUM_STEPS, describe_loss, judge_merging, judge_mismatch, judge_overlong
@@ -58,13 +59,15 @@ from rljob_trainer.history.metrics import (
     summarize_updates,
 )
 from rljob_trainer.history.run_state import History, write_best, write_summary
-from rljob_trainer.history.run_time import Cause, RunTime, read_run_time, write_run_time
+from rljob_trainer.history.run_time import RunTime, read_run_time, write_run_time
 from rljob_trainer.history.trajectory_log import TrajectoryLog
 from rljob_trainer.history.versions import find_model_commit
 
 log = logging.getLogger(__name__)
 
 _GPU_PHASES = ("generate", "update", "publish", "sleep", "wake", "sync")
+_PHASES_OF_TRAINER: tuple[Phase, ...] = ("update", "publish")
+"""The trainer works: an outage costs nothing meanwhile."""
 
 
 class Ledger:
@@ -110,6 +113,10 @@ class Ledger:
         self._turns = TurnNumbers()
         """Those of the step."""
         self._tracked: dict[str, DeliveryCounts] = {}
+        self._away_seconds = self._board.outages.seconds()
+        """Those of outages that are counted."""
+        self._is_replaced = False
+        """Whether the driver ends because it hangs."""
         self._time, self._has_begun = self._resume_time(), False
         self.disk = disk
         self.trajectories = TrajectoryLog(run_dir, trajectory_bytes, reports.decode, disk)
@@ -153,22 +160,28 @@ class Ledger:
         self._step_started_at = time.monotonic()
         self._roles.reset(self._step_started_at)
 
-    def lose(self, cause: Cause, seconds: float) -> None:
-        """Say for what the last `seconds` were lost, such as an outage, whatever their phase."""
-        self._time.add(cause, seconds)
+    def lose_hung(self, seconds: float) -> None:
+        """Count the last `seconds`, in which the driver hung, for which it is replaced."""
+        self._time.add("hung", seconds)
+        self._is_replaced = True
 
     @contextmanager
     def until_end(self) -> Iterator[None]:
         """Within, the driver works. What follows on its orderly end is the time of the queue, and not of a restart."""
         try:
             yield
+        except TrainerGroupDiedError as error:
+            if error.hung:
+                self._time.add("hung", max(part.seconds for part in error.hung))
+                self._close_phases()
+            raise
         except (asyncio.CancelledError, UserError):
             self._end_time()
             raise
         self._end_time()
 
     def _end_time(self) -> None:
-        self._time.has_ended = True
+        self._time.has_ended = not self._is_replaced
         self._close_phases()
 
     def _resume_time(self) -> RunTime:
@@ -184,10 +197,18 @@ class Ledger:
 
     def _close_phases(self) -> dict[str, float]:
         closed = self._take_phases()
+        self._lose_outages(closed)
         self._time.close(closed, None if self._has_begun else "start")
         self._board.update(training_share=self._time.share, lost_seconds=dict(self._time.lost.items()))
         write_run_time(self._run_dir, self._time)
         return closed
+
+    def _lose_outages(self, closed: Mapping[str, float]) -> None:
+        """Count outages since the last phases were closed, as far as training waited."""
+        away = self._board.outages.seconds()
+        waited = sum(seconds for phase, seconds in closed.items() if phase not in _PHASES_OF_TRAINER)
+        self._time.add("outage", min(away - self._away_seconds, waited))
+        self._away_seconds = away
 
     def _take_phases(self) -> dict[str, float]:
         closed: dict[str, float] = dict(self._phases.take(time.monotonic()).items())

@@ -141,6 +141,8 @@ class Driver:
             is_idle = loop is not None and collector.phases.phase == "score" and collector.roles.is_idle()
             self._steps.tick(time.monotonic(), is_paused=is_over or self._parts.outages.is_open(), is_idle=is_idle)
             if self._steps.is_stuck:
+                if loop is not None:
+                    loop.ledger.lose_hung(self._steps.seconds or 0.0)
                 log.error("the driver hangs; its tasks:\n%s", describe_tasks())
                 raise TransientError(
                     f"the driver hangs: no step for {self._steps.seconds:.0f} s, {self._steps.limit_seconds:.0f} s are "

@@ -20,8 +20,9 @@ log = logging.getLogger(__name__)
 FILE_TIME: Final = "time.json"
 Cause = Literal["start", "checkpoint", "evaluation", "restart", "hung", "outage", "queue"]
 """start: from the start of a driver to its first step. checkpoint, evaluation: training waited for it. restart: steps
-that are repeated, and from the death of a driver to the start of the next one. hung, outage: see `RunTime.add`. queue:
-from the orderly end of a driver, such as for a suspension, to the start of the next one."""
+that are repeated, and from the death of a driver to the start of the next one. hung: a rank or the driver finished
+nothing, for which it was replaced. outage: training waited while something outside of the job was away. queue: from the
+orderly end of a driver, such as for a suspension, to the start of the next one."""
 _CAUSE_OF_PHASE: Final[Mapping[str, Cause]] = {
     "starting": "start",
     "checkpoint": "checkpoint",

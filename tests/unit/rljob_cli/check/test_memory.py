@@ -166,6 +166,19 @@ def test_plan_counts_what_the_policy_of_the_namespace_gives_and_allows(tmp_path)
     assert (code, json.loads(output)["files"][0]["not_allowed"]) == (0, []), "the job's own limit counts"
 
 
+@pytest.mark.parametrize(
+    ("containers", "problem"),
+    [
+        (None, "spec.trainer.template.spec.containers"),
+        ([{"name": "trainer", "resources": {"limits": ["8Gi"]}}], "spec.trainer.template.spec.containers[0].resources"),
+    ],
+)
+def test_plan_with_a_policy_says_what_is_wrong_with_a_template(tmp_path, containers, problem):
+    job = write_job(tmp_path, SMOLLM2_135M, trainer={"template": {"spec": {"containers": containers}}})
+    code, output = run("plan", job, "--policy", write_policy(tmp_path))
+    assert (code, problem in output) == (2, True), output
+
+
 def test_plan_takes_a_policy_from_one_place(tmp_path):
     code, output = run("plan", write_job(tmp_path, SMOLLM2_135M), "--policy", write_policy(tmp_path), "-n", "research")
     assert (code, "pass --policy FILE, or -n" in " ".join(output.split())) == (2, True)

@@ -132,3 +132,10 @@ def test_a_backend_that_keeps_the_folder_warns_of_nothing() -> None:
         observed = observe_job(job, ObservedState(keeps_files=keeps))
         assert len(run_files.derive_warnings(observed, status, was_running=False)) == num_events
         assert ("deleted" in run_files.describe_success(observed)) is not keeps
+
+
+def test_an_evaluation_loses_no_model():
+    source = {"source": "/data/rows.jsonl"}
+    job = make_job(task="evaluate", data={"train": source, "eval": source})
+    assert not job.spec.trains
+    assert f"{FIELD} is not set: metrics and trajectories are deleted" in run_files.describe_loss(job)

@@ -38,3 +38,12 @@ def test_number_of_dictionaries_is_bounded():
     packed = [packer.pack("Pod", build_pod(0, role=f"role-{number}")) for number in range(MAX_DICTIONARIES + 5)]
     assert sum(bool(dictionary) for _, dictionary in packed) == MAX_DICTIONARIES
     assert unpack(packed[-1]) == build_pod(0, role=f"role-{MAX_DICTIONARIES + 4}")
+
+
+def test_an_object_that_is_deeper_than_parsers_take_stops_nothing():
+    value = 1
+    for _ in range(500):
+        value = {"a": value}
+    found = unpack(Packer().pack("Pod", {**build_pod(0), "spec": value}))
+    assert found["metadata"] == build_pod(0)["metadata"]
+    assert found["spec"]["a"]["a"]

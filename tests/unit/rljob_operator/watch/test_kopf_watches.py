@@ -49,3 +49,9 @@ async def test_event_that_breaks_off_is_left_to_the_next_watch(length):
     taken, seen = await read([WIRE[:length]])
     assert len(seen) == WIRE[:length].count(b"\n")
     assert len(taken) <= len(seen)
+
+
+async def test_an_event_that_is_deeper_than_parsers_take_stops_no_watch():
+    event = json.dumps({"type": "ADDED", "object": {"metadata": {"resourceVersion": "7"}, "spec": "DEEP"}})
+    taken, seen = await read([event.replace('"DEEP"', '{"a":' * 5000 + "1" + "}" * 5000).encode(), b"\n"])
+    assert [each["object"]["metadata"] for each in (*taken, *seen)] == [{"resourceVersion": "7"}] * 2

@@ -1,9 +1,12 @@
 """What the wall time of a run went into, over the drivers and trainer groups that it had."""
 
+import asyncio
 import time
 
 import pytest
 
+from rljob_api.wire.driver_status import HungPart
+from rljob_trainer.driver.ports import TrainerGroupDiedError
 from rljob_trainer.history.run_time import read_run_time, write_run_time
 from tests.support.driver_harness import stop_when
 
@@ -56,16 +59,54 @@ async def test_time_until_the_next_driver_is_of_a_queue_or_of_a_restart(make_har
     assert 1000 <= lost[cause] < 1060
 
 
-async def test_what_hung_is_not_trained(make_harness):
-    async with make_harness() as harness, harness.driver() as driver:
+async def test_an_outage_is_lost_as_far_as_training_waits(make_harness):
+    async with make_harness() as harness:
 
-        async def lose():
-            driver._loop.ledger.lose("hung", 1e6 if harness.board.status.step == 2 else 0.0)
+        def judge(reward, body):
+            """In the third step a service fails, and answers again 1,000 s later."""
+            if harness.board.status.step == 2 and not away.has_answered:
+                away.succeeded()
+                away.failed("it is away")
+                now = harness.outages.now
+                harness.outages.now = lambda: now() + 1000
+                away.succeeded()
 
-        harness.before_apply = lose
-        await driver.run()
-        of_steps = [step.step_seconds for step in harness.metrics().steps]
-    found = read_run_time(harness.run_dir)
-    assert found.lost["hung"] >= 0.9 * of_steps[2], "all of the third step, and no more than the time that passed"
-    assert found.lost["hung"] < sum(of_steps[1:4])
-    assert found.trained > 0
+        async with harness.driver() as driver:
+            away, harness.judge = harness.outages.watch("a service"), judge
+            await driver.run()
+        third = harness.metrics().steps[2].phase_seconds
+    trains = third.pop("update") + third.pop("publish", 0.0)
+    lost = read_run_time(harness.run_dir).lost
+    assert trains > 0
+    assert lost["outage"] == pytest.approx(sum(third.values()))
+
+
+async def test_a_rank_that_hangs_is_no_restart_while_it_hangs(make_harness):
+    def die(message):
+        error = TrainerGroupDiedError(message)
+        error.hung = (HungPart(role="trainer", name="rank 1", seconds=1e6, limit_seconds=60),)
+        return error
+
+    began = time.time()
+    async with make_harness() as harness:
+        harness.group_death = die
+        harness.kill_trainer = lambda what: len(harness.generations) == 1 and harness.board.status.step == 3
+        lost = check_partition(harness, await harness.run(), began)
+    assert lost["hung"] > 0
+
+
+async def test_a_driver_that_hangs_is_in_no_queue_until_it_is_replaced(make_harness):
+    async with make_harness() as harness:
+        async with harness.driver() as driver:
+
+            async def hang():
+                if harness.board.status.step == 2:
+                    driver._loop.ledger.lose_hung(1e6)
+                    raise asyncio.CancelledError  # as the watcher of steps does
+
+            harness.before_apply = hang
+            with pytest.raises(asyncio.CancelledError):
+                await driver.run()
+        found = read_run_time(harness.run_dir)
+    assert found.lost["hung"] > 0
+    assert not found.has_ended

@@ -86,8 +86,8 @@ def _read_page(run: Path, stop: threading.Event) -> None:
             url = server.stdout.readline().strip()
             urllib.request.urlopen(url).read()
             with urllib.request.urlopen(f"{url.rstrip('/')}/events") as events:
-                while not stop.is_set():
-                    events.readline()  # a silent run sends a line now and then
+                while not stop.is_set() and events.readline():  # a silent run sends a line now and then
+                    pass
         finally:
             server.terminate()
 

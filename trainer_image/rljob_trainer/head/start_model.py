@@ -57,7 +57,7 @@ def pin_start_model(run_dir: Path, source: str, folder: str, step: str) -> str:
     names the run in `folder` and its `step`. Raise InputError if that step is not exported, NotWrittenError while that
     may change, and OSError of the run's folder."""
     run, pin = Path(folder), read_pin(run_dir)
-    is_writing = (run / EXPORT_PARTIAL).is_dir()  # before the look at the exports: it may get its name between them
+    is_writing = (run / EXPORT_PARTIAL).is_dir()  # asked first: its name may come in between
     try:
         return _pin(run_dir, run, pin, source, step)
     except InputError as error:

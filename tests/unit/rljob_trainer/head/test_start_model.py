@@ -65,7 +65,7 @@ def test_export_that_is_being_written_is_waited_for(runs):
     """The other run is steps ahead of the checkpoint that it writes, and its export gets its name last."""
     partial = runs / "sums" / EXPORT_PARTIAL
     partial.mkdir()
-    with pytest.raises(NotWrittenError, match="sums writes an export .* needs an export of the step 4 of sums"):
+    with pytest.raises(NotWrittenError, match=r"sums writes an export .* needs an export of the step 4 of sums"):
         pin(runs, "4", "job://sums@4")
     partial.rename(export_folder(runs / "sums", 4))
     assert pin(runs, "4", "job://sums@4") == str(export_folder(runs / "sums", 4))

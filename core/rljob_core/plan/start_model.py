@@ -61,8 +61,14 @@ def read_start_job(manifest: Manifest | None) -> StartJob | None:
         exports=checkpoint.get("export") or "last",
         every_steps=checkpoint.get("everySteps") or 10,
         step=(status.get("progress") or {}).get("step") or 0,
-        has_ended=status.get("phase") in ("Succeeded", "Failed"),
+        has_ended=any(map(_is_end, status.get("conditions") or ())),
     )
+
+
+def _is_end(condition: Manifest) -> bool:
+    """Whether a job with this condition has ended. One whose spec, or change of it, is refused may run or start yet."""
+    is_final = condition.get("type") in (conditions.SUCCEEDED, conditions.FAILED)
+    return is_final and condition.get("status") == "True" and condition.get("reason") != conditions.REASON_INVALID_SPEC
 
 
 def _describe(job: RLJob, problem: str) -> str:

@@ -209,5 +209,8 @@ def test_job_with_unknown_fields_says_where_its_files_are():
     status = {"phase": "Running", "progress": {"step": 7}}
     found = read_start_job({"metadata": metadata, "spec": {"checkpoint": checkpoint}, "status": status})
     assert found == StartJob("runs", exports="every", every_steps=5, step=7)
-    assert read_start_job({"metadata": metadata, "spec": {}, "status": {"phase": "Failed"}}).has_ended
+    failed = {"type": "Failed", "status": "True", "reason": "HeadFailed"}
+    assert read_start_job({"metadata": metadata, "spec": {}, "status": {"conditions": [failed]}}).has_ended
+    refused = {"phase": "Failed", "conditions": [failed | {"reason": "InvalidSpec"}]}
+    assert not read_start_job({"metadata": metadata, "spec": {}, "status": refused}).has_ended, "it may still train"
     assert read_start_job({"metadata": metadata | {"deletionTimestamp": "x"}, "spec": {}}) is None

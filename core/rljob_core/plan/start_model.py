@@ -97,12 +97,15 @@ def _find_problem(start: Source, found: StartJob) -> tuple[str, str] | None:
 
 
 def _find_wait(start: Source, found: StartJob) -> tuple[str, str] | None:
-    """Why a job that trains has not exported the model yet, as far as its status says. A later step than the model's
-    shows that its checkpoint is written."""
+    """Why a job that trains has not exported the model yet, as far as its status says. After a later step than the
+    model's its export is written, or being written: the head waits for it."""
     exports = f"(spec.checkpoint.export: {found.exports})"
     if found.exports != "every":
         remedy = "this job starts then, or set every there to start from a checkpoint"
         return NOT_EXPORTED, f"waits: RLJob {start.path} exports its model at its end {exports}; {remedy}"
+    if start.step == "best":  # until then it may be the model before training, or have no checkpoint yet
+        remedy = "this job starts then, or name a step or last"
+        return NOT_EXPORTED, f"waits: the best step of RLJob {start.path} is known at its end; {remedy}"
     step = int(start.step) if start.step.isdigit() else found.every_steps
     if found.step > step:
         return None

@@ -184,7 +184,7 @@ async def _find_start(cluster: Cluster, submission: Submission, options: Options
     if (start := parse_start(job)) is None:
         return None
     found = read_start_job(await cluster.find(RLJOB, start.path))
-    placed, problem = place_model(job, ObservedState(start_job=found), ())
+    placed, problem = place_model(job, ObservedState(start_job=found), (), utc_now())
     if problem and problem[0] == NOT_EXPORTED:
         options.say(problem[1])
         return found.claim if found else None

@@ -132,6 +132,17 @@ def test_folder_of_a_deleted_job_is_looked_for_on_the_own_claim():
     assert find_claims(pod_of(plan, "rollout")) == {"mine": True}
 
 
+def test_other_job_may_be_applied_after_this_one():
+    """Else this one's Pods look for the folder on their own claim before there is one, and the job fails."""
+    job = start_from(**OWN)
+    created = {"creationTimestamp": NOW.isoformat().replace("+00:00", "Z")}
+    job = job.model_copy(update={"metadata": job.metadata.model_validate({**job.metadata.to_manifest(), **created})})
+    waiting = make_plan(job, None, now=NOW + timedelta(seconds=59))
+    assert (waiting.children, read_running(waiting).reason) == ((), MISSING)
+    assert find_claims(pod_of(make_plan(with_status(job, waiting)), "rollout")) == {"runs": True}
+    assert find_claims(pod_of(make_plan(job, None, now=NOW + timedelta(seconds=60)), "rollout")) == {"mine": True}
+
+
 @pytest.mark.parametrize("later", [None, StartJob("elsewhere"), StartJob(exports="never")])
 @pytest.mark.parametrize("spec", [{}, OWN])
 def test_job_with_pods_keeps_its_claim_whatever_happens_to_the_other_job(spec, later):

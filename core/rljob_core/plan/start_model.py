@@ -79,7 +79,7 @@ def _is_end(condition: Manifest) -> bool:
 
 def _is_new(job: RLJob, now: datetime) -> bool:
     created = (job.metadata.model_extra or {}).get("creationTimestamp")
-    return bool(created) and now < datetime.fromisoformat(created) + timedelta(seconds=_APPLY_SECONDS)
+    return created is not None and now < datetime.fromisoformat(created) + timedelta(seconds=_APPLY_SECONDS)
 
 
 def _describe(job: RLJob, problem: str) -> str:

@@ -184,13 +184,22 @@ async def _find_start(cluster: Cluster, submission: Submission, options: Options
     if (start := parse_start(job)) is None:
         return None
     found = read_start_job(await cluster.find(RLJOB, start.path))
-    placed, problem = place_model(job, ObservedState(start_job=found), ())
+    placed, problem = place_model(job, ObservedState(start_job=found), (), utc_now())
     if problem and problem[0] == NOT_EXPORTED:
         options.say(problem[1])
         return found.claim if found else None
+    if problem and (known := await _find_known_claim(cluster, job.metadata.name, start.path)):
+        return known
     if problem:
         raise UserError(problem[1])
     return placed.status.start_model.claim if placed.status.start_model else None
+
+
+async def _find_known_claim(cluster: Cluster, name: str, start: str) -> str | None:
+    """Return the claim with which an earlier submission of the job has started. It needs no other job then."""
+    stored = await cluster.find(RLJOB, name)
+    placed = ((stored or {}).get("status") or {}).get("startModel") or {}
+    return placed.get("claim") if placed.get("job") == start else None
 
 
 def _build_children(submission: Submission, policy: RLJobPolicy | None, start_claim: str | None) -> list[Manifest]:

@@ -70,7 +70,7 @@ def plan_job(
     kept = {key: child for key, child in owned.items() if key not in blocked}
     own_queue, job = job.spec.scheduling.queue, choose_queue(job, observed.policy, kept)
     policy_queue = job.spec.scheduling.queue if own_queue is None else None
-    job, unplaced = place_model(job, observed, kept)
+    job, unplaced = place_model(job, observed, kept, now)
     scaled, next_decision_seconds = scale_job(job, observed, now)
     defaults = apply_policy(defaults, observed.policy)
     context = _Context(observe_job(scaled, observed), now, defaults, new_token, build, policy_queue, unplaced)

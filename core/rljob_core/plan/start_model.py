@@ -2,13 +2,15 @@
 
     Pods exist        --> the claim that they mount
     RLJob NAME exists --> its claim
-    it is deleted     --> the claim of before, else this job's own: the folder NAME may still be there
+    it is deleted     --> the claim of before, else this job's own: the folder NAME may still be there. A new job first
+                          waits for an RLJob NAME that is created after it
 
 Leaves the step to the head, which sees the files. Invariant: a job that has started once goes on, and starts again,
 whatever happens to the other job.
 """
 
 from collections.abc import Iterable
+from datetime import datetime, timedelta
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.sources import Source
@@ -22,9 +24,13 @@ MISSING = "StartModelMissing"
 NOT_EXPORTED = "StartModelNotExported"
 """The same: the other job has not ended, and exports its model then."""
 _CLAIM = "spec.checkpoint.persistentVolumeClaim"
+_APPLY_SECONDS = 60
+"""For which a new job waits for the other one to be created: both may be applied together, in any order."""
 
 
-def place_model(job: RLJob, state: ObservedState, owned: Iterable[ChildKey]) -> tuple[RLJob, tuple[str, str] | None]:
+def place_model(
+    job: RLJob, state: ObservedState, owned: Iterable[ChildKey], now: datetime
+) -> tuple[RLJob, tuple[str, str] | None]:
     """The job whose status has the claim; or why it cannot start: a reason and a message. `owned`: its children. The
     claim of an earlier source stays until there is one: its Pods may run, and the change may be taken back."""
     start = parse_start(job)
@@ -40,7 +46,7 @@ def place_model(job: RLJob, state: ObservedState, owned: Iterable[ChildKey]) -> 
         return job, (MISSING, _describe(job, "names this job itself; name another one"))
     own = job.spec.checkpoint.persistent_volume_claim
     if (found := state.start_job) is None:
-        if claim := known or (own.claim_name if own else None):
+        if claim := known or (own.claim_name if own and not _is_new(job, now) else None):
             return set_claim(job, claim), None
         return job, (MISSING, _describe(job, _describe_absent(job, start)))
     if (problem := _find_problem(start, found)) and not known:
@@ -61,8 +67,19 @@ def read_start_job(manifest: Manifest | None) -> StartJob | None:
         exports=checkpoint.get("export") or "last",
         every_steps=checkpoint.get("everySteps") or 10,
         step=(status.get("progress") or {}).get("step") or 0,
-        has_ended=status.get("phase") in ("Succeeded", "Failed"),
+        has_ended=any(map(_is_end, status.get("conditions") or ())),
     )
+
+
+def _is_end(condition: Manifest) -> bool:
+    """Whether a job with this condition has ended. While its spec, or a change, is refused, it may run, or start."""
+    is_final = condition.get("type") in (conditions.SUCCEEDED, conditions.FAILED)
+    return is_final and condition.get("status") == "True" and condition.get("reason") != conditions.REASON_INVALID_SPEC
+
+
+def _is_new(job: RLJob, now: datetime) -> bool:
+    created = (job.metadata.model_extra or {}).get("creationTimestamp")
+    return created is not None and now < datetime.fromisoformat(created) + timedelta(seconds=_APPLY_SECONDS)
 
 
 def _describe(job: RLJob, problem: str) -> str:
@@ -91,12 +108,15 @@ def _find_problem(start: Source, found: StartJob) -> tuple[str, str] | None:
 
 
 def _find_wait(start: Source, found: StartJob) -> tuple[str, str] | None:
-    """Why a job that trains has not exported the model yet, as far as its status says. A later step than the model's
-    shows that its checkpoint is written."""
+    """Why a job that trains has not exported the model yet, as far as its status says. After a later step than the
+    model's its export is written, or being written: the head waits for it."""
     exports = f"(spec.checkpoint.export: {found.exports})"
     if found.exports != "every":
         remedy = "this job starts then, or set every there to start from a checkpoint"
         return NOT_EXPORTED, f"waits: RLJob {start.path} exports its model at its end {exports}; {remedy}"
+    if start.step == "best":  # until then it may be the model before training, or have no checkpoint yet
+        remedy = "this job starts then, or name a step or last"
+        return NOT_EXPORTED, f"waits: the best step of RLJob {start.path} is known at its end; {remedy}"
     step = int(start.step) if start.step.isdigit() else found.every_steps
     if found.step > step:
         return None

@@ -45,7 +45,7 @@ from rljob_trainer.head.inputs import STARTING, HubWait, read_inputs
 from rljob_trainer.head.loop_lag import watching_lag
 from rljob_trainer.head.objects import find_versions, write_versions
 from rljob_trainer.head.run_copy import open_run_copy
-from rljob_trainer.head.start_model import pin_start_model
+from rljob_trainer.head.start_model import find_start_model
 from rljob_trainer.head.status_server import StatusServer
 from rljob_trainer.head.tracing import tracing_episodes
 from rljob_trainer.head.watchdog import LoopWatchdog
@@ -222,8 +222,7 @@ async def run_head(
             stack.push_async_callback(copy.close)
             board.update(run_id=read_run_id(run_dir))
         if environment.model_step:
-            pin = partial(pin_start_model, run_dir, spec.model.source, environment.model, environment.model_step)
-            environment = environment.with_sources({"spec.model.source": await disk.write(run_dir, pin)})
+            environment = await find_start_model(environment, disk, outages, board.waits_for)
         files = RunFileServer(run_dir, environment.address, os.environ.get(ENV_TOKEN, ""), environment.job_file)
         stack.callback(files.close)
         if spec.trains:

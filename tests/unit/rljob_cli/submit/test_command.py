@@ -8,7 +8,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from rljob_api.errors import UserError
 from rljob_cli.main import app
+from rljob_cli.submit import command
+from rljob_cli.submit.plan import Submission
+from tests.support.job_simulation import make_job
 
 
 def submit(*arguments):
@@ -95,3 +99,23 @@ def test_job_whose_files_nothing_keeps_is_told_so_at_once(scaffold):
     assert told in submit(scaffold).stderr
     for kept in (f"{claim}.claimName=files", "spec.checkpoint.storage=s3://bucket/runs"):
         assert told not in submit(scaffold, "--set", kept).stderr
+
+
+class StoredJobs:
+    """A cluster with these RLJobs."""
+
+    def __init__(self, **jobs):
+        self._jobs = jobs
+
+    async def find(self, resource, name):
+        return self._jobs.get(name)
+
+
+async def test_job_that_has_started_may_be_submitted_again_without_the_job_of_its_model():
+    submission = Submission(make_job(model={"source": "job://first"}).to_manifest(), [])
+    name = submission.job["metadata"]["name"]
+    stored = {"status": {"startModel": {"job": "first", "claim": "runs"}}}
+    assert await command._find_start(StoredJobs(**{name: stored}), submission, None) == "runs"
+    for other in ({}, {"status": {"startModel": {"job": "second", "claim": "runs"}}}):
+        with pytest.raises(UserError, match="needs RLJob first, which does not exist"):
+            await command._find_start(StoredJobs(**{name: other}), submission, None)

@@ -104,13 +104,22 @@ def test_suspended_job_stays_suspended_and_says_what_is_missing():
     assert "does not exist" in conditions.find(plan.status, conditions.SUSPENDED).message
 
 
-@pytest.mark.parametrize(("source", "first"), [("job://sums@20", 21), ("job://sums", 11), ("job://sums@best", 11)])
+@pytest.mark.parametrize(("source", "first"), [("job://sums@20", 21), ("job://sums", 11)])
 def test_job_that_exports_each_checkpoint_need_not_end(source, first):
     waiting, ready = (StartJob("runs", exports="every", step=step) for step in (first - 1, first))
     plan = make_plan(start_from(source), waiting)
     assert (plan.children, read_running(plan).reason) == ((), NOT_EXPORTED)
     assert f"exports it after step {first - 1} (spec.checkpoint.export: every)" in read_running(plan).message
     assert make_plan(start_from(source), ready).children
+
+
+def test_best_step_is_waited_for_until_the_other_job_has_ended():
+    """Before, best.json may name the model before training, or a step without a checkpoint, and the head would fail."""
+    job, trains = start_from("job://sums@best"), StartJob("runs", exports="every", step=500)
+    plan = make_plan(job, trains)
+    assert (plan.children, read_running(plan).reason) == ((), NOT_EXPORTED)
+    assert "the best step of RLJob sums is known at its end" in read_running(plan).message
+    assert make_plan(job, trains._replace(has_ended=True)).children
 
 
 def test_job_cannot_start_from_itself():
@@ -121,6 +130,17 @@ def test_folder_of_a_deleted_job_is_looked_for_on_the_own_claim():
     plan = make_plan(start_from(**OWN), None)
     assert plan.status.start_model.to_manifest() == {"job": "sums", "claim": "mine"}
     assert find_claims(pod_of(plan, "rollout")) == {"mine": True}
+
+
+def test_other_job_may_be_applied_after_this_one():
+    """Else this one's Pods look for the folder on their own claim before there is one, and the job fails."""
+    job = start_from(**OWN)
+    created = {"creationTimestamp": NOW.isoformat().replace("+00:00", "Z")}
+    job = job.model_copy(update={"metadata": job.metadata.model_validate({**job.metadata.to_manifest(), **created})})
+    waiting = make_plan(job, None, now=NOW + timedelta(seconds=59))
+    assert (waiting.children, read_running(waiting).reason) == ((), MISSING)
+    assert find_claims(pod_of(make_plan(with_status(job, waiting)), "rollout")) == {"runs": True}
+    assert find_claims(pod_of(make_plan(job, None, now=NOW + timedelta(seconds=60)), "rollout")) == {"mine": True}
 
 
 @pytest.mark.parametrize("later", [None, StartJob("elsewhere"), StartJob(exports="never")])
@@ -209,5 +229,8 @@ def test_job_with_unknown_fields_says_where_its_files_are():
     status = {"phase": "Running", "progress": {"step": 7}}
     found = read_start_job({"metadata": metadata, "spec": {"checkpoint": checkpoint}, "status": status})
     assert found == StartJob("runs", exports="every", every_steps=5, step=7)
-    assert read_start_job({"metadata": metadata, "spec": {}, "status": {"phase": "Failed"}}).has_ended
+    failed = {"type": "Failed", "status": "True", "reason": "HeadFailed"}
+    assert read_start_job({"metadata": metadata, "spec": {}, "status": {"conditions": [failed]}}).has_ended
+    refused = {"phase": "Failed", "conditions": [failed | {"reason": "InvalidSpec"}]}
+    assert not read_start_job({"metadata": metadata, "spec": {}, "status": refused}).has_ended, "it may still train"
     assert read_start_job({"metadata": metadata | {"deletionTimestamp": "x"}, "spec": {}}) is None

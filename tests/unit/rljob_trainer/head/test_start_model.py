@@ -2,13 +2,20 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
 from rljob_api.run.folder import EXPORT, FILE_DRIVER_SUMMARY, export_folder
 from rljob_api.run.start_model import FILE_PIN, read_pin
 from rljob_inputs.errors import InputError
-from rljob_trainer.head.start_model import pin_start_model
+from rljob_trainer.head.environment import Environment
+from rljob_trainer.head.start_model import NotWrittenError, find_start_model, pin_start_model
+from rljob_trainer.history.disk import RunDisk
+from rljob_trainer.outages import waiting
+from rljob_trainer.outages.registry import Outages
+from rljob_trainer.run_folder.location import EXPORT_PARTIAL
+from tests.support.job_simulation import make_job
 
 SOURCE = "job://sums"
 
@@ -52,3 +59,29 @@ def test_step_without_an_export_pins_nothing(runs):
     with pytest.raises(InputError, match=rf"spec.model.source: {SOURCE} needs an export of the step 7 of sums"):
         pin(runs, "7")
     assert not (runs / "new" / FILE_PIN).exists()
+
+
+def test_export_that_is_being_written_is_waited_for(runs):
+    """The other run is steps ahead of the checkpoint that it writes, and its export gets its name last."""
+    partial = runs / "sums" / EXPORT_PARTIAL
+    partial.mkdir()
+    with pytest.raises(NotWrittenError, match=r"sums writes an export .* needs an export of the step 4 of sums"):
+        pin(runs, "4", "job://sums@4")
+    partial.rename(export_folder(runs / "sums", 4))
+    assert pin(runs, "4", "job://sums@4") == str(export_folder(runs / "sums", 4))
+
+
+async def test_head_starts_once_the_export_has_its_name(runs, monkeypatch):
+    monkeypatch.setattr(waiting, "_FIRST_DELAY_SECONDS", 0.0)
+    partial, reports = runs / "sums" / EXPORT_PARTIAL, []
+    partial.mkdir()
+
+    def place(report):
+        reports.append(report)
+        partial.rename(export_folder(runs / "sums", 4))
+
+    job = make_job(model={"source": "job://sums@4"})
+    environment = Environment(job, Path(), runs / "new", "", str(runs / "sums"), "/data", {}, model_step="4")
+    found = await find_start_model(environment, RunDisk(runs / "new"), Outages(), place)
+    assert (found.model, found.model_step) == (str(export_folder(runs / "sums", 4)), "")
+    assert "sums writes an export" in reports[0]

@@ -78,7 +78,7 @@ class Topology(Spec):
     """One domain of nodes for all Pods of a role, such as a rack, or the nodes that NVLink connects."""
 
     key: LabelKey
-    """Label of nodes: those with the same value are one domain. `nvidia.com/gpu.clique` is an NVLink domain."""
+    """Label of nodes. Those with the same value are one domain, as with `nvidia.com/gpu.clique` (NVLink)."""
     required: bool = True
     """true: Pods start only in the domain of the others. false: elsewhere, too, if it has no room."""
 

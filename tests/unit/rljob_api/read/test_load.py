@@ -74,8 +74,8 @@ ADDED = [
      'such as 500m, 2 or 16Gi, got "1x"'),
     ("trainer: {nodePool: {topology: {key: a b}}}", "spec.trainer.nodePool.topology.key must be the key of a label "
      'such as topology.kubernetes.io/zone, got "a b"'),
-    ("trainer: {nodePool: {topology: {}}}", "spec.trainer.nodePool.topology.key is required: Label of nodes: "
-     "those with the same value are one domain. nvidia.com/gpu.clique is an NVLink domain"),
+    ("trainer: {nodePool: {topology: {}}}", "spec.trainer.nodePool.topology.key is required: Label of nodes. "
+     "Those with the same value are one domain, as with `nvidia.com/gpu.clique` (NVLink)"),
     ("trainer: {nodePool: {gpuResource: gpu}}", "spec.trainer.nodePool.gpuResource must be the name of a device such "
      'as nvidia.com/gpu: DOMAIN/NAME, got "gpu"'),
     ("activeDeadlineSeconds: 999999999999", "spec.activeDeadlineSeconds must be at most 1000000000, got 999999999999"),

@@ -16,7 +16,9 @@ export PATH := $(CURDIR)/.tools/bin:$(PATH)
 # Images set it. Without the files, each worker of the tests compiles all tests, and each of a thousand programs RLJob.
 unexport PYTHONDONTWRITEBYTECODE
 # One worker a core; the tests of a file share a worker, and so its servers. tests/conftest.py orders the files.
-PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/pytest --dist loadfile --no-loadscope-reorder
+# Tests of processes wait for them for a third of their time: three at a time on two cores.
+NUM_WAITING := $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 SINCE ?= origin/main
 SYNCED := .venv/.synced-$(DEVICE)
 # With GPUs the demo and the examples, which are written for CPUs, run on one that trainer and rollouts share.
@@ -31,7 +33,7 @@ demo: $(SYNCED) ## Train SmolLM2-135M to add, end to end on this machine (3 to 6
 	$(BIN)/rljob run examples/quickstart/rljob.yaml --fresh $(ON_DEVICE)
 
 .PHONY: test
-test: cpu-build ## Lint, type and drift checks, and all tests but the slow ones (25 minutes on 2 cores)
+test: cpu-build ## Lint, type and drift checks, and all tests but the slow ones (22 minutes on 2 cores)
 	@$(MAKE) --no-print-directory -j2 -Otarget lint-text types verify test-unit
 	@$(MAKE) --no-print-directory test-process test-integration
 
@@ -131,26 +133,26 @@ cpu-build: $(SYNCED)
 
 .PHONY: test-unit
 test-unit: $(SYNCED) ## Unit tests: no process is started (5 minutes on 2 cores)
-	$(PYTEST) tests/unit -m "not slow"
+	$(PYTEST) -n auto tests/unit -m "not slow"
 
 .PHONY: test-process
 test-process: cpu-build ## Tests that start programs: reward servers, the CLI, FSDP2 ranks, helm
 	$(BIN)/python examples/prepare.py tiny quickstart
-	$(PYTEST) tests/process -m "not slow"
+	$(PYTEST) -n $(NUM_WAITING) tests/process -m "not slow"
 
 .PHONY: test-charts
 test-charts: $(SYNCED) ## The Helm chart: suites, schemas of the last four minors, RBAC
-	$(PYTEST) tests/process/charts
+	$(PYTEST) -n auto tests/process/charts
 
 .PHONY: test-integration
 test-integration: cpu-build ## Integration tests: a real API server, vLLM, Ray and FSDP2 on this machine
 	$(BIN)/python examples/prepare.py tiny
-	$(PYTEST) tests/integration -m "not slow"
+	$(PYTEST) -n $(NUM_WAITING) tests/integration -m "not slow"
 
 .PHONY: test-slow
 test-slow: cpu-build ## The tests that make test leaves out
 	$(BIN)/python examples/prepare.py tiny shared-reward
-	$(PYTEST) tests -m "slow and not packages and not nightly"
+	$(PYTEST) -n auto tests -m "slow and not packages and not nightly"
 
 .PHONY: test-models
 test-models: $(SYNCED) ## A tiny model of each tested architecture: policy, weights, export and adapters against transformers and vLLM (nightly; 15 minutes)
@@ -182,7 +184,7 @@ test-peers: $(SYNCED) ## Advantages, losses and corrections against verl's and T
 
 .PHONY: test-changed
 test-changed: $(SYNCED) ## The tests of what changed since the main branch (SINCE=REV for another base)
-	$(BIN)/python dev/changed_tests.py --since $(SINCE) | xargs -r $(PYTEST) -m "not slow"
+	$(BIN)/python dev/changed_tests.py --since $(SINCE) | xargs -r $(PYTEST) -n auto -m "not slow"
 
 .PHONY: walks
 walks: $(SYNCED) ## Count the functions and files from a prompt to its gradient, and of a score request

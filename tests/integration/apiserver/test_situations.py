@@ -1,7 +1,8 @@
 """Situations on other people's clusters, on a real API server: what a user reads at once, a second later, and the cost.
 
-One operator runs for all, and each has a namespace of its own; a second API server has CRDs of other versions. The
-table of what was observed is the one in docs/situations.md: `-s` prints it with seconds, --update-golden writes it.
+One operator runs for all, and each has a namespace of its own, on an API server of this module; a second one has CRDs
+of other versions. The table of what was observed is the one in docs/situations.md: `-s` prints it with seconds,
+--update-golden writes it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pytest_asyncio
 from rljob_api.generate.__main__ import replace_table
 from rljob_cluster.control_plane.control_plane import ControlPlane
 from rljob_core.kube.client import ApiError, KubeApi, connect
-from rljob_core.kube.resources import POD_GROUPS
+from rljob_core.kube.resources import POD_GROUPS, POLICY, REWARD_MODEL, RLJOB
 from rljob_operator.watch import informer
 from tests.integration.apiserver.manifests import put, smallest
 from tests.integration.apiserver.operator_harness import POLL_SECONDS, Manifest, OperatorHarness
@@ -44,6 +45,10 @@ MAX_QUOTED = 300
 ROWS: dict[str, Row] = {}
 
 
+def keep(crd: Manifest) -> Manifest:
+    return crd
+
+
 def change_to_older(crd: Manifest) -> Manifest:
     """The CRD of the minor version before the operator's."""
     crd["metadata"]["annotations"] = {"rljob.dev/version": "0.1.0"}
@@ -55,7 +60,7 @@ def change_to_older(crd: Manifest) -> Manifest:
 
 async def write_crds(api: KubeApi, crds: Crds) -> None:
     """Install them, or replace that of RLJobs: the others have the operator's version."""
-    change = {"newer": change_crd, "older": change_to_older}[crds]
+    change = {"same": keep, "newer": change_crd, "older": change_to_older}[crds]
     found = (await api.request("GET", CRDS))["items"]
     versions = {each["metadata"]["name"]: each["metadata"]["resourceVersion"] for each in found}
     for path in sorted((ROOT / "crds").glob("*.yaml")):
@@ -124,23 +129,29 @@ class Cluster:
         await harness.until(f"the {crds} CRDs", are_served)
 
 
+@pytest.fixture(scope="module")
+def own_plane(tmp_path_factory, loopback):
+    """An API server of this module: its operator reconciles the jobs of all namespaces, and never rests while one that
+    another test has left is due."""
+    folder = tmp_path_factory.mktemp("situations")
+    with ControlPlane(folder, address=f"{loopback}.7", components=("etcd", "kube-apiserver")) as plane:
+        yield plane
+
+
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def cluster(control_plane, crds) -> AsyncIterator[Cluster]:
-    """With the CRD of Volcano's PodGroups, which other tests require to be absent."""
-    api = await connect(str(control_plane.kubeconfig))
-    cluster, pod_groups = Cluster(api, control_plane), build_pod_group_crd()
+async def cluster(own_plane) -> AsyncIterator[Cluster]:
+    """With the CRD of Volcano's PodGroups."""
+    api = await connect(str(own_plane.kubeconfig))
+    cluster = Cluster(api, own_plane)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(informer, "_RELIST_SECONDS", 0.2)
-        try:
-            await api.request("POST", CRDS, body=pod_groups)
-            await until_status(api, POD_GROUPS[0].path("default"), 200)
-            yield cluster
-        finally:
-            await cluster.close()
-            name = f"{CRDS}/{pod_groups['metadata']['name']}"
-            await api.request("DELETE", name)
-            await until_status(api, name, 404)
-            await api.close()
+        await write_crds(api, "same")
+        await api.request("POST", CRDS, body=build_pod_group_crd())
+        for resource in (RLJOB, REWARD_MODEL, POLICY, POD_GROUPS[0]):
+            await until_status(api, resource.path("default"), 200)
+        yield cluster
+        await cluster.close()
+    await api.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

@@ -131,8 +131,8 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def own_plane(tmp_path_factory, loopback):
-    """An API server of this module: its operator reconciles the jobs of all namespaces, and never rests while one that
-    another test has left is due."""
+    """An API server of this module. Its operator reconciles all namespaces, so it always had something to do for jobs
+    that other tests had left."""
     folder = tmp_path_factory.mktemp("situations")
     with ControlPlane(folder, address=f"{loopback}.7", components=("etcd", "kube-apiserver")) as plane:
         yield plane

@@ -17,7 +17,7 @@ export PATH := $(CURDIR)/.tools/bin:$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 # One worker a core; the tests of a file share a worker, and so its servers. tests/conftest.py orders the files.
 PYTEST := $(BIN)/pytest --dist loadfile --no-loadscope-reorder
-# Tests of processes wait for them for a third of their time: three at a time on two cores.
+# Tests of processes often wait for them: three at a time on two cores take two thirds of the time of two.
 NUM_WAITING := $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 SINCE ?= origin/main
 SYNCED := .venv/.synced-$(DEVICE)

@@ -100,7 +100,7 @@ class Demand:
 
 
 class StartJob(NamedTuple):
-    """What a job says of its run's files, for a job that starts from its model (job://NAME)."""
+    """Where the run's files of a job are, and how far it is: for a job that starts from its model (job://NAME)."""
 
     claim: str = ""
     """Claim of spec.checkpoint; empty: none."""

@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     gc.set_threshold(_GC_ALLOCATIONS, *gc.get_threshold()[1:])
     logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLevelName(level)))
     try:
-        uvloop.run(_run(settings))  # half of the CPU time of a request with asyncio's own loop
+        uvloop.run(_run(settings))
     except RLJobError as error:
         print_last_line(f"error: {error}", settings.defaults.log_format)
         return 75

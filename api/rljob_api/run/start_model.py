@@ -60,7 +60,7 @@ def choose_export(run_dir: Path, step: str) -> int:
 
 
 def describe_missing(run_dir: Path, step: str, exported: list[int]) -> str:
-    """Return why there is no model of a step."""
+    """Return why a step has no model to begin with."""
     if not run_dir.is_dir():
         return f"needs the folder {run_dir}, which does not exist: {run_dir.name} has not started with this claim"
     has = f"exports of the steps {', '.join(map(str, exported))}" if exported else "no export"

@@ -20,7 +20,7 @@ from rljob_core.children.start_model import FIELD, parse_start, set_claim
 from rljob_core.plan import conditions
 
 MISSING = "StartModelMissing"
-"""Reason of a job that waits: there is no model to start from."""
+"""Reason of a job that waits for a model to start from."""
 NOT_EXPORTED = "StartModelNotExported"
 """The same: the other job has not ended, and exports its model then."""
 _CLAIM = "spec.checkpoint.persistentVolumeClaim"
@@ -55,7 +55,7 @@ def place_model(
 
 
 def read_start_job(manifest: Manifest | None) -> StartJob | None:
-    """What a stored job says of its files; None without one. This version need not know its other fields."""
+    """Read the fields that matter here from a stored job, whose other fields this version need not know."""
     if manifest is None or manifest["metadata"].get("deletionTimestamp"):
         return None
     checkpoint = (manifest.get("spec") or {}).get("checkpoint") or {}

@@ -26,13 +26,14 @@ _TYPES = {
     "object": "a mapping (name: value)",
     "array": "a list (lines that begin with '-')",
 }
-_INT32_MAX = 2**31 - 1
+_INT32 = range(-(2**31), 2**31)
 _MAX_LISTED = 12
 
 Violation = tuple[Location, str]
 """The location in the template, and what is wrong there: a predicate to its path."""
 
 
+@cache
 def load_definitions() -> dict[str, Any]:
     """Return the JSON schema of each type of Kubernetes, by name."""
     definitions: dict[str, Any] = json.loads(FILE.read_text())
@@ -41,7 +42,7 @@ def load_definitions() -> dict[str, Any]:
 
 @cache
 def _load() -> Any:
-    import jsonschema_rs  # the CLI's other commands need no 15 MB of it
+    import jsonschema_rs  # most commands of the CLI check no template
 
     definitions = {name: _complete(schema) for name, schema in load_definitions().items()}
     return jsonschema_rs.Draft202012Validator({"$ref": f"#/$defs/{ROOT_TYPE}", "$defs": definitions})
@@ -61,7 +62,7 @@ def _complete(schema: Any) -> Any:
         else:
             completed["anyOf" if key == "oneOf" else key] = _complete(value)
     if schema.get("format") == "int32":
-        completed |= {"minimum": -_INT32_MAX, "maximum": _INT32_MAX}
+        completed |= {"minimum": _INT32.start, "maximum": _INT32.stop - 1}
     return completed
 
 
@@ -94,7 +95,8 @@ def _describe_missing(error: Any, location: Location) -> Iterator[Violation]:
 
 
 def _describe_bound(error: Any, location: Location) -> Iterator[Violation]:
-    yield location, f"must be at most {_INT32_MAX}, got {error.instance}"
+    bound = "most" if error.kind.name == "maximum" else "least"
+    yield location, f"must be at {bound} {error.kind.limit}, got {error.instance}"
 
 
 _KINDS = {

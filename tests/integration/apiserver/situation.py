@@ -1,4 +1,4 @@
-"""One situation on somebody else's cluster: what is done, what the user then reads, and what it costs.
+"""One situation on a cluster of other people: what is done, what the user then reads, and what it costs.
 
 `observe` applies the job as kubectl does, waits for what the status says, and lets ten minutes of the operator's clock
 pass. A situation says what must be read; the numbers of requests are compared with the documentation.

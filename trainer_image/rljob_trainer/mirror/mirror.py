@@ -5,8 +5,8 @@
     watch: renews owner.json, and uploads records and exports that have changed
     finish: the last records and exports
 
-Transfers run in threads: one of the records and checkpoints at a time, and beside it one of the exports, which may take
-as long as several steps. A storage that answered and does not now, or refuses, is an
+Transfers run in threads, two at a time: one of the records and checkpoints, and one of the exports, which may take as
+long as several steps. A storage that answered and does not now, or refuses, is an
 outage: it is waited for, and the status names it. Invariant: the copy is changed only by the head that owner.json
 names.
 """

@@ -148,7 +148,8 @@ class Replica:
     def close(self) -> None:
         self.process.terminate()
         try:
-            assert self.process.wait(DEADLINE_SECONDS) == contract.ExitCode.SUCCEEDED, "SIGTERM ends it"
+            code = self.process.wait(DEADLINE_SECONDS)
+            assert code == contract.ExitCode.SUCCEEDED, f"after SIGTERM:\n{self.log.read_text()[-5000:]}"
         finally:
             self.process.kill()
             self.store.close()

@@ -12,6 +12,8 @@ import signal
 from argparse import Namespace
 from typing import Any
 
+import psutil
+
 from rljob_api.errors import TransientError
 from rljob_trainer.rollout.ending import is_wanted, quiet_shutdown
 
@@ -57,15 +59,20 @@ class Serving:
 
         beside.add_done_callback(stop)
         args = self._args
-        self._shutdown = await serve_http(
-            app,
-            sock=self._socket,
-            host=args.host,
-            port=args.port,
-            log_level=args.uvicorn_log_level,
-            access_log=not args.disable_uvicorn_access_log,
-            timeout_graceful_shutdown=_ANSWER_SECONDS,
-        )
+        try:
+            self._shutdown = await serve_http(
+                app,
+                sock=self._socket,
+                host=args.host,
+                port=args.port,
+                log_level=args.uvicorn_log_level,
+                access_log=not args.disable_uvicorn_access_log,
+                timeout_graceful_shutdown=_ANSWER_SECONDS,
+            )
+        except psutil.Error:
+            # After a signal vLLM describes any other process with this port. A forked engine has it, and may end
+            # meanwhile.
+            self._shutdown = app.state.server.shutdown()
         self._failure = beside.exception() if beside.done() else None
         if self._failure is None and not is_wanted():
             self._failure = TransientError("vLLM's engine ended; its log says why")

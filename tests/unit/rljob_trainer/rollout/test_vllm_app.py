@@ -1,0 +1,61 @@
+"""The end of vLLM's own server, with an engine that is none."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from argparse import Namespace
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from starlette.applications import Starlette
+from vllm.entrypoints.launchers import launcher
+
+from rljob_trainer.rollout.ending import _ENGINE_LOG, quiet_shutdown
+from rljob_trainer.rollout.vllm_app import Serving
+
+
+@pytest.fixture
+def app(monkeypatch):
+    monkeypatch.setattr(logging.getLogger(_ENGINE_LOG), "filters", [])
+    app = Starlette()
+    app.state.engine_client = SimpleNamespace(
+        vllm_config=SimpleNamespace(shutdown_timeout=0),
+        shutdown=quiet_shutdown(lambda timeout: None),
+        errored=False,
+    )
+    return app
+
+
+@pytest.fixture
+def serving(monkeypatch):
+    listener = socket.create_server(("127.0.0.1", 0))
+    host, port = listener.getsockname()
+    monkeypatch.setattr(launcher, "setup_server", lambda args, reuse_port: ("", listener))
+    yield Serving(Namespace(host=host, port=port, uvicorn_log_level="error", disable_uvicorn_access_log=True))
+    listener.close()
+
+
+@pytest.mark.parametrize("error", [psutil.NoSuchProcess(7), psutil.ZombieProcess(7), None])
+async def test_signal_is_a_success_when_the_engine_ends_while_vllm_describes_it(serving, app, monkeypatch, error):
+    class Engine:
+        def cmdline(self):
+            if error is not None:
+                raise error
+            return ["engine"]
+
+    monkeypatch.setattr(launcher, "find_process_using_port", lambda port: Engine())
+    beside = asyncio.create_task(asyncio.Event().wait())
+    run = asyncio.create_task(serving.run(app, beside, "the weight puller"))
+    while not getattr(getattr(app.state, "server", None), "started", False):
+        await asyncio.sleep(0)
+        assert not run.done()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await run
+    await serving.close()
+    assert beside.cancelled()
+    assert not app.state.server.servers[0].is_serving(), "the open server was shut down"

@@ -8,8 +8,6 @@ import signal
 import sys
 from pathlib import Path
 
-import uvloop
-
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.wire.contract import ExitCode
 from rljob_api.wire.logs import configure_logging, print_last_line
@@ -81,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     gc.set_threshold(_GC_ALLOCATIONS, *gc.get_threshold()[1:])
     logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLevelName(level)))
     try:
-        uvloop.run(_run(settings))
+        asyncio.run(_run(settings))
     except RLJobError as error:
         print_last_line(f"error: {error}", settings.defaults.log_format)
         return 75

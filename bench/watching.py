@@ -4,7 +4,8 @@ Each round runs the quickstart three times, in an order that turns: as it is; wi
 (samplingRatio 1), sent to a collector in this process, which reads and drops them; and with `rljob ui` and a client
 that reads the page and all its events. Each costs `step`, the median of its steps' seconds, and `cpu`, the CPU
 seconds of all its processes, those of `rljob ui` included. Figures are medians over the rounds of the quotient with the
-run without both. Last line: one JSON object.
+run without both. Runs differ by more than what is looked for, so `own` gives what can be told apart in one run: the CPU
+seconds of `rljob ui` over those of the run. Last line: one JSON object.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 from run_job import QUICKSTART, read_steps, run_job
@@ -35,17 +37,18 @@ NUM_WARM_UP = 2
 MAX_SHARE = 0.02
 Figures = dict[str, float]
 Overrides = Mapping[str, object]
-Observer = Callable[[Path], AbstractContextManager[Overrides]]
-"""Gets the folder of the runs, watches the one that will be there, and gives the settings that it needs."""
+Observer = Callable[[Path, Figures], AbstractContextManager[Overrides]]
+"""Gets the folder of the runs, watches the one that will be there, and gives the settings that it needs. Adds the CPU
+seconds of a process of its own to the figures."""
 
 
 @contextlib.contextmanager
-def watch_nothing(runs: Path) -> Iterator[Overrides]:
+def watch_nothing(runs: Path, figures: Figures) -> Iterator[Overrides]:
     yield {}
 
 
 @contextlib.contextmanager
-def collect_traces(runs: Path) -> Iterator[Overrides]:
+def collect_traces(runs: Path, figures: Figures) -> Iterator[Overrides]:
     class Collector(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
@@ -64,9 +67,9 @@ def collect_traces(runs: Path) -> Iterator[Overrides]:
 
 
 @contextlib.contextmanager
-def open_page(runs: Path) -> Iterator[Overrides]:
+def open_page(runs: Path, figures: Figures) -> Iterator[Overrides]:
     stop = threading.Event()
-    reader = threading.Thread(target=_read_page, args=(runs / "quickstart", stop))
+    reader = threading.Thread(target=_read_page, args=(runs / "quickstart", figures, stop))
     reader.start()
     try:
         yield {}
@@ -75,7 +78,7 @@ def open_page(runs: Path) -> Iterator[Overrides]:
         reader.join()
 
 
-def _read_page(run: Path, stop: threading.Event) -> None:
+def _read_page(run: Path, figures: Figures, stop: threading.Event) -> None:
     while not (run / FILE_JOB).exists():
         if stop.wait(0.2):
             return
@@ -88,6 +91,8 @@ def _read_page(run: Path, stop: threading.Event) -> None:
             with urllib.request.urlopen(f"{url.rstrip('/')}/events") as events:
                 while not stop.is_set() and events.readline():  # a silent run sends a line now and then
                     pass
+            used = psutil.Process(server.pid).cpu_times()
+            figures["own"] = used.user + used.system
         finally:
             server.terminate()
 
@@ -97,12 +102,12 @@ OBSERVERS: dict[str, Observer] = {"plain": watch_nothing, "traces": collect_trac
 
 def measure(observer: Observer, steps: int) -> Figures:
     """Return the seconds of a step and the CPU seconds of a run under an observer."""
-    before = _cpu_of_children()
+    before, figures = _cpu_of_children(), Figures()
     with tempfile.TemporaryDirectory(prefix="rljob-bench-") as folder:
-        with observer(Path(folder)) as overrides:
+        with observer(Path(folder), figures) as overrides:
             summary = run_job(QUICKSTART, Path(folder), {"schedule.steps": steps, **overrides})
         seconds = [each.step_seconds for each in read_steps(summary)[NUM_WARM_UP:] if each.step_seconds]
-    return {"step": statistics.median(seconds), "cpu": _cpu_of_children() - before}
+    return {"step": statistics.median(seconds), "cpu": _cpu_of_children() - before, **figures}
 
 
 def _cpu_of_children() -> float:
@@ -134,6 +139,8 @@ def main() -> None:
         cells = [text for each in medians for text in (f"{medians[each]:.2f} s", f"{100 * shares[name][each]:+.1f} %")]
         table.add_row(name, *cells)
     console.print(table)
+    shares["page"]["own"] = statistics.median(found["page"]["own"] / found["page"]["cpu"] for found in rounds)
+    console.print(f"rljob ui itself: {100 * shares['page']['own']:.2f} % of the run's CPU time")
     del shares["plain"]
     print(json.dumps({"shares": shares, "rounds": rounds, "limit": MAX_SHARE}))
 

@@ -10,7 +10,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from itertools import chain, count, islice
 from pathlib import Path
 
 import pytest
@@ -20,13 +19,12 @@ from chaos.injection import apply_fault
 from chaos.observer import Observer
 from chaos.plan import IN_CI, QUICK, Injection, choose_faults, draw_plan
 from chaos.report import Outcome, Report
-from harness import NAMESPACE, ROOT, Cluster, Job, log_step, python, wait_for
+from harness import NAMESPACE, Cluster, Job, log_step, python, wait_for
 
-from rljob_api.manifest.schedule import Schedule
 from rljob_api.run.folder import FILE_METRICS
 from rljob_api.run.metrics import read_metrics
 from rljob_cluster.host.paths import state_folder
-from rljob_trainer.feed.cursor import epoch_order
+from tests.support.prompt_order import expect_prompts
 
 JOB = "chaos"
 CLAIM = "rljob-chaos"
@@ -69,7 +67,7 @@ def test_job_under_drawn_faults(cluster: Cluster, submit: Callable[..., Job], di
     assert not report.failures()
     metrics = read_metrics(disk / JOB / FILE_METRICS)
     assert [step.step for step in metrics.steps] == list(range(1, len(metrics.steps) + 1))
-    assert metrics.prompts_trained == expect_prompts(len(metrics.steps))
+    assert metrics.prompts_trained == expect_prompts(len(metrics.steps), PROMPTS_PER_STEP)
     assert not any(step.invalid_by_reason for step in metrics.steps), "a fault costs no sample"
     # The Pods of heads stay, for their logs.
     running = ("pods", "-l", f"rljob.dev/job={JOB}", "--field-selector", "status.phase!=Succeeded,status.phase!=Failed")
@@ -114,12 +112,3 @@ def end(job: Job, observer: Observer) -> None:
     patch = json.dumps({"spec": {"schedule": {"steps": observer.step() + 4}}})
     job.cluster.kubectl("patch", "rljob", "-n", NAMESPACE, job.name, "--type=merge", "-p", patch)
     job.wait_for("Succeeded", lambda: job.condition("Succeeded").get("status") == "True")
-
-
-def expect_prompts(num_steps: int) -> list[list[int]]:
-    """The rows of the steps of an undisturbed run: `schedule.seed` orders each epoch."""
-    num_rows = len((ROOT / "examples/quickstart/data/train.jsonl").read_text().splitlines())
-    seed, wanted = Schedule().seed, num_steps * PROMPTS_PER_STEP
-    orders = (epoch_order(num_rows, epoch, seed=seed, shuffle=True).tolist() for epoch in count())
-    rows = list(islice(chain.from_iterable(orders), wanted))
-    return [rows[start : start + PROMPTS_PER_STEP] for start in range(0, wanted, PROMPTS_PER_STEP)]

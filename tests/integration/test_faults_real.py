@@ -1,13 +1,13 @@
 """`rljob run` on real vLLM, Ray and FSDP2 with faults: SIGKILL of every role during a step.
 
-Resume is exact: the job succeeds, and trains on the same prompts as an undisturbed run. So it is where the trainers do
-not see the run's folder, as on a cluster without a claim, and where trainer and rollouts share devices in turns.
+Resume is exact: the job succeeds, and trains on the prompts of an undisturbed run, which follow from its seed. So it is
+where the trainers do not see the run's folder, as on a cluster without a claim, and where trainer and rollouts share
+devices in turns.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import pytest
 from rljob_api.run.folder import FILE_METRICS
 from rljob_api.run.metrics import read_metrics
 from tests.support.local_run import SLOW_REWARD, Run, wait_for_turn
+from tests.support.prompt_order import expect_prompts
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 NUM_STEPS = 12
@@ -32,16 +33,10 @@ def is_visible(self):
 RunFolder.is_visible = is_visible
 """
 ENGINE = "-m rljob_trainer.rollout"
+UNDISTURBED = expect_prompts(NUM_STEPS, prompts_per_step=4)
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[list[int]]]:
-    """The prompts on which each step of the job trains without faults, with rollouts in a Pod of their own."""
-    with closing(Run(tmp_path_factory.mktemp("undisturbed"), SLOW_REWARD, *SETTINGS)) as run:
-        yield run.finish().prompts_trained
-
-
-def test_sigkill_of_each_role_skips_and_repeats_no_prompt(undisturbed: list[list[int]], tmp_path: Path) -> None:
+def test_sigkill_of_each_role_skips_and_repeats_no_prompt(tmp_path: Path) -> None:
     (tmp_path / "hidden").mkdir()
     marker = tmp_path / "asked"
     (tmp_path / "hidden" / "sitecustomize.py").write_text(HIDE_FOLDER.format(marker=str(marker)))
@@ -63,7 +58,7 @@ def test_sigkill_of_each_role_skips_and_repeats_no_prompt(undisturbed: list[list
 
     assert marker.exists(), "the ranks saw the folder"
     assert summary.phase == "Succeeded"
-    assert summary.prompts_trained == undisturbed, "a prompt was skipped or trained on twice"
+    assert summary.prompts_trained == UNDISTURBED, "a prompt was skipped or trained on twice"
     assert len(summary.prompts_trained) == NUM_STEPS
     restarts = summary.restarts
     for role in ("head", "trainer", "rollout", "reward-letters"):
@@ -74,7 +69,7 @@ def test_sigkill_of_each_role_skips_and_repeats_no_prompt(undisturbed: list[list
 
 
 @pytest.mark.nightly
-def test_kills_in_both_turns_skip_and_repeat_no_prompt(undisturbed: list[list[int]], tmp_path: Path) -> None:
+def test_kills_in_both_turns_skip_and_repeat_no_prompt(tmp_path: Path) -> None:
     """Two trainer Pods, each with an engine."""
     with closing(Run(tmp_path, SLOW_REWARD, *SETTINGS, "spec.rollout.placement=trainer")) as run:
         run.wait_for_step(1)
@@ -90,7 +85,7 @@ def test_kills_in_both_turns_skip_and_repeat_no_prompt(undisturbed: list[list[in
         summary = run.finish()
         steps = read_metrics(run.folder / FILE_METRICS).steps
 
-    assert summary.prompts_trained == undisturbed, "a prompt was skipped, trained on twice, or in another order"
+    assert summary.prompts_trained == UNDISTURBED, "a prompt was skipped, trained on twice, or in another order"
     restarts = summary.restarts
     # The dead driver may not have saved that the ranks had died.
     assert (restarts["head"], restarts["trainer"] <= 1, "rollout" in restarts) == (1, True, False), "by dead engines"

@@ -19,6 +19,7 @@ from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.ports import Trainer
 from rljob_trainer.driver.reports import Reports
 from rljob_trainer.driver.role_clock import PhaseClock, RoleClock
+from rljob_trainer.driver.run_clock import RunClock
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.train_lane import LaneState
 from rljob_trainer.driver.updates import StepOutcome, StepUpdates
@@ -56,13 +57,12 @@ class Books:
     def __init__(self, job: RLJob, run_dir: Path) -> None:
         self.board, self.prometheus = StatusBoard(), PrometheusMetrics()
         self.job, self.algorithm = job, build_algorithm(job.spec)
-        now = time.monotonic()
+        now, history = time.monotonic(), History(step=3)
         self.ledger = Ledger(
             run_dir,
-            History(step=3),
+            history,
             Reports(self.board, Trackers(), self.prometheus, _decode),
-            RoleClock(now),
-            PhaseClock(now),
+            RunClock(run_dir, history, self.board, self.prometheus, RoleClock(now), PhaseClock(now)),
             algorithm=self.algorithm,
             schedule=job.spec.schedule,
             evaluation=Evaluation(),

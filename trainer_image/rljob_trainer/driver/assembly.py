@@ -10,6 +10,7 @@ from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.schedule import Schedule
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.algorithms.base import AlgorithmCode
+from rljob_trainer.driver.between_steps import BetweenSteps
 from rljob_trainer.driver.cadence import Cadence
 from rljob_trainer.driver.checkpointer import Checkpointer
 from rljob_trainer.driver.collection import CollectionPlan, Collector
@@ -89,17 +90,22 @@ def build_loop(
     held_out = EvalLane(collector, [_plan_set(spec, each, parts, generation) for each in spec.held_out_sets])
     turns = _build_turns(spec, parts.engines, trainer, ledger, lane, held_out)
     return TrainLoop(
-        cadence=cadence,
-        follow_schedule=follow_schedule,
+        between=BetweenSteps(
+            cadence,
+            follow_schedule,
+            held_out,
+            checkpoints,
+            ledger,
+            decides_best=spec.evaluation.best.set if spec.evaluation.best else "",
+        ),
         trainer=trainer,
         turns=turns,
         lane=lane,
-        held_out=held_out,
         updates=StepUpdates(
             spec.schedule,
             algorithm,
             trainer,
-            ledger.training,
+            ledger.clock.training,
             full_tokens=spec.trainer.micro_batch_tokens * spec.trainer.num_ranks,
         ),
         publisher=Publisher(
@@ -112,12 +118,10 @@ def build_loop(
             spans_updates=lane.schedule.spans_updates,
         ),
         ledger=ledger,
-        checkpoints=checkpoints,
         exporter=exporter,
         collector=collector,
         forecaster=forecaster,
         judge=judge,
-        decides_best=spec.evaluation.best.set if spec.evaluation.best else "",
     )
 
 
@@ -138,10 +142,10 @@ def _build_turns(
 
     async def until_idle() -> None:
         await lane.wait_until_scored()
-        with ledger.phase("evaluate"):
+        with ledger.clock.phase("evaluate"):
             if spec.models_in_trainer:
                 await held_out.wait_until_scored()
             else:
                 await held_out.wait_until_generated()
 
-    return Shared(engines, trainer, ledger, until_idle)
+    return Shared(engines, trainer, ledger.clock, ledger.record_turn, until_idle)

@@ -10,13 +10,11 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from rljob_api.errors import UserError
 from rljob_api.manifest.evaluation import Evaluation
 from rljob_api.manifest.job_sections import Model
 from rljob_api.manifest.schedule import Schedule
@@ -41,9 +39,8 @@ from rljob_trainer.driver.best import choose_best, describe_unknown
 from rljob_trainer.driver.checkpointer import CheckpointSeconds
 from rljob_trainer.driver.evaluation import EvaluationResult, SetResult
 from rljob_trainer.driver.learning import StepsWithoutSignal, classify_step, count_last_skipped
-from rljob_trainer.driver.ports import TrainerGroupDiedError
 from rljob_trainer.driver.reports import Reports
-from rljob_trainer.driver.role_clock import Phase, PhaseClock, RoleClock
+from rljob_trainer.driver.run_clock import RunClock
 from rljob_trainer.driver.step_warnings import NUM_STEPS, describe_loss, judge_merging, judge_mismatch, judge_overlong
 from rljob_trainer.driver.train_lane import LaneState
 from rljob_trainer.driver.updates import StepOutcome
@@ -59,15 +56,12 @@ from rljob_trainer.history.metrics import (
     summarize_updates,
 )
 from rljob_trainer.history.run_state import History, write_best, write_summary
-from rljob_trainer.history.run_time import RunTime, read_run_time, write_run_time
 from rljob_trainer.history.trajectory_log import TrajectoryLog
 from rljob_trainer.history.versions import find_model_commit
 
 log = logging.getLogger(__name__)
 
 _GPU_PHASES = ("generate", "update", "publish", "sleep", "wake", "sync")
-_PHASES_OF_TRAINER: tuple[Phase, ...] = ("update", "publish")
-"""The trainer works: an outage costs nothing meanwhile."""
 
 
 class Ledger:
@@ -78,8 +72,7 @@ class Ledger:
         run_dir: Path,
         history: History,
         reports: Reports,
-        roles: RoleClock,
-        phases: PhaseClock,
+        clock: RunClock,
         *,
         algorithm: AlgorithmCode,
         schedule: Schedule,
@@ -90,9 +83,9 @@ class Ledger:
         trajectory_bytes: int,
         disk: RunDisk,
     ) -> None:
-        """`roles`, `phases`: which the lanes feed, too. `main_set`: name of the evaluation set whose accuracy is that
-        of the run. `success`: spec.data.curriculum.success. `trajectory_bytes`: spec.tracking.trajectoriesSize."""
-        self.history = history
+        """`main_set`: name of the evaluation set whose accuracy is that of the run. `success`:
+        spec.data.curriculum.success. `trajectory_bytes`: spec.tracking.trajectoriesSize."""
+        self.history, self.clock = history, clock
         self._evaluation, self._main_set = evaluation, main_set
         self.weight_digests: dict[str, str] = {}
         self.export: Path | None = None
@@ -102,8 +95,6 @@ class Ledger:
         self.choices: TrainerChoices | None = None
         self._run_dir, self._algorithm, self._model, self._success = run_dir, algorithm, model, success
         self._board, self._trackers, self._prometheus = reports.board, reports.trackers, reports.prometheus
-        self._roles, self._phases = roles, phases
-        self._step_started_at = time.monotonic()
         self._recent: deque[StepRecord] = deque(maxlen=NUM_STEPS)
         self._warnings = ("", "", "")
         self._served: dict[str, RolloutWeights] = {}
@@ -113,11 +104,6 @@ class Ledger:
         self._turns = TurnNumbers()
         """Those of the step."""
         self._tracked: dict[str, DeliveryCounts] = {}
-        self._away_seconds = self._board.outages.seconds()
-        """Those of outages that are counted."""
-        self._is_replaced = False
-        """Whether the driver ends because it hangs."""
-        self._time, self._has_begun = self._resume_time(), False
         self.disk = disk
         self.trajectories = TrajectoryLog(run_dir, trajectory_bytes, reports.decode, disk)
         """The driver flushes it before a checkpoint, which counts its samples."""
@@ -130,92 +116,9 @@ class Ledger:
         self._board.update(schedule=status.model_dump())
         self._board.update(restarts=dict(history.restarts), num_invalid=sum(history.invalid_by_reason.values()))
 
-    @contextmanager
-    def phase(self, name: Phase, waits_for: str = "") -> Iterator[None]:
-        """Count the time within as that of a phase, unless a phase that takes precedence is active."""
-        self._board.set_phase(name, waits_for)
-        with self._phases.within(name, time.monotonic):
-            yield
-
-    @contextmanager
-    def training(self) -> Iterator[None]:
-        """Within, the trainer computes an update."""
-        with self._phases.within("update", time.monotonic), self._roles.working("trainer", time.monotonic):
-            yield
-
-    @contextmanager
-    def publishing(self) -> Iterator[None]:
-        with self.phase("publish"), self._roles.working("trainer", time.monotonic):
-            yield
-
-    def pipeline_seconds(self) -> float:
-        """Return the work of the busier of trainer and rollouts since the step began."""
-        busy = self._roles.busy_seconds(time.monotonic())
-        return max(busy["trainer"], busy["rollouts"])
-
     def begin_step(self) -> None:
-        self._close_phases()  # of evaluation and checkpoint, between two steps
-        self._has_begun = True
+        self.clock.begin_step()
         self._turns = TurnNumbers()
-        self._step_started_at = time.monotonic()
-        self._roles.reset(self._step_started_at)
-
-    def lose_hung(self, seconds: float) -> None:
-        """Count the last `seconds`, in which the driver hung, for which it is replaced."""
-        self._time.add("hung", seconds)
-        self._is_replaced = True
-
-    @contextmanager
-    def until_end(self) -> Iterator[None]:
-        """Within, the driver works. What follows on its orderly end is the time of the queue, and not of a restart."""
-        try:
-            yield
-        except TrainerGroupDiedError as error:
-            if error.hung:
-                self._time.add("hung", max(part.seconds for part in error.hung))
-                self._close_phases()
-            raise
-        except (asyncio.CancelledError, UserError):
-            self._end_time()
-            raise
-        self._end_time()
-
-    def _end_time(self) -> None:
-        self._time.has_ended = not self._is_replaced
-        self._close_phases()
-
-    def _resume_time(self) -> RunTime:
-        """Count the time since the last driver, or the last trainer group."""
-        now, taken, trained = time.time(), self._take_phases(), self.history.trained_seconds
-        found = read_run_time(self._run_dir)
-        if found is None:
-            found = RunTime(trained=trained, until=now - sum(taken.values()))
-            found.close(taken, "start")
-        else:
-            found.resume(now, taken.get("starting", 0.0), trained)
-        return found
-
-    def _close_phases(self) -> dict[str, float]:
-        closed = self._take_phases()
-        self._lose_outages(closed)
-        self._time.close(closed, None if self._has_begun else "start")
-        self._board.update(training_share=self._time.share, lost_seconds=dict(self._time.lost.items()))
-        write_run_time(self._run_dir, self._time)
-        return closed
-
-    def _lose_outages(self, closed: Mapping[str, float]) -> None:
-        """Count outages since the last phases were closed, as far as training waited."""
-        away = self._board.outages.seconds()
-        waited = sum(seconds for phase, seconds in closed.items() if phase not in _PHASES_OF_TRAINER)
-        self._time.add("outage", min(away - self._away_seconds, waited))
-        self._away_seconds = away
-
-    def _take_phases(self) -> dict[str, float]:
-        closed: dict[str, float] = dict(self._phases.take(time.monotonic()).items())
-        for name, seconds in closed.items():
-            self.history.phase_seconds[name] = self.history.phase_seconds.get(name, 0.0) + seconds
-            self._prometheus.phases.labels(name).inc(seconds)
-        return closed
 
     def record_turn(self, seconds: Mapping[str, float], num_bytes: Mapping[str, int], report: EnginesReport) -> None:
         """Record a change of turns, of the step or before the first one."""
@@ -244,7 +147,7 @@ class Ledger:
         num_failed = sum(record.agent.failures.values()) if record.agent else 0
         num_results = (record.num_samples - num_failed) * len(self._algorithm.settings.rewards)
         self._count(record, outcome.groups, num_results)
-        history.step, history.trained_seconds = record.step, self._time.trained
+        history.step, history.trained_seconds = record.step, self.clock.time.trained
         history.lane = lane.model_dump(mode="json")
         history.samples_trained += record.num_samples - record.num_masked
         counts = self.steps_without_signal.after(classify_step(record))
@@ -268,8 +171,9 @@ class Ledger:
 
     async def _describe_step(self, outcome: StepOutcome, progress: CollectionProgress) -> StepRecord:
         step, served, now, ended_at = self.history.step + 1, self._served.values(), time.monotonic(), time.time()
-        generating, shares = self._roles.busy_seconds(now)["rollouts"], self._roles.shares(now)
-        phases, latencies = self._close_phases(), list(progress.latency_by_sample.values())
+        clock = self.clock
+        generating, shares = clock.busy_seconds(now)["rollouts"], clock.busy_shares(now)
+        phases, latencies = clock.close(), list(progress.latency_by_sample.values())
         generated = list(progress.episodes)
         # They read each token or each episode, and others wait for the loop.
         found = await asyncio.to_thread(
@@ -297,11 +201,11 @@ class Ledger:
             merged_share=self._merged_share,
             num_rollouts=len(served),
             phase_seconds=phases,
-            step_seconds=now - self._step_started_at,
+            step_seconds=clock.step_seconds(now),
             prompts=[group.prompt.index for group in outcome.groups],
             prompt_sources=[group.prompt.source for group in outcome.groups if group.prompt.source],
-            training_share=self._time.share,
-            lost_seconds=dict(self._time.lost.items()),
+            training_share=clock.time.share,
+            lost_seconds=clock.lost_seconds,
         )
 
     async def record_evaluation(self, outcome: EvaluationResult) -> None:
@@ -366,7 +270,7 @@ class Ledger:
         )
 
     async def write_summary(self) -> None:
-        self._close_phases()
+        self.clock.close()
         write = partial(
             write_summary,
             self._run_dir,
@@ -378,7 +282,7 @@ class Ledger:
             model_commit=find_model_commit(self._model),
             choices=self.choices,
             trackers=self._tracked,
-            time=self._time,
+            time=self.clock.time,
         )
         await self.disk.write(self._run_dir / FILE_DRIVER_SUMMARY, write)
 

@@ -50,9 +50,9 @@ class Publisher:
         run while weights change, the next step begins meanwhile."""
         await self.wait()
         # All completions of an evaluation must come from the same weights.
-        with self._ledger.phase("evaluate"):
+        with self._ledger.clock.phase("evaluate"):
             await self._held_out.wait_until_generated()
-        with self._ledger.publishing():
+        with self._ledger.clock.publishing():
             manifest = await self._trainer.publish(version)
         self._ledger.record_published(manifest)
         # Before any group of the next step starts: its tokens must not be older than its ticket.
@@ -61,7 +61,7 @@ class Publisher:
         await self._turns.give_to_rollouts(manifest)
         self._syncing = asyncio.create_task(self._sync(manifest))
         if version == 0 or not self._spans_updates:
-            with self._ledger.phase("sync"):
+            with self._ledger.clock.phase("sync"):
                 await self.wait()
 
     async def wait(self) -> None:

@@ -33,6 +33,7 @@ from rljob_trainer.driver.loop import TrainLoop
 from rljob_trainer.driver.ports import Trainer, TrainerGroupDiedError
 from rljob_trainer.driver.problems import find_problems
 from rljob_trainer.driver.rank_failures import RankFailureLog
+from rljob_trainer.driver.run_clock import RunClock
 from rljob_trainer.driver.stacks import describe_tasks
 from rljob_trainer.driver.step_clock import StepClock
 from rljob_trainer.driver.stopping import NOTHING_TRAINS, LastSave, PodLeavesError
@@ -125,7 +126,7 @@ class Driver:
 
     def describe_live(self, status: DriverStatus) -> DriverStatus:
         """Return `status` with what changes by the second."""
-        lanes = None if self._loop is None else (self._loop.lane, self._loop.held_out)
+        lanes = None if self._loop is None else (self._loop.lane, self._loop.between.held_out)
         steps, is_done = self._steps, status.phase == "done"
         status.since_step_seconds = None if is_done else steps.seconds
         status.step_limit_seconds = None if is_done or steps.seconds is None else steps.limit_seconds
@@ -142,7 +143,7 @@ class Driver:
             self._steps.tick(time.monotonic(), is_paused=is_over or self._parts.outages.is_open(), is_idle=is_idle)
             if self._steps.is_stuck:
                 if loop is not None:
-                    loop.ledger.lose_hung(self._steps.seconds or 0.0)
+                    loop.ledger.clock.lose_hung(self._steps.seconds or 0.0)
                 log.error("the driver hangs; its tasks:\n%s", describe_tasks())
                 raise TransientError(
                     f"the driver hangs: no step for {self._steps.seconds:.0f} s, {self._steps.limit_seconds:.0f} s are "
@@ -158,13 +159,13 @@ class Driver:
         if history.head_job_uid == self._head_job_uid:  # the previous driver had restarts, too
             self._num_restarts = max(self._num_restarts, history.restarts.get("trainer", 0))
         history.head_job_uid, history.restarts = self._head_job_uid, {"trainer": self._num_restarts}
-        parts, spec = self._parts, self._spec
+        spec, reports, collector = self._spec, self._parts.reports, self._parts.collector
+        clock = RunClock(self._run_dir, history, reports.board, reports.prometheus, collector.roles, collector.phases)
         ledger = Ledger(
             self._run_dir,
             history,
-            parts.reports,
-            parts.collector.roles,
-            parts.collector.phases,
+            reports,
+            clock,
             algorithm=self._algorithm,
             schedule=self._cadence.schedule,
             model=spec.model,
@@ -174,12 +175,12 @@ class Driver:
             trajectory_bytes=spec.tracking.trajectories_size.num_bytes,
             disk=self._disk,
         )
-        with ledger.until_end():
+        with clock.until_end():
             await self._train_from(ledger, checkpoint)
 
     async def _train_from(self, ledger: Ledger, checkpoint: Checkpoint | None) -> None:
         generation = secrets.token_hex(4)
-        with ledger.phase("starting", "waits for the trainer group"):
+        with ledger.clock.phase("starting", "waits for the trainer group"):
             trainer = await self._parts.start_trainer(
                 generation=generation, checkpoint=checkpoint, report=self._board.waits_for
             )
@@ -234,9 +235,9 @@ class Driver:
         )
 
     async def _run_loop(self, loop: TrainLoop) -> None:
-        last = self._last = LastSave(loop, self._grace_seconds)
+        last = self._last = LastSave(loop.between, self._grace_seconds)
         try:
-            async with loop.lane, loop.held_out, loop.publisher:
+            async with loop.lane, loop.between.held_out, loop.publisher:
                 # The loop also waits for rollouts and rewards, which do not notice a dead rank.
                 await last.run(run_with_watcher(self._run_to_end(loop), loop.trainer.watch()))
         except asyncio.CancelledError:
@@ -250,11 +251,11 @@ class Driver:
                 await self._save_useful_steps(loop, last, error.last_useful)
             elif isinstance(error, OutageError):
                 await last.save(self._checkpoint_seconds)
-            await loop.checkpoints.close(self._grace_seconds / 2)
+            await loop.between.checkpoints.close(self._grace_seconds / 2)
             raise
         finally:
             last.end()
-            await loop.checkpoints.close()
+            await loop.between.checkpoints.close()
 
     async def _wait_for_death(self, loop: TrainLoop) -> None:
         """A Pod that leaves ends its ranks once it knows that they are saved: only then is its node gone."""
@@ -269,19 +270,19 @@ class Driver:
         """Return the steps whose checkpoints stay: the best one, and the one that is evaluated now."""
         best, loop = ledger.history.best, self._loop
         kept = set() if best is None else {best.step}
-        if loop is not None and self._spec.evaluation.best is not None and loop.held_out.step is not None:
-            kept.add(loop.held_out.step)
+        if loop is not None and self._spec.evaluation.best is not None and loop.between.held_out.step is not None:
+            kept.add(loop.between.held_out.step)
         return kept
 
     async def _run_to_end(self, loop: TrainLoop) -> None:
         await loop.run()
         ledger = loop.ledger
         await loop.publisher.wait()
-        with ledger.phase("checkpoint"):
-            await loop.checkpoints.wait()
-        if loop.checkpoints.is_owed:
-            await loop.save()
-        with ledger.phase("checkpoint"):
+        with ledger.clock.phase("checkpoint"):
+            await loop.between.checkpoints.wait()
+        if loop.between.checkpoints.is_owed:
+            await loop.between.save()
+        with ledger.clock.phase("checkpoint"):
             await loop.exporter.finish(ledger.history, loop.turns.give_to_trainer)
         await ledger.trajectories.flush()
         await ledger.flush_trackers()
@@ -316,8 +317,8 @@ class Driver:
 
     async def _save_useful_steps(self, loop: TrainLoop, last: LastSave, last_useful: int) -> None:
         """Save before the job fails, unless a checkpoint has all steps with a valid sample."""
-        steps, saving = range(last_useful, loop.ledger.history.step + 1), loop.checkpoints.step
-        if last_useful > 0 and not any(step == saving or loop.checkpoints.exists(step) for step in steps):
+        steps, saving = range(last_useful, loop.ledger.history.step + 1), loop.between.checkpoints.step
+        if last_useful > 0 and not any(step == saving or loop.between.checkpoints.exists(step) for step in steps):
             await last.save(self._checkpoint_seconds)
         await loop.ledger.write_summary()
 

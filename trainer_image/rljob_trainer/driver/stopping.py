@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 
-from rljob_trainer.driver.loop import TrainLoop
+from rljob_trainer.driver.between_steps import BetweenSteps
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +27,9 @@ class PodLeavesError(Exception):
 class LastSave:
     """The last save of one trainer group."""
 
-    def __init__(self, loop: TrainLoop, grace_seconds: float) -> None:
+    def __init__(self, between: BetweenSteps, grace_seconds: float) -> None:
         """`grace_seconds`: from SIGTERM to SIGKILL."""
-        self._loop, self._seconds = loop, grace_seconds / 2
+        self._between, self._seconds = between, grace_seconds / 2
         self._deadline: float | None = None
         """On the event loop's clock, once the stop has begun."""
         self._leaves, self._is_over = asyncio.Event(), asyncio.Event()
@@ -73,7 +73,7 @@ class LastSave:
             saving.cancel()
 
     async def _save(self, checkpoint_seconds: float) -> None:
-        step = self._loop.ledger.history.step
+        step = self._between.ledger.history.step
         try:
             async with asyncio.timeout_at(self._begin()):
                 lost = await self._try_to_save(step, checkpoint_seconds)
@@ -89,15 +89,15 @@ class LastSave:
 
     async def _try_to_save(self, step: int, checkpoint_seconds: float) -> str:
         """Return why the steps are lost; an empty text if they are saved."""
-        checkpoints = self._loop.checkpoints
+        checkpoints = self._between.checkpoints
         await checkpoints.wait()
         if step == 0 or checkpoints.exists(step):
             return ""
-        if not self._loop.settled.is_set():
+        if not self._between.settled.is_set():
             return f"step {step + 1} was being applied, and did not end in time"
         if checkpoint_seconds >= self._seconds:
             return f"the last checkpoint took {checkpoint_seconds:.0f} s, and there are {self._seconds:.0f} s for one"
-        await self._loop.save(exports=False)  # the next group writes it: a model takes longer than there is time
+        await self._between.save(exports=False)  # the next group writes it: a model takes longer than there is time
         await checkpoints.wait()
         return ""
 
@@ -106,13 +106,13 @@ class LastSave:
         deadline = self._begin()
         try:
             async with asyncio.timeout_at(deadline):
-                while not (self._loop.settled.is_set() or working.done()):
+                while not (self._between.settled.is_set() or working.done()):
                     await self._wait_for_change(working)
         except TimeoutError:
             log.warning("the update did not end in %.0f s", self._seconds)
 
     async def _wait_for_change(self, working: asyncio.Task[None]) -> None:
-        settled = asyncio.create_task(self._loop.settled.wait())
+        settled = asyncio.create_task(self._between.settled.wait())
         try:
             await asyncio.wait((working, settled), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -125,7 +125,7 @@ class LastSave:
         return self._deadline
 
     def _finish(self, step: int, lost: str) -> None:
-        saved = self._loop.checkpoints.newest or 0
+        saved = self._between.checkpoints.newest or 0
         if lost and saved < step:
             self.report = f"steps after {saved} are not saved: {lost}"
             log.warning("%s", self.report)

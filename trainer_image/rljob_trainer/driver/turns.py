@@ -22,14 +22,14 @@ from rljob_api.wire.weights import EnginesReport, Turn, WeightManifest
 from rljob_trainer.driver.ports import Engines, Trainer
 
 
-class TurnBooks(Protocol):
-    """What the ledger records about turns."""
+class TurnClock(Protocol):
+    """What counts the time of turns: RunClock."""
 
     def phase(self, name: Literal["sleep", "wake"]) -> AbstractContextManager[None]: ...
 
-    def record_turn(self, seconds: Mapping[str, float], num_bytes: Mapping[str, int], report: EnginesReport) -> None:
-        """Record a change of turns: the seconds of its parts, and what held how much, as in TurnNumbers."""
-        ...
+
+RecordTurn = Callable[[Mapping[str, float], Mapping[str, int], EnginesReport], None]
+"""Records a change of turns: the seconds of its parts, and what held how much, as in TurnNumbers."""
 
 
 class Separate:
@@ -44,17 +44,23 @@ class Shared:
     """The turns of one trainer group, which begins with the trainer's."""
 
     def __init__(
-        self, engines: Engines, trainer: Trainer, books: TurnBooks, until_idle: Callable[[], Awaitable[None]]
+        self,
+        engines: Engines,
+        trainer: Trainer,
+        clock: TurnClock,
+        record: RecordTurn,
+        until_idle: Callable[[], Awaitable[None]],
     ) -> None:
         """`until_idle`: returns once no completion is open, and none can follow in this turn."""
-        self._engines, self._trainer, self._books, self._until_idle = engines, trainer, books, until_idle
+        self._engines, self._trainer, self._until_idle = engines, trainer, until_idle
+        self._clock, self._record = clock, record
         self._turn: Turn = "trainer"
 
     async def give_to_trainer(self) -> None:
         if self._turn == "trainer":
             return
         await self._until_idle()
-        with self._books.phase("sleep"):
+        with self._clock.phase("sleep"):
             started = time.monotonic()
             await self._trainer.withdraw_weights()
             report = await self._engines.sleep()
@@ -62,11 +68,11 @@ class Shared:
             await self._trainer.restore()
         self._turn = "trainer"
         seconds = {"sleep": asleep - started, "restore": time.monotonic() - asleep}
-        self._books.record_turn(seconds, _name_bytes("asleep", report), report)
+        self._record(seconds, _name_bytes("asleep", report), report)
 
     async def give_to_rollouts(self, manifest: WeightManifest) -> None:
         assert self._turn == "trainer", "weights are published in the trainer's turn"
-        with self._books.phase("wake"):
+        with self._clock.phase("wake"):
             started = time.monotonic()
             memory = await self._trainer.free()
             freed = time.monotonic()
@@ -75,7 +81,7 @@ class Shared:
         self._turn = "rollouts"
         seconds = {"free": freed - started, "wake": time.monotonic() - freed}
         held = {"trainer_update": memory.before, "trainer_freed": memory.after}
-        self._books.record_turn(seconds, held | _name_bytes("awake", report), report)
+        self._record(seconds, held | _name_bytes("awake", report), report)
 
 
 def _name_bytes(state: str, report: EnginesReport) -> dict[str, int]:

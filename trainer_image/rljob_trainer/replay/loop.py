@@ -41,7 +41,7 @@ class ReplayLoop:
         ledger.history.step = step - 1
         ledger.begin_step()
         outcome = await self._update(step - 1, RecordedGroups(groups))
-        with ledger.publishing():
+        with ledger.clock.publishing():
             manifest = await self._trainer.publish(step)
         ledger.record_published(manifest)
         ledger.record_weights(manifest, {})
@@ -52,8 +52,8 @@ class ReplayLoop:
         outcome = StepOutcome()
         for batch in self._updates.mini_batches(version):
             async for rows in self._updates.rows(batch, source):
-                with self._ledger.training():
+                with self._ledger.clock.training():
                     await self._trainer.accumulate(rows, batch.versions)
-            with self._ledger.training():
+            with self._ledger.clock.training():
                 outcome.add(batch, await self._trainer.apply(batch.denominator))
         return outcome

@@ -26,6 +26,7 @@ from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.reports import Reports
 from rljob_trainer.driver.role_clock import PhaseClock, RoleClock
+from rljob_trainer.driver.run_clock import RunClock
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.updates import StepUpdates
 from rljob_trainer.driver.watcher import run_with_watcher
@@ -110,13 +111,12 @@ def _build_decode(environment: Environment, spec: RLJobSpec, groups: Sequence[Gr
 def build_ledger(
     run_dir: Path, job: RLJob, algorithm: AlgorithmCode, first: int, board: StatusBoard, decode: Decode | None
 ) -> Ledger:
-    now = time.monotonic()
+    now, history, prometheus = time.monotonic(), History(step=first - 1), PrometheusMetrics()
     return Ledger(
         run_dir,
-        History(step=first - 1),
-        Reports(board, Trackers(), PrometheusMetrics(), decode),
-        RoleClock(now),
-        PhaseClock(now),
+        history,
+        Reports(board, Trackers(), prometheus, decode),
+        RunClock(run_dir, history, board, prometheus, RoleClock(now), PhaseClock(now)),
         algorithm=algorithm,
         schedule=job.spec.schedule,
         model=job.spec.model,
@@ -160,6 +160,6 @@ async def replay(environment: Environment, settings: Settings) -> None:
         )
         stack.push_async_callback(trainer.close)
         tokens = job.spec.trainer.micro_batch_tokens * job.spec.trainer.num_ranks
-        updates = StepUpdates(job.spec.schedule, algorithm, trainer, ledger.training, full_tokens=tokens)
+        updates = StepUpdates(job.spec.schedule, algorithm, trainer, ledger.clock.training, full_tokens=tokens)
         loop = ReplayLoop(trainer, updates, ledger, read)
         await run_with_watcher(run_with_watcher(loop.run(settings.steps), trainer.watch()), ray_head.watch())

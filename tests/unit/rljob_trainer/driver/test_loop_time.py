@@ -101,7 +101,7 @@ async def test_a_driver_that_hangs_is_in_no_queue_until_it_is_replaced(make_harn
 
             async def hang():
                 if harness.board.status.step == 2:
-                    driver._loop.ledger.lose_hung(1e6)
+                    driver._loop.ledger.clock.lose_hung(1e6)
                     raise asyncio.CancelledError  # as the watcher of steps does
 
             harness.before_apply = hang

@@ -16,7 +16,7 @@ class World:
 
     def __init__(self):
         self.events, self.synced, self.generated = [], asyncio.Event(), asyncio.Event()
-        self.error = None
+        self.error, self.clock = None, self
         self.generated.set()
 
     async def publish(self, version):

@@ -18,7 +18,7 @@ class World:
     def __init__(self):
         self.events, self.seconds, self.held, self.num_restarts, self.fails = [], {}, {}, 0, ""
         self.model_bytes = None
-        self.turns = Shared(self, self, self, self.until_idle)
+        self.turns = Shared(self, self, self, self.record_turn, self.until_idle)
 
     def record(self, event):
         self.events.append(event)

@@ -38,7 +38,7 @@ async def replay(harness, job, folder, steps, weight=0):
     folder.mkdir()
     trainer, algorithm = CountingTrainer(harness, "r", weight), build_algorithm(job.spec)
     ledger = build_ledger(folder, job, algorithm, min(steps), StatusBoard(), None)
-    updates = StepUpdates(job.spec.schedule, algorithm, trainer, ledger.training, full_tokens=1000)
+    updates = StepUpdates(job.spec.schedule, algorithm, trainer, ledger.clock.training, full_tokens=1000)
     loop = ReplayLoop(
         trainer, updates, ledger, lambda step: read_groups(trajectory_file(harness.run_dir, step, "train"))
     )

@@ -88,6 +88,8 @@ def widen(model: Path) -> None:
     (model / "config.json").write_text(json.dumps(config | {"hidden_size": 256}))
 
 
+NIGHTLY = (pytest.mark.slow, pytest.mark.nightly)
+"""Lines of vLLM, which change only with its version."""
 READS_CHECKPOINT = {"extraArgs": ["--load-format", "auto"]}
 """Otherwise the trainer finds a damaged checkpoint."""
 
@@ -99,13 +101,13 @@ READS_CHECKPOINT = {"extraArgs": ["--load-format", "auto"]}
             truncate_weights,
             READS_CHECKPOINT,
             "error: spec.model.source: vLLM does not start: SafetensorError: Error while deserializing",
-            marks=pytest.mark.slow,
+            marks=NIGHTLY,
         ),
         pytest.param(
             widen,
             READS_CHECKPOINT,
             "error: spec.model.source: vLLM does not start: The size of tensor",
-            marks=pytest.mark.slow,
+            marks=NIGHTLY,
         ),
         pytest.param(
             None,
@@ -117,9 +119,9 @@ READS_CHECKPOINT = {"extraArgs": ["--load-format", "auto"]}
             None,
             {"kvCacheMemory": "100Ki"},
             "error: spec.rollout.kvCacheMemory: vLLM does not start: No available memory for the cache",
-            marks=pytest.mark.slow,
+            marks=NIGHTLY,
         ),
-        # make test has the one that ends before vLLM's engine starts.
+        # make test has the one that ends before vLLM's engine starts, and make test-slow one that ends after.
         (
             None,
             {"extraArgs": ["--no-such-option"]},

@@ -89,6 +89,29 @@ def test_an_addon_is_built_in_the_folder_of_its_module(monkeypatch: pytest.Monke
     assert go_programs.find_or_build_addon("extra").exists()
 
 
+def test_an_own_addon_is_built_in_its_folder_and_again_when_a_file_changes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(go_programs, "go_command", lambda: ("go",))
+    module, folders = tmp_path / "module", []
+    module.mkdir()
+
+    def build(command: list[str], cwd: Path, **_: object) -> subprocess.CompletedProcess[str]:
+        folders.append((cwd, command[-1]))
+        Path(command[command.index("-o") + 1]).touch()
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(go_programs.subprocess, "run", build)
+    monkeypatch.setitem(go_programs.OWN_ADDONS, "own", module)
+    (module / "main.go").write_text("package main")
+    first = go_programs.find_or_build_addon("own")
+    assert go_programs.find_or_build_addon("own") == first
+    (module / "main.go").write_text("package main // changed")
+    assert go_programs.find_or_build_addon("own") != first
+    assert folders == [(module, "."), (module, ".")]
+
+
 def test_go_comes_from_path_else_from_uv(monkeypatch: pytest.MonkeyPatch) -> None:
     find = go_programs.go_command.__wrapped__  # without the cache
     monkeypatch.setattr(go_programs.shutil, "which", lambda program: "/usr/bin/go")

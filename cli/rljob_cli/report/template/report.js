@@ -287,7 +287,7 @@
       const reasons = sample.rewards.filter((each) => each.reason).map((each) => `${each.name}: ${each.reason}`);
       const known = sample.rewards.filter((each) => each.latency !== null);
       const slowest = known.reduce((best, each) => (best === null || each.latency > best.latency ? each : best), null);
-      const texts = element("details", {}, element("summary", { textContent: "show" }));
+      const texts = element("details", {}, element("summary", { textContent: sample.completion.slice(0, 200).trim() || "(empty)" }));
       texts.addEventListener("toggle", () => {
         if (texts.open && texts.children.length === 1) texts.append(card(sample));
       });
@@ -295,7 +295,7 @@
         number(sample.score), slowest ? `${seconds(slowest.latency)} (${slowest.name})` : "-", reasons.join(", ") || "-",
       ].map((textContent) => element("td", { textContent }));
       const name = `${sample.step}, ${laneName(sample.lane)}, ${sample.group}/${sample.sample}`;
-      return element("tr", {}, element("th", { scope: "row", textContent: name }), ...cells, element("td", {}, texts));
+      return element("tr", {}, element("th", { scope: "row", textContent: name }), ...cells, element("td", { className: "rest" }, texts));
     };
 
     const actions = {
@@ -308,6 +308,8 @@
         replaceSoon();
       },
       samples: ({ samples: rows, lost }) => {
+        document.getElementById("none-scored").hidden = true;
+        document.getElementById("feed").hidden = false;
         scored.prepend(...rows.slice(-SCORED).reverse().map(scoredRow));
         while (scored.rows.length > SCORED) scored.lastElementChild.remove();
         if (lost) document.getElementById("lost").textContent = `${lost} samples were scored meanwhile that are not shown`;

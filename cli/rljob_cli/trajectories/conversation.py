@@ -1,5 +1,5 @@
-"""Shows a sample of the trajectory log: its prompt and answer, or its messages with tool calls and rewards of turns, and
-what was trained.
+"""Shows a sample of the trajectory log: its prompt and answer, or its messages with tool calls and rewards of turns;
+and what was trained.
 
 Invariant: a mark follows from the log alone. The policy sampled the tokens of a span with a turn, and the update used
 them if the turn has an advantage.

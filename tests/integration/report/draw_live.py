@@ -18,7 +18,8 @@ _PICTURE = ROOT / "docs" / "images" / "ui.png"
 _IS_TELLING = """() => {
   const text = (selector) => document.querySelector(selector).innerText;
   const rows = [...document.querySelectorAll("#scored tbody tr")].slice(0, 10).map((row) => row.innerText);
-  return /waits for ([3-9]|10) of 16 rewards/.test(text("#waits")) && /[1-9]\\d* wait for a replica/.test(text("#waits"))
+  const waits = text("#waits");
+  return /waits for ([3-9]|10) of 16 rewards/.test(waits) && /[1-9]\\d* wait for a replica/.test(waits)
     && rows.length === 10 && rows.some((row) => row.includes("exception")) && document.title.includes("Running");
 }"""
 

@@ -52,6 +52,12 @@ def runs(tmp_path_factory):
     parent = tmp_path_factory.mktemp("runs")
     for name in ("letters", "other"):
         shutil.copytree(DATA / "report", parent / name)
+    for name in (
+        "begun-with-a-name-that-has-the-model-the-data-and-the-learning-rate",
+        *(f"begun-{n}" for n in range(12)),
+    ):
+        (parent / name).mkdir()
+        shutil.copy(DATA / "report/job.yaml", parent / name)
     group = Group(0, Prompt(0, "question", [1]), [sample(index) for index in range(NUM_SAMPLES)])
     write_file(trajectory_file(parent / "letters", 9, "train"), "train", 9, [group])
     return parent
@@ -138,6 +144,21 @@ def test_runs_are_listed_and_laid_over_each_other(opened):
     page.locator("#runs a", has_text="other").click()
     expect(page.locator("#runs [aria-current]")).to_have_text("other")
     page.locator(".sample").first.wait_for()
+
+
+@pytest.mark.parametrize("width", [1000, 360])
+def test_words_and_numbers_are_whole_and_the_run_that_is_shown_is_in_sight(browser, url, width):
+    opened = Opened(browser, f"{url}?run=other", viewport={"width": width, "height": 900})
+    num_lines = """cells => cells.map((cell) => {
+      const range = document.createRange();
+      range.selectNodeContents(cell);
+      return new Set([...range.getClientRects()].map((each) => Math.round(each.bottom / 8))).size;
+    })"""
+    for selector in ("#runs td", "#time td[data-value]:not(:has(meter))", ".sample td:not(.prose)"):
+        assert max(opened.page.eval_on_selector_all(selector, num_lines)) == 1, selector
+    box, shown = (opened.page.locator(each).bounding_box() for each in (".list", "#runs [aria-current]"))
+    assert box["y"] < shown["y"] < box["y"] + box["height"] - shown["height"]
+    opened.close()
 
 
 class Head(BaseHTTPRequestHandler):

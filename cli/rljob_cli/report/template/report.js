@@ -86,7 +86,7 @@
     const cells = [result.valid ? number(result.score) : "invalid", details, seconds(result.latency), result.attempts ?? "-"];
     return element(
       "tr", {}, element("th", { scope: "row", textContent: result.name }),
-      ...cells.map((cell) => element("td", { textContent: cell })),
+      ...cells.map((cell, index) => element("td", { textContent: cell, className: index === 1 ? "prose" : "" })),
     );
   };
 
@@ -263,6 +263,15 @@
       own.querySelectorAll("table.sortable").forEach(makeSortable);
       return true;
     };
+
+    // The run that is shown is in sight, however long the list.
+    const showRun = () => {
+      const row = document.querySelector("#runs [aria-current]").closest("tr");
+      const list = row.closest(".list");
+      const [inner, outer] = [row.getBoundingClientRect(), list.getBoundingClientRect()];
+      list.scrollTop += inner.top - outer.top - (outer.height - inner.height) / 2;
+    };
+    showRun();
 
     const replaceAll = async () => {
       replacing = null;

@@ -121,8 +121,8 @@ def install_agent_sandbox(state: Path) -> None:
 
 def collector(state: Path) -> None:
     """Run OpenTelemetry's collector in the foreground, which prints each span. Needs no cluster."""
-    program = find_or_build_addon("otelcol")
-    os.execv(program, [program, "--config", OWN_ADDONS["otelcol"] / "print.yaml"])
+    program = str(find_or_build_addon("otelcol"))
+    os.execv(program, [program, "--config", str(OWN_ADDONS["otelcol"] / "print.yaml")])
 
 
 def volume(state: Path, name: str, folder: Path, namespace: str) -> None:

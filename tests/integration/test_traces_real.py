@@ -8,6 +8,7 @@ docs/tracing.md.
 from __future__ import annotations
 
 import io
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from rljob_cluster.host.go_programs import OWN_ADDONS, find_or_build_addon
 from tests.integration.test_conversations_real import RUN_SECONDS, write_job
 from tests.paths import ROOT
 from tests.support.fake_endpoint import Endpoint, completion
@@ -82,6 +84,11 @@ def test_an_episode_is_one_trace(
         link for each in traces if each.root.name == "step" for apply in each.named("apply") for link in apply.links
     }
     assert links == {each.root.id for each in trained}
+
+
+def test_configuration_of_make_collector_is_valid() -> None:
+    command = [find_or_build_addon("otelcol"), "validate", "--config", OWN_ADDONS["otelcol"] / "print.yaml"]
+    assert subprocess.run(command, capture_output=True, text=True).stderr == ""
 
 
 def passed_on(released: ReleasedCollector, collector: Collector) -> list[Seen]:

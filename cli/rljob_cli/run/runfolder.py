@@ -62,11 +62,16 @@ def is_in_use(folder: Path) -> bool:
     import psutil
 
     try:
-        text = _lock_of(folder).read_text()
-    except OSError:
+        found = re.match(r"pid (\d+), since (\S+)", _lock_of(folder).read_text())
+        # The number of a process that was killed may be that of another one by now.
+        return found is not None and psutil.Process(int(found[1])).create_time() < _end_of_second(found[2])
+    except (OSError, ValueError, psutil.Error):
         return False
-    found = re.match(r"pid (\d+),", text)
-    return found is not None and psutil.pid_exists(int(found[1]))
+
+
+def _end_of_second(text: str) -> float:
+    """Return the end of a second that is written as ISO 8601, in seconds since 1970."""
+    return datetime.fromisoformat(text).timestamp() + 1
 
 
 def _lock_of(folder: Path) -> Path:

@@ -142,17 +142,22 @@ def test_sample_has_its_results_and_both_ends_of_a_long_text(run_dir):
 
 @pytest.mark.parametrize("columns", [40, 60, 80])
 @pytest.mark.parametrize("arguments", [["sums"], ["diff", "sums", "sums"]], ids=["show", "diff"])
-def test_narrow_terminal_cuts_no_number(run_dir, columns, arguments, monkeypatch):
+def test_narrow_terminal_cuts_no_number_and_no_message(run_dir, columns, arguments, monkeypatch):
     def make_console():
         return CleanConsole(sys.stdout, width=columns, force_terminal=True)
 
     for module in ("tables", "trajectories.tables"):
         monkeypatch.setattr(f"rljob_cli.{module}.make_console", make_console)
-    write(run_dir, 3, group(0, "1+1?", {name: result(0.123456789) for name in ("has_a_long_name", "exact", "style")}))
+    scores = {
+        name: result(0.123456789) for name in ("exact", "style", "a_reward_with_a_name_of_fifty_characters_or_a_few")
+    }
+    message = " ".join(f"word{number}" for number in range(30))
+    write(run_dir, 3, group(0, "1+1?", scores, {"exact": replace(failed(), message=message)}))
     shown = rljob(*arguments, "--dir", run_dir.parent, "--step", 3, "--lane", "train").output
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in shown.splitlines()]
     assert max(map(len, lines)) <= columns, shown
     assert sum(line.count("0.1235") for line in lines) >= 3, shown
+    assert message in " ".join(" ".join(lines).split()) or "diff" in arguments, shown
 
 
 def test_command_reports_that_samples_are_left_out(run_dir):

@@ -152,7 +152,7 @@ def test_narrow_terminal_cuts_no_number_and_no_message(run_dir, columns, argumen
         name: result(0.123456789) for name in ("exact", "style", "a_reward_with_a_name_of_fifty_characters_or_a_few")
     }
     message = " ".join(f"word{number}" for number in range(30))
-    write(run_dir, 3, group(0, "1+1?", scores, {"exact": replace(failed(), message=message)}))
+    write(run_dir, 3, group(0, "1+1?", scores, {"exact": failed().model_copy(update={"message": message})}))
     shown = rljob(*arguments, "--dir", run_dir.parent, "--step", 3, "--lane", "train").output
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in shown.splitlines()]
     assert max(map(len, lines)) <= columns, shown

@@ -186,6 +186,10 @@ test-peers: $(SYNCED) ## Advantages, losses and corrections against verl's and T
 test-changed: $(SYNCED) ## The tests of what changed since the main branch (SINCE=REV for another base)
 	$(BIN)/python dev/changed_tests.py --since $(SINCE) | xargs -r $(PYTEST) -n auto -m "not slow"
 
+.PHONY: collector
+collector: $(SYNCED) ## OpenTelemetry's collector on http://127.0.0.1:4318, which prints each span (built once, two minutes)
+	exec $(BIN)/python -m rljob_cluster collector
+
 .PHONY: walks
 walks: $(SYNCED) ## Count the functions and files from a prompt to its gradient, and of a score request
 	$(BIN)/python -m dev.walks

@@ -146,6 +146,6 @@ def show(renderable: RenderableType) -> None:
     """Print for the terminal, or as plain text in full to a pipe."""
     console = make_console()
     if console.is_terminal:
-        console.print(renderable)
+        console.print(renderable, highlight=False)
     else:
         print(to_text(renderable), flush=True)

@@ -1,6 +1,7 @@
 """`python -m rljob_cluster COMMAND`: a Kubernetes on one machine."""
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ import yaml
 from rljob_cluster.host import requirements
 from rljob_cluster.host.commands import ClusterError, run
 from rljob_cluster.host.debian import NODE_PROGRAMS, install_missing
-from rljob_cluster.host.go_programs import download_module, find_or_build, find_or_build_addon
+from rljob_cluster.host.go_programs import OWN_ADDONS, download_module, find_or_build, find_or_build_addon
 from rljob_cluster.host.paths import ROOT, state_folder
 from rljob_cluster.images.oci_layout import build_program_image
 from rljob_cluster.lifecycle import addons, agent_sandbox, supervisor
@@ -118,6 +119,12 @@ def install_agent_sandbox(state: Path) -> None:
     _kubectl(state, "rollout", "status", *controller, "--timeout=120s")
 
 
+def collector(state: Path) -> None:
+    """Run OpenTelemetry's collector in the foreground, which prints each span. Needs no cluster."""
+    program = str(find_or_build_addon("otelcol"))
+    os.execv(program, [program, "--config", str(OWN_ADDONS["otelcol"] / "print.yaml")])
+
+
 def volume(state: Path, name: str, folder: Path, namespace: str) -> None:
     """Create a ReadWriteMany claim on a folder of this machine."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -169,7 +176,7 @@ def _build_parser() -> argparse.ArgumentParser:
         added.set_defaults(command=command)
         return added
 
-    for command in (check, up, down, status, kubeconfig, install_agent_sandbox):
+    for command in (check, up, down, status, kubeconfig, install_agent_sandbox, collector):
         add(command)
     add(serve).add_argument("sources", nargs="*")
     add(load).add_argument("archives", nargs="*")

@@ -1,4 +1,5 @@
-"""`rljob run` with a conversation, a tool and a judge: one trace of an episode over all of its programs.
+"""`rljob run` with a conversation, a tool and a judge: one trace of an episode over all of its programs, as
+OpenTelemetry's own collector takes it and passes it on.
 
 `pytest tests/integration/test_traces_real.py -m slow -s` prints the tree, and with --update-golden draws the picture in
 docs/tracing.md.
@@ -7,7 +8,7 @@ docs/tracing.md.
 from __future__ import annotations
 
 import io
-import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,12 +16,15 @@ import pytest
 import yaml
 from rich.console import Console
 
+from rljob_cluster.host.go_programs import OWN_ADDONS, find_or_build_addon
 from tests.integration.test_conversations_real import RUN_SECONDS, write_job
 from tests.paths import ROOT
 from tests.support.fake_endpoint import Endpoint, completion
 from tests.support.judge_servers import judge_reward, new_address
 from tests.support.local_run import run_to_end
-from tests.support.traces import Collector, Trace, group_traces
+from tests.support.released_collector import ReleasedCollector
+from tests.support.traces import Collector, Seen, Trace, group_traces
+from tests.support.waiting import wait_for
 
 PICTURE = ROOT / "docs/images/trace.svg"
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -29,6 +33,13 @@ pytestmark = [pytest.mark.real, pytest.mark.slow]
 @pytest.fixture
 def collector() -> Iterator[Collector]:
     running = Collector(new_address())
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def released(tmp_path: Path, collector: Collector) -> Iterator[ReleasedCollector]:
+    running = ReleasedCollector(tmp_path, new_address(), forward_to=collector.url)
     yield running
     running.close()
 
@@ -50,14 +61,15 @@ def add_traces(path: Path, collector: str, endpoint: Endpoint) -> Path:
 
 
 def test_an_episode_is_one_trace(
-    tmp_path: Path, collector: Collector, endpoint: Endpoint, request: pytest.FixtureRequest
+    tmp_path: Path,
+    collector: Collector,
+    released: ReleasedCollector,
+    endpoint: Endpoint,
+    request: pytest.FixtureRequest,
 ) -> None:
-    url = os.environ.get("RLJOB_TEST_COLLECTOR", "") or collector.url
-    done = run_to_end(add_traces(write_job(tmp_path), url, endpoint), tmp_path, RUN_SECONDS)
+    done = run_to_end(add_traces(write_job(tmp_path), released.url, endpoint), tmp_path, RUN_SECONDS)
     assert done.returncode == 0, done.stdout
-    if url != collector.url:
-        return  # another collector has them
-    traces = group_traces(collector.spans())
+    traces = group_traces(passed_on(released, collector))
     assert all(len([each for each in trace.spans if not each.parent]) == 1 for trace in traces), "whole trees"
     episodes = [each for each in traces if each.root.name == "episode"]
     assert len(episodes) == len([each for each in traces if each.root.name != "step"])
@@ -72,6 +84,22 @@ def test_an_episode_is_one_trace(
         link for each in traces if each.root.name == "step" for apply in each.named("apply") for link in apply.links
     }
     assert links == {each.root.id for each in trained}
+
+
+def test_configuration_of_make_collector_is_valid() -> None:
+    command = [find_or_build_addon("otelcol"), "validate", "--config", OWN_ADDONS["otelcol"] / "print.yaml"]
+    assert subprocess.run(command, capture_output=True, text=True).stderr == ""
+
+
+def passed_on(released: ReleasedCollector, collector: Collector) -> list[Seen]:
+    """Return all spans that the released collector took. It must have refused none."""
+    accepted = released.count_spans("receiver_accepted")
+    assert (released.count_spans("receiver_refused"), released.count_spans("receiver_failed")) == (0, 0)
+    wait_for(lambda: len(collector.spans()) >= accepted, f"{accepted} spans")
+    spans = collector.spans()
+    assert len(spans) == accepted > 0
+    print(f"\nthe collector took {accepted} spans, and refused none")
+    return spans
 
 
 def draw(trace: Trace) -> None:

@@ -135,7 +135,8 @@ class RunSummary(DriverSummary):
     name: str
     """Name of the job."""
     phase: str
-    """Succeeded, Failed, Interrupted or Unfinished."""
+    """Succeeded, Failed or Interrupted; of a run without an end Running, or Unfinished: it was killed, or runs
+    elsewhere."""
     total_steps: Count
     """Those of the job."""
     step_rewards: list[Score | None] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import difflib
+import logging
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -255,6 +256,7 @@ def _clean(value: Any) -> Any:
 
 def _choose_context(kubeconfig: str, wanted: str | None) -> tuple[str, str]:
     """Return the name and the namespace of the context. The kubeconfig need not have a current one."""
+    kube_config.logger.setLevel(logging.ERROR)  # its warning says what the error below says
     merged = kube_config.KubeConfigMerger(kubeconfig).config
     if merged is None:
         raise ConfigException(f"kubeconfig {kubeconfig} not found")

@@ -87,18 +87,16 @@ def format_explanation(found: Explanation, now: datetime, width: int = DEFAULT_W
     wrap = functools.partial(_wrap, width)
     since = parse_time(found.since)
     lines = [f"{found.job}: {found.phase}" + (f" for {format_age(since, now)}" if since else "")]
-    lines += wrap("  ", found.progress)
-    lines += wrap("  ", found.why)
-    for stall in found.stalls:
-        lines += wrap("  ", stall)
-    for name, message in found.conditions:
-        lines += wrap("  ", f"{name}: {message}")
+    conditions = [f"{name}: {message}" for name, message in found.conditions]
+    for text in (found.progress, found.why, *found.stalls, *conditions):
+        lines += wrap("  ", text, indent_columns=4)
+    damaged = [line for each in found.damaged_checkpoints for line in wrap("  ", each, indent_columns=4)]
     sections = {
         "Roles": _format_roles(wrap, found.roles),
         "Samples without a valid score": [
             line for problem in found.invalid_samples for line in _format_invalid_samples(wrap, problem)
         ],
-        "Damaged checkpoints": [line for each in found.damaged_checkpoints for line in wrap("  ", each)],
+        "Damaged checkpoints": damaged,
         "What to do": [line for remedy in found.remedies for line in wrap("  - ", remedy)],
         "Newest warnings": [line for warning in found.warnings for line in _format_warning(wrap, warning, now)],
         "Not readable": [line for message in found.unreadable for line in wrap("  - ", message)],
@@ -128,7 +126,7 @@ def _format_roles(wrap: _Wrap, roles: list[RoleReport]) -> list[str]:
         state = [f"{role.ready}/{role.desired} ready", f"{role.restarts} restarts" if role.restarts else "", role.image]
         lines += wrap("  ", "   ".join([role.name.ljust(width), *filter(None, state)]), indent_columns=6)
         for problem in role.problems[:_MAX_PODS_NAMED]:
-            lines += wrap("    ", ": ".join(filter(None, [problem.name, problem.why])))
+            lines += wrap("    ", ": ".join(filter(None, [problem.name, problem.why])), indent_columns=6)
         if len(role.problems) > _MAX_PODS_NAMED:
             lines.append(f"    and {len(role.problems) - _MAX_PODS_NAMED} more")
     return lines

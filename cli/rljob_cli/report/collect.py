@@ -28,6 +28,7 @@ from rljob_api.run.sessions import read_sessions
 from rljob_api.run.summaries import RunSummary, read_driver_summary, read_run_summary
 from rljob_api.run.trajectories import ResultRow, SampleRow
 from rljob_cli.report.samples import MAX_SAMPLES, spread
+from rljob_cli.run.runfolder import is_in_use
 from rljob_cli.run.summary import build_summary
 from rljob_cli.trajectories.index import LogIndex, Query, read_entries, select
 from rljob_cli.trajectories.log import read_file
@@ -173,9 +174,10 @@ def read_summary(folder: Path, name: str, job: dict[str, Any] | None, metrics: M
     last = max((record.step for record in metrics.records), default=0)
     is_done = bool(driver and driver.export) or (bool(schedule) and last >= schedule.get("steps", 0))
     ended = sessions[-1].phase if sessions else ""
+    unfinished = "Running" if is_in_use(folder) else "Unfinished"
     return build_summary(
         name=name,
-        phase=ended or ("Succeeded" if is_done else "Unfinished"),
+        phase=ended or ("Succeeded" if is_done else unfinished),
         total_steps=int(schedule.get("steps") or last),
         driver=driver,
         metrics=metrics,

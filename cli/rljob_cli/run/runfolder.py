@@ -5,6 +5,7 @@ Invariant: at most one `rljob run` uses a folder at a time. The kernel drops the
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -39,8 +40,7 @@ def lock(folder: Path) -> Iterator[None]:
     import fcntl  # here: other systems than Linux and macOS have no such module, and no runs, but use the rest
 
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Next to the folder, because --fresh renames it.
-    with (folder.parent / f".{folder.name}.lock").open("a+") as file:
+    with _lock_of(folder).open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -54,6 +54,29 @@ def lock(folder: Path) -> Iterator[None]:
             yield
         finally:
             file.truncate(0)
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether a run on this machine is in progress in the folder. Reads what its lock says: to try the lock would
+    refuse a run that starts at this moment."""
+    import psutil
+
+    try:
+        found = re.match(r"pid (\d+), since (\S+)", _lock_of(folder).read_text())
+        # The number of a process that was killed may be that of another one by now.
+        return found is not None and psutil.Process(int(found[1])).create_time() < _end_of_second(found[2])
+    except (OSError, ValueError, psutil.Error):
+        return False
+
+
+def _end_of_second(text: str) -> float:
+    """Return the end of a second that is written as ISO 8601, in seconds since 1970."""
+    return datetime.fromisoformat(text).timestamp() + 1
+
+
+def _lock_of(folder: Path) -> Path:
+    """Return the file next to the folder, because --fresh renames it."""
+    return folder.parent / f".{folder.name}.lock"
 
 
 def set_aside(folder: Path) -> Path | None:

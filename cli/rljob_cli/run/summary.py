@@ -265,9 +265,11 @@ def describe_uncounted(found: EvaluationRecord | EvaluationSummary) -> str:
 def _describe_progress(summary: RunSummary) -> str:
     if summary.phase == "Succeeded":
         return str(summary.steps)
+    if summary.phase == "Running":
+        return f"{summary.steps} of {summary.total_steps}"
     checkpoint = summary.checkpoint_step
     again = f"resumes after step {checkpoint}" if checkpoint else "starts over, since there is no checkpoint"
-    condition = "if it has stopped, " if summary.phase == "Unfinished" else ""  # or it is in progress
+    condition = "if it has stopped, " if summary.phase == "Unfinished" else ""  # or it is in progress elsewhere
     return f"{summary.steps} of {summary.total_steps}; {condition}the same `rljob run` {again}"
 
 

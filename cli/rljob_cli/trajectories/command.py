@@ -23,7 +23,7 @@ from rljob_inputs.machine.installation import require
 if TYPE_CHECKING:
     from rljob_cli.cluster.client import Target
 
-_TABLE_LIMIT, _CONVERSATION_LIMIT = 20, 5
+_ANSWER_LIMIT, _CONVERSATION_LIMIT = 20, 5
 
 
 @guard
@@ -48,7 +48,7 @@ def trajectories_command(
             raise UserError("--eval-set is for the lane eval; remove --lane train")
         filter_ = replace(filter_, lane="eval")
     if arguments[0] == "diff":
-        limit = (_TABLE_LIMIT if output == "text" else 0) if limit is None else limit
+        limit = (_ANSWER_LIMIT if output == "text" else 0) if limit is None else limit
         if len(arguments) != 3:
             raise UserError(f"diff takes two runs, got {len(arguments) - 1}")
         if target is not None:
@@ -71,7 +71,7 @@ def _show_run(
 ) -> int:
     rows = _require_names(folder, filter_, read_rows(folder, filter_))
     if sort is not None:  # one more than is shown says whether there are others
-        shown = (0 if output == "json" else _TABLE_LIMIT) if limit is None else limit
+        shown = (0 if output == "json" else _ANSWER_LIMIT) if limit is None else limit
         rows = iter(sort_rows(rows, sort, filter_.reward, shown + 1 if shown else None))
     if output == "json":
         return _print_lines(row.model_dump() for row in islice(rows, limit or None))
@@ -79,14 +79,14 @@ def _show_run(
 
 
 def _show(rows: Iterator[SampleRow], limit: int | None, full: bool, tokens: bool) -> int:
-    """Print conversations one after the other, and single answers as a table."""
+    """Print samples one after the other."""
     first = next(rows, None)
-    rows = iter(()) if first is None else chain([first], rows)
-    if first is None or not is_conversation(first):
-        limit = _TABLE_LIMIT if limit is None else limit
-        tables.print_samples(list(islice(rows, limit or None)), full=full, has_more=next(rows, None) is not None)
+    if first is None:
+        show("no sample matches")
         return 0
-    limit = _CONVERSATION_LIMIT if limit is None else limit
+    if limit is None:
+        limit = _CONVERSATION_LIMIT if is_conversation(first) else _ANSWER_LIMIT
+    rows = chain([first], rows)
     for row in islice(rows, limit or None):
         show(build_conversation(row, full=full, messages=not tokens, tokens=tokens))
     show(LEGEND)

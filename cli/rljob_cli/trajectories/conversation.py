@@ -1,4 +1,5 @@
-"""Shows a sample of the trajectory log as a conversation: messages, tool calls, rewards of turns, what was trained.
+"""Shows a sample of the trajectory log: its prompt and answer, or its messages with tool calls and rewards of turns;
+and what was trained.
 
 Invariant: a mark follows from the log alone. The policy sampled the tokens of a span with a turn, and the update used
 them if the turn has an advantage.
@@ -8,12 +9,21 @@ import json
 from collections.abc import Mapping, Sequence
 
 from rich.console import Group
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from rljob_api.run.trajectories import SampleRow, SegmentRow, TurnRow
 from rljob_api.wire.base import Message
-from rljob_cli.trajectories.tables import describe_reward, format_content, name_sample, number, seconds, shorten
+from rljob_cli.trajectories.tables import (
+    describe_reward,
+    format_content,
+    format_prompt,
+    name_sample,
+    number,
+    seconds,
+    shorten,
+)
 
 TRAINED, SAMPLED = ">>", ">"
 LEGEND = f"{TRAINED} sampled and trained, {SAMPLED} sampled and not trained (evaluation, or no advantage); else context"
@@ -30,18 +40,21 @@ def is_conversation(row: SampleRow) -> bool:
 
 def build_conversation(row: SampleRow, *, full: bool, messages: bool = True, tokens: bool = False) -> Group:
     """Return one sample: its head, its rewards, its messages, and with `tokens` the text of each span of tokens."""
+    if not is_conversation(row):
+        return Group(_build_head(row), *_build_rewards(row), build_answer(row, full=full), Text())
     body = [build(row, full=full) for build, has in ((build_messages, messages), (build_tokens, tokens)) if has]
     return Group(_build_head(row), *_build_rewards(row), *body, Text())
 
 
 def _build_head(row: SampleRow) -> Text:
     parts = [f"step {row.step} {row.lane}, sample {name_sample(row)}"]
-    num_turns = len(row.turns or [])
-    parts.append(f"{num_turns} turn{'s' if num_turns != 1 else ''}, ended by {row.end}")
+    if is_conversation(row):
+        num_turns = len(row.turns or [])
+        parts.append(f"{num_turns} turn{'s' if num_turns != 1 else ''}, ended by {row.end}")
     parts.append(f"score {number(row.score)}")
     if row.advantage is not None:
         parts.append(f"advantage {number(row.advantage)}")
-    if row.ground_truth is not None:
+    if row.ground_truth is not None and is_conversation(row):
         parts.append(f"answer: {row.ground_truth}")
     parts.append(f"{row.num_sampled_tokens} of {row.num_tokens} tokens sampled")
     if row.weights and row.num_sampled_tokens:
@@ -49,18 +62,27 @@ def _build_head(row: SampleRow) -> Text:
     return Text(" | ".join(parts), style="bold")
 
 
-def _build_rewards(row: SampleRow) -> list[Text]:
-    lines = [
-        Text.assemble(f"  {reward.name}: ", describe_reward(reward, separator=", "), no_wrap=True)
-        for reward in row.rewards
-    ]
+def _build_rewards(row: SampleRow) -> list[Padding]:
+    lines = [Text.assemble(f"{reward.name}: ", describe_reward(reward)) for reward in row.rewards]
     if row.own_reward is not None:
-        lines.append(Text(f"  runner's reward: {number(row.own_reward)}"))
+        lines.append(Text(f"runner's reward: {number(row.own_reward)}"))
     if row.failure:
-        lines.append(Text(f"  invalid: {row.failure}", style="red"))
+        lines.append(Text(f"invalid: {row.failure}", style="red"))
     asides = {"state": row.state, "info": row.info}
-    lines += [Text(f"  {name}: {text}", style=_ASIDE) for name, text in asides.items() if text not in _EMPTY]
-    return lines
+    lines += [Text(f"{name}: {text}", style=_ASIDE) for name, text in asides.items() if text not in _EMPTY]
+    return [Padding(line, (0, 0, 0, 2), expand=False) for line in lines]
+
+
+def build_answer(row: SampleRow, *, full: bool) -> Table:
+    """Return a sample with one answer: [mark, prompt or completion, text]."""
+    table = _build_grid(3)
+    table.add_row("", "prompt", _text(format_prompt(row.prompt), full))
+    if row.ground_truth is not None:
+        table.add_row("", "answer", _text(row.ground_truth, full))
+    mark = SAMPLED if row.advantage is None else TRAINED
+    text = _text(row.completion, full, _STYLES[mark]) + Text(" [truncated]" if row.truncated else "")
+    table.add_row(Text(mark, style=_STYLES[mark]), "completion", text)
+    return table
 
 
 def build_messages(row: SampleRow, *, full: bool) -> Table:

@@ -1,44 +1,23 @@
-"""The tables of `rljob trajectories`. Invariant: a cut text has a mark and keeps both ends; answers are at the end."""
+"""How `rljob trajectories` shows results, and two runs side by side.
+
+Invariant: a cut text has a mark and keeps both ends; answers are at the end.
+"""
 
 import json
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from rich.table import Table
+from rich.console import Group
 from rich.text import Text
 
 from rljob_api.manifest.evaluation import SHORT_FORM
 from rljob_api.run.trajectories import ResultRow, SampleRow
-from rljob_cli.tables import make_console
+from rljob_cli.tables import Column, FittedTable, build_table, make_console
 from rljob_cli.trajectories.comparison import Comparison, Pair, Side
 
 _MAX_TEXT_CHARACTERS = 400
-
-
-def print_samples(rows: Sequence[SampleRow], *, full: bool, has_more: bool) -> None:
-    console = make_console()
-    if not rows:
-        console.print("no sample matches")
-        return
-    rewards = sorted({reward.name for row in rows for reward in row.rewards})
-    table = Table(show_lines=True)
-    for name in ("step", "sample", "prompt", "completion", "score", *rewards, "advantage"):
-        table.add_column(name, overflow="fold", ratio=3 if name in ("prompt", "completion") else None)
-    for row in rows:
-        by_name = {reward.name: reward for reward in row.rewards}
-        table.add_row(
-            f"{row.step}\n{row.lane}",
-            name_sample(row),
-            Text(shorten(format_prompt(row.prompt), full) + _answer(row.ground_truth)),
-            Text(shorten(row.completion, full) + (" [truncated]" if row.truncated else "")),
-            number(row.score),
-            *(describe_reward(by_name.get(name)) for name in rewards),
-            number(row.advantage),
-        )
-    console.print(table)
-    if has_more:
-        console.print(f"the first {len(rows)}; more with --limit (0: all)")
+_CURVE = Column("curve", is_text=True, least=16, keep_end=True)
 
 
 def name_sample(row: SampleRow) -> str:
@@ -46,10 +25,8 @@ def name_sample(row: SampleRow) -> str:
     return f"{row.group}/{row.sample}" + (f"/{row.trajectory} {row.seat}" if row.seat else "")
 
 
-def describe_reward(reward: ResultRow | None, separator: str = "\n") -> Text:
+def describe_reward(reward: ResultRow) -> Text:
     """Return a reward's score, components and latency, or why the result is invalid."""
-    if reward is None:
-        return Text("-")
     if reward.valid:
         lines = [number(reward.score)]
         lines += [f"{name} {number(value)}" for name, value in reward.components.items()]
@@ -58,7 +35,7 @@ def describe_reward(reward: ResultRow | None, separator: str = "\n") -> Text:
     attempts = reward.attempts or 0
     latency = reward.latency_seconds if reward.latency_seconds is not None else reward.execute_seconds
     lines.append(f"{seconds(latency)}{f', {attempts} attempts' if attempts > 1 else ''}")
-    return Text(separator.join(lines), style="" if reward.valid else "red")
+    return Text(", ".join(lines), style="" if reward.valid else "red")
 
 
 def print_comparison(
@@ -80,43 +57,36 @@ def print_comparison(
     unmatched = "; ".join(f"{count} only in {letter}" for count, letter in others if count)
     console.print(f"{len(comparison.pairs)} prompts in both{f'; {unmatched}' if unmatched else ''}", highlight=False)
     pairs = comparison.pairs[:limit]
-    console.print(_list_pairs(pairs, comparison.curves, full))
+    for pair in pairs:
+        console.print(_show_pair(pair, comparison.curves, full))
     if len(pairs) < len(comparison.pairs):
-        console.print(f"the {len(pairs)} that differ most; more with --limit (0: all)", highlight=False)
+        console.print(f"\nthe {len(pairs)} that differ most; more with --limit (0: all)", highlight=False)
 
 
-def _summarize(comparison: Comparison) -> Table:
-    table = Table()
-    for name in ("curve", "a", "b", "difference", "better in b", "worse in b", "prompts"):
-        table.add_column(name, justify="left" if name == "curve" else "right")
+def _summarize(comparison: Comparison) -> FittedTable:
+    rows = []
     for curve in comparison.curves:
         # Both runs have the curve for one prompt at least, or it would not be listed.
         found = [(pair.a.means[curve], pair.b.means[curve]) for pair in comparison.pairs if pair.has(curve)]
         before, after = (statistics.fmean(values) for values in zip(*found, strict=True))
         better, worse = sum(b > a for a, b in found), sum(b < a for a, b in found)
-        table.add_row(
-            curve, number(before), number(after), signed(after - before), str(better), str(worse), str(len(found))
-        )
-    return table
+        rows.append([curve, number(before), number(after), signed(after - before), better, worse, len(found)])
+    header = (_CURVE, "a", "b", "difference", "better in b", "worse in b", Column("prompts"))
+    return build_table(header, [list(map(str, row)) for row in rows], header_style="bold")
 
 
-def _list_pairs(pairs: Sequence[Pair], curves: Sequence[str], full: bool) -> Table:
-    table = Table(show_lines=True)
-    for name in ("prompt", "a", "b", "difference"):
-        table.add_column(name, overflow="fold", ratio=3 if name == "prompt" else None)
-    for pair in pairs:
-        table.add_row(
-            Text(shorten(format_prompt(pair.prompt), full) + _answer(pair.ground_truth) + _name_part(pair)),
-            *(Text(_list_means(side, curves)) for side in (pair.a, pair.b)),
-            Text("\n".join(signed(pair.difference(curve)) for curve in curves)),
-        )
-    return table
+def _show_pair(pair: Pair, curves: Sequence[str], full: bool) -> Group:
+    prompt = Text(shorten(format_prompt(pair.prompt), full) + _answer(pair.ground_truth) + _name_part(pair))
+    sides = (pair.a, pair.b)
+    rows = [
+        [curve, *(number(side.means.get(curve)) for side in sides), signed(pair.difference(curve))] for curve in curves
+    ]
+    rows.append(["samples", *(_count_samples(side) for side in sides), ""])
+    return Group("", prompt, build_table((_CURVE, "a", "b", Column("difference")), rows, header_style="bold"))
 
 
-def _list_means(side: Side, curves: Sequence[str]) -> str:
-    lines = [f"{curve} {number(side.means.get(curve))}" for curve in curves]
-    invalid = f", {side.num_invalid} invalid" if side.num_invalid else ""
-    return "\n".join([*lines, f"{side.num_samples} sample{'s' if side.num_samples != 1 else ''}{invalid}"])
+def _count_samples(side: Side) -> str:
+    return f"{side.num_samples}, {side.num_invalid} invalid" if side.num_invalid else str(side.num_samples)
 
 
 def _name_part(pair: Pair) -> str:

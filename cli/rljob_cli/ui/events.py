@@ -86,7 +86,8 @@ def describe_status(status: DriverStatus | None) -> dict[str, Any]:
     """Return who waits for whom, as rows of role and text."""
     if status is None:
         return {"is_running": False, "rows": []}
-    rows = [("driver", ": ".join(filter(None, [status.phase, status.waits_for])))]
+    rows = [("steps", f"{status.step} of {status.total_steps} have ended")] if status.total_steps else []
+    rows += [("driver", ": ".join(filter(None, [status.phase, status.waits_for])))]
     rows += [(part.role, f"{part.name} hangs for {part.seconds:.0f} s; {part.doing}") for part in status.hung]
     rows += [(each.what, f"is away for {each.seconds:.0f} s: {each.message}") for each in status.outages]
     schedule = status.schedule
@@ -99,7 +100,7 @@ def describe_status(status: DriverStatus | None) -> dict[str, Any]:
         rows.append((f"requests of {name}", text + oldest))
     if busy := schedule.busy.describe():
         rows.append(("at work in the last step", busy))
-    return {"is_running": True, "step": status.step, "total_steps": status.total_steps, "rows": rows}
+    return {"is_running": True, "rows": rows}
 
 
 def _last_time(steps: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord]) -> int:

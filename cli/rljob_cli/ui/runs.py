@@ -23,7 +23,7 @@ from rljob_api.wire.redaction import Redactor
 from rljob_cli.report.collect import read_job, read_summary
 from rljob_cli.report.page import RunLine, build_redactor
 from rljob_cli.run.endpoint import Endpoint, read_endpoint
-from rljob_cli.run.runfolder import MetricsReader
+from rljob_cli.run.runfolder import MetricsReader, is_in_use
 from rljob_cli.trajectories.index import LogIndex
 from rljob_cli.trajectories.log import find_run, is_run
 from rljob_cli.ui.head import Head
@@ -42,7 +42,7 @@ class WatchedRun:
         self.index = LogIndex(folder / TRAJECTORIES)
         self.head = Head(find_head or (lambda: read_endpoint(folder)))
         self._metrics = MetricsReader(folder / FILE_METRICS)
-        self._line: tuple[_State, RunLine] | None = None
+        self._line: tuple[tuple[_State, bool], RunLine] | None = None
         self._redactor: tuple[_State, Redactor] | None = None
 
     def read_metrics(self) -> Metrics:
@@ -55,7 +55,7 @@ class WatchedRun:
 
     def describe(self) -> RunLine:
         """Return the run's line in the list. It is built again when a file that it follows from has changed."""
-        state = self._read_state(*_DESCRIBED)
+        state = self._read_state(*_DESCRIBED), is_in_use(self.folder)
         if self._line is None or self._line[0] != state:
             self._line = state, _describe(self.name, self.folder, self.read_metrics())
         return self._line[1]
@@ -103,12 +103,14 @@ class RunList:
         """Raise UserError if there is no run at all, or one that was named does not exist."""
         self._parents: list[Path] = []
         self._named: list[Path] = []
-        for argument in arguments or [str(directory)]:
+        if not arguments:
+            (self._named if is_run(directory) else self._parents).append(directory)
+        for argument in arguments:
             folder = Path(argument)
-            if folder.is_dir() and not is_run(folder) and (list_runs(folder) or not arguments):
+            if folder.is_dir() and not is_run(folder) and list_runs(folder):
                 self._parents.append(folder)
             else:
-                self._named.append(find_run(argument, directory))
+                self._named.append(_require_run(find_run(argument, directory)))
         self._runs: dict[str, WatchedRun] = {}
         if not self.read():
             raise UserError(f"{directory}: no run has started here; pass a run, or a folder with runs")
@@ -129,6 +131,13 @@ class RunList:
         while name in self._runs:
             name, number = f"{folder.name}-{number}", number + 1
         return name
+
+
+def _require_run(folder: Path) -> Path:
+    """Raise UserError if the folder is not that of a run."""
+    if not (is_run(folder) or _has_begun(folder)):
+        raise UserError(f"{folder}: no run has started here; pass a run, or a folder with runs")
+    return folder
 
 
 def list_runs(parent: Path) -> list[Path]:

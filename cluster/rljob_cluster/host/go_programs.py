@@ -41,6 +41,8 @@ INSTALLED_PACKAGES = {
 # What only some clusters run: modules, each with the package that is built in its folder, whose go.sum pins the rest.
 # `go install` would also ask the module proxy for the list of versions, which some proxies refuse.
 ADDONS = {"agent-sandbox-controller": ("sigs.k8s.io/agent-sandbox@v0.5.6", "./cmd/agent-sandbox-controller")}
+# What no cluster runs: a collector of traces. Modules in folders of this repository.
+OWN_ADDONS = {"otelcol": ROOT / "cluster/collector"}
 
 _VERSION_PACKAGE = "k8s.io/component-base/version"
 _STRIP = "-s -w"
@@ -84,10 +86,19 @@ def find_or_build(*names: str) -> Path:
 
 def find_or_build_addon(name: str) -> Path:
     """The program of an add-on; builds it if it is missing."""
-    module, _ = ADDONS[name]
-    folder = cache_root() / f"bin-{name}-{module.partition('@')[2]}"
+    version = _digest_files(OWN_ADDONS[name]) if name in OWN_ADDONS else ADDONS[name][0].partition("@")[2]
+    folder = cache_root() / f"bin-{name}-{version}"
     _build_if_missing(name, folder)
     return folder / name
+
+
+def _digest_files(folder: Path) -> str:
+    """A digest of the files of a module, as 12 hex digits."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)} ".encode() + content)
+    return digest.hexdigest()[:12]
 
 
 def download_module(module: str) -> Path:
@@ -109,21 +120,29 @@ def _build_if_missing(name: str, folder: Path) -> None:
 def _build(name: str, folder: Path) -> None:
     print(f"building {name} (once; kept in {folder})", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}-") as temporary:
-        environment, where = os.environ | {"CGO_ENABLED": "0"}, MODULE
-        if package := MODULE_PACKAGES.get(name):
-            arguments = ["build", "-trimpath", "-ldflags", _KUBERNETES_FLAGS, "-o", f"{temporary}/{name}", package]
-        elif name in ADDONS:
-            module, package = ADDONS[name]
-            where = download_module(module)
-            arguments = ["build", "-trimpath", "-ldflags", _STRIP, "-o", f"{temporary}/{name}", package]
-        else:
-            arguments = ["install", "-trimpath", "-ldflags", _STRIP, INSTALLED_PACKAGES[name]]
+        environment = os.environ | {"CGO_ENABLED": "0"}
+        if name in INSTALLED_PACKAGES:
+            where, arguments = MODULE, ["install", "-trimpath", "-ldflags", _STRIP, INSTALLED_PACKAGES[name]]
             environment["GOBIN"] = temporary
+        else:
+            where, package = _find_package(name)
+            flags = _KUBERNETES_FLAGS if name in MODULE_PACKAGES else _STRIP
+            arguments = ["build", "-trimpath", "-ldflags", flags, "-o", f"{temporary}/{name}", package]
         done = subprocess.run([*go_command(), *arguments], cwd=where, env=environment, capture_output=True, text=True)
         if done.returncode != 0:
             remedy = "check that the Go module proxy is reachable, then retry"
             raise ClusterError(f"go cannot build {name}:\n{done.stderr[-2000:]}\n{remedy}")
         os.replace(f"{temporary}/{name}", folder / name)
+
+
+def _find_package(name: str) -> tuple[Path, str]:
+    """The folder of a program's module, and its package there."""
+    if name in MODULE_PACKAGES:
+        return MODULE, MODULE_PACKAGES[name]
+    if name in OWN_ADDONS:
+        return OWN_ADDONS[name], "."
+    module, package = ADDONS[name]
+    return download_module(module), package
 
 
 @functools.cache

@@ -8,30 +8,54 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import yaml
 from playwright.sync_api import Page
 
 from rljob_api.run.folder import FILE_JOB
+from tests.paths import ROOT
 from tests.support.browser import launch_chromium
-from tests.support.local_run import DEADLINE_SECONDS, RLJOB, Run
+from tests.support.local_run import DEADLINE_SECONDS, JOB, QUICKSTART, RLJOB, Run
 
-REWARD = """
+SLOW = """
 import hashlib
 import time
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     drawn = hashlib.sha256(solution_str.encode()).digest()[0] / 255
     time.sleep(0.2 + 2 * drawn)  # some answers take ten times as long as others
+    if drawn > 0.85:
+        raise ValueError("no verdict in the judge's answer")
     return solution_str.count("e") / 10
 """
+QUICK = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return 1 / (1 + len(solution_str))
+"""
 STEPS = 6
-_WIDTH, _HEIGHT = 1100, 1000
+_WIDTH, _HEIGHT = 900, 1000
+
+
+def write_job(folder: Path) -> None:
+    """Write the tiny job with a slow reward, which fails for some answers, and a quick one."""
+    job = yaml.safe_load(JOB.read_text())
+    spec = job["spec"]
+    spec["model"]["source"] = str(ROOT / ".models/tiny-qwen3")
+    for name in ("train", "eval"):
+        spec["data"][name]["source"] = str(QUICKSTART / f"data/{name}.jsonl")
+    spec["rewards"] = [
+        {"name": "judge", "function": {"inline": SLOW}, "slots": 2},
+        {"name": "brevity", "function": {"inline": QUICK}, "weight": 0.5},
+    ]
+    spec["schedule"]["steps"] = STEPS
+    (folder / "rljob.yaml").write_text(yaml.safe_dump(job))
 
 
 class LiveRun:
     """A run, and the process that serves its page."""
 
     def __init__(self, folder: Path, page: Page) -> None:
-        self.run = Run(folder, REWARD, f"spec.schedule.steps={STEPS}", "spec.rewards[0].slots=2")
+        write_job(folder)
+        self.run = Run(folder, None)
         self.run.wait_for("the run's folder", lambda: (self.run.folder / FILE_JOB).exists())
         self.server = subprocess.Popen([RLJOB, "ui", self.run.folder], stdout=subprocess.PIPE, text=True)
         assert self.server.stdout is not None

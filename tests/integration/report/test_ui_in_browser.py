@@ -5,7 +5,9 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -13,13 +15,16 @@ from playwright.sync_api import Page, expect
 
 from rljob_api.run.folder import trajectory_file
 from rljob_api.run.metrics import append_records
+from rljob_api.run.recent import RecentSamples
+from rljob_api.wire.driver_status import DriverStatus
+from rljob_cli.run.endpoint import Endpoint, remove_endpoint, write_endpoint
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.episodes.types import Group, ScoredResult
 from rljob_trainer.history.trajectory_log import write_file
 from tests.paths import DATA
 from tests.support.browser import launch_chromium
 from tests.support.episodes import episode
-from tests.support.records import step_record
+from tests.support.records import result_row, sample_row, step_record
 
 pytestmark = pytest.mark.slow  # on a fresh machine it installs the browser
 RLJOB = Path(sys.executable).with_name("rljob")
@@ -47,6 +52,12 @@ def runs(tmp_path_factory):
     parent = tmp_path_factory.mktemp("runs")
     for name in ("letters", "other"):
         shutil.copytree(DATA / "report", parent / name)
+    for name in (
+        "begun-with-a-name-that-has-the-model-the-data-and-the-learning-rate",
+        *(f"begun-{n}" for n in range(12)),
+    ):
+        (parent / name).mkdir()
+        shutil.copy(DATA / "report/job.yaml", parent / name)
     group = Group(0, Prompt(0, "question", [1]), [sample(index) for index in range(NUM_SAMPLES)])
     write_file(trajectory_file(parent / "letters", 9, "train"), "train", 9, [group])
     return parent
@@ -135,8 +146,75 @@ def test_runs_are_listed_and_laid_over_each_other(opened):
     page.locator(".sample").first.wait_for()
 
 
+@pytest.mark.parametrize("width", [1000, 360])
+def test_words_and_numbers_are_whole_and_the_run_that_is_shown_is_in_sight(browser, url, width):
+    opened = Opened(browser, f"{url}?run=other", viewport={"width": width, "height": 900})
+    num_lines = """cells => cells.map((cell) => {
+      const range = document.createRange();
+      range.selectNodeContents(cell);
+      return new Set([...range.getClientRects()].map((each) => Math.round(each.bottom / 8))).size;
+    })"""
+    for selector in ("#runs td", "#time td[data-value]:not(:has(meter))", ".sample td:not(.prose)"):
+        assert max(opened.page.eval_on_selector_all(selector, num_lines)) == 1, selector
+    box, shown = (opened.page.locator(each).bounding_box() for each in (".list", "#runs [aria-current]"))
+    assert box["y"] < shown["y"] < box["y"] + box["height"] - shown["height"]
+    opened.close()
+
+
+class Head(BaseHTTPRequestHandler):
+    """A head that has scored two samples: one is invalid, and one has a long answer."""
+
+    samples = (
+        sample_row(sample=0, completion="short", rewards=[result_row(name="judge", reason="timeout")]),
+        sample_row(sample=1, score=0.5, completion="word " * 500, rewards=[result_row(0.5, latency_seconds=9.75)]),
+    )
+
+    def do_GET(self):
+        found = DriverStatus(step=8, total_steps=9, phase="score")
+        if self.path.startswith("/samples"):
+            after = int(self.path.partition("after=")[2])
+            found = RecentSamples(feed="f", next=len(self.samples), samples=self.samples[after:])
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(found.model_dump_json().encode())
+
+    def log_message(self, *_): ...
+
+
+@pytest.fixture
+def head(runs):
+    """The head of the run `other`."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Head)
+    Thread(target=server.serve_forever, daemon=True).start()
+    write_endpoint(runs / "other", Endpoint(f"http://127.0.0.1:{server.server_port}", "secret"))
+    yield
+    remove_endpoint(runs / "other")
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_scored_samples_take_one_line_each_and_open_to_their_texts(browser, url, head, width):
+    opened = Opened(browser, f"{url}?run=other", viewport={"width": width, "height": 900})
+    page = opened.page
+    expect(page.locator("#scored tbody tr")).to_have_count(2)
+    expect(page.locator("#none-scored")).to_be_hidden()
+    expect(page.locator("#waits")).to_contain_text("8 of 9 have ended")
+    last, first = page.locator("#scored tbody tr").all()
+    assert last.inner_text().startswith("1, training, 0/1\t0.5\t9.8 s (r)\t-\t\nword word")
+    assert "judge: timeout" in first.inner_text()
+    assert last.bounding_box()["height"] == first.bounding_box()["height"], "a long answer takes one line"
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    last.locator("summary").click()
+    assert last.locator(".sample pre").nth(-1).inner_text().strip() == ("word " * 500).strip()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    opened.close()
+
+
 def test_new_step_is_announced_and_drawn(opened, runs):
     page = opened.page
+    expect(page.locator("#none-scored")).to_be_visible()
+    expect(page.locator("#feed")).to_be_hidden()
     expect(page.locator("#announce")).to_have_text("live")
     expect(page.locator("#waits")).to_contain_text("none answers")
     before = page.locator("#curves figure").first.locator("circle:not([data-lane])").count()

@@ -86,7 +86,7 @@
     const cells = [result.valid ? number(result.score) : "invalid", details, seconds(result.latency), result.attempts ?? "-"];
     return element(
       "tr", {}, element("th", { scope: "row", textContent: result.name }),
-      ...cells.map((cell) => element("td", { textContent: cell })),
+      ...cells.map((cell, index) => element("td", { textContent: cell, className: index === 1 ? "prose" : "" })),
     );
   };
 
@@ -264,6 +264,15 @@
       return true;
     };
 
+    // The run that is shown is in sight, however long the list.
+    const showRun = () => {
+      const row = document.querySelector("#runs [aria-current]").closest("tr");
+      const list = row.closest(".list");
+      const [inner, outer] = [row.getBoundingClientRect(), list.getBoundingClientRect()];
+      list.scrollTop += inner.top - outer.top - (outer.height - inner.height) / 2;
+    };
+    showRun();
+
     const replaceAll = async () => {
       replacing = null;
       const response = await fetch(live.page).catch(() => null);
@@ -287,7 +296,7 @@
       const reasons = sample.rewards.filter((each) => each.reason).map((each) => `${each.name}: ${each.reason}`);
       const known = sample.rewards.filter((each) => each.latency !== null);
       const slowest = known.reduce((best, each) => (best === null || each.latency > best.latency ? each : best), null);
-      const texts = element("details", {}, element("summary", { textContent: "show" }));
+      const texts = element("details", {}, element("summary", { textContent: sample.completion.slice(0, 200).trim() || "(empty)" }));
       texts.addEventListener("toggle", () => {
         if (texts.open && texts.children.length === 1) texts.append(card(sample));
       });
@@ -295,7 +304,7 @@
         number(sample.score), slowest ? `${seconds(slowest.latency)} (${slowest.name})` : "-", reasons.join(", ") || "-",
       ].map((textContent) => element("td", { textContent }));
       const name = `${sample.step}, ${laneName(sample.lane)}, ${sample.group}/${sample.sample}`;
-      return element("tr", {}, element("th", { scope: "row", textContent: name }), ...cells, element("td", {}, texts));
+      return element("tr", {}, element("th", { scope: "row", textContent: name }), ...cells, element("td", { className: "rest" }, texts));
     };
 
     const actions = {
@@ -308,6 +317,8 @@
         replaceSoon();
       },
       samples: ({ samples: rows, lost }) => {
+        document.getElementById("none-scored").hidden = true;
+        document.getElementById("feed").hidden = false;
         scored.prepend(...rows.slice(-SCORED).reverse().map(scoredRow));
         while (scored.rows.length > SCORED) scored.lastElementChild.remove();
         if (lost) document.getElementById("lost").textContent = `${lost} samples were scored meanwhile that are not shown`;

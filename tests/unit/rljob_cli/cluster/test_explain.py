@@ -239,6 +239,12 @@ async def test_warnings_of_an_earlier_job_and_of_other_jobs_are_excluded() -> No
     assert (observation.claims, observation.unreadable) == (None, ["forbidden: list persistentvolumeclaims"])
 
 
+def test_wrapped_lines_are_indented_below_what_they_continue() -> None:
+    message = "waits for 1 of 2 rollout Pods: sums-rollout-a: Unschedulable: 0/3 nodes are available"
+    text = format_explanation(explain(JobObservation(job(status="False", message=message))), utc_now(), 60)
+    assert "\n  waits for 1 of 2 rollout Pods: sums-rollout-a:\n    Unschedulable: 0/3 nodes are available\n" in text
+
+
 def test_roles_have_the_images_that_they_run() -> None:
     manifest = job()
     images = {"head": "rljob/trainer:0.1.0", "rollout": "rljob/trainer:0.2.0"}

@@ -130,6 +130,8 @@ def test_run_without_anything_but_a_job_has_a_page(run, tmp_path):
     outline(page)
     for text in ("No step or evaluation has ended", "0 of 0 samples", "no record of its sessions"):
         assert text in page
+    for text in ("every result was valid", "The whole run"):
+        assert text not in page
 
 
 def test_versions_of_the_driver_and_the_models_commit_are_shown(run):

@@ -185,6 +185,7 @@ def test_run_without_any_row_has_unknown_numbers():
     summary = summarize(phase="Failed")
     assert (summary.step_rewards, summary.accuracy_before, summary.samples_trained) == ([], None, None)
     assert lines(phase="Unfinished")["steps"].startswith("0 of 4; if it has stopped, the same `rljob run` starts over")
+    assert lines(phase="Running")["steps"] == "0 of 4"
     assert lines(phase="Failed")["steps"] == "0 of 4; the same `rljob run` starts over, since there is no checkpoint"
 
 

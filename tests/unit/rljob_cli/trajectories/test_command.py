@@ -1,6 +1,8 @@
 """`rljob trajectories` over logs as the trainer writes them."""
 
 import json
+import re
+import sys
 from dataclasses import replace
 
 import pyarrow as pa
@@ -11,6 +13,7 @@ from typer.testing import CliRunner
 from rljob_api.run.folder import trajectory_file
 from rljob_api.wire.base import InvalidReason
 from rljob_cli.main import app
+from rljob_cli.tables import CleanConsole
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.episodes.types import Group, ScoredResult
 from rljob_trainer.history.trajectory_log import write_file
@@ -128,14 +131,36 @@ def test_json_has_the_complete_sample(run_dir):
     assert row["rewards"][0]["components"] == {"exact": 1.0}
 
 
-def test_table_has_invalid_reasons_and_both_ends_of_a_long_text(run_dir):
+def test_sample_has_its_results_and_both_ends_of_a_long_text(run_dir):
     shown = rljob(run_dir, "--step", 2, "--lane", "train").output
-    for text in ("begin", "42", "[... 623", "invalid: timeout", "3 attempts", "exact 1", "0.25"):
-        assert text in shown, shown
+    first, second, _, _ = shown.split("\n\n")
+    for text in ("begin", "42", "[... 623", "correct: 1, exact 1, 20 ms", "advantage 0.25", ">> completion"):
+        assert text in first, shown
+    assert "correct: invalid: timeout, killed, 90.0 s, 3 attempts" in second
     assert LONG not in shown.replace("\n", "")
 
 
-def test_table_reports_that_it_was_cut(run_dir):
+@pytest.mark.parametrize("columns", [40, 60, 80])
+@pytest.mark.parametrize("arguments", [["sums"], ["diff", "sums", "sums"]], ids=["show", "diff"])
+def test_narrow_terminal_cuts_no_number_and_no_message(run_dir, columns, arguments, monkeypatch):
+    def make_console():
+        return CleanConsole(sys.stdout, width=columns, force_terminal=True)
+
+    for module in ("tables", "trajectories.tables"):
+        monkeypatch.setattr(f"rljob_cli.{module}.make_console", make_console)
+    scores = {
+        name: result(0.123456789) for name in ("exact", "style", "a_reward_with_a_name_of_fifty_characters_or_a_few")
+    }
+    message = " ".join(f"word{number}" for number in range(30))
+    write(run_dir, 3, group(0, "1+1?", scores, {"exact": failed().model_copy(update={"message": message})}))
+    shown = rljob(*arguments, "--dir", run_dir.parent, "--step", 3, "--lane", "train").output
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in shown.splitlines()]
+    assert max(map(len, lines)) <= columns, shown
+    assert sum(line.count("0.1235") for line in lines) >= 3, shown
+    assert message in " ".join(" ".join(lines).split()) or "diff" in arguments, shown
+
+
+def test_command_reports_that_samples_are_left_out(run_dir):
     assert "the first 2; more with --limit" in rljob(run_dir, "--limit", 2).output
     assert "more with --limit" not in rljob(run_dir).output
 
@@ -210,7 +235,7 @@ def test_prompt_that_only_looks_like_a_conversation_is_unchanged(tmp_path, promp
     assert prompt in rljob("sums", "--dir", tmp_path).output
 
 
-def test_table_in_a_pipe_folds_no_line(run_dir, monkeypatch):
+def test_pipe_gets_whole_lines(run_dir, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     shown = CliRunner().invoke(app, ["trajectories", str(run_dir), "--full"]).output
     assert LONG in shown

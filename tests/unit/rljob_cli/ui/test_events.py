@@ -84,6 +84,7 @@ def test_status_says_who_waits_for_whom():
         schedule=ScheduleStatus(groups_in_flight=2, groups_scored=1, busy=BusyShares(rollouts=0.5, rewards=0.9)),
     )
     assert dict(describe_status(status)["rows"]) == {
+        "steps": "3 of 9 have ended",
         "driver": "score: waits for 3 of 64 rewards",
         "rollout": "pod-1 hangs for 90 s; generates",
         "spec.hub": "is away for 12 s: refused",

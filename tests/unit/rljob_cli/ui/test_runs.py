@@ -1,11 +1,14 @@
 """The runs that a page lists."""
 
+import json
+import os
 import shutil
 
 import pytest
 
 from rljob_api.errors import UserError
 from rljob_api.run.metrics import append_records
+from rljob_cli.run.runfolder import lock
 from rljob_cli.ui.runs import RunList
 from tests.paths import DATA
 from tests.support.records import step_record
@@ -39,10 +42,29 @@ def test_runs_are_named_by_folder_or_name_and_have_different_names(tmp_path):
 
 
 def test_nothing_to_show_is_an_error(tmp_path):
-    with pytest.raises(UserError, match="no run has started here"):
-        RunList([], tmp_path)
+    (tmp_path / "empty").mkdir()
+    for arguments, directory in (([], tmp_path), ([], tmp_path / "none"), ([str(tmp_path / "empty")], tmp_path)):
+        with pytest.raises(UserError, match="no run has started here"):
+            RunList(arguments, directory)
     with pytest.raises(UserError, match="run not found"):
         RunList(["sums"], tmp_path)
+
+
+def test_run_in_progress_is_running_until_its_process_is_gone(tmp_path):
+    folder = add(tmp_path, "letters")
+    (folder / "summary.json").unlink()
+    sessions = json.loads((folder / "sessions.json").read_text())
+    sessions[-1]["phase"] = ""
+    (folder / "sessions.json").write_text(json.dumps(sessions))
+    job = folder / "job.yaml"
+    job.write_text(job.read_text().replace("steps: 8", "steps: 9"))
+    run = RunList([], tmp_path).read()["letters"]
+    with lock(folder):
+        assert run.describe().phase == "Running"
+    assert run.describe().phase == "Unfinished"
+    for left in ("pid 4194305, since 2026-01-01T00:00:00+00:00", f"pid {os.getpid()}, since 2026-01-01T00:00:00+00:00"):
+        (tmp_path / ".letters.lock").write_text(left)
+        assert run.describe().phase == "Unfinished", "it was killed, and its number may be another process's by now"
 
 
 def test_line_of_a_run_follows_its_metrics(tmp_path):

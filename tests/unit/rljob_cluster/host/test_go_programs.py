@@ -1,6 +1,7 @@
 """What names the cache folder, and what is rejected before anything is built."""
 
 import fcntl
+import re
 import subprocess
 from pathlib import Path
 from threading import Event, Thread
@@ -87,6 +88,37 @@ def test_an_addon_is_built_in_the_folder_of_its_module(monkeypatch: pytest.Monke
     monkeypatch.setattr(go_programs.subprocess, "run", build)
     monkeypatch.setitem(go_programs.ADDONS, "extra", ("example.com/extra@v1.2.3", "./cmd/extra"))
     assert go_programs.find_or_build_addon("extra").exists()
+
+
+def test_an_own_addon_is_built_in_its_folder_and_again_when_a_file_changes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(go_programs, "go_command", lambda: ("go",))
+    module, folders = tmp_path / "module", []
+    module.mkdir()
+
+    def build(command: list[str], cwd: Path, **_: object) -> subprocess.CompletedProcess[str]:
+        folders.append((cwd, command[-1]))
+        Path(command[command.index("-o") + 1]).touch()
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(go_programs.subprocess, "run", build)
+    monkeypatch.setitem(go_programs.OWN_ADDONS, "own", module)
+    (module / "main.go").write_text("package main")
+    first = go_programs.find_or_build_addon("own")
+    assert go_programs.find_or_build_addon("own") == first
+    (module / "main.go").write_text("package main // changed")
+    assert go_programs.find_or_build_addon("own") != first
+    assert folders == [(module, "."), (module, ".")]
+
+
+def test_docs_and_program_name_the_version_of_the_collector() -> None:
+    module = go_programs.OWN_ADDONS["otelcol"]
+    found = re.search(r"collector/otelcol v(\S+)", (module / "go.mod").read_text())
+    assert found
+    assert f'Version: "{found[1]}"' in (module / "main.go").read_text()
+    assert f"collector ({found[1]})" in (go_programs.ROOT / "docs/tracing.md").read_text()
 
 
 def test_go_comes_from_path_else_from_uv(monkeypatch: pytest.MonkeyPatch) -> None:

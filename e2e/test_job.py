@@ -148,8 +148,10 @@ def test_job_starts_from_the_model_of_another_and_keeps_it(
     """The Pods mount the claim of the other job read-only, and a new head has the same step."""
     source = f"job://{plain[0].name}@last"
     job = submit("longer", model={"source": source}, schedule={"steps": 6})
-    assert job.wait_for("the claim", lambda: job.status.get("startModel")) == {"job": plain[0].name, "claim": CLAIM}
+    placed = job.wait_for("the claim", lambda: job.status.get("startModel"))
+    assert (placed["job"], placed["claim"]) == (plain[0].name, CLAIM)
     job.wait_for_step(3)
+    assert job.status["startModel"]["step"] == NUM_STEPS
     pin = json.loads(cluster.read_file(f"{job.name}/model.json") or "{}")
     assert (pin["source"], pin["step"]) == (source, NUM_STEPS)
     inject_fault(delete_head, job)

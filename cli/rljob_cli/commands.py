@@ -84,8 +84,7 @@ def _run_locked(
     file = replace(file, job=sharing.apply(file.job))
     changed = [] if has_bfloat16() else use_float32(file.job, read_trained_config(file.job, claims))
     if not fresh:
-        message = f"differs from the run in {folder}; restore the value, or start over with --fresh"
-        problems += [file.problem(changed, message) for changed in runfolder.changed_fields(folder, file.job)]
+        problems += _find_changed(file, folder)
         if not (problems or file.problems) and runfolder.is_finished(folder, file.job):
             steps = file.job.spec.schedule.steps
             remedy = "to train longer, raise spec.schedule.steps; to start over, pass --fresh"
@@ -136,6 +135,15 @@ def _run_locked(
         say(f"to resume: {again} (with your --set and --volume, without --fresh)")
     _print_result(folder, phase, output)
     return {"Succeeded": 0, "Interrupted": EXIT_INTERRUPTED}.get(phase, EXIT_FAILED)
+
+
+def _find_changed(file: JobFile, folder: Path) -> list[Problem]:
+    """Return why the job may not resume from the checkpoint in the folder."""
+    remedy = "restore the value, give the job another metadata.name, or start over with --fresh"
+    return [
+        file.problem(each.path, f"is {each.text_now}, and {each.text_before} in the run in {folder}; {remedy}")
+        for each in runfolder.find_changed(folder, file.job)
+    ]
 
 
 def _find_old_copy(job: RLJob, fresh: bool) -> list[str]:

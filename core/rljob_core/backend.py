@@ -5,6 +5,7 @@ backends: Kubernetes (`kube`) and `rljob run` (`rljob_cli.local`). Objects are p
 planned ones are what `kubectl apply` takes, observed ones carry a Kubernetes `status`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
@@ -106,6 +107,8 @@ class StartJob(NamedTuple):
     """Claim of spec.checkpoint; empty: none."""
     storage: str = ""
     """spec.checkpoint.storage; empty: none."""
+    trains: bool = True
+    """Whether spec.task is train."""
     exports: str = "last"
     """spec.checkpoint.export."""
     every_steps: int = 10
@@ -114,6 +117,8 @@ class StartJob(NamedTuple):
     """Its last finished step."""
     has_ended: bool = False
     """Whether it has succeeded or failed."""
+    failure: str = ""
+    """Why it has failed: the reason of its condition. Empty: it has not."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +246,8 @@ class Reference(NamedTuple):
 
 
 class MissingReferencesError(PodRejectedError):
-    """Secrets and ConfigMaps without which the Pods of a workload cannot start do not exist."""
+    """Secrets and ConfigMaps without which the Pods of a workload cannot start do not exist. Not raised: one workload's
+    of several."""
 
     def __init__(self, missing: tuple[Reference, ...]) -> None:
         super().__init__(", ".join(f"{each.kind} {each.name}" for each in missing), "ReferenceMissing")
@@ -260,6 +266,9 @@ class Backend(Protocol):
     async def apply(self, manifest: Manifest) -> None:
         """Server-side apply. Raises ForeignObjectError when an object of another owner has the name, and UserError for
         what the API server rejects permanently."""
+
+    async def find_missing(self, workloads: Sequence[Manifest]) -> list[tuple[Reference, ...]]:
+        """Return the Secrets and ConfigMaps without which the Pods of each workload could not start."""
 
     async def check(self, workload: Manifest) -> None:
         """Raise what `apply` of a workload would raise, and PodRejectedError if its Pods would be rejected for another

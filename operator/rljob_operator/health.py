@@ -23,17 +23,38 @@ _STALL_SAMPLE_SECONDS = 0.1
 class Health:
     """The state of the work queue, of the workers and of the watches."""
 
-    def __init__(self, queue: WorkQueue, metrics: OperatorMetrics, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        queue: WorkQueue,
+        metrics: OperatorMetrics,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        has_listed: Callable[[], bool] = lambda: True,
+        unconfirmed_write_seconds: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`has_listed`: whether the leader knows all objects. `unconfirmed_write_seconds`: the age of the oldest write
+        that no watch event has confirmed."""
         self.queue, self.metrics, self._clock = queue, metrics, clock
+        self._has_listed, self._unconfirmed_write_seconds = has_listed, unconfirmed_write_seconds
         self._started_at: dict[Key, float] = {}
         """When the current reconcile of each key started."""
         self._ended_at = float("-inf")
         """When the last reconcile ended, whatever its outcome."""
-        self.is_ready: Callable[[], bool] = lambda: False
-        self.not_ready_reason = "starting"
-        """The answer of /readyz while not ready."""
-        self.unconfirmed_write_seconds: Callable[[], float] = lambda: 0.0
-        """Age of the oldest write that no watch event has confirmed."""
+        self._waits_for = "starting"
+        """The answer of /readyz; empty: ready."""
+        self._is_leading = False
+
+    def wait_for(self, reason: str) -> None:
+        """The process is not ready, since it waits for something."""
+        self._waits_for = reason
+
+    def stand_by(self) -> None:
+        """The process is ready to lead."""
+        self._waits_for = ""
+
+    def lead(self) -> None:
+        """The process leads, and is ready once it knows all objects."""
+        self._waits_for, self._is_leading = "", True
 
     @contextmanager
     def track_reconcile(self, key: Key) -> Iterator[None]:
@@ -57,7 +78,7 @@ class Health:
         # A long queue alone does not count: a new leader would have to reconcile the same keys.
         if (age := min(self.queue.oldest_age(now), now - self._ended_at)) > STUCK_SECONDS:
             return f"keys wait, and no reconcile has ended for {age:.0f} s"
-        if (age := self.unconfirmed_write_seconds()) > STUCK_SECONDS:
+        if (age := self._unconfirmed_write_seconds()) > STUCK_SECONDS:
             return f"the watches are stalled: no event has confirmed a write of {age:.0f} s ago"
         for key, started_at in self._started_at.items():
             if now - started_at > STUCK_SECONDS:
@@ -81,8 +102,9 @@ class Health:
         return web.Response(text=problem or "ok", status=503 if problem else 200)
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        ready = self.is_ready()
-        return web.Response(text="ok" if ready else self.not_ready_reason, status=200 if ready else 503)
+        is_listing = self._is_leading and not self._has_listed()
+        problem = "listing every kind for the first time" if is_listing else self._waits_for
+        return web.Response(text=problem or "ok", status=503 if problem else 200)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         self.metrics.depth.set(self.queue.depth)

@@ -61,8 +61,16 @@ async def run_operator(
     owns_api = api is None
     api = api or await connect(settings.kubeconfig)
     metrics = OperatorMetrics(_COUNTED)
-    health = Health(WorkQueue(_MIN_RECONCILE_INTERVAL_SECONDS), metrics, clock)
-    api.on_response = metrics.on_response
+    api.observers.append(metrics.on_response)
+    cache = Cache(clock)
+    informer = Informer(api, cache, settings.namespaces, settings.resync_seconds, on_watching)
+    health = Health(
+        WorkQueue(_MIN_RECONCILE_INTERVAL_SECONDS),
+        metrics,
+        clock,
+        has_listed=lambda: informer.has_listed,
+        unconfirmed_write_seconds=cache.unconfirmed_write_seconds,
+    )
     server = await health.serve(settings.health_port, settings.metrics_port)
     identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     namespace = settings.lease_namespace or _pod_namespace() or "default"
@@ -83,10 +91,11 @@ async def run_operator(
         for kind, of_kind in skew.kinds.items():
             metrics.record_skew(kind, of_kind.version, count_minors(of_kind.version) or 0)
         if lease:
-            health.is_ready = lambda: True  # a standby is ready to lead
+            health.stand_by()
             await lease.acquire()
         metrics.leader.set(1)
-        await _lead(settings, api, lease, health, clock, now, on_watching, skew)
+        health.lead()
+        await _lead(settings, api, cache, informer, lease, health, clock, now, skew)
     finally:
         await run_uncancelled(end())
 
@@ -94,28 +103,24 @@ async def run_operator(
 async def _wait_for_crds(api: KubeApi, health: Health) -> Skew:
     """Return how the CRDs differ, once the operator may run with them."""
     while (check := await check_crds(api)).problem:
-        health.not_ready_reason = check.problem
+        health.wait_for(check.problem)
         log.error("%s; next check in %.0f s", check.problem, _CRD_RETRY_SECONDS)
         await asyncio.sleep(_CRD_RETRY_SECONDS)
-    health.not_ready_reason = "listing every kind for the first time"
     return check.skew
 
 
 async def _lead(
     settings: Settings,
     api: KubeApi,
+    cache: Cache,
+    informer: Informer,
     lease: Lease | None,
     health: Health,
     clock: Callable[[], float],
     now: Callable[[], datetime],
-    on_watching: Callable[[], None],
     skew: Skew,
 ) -> None:
-    cache = Cache(clock)
-    informer = Informer(api, cache, settings.namespaces, settings.resync_seconds, on_watching)
     driver = DriverClient(clock, informer.requeue)
-    health.is_ready = lambda: informer.has_listed
-    health.unconfirmed_write_seconds = cache.unconfirmed_write_seconds
     backend = KubernetesBackend(
         api,
         cache,

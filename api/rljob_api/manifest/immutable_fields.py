@@ -1,13 +1,14 @@
 """Which fields of an RLJob may not change, and until when: rules that compare an object with its successor.
 
 They exist in CEL alone: only the API server sees both. Invariant: they may rely on defaults, as those of `job_rules`.
+A job that finds the checkpoints of an earlier one compares those that may never change (`read_fixed_fields`).
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from rljob_api.manifest.base import ClusterRule
+from rljob_api.manifest.base import ClusterRule, Spec
 
 
 def _unchanged(path: str) -> ClusterRule:
@@ -62,10 +63,14 @@ def _list_user_model(spec: str) -> str:
     return f"({has_model} && {model}.placement == 'trainer' ? [{model}] : [])"
 
 
+_REQUIRED: Final = (
+    *("task", "model", "data.train", "algorithm", "agent.type"),
+    *(f"schedule.{field}" for field in ("type", "promptsPerStep", "miniBatches", "seed")),
+)
+_OPTIONAL: Final = ("data.mix", "schedule.maxStaleness", "trainer.lora")
 IMMUTABLE: Final = (
-    *map(_unchanged, ("task", "model", "data.train", "algorithm", "agent.type")),
-    *(_unchanged(f"schedule.{field}") for field in ("type", "promptsPerStep", "miniBatches", "seed")),
-    *map(_unchanged_optional, ("data.mix", "managedBy", "schedule.maxStaleness", "trainer.lora")),
+    *map(_unchanged, _REQUIRED),
+    *map(_unchanged_optional, (*_OPTIONAL, "managedBy")),
     *map(_unchanged_unless_suspended, ("trainer.replicas", "trainer.gpusPerReplica", "rollout.placement")),
     ClusterRule(
         "rewards",
@@ -94,3 +99,17 @@ IMMUTABLE: Final = (
         f"{_FREE_UNDER_KUEUE} || {_agent_sizes('self')} == {_agent_sizes('oldSelf')}",
     ),
 )
+
+
+def read_fixed_fields(spec: Spec) -> dict[str, Any]:
+    """Return what the checkpoints of a job depend on, by path, such as spec.model: its model, and which prompts and
+    updates come next. What has its default is left out, so that another version with more fields finds the same."""
+    manifest = spec.to_manifest(exclude_defaults=True)
+    found = ((f"spec.{path}", _find(manifest, path.split("."))) for path in _REQUIRED + _OPTIONAL)
+    return {path: value for path, value in found if value is not None}
+
+
+def _find(manifest: Any, location: list[str]) -> Any:
+    for part in location:
+        manifest = manifest.get(part) if isinstance(manifest, dict) else None
+    return manifest

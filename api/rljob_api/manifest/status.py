@@ -246,6 +246,9 @@ class StartModelStatus(Spec):
     """NAME."""
     claim: Name
     """PersistentVolumeClaim with the folder NAME."""
+    step: Count | None = None
+    """Which exported step the job has begun with. A head that has lost the run's files begins with it again, too. Null:
+    not known yet."""
 
 
 class RLJobStatus(Spec):

@@ -22,6 +22,8 @@ Location = tuple[str | int, ...]
 _PATH_PART = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 _ITEM = re.compile(r"items\[(\d+)\]\.?(.*)")
 """A path in a List: the index, and the path in the item."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_HALF = re.compile("[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]")
 _MAX_NODES = 200_000
 """About a second of work. kubectl has a similar limit, so that a few lines of aliases cannot occupy it for hours."""
 
@@ -151,7 +153,10 @@ def _measure(root: yaml.Node) -> int:
 
 
 def _index(node: yaml.Node, location: Location, document: Document) -> None:
-    """Record the line of every value below `node`, and duplicate keys."""
+    """Record the line of every value below `node`, duplicate keys, and halves of characters."""
+    _check_characters(node, location, document)
+    for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+        _check_characters(key, location, document)
     for part, line, value in _children(node):
         inner = (*location, part)
         if isinstance(node, yaml.MappingNode) and inner in document.lines and part != "<<":
@@ -159,6 +164,16 @@ def _index(node: yaml.Node, location: Location, document: Document) -> None:
             document.problems.append(Problem(format_path(inner), line, message))
         document.lines[inner] = line
         _index(value, inner, document)
+
+
+def _check_characters(node: yaml.Node, location: Location, document: Document) -> None:
+    """Join the halves of characters, which JSON's escapes have (\\ud83d\\ude00). One alone is no text."""
+    if not isinstance(node, yaml.ScalarNode) or not _SURROGATE.search(node.value):
+        return
+    if half := _HALF.search(node.value):
+        message = f"contains \\u{ord(half[0]):04x}, half of a character; write the whole character, or remove it"
+        document.problems.append(Problem(format_path(location), node.start_mark.line + 1, message))
+    node.value = node.value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _children(node: yaml.Node) -> Iterator[tuple[str | int, int, yaml.Node]]:

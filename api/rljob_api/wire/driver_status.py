@@ -239,6 +239,9 @@ class DriverStatus(Wire):
 
     run_id: Word = ""
     """Id of the run's folder. A new one has another, and no checkpoint. Empty: not known yet."""
+    start_step: Count | None = None
+    """Step of the other run whose model this one has begun with (spec.model.source job://). Null: not chosen yet, or
+    another source."""
     step: Count = 0
     total_steps: Count = 0
     phase: Word = "starting"

@@ -6,6 +6,14 @@
 (type({{ $x }}.?{{ $field }}.orValue('')) == map ? {{ $x }}.{{ $field }}.?{{ index . 2 }} : optional.none())
 {{- end }}
 
+{{/* A list of different texts in alphabetical order: the maps of CEL have none, and its sort() needs Kubernetes 1.35. One
+with more than so many stays as it is. */}}
+{{- define "rljob.cel.sorted" -}}
+{{- $list := index . 0 }}{{ $most := index . 1 | int -}}
+({{ $list }}.size() > {{ $most }} ? {{ $list }} : {{ until $most | toJson }}.filter(i, i < {{ $list }}.size())
+  .map(i, {{ $list }}.filter(x, {{ $list }}.filter(y, y < x).size() == i)[0]))
+{{- end }}
+
 {{/* Objects that are older than the policy can still be suspended, resumed, annotated and scaled. */}}
 {{- define "rljob.cel.changed" -}}
 - name: spec-has-changed

@@ -8,7 +8,7 @@ import contextlib
 import copy
 import os
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,7 +16,18 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_cli.local.secrets import build_secrets
 from rljob_cli.manifests import timestamp
-from rljob_core.backend import ChildKey, Event, JobKey, Key, Manifest, ObservedState, Owner, OwnerStatus, key_of
+from rljob_core.backend import (
+    ChildKey,
+    Event,
+    JobKey,
+    Key,
+    Manifest,
+    ObservedState,
+    Owner,
+    OwnerStatus,
+    Reference,
+    key_of,
+)
 from rljob_core.plan.observed_job import is_terminating, name_of
 
 _RESYNC_SECONDS = 10.0
@@ -57,6 +68,10 @@ class LocalStore:
         metadata.setdefault("creationTimestamp", timestamp(datetime.now(UTC)))
         if old != new:
             self._write(self.objects, key, new)
+
+    async def find_missing(self, workloads: Sequence[Manifest]) -> list[tuple[Reference, ...]]:
+        """Nothing: the keys of Secrets are variables of the shell, which `rljob run` has checked."""
+        return [() for _ in workloads]
 
     async def check(self, workload: Manifest) -> None:
         """There is nothing to do: one machine refuses no workload."""

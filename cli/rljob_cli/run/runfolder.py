@@ -27,6 +27,7 @@ from rljob_api.run.folder import (
     last_checkpoint,
 )
 from rljob_api.run.metrics import Metrics, read_metrics
+from rljob_api.run.origin import Change, find_changes
 from rljob_api.run.summaries import read_run_summary
 from rljob_core.children.common import to_yaml
 
@@ -90,7 +91,7 @@ def has_checkpoint(folder: Path) -> bool:
     return last_checkpoint(folder) is not None
 
 
-def changed_fields(folder: Path, job: RLJob) -> list[str]:
+def find_changed(folder: Path, job: RLJob) -> list[Change]:
     """Return the immutable fields that differ from the job of the folder's checkpoint."""
     saved = folder / FILE_JOB
     if not has_checkpoint(folder) or not saved.is_file():
@@ -100,7 +101,12 @@ def changed_fields(folder: Path, job: RLJob) -> list[str]:
         for name in MUTABLE_SCHEDULE_FIELDS:
             spec["schedule"].pop(name, None)
         spec["data"].pop("maxPromptTokens", None)  # leaves the order of all other prompts
-    return [f"spec.{name}" for name in _IMMUTABLE if before.get(name) != now.get(name)]
+    return list(find_changes(_pick_immutable(before), _pick_immutable(now)))
+
+
+def _pick_immutable(spec: dict[str, Any]) -> dict[str, Any]:
+    lora = (spec.get("trainer") or {}).get("lora")
+    return {f"spec.{name}": spec.get(name) for name in _IMMUTABLE} | {"spec.trainer.lora": lora}
 
 
 def is_finished(folder: Path, job: RLJob) -> bool:

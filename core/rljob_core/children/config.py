@@ -50,12 +50,14 @@ def build_job_config(job: RLJob) -> Manifest:
     if spec.models_in_trainer:
         not_read |= {"rewards": {"__all__": _NOT_READ_OF_ROLE}}
         not_read |= {"agent": _NOT_READ_OF_JOB["agent"] | {"user": _NOT_READ_OF_ROLE}}
-    document = {
+    document: Manifest = {
         "apiVersion": job.api_version,
         "kind": job.kind,
         "metadata": {"name": job.metadata.name, "namespace": job.metadata.namespace},
         "spec": spec.to_manifest(exclude=_NOT_READ_OF_JOB | not_read, exclude_defaults=True),
     }
+    if (start := job.status.start_model) and start.step is not None:  # a head without the run's files begins with it
+        document["status"] = {"startModel": start.to_manifest()}
     return build_child("v1", "ConfigMap", job, child_name(job, "config"), {}, data={FILE_JOB: to_yaml(document)})
 
 

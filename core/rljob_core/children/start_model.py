@@ -1,6 +1,7 @@
 """Where the Pods of a job find spec.model: its source, or with job://NAME@STEP the run of another job on a claim. Pure.
 
-The plan finds the claim (`rljob_core.plan.start_model`) and stores it in the status; the head chooses the step.
+The plan finds the claim (`rljob_core.plan.start_model`) and stores it in the status. The head chooses the step and
+reports it; the status keeps it for a head that has lost the run's files.
 Invariant: job:// is a claim that is mounted read-only like any other, so no other module here knows job://.
 """
 
@@ -41,9 +42,22 @@ def list_model_env(job: RLJob) -> dict[str, str]:
 
 
 def set_claim(job: RLJob, claim: str | None) -> RLJob:
-    """The job whose status says on which claim the other job's files are; None: it starts from no job."""
-    start = parse_start(job)
-    placed = StartModelStatus(job=start.path, claim=claim) if start and claim else None
+    """The job whose status says on which claim the other job's files are; None: it starts from no job. A step that is
+    known stays."""
+    start, before = parse_start(job), job.status.start_model
+    step = before.step if start and before and before.job == start.path else None
+    return _set_placed(job, StartModelStatus(job=start.path, claim=claim, step=step) if start and claim else None)
+
+
+def set_step(job: RLJob, step: int | None) -> RLJob:
+    """The job whose status has the step that the head reports; None: the head has not chosen one."""
+    placed = job.status.start_model
+    if placed is None or step is None or placed.step == step:
+        return job
+    return _set_placed(job, placed.model_copy(update={"step": step}))
+
+
+def _set_placed(job: RLJob, placed: StartModelStatus | None) -> RLJob:
     return job.model_copy(update={"status": job.status.model_copy(update={"start_model": placed})})
 
 

@@ -1,7 +1,7 @@
 """Requests to the API server through one session, and errors in the operator's terms.
 
 Needs neither kopf nor the rest of the operator, so the CLI uses it too. Invariant: every request, kopf's included,
-passes `hooks` and `on_response`: tests can delay or fail each request, and metrics count all.
+passes `hooks` and `observers`: tests can delay or fail each request, and metrics count all.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ESCAPED = re.compile("[\x7f-\uffff]")
 Hook = Callable[[aiohttp.ClientRequest], Awaitable[None]]
 """Gets a request before it is sent; may wait, or raise aiohttp.ClientError to make it fail."""
 OnResponse = Callable[[str, str, int], None]
-"""verb, path, status code."""
+"""verb, path, status code; 0 without an answer."""
 
 
 class ApiError(Exception):
@@ -70,21 +70,25 @@ class ListPage(NamedTuple):
 class KubeApi:
     """A client of one API server. See `connect`."""
 
-    def __init__(self, configuration: Configuration, max_connections: int = MAX_CONNECTIONS) -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        max_connections: int = MAX_CONNECTIONS,
+        hooks: list[Hook] | None = None,
+        observers: list[OnResponse] | None = None,
+    ) -> None:
+        """`hooks` and `observers`: those of another client, which share what is added later."""
         self._configuration, self._max_connections = configuration, max_connections
         self.server = configuration.host.rstrip("/")
-        self.hooks: list[Hook] = []
-        self.on_response: OnResponse = lambda verb, path, code: None
+        self.hooks: list[Hook] = [] if hooks is None else hooks
+        self.observers: list[OnResponse] = [] if observers is None else observers
         self._ssl = _ssl_context(configuration)
         self._proxy = configuration.proxy or _proxy_of_environment(configuration.host)
         self._session: aiohttp.ClientSession | None = None
 
     def separate(self, max_connections: int) -> KubeApi:
-        """Return a client with its own connections, and the same hooks and metrics."""
-        other = KubeApi(self._configuration, max_connections)
-        other.hooks = self.hooks
-        other.on_response = lambda verb, path, code: self.on_response(verb, path, code)
-        return other
+        """Return a client with its own connections, and the same hooks and observers."""
+        return KubeApi(self._configuration, max_connections, self.hooks, self.observers)
 
     def new_session(
         self,
@@ -110,10 +114,14 @@ class KubeApi:
                 await hook(request)
             response = await handler(request)
         except (aiohttp.ClientError, OSError):
-            self.on_response(verb, path, 0)
+            self._observe(verb, path, 0)
             raise
-        self.on_response(verb, path, response.status)
+        self._observe(verb, path, response.status)
         return response
+
+    def _observe(self, verb: str, path: str, code: int) -> None:
+        for observer in self.observers:
+            observer(verb, path, code)
 
     async def request(
         self,

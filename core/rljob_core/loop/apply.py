@@ -1,15 +1,15 @@
 """Apply the children of one owner in an order that leaves nothing half done.
 
-First the accounts of Pods, and their roles. Then what Pods read or are protected by, and at the same time dry runs of
-the workloads that are new or whose Pods change. Then the workloads and the pools of sandboxes. Invariant: if anything
-is refused, none of these is created or changed.
+First the accounts of Pods, and their roles. Then what Pods read or are protected by, and at the same time checks of the
+workloads that are new or whose Pods change: the Secrets and ConfigMaps that they need, and dry runs if none is missing.
+Then the workloads and the pools of sandboxes. Invariant: if anything is refused, none of these is created or changed.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from rljob_api.errors import UserError
+from rljob_api.errors import TransientError, UserError
 from rljob_core.backend import (
     Backend,
     ChildKey,
@@ -52,7 +52,7 @@ async def apply_children(
     """Apply the changed children and return what was refused. `replaced` workloads are checked only: they are applied
     after the deletion of the existing ones. `guard` delays the retries of what was refused. Raises the first error that
     is worth a retry, if nothing was refused."""
-    apply, check = guard(backend.apply), guard(backend.check)
+    apply = guard(backend.apply)
     standing = [child for child in changed if child["kind"] not in (*_FIRST, SANDBOX_POOL, *WORKLOAD_KINDS)]
     workloads = [child for child in changed if child["kind"] in WORKLOAD_KINDS]
     pools = [child for child in changed if child["kind"] == SANDBOX_POOL]
@@ -61,7 +61,9 @@ async def apply_children(
         applied = await _call_all(owner, apply, [child for child in changed if child["kind"] == kind])
         if not applied.is_ok:  # what refers to it would be refused, too
             return _read_failures(applied)
-    applied, checks = await asyncio.gather(_call_all(owner, apply, standing), _call_all(owner, check, checked))
+    applied, checks = await asyncio.gather(
+        _call_all(owner, apply, standing), _check_all(owner, backend, guard(backend.check), checked)
+    )
     if applied.is_ok:  # Pods must not start from another owner's Secret, or without their NetworkPolicy
         # Workloads that only change their replicas are applied although a change of others is refused.
         unchecked = [child for child in workloads if checks.is_ok or child not in checked]
@@ -90,8 +92,22 @@ def _read_failures(*outcomes: _Outcome) -> list[ApplyFailure]:
     return failures
 
 
+async def _check_all(owner: Owner, backend: Backend, check: Call, workloads: Collection[Manifest]) -> _Outcome:
+    """A job that waits for a Secret is checked again and again, so its dry runs wait, too."""
+    try:
+        missing = await backend.find_missing(list(workloads))
+    except TransientError as error:
+        return _Outcome([], error)
+    if any(missing):
+        return _judge(owner, workloads, [MissingReferencesError(each) if each else None for each in missing])
+    return await _call_all(owner, check, workloads)
+
+
 async def _call_all(owner: Owner, call: Call, children: Collection[Manifest]) -> _Outcome:
-    outcomes = await asyncio.gather(*map(call, children), return_exceptions=True)
+    return _judge(owner, children, await asyncio.gather(*map(call, children), return_exceptions=True))
+
+
+def _judge(owner: Owner, children: Collection[Manifest], outcomes: Sequence[BaseException | None]) -> _Outcome:
     failures, rejected, errors = list[ApplyFailure](), list[Cause](), list[BaseException]()
     for child, outcome in zip(children, outcomes, strict=True):
         if isinstance(outcome, UserError):

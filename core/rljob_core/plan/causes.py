@@ -22,6 +22,7 @@ from rljob_core.children.gang import GATE_KUEUE, LABEL_KUEUE_QUEUE
 from rljob_core.plan import conditions, observed_job
 from rljob_core.plan.disruptions import exceeded_own_limit, find_disruption
 from rljob_core.plan.observed_job import ObservedJob, RoleView
+from rljob_core.plan.pod_admission import explain_rejection
 
 _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _PULL_SECRETS = re.compile(r"image pull secrets \(([^)]+)\)")
@@ -31,10 +32,14 @@ _HELD = re.compile(r"volume node affinity|PersistentVolume's node affinity|ReadW
 """A node, or a Pod, has a volume that can be on one at a time."""
 _MAX_DETAIL_LENGTH = 1200
 """A condition has room for a cause and its remedy."""
+_MAX_WORDS = 300
+"""Characters of another program's text in a cause."""
 _MAX_REJECTION_LENGTH = 4000
 """Limit of the API server's message: an admission webhook may answer anything."""
 _GARBAGE_COLLECTION_GRACE = timedelta(seconds=60)
 """Time to delete the Pods of an earlier StatefulSet, and to adopt those without a controller."""
+REJECTED = "FailedCreate"
+"""The cause of Pods that the API server does not admit, for another reason than a quota or a LimitRange."""
 _STARTING_REASONS = ("", "WaitingForPods", "WaitingForDeletion")
 """Reasons for which a RewardModel is not ready and needs no help yet. "" is a ready or a new one."""
 REMEDIES = {
@@ -190,7 +195,7 @@ def _creation_failure(workload: str, children: Mapping[ChildKey, Manifest], warn
     return ""
 
 
-def describe_rejection(name: str, path: str, message: str, otherwise: str = "FailedCreate") -> Cause:
+def describe_rejection(name: str, path: str, message: str, otherwise: str = REJECTED) -> Cause:
     """The cause of Pods that the API server rejects: a quota, or `otherwise`. `name` and `path` are the role's."""
     message = message[:_MAX_REJECTION_LENGTH]
     if exceeded := re.search(r"exceeded quota: ([^,]+), requested: (.*?), used:", message):
@@ -198,7 +203,11 @@ def describe_rejection(name: str, path: str, message: str, otherwise: str = "Fai
     if missing := re.search(r"failed quota: ([^:]+): must specify (\S+)", message):
         resources = missing[2].replace(",", ", ")
         return Cause.of("QuotaUnspecified", path, f"{name}: quota {missing[1]} requires {resources}")
-    return Cause.of(otherwise, path, f"{name}: {stable_message(message)}")
+    if otherwise != REJECTED:
+        return Cause.of(otherwise, path, f"{name}: {stable_message(message)}")
+    detail, remedy = explain_rejection(message)
+    remedy = (remedy or REMEDIES[REJECTED]).format(path=path)
+    return Cause(REJECTED, f"{clean_text(f'{name}: {detail}', _MAX_WORDS)}; {remedy}")
 
 
 def _involved_name(event: Manifest) -> str:
@@ -287,4 +296,4 @@ def _unready_reason(model: RewardModel) -> str:
 
 def stable_message(message: str) -> str:
     """The message without generated Pod names."""
-    return re.sub(r'pods? "[^"]*" ', "", message, flags=re.IGNORECASE).removeprefix("Error creating: ")[:300]
+    return re.sub(r'pods? "[^"]*" ', "", message, flags=re.IGNORECASE).removeprefix("Error creating: ")[:_MAX_WORDS]

@@ -11,6 +11,7 @@ from rljob_core.children.common import REWARD, ROLLOUT, build_selector
 from rljob_core.plan import conditions
 from rljob_core.plan.active_time import account
 from rljob_core.plan.applied_generation import describe_refused_change, keep_running_generation
+from rljob_core.plan.blocked_names import describe_blocked
 from rljob_core.plan.causes import Cause
 from rljob_core.plan.conditions import Reasons
 from rljob_core.plan.failures import Failures
@@ -154,9 +155,8 @@ def _running_conditions(
     short = [role for role in observed.roles if role.ready < role.needed and not is_ending]
     waiting = conditions.describe_wait(map(describe_waiting, observed.roles), [cause.message for cause in causes])
     if blocked:
-        names = ", ".join(f"{kind} {name}" for kind, name in blocked)
         known = [cause.message for cause in causes if cause.reason in BLOCKING_DELETION]
-        waiting = conditions.describe_wait([f"waits until an earlier {names} is deleted"], known)
+        waiting = conditions.describe_wait([describe_blocked(observed.job, observed.state, blocked)], known)
     if was_running and driver_succeeded(observed):
         return {conditions.RUNNING: ("Running", "the driver has ended; its Job is about to complete")}, {}
     if not short and not blocked:

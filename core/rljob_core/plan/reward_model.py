@@ -23,6 +23,7 @@ from rljob_core.defaults import DEFAULTS, Defaults
 from rljob_core.plan import conditions, validate
 from rljob_core.plan.apply_scaling import scale_model
 from rljob_core.plan.autoscale import derive_scaling_events, is_recent
+from rljob_core.plan.blocked_names import describe_blocked
 from rljob_core.plan.causes import Cause, find_model_causes
 from rljob_core.plan.conditions import Reason
 from rljob_core.plan.job import BLOCKED_RETRY_SECONDS, new_random_token
@@ -140,8 +141,7 @@ def _plan_children(
         return replace(_build_plan(seen, now, tuple(children)), delete=delete)
     # Pods must not start from the Secret or ConfigMap of an earlier model with this name.
     children = [c for c in children if c["kind"] not in WORKLOAD_KINDS and key_of(c) not in blocked]
-    names = ", ".join(f"{kind} {name}" for kind, name in blocked)
-    not_ready = (REASON_WAITING_FOR_DELETION, f"waits until an earlier {names} is deleted")
+    not_ready = (REASON_WAITING_FOR_DELETION, describe_blocked(seen.model, seen.state, blocked))
     plan = _build_plan(seen, now, tuple(children), not_ready)
     return replace(plan, delete=delete, requeue_after_seconds=BLOCKED_RETRY_SECONDS)
 

@@ -31,12 +31,19 @@ def add_progress_lost(observed: ObservedJob, true: Reasons) -> None:
     before, old = job.status.progress, conditions.find(job.status, conditions.PROGRESS_LOST)
     if driver and driver.run_id and before.run_id not in ("", driver.run_id) and before.step > 0:
         is_kept = keeps_files(observed)
-        where = "storage" if job.spec.checkpoint.storage else "claim"
-        why = f"the {where} no longer has the folder of this run" if is_kept else "they were in the head's Pod"
+        why = _describe_place(job) if is_kept else "they were in the head's Pod"
         message = f"the run's files were lost at step {before.step}, because {why}; training starts again at step 0"
         true[conditions.PROGRESS_LOST] = (_NEW_FOLDER, message + ("" if is_kept else f"; set {_EITHER}"))
     elif old is not None:
         true[conditions.PROGRESS_LOST] = (old.reason, old.message)
+
+
+def _describe_place(job: RLJob) -> str:
+    """Why there is no folder where it should be: it was removed, or the job names another place than before."""
+    claim, storage = job.spec.checkpoint.persistent_volume_claim, job.spec.checkpoint.storage
+    if not (where := storage or (claim and f"the claim {claim.claim_name}")):
+        return "the folder of the run was removed"
+    return f"{where} does not have the folder of this run (if spec.checkpoint named another place, name it again)"
 
 
 def derive_warnings(observed: ObservedJob, new: RLJobStatus, *, was_running: bool) -> tuple[Event, ...]:

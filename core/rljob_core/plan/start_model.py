@@ -5,8 +5,8 @@
     it is deleted     --> the claim of before, else this job's own: the folder NAME may still be there. A new job first
                           waits for an RLJob NAME that is created after it
 
-Leaves the step to the head, which sees the files. Invariant: a job that has started once goes on, and starts again,
-whatever happens to the other job.
+Leaves the step to the head, which sees the files, and keeps what it reports: rollouts that live have loaded that model.
+Invariant: a job that has started once goes on, and starts again, whatever happens to the other job.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.sources import Source
 from rljob_core.backend import ChildKey, Manifest, ObservedState, StartJob
 from rljob_core.children import WORKLOAD_KINDS
-from rljob_core.children.start_model import FIELD, parse_start, set_claim
+from rljob_core.children.start_model import FIELD, parse_start, set_claim, set_step
 from rljob_core.plan import conditions
 
 MISSING = "StartModelMissing"
@@ -31,8 +31,18 @@ _APPLY_SECONDS = 60
 def place_model(
     job: RLJob, state: ObservedState, owned: Iterable[ChildKey], now: datetime
 ) -> tuple[RLJob, tuple[str, str] | None]:
-    """The job whose status has the claim; or why it cannot start: a reason and a message. `owned`: its children. The
-    claim of an earlier source stays until there is one: its Pods may run, and the change may be taken back."""
+    """The job whose status has the claim, and the step once the head has reported it; or why it cannot start: a reason
+    and a message. `owned`: its children. The claim of an earlier source stays until there is one: its Pods may run, and
+    the change may be taken back."""
+    placed, why = _place(job, state, owned, now)
+    if why is None and state.driver is not None:
+        placed = set_step(placed, state.driver.start_step)
+    return placed, why
+
+
+def _place(
+    job: RLJob, state: ObservedState, owned: Iterable[ChildKey], now: datetime
+) -> tuple[RLJob, tuple[str, str] | None]:
     start = parse_start(job)
     before = job.status.start_model
     if start is None:
@@ -58,16 +68,20 @@ def read_start_job(manifest: Manifest | None) -> StartJob | None:
     """Read the fields that matter here from a stored job, whose other fields this version need not know."""
     if manifest is None or manifest["metadata"].get("deletionTimestamp"):
         return None
-    checkpoint = (manifest.get("spec") or {}).get("checkpoint") or {}
+    spec = manifest.get("spec") or {}
+    checkpoint = spec.get("checkpoint") or {}
     claim = (checkpoint.get("persistentVolumeClaim") or {}).get("claimName") or ""
     status = manifest.get("status") or {}
+    ends = {end["type"]: end.get("reason") or "" for end in status.get("conditions") or () if _is_end(end)}
     return StartJob(
         claim=claim,
         storage=checkpoint.get("storage") or "",
+        trains=spec.get("task") != "evaluate",
         exports=checkpoint.get("export") or "last",
         every_steps=checkpoint.get("everySteps") or 10,
         step=(status.get("progress") or {}).get("step") or 0,
-        has_ended=any(map(_is_end, status.get("conditions") or ())),
+        has_ended=bool(ends),
+        failure=ends.get(conditions.FAILED, ""),
     )
 
 
@@ -96,6 +110,11 @@ def _describe_absent(job: RLJob, start: Source) -> str:
 
 def _find_problem(start: Source, found: StartJob) -> tuple[str, str] | None:
     name = start.path
+    if not found.trains:
+        return (
+            MISSING,
+            f"needs a model, and RLJob {name} evaluates one (spec.task: evaluate); name the one that trained it",
+        )
     if found.storage and not found.claim:
         where = f"{found.storage.rstrip('/')}/{name}"
         return MISSING, f"needs a claim, and RLJob {name} keeps its files in {where}; name its export there"
@@ -104,7 +123,30 @@ def _find_problem(start: Source, found: StartJob) -> tuple[str, str] | None:
     if found.exports == "never":
         remedy = f"set spec.checkpoint.export in {name} to last, best or every"
         return MISSING, f"needs a model, and RLJob {name} exports none (spec.checkpoint.export: never); {remedy}"
+    if found.failure:
+        return _find_failure(start, found)
     return None if found.has_ended else _find_wait(start, found)
+
+
+def _find_failure(start: Source, found: StartJob) -> tuple[str, str] | None:
+    """Why a job that has failed has no model and will have none. None: it may have exported a checkpoint."""
+    name, exports = start.path, f"(spec.checkpoint.export: {found.exports})"
+    if found.exports != "every":
+        when = f"exports its model at its end {exports}"
+    elif found.step < (step := _find_first_step(start, found)):
+        when = f"exports it after step {step} {exports}"
+    else:
+        return None
+    return MISSING, (
+        f"needs a model, and RLJob {name} has failed at step {found.step} ({found.failure}): it {when}, so no export "
+        f"will come. Correct and retry {name} (kubectl rljob retry {name}), or name an export that is on its claim: "
+        f"pvc://{found.claim}/{name}/exports/step-..."
+    )
+
+
+def _find_first_step(start: Source, found: StartJob) -> int:
+    """The first step whose export is, or may be, the model."""
+    return int(start.step) if start.step.isdigit() else found.every_steps
 
 
 def _find_wait(start: Source, found: StartJob) -> tuple[str, str] | None:
@@ -117,7 +159,7 @@ def _find_wait(start: Source, found: StartJob) -> tuple[str, str] | None:
     if start.step == "best":  # until then it may be the model before training, or have no checkpoint yet
         remedy = "this job starts then, or name a step or last"
         return NOT_EXPORTED, f"waits: the best step of RLJob {start.path} is known at its end; {remedy}"
-    step = int(start.step) if start.step.isdigit() else found.every_steps
+    step = _find_first_step(start, found)
     if found.step > step:
         return None
     return NOT_EXPORTED, f"waits: RLJob {start.path} exports it after step {step} {exports}; this job starts then"

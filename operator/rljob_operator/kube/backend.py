@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from http import HTTPStatus
@@ -35,6 +35,7 @@ from rljob_core.backend import (
     ObservedState,
     Owner,
     OwnerStatus,
+    Reference,
     RewardModelKey,
     StartJob,
     key_of,
@@ -183,6 +184,9 @@ class KubernetesBackend:
             self._foreign.add(where)
             raise ForeignObjectError(f"{name} exists and does not belong to this object; delete or rename it")
         await self._update(resource, manifest, known)
+
+    async def find_missing(self, workloads: Sequence[Manifest]) -> list[tuple[Reference, ...]]:
+        return await self._preflight.find_missing(workloads)
 
     async def check(self, workload: Manifest) -> None:
         resource, metadata = resource_of(workload), workload["metadata"]

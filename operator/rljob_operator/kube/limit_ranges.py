@@ -36,7 +36,8 @@ def describe(error: ApiError, spec: Manifest, ranges: Iterable[Manifest]) -> str
     matches = [(match, _FIELDS[match["bound"]]) for match in _BOUND.finditer(error.message)]
     matches += [(match, ("maxLimitRequestRatio",)) for match in _RATIO.finditer(error.message)]
     found = [_find_names(ranges, match["type"], fields, match["resource"], match["value"]) for match, fields in matches]
-    return f"{_join(name for names in found for name in names)}: {error.message}"
+    _, _, reason = error.message.rpartition("is forbidden: ")  # before it: a generated name
+    return f"{_join(name for names in found for name in names)}: {reason}"
 
 
 def _find_defaults(error: ApiError, spec: Manifest) -> Iterator[tuple[Manifest, str, str]]:

@@ -3,15 +3,15 @@
 Leaves it to `loop` which workloads to check, and to `refusals` what an answer means. The Pod of a workload is checked
 with it, because PodSecurity, LimitRanges, most policies, service accounts and priority classes are admitted by Pod
 only. A used-up quota is left out: it frees up while the job waits. A Secret or ConfigMap that is missing would be found
-by the kubelet, when the Pods have their nodes; so their metadata is read here.
+by the kubelet, when the Pods have their nodes; so their metadata is read before the dry runs.
 """
 
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.wire.contract import MANAGED_BY
@@ -19,7 +19,6 @@ from rljob_core.backend import (
     FieldProblem,
     ForbiddenError,
     Manifest,
-    MissingReferencesError,
     PodRejectedError,
     Reference,
     RefusedError,
@@ -47,6 +46,13 @@ _MAX_NAME_LENGTH = 52 - _NUM_DIGITS
 """Limit of the beginning of another name: with more, the names of a StatefulSet's Pods may be too long."""
 
 
+class _Place(NamedTuple):
+    """Where a Secret or ConfigMap should be."""
+
+    namespace: str
+    reference: Reference
+
+
 class Preflight:
     """Checks workloads, and remembers the verdicts for a while."""
 
@@ -55,19 +61,31 @@ class Preflight:
         self._verdicts: dict[str, tuple[float, Exception | None]] = {}
         """Time and error by digest, oldest first."""
 
+    async def find_missing(self, workloads: Sequence[Manifest]) -> list[tuple[Reference, ...]]:
+        """Return what the Pods of each workload need and does not exist. Without the right to read it, or with a
+        verdict, nothing is missing. Raises TransientError."""
+        self._forget(self._clock() - VERDICT_SECONDS)
+        needed = [self._list_unread(workload) for workload in workloads]
+        wanted = dict.fromkeys(each for references in needed for each in references)  # roles share Secrets
+        exist = dict(zip(wanted, await asyncio.gather(*(self._may_exist(*each) for each in wanted)), strict=True))
+        return [tuple(each.reference for each in references if not exist[each]) for references in needed]
+
+    def _list_unread(self, workload: Manifest) -> list[_Place]:
+        references = find_references(workload)
+        if not references or any(key in self._verdicts for key in _identify(workload, references)):
+            return []
+        return [_Place(workload["metadata"]["namespace"], each) for each in references]
+
     async def check(self, workload: Manifest, known: Manifest | None) -> None:
         """Raises UserError, ForbiddenError, PodRejectedError or TransientError. `known` is the existing workload."""
         now = self._clock()
         self._forget(now - VERDICT_SECONDS)
-        # A refusal has names in its message, so it is that of one workload only. What a workload refers to may have the
-        # owner's name in its own.
-        exact, alike = digest(workload), digest([_digest_without_names(workload), find_references(workload)])
+        exact, alike = _identify(workload, find_references(workload))
         for key in (exact, alike):
             if verdict := self._verdicts.get(key):
                 if verdict[1] is not None:
                     raise verdict[1].with_traceback(None)
                 return
-        await self._find_missing(workload)
         try:
             await self._apply(workload, known)
             await self._create_pod(workload)
@@ -79,13 +97,6 @@ class Preflight:
     def _forget(self, before: float) -> None:
         while self._verdicts and self._verdicts[first := next(iter(self._verdicts))][0] <= before:
             del self._verdicts[first]
-
-    async def _find_missing(self, workload: Manifest) -> None:
-        """Raises MissingReferencesError. Without the right to read them, nothing is missing."""
-        found = find_references(workload)
-        exist = await asyncio.gather(*(self._may_exist(workload["metadata"]["namespace"], each) for each in found))
-        if missing := tuple(each for each, may_exist in zip(found, exist, strict=True) if not may_exist):
-            raise MissingReferencesError(missing)
 
     async def _may_exist(self, namespace: str, reference: Reference) -> bool:
         try:
@@ -145,6 +156,12 @@ def _translate_pod_refusal(error: ApiError, workload: Manifest) -> Exception:
         fields = (FieldProblem(f"spec.template.{path.lstrip('.')}", text) for path, text in translated.fields)
         return RefusedError(str(translated), tuple(fields))
     return translated
+
+
+def _identify(workload: Manifest, references: list[Reference]) -> tuple[str, str]:
+    """Return keys of verdicts: of a refusal, and of an admission. A refusal has names in its message, so it is that of
+    one workload only. What a workload refers to may have the owner's name in its own."""
+    return digest(workload), digest([_digest_without_names(workload), references])
 
 
 def _digest_without_names(workload: Manifest) -> str:

@@ -196,7 +196,10 @@ SITUATIONS = [
         "lifecycle.md#what-the-api-server-refuses",
         arrange=refusing(test_refusals.policy("", "pods", "Pod", "trainer")),
         condition=("Running", "False", "FailedCreate"),
-        says=["trainer: ", "not in this namespace; see spec.trainer.template"],
+        says=[
+            "trainer: ValidatingAdmissionPolicy ",
+            "rejects its Pods: not in this namespace; change that policy, or spec.trainer.template",
+        ],
     ),
     _WAITS(
         "a webhook makes workloads invalid",

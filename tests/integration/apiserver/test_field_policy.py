@@ -25,7 +25,8 @@ REFUSED = [
     ({"containers": [{"name": "head", "resorces": {}}]}, "containers[0].resorces is unknown", "resources"),
     ({"initContainers": [{"name": "x", "env": [{"val": "b"}]}]}, "initContainers[0].env[0].val is", "value"),
     ({"volumes": [{"name": "x", "hostPaths": {}}]}, "volumes[0].hostPaths is unknown", "hostPath"),
-    ({"dnsConfig": {"x": 1}}, "dnsConfig.x is unknown", "; known fields are "),
+    ({"dnsConfig": {"x": 1}}, "dnsConfig.x is unknown", "; known fields are nameservers, options, searches; correct"),
+    ({"hos": 1}, "hos is unknown", "did you mean hostAliases or hostIPC or hostNetwork or hostPID or hostUsers or "),
     ({"nodeSelector": {"gpu": True}}, f"nodeSelector.gpu {TEXT}; put it in quotes", ""),
     ({"tolerations": {"key": "a"}}, f"tolerations {LIST}", ""),
     ({"containers": {"name": "head"}}, f"containers {LIST}", ""),
@@ -122,6 +123,9 @@ def test_every_role_is_checked_and_a_long_list_of_problems_is_cut(create):
     code, message = create(build_spec({"trainer": wrong, "rollout": wrong}))
     assert code == 422
     assert "; and 4 more; correct these fields" in message
+    named = [f"spec.rollout.template.spec.x{number} is" for number in range(6)]
+    named += [f"spec.trainer.template.spec.x{number} is" for number in range(2)]
+    assert [message.index(name) for name in named] == sorted(message.index(name) for name in named)
     agent = {"type": "program", "runner": {"command": ["agent"]} | wrong}
     _, message = create(build_spec({"agent": agent, "rewards": []}))
     assert "spec.agent.runner.template.spec.x5 is unknown" in message

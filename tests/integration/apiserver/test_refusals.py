@@ -176,9 +176,15 @@ REFUSED: dict[str, tuple[Make, Manifest, str, str]] = {
         policy("", "pods", "Pod", "trainer"),
         {},
         "FailedCreate",
-        f"not in this namespace; see {TRAINER} and the namespace's policies",
+        "trainer: ValidatingAdmissionPolicy |"
+        f"rejects its Pods: not in this namespace; change that policy, or {TRAINER}",
     ),
-    "PodSecurity": (enforce_restricted, {"trainer.template": PRIVILEGED}, "FailedCreate", f"PodSecurity|see {TRAINER}"),
+    "PodSecurity": (
+        enforce_restricted,
+        {"trainer.template": PRIVILEGED},
+        "FailedCreate",
+        f"trainer: PodSecurity |change {TRAINER}",
+    ),
     "LimitRange": (
         limit_memory,
         {"trainer.resources": MEMORY},
@@ -215,13 +221,14 @@ REFUSED: dict[str, tuple[Make, Manifest, str, str]] = {
         do_nothing,
         {"rollout.template": {"spec": {"serviceAccountName": "none"}}},
         "FailedCreate",
-        'serviceaccount "none" not found; see spec.rollout.template',
+        "rollout: its Pods need the service account none, which does not exist; create it, or correct",
     ),
     "priority class": (
         do_nothing,
         {"rewards.0.template": {"spec": {"priorityClassName": "none"}}},
         "FailedCreate",
-        "no PriorityClass with name none was found; see spec.rewards[0].template",
+        "its Pods need the PriorityClass none, which does not exist; create it, or correct spec.priorityClassName or "
+        "spec.rewards[0].template",
     ),
     "count quota": (
         quota({"count/statefulsets.apps": "0"}, "StatefulSet"),

@@ -377,6 +377,7 @@ def test_message_lists_everything_that_is_refused(create):
     _, message, _ = create(build_spec(spec))
     found = {name for name in ALLOW if f"{name} (" in message}
     assert found == {"privileged", "hostNamespaces", "nodeName"}
+    assert message.index("hostNamespaces (") < message.index("nodeName (") < message.index("privileged (")
 
 
 def test_message_without_details_is_used_if_the_details_are_too_long(create):

@@ -83,13 +83,20 @@ async def test_blocked_loop_is_measured(health, clock):
     assert read("rljob_operator_loop_stall_seconds_bucket", {"le": "5.0"}) == count
 
 
-def test_health_reports_stalled_watches(health):
-    health.unconfirmed_write_seconds = lambda: STUCK_SECONDS + 1
+def test_health_reports_stalled_watches():
+    health = Health(WorkQueue(), OperatorMetrics(), unconfirmed_write_seconds=lambda: STUCK_SECONDS + 1)
     assert "the watches are stalled" in health.problem()
 
 
-async def test_health_is_served_on_one_port(health, unused_tcp_port):
-    health.not_ready_reason = "starting"
+async def test_health_is_served_on_one_port(clock, unused_tcp_port):
+    listed, ages = [], []
+    health = Health(
+        WorkQueue(),
+        OperatorMetrics(),
+        clock,
+        has_listed=lambda: bool(listed),
+        unconfirmed_write_seconds=lambda: max(ages, default=0.0),
+    )
     health.queue.add(KEY)
     runner = await health.serve(unused_tcp_port, unused_tcp_port)
     base = f"http://127.0.0.1:{unused_tcp_port}"
@@ -99,10 +106,16 @@ async def test_health_is_served_on_one_port(health, unused_tcp_port):
             return answer.status, await answer.text()
 
     assert await get("/readyz") == (503, "starting")
-    health.is_ready = lambda: True
+    health.wait_for("no CRD")
+    assert await get("/readyz") == (503, "no CRD")
+    health.stand_by()
+    assert await get("/readyz") == (200, "ok")
+    health.lead()
+    assert await get("/readyz") == (503, "listing every kind for the first time")
+    listed.append(True)
     assert await get("/readyz") == (200, "ok")
     assert await get("/healthz") == (200, "ok")
-    health.unconfirmed_write_seconds = lambda: STUCK_SECONDS + 1
+    ages.append(STUCK_SECONDS + 1)
     assert (await get("/healthz"))[0] == 503
     assert "rljob_operator_queue_depth 1.0" in (await get("/metrics"))[1]
     await runner.cleanup()

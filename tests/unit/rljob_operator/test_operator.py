@@ -29,7 +29,7 @@ class CrdApi:
     """An API server that serves `crds`, and nothing else."""
 
     def __init__(self):
-        self.crds, self.requests = {}, []
+        self.crds, self.requests, self.observers = {}, [], []
 
     async def request(self, method, path, **_):
         self.requests.append((method, path))

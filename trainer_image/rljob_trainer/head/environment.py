@@ -37,6 +37,11 @@ class Environment:
     grace_seconds: float = contract.GRACE_SECONDS
 
     @property
+    def is_on_cluster(self) -> bool:
+        """Whether this head's Pod is of a Kubernetes Job, and not of `rljob run`."""
+        return bool(self.head_job_uid)
+
+    @property
     def sources(self) -> dict[str, str]:
         """Where this process finds what the head reads or hands to the ranks, by field: spec.data.train.source."""
         spec = self.job.spec

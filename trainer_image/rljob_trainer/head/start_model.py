@@ -1,8 +1,9 @@
 """The model of another job's run on a claim (spec.model.source: job://NAME@STEP): a run begins with one step, and keeps
 it.
 
-    first start --> the newest, the best or the named export --> model.json
-    restart     --> the step of model.json, whatever the other run has exported since
+    first start --> the newest, the best or the named export --> model.json, and the status of the job
+    restart     --> the step of model.json, whatever the other run has exported since; without the run's files, that of
+                    the status, which rollouts that live have loaded
     the other run writes an export now --> wait: it trains on before a checkpoint and its export are whole
 
 Owns model.json of runs on a cluster; `rljob run` gives a path instead. Invariant: the other run's folder is read alone.
@@ -35,11 +36,13 @@ class NotWrittenError(TransientError):
 
 async def find_start_model(
     environment: Environment, disk: RunDisk, outages: Outages, report: Callable[[str], None]
-) -> Environment:
-    """Return the environment with the model that the run begins with, once it is written. `report`: gets what the head
-    waits for. Raise InputError if the step is not exported, and OutageError after spec.outageSeconds."""
+) -> tuple[Environment, int]:
+    """Return the environment with the model that the run begins with, once it is written, and its step. `report`: gets
+    what the head waits for. Raise InputError if the step is not exported, and OutageError after spec.outageSeconds."""
     source = environment.job.spec.model.source
-    pin = partial(pin_start_model, environment.run_dir, source, environment.model, environment.model_step)
+    placed = environment.job.status.start_model
+    known = None if placed is None else placed.step
+    pin = partial(pin_start_model, environment.run_dir, source, environment.model, environment.model_step, known)
 
     def explain(error: Exception) -> str:
         if not isinstance(error, NotWrittenError):
@@ -49,26 +52,28 @@ async def find_start_model(
 
     health = outages.watch(f"{_FIELD} ({source})", "see the log of the head of that job")
     model = await wait_out(health, lambda: disk.write(environment.run_dir, pin), explain)
-    return environment.with_sources({_FIELD: model})
+    written = read_pin(environment.run_dir)
+    assert written is not None, "it was written above"
+    return environment.with_sources({_FIELD: model}), written.step
 
 
-def pin_start_model(run_dir: Path, source: str, folder: str, step: str) -> str:
+def pin_start_model(run_dir: Path, source: str, folder: str, step: str, known: int | None = None) -> str:
     """Return the path of the model that the run begins with, and write model.json. `source`: as the job has it, which
-    names the run in `folder` and its `step`. Raise InputError if that step is not exported, NotWrittenError while that
-    may change, and OSError of the run's folder."""
+    names the run in `folder` and its `step`. `known`: the step that the job began with, if its status has it. Raise
+    InputError if that step is not exported, NotWrittenError while that may change, and OSError of the run's folder."""
     run, pin = Path(folder), read_pin(run_dir)
     is_writing = (run / EXPORT_PARTIAL).is_dir()  # asked first: its name may come in between
     try:
-        return _pin(run_dir, run, pin, source, step)
+        return _pin(run_dir, run, pin, source, step, known)
     except InputError as error:
         if is_writing:
             raise NotWrittenError(f"{run.name} writes an export ({EXPORT_PARTIAL}); {error}") from error
         raise
 
 
-def _pin(run_dir: Path, run: Path, pin: Pin | None, source: str, step: str) -> str:
+def _pin(run_dir: Path, run: Path, pin: Pin | None, source: str, step: str, known: int | None) -> str:
     if pin is None or pin.source != source:
-        pin = Pin(source=source, run=str(run), step=_choose(run, source, step))
+        pin = Pin(source=source, run=str(run), step=_choose(run, source, step) if known is None else known)
         write_durably(run_dir / FILE_PIN, pin.model_dump_json(indent=1) + "\n")
     exports = find_exports(run)
     if pin.step not in exports:

@@ -44,6 +44,7 @@ from rljob_trainer.head.environment import Environment, JobFile
 from rljob_trainer.head.inputs import STARTING, HubWait, read_inputs
 from rljob_trainer.head.loop_lag import watching_lag
 from rljob_trainer.head.objects import find_versions, write_versions
+from rljob_trainer.head.origin import keep_origin
 from rljob_trainer.head.run_copy import open_run_copy
 from rljob_trainer.head.start_model import find_start_model
 from rljob_trainer.head.status_server import StatusServer
@@ -221,8 +222,10 @@ async def run_head(
         if copy is not None:
             stack.push_async_callback(copy.close)
             board.update(run_id=read_run_id(run_dir))
+        await disk.write(run_dir, partial(keep_origin, environment))
         if environment.model_step:
-            environment = await find_start_model(environment, disk, outages, board.waits_for)
+            environment, step = await find_start_model(environment, disk, outages, board.waits_for)
+            board.update(start_step=step)
         files = RunFileServer(run_dir, environment.address, os.environ.get(ENV_TOKEN, ""), environment.job_file)
         stack.callback(files.close)
         if spec.trains:

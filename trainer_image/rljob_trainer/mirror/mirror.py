@@ -58,14 +58,16 @@ class Mirror:
         outages: Outages,
         disk: RunDisk,
         report: Callable[[str], None],
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        """`folder`: of this job alone. `report`: gets what the head waits for."""
+        """`folder`: of this job alone. `report`: gets what the head waits for. `check`: called with the copy's records
+        in the run's folder, before its checkpoints come; raises UserError if this job may not resume from them."""
         self._run_dir, self._folder, self._ownership, self._disk = run_dir, folder, ownership, disk
         self._records = RecordCopies(run_dir, folder, job_file)
         self._checkpoints = CheckpointCopies(run_dir, folder, ownership)
         self._exports = ExportCopies(run_dir, folder)
         self._health = outages.watch(f"spec.checkpoint.storage ({folder.url})", _REMEDY)
-        self._report, self._is_ours = report, False
+        self._report, self._check, self._is_ours = report, check, False
         self._lock, self._exports_lock = asyncio.Lock(), asyncio.Lock()
 
     @property
@@ -102,7 +104,8 @@ class Mirror:
             raise refuse_living(now, self._folder.url)
 
     async def bring_back(self) -> None:
-        """Download what a resume needs, unless the folder has it; then upload what the copy lacks."""
+        """Download what a resume needs, unless the folder has it; then upload what the copy lacks. Raise UserError if
+        the copy is not of this job: it stays as it was."""
         listed = await self._transfer(lambda _: self._folder.list())
         await self._transfer(lambda _: self._checkpoints.recall(listed))
         if (self.newest or 0) > (last_checkpoint(self._run_dir) or 0):
@@ -114,6 +117,7 @@ class Mirror:
     def _bring_back(self, listed: Mapping[str, ObjectFacts], begin: Begin) -> None:
         num_bytes = sum(facts.size for name, facts in listed.items() if self._records.is_record(name))
         self._records.bring_back(listed, begin(f"downloads the records of {self._folder.url}", num_bytes))
+        self._check()
         step = self._checkpoints.bring_back(listed, begin)
         best = read_best(self._run_dir)
         if best is not None and best.step != step:
@@ -179,15 +183,17 @@ class Mirror:
         await self._transfer(work)
         await self._save_exports()
 
-    async def close(self) -> None:
-        """Release the copy, with the last records if that takes seconds. Errors are logged: they are not why."""
+    async def close(self, *, saves: bool = True) -> None:
+        """Release the copy, with the last records if that takes seconds. Errors are logged: they are not why. Without
+        `saves`, the records in the copy stay."""
         if not self._is_ours:
             return
 
         def work(begin: Begin) -> None:
             self._ownership.check()
-            with contextlib.suppress(TransferEndedError):
-                self._records.save(begin("", 0))
+            if saves:
+                with contextlib.suppress(TransferEndedError):
+                    self._records.save(begin("", 0))
             self._ownership.release()
 
         try:

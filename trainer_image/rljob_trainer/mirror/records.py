@@ -17,6 +17,7 @@ from rljob_api.run.folder import (
     list_trajectory_files,
 )
 from rljob_api.run.objects import FILE_OBJECTS
+from rljob_api.run.origin import FILE_ORIGIN
 from rljob_api.run.rows import ROWS
 from rljob_api.run.start_model import FILE_PIN
 from rljob_inputs.objects.folder import Count, ObjectFolder
@@ -24,7 +25,7 @@ from rljob_inputs.objects.listing import ObjectFacts
 from rljob_trainer.history.run_time import FILE_TIME
 from rljob_trainer.mirror.states import State, read_state
 
-_FILES = (FILE_METRICS, FILE_DRIVER_SUMMARY, FILE_BEST, FILE_OBJECTS, FILE_PIN, FILE_TIME)
+_FILES = (FILE_METRICS, FILE_DRIVER_SUMMARY, FILE_BEST, FILE_OBJECTS, FILE_ORIGIN, FILE_PIN, FILE_TIME)
 _TENSORBOARD = "tensorboard"
 _FOLDERS = (ROWS, _TENSORBOARD)
 """Besides trajectories. A file that is gone here stays in the copy."""
@@ -52,6 +53,8 @@ class RecordCopies:
         for file in list_trajectory_files(self._run_dir / TRAJECTORIES):
             if f"{TRAJECTORIES}/{file.path.name}" not in listed:
                 file.path.unlink()
+        if FILE_ORIGIN not in listed:  # removed by a user: any job may go on from the copy's checkpoints
+            (self._run_dir / FILE_ORIGIN).unlink(missing_ok=True)
         for name in names:
             if name == FILE_PIN and (self._run_dir / name).is_file():
                 continue  # `rljob run` has written it, beside the model

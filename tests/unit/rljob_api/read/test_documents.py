@@ -45,6 +45,26 @@ def test_scalars_have_the_types_that_kubernetes_gives_them(text: str, value: obj
     assert type(document.data["a"]) is type(value)
 
 
+@pytest.mark.parametrize(
+    ("text", "path", "data"),
+    [
+        ('spec:\n  "\\ud800": 1\n', "spec", {"spec": {"\ufffd": 1}}),
+        ('spec:\n  a: "x\\udfff"\n', "spec.a", {"spec": {"a": "x\ufffd"}}),
+        ('spec:\n- ["\\ude00\\ud83d"]\n', "spec[0][0]", {"spec": [["\ufffd\ufffd"]]}),
+    ],
+)
+def test_half_of_a_character_is_a_problem_at_its_field_and_no_text(text: str, path: str, data: object) -> None:
+    (document,), _ = read_documents(text)
+    assert document.data == data
+    assert [(problem.path, problem.line) for problem in document.problems] == [(path, 2)]
+    assert ", half of a character; write the whole character" in document.problems[0].message
+
+
+def test_escapes_of_json_are_one_character() -> None:
+    (document,), problems = read_documents('{"a": "\\ud83d\\ude00", "\\ud83d\\ude00": 1}')
+    assert (document.data, document.problems, problems) == ({"a": "\U0001f600", "\U0001f600": 1}, [], [])
+
+
 def test_duplicate_keys_are_reported_with_both_lines() -> None:
     (document,), _ = read_documents("a:\n  b: 1\n  c: 1\n  b: 2\n")
     (problem,) = document.problems

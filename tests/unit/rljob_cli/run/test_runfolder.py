@@ -8,12 +8,13 @@ from rljob_cli.run import runfolder
 from tests.support.records import step_record
 
 
-def build_job(data=None, **schedule):
+def build_job(data=None, trainer=None, **schedule):
     spec = {
         "model": {"source": "/m"},
         "data": {"train": {"source": "/t.jsonl"}} | (data or {}),
         "rewards": [{"name": "r", "function": {"inline": "def reward(): ..."}}],
         "schedule": schedule,
+        "trainer": trainer or {},
     }
     return RLJob.model_validate(
         {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "job"}, "spec": spec}
@@ -25,16 +26,25 @@ def build_job(data=None, **schedule):
     [
         ({"steps": 9}, []),
         ({"maxStepsWithoutSignal": 0}, []),
-        ({"seed": 1}, ["spec.schedule"]),
+        ({"seed": 1}, [("spec.schedule.seed", "0", "1")]),
         ({"data": {"maxPromptTokens": 64}}, []),
-        ({"data": {"format": "text"}}, ["spec.data"]),
+        ({"data": {"format": "text"}}, [("spec.data.format", '"chat"', '"text"')]),
+        ({"trainer": {"replicas": 2}}, []),
     ],
 )
 def test_only_mutable_fields_may_change_before_a_resume(tmp_path, change, refused):
     runfolder.prepare(tmp_path, build_job())
     (tmp_path / "checkpoints" / "step-000001").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step-000001" / "COMPLETE").touch()
-    assert runfolder.changed_fields(tmp_path, build_job(**change)) == refused
+    found = runfolder.find_changed(tmp_path, build_job(**change))
+    assert [(each.path, each.text_before, each.text_now) for each in found] == refused
+
+
+def test_adapters_may_not_appear_before_a_resume(tmp_path):
+    runfolder.prepare(tmp_path, build_job())
+    complete(tmp_path, 1)
+    (change,) = runfolder.find_changed(tmp_path, build_job(trainer={"lora": {"rank": 8}}))
+    assert (change.path, change.text_before, change.text_now[:12]) == ("spec.trainer.lora", "null", '{"rank": 8, ')
 
 
 def complete(folder, step):

@@ -36,7 +36,7 @@ async def api():
 
 async def test_refusal_is_an_api_error_and_a_lost_connection_a_transient_one(api):
     calls = []
-    api.on_response = lambda *call: calls.append(call)
+    api.observers.append(lambda *call: calls.append(call))
     with pytest.raises(client.ApiError, match="it has changed") as raised:
         await api.request("GET", "/refused")
     assert (raised.value.code, raised.value.reason) == (409, "Conflict")
@@ -81,7 +81,7 @@ async def test_separate_client_never_waits_for_the_connections_of_the_first(free
         hooked.append(request.url.path)
 
     api.hooks.append(hook)
-    api.on_response = lambda verb, path, code: codes.append(code)
+    api.observers.append(lambda verb, path, code: codes.append(code))
     slow = asyncio.create_task(api.request("GET", "/slow"))
     async with asyncio.timeout(30):
         assert await lease_api.request("GET", "/fast") == {}

@@ -20,12 +20,14 @@ from rljob_core.backend import (
     JobKey,
     ObservedState,
     PodRejectedError,
+    Reference,
     RewardModelKey,
     UnknownFieldsError,
     key_of,
 )
 from rljob_core.children import WORKLOAD_KINDS
 from rljob_core.loop import reconcile as reconcile_module
+from rljob_core.loop.apply import MISSING_RETRY_SECONDS
 from rljob_core.loop.failures import FailureTracker
 from rljob_core.loop.reconcile import CONFLICT_RETRY_SECONDS, reconcile
 from rljob_core.plan import conditions
@@ -69,8 +71,8 @@ class MemoryBackend:
         self.fail_at, self.fail_after_write = None, False
         self.errors = {}
         """The error that the apply of a kind raises."""
-        self.checks, self.pod_errors = [], {}
-        """The checked workloads; the error of the Pod of a workload."""
+        self.checks, self.pod_errors, self.missing = [], {}, {}
+        """The checked workloads; the error of the Pod of a workload; what the Pods of a workload miss."""
 
     async def get_owner(self, key):
         self._call()
@@ -89,6 +91,10 @@ class MemoryBackend:
             self.applied[key], self.objects[key] = copy.deepcopy(manifest), _defaulted(new)
             if self.objects[key] != old:
                 self.version += 1
+
+    async def find_missing(self, workloads):
+        self._call()
+        return [self.missing.get(key_of(workload).name, ()) for workload in workloads]
 
     async def check(self, workload):
         self._call()
@@ -537,6 +543,21 @@ async def test_rejected_pod_is_a_reason_to_wait_that_names_the_template(owner, k
     backend.pod_errors = {}
     await reconcile(backend, key, START)
     assert conditions.find(backend.owner.status, conditions.RECONCILE_FAILED) is None
+
+
+@OWNERS
+async def test_nothing_is_dry_run_while_a_secret_is_missing(owner, key):
+    backend = MemoryBackend(owner)
+    is_job = key is KEY
+    backend.missing = {"gsm8k-trainer" if is_job else "math-rewardmodel": (Reference("Secret", "key"),)}
+    with pytest.raises(ForbiddenError, match="Secret key does not exist") as raised:
+        await reconcile(backend, key, START)
+    assert raised.value.reason == "ReferenceMissing"
+    assert raised.value.retry_within_seconds == MISSING_RETRY_SECONDS
+    assert (backend.checks, workloads_of(backend)) == ([], [])
+    backend.missing = {}
+    await reconcile(backend, key, START)
+    assert workloads_of(backend)
 
 
 async def test_scaling_needs_no_check_and_a_changed_template_does(backend):

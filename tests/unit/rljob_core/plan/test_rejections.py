@@ -62,11 +62,13 @@ def test_answer_without_fields_names_the_template_of_every_role(error):
 
 
 def test_rejected_pod_has_the_role_and_the_remedy_and_no_generated_name():
-    message = 'pods "gsm8k-trainer-x7f2k" is forbidden: violates PodSecurity "restricted:latest"'
+    message = 'pods "gsm8k-trainer-x7f2k" is forbidden: violates PodSecurity "restricted:latest": privileged'
     (cause,) = describe_pod_rejection(JOB, "gsm8k-trainer", PodRejectedError(message))
     assert cause.reason == "FailedCreate"
-    assert cause.message.startswith('trainer: is forbidden: violates PodSecurity "restricted:latest"; see ')
-    assert "see spec.trainer.template and the namespace's policies" in cause.message
+    assert cause.message == (
+        "trainer: PodSecurity restricted:latest of the namespace rejects its Pods: privileged; change "
+        "spec.trainer.template, or the namespace's label pod-security.kubernetes.io/enforce"
+    )
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,10 @@ def test_emptied_claim_is_reported_too() -> None:
     simulation = run_job(**CLAIM)
     simulation.driver = DriverStatus(run_id="second")
     simulation.reconcile()
-    assert "the claim no longer has the folder of this run" in find_lost(simulation).message
+    assert (
+        "because the claim runs does not have the folder of this run (if spec.checkpoint named another"
+        in find_lost(simulation).message
+    )
 
 
 def test_files_in_object_storage_are_kept_and_an_emptied_prefix_is_reported() -> None:
@@ -88,7 +91,10 @@ def test_files_in_object_storage_are_kept_and_an_emptied_prefix_is_reported() ->
     assert messages(simulation, "FilesNotKept") == []
     simulation.driver = DriverStatus(run_id="second")
     simulation.reconcile()
-    assert "the storage no longer has the folder of this run" in find_lost(simulation).message
+    assert (
+        "because s3://bucket/runs does not have the folder of this run (if spec.checkpoint named another"
+        in find_lost(simulation).message
+    )
 
 
 def test_head_lost_before_the_first_step_loses_nothing() -> None:

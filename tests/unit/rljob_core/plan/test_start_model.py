@@ -3,8 +3,10 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import yaml
 
 from rljob_api.wire.contract import ENV_MODEL, ENV_MODEL_STEP
+from rljob_api.wire.driver_status import DriverStatus
 from rljob_core.backend import PROGRESS_POLL_SECONDS, ObservedState, StartJob, key_of
 from rljob_core.children import WORKLOAD_KINDS
 from rljob_core.children.start_model import parse_start, with_any_claim
@@ -76,7 +78,22 @@ def test_claim_that_both_jobs_use_is_one_volume():
         (None, {}, MISSING, "needs RLJob sums, which does not exist in the namespace default; create it"),
         (StartJob(has_ended=True), {}, MISSING, "set spec.checkpoint.persistentVolumeClaim in sums"),
         (StartJob(storage="s3://b/runs/"), {}, MISSING, "keeps its files in s3://b/runs/sums; name its export there"),
+        (StartJob("runs", trains=False, has_ended=True), {}, MISSING, "RLJob sums evaluates one (spec.task: evaluate)"),
         (StartJob("runs", exports="never"), OWN, MISSING, "set spec.checkpoint.export in sums to last, best or every"),
+        (
+            StartJob("runs", step=7, has_ended=True, failure="HeadFailed"),
+            OWN,
+            MISSING,
+            "RLJob sums has failed at step 7 (HeadFailed): it exports its model at its end (spec.checkpoint.export: "
+            "last), so no export will come. Correct and retry sums (kubectl rljob retry sums), or name an export that "
+            "is on its claim: pvc://runs/sums/exports/step-...",
+        ),
+        (
+            StartJob("runs", exports="every", step=7, has_ended=True, failure="UserError"),
+            OWN,
+            MISSING,
+            "has failed at step 7 (UserError): it exports it after step 20 (spec.checkpoint.export: every), so no ",
+        ),
         (StartJob("runs"), OWN, NOT_EXPORTED, "exports its model at its end (spec.checkpoint.export: last)"),
         (StartJob("runs", exports="best"), {}, NOT_EXPORTED, "(spec.checkpoint.export: best); this job starts then"),
     ],
@@ -122,6 +139,20 @@ def test_best_step_is_waited_for_until_the_other_job_has_ended():
     assert make_plan(job, trains._replace(has_ended=True)).children
 
 
+@pytest.mark.parametrize("source", ["job://sums@20", "job://sums", "job://sums@best"])
+def test_exports_of_a_failed_job_count(source):
+    failed = StartJob("runs", exports="every", step=25, has_ended=True, failure="HeadFailed")
+    assert make_plan(start_from(source), failed).children, "only Pods see which there are"
+
+
+def test_job_that_has_failed_and_is_retried_is_waited_for():
+    failed = StartJob("runs", step=7, has_ended=True, failure="HeadFailed")
+    job = start_from()
+    waiting = make_plan(job, failed)
+    trains = make_plan(with_status(job, waiting), StartJob("runs", step=8))
+    assert (read_running(waiting).reason, read_running(trains).reason) == (MISSING, NOT_EXPORTED)
+
+
 def test_job_cannot_start_from_itself():
     assert "names this job itself" in read_running(make_plan(start_from("job://gsm8k@2"))).message
 
@@ -153,6 +184,31 @@ def test_job_with_pods_keeps_its_claim_whatever_happens_to_the_other_job(spec, l
     assert (second.children, second.delete) == (first.children, ())
     without_head = [child for child in first.children if child["kind"] != "Job"]
     assert pod_of(make_plan(running, later, without_head), "head") == pod_of(first, "head"), "a restart of the head"
+
+
+def read_file(plan):
+    config = next(c for c in plan.children if c["kind"] == "ConfigMap" and c["metadata"]["name"] == "gsm8k-config")
+    return yaml.safe_load(config["data"]["job.yaml"])
+
+
+@pytest.mark.parametrize("spec", [{}, OWN])
+def test_step_that_the_head_reports_stays_and_reaches_a_head_without_the_runs_files(spec):
+    job = start_from("job://sums", **spec)
+    first = make_plan(job)
+    assert "status" not in read_file(first)
+    running = with_status(job, first)
+    observed = ObservedState({key_of(child): child for child in first.children}, driver=DriverStatus(start_step=20))
+    chosen = plan_job(running, observed, NOW, new_token=lambda: "t")
+    placed = {"job": "sums", "claim": "runs", "step": 20}
+    assert chosen.status.start_model.to_manifest() == placed
+    assert read_file(chosen)["status"] == {"startModel": placed}
+    assert pod_of(chosen, "head") == pod_of(first, "head"), "no Pod is replaced"
+    later = make_plan(with_status(job, chosen), StartJob("runs", has_ended=True, step=90), chosen.children)
+    assert later.status.start_model.step == 20, "no driver answers"
+    moved = make_plan(with_status(job, chosen), StartJob("moved", has_ended=True))
+    assert moved.status.start_model.to_manifest() == placed | {"claim": "moved"}
+    other = make_plan(with_status(start_from("job://other"), chosen), ENDED)
+    assert other.status.start_model.step is None
 
 
 def test_resumed_job_follows_the_other_job_and_starts_without_it():
@@ -224,13 +280,18 @@ def test_job_is_rendered_with_its_own_claim_or_a_placeholder():
 def test_job_with_unknown_fields_says_where_its_files_are():
     metadata = {"name": "sums"}
     assert read_start_job({"metadata": metadata, "spec": {"unknown": 1}}) == StartJob()
+    assert not read_start_job({"metadata": metadata, "spec": {"task": "evaluate"}}).trains
     checkpoint = {"persistentVolumeClaim": {"claimName": "runs"}, "export": "every"}
     checkpoint |= {"everySteps": 5}
     status = {"phase": "Running", "progress": {"step": 7}}
     found = read_start_job({"metadata": metadata, "spec": {"checkpoint": checkpoint}, "status": status})
     assert found == StartJob("runs", exports="every", every_steps=5, step=7)
     failed = {"type": "Failed", "status": "True", "reason": "HeadFailed"}
-    assert read_start_job({"metadata": metadata, "spec": {}, "status": {"conditions": [failed]}}).has_ended
+    ended = read_start_job({"metadata": metadata, "spec": {}, "status": {"conditions": [failed]}})
+    assert (ended.has_ended, ended.failure) == (True, "HeadFailed")
+    succeeded = failed | {"type": "Succeeded"}
+    ended = read_start_job({"metadata": metadata, "spec": {}, "status": {"conditions": [succeeded]}})
+    assert (ended.has_ended, ended.failure) == (True, "")
     refused = {"phase": "Failed", "conditions": [failed | {"reason": "InvalidSpec"}]}
     assert not read_start_job({"metadata": metadata, "spec": {}, "status": refused}).has_ended, "it may still train"
     assert read_start_job({"metadata": metadata | {"deletionTimestamp": "x"}, "spec": {}}) is None

@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from rljob_api.errors import TransientError
-from rljob_core.backend import FieldProblem, ForbiddenError, MissingReferencesError, PodRejectedError, RefusedError
+from rljob_core.backend import FieldProblem, ForbiddenError, PodRejectedError, Reference, RefusedError
 from rljob_core.children import WORKLOAD_KINDS, build_children
 from rljob_core.defaults import DEFAULTS
 from rljob_core.kube.client import METADATA_ONLY, ApiError
@@ -184,16 +184,23 @@ READS = {
 }
 
 
-async def test_missing_secrets_and_config_maps_are_named_before_anything_else(api):
+async def test_missing_secrets_and_config_maps_are_named(api):
     api.missing = {"key", "settings"}
     workload = build(trainer={"template": READS})
-    with pytest.raises(MissingReferencesError, match="Secret key, ConfigMap settings"):
-        await api.check(workload)
-    assert api.requests == []
+    (missing,) = await api.preflight.find_missing([workload])
+    assert missing == (Reference("Secret", "key"), Reference("ConfigMap", "settings"))
     assert set(api.reads) == {("Secret", "key"), ("Secret", "all"), ("ConfigMap", "settings"), ("Secret", "a")}
+    assert api.requests == []
     api.missing = set()
-    await api.check(workload)
-    assert len(api.requests) == 2
+    assert await api.preflight.find_missing([workload]) == [()]
+
+
+async def test_secret_of_several_roles_is_read_once(api):
+    api.missing = {"token"}
+    job = {"hub": {"tokenSecretRef": {"name": "token", "key": "k"}}}
+    roles = [build("Job", **job), build("StatefulSet", **job), build("Deployment", **job)]
+    assert await api.preflight.find_missing(roles) == [(Reference("Secret", "token"),)] * 3
+    assert api.reads == [("Secret", "token")]
 
 
 async def test_references_of_each_job_of_a_sweep_are_looked_for(api):
@@ -203,13 +210,18 @@ async def test_references_of_each_job_of_a_sweep_are_looked_for(api):
 
     api.missing = {"settings-sweep-2"}
     await api.check(read("sweep-1"))
-    with pytest.raises(MissingReferencesError, match="settings-sweep-2"):
-        await api.check(read("sweep-2"))
+    assert await api.preflight.find_missing([read("sweep-2")]) == [(Reference("ConfigMap", "settings-sweep-2"),)]
+
+
+async def test_references_of_a_workload_with_a_verdict_are_not_read_again(api):
+    await api.check(build(job="sweep-1", uid="0001", trainer={"template": READS}))
+    assert await api.preflight.find_missing([build(job="sweep-2", uid="0002", trainer={"template": READS})]) == [()]
+    assert api.reads == []
 
 
 async def test_operator_that_may_not_read_secrets_leaves_them_to_the_kubelet(api):
     api.errors = {"Secret": ApiError(403, "Forbidden", "no")}
-    await api.check(build(trainer={"template": READS}))
+    assert await api.preflight.find_missing([build(trainer={"template": READS})]) == [()]
 
 
 @pytest.mark.parametrize("ranges", [[], None])

@@ -15,6 +15,7 @@ from rljob_api.run.folder import (
     export_folder,
     last_checkpoint,
 )
+from rljob_api.run.origin import FILE_ORIGIN
 from rljob_api.run.start_model import FILE_PIN
 from rljob_api.run.summaries import BestStep, format_summary
 from rljob_inputs.objects.access import ObjectAccess
@@ -56,7 +57,9 @@ def prefix(request):
 class Head:
     """A head with its own disk, and what it keeps in the storage."""
 
-    def __init__(self, server, prefix, run_dir, *, job=JOB, uid="", environment=None, outage_seconds=60.0):
+    def __init__(
+        self, server, prefix, run_dir, *, job=JOB, uid="", environment=None, outage_seconds=60.0, check=lambda: None
+    ):
         run_dir.mkdir(exist_ok=True)
         self.run_dir, self.outages, self.waits = run_dir, Outages(outage_seconds), []
         access = ObjectAccess.from_environment(environment or server.environment())
@@ -66,7 +69,7 @@ class Head:
         self.slept = []
         disk = RunDisk(run_dir, self.outages)
         self.mirror = Mirror(
-            run_dir, folder, Ownership(folder, job, uid), job_file, self.outages, disk, self.waits.append
+            run_dir, folder, Ownership(folder, job, uid), job_file, self.outages, disk, self.waits.append, check
         )
 
     async def open(self, during_silence=lambda: None):
@@ -319,6 +322,37 @@ async def test_another_job_is_refused(server, prefix, tmp_path):
     await Head(server, prefix, tmp_path / "a").open()
     with pytest.raises(UserError, match=r"has the files of the job default/sums; choose another prefix"):
         await Head(server, prefix, tmp_path / "b", job="team/sums").open()
+
+
+async def test_job_that_may_not_resume_gets_the_records_alone_and_changes_nothing(server, prefix, tmp_path):
+    first = await Head(server, prefix, tmp_path / "a").open()
+    (tmp_path / "a" / FILE_ORIGIN).write_text("first")
+    await first.train(1)
+    await first.mirror.close()
+
+    def refuse():
+        raise UserError(f"of another job: {(tmp_path / 'b' / FILE_ORIGIN).read_text()}")
+
+    other = Head(server, prefix, tmp_path / "b", check=refuse)
+    (tmp_path / "b" / "job.yaml").write_text("another job\n")
+    with pytest.raises(UserError, match="of another job: first"):
+        await other.open()
+    await other.mirror.close(saves=False)
+    assert last_checkpoint(tmp_path / "b") is None
+    assert server.read(f"{prefix}/job.yaml") == b"kind: RLJob\n"
+    again = await Head(server, prefix, tmp_path / "c").open()
+    assert again.slept == [], "the refused head released the copy"
+    assert last_checkpoint(tmp_path / "c") == 1
+
+
+async def test_record_that_a_user_removes_from_the_copy_goes_here_too(server, prefix, tmp_path):
+    first = await Head(server, prefix, tmp_path / "a").open()
+    await first.train(1)
+    await first.mirror.close()
+    second = Head(server, prefix, tmp_path / "b")
+    (tmp_path / "b" / FILE_ORIGIN).write_text("of an earlier try")
+    await second.open()
+    assert not (tmp_path / "b" / FILE_ORIGIN).exists()
 
 
 async def test_silent_head_is_replaced_and_a_living_one_is_not(server, prefix, tmp_path):

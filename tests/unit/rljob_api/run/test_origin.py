@@ -1,0 +1,89 @@
+"""The fields of a job that its checkpoints depend on, and what differs between two jobs."""
+
+import pytest
+
+from rljob_api.manifest.immutable_fields import IMMUTABLE, read_fixed_fields
+from rljob_api.run.origin import FILE_ORIGIN, Origin, find_changes, read_origin
+from tests.support.job_simulation import make_job
+
+MIX = [{"source": "/a.jsonl", "name": "a"}, {"source": "/b.jsonl", "name": "b"}]
+
+
+def compare(before, now):
+    fields = (read_fixed_fields(make_job(**each).spec) for each in (before, now))
+    return [(each.path, each.text_before, each.text_now) for each in find_changes(*fields)]
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"model": {"source": "hf://a/b"}}, [("spec.model.source", '"/models/tiny"', '"hf://a/b"')]),
+        (
+            {"model": {"source": "/models/tiny", "revision": "v2"}},
+            [("spec.model.revision", "its default", '"v2"')],
+        ),
+        ({"data": {"train": {"source": "/other"}}}, [("spec.data.train.source", '"/data/train.jsonl"', '"/other"')]),
+        ({"algorithm": {"type": "rloo"}}, [("spec.algorithm", "its default", '{"type": "rloo"}')]),
+        ({"trainer": {"lora": {"rank": 4}}}, [("spec.trainer.lora", "its default", '{"rank": 4}')]),
+        ({"schedule": {"seed": 7}}, [("spec.schedule.seed", "its default", "7")]),
+    ],
+)
+def test_field_that_a_checkpoint_depends_on_is_found_with_both_values(change, found):
+    assert compare({}, change) == found
+    assert compare(change, change) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schedule": {"steps": 9, "maxStepsWithoutSignal": 1}},
+        {"rewards": [{"name": "other", "function": {"inline": "def reward(): ..."}}]},
+        {"trainer": {"replicas": 4, "resources": {"limits": {"cpu": 2}}, "image": "x"}},
+        {"rollout": {"replicas": 3}},
+        {"data": {"train": {"source": "/data/train.jsonl"}, "maxPromptTokens": 9}},
+        {"checkpoint": {"keep": 5, "storage": "s3://b/runs"}},
+        {"head": {"env": {"A": "b"}}},
+        {"suspend": True},
+    ],
+)
+def test_other_fields_may_differ(change):
+    assert compare({}, change) == []
+
+
+def test_entry_of_a_list_is_named_and_a_list_of_another_length_is_one_change():
+    first = {"source": "/data/train.jsonl", "name": "main"}
+
+    def mixed(*mix):
+        return {"data": {"train": first, "mix": list(mix)}}
+
+    moved = MIX[1] | {"source": "/c.jsonl"}
+    assert compare(mixed(*MIX), mixed(MIX[0], moved)) == [("spec.data.mix[1].source", '"/b.jsonl"', '"/c.jsonl"')]
+    (change,) = compare(mixed(*MIX), mixed(MIX[0]))
+    assert change[0] == "spec.data.mix"
+
+
+def test_fields_are_those_that_an_rljob_may_never_change():
+    job = make_job(
+        data={"train": {"source": "/a"}, "mix": MIX},
+        trainer={"lora": {"rank": 2}},
+        algorithm={"type": "rloo"},
+        agent={"type": "loop", "user": {"function": {"inline": "x"}}},
+        schedule={"type": "bounded", "maxStaleness": 2, "promptsPerStep": 6, "miniBatches": 3, "seed": 5},
+    )
+    never = {f"spec.{rule.field}" for rule in IMMUTABLE if rule.message.endswith("create a new RLJob instead")}
+    assert set(read_fixed_fields(job.spec)) == never - {"spec.managedBy", "spec.task"}, "task has its default"
+
+
+def test_record_is_read_back_and_one_that_is_missing_or_damaged_is_told_apart(tmp_path):
+    assert read_origin(tmp_path) is None
+    fields = read_fixed_fields(make_job().spec)
+    (tmp_path / FILE_ORIGIN).write_text(Origin(fields=fields).model_dump_json())
+    assert read_origin(tmp_path).fields == fields
+    (tmp_path / FILE_ORIGIN).write_text("{")
+    with pytest.raises(ValueError, match="Origin"):
+        read_origin(tmp_path)
+
+
+def test_long_value_is_cut():
+    (change,) = find_changes({"spec.model": {"chatTemplate": "x" * 9999}}, {"spec.model": {}})
+    assert len(change.text_before) <= 120

@@ -23,6 +23,7 @@ from rljob_cli.check.job_source import FIELD, StartModel, find_start_model
 from rljob_cli.check.other_objects import find_object_problems, inline_config_maps
 from rljob_cli.check.reward_models import inline_reward_models, locate, read_reward_models
 from rljob_cli.check.template_file import inline_template
+from rljob_cli.output import say
 
 _BLOCK = re.compile(r":\s*[|][-+0-9]*\s*(#.*)?$")
 STDIN = Path("-")
@@ -93,7 +94,7 @@ def check_file(file: JobFile, findings: Iterable[Finding]) -> None:
             continue
         problem = file.problem(finding.path, finding.message, finding.line_within)
         if finding.is_warning:
-            print(f"warning: {file.path}:{problem.line}: {problem}", file=sys.stderr)
+            say(f"warning: {file.path}:{problem.line}: {problem}")
         else:
             problems.append(problem)
     if problems:

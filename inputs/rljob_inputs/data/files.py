@@ -6,7 +6,6 @@ names the file and the line or row.
 
 from __future__ import annotations
 
-import difflib
 import glob
 import itertools
 import json
@@ -18,6 +17,7 @@ from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 from rljob_api.errors import UserError
+from rljob_api.suggestions import did_you_mean
 
 LOADING = threading.Lock()
 """Held while `datasets` opens data: its progress bars fail where two threads do so, such as the checks of two files."""
@@ -85,8 +85,8 @@ def suggest_path(path: Path) -> str:
     """Return a hint for a path that does not exist."""
     if not path.parent.is_dir():
         return f" (folder {path.parent} not found either)"
-    near = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    hint = did_you_mean(path.name, (entry.name for entry in path.parent.iterdir()))
+    return hint and f"; {hint}"
 
 
 def read_file(path: Path, split: str) -> Iterator[tuple[Values, str]]:

@@ -17,7 +17,7 @@ from rljob_api.manifest.job_sections import Data, DataSource
 from rljob_api.manifest.roles import ALL_LINEAR, Lora
 from rljob_api.manifest.services.models import ServedModel
 from rljob_api.manifest.sources import ChatTemplate, find_argument_problem
-from rljob_api.suggestions import did_you_mean
+from rljob_api.phrases import did_you_mean
 from rljob_inputs.data.columns import find_problems, read_answer
 from rljob_inputs.data.lengths import PromptLimit, find_limit, measure
 from rljob_inputs.data.prompts import build_prompt, render, tokenize

@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Collection
 from typing import Any, Final
 
-from rljob_api.suggestions import did_you_mean
+from rljob_api.phrases import did_you_mean
 
 SIGNATURES: Final = "rljob.signatures"
 ENVIRONMENTS: Final = "rljob.environments"

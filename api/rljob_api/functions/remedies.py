@@ -9,7 +9,7 @@ from typing import Final
 
 from rljob_api.functions.conventions import Convention
 from rljob_api.functions.descriptions import DEFAULT_ENTRYPOINTS, SCORER_METHODS, Function
-from rljob_api.suggestions import did_you_mean
+from rljob_api.phrases import did_you_mean
 
 _COMPLETION, _TRUTH, _PROMPT = "completion", "ground_truth", "prompt"
 _NAMES: Final[Mapping[str, frozenset[str]]] = MappingProxyType(

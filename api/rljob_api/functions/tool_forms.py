@@ -13,7 +13,7 @@ from rljob_api.functions.annotations import SUPPORTED_TYPES, Schema, Unsupported
 from rljob_api.functions.descriptions import Class, Description, Function, Other, Several
 from rljob_api.functions.forms import FormError
 from rljob_api.functions.remedies import describe_wrong_entrypoint
-from rljob_api.suggestions import did_you_mean
+from rljob_api.phrases import did_you_mean
 
 TOOLS: Final = "tools"
 """A list of functions that the source may define. Without it, every public function is a tool."""

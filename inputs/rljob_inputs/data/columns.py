@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rljob_api.manifest.job_sections import Data, DataSource
-from rljob_api.suggestions import did_you_mean
+from rljob_api.phrases import did_you_mean, list_some
 from rljob_api.wire.base import Message
 from rljob_inputs.data.conversations import are_messages, ends_with_answer, is_sharegpt, read_messages, split_answer
 from rljob_inputs.data.files import Values
@@ -123,8 +123,7 @@ def _column_names(values: Values) -> Iterator[str]:
 
 
 def _list(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_MAX_LISTED]) or "no columns"
-    return shown if len(names) <= _MAX_LISTED else f"{shown} and {len(names) - _MAX_LISTED} more"
+    return list_some(names, _MAX_LISTED) or "no columns"
 
 
 def _describe(value: Any) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 from rljob_api.errors import UserError
-from rljob_api.suggestions import did_you_mean
+from rljob_api.phrases import did_you_mean
 
 LOADING = threading.Lock()
 """Held while `datasets` opens data: its progress bars fail where two threads do so, such as the checks of two files."""

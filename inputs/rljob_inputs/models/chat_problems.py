@@ -10,7 +10,7 @@ from typing import Any
 
 from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.sources import RESERVED_TEMPLATE_ARGUMENTS
-from rljob_api.suggestions import did_you_mean
+from rljob_api.phrases import did_you_mean
 from rljob_inputs.findings import Finding
 from rljob_inputs.models.defaults import OwnSettings
 

@@ -13,7 +13,7 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rljob_api.errors import UserError
-from rljob_api.suggestions import did_you_mean
+from rljob_api.phrases import did_you_mean
 from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.calls import UserCall
 from rljob_api.wire.scores import ScoreRequest

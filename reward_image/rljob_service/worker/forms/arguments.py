@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rljob_api.suggestions import did_you_mean
+from rljob_api.phrases import did_you_mean
 
 Schema = Mapping[str, Any]
 

@@ -158,7 +158,7 @@ def place_row(job: RLJob, values: Mapping[str, Any], episodes: int, folder: Path
         "tracking": Tracking(tensorboard=False),
         "suspend": False,
     }
-    return job.model_copy(update={"spec": spec.model_copy(update=changed)})
+    return job.with_spec(**changed)
 
 
 def is_invalid(row: SampleRow) -> bool:

@@ -58,7 +58,7 @@ def read_row(
 def _with_one_runner(job: RLJob) -> RLJob:
     runner = (job.spec.agent.runner or Runner()).model_copy(update={"replicas": 1, "autoscaling": None, "slots": 1})
     agent = job.spec.agent.model_copy(update={"runner": runner})
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"agent": agent})})
+    return job.with_spec(agent=agent)
 
 
 async def _read(

@@ -179,7 +179,7 @@ def _find_start(
 def set_model(job: RLJob, path: str) -> RLJob:
     """Return the job with another source of its model."""
     model = job.spec.model.model_copy(update={"source": path})
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"model": model})})
+    return job.with_spec(model=model)
 
 
 def _read_text(path: Path) -> str:

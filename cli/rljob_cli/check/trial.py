@@ -157,7 +157,7 @@ def _with_one_worker(job: RLJob) -> RLJob:
     runner = _single(agent.runner or Runner()) if agent.is_hosted else None
     rewards = [_single(reward) for reward in spec.rewards]
     changes = {"rewards": rewards, "agent": agent.model_copy(update={"user": user, "tools": tools, "runner": runner})}
-    return job.model_copy(update={"spec": spec.model_copy(update=changes)})
+    return job.with_spec(**changes)
 
 
 def _single(service: Served) -> Served:
@@ -171,7 +171,7 @@ def _single(service: Served) -> Served:
 def _with_groups(job: RLJob) -> RLJob:
     """Return the job with rewards that get all samples of a prompt in one call."""
     rewards = [reward.model_copy(update={"scope": "group"}) for reward in job.spec.rewards]
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"rewards": rewards})})
+    return job.with_spec(rewards=rewards)
 
 
 def _without_served_models(job: RLJob) -> RLJob:
@@ -186,7 +186,7 @@ def _without_served_models(job: RLJob) -> RLJob:
     if user and user.model:
         user = user.model_copy(update={"model": _with_endpoint(user.model)})
     changes = {"rewards": rewards, "agent": agent.model_copy(update={"user": user})}
-    return job.model_copy(update={"spec": spec.model_copy(update=changes)})
+    return job.with_spec(**changes)
 
 
 def _with_endpoint(chat: Chat) -> Chat:

@@ -157,7 +157,7 @@ def reward_children(job: RLJob, reward: Reward) -> list[Manifest]:
     """Return the planned objects of one reward with one replica, and the Secret with the token."""
     single = reward.model_copy(update={"replicas": 1})
     rewards = [single if other.name == reward.name else other for other in job.spec.rewards]
-    job = job.model_copy(update={"spec": job.spec.model_copy(update={"rewards": rewards})})
+    job = job.with_spec(rewards=rewards)
     return service_children(job, {reward.name})
 
 

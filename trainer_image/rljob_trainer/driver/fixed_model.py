@@ -32,7 +32,7 @@ def as_evaluation(job: RLJob) -> RLJob:
         "evaluation": spec.evaluation.model_copy(update={"at_start": True, "sets": sets, "best": None}),
         "checkpoint": spec.checkpoint.model_copy(update={"export": "never"}),
     }
-    return job.model_copy(update={"spec": spec.model_copy(update=changed)})
+    return job.with_spec(**changed)
 
 
 async def start_fixed(*, generation: str, checkpoint: Checkpoint | None, report: Callable[[str], None]) -> Trainer:

@@ -77,7 +77,7 @@ def _without_training(job: RLJob) -> RLJob:
     trainer = spec.trainer.model_copy(update=alone)
     rollout = spec.rollout.model_copy(update={"placement": "separate"})
     update = {"algorithm": algorithm, "trainer": trainer, "rollout": rollout}
-    return job.model_copy(update={"spec": spec.model_copy(update=update)})
+    return job.with_spec(**update)
 
 
 @contextlib.contextmanager

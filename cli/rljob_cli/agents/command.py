@@ -146,19 +146,18 @@ def place_row(job: RLJob, values: Mapping[str, Any], episodes: int, folder: Path
         sources[name] = spec.data.train.model_copy(update=changes)
     evaluation = {"sampling": spec.rollout.sampling, "at_start": True, "every_steps": 0, "samples_per_prompt": 1}
     evaluation |= {"sets": [], "best": None}
-    changed = {
-        "agent": agent,
-        "data": spec.data.model_copy(update=sources),
-        "evaluation": spec.evaluation.model_copy(update=evaluation),
-        "schedule": spec.schedule.model_copy(
+    return job.with_spec(
+        agent=agent,
+        data=spec.data.model_copy(update=sources),
+        evaluation=spec.evaluation.model_copy(update=evaluation),
+        schedule=spec.schedule.model_copy(
             update={"type": "synchronous", "max_staleness": None, "prompts_per_step": num_prompts, "mini_batches": 1}
         ),
-        "algorithm": spec.algorithm.model_copy(update={"group_size": 2}),
-        "checkpoint": Checkpoint(export="never"),
-        "tracking": Tracking(tensorboard=False),
-        "suspend": False,
-    }
-    return job.with_spec(**changed)
+        algorithm=spec.algorithm.model_copy(update={"group_size": 2}),
+        checkpoint=Checkpoint(export="never"),
+        tracking=Tracking(tensorboard=False),
+        suspend=False,
+    )
 
 
 def is_invalid(row: SampleRow) -> bool:

@@ -156,8 +156,8 @@ def _with_one_worker(job: RLJob) -> RLJob:
     user = _single(agent.user) if agent.user else None
     runner = _single(agent.runner or Runner()) if agent.is_hosted else None
     rewards = [_single(reward) for reward in spec.rewards]
-    changes = {"rewards": rewards, "agent": agent.model_copy(update={"user": user, "tools": tools, "runner": runner})}
-    return job.with_spec(**changes)
+    agent = agent.model_copy(update={"user": user, "tools": tools, "runner": runner})
+    return job.with_spec(rewards=rewards, agent=agent)
 
 
 def _single(service: Served) -> Served:
@@ -185,8 +185,7 @@ def _without_served_models(job: RLJob) -> RLJob:
     user = agent.user
     if user and user.model:
         user = user.model_copy(update={"model": _with_endpoint(user.model)})
-    changes = {"rewards": rewards, "agent": agent.model_copy(update={"user": user})}
-    return job.with_spec(**changes)
+    return job.with_spec(rewards=rewards, agent=agent.model_copy(update={"user": user}))
 
 
 def _with_endpoint(chat: Chat) -> Chat:

@@ -64,9 +64,7 @@ def _with_one_runner(job: RLJob) -> RLJob:
 async def _read(
     cluster: LocalCluster, children: Sequence[Manifest], call: RowsCall, say: Callable[[str], None]
 ) -> CallResult:
-    async with running(
-        cluster, children, _STOP_SECONDS, report_waits(cluster, {RUNNER_SERVICE: "the runner"}, say)
-    ):
+    async with running(cluster, children, _STOP_SECONDS, report_waits(cluster, {RUNNER_SERVICE: "the runner"}, say)):
         pod = await wait_until_ready(cluster, RUNNER_SERVICE)
         return await _ask(f"http://{pod['status']['podIP']}:{cluster.network.port(PORT_SERVICE)}", call)
 

@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rljob_api.phrases import did_you_mean
 from rljob_api.read.documents import Location
 from rljob_api.read.validation_messages import format_value
-from rljob_api.phrases import did_you_mean
 
 KUBERNETES_VERSION = "1.37"
 FILE = Path(__file__).with_name("pod_template.json")

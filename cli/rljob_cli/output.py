@@ -46,6 +46,11 @@ def is_json() -> bool:
     return _as_json.get()
 
 
+def say(line: str) -> None:
+    """Print what a command does, beside its result."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def print_json(value: Any) -> None:
     """Print one line of JSON. It escapes all control characters."""
     text = json.dumps(value, ensure_ascii=False)

@@ -5,7 +5,6 @@ Invariant: a check writes nothing but the Hub's cache, and answers within second
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from rljob_api.manifest.job_sections import Data, DataSource
 from rljob_api.manifest.roles import ALL_LINEAR, Lora
 from rljob_api.manifest.services.models import ServedModel
 from rljob_api.manifest.sources import ChatTemplate, find_argument_problem
+from rljob_api.phrases import did_you_mean
 from rljob_inputs.data.columns import find_problems, read_answer
 from rljob_inputs.data.lengths import PromptLimit, find_limit, measure
 from rljob_inputs.data.prompts import build_prompt, render, tokenize
@@ -237,8 +237,7 @@ def _check_lora(report: InputsReport, spec: RLJobSpec, lora: Lora, model: _Model
     missing = [name for name in lora.target_modules if name != ALL_LINEAR and name not in matrices]
     if existing and missing:
         # A warning: some architectures give their modules other names than their files do.
-        near = difflib.get_close_matches(missing[0], existing, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(existing)}"
+        hint = did_you_mean(missing[0], existing, f"it has {', '.join(existing)}")
         report.add(path, f"{files.place} has no module called {', '.join(missing)}; {hint}", is_warning=True)
 
 

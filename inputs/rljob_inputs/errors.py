@@ -5,6 +5,11 @@ from __future__ import annotations
 from rljob_api.errors import UserError
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message; empty without one."""
+    return next(iter(str(error).strip().splitlines()), "")
+
+
 class InputError(UserError):
     """An input is wrong. `path` is the field of the manifest, `message` what is wrong with it and the fix."""
 

@@ -24,7 +24,7 @@ from rljob_trainer.policy import optimizer, policy, sharding
 from rljob_trainer.policy.host_copy import local_part
 
 VALUES = ("none", "reference", "all")
-_SMALL = SMOLLM2_135M | {"num_hidden_layers": 2}
+_SMALL = SMOLLM2_135M | {"num_hidden_layers": 1}
 _MODE = sharding.ShardingMode(keep_gathered=False, reduce_once=False)
 
 
@@ -34,7 +34,7 @@ def find_devices(offload: str, device: torch.device) -> dict[str, list[str]]:
         rank = policy.Policy(case.build_job(), "/model", device)
         assert rank.critic is not None
         assert rank.reference is not None
-        rank.accumulate([tracker.build_batch(case)] * 2)
+        rank.accumulate([tracker.build_batch(case)])
         found: dict[str, Iterable[torch.Tensor]] = {
             "published": (tensor for _, tensor in rank.stream_published().tensors),
             "buffers": rank.model.buffers(),
@@ -50,7 +50,7 @@ def find_devices(offload: str, device: torch.device) -> dict[str, list[str]]:
         types |= {f"freed {name}": each for name, each in list_types(list_state(rank)).items()}
         types["freed published"] = list_types({"": (tensor for _, tensor in rank.stream_published().tensors)})[""]
         rank.restore()
-        rank.accumulate([tracker.build_batch(case)] * 2)
+        rank.accumulate([tracker.build_batch(case)])
         rank.reshard()
         rank.critic.reshard()
         return types | {f"restored {name}": each for name, each in list_types(list_state(rank)).items()}

@@ -34,7 +34,7 @@ from tests.support.rank_programs import fork, fork_ranks
 from tests.support.waiting import DEADLINE_SECONDS
 
 PER_REPLICA = {"replicas": 2, "gpusPerReplica": 2, "sharding": "perReplica"}
-MESHES: tuple[tuple[int, dict[str, Any]], ...] = ((1, {}), (2, {}), (4, {}), (4, PER_REPLICA), (1, {}))
+MESHES: tuple[tuple[int, dict[str, Any]], ...] = ((1, {}), (2, {}), (4, PER_REPLICA), (1, {}))
 """Numbers of ranks, with further fields of spec.trainer."""
 KINDS: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "policy": (EVERYTHING, {}),

@@ -54,7 +54,7 @@ class LoraScenarios(Scenarios):
             self.train_adapters("reduced", EVERYTHING, limit=24, temperature=0.7, versions=LATER)
         self.train_adapters("half", PLAIN, dtype="bfloat16")
         self.publish_adapters()
-        self.resume_adapters()
+        self.save_adapters()
 
     def new(self, algorithm: Algorithm, **settings: Any) -> Policy:
         policy = self.policy(algorithm, **{"lora": LORA, **settings})
@@ -101,18 +101,10 @@ class LoraScenarios(Scenarios):
         policy = self.new(EVERYTHING, lora={**LORA, "publish": "adapter"}, dtype="bfloat16")
         self.write("published", published=dict(policy.stream_published().tensors), adapters=policy.adapters.gather())
 
-    def resume_adapters(self) -> None:
-        folder, lora = self.folder / f"checkpoint-{self.num_ranks}", {**LORA, "dropout": 0.2}
-        policy = self.new(EVERYTHING, lora=lora)
+    def save_adapters(self) -> None:
+        policy = self.new(EVERYTHING)
         self.update(policy, build_rows(1))
-        checkpoints.save_checkpoint(policy, folder)
-        self.update(policy, build_rows(2))
-        self.update(policy, build_rows(3))
-        resumed = self.policy(EVERYTHING, lora=lora)
-        checkpoints.load_checkpoint(resumed, folder)
-        self.update(resumed, build_rows(2))
-        self.update(resumed, build_rows(3))
-        self.write("resumed", uninterrupted=policy.adapters.gather(), resumed=resumed.adapters.gather())
+        checkpoints.save_checkpoint(policy, self.folder / f"checkpoint-{self.num_ranks}")
         checkpoints.export_model(policy, self.folder / f"export-{self.num_ranks}", str(self.folder / "model"))
 
 

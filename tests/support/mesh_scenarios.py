@@ -16,7 +16,6 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401 - before the fork
 
 from rljob_api.manifest.algorithm import Algorithm
-from rljob_trainer.policy import checkpoints
 from rljob_trainer.policy.policy import Policy
 from rljob_trainer.policy.sharding import ShardingMode
 from tests.support import critic_scenarios, lora_scenarios, policy_scenarios
@@ -47,7 +46,6 @@ class MeshScenarios(lora_scenarios.LoraScenarios):
         self.train("everything", EVERYTHING, temperature=0.7, versions=LATER, level="sequence")
         self.train_adapters("adapters", PLAIN)
         self.train_critic()
-        self.resume_run()
 
     def policy(self, algorithm: Algorithm, *, temperature: float = 1.0, **trainer: Any) -> Policy:
         if self.layout == "perReplica":
@@ -72,20 +70,6 @@ class MeshScenarios(lora_scenarios.LoraScenarios):
         every: list[Any] = [None] * self.num_ranks
         dist.all_gather_object(every, parameter.to_local().detach().clone())
         self.write("shards", shards=every, whole=parameter.full_tensor().detach())
-
-    def resume_run(self) -> None:
-        """Run with and without a resume from a checkpoint of the same layout, and resume from that of one rank."""
-        folder = self.folder / f"checkpoint-{self.layout}"
-        policy, resumed, other = self.policy(EVERYTHING), self.policy(EVERYTHING), self.policy(EVERYTHING)
-        self.update(policy, build_rows(1))
-        checkpoints.save_checkpoint(policy, folder)
-        self.update(policy, build_rows(2))
-        checkpoints.load_checkpoint(resumed, folder)
-        self.update(resumed, build_rows(2))
-        checkpoints.load_checkpoint(other, self.folder / "checkpoint-one")
-        self.update(other, build_rows(2))
-        self.write("resumed", uninterrupted=policy.gather_weights(), resumed=resumed.gather_weights(),
-                   other=other.gather_weights())  # fmt: skip
 
     def write(self, name: str, **contents: Any) -> None:
         if self.rank == 0:

@@ -24,8 +24,12 @@ from tests.support.policy_scenarios import Scenarios, build_inputs, clone
 from tests.support.rank_programs import fork, fork_ranks
 
 VALUES = ("none", "reference", "all")
-OTHER = {"none": "all", "reference": "none", "all": "none"}
-"""With which another run resumes."""
+RESUMED = {
+    "none": {"copied": "all"},
+    "reference": {"waited": "reference"},
+    "all": {"waited": "all", "copied": "none"},
+}
+"""From which of its checkpoints a run is resumed, and with which offload."""
 REDUCE_OFTEN = sharding.ShardingMode(keep_gathered=False, reduce_once=False)
 
 
@@ -42,7 +46,7 @@ class OffloadScenarios(Scenarios):
         return self.policy(algorithm, offload=offload, **settings)
 
     def train(self, kind: str, suffix: str = "") -> None:
-        """Train, save next to training, publish, and resume with and without offload."""
+        """Train, save next to training, publish, and resume with and without offload, unless the run has a suffix."""
         torch.manual_seed(0)  # with dropout, all values draw the same
         folder = self.folder / f"checkpoint-{kind}-{self.offload}{suffix}"
         policy = self.new(kind, self.offload)
@@ -57,7 +61,7 @@ class OffloadScenarios(Scenarios):
             "before": before, "metrics": metrics, "state": full_state(policy),
             "published": clone(dict(policy.stream_published().tensors)), "offloaded": find_offloaded(policy),
         }  # fmt: skip
-        for name, offload in (("waited", self.offload), ("copied", OTHER[self.offload])):
+        for name, offload in RESUMED[self.offload].items() if not suffix else ():
             resumed = self.new(kind, offload)
             checkpoints.load_checkpoint(resumed, folder / name)
             self.update(resumed, build_rows(2))

@@ -20,6 +20,14 @@ async def run_all(work: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]
     return [task.result() for task in tasks]
 
 
+async def end_tasks(*tasks: asyncio.Future[Any] | None) -> None:
+    """Cancel the tasks, and wait until they have ended. What they raise is dropped; one that is None has not begun."""
+    begun = [task for task in tasks if task is not None]
+    for task in begun:
+        task.cancel()
+    await asyncio.gather(*begun, return_exceptions=True)
+
+
 async def run_in_thread(
     work: Callable[_Parameters, _Result], /, *arguments: _Parameters.args, **named: _Parameters.kwargs
 ) -> _Result:

@@ -7,11 +7,12 @@ MODULE or MODULE:NAME. Standard library only.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 from collections.abc import Collection
 from typing import Any, Final
+
+from rljob_api.phrases import did_you_mean
 
 SIGNATURES: Final = "rljob.signatures"
 ENVIRONMENTS: Final = "rljob.environments"
@@ -35,6 +36,5 @@ def load_reference(reference: str) -> Any:
 
 def describe_unknown(name: str, known: Collection[str]) -> str:
     """Return that no plugin has this name, which ones do, and the nearest."""
-    near = difflib.get_close_matches(name, known, n=1)
-    remedy = f"did you mean {near[0]}?" if near else "install the package of its plugin"
+    remedy = did_you_mean(name, known, "install the package of its plugin")
     return f"{name} is not installed; known are {', '.join(known) or 'none'}; {remedy}"

@@ -9,6 +9,7 @@ from typing import Final
 
 from rljob_api.functions.conventions import Convention
 from rljob_api.functions.descriptions import DEFAULT_ENTRYPOINTS, SCORER_METHODS, Function
+from rljob_api.phrases import did_you_mean
 
 _COMPLETION, _TRUTH, _PROMPT = "completion", "ground_truth", "prompt"
 _NAMES: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
@@ -50,8 +51,7 @@ def describe_missing_entrypoint(
 
 def describe_wrong_entrypoint(entrypoint: str, defined: Sequence[str], found: str) -> str:
     """Return that a source does not define what function.entrypoint names. `found`: what it defines, as text."""
-    near = difflib.get_close_matches(entrypoint, defined, n=1)
-    remedy = f"did you mean {near[0]}?" if near else "correct function.entrypoint"
+    remedy = did_you_mean(entrypoint, defined, "correct function.entrypoint")
     return f"the entry point {entrypoint} was not found ({found}); {remedy}"
 
 

@@ -5,7 +5,6 @@ The static check describes source text, a worker the loaded function; both decid
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -14,6 +13,7 @@ from rljob_api.functions.annotations import SUPPORTED_TYPES, Schema, Unsupported
 from rljob_api.functions.descriptions import Class, Description, Function, Other, Several
 from rljob_api.functions.forms import FormError
 from rljob_api.functions.remedies import describe_wrong_entrypoint
+from rljob_api.phrases import did_you_mean
 
 TOOLS: Final = "tools"
 """A list of functions that the source may define. Without it, every public function is a tool."""
@@ -101,8 +101,7 @@ def check_kwargs(functions: Iterable[Function], given: Mapping[str, Any]) -> Non
     taken = [name for function in functions for name in function.named]
     for name in given:
         if name not in taken:
-            near = difflib.get_close_matches(name, taken, n=1)
-            remedy = f"did you mean {near[0]}?" if near else "remove it from function.kwargs"
+            remedy = did_you_mean(name, taken, "remove it from function.kwargs")
             raise FormError(f"no tool takes {name} ({', '.join(taken) or 'they have no parameters'}); {remedy}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from rljob_api.manifest.base import ClusterRule, ObjectMeta, Rule, Spec
 from rljob_api.manifest.immutable_fields import IMMUTABLE
@@ -27,6 +27,10 @@ class RLJob(Spec):
     metadata: ObjectMeta
     spec: RLJobSpec
     status: RLJobStatus = RLJobStatus()
+
+    def with_spec(self, **fields: Any) -> RLJob:
+        """Return a copy with these fields of `spec`, by their names in Python. Nothing is checked."""
+        return self.model_copy(update={"spec": self.spec.model_copy(update=fields)})
 
     @property
     def copy_url(self) -> str | None:

@@ -55,8 +55,8 @@ class WeightManifest(WeightVersion):
     merged_share: float | None = None
     """How much of the adapters' update the merged weights have. Null: nothing was merged, or there is no update yet."""
     peers: list[str] = []
-    """Replicas (host:port) that may have parts of the file, at the same path. Empty for a replica that did not announce
-    an address with its poll (`peer`): it may be of an earlier version."""
+    """Replicas (host:port) that may have parts of the file, at the same path. Empty for a replica that shares no
+    downloads: it announces no address with its poll (`peer`)."""
 
 
 OWN_WEIGHTS: Final = WeightManifest(generation="model", version=0, url="", num_bytes=0, file_hash="", checksum="")

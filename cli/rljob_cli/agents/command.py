@@ -8,7 +8,6 @@ import contextlib
 import itertools
 import json
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ from rljob_cli.check.rewards import check_service
 from rljob_cli.commands import parse_claims
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
 from rljob_cli.local.node.cpus import has_bfloat16, use_float32
-from rljob_cli.output import print_json
+from rljob_cli.output import print_json, say
 from rljob_cli.tables import make_error_console, show
 from rljob_cli.trajectories.conversation import LEGEND, build_conversation
 from rljob_cli.trajectories.log import Filter, read_rows
@@ -95,7 +94,7 @@ def _play(
     job: RLJob, answers: Sequence[str], folder: Path, claims: Mapping[str, Path], block: str | None
 ) -> list[SampleRow]:
     if answers:
-        play_answers(job, answers, folder, claims, block, _say)
+        play_answers(job, answers, folder, claims, block, say)
     else:
         from rljob_cli.agents.base_model import play_model  # imports matplotlib
 
@@ -106,15 +105,11 @@ def _play(
     return list(read_rows(folder / TRAJECTORIES, Filter(lane="eval")))
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def read_row(job: RLJob, number: int, claims: Mapping[str, Path], block: str | None = None) -> dict[str, Any]:
     """Return the values of one row of data.train, from 0. The runner is started for a row of an environment."""
     train = job.spec.data.train
     if train.env_split is not None:
-        return env_rows.read_row(job, train, "spec.data.train", number, claims, _say, block)
+        return env_rows.read_row(job, train, "spec.data.train", number, claims, say, block)
     location = locate(train.source, claims)
     if location is None:
         raise UserError(f"spec.data.train.source: {train.source} has no local folder; add --volume CLAIM=DIR")
@@ -151,19 +146,18 @@ def place_row(job: RLJob, values: Mapping[str, Any], episodes: int, folder: Path
         sources[name] = spec.data.train.model_copy(update=changes)
     evaluation = {"sampling": spec.rollout.sampling, "at_start": True, "every_steps": 0, "samples_per_prompt": 1}
     evaluation |= {"sets": [], "best": None}
-    changed = {
-        "agent": agent,
-        "data": spec.data.model_copy(update=sources),
-        "evaluation": spec.evaluation.model_copy(update=evaluation),
-        "schedule": spec.schedule.model_copy(
+    return job.with_spec(
+        agent=agent,
+        data=spec.data.model_copy(update=sources),
+        evaluation=spec.evaluation.model_copy(update=evaluation),
+        schedule=spec.schedule.model_copy(
             update={"type": "synchronous", "max_staleness": None, "prompts_per_step": num_prompts, "mini_batches": 1}
         ),
-        "algorithm": spec.algorithm.model_copy(update={"group_size": 2}),
-        "checkpoint": Checkpoint(export="never"),
-        "tracking": Tracking(tensorboard=False),
-        "suspend": False,
-    }
-    return job.model_copy(update={"spec": spec.model_copy(update=changed)})
+        algorithm=spec.algorithm.model_copy(update={"group_size": 2}),
+        checkpoint=Checkpoint(export="never"),
+        tracking=Tracking(tensorboard=False),
+        suspend=False,
+    )
 
 
 def is_invalid(row: SampleRow) -> bool:

@@ -6,30 +6,27 @@ Invariant: when `play_answers` returns or raises, no process that it started is 
 
 import asyncio
 import json
-import signal
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import LABEL_ROLE, PATH_RUN
 from rljob_cli.check.try_reward import TOKEN
-from rljob_cli.check.waits import find_ended_container
-from rljob_cli.local.cluster import LOCAL_DEFAULTS, LocalCluster
+from rljob_cli.check.waits import describe_end, describe_error, find_ended_container, report
+from rljob_cli.local.cluster import LOCAL_DEFAULTS, LocalCluster, running
 from rljob_cli.local.network import claim_block
 from rljob_cli.manifests import is_ready, labels_of, phase_of, role_of
 from rljob_core.backend import Manifest
 from rljob_core.children.common import AGENT, HEAD, REWARD, read_role_name
 from rljob_core.plan.job import render_children
-from rljob_core.plan.observed_job import name_of
 
 Say = Callable[[str], None]
 _SETTINGS = "rehearsal.json"
 _KINDS = ("Secret", "ConfigMap", "Service", "Deployment", "Job")
 _POLL_SECONDS = 0.05
 _STOP_SECONDS = 3.0
-_FIRST_SECONDS, _LATER_SECONDS = 2.0, 10.0
 
 
 def find_playable(job: RLJob) -> list[str]:
@@ -66,18 +63,8 @@ def build_rehearsal(job: RLJob, rewards: Collection[str]) -> list[Manifest]:
 
 
 async def _play(cluster: LocalCluster, children: Sequence[Manifest], say: Say) -> None:
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    async with cluster:
-        progress = asyncio.create_task(_report_waits(cluster, say))
-        try:
-            for child in children:
-                await cluster.store.apply(child)
-            await _wait_until_played(cluster)
-        finally:
-            progress.cancel()
-            await cluster.stop(_STOP_SECONDS)
+    async with running(cluster, children, _STOP_SECONDS, report(say, partial(_describe_wait, cluster))):
+        await _wait_until_played(cluster)
 
 
 async def _wait_until_played(cluster: LocalCluster) -> None:
@@ -88,20 +75,12 @@ async def _wait_until_played(cluster: LocalCluster) -> None:
             if role_of(pod) == HEAD and phase_of(pod) == "Succeeded":
                 return
             if ended := find_ended_container(pod):
-                message, code = (ended["message"] or "it printed nothing").strip(), ended["exitCode"]
-                if role_of(pod) == HEAD:
-                    raise UserError(message.removeprefix("error: "))
-                raise UserError(f"{ended['name']} of {name_of(pod)} ended with exit code {code}:\n{message}")
+                raise UserError((describe_error if role_of(pod) == HEAD else describe_end)(pod, ended))
         await asyncio.sleep(_POLL_SECONDS)
 
 
-async def _report_waits(cluster: LocalCluster, say: Say) -> None:
-    """Say after two seconds, and then every ten, what is waited for. Runs until it is cancelled."""
-    started, pause = time.monotonic(), _FIRST_SECONDS
-    while True:
-        await asyncio.sleep(pause)
-        pods = [pod for pod in cluster.store.pods.values() if role_of(pod) != HEAD]
-        starting = sorted(role_of(pod) for pod in pods if not is_ready(pod))
-        what = f"the start of {', '.join(starting)}" if starting else "the end of the episode"
-        say(f"waits for {what} ({time.monotonic() - started:.0f} s)")
-        pause = _LATER_SECONDS
+def _describe_wait(cluster: LocalCluster, seconds: float) -> str:
+    pods = [pod for pod in cluster.store.pods.values() if role_of(pod) != HEAD]
+    starting = sorted(role_of(pod) for pod in pods if not is_ready(pod))
+    what = f"the start of {', '.join(starting)}" if starting else "the end of the episode"
+    return f"waits for {what} ({seconds:.0f} s)"

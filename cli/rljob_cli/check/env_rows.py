@@ -4,7 +4,6 @@ Invariant: when `read_row` returns or raises, no process that it started is aliv
 """
 
 import asyncio
-import signal
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from rljob_api.wire.calls import CallRequest, CallResult, RowsCall, RowsReply
 from rljob_api.wire.contract import PORT_SERVICE, READ_ROWS, UrlPath
 from rljob_cli.check.try_reward import TOKEN, service_children
 from rljob_cli.check.waits import report_waits, wait_until_ready
-from rljob_cli.local.cluster import LocalCluster
+from rljob_cli.local.cluster import LocalCluster, running
 from rljob_cli.local.network import claim_block
 from rljob_core.backend import Manifest
 
@@ -59,25 +58,15 @@ def read_row(
 def _with_one_runner(job: RLJob) -> RLJob:
     runner = (job.spec.agent.runner or Runner()).model_copy(update={"replicas": 1, "autoscaling": None, "slots": 1})
     agent = job.spec.agent.model_copy(update={"runner": runner})
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"agent": agent})})
+    return job.with_spec(agent=agent)
 
 
 async def _read(
     cluster: LocalCluster, children: Sequence[Manifest], call: RowsCall, say: Callable[[str], None]
 ) -> CallResult:
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    async with cluster:
-        progress = asyncio.create_task(report_waits(cluster, {RUNNER_SERVICE: "the runner"}, say))
-        try:
-            for child in children:
-                await cluster.store.apply(child)
-            pod = await wait_until_ready(cluster, RUNNER_SERVICE)
-            return await _ask(f"http://{pod['status']['podIP']}:{cluster.network.port(PORT_SERVICE)}", call)
-        finally:
-            progress.cancel()
-            await cluster.stop(_STOP_SECONDS)
+    async with running(cluster, children, _STOP_SECONDS, report_waits(cluster, {RUNNER_SERVICE: "the runner"}, say)):
+        pod = await wait_until_ready(cluster, RUNNER_SERVICE)
+        return await _ask(f"http://{pod['status']['podIP']}:{cluster.network.port(PORT_SERVICE)}", call)
 
 
 async def _ask(url: str, call: RowsCall) -> CallResult:

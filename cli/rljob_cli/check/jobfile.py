@@ -23,6 +23,7 @@ from rljob_cli.check.job_source import FIELD, StartModel, find_start_model
 from rljob_cli.check.other_objects import find_object_problems, inline_config_maps
 from rljob_cli.check.reward_models import inline_reward_models, locate, read_reward_models
 from rljob_cli.check.template_file import inline_template
+from rljob_cli.output import say
 
 _BLOCK = re.compile(r":\s*[|][-+0-9]*\s*(#.*)?$")
 STDIN = Path("-")
@@ -93,7 +94,7 @@ def check_file(file: JobFile, findings: Iterable[Finding]) -> None:
             continue
         problem = file.problem(finding.path, finding.message, finding.line_within)
         if finding.is_warning:
-            print(f"warning: {file.path}:{problem.line}: {problem}", file=sys.stderr)
+            say(f"warning: {file.path}:{problem.line}: {problem}")
         else:
             problems.append(problem)
     if problems:
@@ -178,7 +179,7 @@ def _find_start(
 def set_model(job: RLJob, path: str) -> RLJob:
     """Return the job with another source of its model."""
     model = job.spec.model.model_copy(update={"source": path})
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"model": model})})
+    return job.with_spec(model=model)
 
 
 def _read_text(path: Path) -> str:

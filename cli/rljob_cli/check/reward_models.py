@@ -56,7 +56,7 @@ def inline_reward_models(
             path = f"spec.rewards[{index}].rewardModelRef.name"
             problems.append(Problem(path, line, _describe_missing(reference.name, job, models)))
         rewards.append(reward)
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"rewards": rewards})}), sources, problems
+    return job.with_spec(rewards=rewards), sources, problems
 
 
 def locate(location: Location, document: Document, sources: dict[int, Document]) -> tuple[Location, Document]:

@@ -1,7 +1,6 @@
 """The static checks of a reward, a simulated user, tools or a runner: a function's source, a judge's parser, a user's
 persona, a runner's command. Executes nothing."""
 
-import difflib
 import os
 import shutil
 import sys
@@ -21,6 +20,7 @@ from rljob_api.manifest.services.reward import FunctionReward, Reward
 from rljob_api.manifest.services.runner import COMMAND_MODULE
 from rljob_cli.check.jobfile import Finding, Target
 from rljob_cli.local.secrets import find_reference
+from rljob_inputs.data.files import suggest_path
 
 Check = Callable[[str, str], list[str]]
 """Takes a source and its name; returns the problems, each beginning with `NAME:LINE:`."""
@@ -142,12 +142,12 @@ def _check_script(script: str, folder: Path | None, path: str) -> Iterator[Findi
         )
         yield Finding(path, message)
     elif not (folder / script).is_file():
-        yield Finding(path, f"{script} not found in {folder}{_near_file(folder / script)}", only="local")
+        yield Finding(path, f"{script} not found in {folder}{suggest_path(folder / script)}", only="local")
 
 
 def _check_source(file: Path, check: Check) -> list[str]:
     if not file.exists():
-        return [f"file {file} not found{_near_file(file)}"]
+        return [f"file {file} not found{suggest_path(file)}"]
     if not file.is_file():
         return [f"{file} must be a Python file, got a folder"]
     try:
@@ -156,10 +156,3 @@ def _check_source(file: Path, check: Check) -> list[str]:
         return [f"{file} cannot be read: {error.strerror}"]
     except UnicodeDecodeError as error:
         return [f"{file} is not UTF-8 text (byte {error.start}); it must be Python source"]
-
-
-def _near_file(path: Path) -> str:
-    if not path.parent.is_dir():
-        return f" (folder {path.parent} not found either)"
-    near = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1)
-    return f"; did you mean {near[0]}?" if near else ""

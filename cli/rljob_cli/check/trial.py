@@ -33,7 +33,7 @@ from rljob_cli.check.samples import SampleBuilder, load_job_tokenizer
 from rljob_cli.check.score_client import read_info, score_all
 from rljob_cli.check.try_reward import TOKEN, service_children
 from rljob_cli.check.waits import LIMIT_SECONDS, find_import_place, report_waits, wait_until_ready
-from rljob_cli.local.cluster import LocalCluster
+from rljob_cli.local.cluster import LocalCluster, running
 from rljob_cli.local.network import claim_block
 from rljob_inputs.prompts import Prompt
 
@@ -140,22 +140,13 @@ def _call_chosen(
 async def _call_all(
     job: RLJob, chosen: list[int], prompt: Prompt, cluster: LocalCluster, say: Callable[[str], None], limit: float
 ) -> list[Trial]:
-    async with cluster:
-        try:
-            services = {index: job.spec.services[index] for index in chosen}
-            names = {each.settings.name: describe_service(each.kind, each.settings.name) for each in services.values()}
-            for child in service_children(_with_one_worker(job), names):
-                await cluster.store.apply(child)
-            samples = SampleBuilder(job, await asyncio.to_thread(load_job_tokenizer, job))
-            started = time.monotonic()
-            progress = asyncio.create_task(report_waits(cluster, names, say, limit))
-            try:
-                call = partial(_try, prompt=prompt, samples=samples, cluster=cluster, started=started, limit=limit)
-                return list(await asyncio.gather(*(call(job, index, each) for index, each in services.items())))
-            finally:
-                progress.cancel()
-        finally:
-            await cluster.stop(_STOP_SECONDS)
+    services = {index: job.spec.services[index] for index in chosen}
+    names = {each.settings.name: describe_service(each.kind, each.settings.name) for each in services.values()}
+    children, progress = service_children(_with_one_worker(job), names), report_waits(cluster, names, say, limit)
+    async with running(cluster, children, _STOP_SECONDS, progress, signals=()):
+        samples = SampleBuilder(job, await asyncio.to_thread(load_job_tokenizer, job))
+        call = partial(_try, prompt=prompt, samples=samples, cluster=cluster, started=time.monotonic(), limit=limit)
+        return list(await asyncio.gather(*(call(job, index, each) for index, each in services.items())))
 
 
 def _with_one_worker(job: RLJob) -> RLJob:
@@ -165,8 +156,8 @@ def _with_one_worker(job: RLJob) -> RLJob:
     user = _single(agent.user) if agent.user else None
     runner = _single(agent.runner or Runner()) if agent.is_hosted else None
     rewards = [_single(reward) for reward in spec.rewards]
-    changes = {"rewards": rewards, "agent": agent.model_copy(update={"user": user, "tools": tools, "runner": runner})}
-    return job.model_copy(update={"spec": spec.model_copy(update=changes)})
+    agent = agent.model_copy(update={"user": user, "tools": tools, "runner": runner})
+    return job.with_spec(rewards=rewards, agent=agent)
 
 
 def _single(service: Served) -> Served:
@@ -180,7 +171,7 @@ def _single(service: Served) -> Served:
 def _with_groups(job: RLJob) -> RLJob:
     """Return the job with rewards that get all samples of a prompt in one call."""
     rewards = [reward.model_copy(update={"scope": "group"}) for reward in job.spec.rewards]
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"rewards": rewards})})
+    return job.with_spec(rewards=rewards)
 
 
 def _without_served_models(job: RLJob) -> RLJob:
@@ -194,8 +185,7 @@ def _without_served_models(job: RLJob) -> RLJob:
     user = agent.user
     if user and user.model:
         user = user.model_copy(update={"model": _with_endpoint(user.model)})
-    changes = {"rewards": rewards, "agent": agent.model_copy(update={"user": user})}
-    return job.model_copy(update={"spec": spec.model_copy(update=changes)})
+    return job.with_spec(rewards=rewards, agent=agent.model_copy(update={"user": user}))
 
 
 def _with_endpoint(chat: Chat) -> Chat:

@@ -6,8 +6,6 @@ no process that it started is alive.
 
 import asyncio
 import json
-import signal
-import sys
 import tempfile
 from collections.abc import Container
 from dataclasses import dataclass
@@ -26,24 +24,22 @@ from rljob_cli.check.jobfile import check_file, load
 from rljob_cli.check.rewards import check_service
 from rljob_cli.check.samples import SampleBuilder, load_job_tokenizer
 from rljob_cli.check.score_client import score_all
-from rljob_cli.check.waits import LIMIT_SECONDS, find_ended_container, find_import_place, report_waits
+from rljob_cli.check.waits import LIMIT_SECONDS, describe_end, find_import_place, report_waits, wait_until_ready
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
-from rljob_cli.local.cluster import LOCAL_DEFAULTS, LocalCluster
+from rljob_cli.local.cluster import LOCAL_DEFAULTS, LocalCluster, running
 from rljob_cli.local.network import Network, claim_block
 from rljob_cli.local.node.container import is_marker
-from rljob_cli.manifests import is_ready, labels_of
-from rljob_cli.output import print_json
+from rljob_cli.manifests import labels_of
+from rljob_cli.output import print_json, say
 from rljob_cli.tables import make_console
 from rljob_core.backend import Manifest
 from rljob_core.children.common import read_service_name
 from rljob_core.children.pods import VLLM_CONTAINER
 from rljob_core.plan.job import render_children
-from rljob_core.plan.observed_job import name_of
 from rljob_inputs.machine.installation import require
 from rljob_inputs.memory.changes import change_job
 
 TOKEN = "test-reward"
-_POLL_SECONDS = 0.05
 _STOP_SECONDS = 3.0
 _MIN_CHARACTERS = 60
 """Minimum of a completion or an answer that the table on a terminal shows at least."""
@@ -161,7 +157,7 @@ def reward_children(job: RLJob, reward: Reward) -> list[Manifest]:
     """Return the planned objects of one reward with one replica, and the Secret with the token."""
     single = reward.model_copy(update={"replicas": 1})
     rewards = [single if other.name == reward.name else other for other in job.spec.rewards]
-    job = job.model_copy(update={"spec": job.spec.model_copy(update={"rewards": rewards})})
+    job = job.with_spec(rewards=rewards)
     return service_children(job, {reward.name})
 
 
@@ -182,31 +178,20 @@ def _without_trainer(job: RLJob) -> RLJob:
 async def _score(
     job: RLJob, reward: Reward, groups: list[list[ScoreRequest]], network: Network, folder: Path
 ) -> tuple[list[Outcome], str]:
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    async with LocalCluster(job, network, folder) as cluster:
-        progress = asyncio.create_task(report_waits(cluster, {reward.name: f"reward {reward.name}"}, _say))
+    cluster = LocalCluster(job, network, folder)
+    children = reward_children(job, reward)
+    progress = report_waits(cluster, {reward.name: f"reward {reward.name}"}, say)
+    async with running(cluster, children, _STOP_SECONDS, progress):
+        limit = LIMIT_SECONDS if reward.function and not reward.function.requirements else None
         try:
-            for child in reward_children(job, reward):
-                await cluster.store.apply(child)
-            limit = LIMIT_SECONDS if reward.function and not reward.function.requirements else None
-            try:
-                async with asyncio.timeout(limit):
-                    pod = await _wait_until_ready(cluster)
-            except TimeoutError:
-                where = find_import_place(cluster, reward.name)
-                raise UserError(f"reward {reward.name}: its import did not end within {limit:g} s{where}") from None
-            url = f"http://{pod['status']['podIP']}:{network.port(PORT_SERVICE)}"
-            results = await score_all(url, TOKEN, job, reward, groups, _say)
-        finally:
-            progress.cancel()
-            await cluster.stop(_STOP_SECONDS)
+            async with asyncio.timeout(limit):
+                pod = await wait_until_ready(cluster, reward.name, describe_end)
+        except TimeoutError:
+            where = find_import_place(cluster, reward.name)
+            raise UserError(f"reward {reward.name}: its import did not end within {limit:g} s{where}") from None
+        url = f"http://{pod['status']['podIP']}:{network.port(PORT_SERVICE)}"
+        results = await score_all(url, TOKEN, job, reward, groups, say)
     return label_outcomes(groups, results, in_groups=reward.scope != "sample"), _collect_output(folder / "logs")
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def label_outcomes(
@@ -217,19 +202,6 @@ def label_outcomes(
         for number, (requests, scored) in enumerate(zip(groups, results, strict=True), start=1)
         for place, (request, result) in enumerate(zip(requests, scored, strict=True), start=1)
     ]
-
-
-async def _wait_until_ready(cluster: LocalCluster) -> Manifest:
-    """Return the reward's Pod. Raise UserError with its log if a container ends."""
-    while True:
-        cluster.check()
-        for pod in cluster.store.pods.values():
-            if is_ready(pod):
-                return pod
-            if ended := find_ended_container(pod):
-                message, code = ended["message"] or "it printed nothing", ended["exitCode"]
-                raise UserError(f"{ended['name']} of {name_of(pod)} ended with exit code {code}:\n{message}")
-        await asyncio.sleep(_POLL_SECONDS)
 
 
 def _collect_output(logs: Path) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from rljob_cli.check.jobfile import Finding, JobFile, Target
 from rljob_cli.check.machine import Machine
 from rljob_cli.check.other_objects import describe
 from rljob_cli.check.preflight import Preflight, can_read_rows, read_problem, run_checks
+from rljob_cli.output import say
 from rljob_inputs.findings import LengthTable, describe_lengths
 from rljob_inputs.machine.installation import describe_installation
 from rljob_inputs.models.defaults import FromModel
@@ -53,7 +53,7 @@ class Verdict:
 
     def print_warnings(self) -> None:
         for problem in self.warnings:
-            print(f"warning: {self.file.path}:{problem.line}: {problem}", file=sys.stderr)
+            say(f"warning: {self.file.path}:{problem.line}: {problem}")
 
 
 def judge(
@@ -64,7 +64,6 @@ def judge(
     target: Target | None = None,
     extra: Iterable[Problem] = (),
     should_call: bool = True,
-    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
 ) -> Verdict:
     """Check a job for `target` (None: both), and then call its rewards once, unless there are errors."""
     preflight = run_checks(file, run_dir, claims, Machine(), target)

@@ -11,7 +11,7 @@ from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.manifests import is_ready, labels_of
 from rljob_core.backend import Manifest
 from rljob_core.children.common import read_service_name
-from rljob_core.plan.observed_job import container_statuses
+from rljob_core.plan.observed_job import container_statuses, name_of
 
 LIMIT_SECONDS = 60.0
 """For the import of a function that has nothing to install, and for its call by `rljob validate`."""
@@ -33,15 +33,28 @@ def find_ended_container(pod: Manifest) -> dict[str, Any] | None:
     return None
 
 
-async def wait_until_ready(cluster: LocalCluster, name: str) -> Manifest:
-    """Return the first Pod of a service that is ready. Raise UserError with what its server said if it ended."""
+def describe_end(pod: Manifest, ended: Mapping[str, Any]) -> str:
+    """Return how a container of `find_ended_container` ended, with the end of its log."""
+    message = (ended["message"] or "it printed nothing").strip()
+    return f"{ended['name']} of {name_of(pod)} ended with exit code {ended['exitCode']}:\n{message}"
+
+
+def describe_error(_: Manifest, ended: Mapping[str, Any]) -> str:
+    """Return what a server said at its end, alone."""
+    return (ended["message"] or "its server ended").strip().removeprefix("error: ")
+
+
+async def wait_until_ready(
+    cluster: LocalCluster, name: str, describe: Callable[[Manifest, Mapping[str, Any]], str] = describe_error
+) -> Manifest:
+    """Return the first Pod of a service that is ready. Raise UserError with `describe` if its server ended."""
     while True:
         cluster.check()
         for pod in pods_of(cluster, name):
             if is_ready(pod):
                 return pod
             if ended := find_ended_container(pod):
-                raise UserError((ended["message"] or "its server ended").strip().removeprefix("error: "))
+                raise UserError(describe(pod, ended))
         await asyncio.sleep(_POLL_SECONDS)
 
 
@@ -52,20 +65,27 @@ def find_import_place(cluster: LocalCluster, name: str) -> str:
     return f", at {places[-1]}" if places else ""
 
 
+async def report(say: Callable[[str], None], describe: Callable[[float], str]) -> None:
+    """Say after two seconds, and then every ten, what is waited for. `describe`: takes the seconds until then. Runs
+    until it is cancelled."""
+    started, pause = time.monotonic(), _FIRST_SECONDS
+    while True:
+        await asyncio.sleep(pause)
+        say(describe(time.monotonic() - started))
+        pause = _LATER_SECONDS
+
+
 async def report_waits(
     cluster: LocalCluster, services: Mapping[str, str], say: Callable[[str], None], limit_seconds: float | None = None
 ) -> None:
-    """Say after two seconds, and then every ten, what is waited for. Runs until it is cancelled.
-
-    `services`: by name, as text, such as `reward correct`.
-    """
-    started, pause = time.monotonic(), _FIRST_SECONDS
+    """Report imports and calls of services. `services`: by name, as text, such as `reward correct`."""
     limit = f"; at most {limit_seconds:g} s" if limit_seconds else ""
-    while True:
-        await asyncio.sleep(pause)
+
+    def describe(seconds: float) -> str:
         starting = [name for name in services if not any(map(is_ready, pods_of(cluster, name)))]
         places = "".join(find_import_place(cluster, name) for name in starting)
         what = f"the import of {', '.join(services[name] for name in starting)}"
         what = what if starting else f"a call of {', '.join(services.values())}"
-        say(f"waits for {what} ({time.monotonic() - started:.0f} s{limit}){places}")
-        pause = _LATER_SECONDS
+        return f"waits for {what} ({seconds:.0f} s{limit}){places}"
+
+    await report(say, describe)

@@ -135,7 +135,7 @@ def _format_roles(wrap: _Wrap, roles: list[RoleReport]) -> list[str]:
 def _wrap(width: int, prefix: str, text: str, indent_columns: int | None = None) -> list[str]:
     """Lines of at most `width`, divided between words; later ones indented as the first or by `indent_columns`."""
     indent = " " * (len(prefix) if indent_columns is None else indent_columns)
-    wrapper = textwrap.TextWrapper(width, prefix, indent, break_long_words=False, break_on_hyphens=False)  # words: ok
+    wrapper = textwrap.TextWrapper(width, prefix, indent, break_long_words=False, break_on_hyphens=False)
     wrapped = []
     for line in text.splitlines():
         wrapped += wrapper.wrap(line)

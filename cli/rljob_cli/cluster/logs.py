@@ -22,6 +22,7 @@ from rljob_cli.cluster.client import Cluster, ClusterError, NotFoundError, NotRe
 from rljob_cli.cluster.control import ROLLOUTS_IN_TRAINER, find_agent_roles, shares_trainer
 from rljob_cli.cluster.formatting import describe_pod, format_job_name
 from rljob_cli.manifests import labels_of, role_of
+from rljob_cli.output import say
 from rljob_cli.tables import make_console
 from rljob_cli.terminal import clean_colours, clean_lines, find_raw
 from rljob_core.backend import Manifest
@@ -148,7 +149,7 @@ async def print_logs(cluster: Cluster, selection: Selection) -> int:
     streams = []
     for pod in pods:
         if not has_node(pod):
-            print(f"{name_of(pod)}: has no log: {describe_pod(pod)}", file=sys.stderr)
+            say(f"{name_of(pod)}: has no log: {describe_pod(pod)}")
             continue
         container = selection.container or container_of(pod)
         raw = cluster.stream_log(name_of(pod), container, tail=selection.tail, previous=selection.previous)
@@ -156,14 +157,14 @@ async def print_logs(cluster: Cluster, selection: Selection) -> int:
         try:
             streams.append((await anext(lines, None), lines))
         except (NotReadyError, NotFoundError) as error:
-            print(f"{name_of(pod)}: {error}", file=sys.stderr)
+            say(f"{name_of(pod)}: {error}")
     async for line in _merge(streams):
         printer.print(line)
     if not pods:
         what = f"{selection.role} Pods" if selection.role else "Pods"
         what += f" with a container {selection.container}" if selection.container else ""
         explain = f"rljob explain {selection.job} -n {cluster.namespace}"
-        print(f"no {what} found; run `{explain}` to see why", file=sys.stderr)
+        say(f"no {what} found; run `{explain}` to see why")
     return 0 if streams else 1
 
 
@@ -286,7 +287,7 @@ async def follow_logs(cluster: Cluster, selection: Selection) -> int:
         except ClusterError as error:
             messages = [f"{error}; retrying"]
         for message in messages:
-            print(message, file=sys.stderr, flush=True)
+            say(message)
         num_printed = await _print_for(_POLL_SECONDS, followers.lines, printer)
         if is_last and not num_printed and not followers.are_reading():
             return 0

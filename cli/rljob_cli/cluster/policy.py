@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 
 from rljob_api.manifest.policy import POLICY_NAME, RLJobPolicy
 from rljob_cli.check.tenant_policy import read_policy
 from rljob_cli.cluster.client import Cluster, Target, connect
+from rljob_cli.output import say
 from rljob_core.kube.resources import POLICY
 
 
@@ -25,9 +25,9 @@ def fetch_policy(target: Target) -> RLJobPolicy | None:
 async def find_policy(cluster: Cluster) -> RLJobPolicy | None:
     where, manifest = f"the namespace {cluster.namespace}", await cluster.find(POLICY, POLICY_NAME)
     if manifest is None:
-        print(f"{where} has no RLJobPolicy", file=sys.stderr)
+        say(f"{where} has no RLJobPolicy")
         return None
     policy = read_policy(manifest)
     if policy is None:
-        print(f"warning: the RLJobPolicy of {where} has fields that this version does not know", file=sys.stderr)
+        say(f"warning: the RLJobPolicy of {where} has fields that this version does not know")
     return policy

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import sys
 from collections.abc import AsyncIterator
 
 from pydantic import ValidationError
@@ -20,6 +19,7 @@ from rljob_api.wire import contract
 from rljob_cli.cluster.client import CLAIM, Cluster, ClusterError
 from rljob_cli.cluster.pod_start import wait_until_ready
 from rljob_cli.manifests import phase_of
+from rljob_cli.output import say
 from rljob_core.backend import Manifest
 from rljob_core.children.common import HEAD
 from rljob_core.kube.resources import POD
@@ -119,7 +119,7 @@ async def reader_pod(cluster: Cluster, job: Manifest, head: Manifest | None = No
     name = pod["metadata"]["name"]
     try:
         await cluster.apply(POD, pod)
-        await wait_until_ready(cluster, name, "reads the run's files", _REMEDY, _say)
+        await wait_until_ready(cluster, name, "reads the run's files", _REMEDY, say)
         yield name
     except BaseException:
         with contextlib.suppress(ClusterError):  # why the command ends matters more
@@ -137,11 +137,7 @@ async def _warn_of_pending_head(cluster: Cluster, job: Manifest, head: Manifest)
     modes = ((found or {}).get("spec") or {}).get("accessModes") or []
     if {"ReadWriteMany", "ReadOnlyMany"} & {*modes}:
         return
-    _say(
+    say(
         f"warning: the head, Pod {name_of(head)}, waits to start. A claim that is ReadWriteOnce is on one node at a "
         f"time: if {claim} is, the head cannot start on another node while this command reads it. Ctrl-C ends it"
     )
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -40,8 +40,6 @@ from rljob_inputs.machine.installation import find_device_extra, require
 
 @dataclass(frozen=True)
 class Options:
-    directory: Path
-    """Parent of the run folders."""
     claims: dict[str, Path]
     block: str | None
     """Loopback block of the Pods."""
@@ -76,7 +74,7 @@ def evaluate_command(
     output: str,
 ) -> int:
     require(find_device_extra(), "rljob evaluate")
-    options = Options(directory, parse_claims(volumes), block, should_call, output)
+    options = Options(parse_claims(volumes), block, should_call, output)
     base = load_partial(path, list(overrides), runs=directory)
     if base.start is not None and not models:
         require_weights(base.start)

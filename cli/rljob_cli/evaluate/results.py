@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rljob_api.run.comparisons import Comparison, ModelResult
 from rljob_cli.output import print_json
+from rljob_cli.run.summary import describe_uncounted
 from rljob_cli.tables import Column, FittedTable, build_table, show
 
 
@@ -51,8 +52,7 @@ def describe_notes(comparison: Comparison) -> list[str]:
     for model in comparison.models:
         for set_ in dict.fromkeys(figure.set for figure in model.figures):
             first = next(figure for figure in model.figures if figure.set == set_)
-            counts = {"failed, counted as 0": first.num_failed, "without a score, left out": first.num_left_out}
-            if text := ", ".join(f"{count} {what}" for what, count in counts.items() if count):
+            if text := describe_uncounted(first):
                 notes.append(f"{model.model}: {set_}: {text}")
     return notes
 

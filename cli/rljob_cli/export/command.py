@@ -6,7 +6,6 @@ Of a job in a cluster, the model of the step is copied first: an export if there
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from rljob_cli.exits import guard
 from rljob_cli.export.card import FILE_CARD, build_card
 from rljob_cli.export.destinations import Destination, find_destination
 from rljob_cli.export.steps import export_step, is_step, read_step
-from rljob_cli.output import print_json
+from rljob_cli.output import print_json, say
 from rljob_cli.report.collect import read_job, read_summary
 from rljob_cli.run.runfolder import dump
 from rljob_cli.run.summary import build_serve_command
@@ -116,7 +115,7 @@ def _serve_name(to: str, place: str) -> str:
 def _write_model(source: _Source, to: Path, given: str) -> tuple[str, Mapping[str, Any]]:
     """Write the model and its card to a new folder. Return the job's name and the arguments of its chat template."""
     folder, step = source.folder, source.step
-    print(f"exports step {step} of {source.given}", file=sys.stderr, flush=True)
+    say(f"exports step {step} of {source.given}")
     if source.export is None:
         export_step(folder, step, to, given)
     else:

@@ -6,13 +6,13 @@ Invariant: a place that refuses the model says so before the model is built.
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.sources import parse_source
+from rljob_cli.output import say
 from rljob_inputs.hub.repository import HubAccess
 from rljob_inputs.hub.uploads import require_private, upload_model
 from rljob_inputs.objects.uploads import require_empty, upload_folder
@@ -40,7 +40,7 @@ class Objects:
         require_empty(self.url, self.access.objects)
 
     def publish(self, folder: Path, message: str) -> str:
-        upload_folder(folder, self.url, self.access.objects, last=_LAST, report=_say)
+        upload_folder(folder, self.url, self.access.objects, last=_LAST, report=say)
         return self.url
 
 
@@ -54,7 +54,7 @@ class HubModel:
         require_private(self.source, self.access, may_be_public=self.is_public)
 
     def publish(self, folder: Path, message: str) -> str:
-        _say(f"uploads {self.source}")
+        say(f"uploads {self.source}")
         return upload_model(folder, self.source, self.access, is_public=self.is_public, message=message)
 
 
@@ -74,7 +74,3 @@ def find_destination(to: str, *, is_public: bool) -> Destination | None:
     if kind == "object":
         return Objects(to.rstrip("/"), access)
     raise UserError(f"--to {to}: must be a new folder, s3://bucket/path or hf://org/name")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

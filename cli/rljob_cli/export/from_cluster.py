@@ -7,7 +7,6 @@ that of the head, in which a job's own code may run.
 from __future__ import annotations
 
 import asyncio
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from rljob_api.run.folder import FILE_JOB
 from rljob_cli.cluster.client import Cluster, ClusterError
 from rljob_cli.cluster.commands import on_cluster
 from rljob_cli.cluster.head_files import FolderCopy, open_files
+from rljob_cli.output import say
 from rljob_core.backend import Manifest
 from rljob_core.children.common import to_yaml
 from rljob_inputs.machine.installation import find_device_extra, require
@@ -40,7 +40,7 @@ async def use_model(cluster: Cluster, job: str, step: str, given: str, parent: P
         copy = Path(folder) / job
         copy.mkdir()
         async with open_files(cluster, job) as head, aiohttp.ClientSession() as session:
-            print(f"copies the model of RLJob {cluster.namespace}/{job}", file=sys.stderr, flush=True)
+            say(f"copies the model of RLJob {cluster.namespace}/{job}")
             files = FolderCopy(session, head, copy)
             try:
                 await files.refresh(lambda log: False)

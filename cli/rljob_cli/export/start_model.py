@@ -14,6 +14,7 @@ from rljob_api.run.folder import current_export
 from rljob_api.run.start_model import FILE_PIN
 from rljob_cli.check.job_source import FIELD, MODEL, StartModel
 from rljob_cli.export.steps import export_step
+from rljob_cli.local.node.volumes import write_atomically
 
 
 def provide_model(start: StartModel, folder: Path, say: Callable[[str], None]) -> str:
@@ -31,9 +32,7 @@ def provide_model(start: StartModel, folder: Path, say: Callable[[str], None]) -
         shutil.copytree(export, model, copy_function=_link_or_copy)
     else:
         export_step(run, pin.step, model, FIELD)
-    partial = folder / f".{FILE_PIN}.partial"
-    partial.write_text(pin.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    partial.replace(folder / FILE_PIN)
+    write_atomically(folder / FILE_PIN, f"{pin.model_dump_json(indent=1)}\n".encode())
     return str(model)
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from rljob_cli.local.node.kubelet import Kubelet
 from rljob_cli.local.node.podshim import set_child_subreaper
 from rljob_cli.local.node.volumes import RunPaths
 from rljob_cli.local.store import LocalStore
+from rljob_core.backend import Manifest
 from rljob_core.defaults import DEFAULTS
 
 _NOT_INHERITED = ("RLJOB_", "RAY_ADDRESS", "RAY_AUTH_", "VLLM_HOST_IP", "MASTER_")
@@ -81,6 +83,32 @@ class LocalCluster:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await changed.wait()
+
+
+@contextlib.asynccontextmanager
+async def running(
+    cluster: LocalCluster,
+    objects: Iterable[Manifest],
+    stop_seconds: float,
+    progress: Coroutine[None, None, None] | None = None,
+    signals: Iterable[signal.Signals] = (signal.SIGTERM,),
+) -> AsyncIterator[None]:
+    """Within, the Pods of the objects run beside `progress`, and the signals cancel the caller's task. `stop_seconds`:
+    for a Pod, at the end."""
+    task = asyncio.current_task()
+    assert task is not None
+    for number in signals:
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    async with cluster:
+        reporting = asyncio.create_task(progress) if progress else None
+        try:
+            for each in objects:
+                await cluster.store.apply(each)
+            yield
+        finally:
+            if reporting:
+                reporting.cancel()
+            await cluster.stop(stop_seconds)
 
 
 def build_base_env(environ: Mapping[str, str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from rljob_api.run.metrics import StepRecord
 from rljob_api.wire.contract import LABEL_ROLE, PATH_RUN, ExitCode
 from rljob_cli.check.try_reward import TOKEN
 from rljob_cli.check.waits import find_ended_container
-from rljob_cli.local.cluster import LOCAL_DEFAULTS, STOP_SECONDS, LocalCluster
+from rljob_cli.local.cluster import LOCAL_DEFAULTS, STOP_SECONDS, LocalCluster, running
 from rljob_cli.local.network import Network
 from rljob_cli.manifests import labels_of, role_of
 from rljob_cli.replay.plan import ReplayPlan
@@ -74,24 +74,14 @@ def build_objects(job: RLJob) -> list[Manifest]:
 
 
 async def _run(cluster: LocalCluster, objects: Sequence[Manifest], folder: Path, show: Show) -> None:
-    task = asyncio.current_task()
-    assert task is not None
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    reader, shown = MetricsReader(folder / FILE_METRICS), 0  # the last step that was shown
-    async with cluster:
-        try:
-            for each in objects:
-                await cluster.store.apply(each)
-            has_ended = False
-            while not has_ended:
-                has_ended = _has_ended(cluster)
-                for record in [each for each in reader.read().steps if each.step > shown]:
-                    show(record)
-                    shown = record.step
-                await asyncio.sleep(0 if has_ended else _POLL_SECONDS)
-        finally:
-            await cluster.stop(STOP_SECONDS)
+    reader, shown, has_ended = MetricsReader(folder / FILE_METRICS), 0, False  # the last step that was shown
+    async with running(cluster, objects, STOP_SECONDS, signals=(signal.SIGTERM, signal.SIGHUP)):
+        while not has_ended:
+            has_ended = _has_ended(cluster)
+            for record in [each for each in reader.read().steps if each.step > shown]:
+                show(record)
+                shown = record.step
+            await asyncio.sleep(0 if has_ended else _POLL_SECONDS)
 
 
 def _has_ended(cluster: LocalCluster) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import webbrowser
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from rljob_api.errors import UserError
 from rljob_api.run.folder import FILE_REPORT
 from rljob_cli.exits import guard
+from rljob_cli.output import say
 from rljob_cli.report.collect import collect_run
 from rljob_cli.report.page import render_page
 from rljob_cli.trajectories.index import ORDER_BY, Query
@@ -49,7 +49,7 @@ def _write(folder: Path, output: Path | None, query: Query | None, should_open: 
     path = write_report(folder, output, query)
     print(path)
     if should_open and not webbrowser.open(path.as_uri()):
-        print(f"no browser was found; open {path.as_uri()}", file=sys.stderr)
+        say(f"no browser was found; open {path.as_uri()}")
     return 0
 
 

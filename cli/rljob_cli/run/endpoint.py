@@ -7,9 +7,10 @@ run that was killed leaves it, with the token of a head that is gone.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import NamedTuple
+
+from rljob_cli.local.node.volumes import write_atomically
 
 _FILE = ".head.json"
 
@@ -20,12 +21,7 @@ class Endpoint(NamedTuple):
 
 
 def write_endpoint(folder: Path, endpoint: Endpoint) -> None:
-    path = folder / _FILE
-    temporary = path.with_name(f"{_FILE}.partial")
-    temporary.unlink(missing_ok=True)
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(endpoint._asdict(), file)
-    temporary.replace(path)
+    write_atomically(folder / _FILE, json.dumps(endpoint._asdict()).encode(), 0o600)
 
 
 def read_endpoint(folder: Path) -> Endpoint | None:

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from rljob_api.manifest.evaluation import SHORT_FORM
 from rljob_api.quantity import show_bytes
+from rljob_api.run.comparisons import Figure
 from rljob_api.run.metrics import EvaluationRecord, Metrics, StepRecord
 from rljob_api.run.sessions import Session, total_restarts, total_seconds
 from rljob_api.run.summaries import DriverSummary, EvaluationSummary, RunSummary
@@ -113,20 +114,7 @@ def _is_without_signal(step: StepRecord) -> bool:
 
 
 def _summarize(found: EvaluationRecord) -> EvaluationSummary:
-    return EvaluationSummary(
-        step=found.step,
-        set=found.set,
-        samples_per_prompt=found.samples_per_prompt,
-        accuracy=found.accuracy,
-        accuracy_low=found.accuracy_low,
-        accuracy_high=found.accuracy_high,
-        pass_at=found.pass_at,
-        majority=found.majority,
-        means=found.means,
-        num_samples=found.num_samples,
-        num_failed=found.num_failed,
-        num_left_out=found.num_left_out,
-    )
+    return EvaluationSummary.model_validate(found.model_dump())
 
 
 def _count(metrics: Metrics) -> DriverSummary:
@@ -255,7 +243,7 @@ def _describe_bounds(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"95% within {low:.3f} and {high:.3f}"
 
 
-def describe_uncounted(found: EvaluationRecord | EvaluationSummary) -> str:
+def describe_uncounted(found: EvaluationRecord | EvaluationSummary | Figure) -> str:
     """Return the episodes of an evaluation that the accuracy counts as 0, and those that it leaves out; empty if there
     are none."""
     counts = {"failed, counted as 0": found.num_failed, "without a score, left out": found.num_left_out}

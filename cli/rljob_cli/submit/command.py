@@ -28,7 +28,7 @@ from rljob_cli.cluster.commands import on_cluster
 from rljob_cli.cluster.logs import Selection, follow_logs
 from rljob_cli.cluster.top import JobRow, view_row
 from rljob_cli.exits import EXIT_FAILED, guard
-from rljob_cli.output import print_json
+from rljob_cli.output import print_json, say
 from rljob_cli.submit.plan import ClaimOptions, Submission, build_owners_patch, plan_submission
 from rljob_cli.submit.references import Need, find_needs, is_missing
 from rljob_cli.submit.sources import Tree, find_sources, get_value, read_tree
@@ -100,9 +100,9 @@ def _load(path: Path, overrides: list[str], *, should_call: bool) -> JobFile:
     replace(verdict, problems=problems).raise_problems()
     verdict.print_warnings()
     if not can_read_rows():
-        print(f"warning: {path}: {describe_skipped()}", file=sys.stderr)
+        say(f"warning: {path}: {describe_skipped()}")
     if not file.job.spec.checkpoint.outlives_head:
-        print(f"warning: {path}: {describe_loss(file.job)}", file=sys.stderr)
+        say(f"warning: {path}: {describe_loss(file.job)}")
     return file
 
 
@@ -172,7 +172,7 @@ async def _find_policy(cluster: Cluster) -> RLJobPolicy | None:
     try:
         manifest = await cluster.find(POLICY, POLICY_NAME)
     except ClusterError as error:
-        print(f"warning: the RLJobPolicy of the namespace was not checked: {error}", file=sys.stderr)
+        say(f"warning: the RLJobPolicy of the namespace was not checked: {error}")
         return None
     return read_policy(manifest) if manifest else None
 
@@ -210,7 +210,7 @@ def _build_children(submission: Submission, policy: RLJobPolicy | None, start_cl
     children = render_children(choose_queue(job, policy, {}), "", models, defaults=defaults)
     found = list(find_policy_problems(job, models, policy)) if policy else []
     for doubt in (each.message for each in found if not each.is_certain):
-        print(f"warning: {doubt}", file=sys.stderr)
+        say(f"warning: {doubt}")
     if problems := [each.message for each in found if each.is_certain]:
         raise UserError("\n".join(problems))
     plans = (plan_reward_model(model, ObservedState(), utc_now(), defaults=defaults) for model in models.values())
@@ -239,7 +239,7 @@ async def _is_missing(cluster: Cluster, need: Need) -> bool:
     except NotFoundError:
         return True
     except ClusterError as error:  # many users may not read Secrets
-        print(f"warning: {need.kind} {need.name} was not checked: {error}", file=sys.stderr)
+        say(f"warning: {need.kind} {need.name} was not checked: {error}")
         return False
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import sys
 import webbrowser
 from collections.abc import Callable, Mapping
 
+from rljob_cli.output import say
 from rljob_cli.ui.runs import WatchedRun
 from rljob_cli.ui.server import UiServer
 
@@ -23,7 +23,7 @@ async def serve(read_runs: Callable[[], Mapping[str, WatchedRun]], port: int, sh
     try:
         print(f"{url}\nonly this machine can open it, with this address; Ctrl-C ends it", flush=True)
         if should_open and not await asyncio.to_thread(webbrowser.open, url):
-            print(f"no browser was found; open {url}", file=sys.stderr)
+            say(f"no browser was found; open {url}")
         await ended.wait()
     finally:
         await server.close()

@@ -41,7 +41,7 @@ def find_frozen_children(
 def resolve_http(job: RLJob, models: Mapping[str, RewardModel]) -> RLJob:
     """The job as its driver must read it: a reference to an http model becomes an http reward."""
     rewards = [_resolve(reward, _find_model(reward, models)) for reward in job.spec.rewards]
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"rewards": rewards})})
+    return job.with_spec(rewards=rewards)
 
 
 def build_services(job: RLJob, models: Mapping[str, RewardModel]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from rljob_api.manifest.status import Condition, JobProgress, RLJobStatus, RoleStatus
+from rljob_api.phrases import list_some
 from rljob_api.wire.text import MAX_MESSAGE_LENGTH
 from rljob_core.backend import DRIVER_UNREADABLE, Event, OwnerStatus
 from rljob_core.children.common import HEAD
@@ -187,10 +188,9 @@ def _restart_events(old: RLJobStatus, new: RLJobStatus) -> Iterator[Event]:
         recorded = [r for r in role.failures if r.counted > counted.get((r.pod, r.created), 0)]
         for is_charged in (True, False):
             if pods := [record for record in recorded if record.charged == is_charged]:
-                names = ", ".join(record.pod for record in pods[:_MAX_PODS_NAMED])
-                more = f" and {len(pods) - _MAX_PODS_NAMED} more" if len(pods) > _MAX_PODS_NAMED else ""
+                names = list_some([record.pod for record in pods], _MAX_PODS_NAMED)
                 charge = "counts" if is_charged else "does not count"
-                message = f"{role.name} restarted: {pods[0].last}; {charge} against backoffLimit (Pods: {names}{more})"
+                message = f"{role.name} restarted: {pods[0].last}; {charge} against backoffLimit (Pods: {names})"
                 yield Event("Warning" if is_charged else "Normal", REASON_ROLE_RESTARTED, message)
         # The count of a head's Job follows its Pods, which are recorded.
         if not recorded and role.restarts > previous.restarts and role.name != HEAD:

@@ -84,7 +84,7 @@ def choose_queue(job: RLJob, policy: RLJobPolicy | None, children: Mapping[Child
     if not queue:
         return job
     chosen = scheduling.model_copy(update={"gang": "kueue", "queue": queue})
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"scheduling": chosen})})
+    return job.with_spec(scheduling=chosen)
 
 
 def mark_queue(children: Iterable[Manifest], queue: str) -> list[Manifest]:

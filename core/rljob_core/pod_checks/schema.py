@@ -4,13 +4,13 @@ The schema is of a version newer than most clusters: fields that a cluster does 
 server. dev/pod_template.py writes its file. A template takes about 0.02 ms.
 """
 
-import difflib
 import json
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rljob_api.phrases import did_you_mean
 from rljob_api.read.documents import Location
 from rljob_api.read.validation_messages import format_value
 
@@ -84,9 +84,8 @@ def _describe_unknown(error: Any, location: Location) -> Iterator[Violation]:
     # The path of the schema is `$defs`, the type's name, `additionalProperties`.
     known = list(load_definitions()[error.schema_path[1]].get("properties", {}))
     for name in error.kind.unexpected:
-        near = difflib.get_close_matches(str(name), known, n=1)
         listed = f"known fields are {', '.join(known[:_MAX_LISTED])}{', ...' if len(known) > _MAX_LISTED else ''}"
-        hint = f"did you mean {near[0]}?" if near else listed
+        hint = did_you_mean(str(name), known, listed)
         yield (*location, name), f"is unknown in Kubernetes {KUBERNETES_VERSION}; {hint}"
 
 

@@ -5,12 +5,12 @@ Invariant: the check before a run and the run use these functions, so they accep
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rljob_api.manifest.job_sections import Data, DataSource
+from rljob_api.phrases import did_you_mean, list_some
 from rljob_api.wire.base import Message
 from rljob_inputs.data.conversations import are_messages, ends_with_answer, is_sharegpt, read_messages, split_answer
 from rljob_inputs.data.files import Values
@@ -41,9 +41,8 @@ def read_column(row: Row, name: str, field: str) -> Any:
     for part in name.split("."):
         if not isinstance(value, Mapping) or part not in value:
             known = list(_column_names(row.values))
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise InputError(field, f"{row.place} has no column {name}; it has {_list(known)}{hint}")
+            hints = filter(None, [f"it has {_list(known)}", did_you_mean(name, known)])
+            raise InputError(field, f"{row.place} has no column {name}; {'; '.join(hints)}")
         value = value[part]
     return value
 
@@ -124,8 +123,7 @@ def _column_names(values: Values) -> Iterator[str]:
 
 
 def _list(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_MAX_LISTED]) or "no columns"
-    return shown if len(names) <= _MAX_LISTED else f"{shown} and {len(names) - _MAX_LISTED} more"
+    return list_some(names, _MAX_LISTED) or "no columns"
 
 
 def _describe(value: Any) -> str:

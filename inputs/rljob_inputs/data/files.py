@@ -6,7 +6,6 @@ names the file and the line or row.
 
 from __future__ import annotations
 
-import difflib
 import glob
 import itertools
 import json
@@ -18,6 +17,8 @@ from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 from rljob_api.errors import UserError
+from rljob_api.phrases import did_you_mean
+from rljob_inputs.errors import first_line
 
 LOADING = threading.Lock()
 """Held while `datasets` opens data: its progress bars fail where two threads do so, such as the checks of two files."""
@@ -85,8 +86,8 @@ def suggest_path(path: Path) -> str:
     """Return a hint for a path that does not exist."""
     if not path.parent.is_dir():
         return f" (folder {path.parent} not found either)"
-    near = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    hint = did_you_mean(path.name, (entry.name for entry in path.parent.iterdir()))
+    return hint and f"; {hint}"
 
 
 def read_file(path: Path, split: str) -> Iterator[tuple[Values, str]]:
@@ -138,7 +139,7 @@ def _read_other(path: Path, kind: str) -> Iterator[tuple[Values, str]]:
             rows = datasets.load_dataset(builder, data_files=[str(path)], cache_dir=cache, **settings)
         yield from ((dict(values), f"{path} row {number}") for number, values in enumerate(rows, 1))
     except Exception as error:  # `datasets` and its readers raise dozens of types
-        raise UserError(f"{path} is not readable as {kind}: {_first_line(error)}") from error
+        raise UserError(f"{path} is not readable as {kind}: {_describe_cause(error)}") from error
 
 
 def _read_saved(path: Path, split: str) -> Iterator[tuple[Values, str]]:
@@ -147,7 +148,7 @@ def _read_saved(path: Path, split: str) -> Iterator[tuple[Values, str]]:
     try:
         table = datasets.load_from_disk(str(path))
     except Exception as error:
-        raise UserError(f"{path} is not a readable folder of save_to_disk: {_first_line(error)}") from error
+        raise UserError(f"{path} is not a readable folder of save_to_disk: {_describe_cause(error)}") from error
     if isinstance(table, datasets.DatasetDict):
         if split not in table:
             raise UserError(f"{path} has no split {split}; it has {', '.join(table)}: set split")
@@ -155,10 +156,10 @@ def _read_saved(path: Path, split: str) -> Iterator[tuple[Values, str]]:
     yield from ((dict(values), f"{path} row {number}") for number, values in enumerate(table, 1))
 
 
-def _first_line(error: BaseException) -> str:
+def _describe_cause(error: BaseException) -> str:
     """Return the cause that a library's own error wraps."""
     cause = error.__cause__ or error
-    return f"{type(cause).__name__}: {next(iter(str(cause).strip().splitlines()), '')}"
+    return f"{type(cause).__name__}: {first_line(cause)}"
 
 
 def _read_parquet(path: Path) -> Iterator[tuple[Values, str]]:

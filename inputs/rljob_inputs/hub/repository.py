@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rljob_api.errors import TransientError, UserError
+from rljob_inputs.errors import first_line
 from rljob_inputs.objects.access import ObjectAccess
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def find_repository(source: str, kind: Kind, revision: str | None, access: HubAc
     try:
         info = find(name, revision=revision, files_metadata=True, timeout=_TIMEOUT_SECONDS)
     except errors.HFValidationError as error:
-        raise UserError(f"{source} is not a repository of the Hub: {_first_line(error)}") from error
+        raise UserError(f"{source} is not a repository of the Hub: {first_line(error)}") from error
     except Exception as error:  # the types of the HTTP client depend on the release of huggingface_hub
         if status_of(error) in _REFUSALS:
             refusal = MissingRevisionError if isinstance(error, errors.RevisionNotFoundError) else RefusedError
@@ -108,7 +109,7 @@ def find_repository(source: str, kind: Kind, revision: str | None, access: HubAc
         if cached := _find_cached(name, kind, revision, access):
             return cached
         raise TransientError(
-            f"cannot reach the Hub at {access.url} for {source} ({type(error).__name__}: {_first_line(error)}); check "
+            f"cannot reach the Hub at {access.url} for {source} ({type(error).__name__}: {first_line(error)}); check "
             "the network, set spec.hub.endpoint to a mirror, or use a local folder"
         ) from error
     files = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
@@ -172,7 +173,3 @@ def _find_cached(name: str, kind: Kind, revision: str | None, access: HubAccess)
 def status_of(error: Exception) -> int:
     """Return the HTTP status; 0 without a response."""
     return getattr(getattr(error, "response", None), "status_code", 0)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), "")

@@ -5,12 +5,12 @@ Invariant: warnings alone; a template that fails is an error of the prompts that
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.sources import RESERVED_TEMPLATE_ARGUMENTS
+from rljob_api.phrases import did_you_mean
 from rljob_inputs.findings import Finding
 from rljob_inputs.models.defaults import OwnSettings
 
@@ -43,7 +43,6 @@ def find_unread(path: str, arguments: Mapping[str, Any], own: OwnSettings) -> It
     unknown = [name for name in arguments if name not in {*variables, *RESERVED_TEMPLATE_ARGUMENTS}]
     if unknown:
         others = sorted(variables - {*RESERVED_TEMPLATE_ARGUMENTS})
-        near = difflib.get_close_matches(unknown[0], others, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"it reads {', '.join(others) or 'none'}"
+        hint = did_you_mean(unknown[0], others, f"it reads {', '.join(others) or 'none'}")
         message = f"has {', '.join(unknown)}, which the chat template ({own.template_place}) does not read; {hint}"
         yield Finding(path, message, is_warning=True)

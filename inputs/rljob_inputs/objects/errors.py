@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from rljob_api.errors import RLJobError, TransientError, UserError
 from rljob_api.wire.redaction import Redactor
+from rljob_inputs.errors import first_line
 from rljob_inputs.objects.access import ObjectAccess, split_url
 
 _CREDENTIALS = "set spec.objectStorage.secretRef, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for a run here"
@@ -74,7 +75,7 @@ def explain(error: BaseException, url: str, right: str, access: ObjectAccess) ->
         return RefusedObjectError(f"{url}: no credentials were found; {_CREDENTIALS}")
     if code in _UNAVAILABLE or not _is_refusal(error, code):
         # It may contain the URL of the request, with the parameters that sign it.
-        reason = code or Redactor().hide(f"{type(error).__name__}: {_first_line(error)}")
+        reason = code or Redactor().hide(f"{type(error).__name__}: {first_line(error)}")
         return StorageAwayError(
             f"{url}: cannot reach the object storage at {access.place} ({reason}); check the network, or set "
             "spec.objectStorage.endpoint"
@@ -126,7 +127,3 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     while current is not None:
         yield current
         current = current.__cause__ or current.__context__
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), "")

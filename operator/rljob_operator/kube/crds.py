@@ -15,6 +15,7 @@ from rljob_api.generate.crd import Kind, build_object_schema
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.policy import RLJobPolicy
 from rljob_api.manifest.services.reward import RewardModel
+from rljob_api.phrases import list_some
 from rljob_api.wire.contract import ANNOTATION_CRD_VERSION
 from rljob_core.kube.client import ApiError, KubeApi
 from rljob_core.kube.resources import POLICY, REWARD_MODEL, RLJOB, Resource
@@ -94,5 +95,4 @@ def _describe_difference(missing: list[str], unknown: list[str], version: str) -
 
 
 def _join(fields: list[str]) -> str:
-    more = f" and {len(fields) - MAX_LISTED_FIELDS} more" if len(fields) > MAX_LISTED_FIELDS else ""
-    return ", ".join(fields[:MAX_LISTED_FIELDS]) + more
+    return list_some(fields, MAX_LISTED_FIELDS)

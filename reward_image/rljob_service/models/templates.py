@@ -6,7 +6,6 @@ as empty text.
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, nodes
@@ -14,6 +13,7 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rljob_api.errors import UserError
+from rljob_api.phrases import did_you_mean
 from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.calls import UserCall
 from rljob_api.wire.scores import ScoreRequest
@@ -62,6 +62,5 @@ def fields_of(request: ScoreRequest | UserCall) -> dict[str, Any]:
 def _describe_unknown(parsed: nodes.Template, unknown: set[str], names: tuple[str, ...]) -> str:
     found = [node for node in parsed.find_all(nodes.Name) if node.name in unknown]
     first = min(found, key=lambda node: node.lineno)
-    near = difflib.get_close_matches(first.name, names, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return f"{first.lineno}: unknown variable {first.name}; known variables are {', '.join(names)}{hint}"
+    hints = filter(None, [f"known variables are {', '.join(names)}", did_you_mean(first.name, names)])
+    return f"{first.lineno}: unknown variable {first.name}; {'; '.join(hints)}"

@@ -34,6 +34,7 @@ from rljob_service.pool.running import Callback, Request, RunningRequests
 from rljob_service.pool.seccomp_supervisor import SeccompSupervisor
 from rljob_service.pool.shared_requests import SharedRequests
 from rljob_service.results import ExecutionResult, StartupReport, failure
+from rljob_service.worker.code.code_output import name_signal
 from rljob_service.worker.process import frames, scratch
 from rljob_service.worker.sandbox import PRIVATE_SHM, lacks, private_folders
 from rljob_service.worker.settings import REQUEST, TEARDOWN_SECONDS, FunctionSettings
@@ -369,9 +370,5 @@ class WorkerProcess(asyncio.Protocol):
 def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
     hints: dict[int, str] = {signal.SIGKILL: " (perhaps out of memory)", signal.SIGXCPU: " (cpuSeconds)"}
-    return f"was ended by {name}{hints.get(-code, '')}; its log has what it printed"
+    return f"was ended by {name_signal(-code)}{hints.get(-code, '')}; its log has what it printed"

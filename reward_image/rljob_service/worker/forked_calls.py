@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import os
 import select
-import signal
 import sys
 import threading
 import traceback
@@ -18,6 +17,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from rljob_api.errors import UserError
+from rljob_service.worker.code.code_output import name_signal
 from rljob_service.worker.process.frames import MAX_FRAME_BYTES
 from rljob_service.worker.sandbox import prepare_calls
 from rljob_service.worker.sandbox.system import die_with
@@ -139,8 +139,4 @@ def _name_of(thread: int) -> str:
 def _describe(code: int) -> str:
     if code > 0:
         return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    return f"was ended by {name}; its log has what it printed"
+    return f"was ended by {name_signal(-code)}; its log has what it printed"

@@ -24,6 +24,7 @@ from rljob_api.wire.base import InvalidReason, Lane, Message
 from rljob_api.wire.calls import CallRequest, CallResult, EpisodeCall, EpisodeReply, SeatReply
 from rljob_api.wire.contract import POLICY_MODEL
 from rljob_trainer.agents.base import AGENT, EpisodeRunner, EpisodeTask, Gateway, Generate, OpenEpisode, Recording
+from rljob_trainer.concurrency import end_tasks
 from rljob_trainer.episodes.types import (
     Completion,
     Episode,
@@ -229,8 +230,7 @@ class _Watched:
                 raise self._failed.result()
             return running.result()
         finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            await end_tasks(running)
 
 
 def _list_trajectories(

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from rljob_api.errors import UserError
 from rljob_api.manifest.agent import Agent
 from rljob_api.manifest.services.user import USER_SERVICE
+from rljob_api.phrases import list_some
 from rljob_api.wire.base import InvalidReason, Message
 from rljob_api.wire.calls import CallRequest, CallResult, UserCall, UserReply
 from rljob_trainer import traces
@@ -234,10 +235,8 @@ class _Play:
         return call, f"Error: {result.message}"[:limit], failure
 
     def _describe_unknown(self, name: str) -> str:
-        known = list(self.tools.owners)
-        listed = ", ".join(known[:_MAX_LISTED_FUNCTIONS])
-        more = f" and {len(known) - _MAX_LISTED_FUNCTIONS} more" if len(known) > _MAX_LISTED_FUNCTIONS else ""
-        return f"there is no function {name}; the functions are {listed}{more}"
+        listed = list_some(list(self.tools.owners), _MAX_LISTED_FUNCTIONS)
+        return f"there is no function {name}; the functions are {listed}"
 
     async def _ask_user(self, turn: Turn, *, is_last: bool) -> None:
         """Get the user's reply. It also rewards an answer after its last reply."""

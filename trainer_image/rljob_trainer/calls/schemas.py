@@ -14,6 +14,7 @@ from rljob_api.wire.calls import ToolSchema
 from rljob_api.wire.contract import PORT_SERVICE, UrlPath
 from rljob_api.wire.ports import listening_port
 from rljob_trainer.calls.client import CallClient
+from rljob_trainer.concurrency import end_tasks
 from rljob_trainer.replicas.http import CONNECT_SECONDS
 
 log = logging.getLogger(__name__)
@@ -49,9 +50,7 @@ class SchemaReader:
         return self._reading is None or self._reading.done()
 
     async def close(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
+        await end_tasks(self._reading)
 
     def _start_reading(self) -> asyncio.Task[None]:
         if self._reading is None or self.is_idle:

@@ -20,6 +20,7 @@ from rljob_trainer import traces
 from rljob_trainer.agents.base import EpisodeMessage, ToolSet
 from rljob_trainer.calls.client import CallClient, RunnerClient
 from rljob_trainer.calls.schemas import SchemaReader
+from rljob_trainer.concurrency import end_tasks
 from rljob_trainer.outages.registry import Dependency, Outages
 from rljob_trainer.services.client import ServiceClient
 from rljob_trainer.services.load import ServiceLoad
@@ -62,9 +63,7 @@ class AgentServices:
             await client.start()
 
     async def close(self) -> None:
-        for task in self._ending:
-            task.cancel()
-        await asyncio.gather(*self._ending, return_exceptions=True)
+        await end_tasks(*self._ending)
         for reader in self.readers.values():
             await reader.close()
         for client in self.clients.values():

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_api.run.folder import checkpoint_folder, last_checkpoint
-from rljob_trainer.concurrency import run_in_thread
+from rljob_trainer.concurrency import end_tasks, run_in_thread
 from rljob_trainer.driver.exporter import Exporter
 from rljob_trainer.driver.ports import Copies, Trainer
 from rljob_trainer.history.disk import DiskError, RunDisk, disk_errors
@@ -130,8 +130,7 @@ class Checkpointer:
         """Give the last checkpoint some time, before its group ends. A failure is only logged: it is not why."""
         if self._writing is not None:
             await asyncio.wait((self._writing,), timeout=seconds)
-            self._writing.cancel()
-            await asyncio.gather(self._writing, return_exceptions=True)
+            await end_tasks(self._writing)
             self._writing = None
 
     async def _write(

@@ -26,7 +26,7 @@ from rljob_trainer.agents import AgentLoop
 from rljob_trainer.agents.base import EpisodeTask, Generate
 from rljob_trainer.algorithms.rows import weighted_score
 from rljob_trainer.calls.services import AgentServices
-from rljob_trainer.concurrency import run_all
+from rljob_trainer.concurrency import end_tasks, run_all
 from rljob_trainer.driver.role_clock import PhaseClock, RoleClock
 from rljob_trainer.episodes.progress import CollectionProgress
 from rljob_trainer.episodes.types import Completion, Episode, Group
@@ -262,9 +262,7 @@ class Collection:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
 
     async def groups(self) -> AsyncIterator[Group]:
         """Yield the groups in the order in which they complete."""

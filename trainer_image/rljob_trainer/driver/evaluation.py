@@ -23,7 +23,7 @@ from rljob_api.wire.base import InvalidReason
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import AGENT, REASON_CONTEXT
 from rljob_trainer.agents.hosted import REASON_NO_TURNS
-from rljob_trainer.concurrency import run_all
+from rljob_trainer.concurrency import end_tasks, run_all
 from rljob_trainer.driver.collection import Collection as PromptCollection
 from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.driver.estimates import Answer, Estimate, estimate_majority, estimate_mean, estimate_pass
@@ -100,9 +100,7 @@ class EvalLane:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+        await end_tasks(self._running)
 
     def start(self, step: int, names: Collection[str]) -> None:
         """Evaluate the weights that the rollouts serve now on the sets `names`."""

@@ -27,12 +27,11 @@ def as_evaluation(job: RLJob) -> RLJob:
     write at the end."""
     spec = job.spec
     sets = [each.model_copy(update={"at_start": True}) for each in spec.evaluation.sets]
-    changed = {
-        "schedule": spec.schedule.model_copy(update={"steps": 0}),
-        "evaluation": spec.evaluation.model_copy(update={"at_start": True, "sets": sets, "best": None}),
-        "checkpoint": spec.checkpoint.model_copy(update={"export": "never"}),
-    }
-    return job.model_copy(update={"spec": spec.model_copy(update=changed)})
+    return job.with_spec(
+        schedule=spec.schedule.model_copy(update={"steps": 0}),
+        evaluation=spec.evaluation.model_copy(update={"at_start": True, "sets": sets, "best": None}),
+        checkpoint=spec.checkpoint.model_copy(update={"export": "never"}),
+    )
 
 
 async def start_fixed(*, generation: str, checkpoint: Checkpoint | None, report: Callable[[str], None]) -> Trainer:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 
 from rljob_api.wire.weights import WeightManifest
+from rljob_trainer.concurrency import end_tasks
 from rljob_trainer.driver.evaluation import EvalLane
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.ports import Trainer, Turns
@@ -41,9 +42,7 @@ class Publisher:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._syncing is not None:
-            self._syncing.cancel()
-            await asyncio.gather(self._syncing, return_exceptions=True)
+        await end_tasks(self._syncing)
 
     async def publish(self, version: int) -> None:
         """Publish `version`, and wait until at least one rollout serves it, and soon all healthy ones. If requests may

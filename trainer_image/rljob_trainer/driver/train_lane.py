@@ -19,6 +19,7 @@ from rljob_api.manifest.schedule import Schedule
 from rljob_api.wire.driver_status import ScheduleStatus
 from rljob_trainer.algorithms.base import AlgorithmCode
 from rljob_trainer.algorithms.rows import should_replace
+from rljob_trainer.concurrency import end_tasks
 from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.driver.dispatcher import Dispatcher, DispatchState, Ticket
 from rljob_trainer.driver.schedules import StepSchedule, build_schedule
@@ -103,9 +104,7 @@ class TrainLane:
 
     async def __aexit__(self, *_: object) -> None:
         running, self._running = [each.task for each in self._running.values()], {}
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await end_tasks(*running)
 
     @property
     def finished_steps(self) -> int:

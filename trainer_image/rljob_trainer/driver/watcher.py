@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from rljob_trainer.concurrency import end_tasks
+
 _Result = TypeVar("_Result")
 
 
@@ -19,6 +21,4 @@ async def run_with_watcher(work: Coroutine[Any, Any, _Result], watcher: Coroutin
             watching.result()
         return await working
     finally:
-        for task in (working, watching):
-            task.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
+        await end_tasks(working, watching)

@@ -10,7 +10,8 @@ import json
 import re
 from typing import NamedTuple
 
-from rljob_api.errors import TransientError
+from rljob_api.errors import TransientError, UserError
+from rljob_api.wire.contract import ExitCode
 
 _MAX_MESSAGE_LENGTH = 600
 _USER_TYPES = {
@@ -72,6 +73,15 @@ class ErrorFacts(NamedTuple):
 
     def to_json(self) -> str:
         return json.dumps(self)
+
+
+def explain_end(error: Exception) -> tuple[str, ExitCode]:
+    """Return the termination message and the exit code of a program that an error ends. An unexpected error is retried
+    within the role's backoff limit."""
+    if isinstance(error, UserError):
+        return str(error), ExitCode.USER
+    message = str(error) if isinstance(error, TransientError) else summarize(ErrorFacts.of(error))
+    return message, ExitCode.INFRASTRUCTURE
 
 
 def is_infrastructure_error(error: ErrorFacts) -> bool:

@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from rljob_trainer.concurrency import end_tasks
+
 PERIOD_SECONDS = 0.1
 
 
@@ -19,8 +21,7 @@ async def watching_lag(observe: Callable[[float], None], period: float = PERIOD_
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await end_tasks(task)
 
 
 async def _watch(observe: Callable[[float], None], period: float) -> None:

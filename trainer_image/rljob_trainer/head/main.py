@@ -15,11 +15,11 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-from rljob_api.errors import RLJobError, TransientError, UserError
+from rljob_api.errors import RLJobError, TransientError
 from rljob_api.wire.contract import ExitCode
 from rljob_api.wire.logs import configure_logging
 from rljob_api.wire.termination import end_program
-from rljob_trainer.failures.configuration import ErrorFacts, summarize
+from rljob_trainer.failures.configuration import explain_end
 from rljob_trainer.head.environment import Environment, read_environment
 from rljob_trainer.ranks.ray_node import ray_environment
 
@@ -60,7 +60,7 @@ async def _run_until_signalled(environment: Environment) -> None:
     except asyncio.CancelledError:
         raise TransientError("; ".join([_STOPPED, *reports])) from None
     except Exception as error:
-        message, code = _explain(error)
+        message, code = explain_end(error)
         force_exit_after(_FAIL_SECONDS, lambda: message, code)
         raise
 
@@ -88,7 +88,7 @@ def main() -> int:
     except Exception as error:
         if not isinstance(error, RLJobError):
             log.exception("unexpected error")
-        return end_program(*_explain(error))
+        return end_program(*explain_end(error))
     return ExitCode.SUCCEEDED
 
 
@@ -97,11 +97,3 @@ def _raise_open_files_limit() -> None:
     limit = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-
-
-def _explain(error: Exception) -> tuple[str, ExitCode]:
-    """Return the termination message and exit code. An unexpected error is retried within the role's backoff limit."""
-    if isinstance(error, UserError):
-        return str(error), ExitCode.USER
-    message = str(error) if isinstance(error, TransientError) else summarize(ErrorFacts.of(error))
-    return message, ExitCode.INFRASTRUCTURE

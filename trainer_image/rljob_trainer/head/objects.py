@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rljob_api.errors import UserError
+from rljob_api.phrases import list_some
 from rljob_api.run.folder import last_checkpoint
 from rljob_api.run.objects import FILE_OBJECTS, ObjectsRecord, read_objects
 from rljob_inputs.errors import InputError
@@ -59,11 +60,8 @@ def find_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]
 
 
 def describe_changes(changes: list[str]) -> str:
-    more = f" and {len(changes) - _MAX_NAMED} more" if len(changes) > _MAX_NAMED else ""
-    return (
-        f"{', '.join(changes[:_MAX_NAMED])}{more} changed after the run began ({FILE_OBJECTS}); restore it, or start a "
-        "new run"
-    )
+    listed = list_some(changes, _MAX_NAMED)
+    return f"{listed} changed after the run began ({FILE_OBJECTS}); restore it, or start a new run"
 
 
 def _list(field: str, url: str, access: ObjectAccess) -> Listing:

@@ -119,9 +119,7 @@ class StatusServer:
             return web.Response(status=204)
         peers = self._peers.choose(peer, time.monotonic()) if peer else []
         found = manifest.model_copy(update={"peers": peers})
-        # A rollout of an earlier version sends no address, and does not know the field.
-        text = found.model_dump_json(exclude=None if peers else {"peers"})
-        return web.Response(text=text, content_type="application/json")
+        return web.Response(text=found.model_dump_json(), content_type="application/json")
 
 
 @web.middleware

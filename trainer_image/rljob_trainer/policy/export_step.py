@@ -76,8 +76,7 @@ def _without_training(job: RLJob) -> RLJob:
     alone = {"replicas": 1, "gpus_per_replica": 0, "attention": "auto", "compile": "never"}
     trainer = spec.trainer.model_copy(update=alone)
     rollout = spec.rollout.model_copy(update={"placement": "separate"})
-    update = {"algorithm": algorithm, "trainer": trainer, "rollout": rollout}
-    return job.model_copy(update={"spec": spec.model_copy(update=update)})
+    return job.with_spec(algorithm=algorithm, trainer=trainer, rollout=rollout)
 
 
 @contextlib.contextmanager

@@ -9,11 +9,11 @@ import os
 import sys
 from pathlib import Path
 
-from rljob_api.errors import RLJobError, UserError
+from rljob_api.errors import RLJobError
 from rljob_api.wire.contract import ExitCode
 from rljob_api.wire.logs import configure_logging
 from rljob_api.wire.termination import end_program
-from rljob_trainer.failures.configuration import ErrorFacts, summarize
+from rljob_trainer.failures.configuration import explain_end
 from rljob_trainer.head.environment import read_environment
 from rljob_trainer.ranks.ray_node import ray_environment
 
@@ -27,11 +27,8 @@ def main() -> int:
 
     try:
         asyncio.run(replay(read_environment(dict(os.environ)), read_settings(Path(sys.argv[1]))))
-    except UserError as error:
-        return end_program(str(error), ExitCode.USER)
-    except RLJobError as error:
-        return end_program(str(error), ExitCode.INFRASTRUCTURE)
     except Exception as error:  # such as Ray's, which has dozens of types
-        log.exception("unexpected error")
-        return end_program(summarize(ErrorFacts.of(error)), ExitCode.INFRASTRUCTURE)
+        if not isinstance(error, RLJobError):
+            log.exception("unexpected error")
+        return end_program(*explain_end(error))
     return ExitCode.SUCCEEDED

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from rljob_api.tracing import spans
+from rljob_trainer.concurrency import end_tasks
 from rljob_trainer.outages.registry import Dependency, OutageError
 from rljob_trainer.replicas.fleet import Fleet
 
@@ -115,9 +116,7 @@ class ReplicaPool:
         self._task = asyncio.create_task(self._watch(), name=f"replicas-{self.name}")
 
     async def close(self) -> None:
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
 
     @property
     def num_waiting(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 
+from rljob_api.phrases import list_some
 from rljob_api.wire.driver_status import HungPart
 from rljob_api.wire.weights import PullReport
 
@@ -84,10 +85,5 @@ def _describe(reports: list[PullReport]) -> str:
     replicas: dict[str, list[str]] = {}
     for report in reports:
         replicas.setdefault(report.error or "no error", []).append(report.replica)
-    reasons = [f"{_list(names, _MAX_REPLICAS_PER_REASON)}: {error}" for error, names in replicas.items()]
-    return _list(reasons, _MAX_REASONS, "; ")
-
-
-def _list(texts: list[str], limit: int, separator: str = ", ") -> str:
-    more = f" and {len(texts) - limit} more" if len(texts) > limit else ""
-    return separator.join(texts[:limit]) + more
+    reasons = [f"{list_some(names, _MAX_REPLICAS_PER_REASON)}: {error}" for error, names in replicas.items()]
+    return list_some(reasons, _MAX_REASONS, "; ")

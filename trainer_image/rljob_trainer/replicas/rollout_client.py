@@ -24,6 +24,7 @@ from rljob_api.wire.driver_status import HungPart
 from rljob_api.wire.ports import listening_port
 from rljob_api.wire.weights import MAX_PULL_ERROR_LENGTH, PullReport, RolloutWeights, WeightManifest
 from rljob_trainer import traces
+from rljob_trainer.concurrency import end_tasks
 from rljob_trainer.episodes.types import Completion, PromptTooLongError
 from rljob_trainer.outages.registry import Outages
 from rljob_trainer.replicas import generate
@@ -268,9 +269,7 @@ class RolloutClient:
 
     async def _stop_verifying(self) -> None:
         tasks, self._verifying = self._verifying.values(), {}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)
 
 
 def list_addresses(service: str, per_pod: int) -> list[str]:

@@ -153,7 +153,4 @@ class RolloutMiddleware(ClosedMiddleware):
             return PlainTextResponse(reason, 503)
         report = state.report("self")
         answer = state.serving.model_copy(update={"error": report.error}) if report else state.serving
-        # A head of an earlier version does not know the error.
-        return Response(
-            answer.model_dump_json(exclude={"error"} if not answer.error else None), media_type="application/json"
-        )
+        return Response(answer.model_dump_json(), media_type="application/json")

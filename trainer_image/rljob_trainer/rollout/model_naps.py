@@ -8,14 +8,11 @@ Those in flight end first: an answer that is cut off could be read as a score.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from typing import Any
 
 from rljob_api.wire.weights import EngineMemory
-from rljob_trainer.rollout.naps import NotWarmError
-
-logger = logging.getLogger(__name__)
+from rljob_trainer.rollout.naps import NotWarmError, record_memory
 
 _LEVEL = 1
 
@@ -61,7 +58,4 @@ class ModelNaps:
         return time.perf_counter()
 
     async def _measure(self, what: str, begin: float) -> EngineMemory:
-        num_bytes = sum(await self._engine.collective_rpc("rljob_memory"))
-        memory = EngineMemory(num_bytes=num_bytes, seconds=time.perf_counter() - begin)
-        logger.info("%s after %.2f s, holds %.2f GiB", what, memory.seconds, memory.num_bytes / 2**30)
-        return memory
+        return record_memory(what, sum(await self._engine.collective_rpc("rljob_memory")), begin)

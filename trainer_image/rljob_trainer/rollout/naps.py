@@ -55,6 +55,11 @@ class Naps:
         self._state.record_change(is_asleep=True, is_broken=False, error="", serving=RolloutWeights())
 
     async def _measure(self, what: str, begin: float) -> EngineMemory:
-        memory = EngineMemory(num_bytes=await self._engine.measure(), seconds=time.perf_counter() - begin)
-        logger.info("%s after %.2f s, holds %.2f GiB", what, memory.seconds, memory.num_bytes / 2**30)
-        return memory
+        return record_memory(what, await self._engine.measure(), begin)
+
+
+def record_memory(what: str, num_bytes: int, begin: float) -> EngineMemory:
+    """Return what an engine holds after a change that began at `begin`, of time.perf_counter(), and log it."""
+    memory = EngineMemory(num_bytes=num_bytes, seconds=time.perf_counter() - begin)
+    logger.info("%s after %.2f s, holds %.2f GiB", what, memory.seconds, memory.num_bytes / 2**30)
+    return memory

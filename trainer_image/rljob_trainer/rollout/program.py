@@ -13,7 +13,7 @@ from rljob_api.wire.logs import build_formatter
 from rljob_api.wire.termination import end_program
 from rljob_inputs.models.files import place_model
 from rljob_inputs.objects.access import is_object
-from rljob_trainer.failures.configuration import ErrorFacts, summarize
+from rljob_trainer.failures.configuration import explain_end
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +60,7 @@ def run_program(what: str, run: Callable[[], int]) -> int:
     except KeyboardInterrupt:  # vLLM also turns a SIGTERM into this while it loads
         logger.info("stopped by a signal before serving")
         return ExitCode.SUCCEEDED
-    except UserError as error:
-        return end_program(str(error), ExitCode.USER)
     except Exception as error:
-        logger.exception("%s failed", what)
-        return end_program(summarize(ErrorFacts.of(error)), ExitCode.INFRASTRUCTURE)
+        if not isinstance(error, UserError):
+            logger.exception("%s failed", what)
+        return end_program(*explain_end(error))

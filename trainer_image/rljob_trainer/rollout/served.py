@@ -14,12 +14,10 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
-from rljob_api.errors import RLJobError, TransientError
 from rljob_api.manifest.job_sections import HangDetection
 from rljob_api.read.pod_files import load_job_file
 from rljob_api.wire import contract
 from rljob_api.wire.ports import listening_port
-from rljob_trainer.failures.configuration import ErrorFacts, summarize
 from rljob_trainer.rollout.engine_end import build_watch, end_if_it_hangs, report_to_head
 from rljob_trainer.rollout.middleware import ModelMiddleware
 from rljob_trainer.rollout.model_naps import ModelNaps
@@ -72,15 +70,9 @@ def _run() -> int:
 
 
 async def _serve_and_explain(args: Namespace, bounds: HangDetection, fields: StartupFields) -> int:
-    """Serve. Until the engine has answered its first request, an error may be one of the configuration."""
     warm = asyncio.Event()
-    with startup_errors(fields):
-        try:
-            return await _serve(args, bounds, warm)
-        except Exception as error:
-            if warm.is_set() and not isinstance(error, RLJobError):
-                raise TransientError(f"the engine failed: {summarize(ErrorFacts.of(error))}") from error
-            raise
+    with startup_errors(fields, "the engine", warm.is_set):
+        return await _serve(args, bounds, warm)
 
 
 async def _serve(args: Namespace, bounds: HangDetection, warm: asyncio.Event) -> int:

@@ -14,7 +14,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
-from rljob_api.errors import RLJobError, TransientError
+from rljob_api.errors import TransientError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.roles import Lora, UpdateMode
 from rljob_api.manifest.schedule import ScheduleType
@@ -24,7 +24,6 @@ from rljob_api.wire.ports import listening_port
 from rljob_inputs.hub.repository import HubAccess, repository_name
 from rljob_inputs.models.architectures import find_architecture
 from rljob_inputs.models.files import place_model, read_config
-from rljob_trainer.failures.configuration import ErrorFacts, summarize
 from rljob_trainer.outages.registry import Outages
 from rljob_trainer.outages.storage import name_storage
 from rljob_trainer.outages.waiting import wait_out
@@ -150,13 +149,7 @@ def _run(job: RLJob, arguments: list[str], lora: Lora | None) -> int:
 
     check_platform(job.spec.rollout.gpus_per_replica, current_platform)
     cli_env_setup()
-    return uvloop.run(
-        _serve_and_explain(
-            job,
-            parse_arguments(arguments, _find_fields(job)),
-            lora,
-        )
-    )
+    return uvloop.run(_serve_and_explain(job, parse_arguments(arguments, _find_fields(job)), lora))
 
 
 def _find_fields(job: RLJob) -> StartupFields:
@@ -165,15 +158,9 @@ def _find_fields(job: RLJob) -> StartupFields:
 
 
 async def _serve_and_explain(job: RLJob, args: Namespace, lora: Lora | None) -> int:
-    """Serve. Until the engine has answered its first request, an error may be one of the configuration."""
     state = ReplicaState()
-    with startup_errors(_find_fields(job)):
-        try:
-            return await _serve(job, args, state, lora)
-        except Exception as error:
-            if state.is_warm and not isinstance(error, RLJobError):
-                raise TransientError(f"the rollout replica failed: {summarize(ErrorFacts.of(error))}") from error
-            raise
+    with startup_errors(_find_fields(job), "the rollout replica", lambda: state.is_warm):
+        return await _serve(job, args, state, lora)
 
 
 async def _serve(job: RLJob, args: Namespace, state: ReplicaState, lora: Lora | None) -> int:

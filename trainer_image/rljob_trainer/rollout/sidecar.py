@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import sys
 
-from rljob_api.errors import UserError
 from rljob_api.wire.contract import ExitCode
 from rljob_api.wire.termination import end_program
-from rljob_trainer.failures.configuration import ErrorFacts, summarize
+from rljob_trainer.failures.configuration import explain_end
 from rljob_trainer.rollout.program import place_argument
 from rljob_trainer.rollout.startup import StartupFields, parse_arguments, startup_errors
 
@@ -26,10 +25,8 @@ def main() -> int:
         _serve(place_argument(arguments), fields)
     except KeyboardInterrupt:  # vLLM turns a SIGTERM into this while it loads
         return ExitCode.SUCCEEDED
-    except UserError as error:
-        return end_program(str(error), ExitCode.USER)
     except Exception as error:
-        return end_program(summarize(ErrorFacts.of(error)), ExitCode.INFRASTRUCTURE)
+        return end_program(*explain_end(error))
     return ExitCode.SUCCEEDED
 
 

@@ -11,7 +11,7 @@ import logging
 import os
 import re
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -104,9 +104,12 @@ def install_recorder() -> None:
 
 
 @contextlib.contextmanager
-def startup_errors(fields: StartupFields) -> Iterator[None]:
+def startup_errors(
+    fields: StartupFields, what: str = "vLLM", is_warm: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
     """Raise UserError or TransientError with vLLM's own line if vLLM fails within the context; GpuFaultError also if
-    the engine dies later: vLLM's server then ends without an error."""
+    the engine dies later: vLLM's server then ends without an error. Until the engine has answered its first request
+    (`is_warm`), an error of `what` may be one of the configuration."""
     with TemporaryFolder("vllm") as folder:
         path = Path(folder, "error.json")
         os.environ[ENV_ERROR_FILE] = str(path)
@@ -118,6 +121,8 @@ def startup_errors(fields: StartupFields) -> Iterator[None]:
             _check_gpu(facts)
             if isinstance(error, RLJobError):
                 raise
+            if is_warm():
+                raise TransientError(f"{what} failed: {summarize(ErrorFacts.of(error))}") from error
             raise explain(facts, fields) from error
         else:
             if (recorded := _read_record(path)) is not None:

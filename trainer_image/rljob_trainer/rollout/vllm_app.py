@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from rljob_api.errors import TransientError
+from rljob_trainer.concurrency import end_tasks
 from rljob_trainer.rollout.ending import is_wanted, quiet_shutdown
 
 logger = logging.getLogger(__name__)
@@ -76,8 +77,7 @@ class Serving:
         self._failure = beside.exception() if beside.done() else None
         if self._failure is None and not is_wanted():
             self._failure = TransientError("vLLM's engine ended; its log says why")
-        beside.cancel()
-        await asyncio.gather(beside, return_exceptions=True)
+        await end_tasks(beside)
 
     async def close(self) -> None:
         """Raise the error that ended `run`, if one has."""

@@ -144,7 +144,7 @@ class _UploadStream(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def tell(self) -> int:  # words: ok
+    def tell(self) -> int:
         return self._num_bytes
 
     def write(self, data: object) -> int:

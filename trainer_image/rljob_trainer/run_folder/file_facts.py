@@ -56,7 +56,7 @@ class HashedStream(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def tell(self) -> int:  # words: ok
+    def tell(self) -> int:
         return self._num_bytes
 
     def write(self, data: object) -> int:

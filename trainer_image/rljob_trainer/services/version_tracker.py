@@ -14,6 +14,7 @@ import aiohttp
 from rljob_api.wire.contract import PORT_SERVICE, UrlPath
 from rljob_api.wire.ports import listening_port
 from rljob_api.wire.scores import PARTS, Part
+from rljob_trainer.concurrency import end_tasks
 from rljob_trainer.replicas.http import CONNECT_SECONDS
 from rljob_trainer.replicas.pool import ReplicaPool
 from rljob_trainer.services.version_pin import PENDING, UNKNOWN_VERSION, VersionPin
@@ -63,10 +64,7 @@ class VersionTracker:
         self._update_pin()
 
     async def close(self) -> None:
-        tasks = list(self._queries.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._queries.values())
 
     def record_result(self, address: str, version: str) -> bool:
         """Return whether a result of `version` counts. If not, record the new version of the address."""

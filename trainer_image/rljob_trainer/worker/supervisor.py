@@ -16,6 +16,7 @@ from rljob_api.errors import TransientError
 from rljob_api.wire.contract import ExitCode
 from rljob_api.wire.termination import GPU_FAULT_PREFIX
 from rljob_api.wire.weights import EngineMemory, EnginesReport
+from rljob_trainer.concurrency import end_tasks
 from rljob_trainer.worker.turns import Engines, Order
 
 log = logging.getLogger(__name__)
@@ -68,9 +69,7 @@ class Supervisor:
         try:
             yield
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(*tasks)
 
     async def change(self, order: Order) -> EnginesReport:
         """Change the turn, and return once it is true. Before the first turn, all engines must have been warm. Raise

@@ -48,8 +48,12 @@ def describe_exit(code: int) -> str:
     """Return how a program ended by its exit code, or by the negative number of a signal; empty for success."""
     if code >= 0:
         return f"exit code {code}" if code else ""
+    return f"killed by {name_signal(-code)}" + (", perhaps for its memory" if -code == signal.SIGKILL else "")
+
+
+def name_signal(number: int) -> str:
+    """Return `SIGTERM`; of a number without a name, `signal 40`."""
     try:
-        name = signal.Signals(-code).name
+        return signal.Signals(number).name
     except ValueError:
-        name = f"signal {-code}"
-    return f"killed by {name}" + (", perhaps for its memory" if -code == signal.SIGKILL else "")
+        return f"signal {number}"

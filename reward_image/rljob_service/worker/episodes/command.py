@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from rljob_api.errors import UserError
 from rljob_api.wire.contract import ENV_EPISODE, MAX_EPISODE_REPLY_BYTES
+from rljob_service.worker.code.code_output import name_signal
 from rljob_service.worker.code.follower import Follower
 from rljob_service.worker.episodes import reply
 from rljob_service.worker.episodes.calls import write_call
@@ -156,12 +157,7 @@ def _log(data: bytes) -> None:
 
 
 def _describe(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
+    return f"ended with exit code {code}" if code >= 0 else f"was ended by {name_signal(-code)}"
 
 
 def read_last_line(line: bytes) -> Any:

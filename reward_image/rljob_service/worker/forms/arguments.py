@@ -7,12 +7,13 @@ was expected. Pure, standard library only.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final
+
+from rljob_api.phrases import did_you_mean
 
 Schema = Mapping[str, Any]
 
@@ -42,8 +43,8 @@ def check_arguments(name: str, parameters: Schema, arguments: Mapping[str, Any])
     checked: dict[str, Any] = {}
     for key, value in arguments.items():
         if key not in properties:
-            near = difflib.get_close_matches(key[:_MAX_SHOWN_CHARACTERS], properties, n=1)
-            problems.append(f"unknown argument {_shorten(key)}" + (f" (did you mean {near[0]}?)" if near else ""))
+            hint = did_you_mean(key[:_MAX_SHOWN_CHARACTERS], properties)
+            problems.append(f"unknown argument {_shorten(key)}" + (f" ({hint})" if hint else ""))
             continue
         try:
             checked[key] = _check(properties[key], value, key)

@@ -130,10 +130,8 @@ def test_published_adapters_have_scale_one_and_the_compute_dtype(outcome):
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_resume_repeats_the_run_bit_for_bit_from_the_adapters_alone(num_ranks, folder, outcome):
-    resumed = outcome("resumed", num_ranks)
-    for key, tensor in resumed["uninterrupted"].items():
-        assert torch.equal(resumed["resumed"][key], tensor), key
+def test_checkpoint_has_the_adapters_alone(num_ranks, folder):
+    """test_checkpoints resumes from such ones."""
     saved = FileSystemReader(folder / f"checkpoint-{num_ranks}" / "trainer").read_metadata().state_dict_metadata
     parameters = [key for key in saved if key.startswith("model.")]
     assert len(parameters) == 2 * 2 * len(MODULES)

@@ -64,10 +64,3 @@ def test_adjacent_ranks_share_a_copy_and_copies_are_equal_bit_for_bit(outcome: O
     assert torch.equal(first, third)
     assert torch.equal(second, fourth)
     assert len(outcome("shards", "full")["shards"][0]) == len(found["whole"]) // 4
-
-
-def test_a_run_resumes_on_its_mesh_bit_for_bit_and_on_another_one(outcome: Outcome):
-    resumed = outcome("resumed", "perReplica")
-    for key, tensor in resumed["uninterrupted"].items():
-        assert torch.equal(resumed["resumed"][key], tensor), key
-    assert_same_update(resumed["other"], outcome("resumed", "one")["uninterrupted"])

@@ -29,7 +29,14 @@ def test_updates_checkpoints_and_published_weights_are_the_same_bit_for_bit(kind
     assert ours["metrics"].grad_norm == plain["metrics"].grad_norm != 0
     for name in ("before", "published"):
         assert_equal(ours[name], plain[name])
-    for name in ("state", "waited", "copied"):  # resumed with the same offload, and with another one
+    assert_equal(ours["state"], plain["state"])
+
+
+@pytest.mark.parametrize("offload", offload_scenarios.VALUES)
+@pytest.mark.parametrize("kind", ["policy", "lora-and-critic"])
+def test_run_resumes_with_the_same_offload_and_with_another_one(kind, offload, outcome: Outcome):
+    ours, plain = outcome(kind, offload), outcome(kind, "none")
+    for name in offload_scenarios.RESUMED[offload]:
         assert_equal(ours[name], plain["state"])
 
 

@@ -70,8 +70,10 @@ def references(folder: Path) -> dict[str, tuple[float, dict[str, torch.Tensor], 
     }
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "num_ranks"),
+    [(name, n) for name in CASES for n in (1, 2) if n == 2 or name not in policy_scenarios.OTHERS],
+)
 def test_loss_and_gradients_equal_an_independent_computation(name, num_ranks, references, outcome):
     loss, gradients, norm = references[CASES[name]]
     ours = outcome(name, num_ranks)
@@ -222,15 +224,6 @@ def test_streamed_weights_are_as_described_before_and_after_the_first_update(out
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_resume_from_a_checkpoint_repeats_the_run_bit_for_bit(num_ranks, outcome):
-    resumed = outcome("resumed", num_ranks)
-    assert resumed["counts"] == (3, 3)
-    for key, parameter in resumed["uninterrupted"].items():
-        assert torch.equal(resumed["resumed"][key], parameter), key
-        assert torch.equal(resumed["restored"][key], parameter), f"{key}: through the head"
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2])
 def test_files_through_the_head_are_those_of_a_folder_that_ranks_see(num_ranks, folder):
     """A driver, `rljob run` or vLLM finds what it expects, whichever rank has written it."""
     head = folder / f"head-{num_ranks}"
@@ -245,10 +238,6 @@ def test_files_through_the_head_are_those_of_a_folder_that_ranks_see(num_ranks, 
     assert weights == (folder / f"export-{num_ranks}" / "model.safetensors").read_bytes()
 
 
-def test_checkpoint_of_one_rank_resumes_with_two(outcome):
-    assert_same_parameters(outcome("other-size", 2)["resumed"], outcome("resumed", 1)["uninterrupted"], "1 to 2 ranks")
-
-
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_export_is_a_complete_model_folder_with_readable_files(num_ranks, folder, outcome):
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -256,7 +245,7 @@ def test_export_is_a_complete_model_folder_with_readable_files(num_ranks, folder
     export = folder / f"export-{num_ranks}"
     model = AutoModelForCausalLM.from_pretrained(export)
     assert len(AutoTokenizer.from_pretrained(export)) == 256
-    expected = outcome("resumed", num_ranks)["resumed"]
+    expected = outcome("saved", num_ranks)["weights"]
     for key, parameter in model.named_parameters():
         assert torch.equal(parameter, expected[key]), key
     assert {path.stat().st_mode & 0o777 for path in export.iterdir()} == {0o644}

@@ -137,7 +137,7 @@ def test_replicas_stay_for_silent_driver_and_fall_without_head():
 
 def test_suspended_job_drops_records_and_finished_job_keeps_them():
     _, job = reconcile(make_job(), BURST)
-    suspended = job.model_copy(update={"spec": job.spec.model_copy(update={"suspend": True})})
+    suspended = job.with_spec(suspend=True)
     assert reconcile(suspended, None)[1].status.scaling == []
     ended = [c.model_copy(update={"status": "True"}) if c.type == "Succeeded" else c for c in job.status.conditions]
     job = job.model_copy(update={"status": job.status.model_copy(update={"conditions": ended})})

@@ -105,9 +105,7 @@ def test_dataset_of_the_hub_is_read_by_subset_and_limit(hub, is_check):
     access = HubAccess(hub.url)
     expected = [("b1", "hf://org/data row 1"), ("b2", "hf://org/data row 2")]
     assert read_hub(access, is_check=is_check, subset="b") == expected
-    assert read_hub(access, is_check=is_check, subset="b", limit=1) == expected[:1]
     assert read_hub(access, is_check=is_check, subset="b", limit=1, offset=1) == expected[1:]
-    assert read_hub(access, is_check=is_check, subset="b", offset=1) == expected[1:]
     with pytest.raises(InputError, match=r"spec.data.train.subset: hf://org/data has several subsets: .*'a', 'b'"):
         read_hub(access, is_check=is_check)
     with pytest.raises(InputError, match=r"spec.data.train.subset: hf://org/data has no subset c: .*'a', 'b'"):

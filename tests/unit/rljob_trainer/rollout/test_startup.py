@@ -112,6 +112,12 @@ def test_broken_gpu_of_an_engine_that_served_is_found_though_the_server_just_end
         fail_in_child(RuntimeError(ECC), "EngineCore encountered a fatal error.")
 
 
+@pytest.mark.parametrize(("is_warm", "kind"), [(False, UserError), (True, TransientError)])
+def test_error_of_an_engine_that_has_answered_is_not_one_of_the_configuration(is_warm, kind):
+    with pytest.raises(kind, match="the max seq len"), startup_errors(fields(), "the replica", lambda: is_warm):
+        raise ValueError("the max seq len (1) is larger")
+
+
 def test_other_failure_of_an_engine_that_served_raises_nothing():
     with startup_errors(fields()):
         fail_in_child(

@@ -1,4 +1,4 @@
-"""`rljob run` with a conversation, a tool and a judge: one trace of an episode over all of its programs, as
+"""`rljob run` with a conversation, a tool and a judge: one trace of an episode over all of its programs; nightly, as
 OpenTelemetry's own collector takes it and passes it on.
 
 `pytest tests/integration/test_traces_real.py -m slow -s` prints the tree, and with --update-golden draws the picture in
@@ -37,8 +37,14 @@ def collector() -> Iterator[Collector]:
     running.close()
 
 
-@pytest.fixture
-def released(tmp_path: Path, collector: Collector) -> Iterator[ReleasedCollector]:
+@pytest.fixture(params=["direct", pytest.param("through a collector", marks=pytest.mark.nightly)])
+def released(
+    tmp_path: Path, collector: Collector, request: pytest.FixtureRequest
+) -> Iterator[ReleasedCollector | None]:
+    """The collector on the way, which is built for some minutes; None: spans go to the test's receiver at once."""
+    if request.param == "direct":
+        yield None
+        return
     running = ReleasedCollector(tmp_path, new_address(), forward_to=collector.url)
     yield running
     running.close()
@@ -63,13 +69,14 @@ def add_traces(path: Path, collector: str, endpoint: Endpoint) -> Path:
 def test_an_episode_is_one_trace(
     tmp_path: Path,
     collector: Collector,
-    released: ReleasedCollector,
+    released: ReleasedCollector | None,
     endpoint: Endpoint,
     request: pytest.FixtureRequest,
 ) -> None:
-    done = run_to_end(add_traces(write_job(tmp_path), released.url, endpoint), tmp_path, RUN_SECONDS)
+    url = collector.url if released is None else released.url
+    done = run_to_end(add_traces(write_job(tmp_path), url, endpoint), tmp_path, RUN_SECONDS)
     assert done.returncode == 0, done.stdout
-    traces = group_traces(passed_on(released, collector))
+    traces = group_traces(collector.spans() if released is None else passed_on(released, collector))
     assert all(len([each for each in trace.spans if not each.parent]) == 1 for trace in traces), "whole trees"
     episodes = [each for each in traces if each.root.name == "episode"]
     assert len(episodes) == len([each for each in traces if each.root.name != "step"])
@@ -86,6 +93,7 @@ def test_an_episode_is_one_trace(
     assert links == {each.root.id for each in trained}
 
 
+@pytest.mark.nightly
 def test_configuration_of_make_collector_is_valid() -> None:
     command = [find_or_build_addon("otelcol"), "validate", "--config", OWN_ADDONS["otelcol"] / "print.yaml"]
     assert subprocess.run(command, capture_output=True, text=True).stderr == ""

@@ -60,8 +60,9 @@ class RunData:
     """Steps and evaluations in the whole log."""
 
 
-def collect_run(folder: Path, query: Query | None = None) -> RunData:
-    """Read a run. Raise UserError if the folder is not a run's. `query`: selects the samples from its whole log."""
+def collect_run(folder: Path, query: Query | None = None, *, answers: bool = False) -> RunData:
+    """Read a run. Raise UserError if the folder is not a run's. `query`: selects the samples from its whole log.
+    `answers`: as in read_summary."""
     files = list_trajectory_files(folder / TRAJECTORIES)
     metrics = read_metrics(folder / FILE_METRICS)
     job, digest = read_job(folder / FILE_JOB)
@@ -76,7 +77,7 @@ def collect_run(folder: Path, query: Query | None = None) -> RunData:
         name=name,
         job=job,
         job_digest=digest,
-        summary=read_summary(folder, name, job, metrics),
+        summary=read_summary(folder, name, job, metrics, answers=answers),
         metrics=metrics,
         samples=[list(map(add_agent, read_file(file.path, num_rows))) for file, num_rows in readings],
         num_samples=sum(counts),
@@ -165,8 +166,11 @@ def read_job(path: Path) -> tuple[dict[str, Any] | None, str]:
     return job, hashlib.sha256(spec.encode()).hexdigest()[:16]
 
 
-def read_summary(folder: Path, name: str, job: dict[str, Any] | None, metrics: Metrics) -> RunSummary:
-    """Return summary.json. A run in progress, or in a cluster, has none: build it from the rest."""
+def read_summary(
+    folder: Path, name: str, job: dict[str, Any] | None, metrics: Metrics, *, answers: bool = False
+) -> RunSummary:
+    """Return summary.json. A run in progress, or in a cluster, has none: build it from the rest. `answers`: whether its
+    head answers, as that of a cluster's run, of which the folder is a copy."""
     if (summary := read_run_summary(folder)) is not None:
         return summary
     sessions, driver = read_sessions(folder), read_driver_summary(folder)
@@ -174,7 +178,7 @@ def read_summary(folder: Path, name: str, job: dict[str, Any] | None, metrics: M
     last = max((record.step for record in metrics.records), default=0)
     is_done = bool(driver and driver.export) or (bool(schedule) and last >= schedule.get("steps", 0))
     ended = sessions[-1].phase if sessions else ""
-    unfinished = "Running" if is_in_use(folder) else "Unfinished"
+    unfinished = "Running" if answers or is_in_use(folder) else "Unfinished"
     return build_summary(
         name=name,
         phase=ended or ("Succeeded" if is_done else unfinished),

@@ -42,7 +42,7 @@ class WatchedRun:
         self.index = LogIndex(folder / TRAJECTORIES)
         self.head = Head(find_head or (lambda: read_endpoint(folder)))
         self._metrics = MetricsReader(folder / FILE_METRICS)
-        self._line: tuple[tuple[_State, bool], RunLine] | None = None
+        self._line: tuple[tuple[_State, bool, bool], RunLine] | None = None
         self._redactor: tuple[_State, Redactor] | None = None
 
     def read_metrics(self) -> Metrics:
@@ -54,11 +54,16 @@ class WatchedRun:
         return max((modified for _, modified in states), default=0) / 1e9
 
     def describe(self) -> RunLine:
-        """Return the run's line in the list. It is built again when a file that it follows from has changed."""
-        state = self._read_state(*_DESCRIBED), is_in_use(self.folder)
+        """Return the run's line in the list. It is built again when something that it follows from has changed."""
+        state = self._read_state(*_DESCRIBED), is_in_use(self.folder), self.answers
         if self._line is None or self._line[0] != state:
-            self._line = state, _describe(self.name, self.folder, self.read_metrics())
+            self._line = state, _describe(self.name, self.folder, self.read_metrics(), answers=self.answers)
         return self._line[1]
+
+    @property
+    def answers(self) -> bool:
+        """Whether its head answered when it was asked last."""
+        return self.head.status is not None
 
     def redactor(self) -> Redactor:
         """Return what hides the secrets of the run's job."""
@@ -80,9 +85,9 @@ def _stat(path: Path) -> tuple[int, int] | None:
     return found.st_size, found.st_mtime_ns
 
 
-def _describe(name: str, folder: Path, metrics: Metrics) -> RunLine:
+def _describe(name: str, folder: Path, metrics: Metrics, *, answers: bool) -> RunLine:
     job, _ = read_job(folder / FILE_JOB)
-    summary = read_summary(folder, name, job, metrics)
+    summary = read_summary(folder, name, job, metrics, answers=answers)
     last = max((record.time or 0.0 for record in metrics.records), default=0.0)
     return RunLine(
         name=name,

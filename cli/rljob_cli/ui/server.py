@@ -152,7 +152,7 @@ def render_live(run: WatchedRun, runs: Mapping[str, WatchedRun], others: Sequenc
         query=urlencode([("run", run.name), *(("with", name) for name in others)]),
         cursor=str(cursor),
     )
-    return render_page(collect_run(run.folder), datetime.now().astimezone(), live)
+    return render_page(collect_run(run.folder, answers=run.answers), datetime.now().astimezone(), live)
 
 
 def _list_choices(entries: Sequence[Entry]) -> Choices:

@@ -77,7 +77,7 @@ class Cause(NamedTuple):
     @classmethod
     def of(cls, cause: str, path: str, detail: str, claims: str = "") -> Cause:
         remedy = REMEDIES[cause].format(path=path, claims=clean_line(claims, _MAX_DETAIL_LENGTH))
-        return cls(cause, f"{clean_text(detail, _MAX_DETAIL_LENGTH)}; {remedy}")
+        return cls(cause, f"{clean_text(detail, _MAX_DETAIL_LENGTH).removesuffix('.')}; {remedy}")
 
 
 def find_causes(observed: ObservedJob) -> list[Cause]:

@@ -8,6 +8,7 @@ import pytest
 
 from rljob_api.errors import UserError
 from rljob_api.run.metrics import append_records
+from rljob_api.wire.driver_status import DriverStatus
 from rljob_cli.run.runfolder import lock
 from rljob_cli.ui.runs import RunList
 from tests.paths import DATA
@@ -62,6 +63,9 @@ def test_run_in_progress_is_running_until_its_process_is_gone(tmp_path):
     with lock(folder):
         assert run.describe().phase == "Running"
     assert run.describe().phase == "Unfinished"
+    run.head.status = DriverStatus()
+    assert run.describe().phase == "Running", "a job of a cluster, whose folder here is a copy"
+    run.head.status = None
     for left in ("pid 4194305, since 2026-01-01T00:00:00+00:00", f"pid {os.getpid()}, since 2026-01-01T00:00:00+00:00"):
         (tmp_path / ".letters.lock").write_text(left)
         assert run.describe().phase == "Unfinished", "it was killed, and its number may be another process's by now"

@@ -170,18 +170,20 @@ def _index_file(file: TrajectoryFile) -> list[Entry]:
 
 
 def _describe(file: TrajectoryFile, number: int, row: dict[str, Any]) -> Entry:
-    results = [_describe_result(each) for each in row["rewards"] or ()]
-    if failure := row["failure"]:
+    """`row`: of this or another version, which may have fewer columns."""
+    results = [_describe_result(each) for each in row.get("rewards") or ()]
+    if failure := row.get("failure"):
         path, _, cause = failure.partition(": ")
         results.append(Result(path, False, None, cause.partition(": ")[0], None))
-    elif (own := row["own_reward"]) is not None:
+    elif (own := row.get("own_reward")) is not None:
         results.append(Result(RUNNER_SERVICE, True, own, None, None))
-    return Entry(file, number, row["score"], row["truncated"], row["num_sampled_tokens"], tuple(results))
+    tokens = row.get("num_sampled_tokens") or 0
+    return Entry(file, number, row["score"], bool(row["truncated"]), tokens, tuple(results))
 
 
 def _describe_result(result: dict[str, Any]) -> Result:
-    latency = result["latency_seconds"]
-    latency = result["execute_seconds"] if latency is None else latency
+    latency = result.get("latency_seconds")
+    latency = result.get("execute_seconds") if latency is None else latency
     return Result(result["name"], result["valid"], result["score"], result["reason"], latency)
 
 

@@ -365,7 +365,7 @@ async def test_a_stopped_rank_is_named_killed_and_replaced(run: RunFolder, model
     """Its peers wait for it in a collective. The kernel delivers nothing but SIGKILL to it."""
     from rljob_trainer.ranks.group import TrainerGroup
 
-    job, pace = build_job(model), Pace(HangDetection(min_seconds=10, max_seconds=600))
+    job, pace = build_job(model), Pace(HangDetection(min_seconds=20, max_seconds=600))
 
     async def start(generation: str) -> Any:
         return await TrainerGroup.start(

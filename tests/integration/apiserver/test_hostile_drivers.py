@@ -14,7 +14,7 @@ from rljob_api.wire.contract import PORT_DRIVER
 from rljob_api.wire.driver_status import DriverStatus, HungPart
 from rljob_core.backend import DRIVER_UNREADABLE
 from rljob_core.plan import job as plan_of_jobs
-from rljob_operator.kube import driver, driver_request, idle, progress
+from rljob_operator.kube import driver, idle, progress
 from tests.integration.apiserver.manifests import smallest
 from tests.integration.apiserver.operator_harness import NAME, OperatorHarness, start_pod
 from tests.support.hostile_drivers import PROBLEMS, Connection, serve
@@ -30,7 +30,6 @@ def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "PROGRESS_POLL_SECONDS", POLL_SECONDS)
     is_due = driver._Driver.is_due
     monkeypatch.setattr(driver._Driver, "is_due", lambda self, now, age: is_due(self, now, min(age, POLL_SECONDS)))
-    monkeypatch.setattr(driver_request, "TIMEOUT_SECONDS", 0.5)
     monkeypatch.setattr(driver, "_MAX_POLL_SECONDS", 1.0)
 
 

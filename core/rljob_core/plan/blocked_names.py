@@ -1,15 +1,16 @@
 """Names of children that cannot be applied yet, since other objects have them: what is waited for, and who deletes it.
 
     a child of this object, or of an earlier one of its name --> the garbage collector, or the operator
-    without such an owner                                    --> nobody: the message has the command
+    without such an owner                                    --> the user: the message has the command
 
-The last are left by `kubectl delete --cascade=orphan`, or come from a backup. They may run Pods, and may be somebody
-else's, so the operator never deletes them. Pure.
+The last are left by `kubectl delete --cascade=orphan`, or come from a backup. They may run Pods, and be in use,
+so the operator never deletes them. Pure.
 """
 
 from collections.abc import Sequence
 
 from rljob_api.manifest.job import RLJob
+from rljob_api.phrases import list_some
 from rljob_api.wire.contract import LABEL_JOB, LABEL_REWARD_MODEL
 from rljob_core.backend import ChildKey, Manifest, ObservedState, Owner
 from rljob_core.plan.observed_job import find_stale, is_owned, is_terminating
@@ -18,7 +19,7 @@ _MAX_NAMED = 4
 
 
 def describe_blocked(owner: Owner, state: ObservedState, blocked: Sequence[ChildKey]) -> str:
-    """Return what a plan waits for, with the command that deletes what nobody else does."""
+    """Return what a plan waits for, with the command for what is deleted by hand alone."""
     stale = find_stale(owner, state)
     left = [key for key in blocked if key not in stale and _is_left(owner, state.children.get(key))]
     waiting = f"waits until an earlier {_list_names(blocked)} is deleted"
@@ -35,5 +36,4 @@ def _is_left(owner: Owner, child: Manifest | None) -> bool:
 
 
 def _list_names(keys: Sequence[ChildKey]) -> str:
-    names = ", ".join(f"{kind} {name}" for kind, name in keys[:_MAX_NAMED])
-    return names + (f" and {len(keys) - _MAX_NAMED} more" if len(keys) > _MAX_NAMED else "")
+    return list_some([f"{kind} {name}" for kind, name in keys], _MAX_NAMED)

@@ -39,7 +39,7 @@ def add_progress_lost(observed: ObservedJob, true: Reasons) -> None:
 
 
 def _describe_place(job: RLJob) -> str:
-    """Why there is no folder where it should be: it was removed, or the job names another place than before."""
+    """Why there is no folder where it should be: it was removed, or the job has named another place since."""
     claim, storage = job.spec.checkpoint.persistent_volume_claim, job.spec.checkpoint.storage
     if not (where := storage or (claim and f"the claim {claim.claim_name}")):
         return "the folder of the run was removed"

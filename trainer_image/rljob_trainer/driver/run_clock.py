@@ -46,7 +46,8 @@ class RunClock:
         """Whether the driver ends because it hangs."""
         self._has_begun = False
         """Whether this group has begun a step."""
-        self._time = self._resume()
+        self.time = self._resume()
+        """That of the whole run, as far as phases are closed."""
 
     @contextmanager
     def phase(self, name: Phase, waits_for: str = "") -> Iterator[None]:
@@ -90,18 +91,13 @@ class RunClock:
         return max(busy["trainer"], busy["rollouts"])
 
     @property
-    def time(self) -> RunTime:
-        """That of the whole run, as far as phases are closed."""
-        return self._time
-
-    @property
     def lost_seconds(self) -> dict[str, float]:
         """Seconds that did not train, by cause."""
-        return dict[str, float](self._time.lost.items())
+        return dict[str, float](self.time.lost.items())
 
     def lose_hung(self, seconds: float) -> None:
         """Count the last `seconds`, in which the driver hung, for which it is replaced."""
-        self._time.add("hung", seconds)
+        self.time.add("hung", seconds)
         self._is_replaced = True
 
     @contextmanager
@@ -111,7 +107,7 @@ class RunClock:
             yield
         except TrainerGroupDiedError as error:
             if error.hung:
-                self._time.add("hung", max(part.seconds for part in error.hung))
+                self.time.add("hung", max(part.seconds for part in error.hung))
                 self.close()
             raise
         except (asyncio.CancelledError, UserError):
@@ -123,13 +119,13 @@ class RunClock:
         """End the phases so far, and count them. Return their seconds."""
         closed = self._take_phases()
         self._lose_outages(closed)
-        self._time.close(closed, None if self._has_begun else "start")
-        self._board.update(training_share=self._time.share, lost_seconds=self.lost_seconds)
-        write_run_time(self._run_dir, self._time)
+        self.time.close(closed, None if self._has_begun else "start")
+        self._board.update(training_share=self.time.share, lost_seconds=self.lost_seconds)
+        write_run_time(self._run_dir, self.time)
         return closed
 
     def _end(self) -> None:
-        self._time.has_ended = not self._is_replaced
+        self.time.has_ended = not self._is_replaced
         self.close()
 
     def _resume(self) -> RunTime:
@@ -146,7 +142,7 @@ class RunClock:
         """Count outages since the last phases were closed, as far as training waited."""
         away = self._board.outages.seconds()
         waited = sum(seconds for phase, seconds in closed.items() if phase not in _PHASES_OF_TRAINER)
-        self._time.add("outage", min(away - self._away_seconds, waited))
+        self.time.add("outage", min(away - self._away_seconds, waited))
         self._away_seconds = away
 
     def _take_phases(self) -> dict[str, float]:

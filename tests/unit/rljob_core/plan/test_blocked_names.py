@@ -1,4 +1,4 @@
-"""What is said about names that other objects have: objects that nobody deletes come with the command."""
+"""What is said about names that other objects have: objects without an owner come with the command."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_what_is_deleted_by_others_is_only_waited_for(change):
     assert describe_blocked(JOB, state, list(state.children)) == "waits until an earlier Job gsm8k-head is deleted"
 
 
-def test_what_nobody_deletes_comes_with_the_command():
+def test_objects_without_an_owner_come_with_the_command():
     state = build(["Job", "ConfigMap"], orphan)
     assert describe_blocked(JOB, state, sorted(state.children)[:2]) == (
         "waits until an earlier ConfigMap gsm8k-config, ConfigMap gsm8k-reward-correct is deleted; nothing deletes "
@@ -57,7 +57,7 @@ def test_many_names_are_counted_and_the_status_has_the_command():
     assert " and 14 more is deleted; " in message
     assert message.endswith("deployment,job,networkpolicy,poddisruptionbudget,secret,service,statefulset "
                             "-n default -l rljob.dev/job=gsm8k")  # fmt: skip
-    assert not plan.delete, "they may be somebody else's"
+    assert not plan.delete, "they may be in use"
     assert not any(child["kind"] in WORKLOAD_KINDS for child in plan.children)
 
 

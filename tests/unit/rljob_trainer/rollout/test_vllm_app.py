@@ -51,9 +51,10 @@ async def test_signal_is_a_success_when_the_engine_ends_while_vllm_describes_it(
     monkeypatch.setattr(launcher, "find_process_using_port", lambda port: Engine())
     beside = asyncio.create_task(asyncio.Event().wait())
     run = asyncio.create_task(serving.run(app, beside, "the weight puller"))
-    while not getattr(getattr(app.state, "server", None), "started", False):
-        await asyncio.sleep(0)
-        assert not run.done()
+    async with asyncio.timeout(20):
+        while not getattr(getattr(app.state, "server", None), "started", False):
+            await asyncio.sleep(0.01)
+            assert not run.done()
     os.kill(os.getpid(), signal.SIGTERM)
     await run
     await serving.close()

@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-import copy
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from hypothesis import strategies as st
@@ -11,192 +10,30 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.services.reward import RewardModel
 from rljob_core.backend import (
     ChildKey,
     ForbiddenError,
     ForeignObjectError,
     InvalidOwnerError,
-    JobKey,
-    ObservedState,
-    PodRejectedError,
-    Reference,
-    RewardModelKey,
     UnknownFieldsError,
-    key_of,
 )
 from rljob_core.children import WORKLOAD_KINDS
 from rljob_core.loop import reconcile as reconcile_module
-from rljob_core.loop.apply import MISSING_RETRY_SECONDS
-from rljob_core.loop.failures import FailureTracker
 from rljob_core.loop.reconcile import CONFLICT_RETRY_SECONDS, reconcile
 from rljob_core.plan import conditions
 from rljob_core.plan.lifecycle import USER_ERROR
-
-KEY = JobKey("default", "gsm8k")
-MODEL_KEY = RewardModelKey("default", "math")
-START = datetime(2026, 1, 1, tzinfo=UTC)
-NUM_CHILDREN = 18
-
-
-def make_job(**spec):
-    return RLJob.model_validate(
-        {
-            "metadata": {"name": "gsm8k", "uid": "u1", "generation": 1},
-            "spec": {
-                "model": {"source": "/models/tiny"},
-                "data": {"train": {"source": "/data/train.jsonl"}},
-                "rewards": [reward("correct")],
-            }
-            | spec,
-        }
-    )
-
-
-def make_model(**spec):
-    metadata = {"name": "math", "uid": "u2", "generation": 1}
-    return RewardModel.model_validate({"metadata": metadata, "spec": {"function": {"inline": "x"}} | spec})
-
-
-def reward(name, source="def reward(): ..."):
-    return {"name": name, "function": {"inline": source}, "resources": {"requests": {"cpu": "0.5"}}}
-
-
-class MemoryBackend:
-    """Server-side apply for one manager, immutable fields, defaults, owner references, and calls that fail."""
-
-    def __init__(self, owner):
-        self.owner, self.objects, self.applied, self.pods = owner, {}, {}, {}
-        self.events, self.writes, self.version = [], [], 0
-        self.fail_at, self.fail_after_write = None, False
-        self.errors = {}
-        """The error that the apply of a kind raises."""
-        self.checks, self.pod_errors, self.missing = [], {}, {}
-        """The checked workloads; the error of the Pod of a workload; what the Pods of a workload miss."""
-
-    async def get_owner(self, key):
-        self._call()
-        return self.owner.model_copy(deep=True) if self.owner and key.name == self.owner.metadata.name else None
-
-    async def observe(self, owner):
-        self._call()
-        return ObservedState(copy.deepcopy(self.objects), tuple(copy.deepcopy(list(self.pods.values()))))
-
-    async def apply(self, manifest):
-        key = key_of(manifest)
-        with self._write(f"apply {key.kind} {key.name}"):
-            old = self.objects.get(key)
-            new = _merged(_without(old or {}, self.applied.get(key, {}), manifest), manifest)
-            self._admit(key, old, new)
-            self.applied[key], self.objects[key] = copy.deepcopy(manifest), _defaulted(new)
-            if self.objects[key] != old:
-                self.version += 1
-
-    async def find_missing(self, workloads):
-        self._call()
-        return [self.missing.get(key_of(workload).name, ()) for workload in workloads]
-
-    async def check(self, workload):
-        self._call()
-        key = key_of(workload)
-        self.checks.append(key)
-        if error := self.errors.get(key.kind) or self.pod_errors.get(key.name):
-            raise error
-
-    async def delete(self, namespace, child):
-        with self._write(f"delete {child.kind} {child.name}"):
-            self.remove(child)
-
-    async def delete_job(self, key):
-        with self._write("delete the job"):
-            self.owner = None
-
-    async def force_delete(self, namespace, pod):
-        with self._write(f"force delete {pod}"):
-            if error := self.errors.get("Pod"):
-                raise error
-            self.pods.pop(pod, None)
-
-    async def update_status(self, owner, status):
-        with self._write("status"):
-            assert owner.metadata.uid == self.owner.metadata.uid
-            stored = type(status).model_validate(status.to_manifest())
-            self.owner = self.owner.model_copy(update={"status": stored})
-
-    async def record_event(self, owner, event):
-        self.events.append(event)
-
-    def remove(self, child):
-        self.objects.pop(child, None)
-        self.applied.pop(child, None)
-        self.pods = {name: pod for name, pod in self.pods.items() if pod["owner"] != child}
-
-    def _admit(self, key, old, new):
-        if error := self.errors.get(key.kind):
-            raise error
-        if old and key.kind == "Job" and old["spec"]["template"] != new["spec"]["template"]:
-            raise UserError("spec.template: field is immutable")
-        if old and key.kind == "Secret" and old["data"] != new["data"]:
-            raise UserError("data: field is immutable when `immutable` is set")
-        if sum(ref.get("controller", False) for ref in new["metadata"]["ownerReferences"]) > 1:
-            raise UserError("Only one reference can have Controller set to true")
-
-    def _call(self):
-        if self.fail_at is not None:
-            self.fail_at -= 1
-            if self.fail_at < 0:
-                self.fail_at = None
-                raise TransientError("the API server does not answer")
-
-    def _write(self, what):
-        backend = self
-
-        class Write:
-            """Fails before or after the write: the operator cannot know which."""
-
-            def __enter__(self):
-                self.lost = False
-                try:
-                    backend._call()
-                except TransientError:
-                    if not backend.fail_after_write:
-                        raise
-                    self.lost = True
-
-            def __exit__(self, kind, value, traceback):
-                if kind is None:
-                    backend.writes.append(what)
-                    if self.lost:
-                        raise TransientError("the answer was lost")
-
-        return Write()
-
-
-def _merged(old, new):
-    if isinstance(old, dict) and isinstance(new, dict):
-        return old | {name: _merged(old.get(name), value) for name, value in new.items()}
-    return copy.deepcopy(new)
-
-
-def _without(old, before, now):
-    """Remove what this manager applied before and leaves out now."""
-    if not isinstance(old, dict) or not isinstance(before, dict):
-        return old
-    removed = set(before) - set(now)
-    return {n: _without(v, before.get(n), now.get(n, {})) for n, v in old.items() if n not in removed}
-
-
-def _defaulted(manifest):
-    """Add some defaults of an API server, and format quantities as it does."""
-    manifest = copy.deepcopy(manifest)
-    manifest["metadata"].setdefault("creationTimestamp", "2026-01-01T00:00:00Z")
-    for container in manifest.get("spec", {}).get("template", {}).get("spec", {}).get("containers", []):
-        container.setdefault("imagePullPolicy", "IfNotPresent")
-        requests = container["resources"].get("requests", {})
-        requests.update({"cpu": "500m"} if requests.get("cpu") == "0.5" else {})
-    if not manifest.get("spec", {}).get("egress", True):
-        del manifest["spec"]["egress"]
-    return manifest
+from tests.support.memory_backend import (
+    KEY,
+    MODEL_KEY,
+    NUM_CHILDREN,
+    OWNERS,
+    START,
+    MemoryBackend,
+    make_job,
+    make_model,
+    reward,
+    workloads_of,
+)
 
 
 @pytest.fixture
@@ -272,7 +109,7 @@ async def test_rejected_child_makes_the_job_failed_until_it_is_accepted(backend)
 
 
 @pytest.mark.parametrize("error", [ForeignObjectError("taken"), UserError("too large")])
-@pytest.mark.parametrize(("owner", "key"), [(make_job(), KEY), (make_model(), MODEL_KEY)])
+@OWNERS
 async def test_no_workload_is_applied_while_a_child_that_pods_read_is_rejected(owner, key, error):
     backend = MemoryBackend(owner)
     backend.errors = {"ConfigMap": error}
@@ -297,7 +134,7 @@ async def test_name_conflict_of_a_reward_model_is_its_ready_condition():
     assert (ready.status, ready.reason, ready.message) == ("False", "Refused", message)
 
 
-@pytest.mark.parametrize(("owner", "key"), [(make_job(), KEY), (make_model(), MODEL_KEY)])
+@OWNERS
 async def test_invalid_owner_gets_one_condition_with_every_problem(owner, key):
     backend = MemoryBackend(owner)
 
@@ -312,7 +149,7 @@ async def test_invalid_owner_gets_one_condition_with_every_problem(owner, key):
     assert (backend.writes, len(backend.events)) == (["status"], 1), "reported once"
 
 
-@pytest.mark.parametrize(("owner", "key"), [(make_job(), KEY), (make_model(), MODEL_KEY)])
+@OWNERS
 async def test_owner_with_unknown_fields_gets_an_event_and_no_write(owner, key):
     backend = MemoryBackend(owner)
 
@@ -343,7 +180,7 @@ async def test_job_is_deleted_when_its_time_to_live_is_over(backend):
     assert backend.owner is None
 
 
-@pytest.mark.parametrize(("owner", "key"), [(make_job(), KEY), (make_model(), MODEL_KEY)])
+@OWNERS
 async def test_forbidden_write_is_reported_then_recovers(owner, key):
     backend = MemoryBackend(owner)
     backend.errors = {"Service": ForbiddenError("Service gsm8k-head: the namespace's quota is exceeded")}
@@ -419,201 +256,6 @@ async def test_forced_deletion_that_meets_a_conflict_is_retried_after_the_status
     assert await reconcile(backend, KEY, START) <= CONFLICT_RETRY_SECONDS
     assert "is stuck in Terminating" in conditions.find(backend.owner.status, conditions.RUNNING).message
     assert "ForceDeleted" not in {event.reason for event in backend.events}
-
-
-OWNERS = pytest.mark.parametrize(("owner", "key"), [(make_job(), KEY), (make_model(), MODEL_KEY)])
-
-
-def workloads_of(backend):
-    return sorted(key.name for key in backend.objects if key.kind in WORKLOAD_KINDS)
-
-
-def make_running(backend):
-    """Every Pod of the job is ready."""
-    for role, kind in {"head": "Job", "trainer": "StatefulSet", "rollout": "Deployment"}.items():
-        ready = {"conditions": [{"type": "Ready", "status": "True"}]}
-        metadata = {"name": role, "labels": {"rljob.dev/job": "gsm8k", "rljob.dev/role": role}}
-        owner = ChildKey(kind, f"gsm8k-{role}")
-        backend.pods[role] = {"metadata": metadata, "spec": {}, "status": ready, "owner": owner}
-    labels = {"rljob.dev/job": "gsm8k", "rljob.dev/role": "reward", "rljob.dev/reward": "correct"}
-    owner = ChildKey("Deployment", "gsm8k-reward-correct")
-    backend.pods["reward"] = {
-        "metadata": {"name": "reward", "labels": labels},
-        "spec": {},
-        "status": ready,
-        "owner": owner,
-    }
-
-
-def edit(backend, **spec):
-    """Change the spec of the job."""
-    manifest = backend.owner.model_dump(mode="json", by_alias=True)
-    for name, change in spec.items():
-        manifest["spec"][name] = manifest["spec"].get(name, {}) | change
-    manifest["metadata"]["generation"] += 1
-    backend.owner = RLJob.model_validate(manifest)
-
-
-@OWNERS
-async def test_new_workloads_are_checked_once_and_before_the_first_is_created(owner, key):
-    backend = MemoryBackend(owner)
-    await reconcile(backend, key, START)
-    assert sorted(child.name for child in backend.checks) == workloads_of(backend)
-    await reconcile(backend, key, START)
-    assert len(backend.checks) == len(workloads_of(backend)), "what exists is not checked again"
-
-
-@pytest.mark.parametrize("error", [UserError("invalid"), PodRejectedError("PodSecurity"), TransientError("503")])
-@pytest.mark.parametrize("role", ["head", "trainer", "rollout", "reward-correct"])
-async def test_one_refused_workload_or_pod_means_that_no_workload_exists(backend, role, error):
-    backend.pod_errors = {f"gsm8k-{role}": error}
-    with contextlib.suppress(TransientError):
-        await reconcile(backend, KEY, START)
-    assert workloads_of(backend) == []
-    assert len(backend.objects) == NUM_CHILDREN - 4, "what holds no node exists"
-    backend.pod_errors = {}
-    await reconcile(backend, KEY, START)
-    assert len(backend.objects) == NUM_CHILDREN
-
-
-SANDBOXES = {
-    "data": {"train": {"source": "/data/train.jsonl"}, "format": "chat"},
-    "agent": {"type": "loop", "tools": [{"name": "code", "sandbox": {"provider": "agentSandbox"}}]},
-}
-
-
-async def test_accounts_are_applied_first_and_pools_of_sandboxes_with_the_workloads():
-    backend = MemoryBackend(make_job(**SANDBOXES))
-    await reconcile(backend, KEY, START)
-    kinds = [write.split()[1] for write in backend.writes if write.startswith("apply")]
-    assert kinds[0] == "ServiceAccount", "dry runs of its Pods need it"
-    first = min(kinds.index(kind) for kind in (*WORKLOAD_KINDS, "SandboxWarmPool"))
-    assert not {*kinds[first:]} - {*WORKLOAD_KINDS, "SandboxWarmPool"}, "sandboxes start when all else is accepted"
-
-
-async def test_a_refused_account_means_that_nothing_else_is_applied():
-    backend = MemoryBackend(make_job(**SANDBOXES))
-    backend.errors = {"ServiceAccount": ForbiddenError("set features.agentSandbox")}
-    with pytest.raises(ForbiddenError):
-        await reconcile(backend, KEY, START)
-    assert list(backend.objects) == []
-    assert "features.agentSandbox" in conditions.find(backend.owner.status, "Running").message
-
-
-async def test_a_role_exists_before_its_binding():
-    backend = MemoryBackend(make_job(**SANDBOXES))
-    backend.errors = {"Role": TransientError("the API server is busy")}
-    with pytest.raises(TransientError):
-        await reconcile(backend, KEY, START)
-    assert {key.kind for key in backend.objects} == {"ServiceAccount"}, "the API server refuses a binding without it"
-
-
-async def test_a_cluster_without_sandboxes_fails_the_job_and_no_pod_starts():
-    backend = MemoryBackend(make_job(**SANDBOXES))
-    backend.errors = {"SandboxTemplate": UserError("this cluster has no SandboxTemplate")}
-    await reconcile(backend, KEY, START)
-    assert workloads_of(backend) == []
-    assert "this cluster has no SandboxTemplate" in str(backend.owner.status.conditions)
-
-
-async def test_what_runs_pods_is_deleted_before_what_protects_them():
-    backend = MemoryBackend(make_job(**SANDBOXES))
-    await reconcile(backend, KEY, START)
-    edit(backend, agent={"type": "singleTurn", "tools": []})
-    await reconcile(backend, KEY, START)
-    deleted = [write.split()[1] for write in backend.writes if write.startswith("delete")]
-    assert deleted[:3] == ["Deployment", "SandboxTemplate", "SandboxWarmPool"]
-    assert {"NetworkPolicy", "ServiceAccount"} < set(deleted)
-    assert not [key for key in backend.objects if key.name.startswith("gsm8k-agent-code")]
-
-
-@OWNERS
-async def test_rejected_pod_is_a_reason_to_wait_that_names_the_template(owner, key):
-    backend = MemoryBackend(owner)
-    is_job = key is KEY
-    backend.pod_errors = {"gsm8k-trainer" if is_job else "math-rewardmodel": PodRejectedError("violates PodSecurity")}
-    failures = FailureTracker()
-    for _ in range(2):
-        with pytest.raises(ForbiddenError):
-            await reconcile(backend, key, START, failures=failures)
-    waiting = conditions.find(backend.owner.status, "Running" if is_job else "Ready")
-    assert (waiting.status, waiting.reason) == ("False", "FailedCreate")
-    assert f"see {'spec.trainer' if is_job else 'spec'}.template and the namespace's policies" in waiting.message
-    assert [event.reason for event in backend.events].count("FailedCreate") == 1
-    backend.pod_errors = {}
-    await reconcile(backend, key, START)
-    assert conditions.find(backend.owner.status, conditions.RECONCILE_FAILED) is None
-
-
-@OWNERS
-async def test_nothing_is_dry_run_while_a_secret_is_missing(owner, key):
-    backend = MemoryBackend(owner)
-    is_job = key is KEY
-    backend.missing = {"gsm8k-trainer" if is_job else "math-rewardmodel": (Reference("Secret", "key"),)}
-    with pytest.raises(ForbiddenError, match="Secret key does not exist") as raised:
-        await reconcile(backend, key, START)
-    assert raised.value.reason == "ReferenceMissing"
-    assert raised.value.retry_within_seconds == MISSING_RETRY_SECONDS
-    assert (backend.checks, workloads_of(backend)) == ([], [])
-    backend.missing = {}
-    await reconcile(backend, key, START)
-    assert workloads_of(backend)
-
-
-async def test_scaling_needs_no_check_and_a_changed_template_does(backend):
-    await reconcile(backend, KEY, START)
-    backend.checks.clear()
-    edit(backend, rollout={"replicas": 3})
-    await reconcile(backend, KEY, START)
-    assert backend.checks == []
-    edit(backend, rollout={"env": {"A": "1"}})
-    await reconcile(backend, KEY, START)
-    assert ChildKey("Deployment", "gsm8k-rollout") in backend.checks
-
-
-@pytest.mark.parametrize("error", [UserError("no dnsPolicy X"), PodRejectedError("no dnsPolicy X")])
-async def test_refused_change_leaves_a_running_job_running_and_says_which_generation_stays(backend, error):
-    await reconcile(backend, KEY, START)
-    make_running(backend)
-    await reconcile(backend, KEY, START)
-    assert backend.owner.status.phase == "Running"
-    before = copy.deepcopy(backend.objects)
-    backend.pod_errors = {"gsm8k-head": error}
-    edit(backend, head={"env": {"A": "1"}}, rollout={"replicas": 3, "env": {"B": "1"}})
-    for _ in range(2):
-        with contextlib.suppress(TransientError):
-            await reconcile(backend, KEY, START)
-    after = backend.objects
-    assert {key: after[key] for key in after if key.kind in WORKLOAD_KINDS} == {
-        key: before[key] for key in before if key.kind in WORKLOAD_KINDS
-    }, "neither is the head deleted, nor is a part of the change applied"
-    status = backend.owner.status
-    running = conditions.find(status, "Running")
-    assert (running.status, running.observed_generation) == ("True", 1)
-    refused = next(
-        c for c in status.conditions if c.type in ("Failed", conditions.RECONCILE_FAILED) and c.status == "True"
-    )
-    assert refused.message.startswith("generation 2 is not applied: ")
-    assert refused.message.endswith("; generation 1 stays")
-    backend.pod_errors = {}
-    for _ in range(4):
-        await reconcile(backend, KEY, START)
-    assert after[ChildKey("Deployment", "gsm8k-rollout")]["spec"]["replicas"] == 3
-    assert {c.observed_generation for c in backend.owner.status.conditions} == {2}
-
-
-async def test_workload_is_scaled_although_a_change_of_another_is_refused(backend):
-    await reconcile(backend, KEY, START)
-    make_running(backend)
-    await reconcile(backend, KEY, START)
-    backend.pod_errors = {"gsm8k-reward-correct": UserError("no")}
-    changed = reward("correct") | {"env": {"A": "1"}}
-    manifest = backend.owner.model_dump(mode="json", by_alias=True)
-    manifest["spec"]["rewards"] = [changed]
-    manifest["spec"]["rollout"]["replicas"] = 4
-    backend.owner = RLJob.model_validate(manifest)
-    await reconcile(backend, KEY, START)
-    assert backend.objects[ChildKey("Deployment", "gsm8k-rollout")]["spec"]["replicas"] == 4
 
 
 @OWNERS

@@ -14,6 +14,7 @@ from rljob_api.errors import RLJobError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.read.documents import Problem
 from rljob_api.run.folder import FILE_SUMMARY, last_checkpoint
+from rljob_api.run.origin import FILE_ORIGIN
 from rljob_cli.check.downloads import show_downloads
 from rljob_cli.check.env_sources import describe_unread
 from rljob_cli.check.from_model import describe_from_model
@@ -139,7 +140,10 @@ def _run_locked(
 
 def _find_changed(file: JobFile, folder: Path) -> list[Problem]:
     """Return why the job may not resume from the checkpoint in the folder."""
-    remedy = "restore the value, give the job another metadata.name, or start over with --fresh"
+    remedy = (
+        "restore the value, give the job another metadata.name, or start over with --fresh; "
+        f"to go on with its checkpoints anyway, remove {FILE_ORIGIN} there"
+    )
     return [
         file.problem(each.path, f"is {each.text_now}, and {each.text_before} in the run in {folder}; {remedy}")
         for each in runfolder.find_changed(folder, file.job)

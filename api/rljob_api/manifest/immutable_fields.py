@@ -6,6 +6,7 @@ A job that finds the checkpoints of an earlier one compares those that may never
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from rljob_api.manifest.base import ClusterRule, Spec
@@ -104,12 +105,16 @@ IMMUTABLE: Final = (
 def read_fixed_fields(spec: Spec) -> dict[str, Any]:
     """Return what the checkpoints of a job depend on, by path, such as spec.model: its model, and which prompts and
     updates come next. What has its default is left out, so that another version with more fields finds the same."""
-    manifest = spec.to_manifest(exclude_defaults=True)
-    found = ((f"spec.{path}", _find(manifest, path.split("."))) for path in _REQUIRED + _OPTIONAL)
+    return pick_fixed_fields(spec.to_manifest(exclude_defaults=True))
+
+
+def pick_fixed_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the same of a spec as it is written in a file, without what is missing or null."""
+    found = ((f"spec.{path}", _find(spec, path.split("."))) for path in _REQUIRED + _OPTIONAL)
     return {path: value for path, value in found if value is not None}
 
 
 def _find(manifest: Any, location: list[str]) -> Any:
     for part in location:
-        manifest = manifest.get(part) if isinstance(manifest, dict) else None
+        manifest = manifest.get(part) if isinstance(manifest, Mapping) else None
     return manifest

@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from rljob_api.errors import UserError
+from rljob_api.manifest.immutable_fields import pick_fixed_fields
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.schedule import MUTABLE_SCHEDULE_FIELDS
 from rljob_api.run.folder import (
     FILE_CURVES,
     FILE_DRIVER_SUMMARY,
@@ -27,12 +27,9 @@ from rljob_api.run.folder import (
     last_checkpoint,
 )
 from rljob_api.run.metrics import Metrics, read_metrics
-from rljob_api.run.origin import Change, find_changes
+from rljob_api.run.origin import FILE_ORIGIN, Change, find_changes
 from rljob_api.run.summaries import read_run_summary
 from rljob_core.children.common import to_yaml
-
-_IMMUTABLE = ("model", "data", "algorithm", "schedule", "agent")
-"""Except MUTABLE_SCHEDULE_FIELDS."""
 
 
 @contextlib.contextmanager
@@ -92,21 +89,14 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def find_changed(folder: Path, job: RLJob) -> list[Change]:
-    """Return the immutable fields that differ from the job of the folder's checkpoint."""
+    """Return the fields that an RLJob may never change and that differ from the job of the folder's checkpoint.
+
+    None without origin.json: users remove it to go on with another job."""
     saved = folder / FILE_JOB
-    if not has_checkpoint(folder) or not saved.is_file():
+    if not has_checkpoint(folder) or not saved.is_file() or not (folder / FILE_ORIGIN).is_file():
         return []
-    before, now = yaml.safe_load(saved.read_text())["spec"], dump(job)["spec"]
-    for spec in (before, now):
-        for name in MUTABLE_SCHEDULE_FIELDS:
-            spec["schedule"].pop(name, None)
-        spec["data"].pop("maxPromptTokens", None)  # leaves the order of all other prompts
-    return list(find_changes(_pick_immutable(before), _pick_immutable(now)))
-
-
-def _pick_immutable(spec: dict[str, Any]) -> dict[str, Any]:
-    lora = (spec.get("trainer") or {}).get("lora")
-    return {f"spec.{name}": spec.get(name) for name in _IMMUTABLE} | {"spec.trainer.lora": lora}
+    before, now = (pick_fixed_fields(job["spec"]) for job in (yaml.safe_load(saved.read_text()), dump(job)))
+    return list(find_changes(before, now))
 
 
 def is_finished(folder: Path, job: RLJob) -> bool:

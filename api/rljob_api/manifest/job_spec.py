@@ -28,6 +28,8 @@ from rljob_api.manifest.services.tool import MCP_MODULE
 from rljob_api.manifest.services.user import USER_SERVICE
 from rljob_api.manifest.sources import Hub, ObjectStorage, parse_source
 
+CHECKPOINT_BYTES_PER_PARAMETER: Final = 12
+"""fp32 weights and AdamW's two moments."""
 _STARTUP_SECONDS: Final = 600
 """vLLM loads and compiles before it listens."""
 _HUB_STARTUP_SECONDS: Final = 4200
@@ -261,10 +263,11 @@ class JobSpec(PodSettings):
         """How many models the run's folder has at most, one that is being written included."""
         return {"never": 0, "last": 1, "best": 1, "every": self.num_kept_checkpoints + 1}[self.checkpoint.export]
 
-    @property
-    def num_optimized_models(self) -> int:
-        """Whole models with an optimizer state. The critic of ppo is as large as the model; adapters are small."""
-        return (self.trainer.lora is None) + (self.algorithm.type == "ppo")
+    def checkpoint_bytes(self, num_parameters: int) -> int:
+        """Return about how much disk one checkpoint of a model of that size takes. Adapters are small and left out; the
+        critic of ppo is as large as the model."""
+        num_models = (self.trainer.lora is None) + (self.algorithm.type == "ppo")
+        return num_models * num_parameters * CHECKPOINT_BYTES_PER_PARAMETER
 
     @property
     def saves_asynchronously(self) -> bool:

@@ -17,8 +17,6 @@ from rljob_inputs.memory.gpu_counts import count_gpus
 from rljob_inputs.memory.parts import Need
 
 _GIB = 2**30
-_TRAINER_BYTES_PER_PARAMETER = 12
-"""fp32 master weights and AdamW's two moments, as in a checkpoint."""
 _EXPORT_BYTES_PER_PARAMETER = 2
 _MODEL = "spec.model.source"
 
@@ -150,8 +148,7 @@ def _has_variable(job: RLJob, machine: Machine, name: str) -> bool:
 def _check_disk(job: RLJob, run_dir: Path, machine: Machine, parameters: Mapping[str, int]) -> Iterator[Finding]:
     num_parameters = parameters.get(_MODEL, 0)
     # One more than is kept: the oldest is deleted only when the newest is complete.
-    num_trained = job.spec.num_optimized_models * num_parameters
-    needed = num_trained * _TRAINER_BYTES_PER_PARAMETER * (job.spec.num_kept_checkpoints + 1)
+    needed = job.spec.checkpoint_bytes(num_parameters) * (job.spec.num_kept_checkpoints + 1)
     needed += num_parameters * _EXPORT_BYTES_PER_PARAMETER * (1 + job.spec.num_exports)
     existing = next(parent for parent in (run_dir, *run_dir.parents) if parent.exists())
     free = machine.free_disk_bytes(existing)

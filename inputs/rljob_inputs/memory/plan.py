@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from rljob_api.manifest.job import RLJob, RLJobSpec
-from rljob_api.manifest.job_spec import Service
+from rljob_api.manifest.job_spec import CHECKPOINT_BYTES_PER_PARAMETER, Service
 from rljob_api.manifest.roles import ALL_LINEAR, NodePool
 from rljob_api.manifest.services.models import ServedModel
 from rljob_api.quantity import parse_quantity
@@ -186,7 +186,7 @@ def checkpoint_bytes(question: Question) -> int:
     if facts is None or (shape := facts.shape) is None:
         return 0
     work = build_work(question, shape, None)
-    return 12 * (work.num_trained + shape.decoder_parameters * work.has_critic)
+    return CHECKPOINT_BYTES_PER_PARAMETER * (work.num_trained + shape.decoder_parameters * work.has_critic)
 
 
 def _plan_head(question: Question) -> Need:

@@ -115,7 +115,7 @@ async def _check_disk(environment: Environment, disk: RunDisk) -> None:
         environment.run_dir,
         Path(environment.model),
         keep=spec.num_kept_checkpoints,
-        num_models=spec.num_optimized_models,
+        checkpoint_bytes=spec.checkpoint_bytes,
         num_exports=spec.num_exports,
     )
     await disk.write(environment.run_dir, check)

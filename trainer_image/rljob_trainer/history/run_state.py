@@ -42,8 +42,6 @@ from rljob_trainer.history.versions import find_versions
 from rljob_trainer.run_folder.file_facts import Checkpoint, DamagedCheckpointError, FileFacts, describe_file
 
 FILE_DRIVER = "driver.json"
-_BYTES_PER_PARAMETER = 12
-"""In a checkpoint: fp32 weights and two Adam moments."""
 
 
 class History(BaseModel):
@@ -178,13 +176,15 @@ def remove_old_checkpoints(run_dir: Path, *, keep: int, others: Container[int] =
         shutil.rmtree(old)
 
 
-def check_disk_space(run_dir: Path, model: Path, *, keep: int, num_models: int, num_exports: int) -> None:
-    """Raise UserError if `keep` checkpoints of so many models and the exports do not fit, and DiskError if the run has
-    some already: a volume that once had the room is full. The size of a model that is not in a local folder is
-    unknown."""
+def check_disk_space(
+    run_dir: Path, model: Path, *, keep: int, checkpoint_bytes: Callable[[int], int], num_exports: int
+) -> None:
+    """Raise UserError if `keep` checkpoints and the exports do not fit, and DiskError if the run has some already: a
+    volume that once had the room is full. `checkpoint_bytes`: the size of one by that of the model, in parameters. The
+    size of a model that is not in a local folder is unknown."""
     num_bytes = sum(file.stat().st_size for file in model.glob("*.safetensors")) if model.is_dir() else 0
     # Nearly all models are stored with 2 bytes per parameter.
-    checkpoint = num_models * num_bytes // 2 * _BYTES_PER_PARAMETER
+    checkpoint = checkpoint_bytes(num_bytes // 2)
     existing = len(complete_checkpoints(run_dir))
     # A next export is written before an older one goes. Besides, the published weights.
     missing = max(min(1, num_exports), num_exports - len(list_exports(run_dir)))

@@ -1,4 +1,4 @@
-"""Workloads are created and changed when the API server accepts all of them, and in an order that protects Pods."""
+"""Workloads are created and changed only once the API server accepts each, in an order that protects Pods."""
 
 import contextlib
 import copy

@@ -161,18 +161,18 @@ def test_job_whose_checkpoints_do_not_fit_is_rejected(tmp_path, monkeypatch, num
     model.mkdir()
     (model / "model.safetensors").write_bytes(b"0" * 2_000_000)
     needed = 3 * num_models * 12_000_000 + 2 * 2_000_000  # with the export and what is published
-    num_optimized = make_job(**spec).spec.num_optimized_models
+    checkpoint_bytes = make_job(**spec).spec.checkpoint_bytes
     free = SimpleNamespace(free=needed)
     monkeypatch.setattr(state.shutil, "disk_usage", lambda _: free)
-    check_disk_space(tmp_path, model, keep=2, num_models=num_optimized, num_exports=1)
+    check_disk_space(tmp_path, model, keep=2, checkpoint_bytes=checkpoint_bytes, num_exports=1)
     free.free = needed - 1
     with pytest.raises(UserError, match=r"GiB free, but 2 checkpoints"):
-        check_disk_space(tmp_path, model, keep=2, num_models=num_optimized, num_exports=1)
+        check_disk_space(tmp_path, model, keep=2, checkpoint_bytes=checkpoint_bytes, num_exports=1)
     (tmp_path / "checkpoints" / "step-000001").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step-000001" / "COMPLETE").touch()
     free.free = 2 * 2_000_000 - 1
     with pytest.raises(DiskError, match="GiB free"):  # it had the room before
-        check_disk_space(tmp_path, model, keep=2, num_models=num_optimized, num_exports=1)
+        check_disk_space(tmp_path, model, keep=2, checkpoint_bytes=checkpoint_bytes, num_exports=1)
 
 
 def test_run_that_has_its_exports_needs_room_for_one_more(tmp_path, monkeypatch):
@@ -185,10 +185,10 @@ def test_run_that_has_its_exports_needs_room_for_one_more(tmp_path, monkeypatch)
         (tmp_path / "exports" / f"step-{step:06d}").mkdir(parents=True)
     free = SimpleNamespace(free=6_000 + 1_000 + 1_000)  # a checkpoint, an export, the published weights
     monkeypatch.setattr(state.shutil, "disk_usage", lambda _: free)
-    check_disk_space(tmp_path, model, keep=2, num_models=1, num_exports=3)
+    check_disk_space(tmp_path, model, keep=2, checkpoint_bytes=make_job().spec.checkpoint_bytes, num_exports=3)
     free.free -= 1
     with pytest.raises(DiskError):
-        check_disk_space(tmp_path, model, keep=2, num_models=1, num_exports=3)
+        check_disk_space(tmp_path, model, keep=2, checkpoint_bytes=make_job().spec.checkpoint_bytes, num_exports=3)
 
 
 async def test_error_of_a_driver_file_by_another_version_contains_the_folder_to_remove(tmp_path):

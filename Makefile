@@ -74,9 +74,9 @@ e2e-faults: $(SYNCED) ## The same with each fault and each kind of reward alone
 	$(BIN)/pytest e2e -s -v
 
 .PHONY: chaos
-chaos: $(SYNCED) ## FAULTS=60 drawn faults (SEED=1, ONLY="kill rank,freeze head") of one job on this machine's cluster, with a REPORT; two minutes each
+chaos: $(SYNCED) ## FAULTS=60 drawn faults (SEED=1, MINUTES=, ONLY="kill rank,freeze head") of one job on this machine's cluster, with a REPORT; two minutes each
 	RLJOB_CHAOS_SEED=$(or $(SEED),1) RLJOB_CHAOS_FAULTS=$(or $(FAULTS),60) RLJOB_CHAOS_INTERVAL=$(or $(INTERVAL),0) RLJOB_CHAOS_ONLY="$(ONLY)" \
-	  RLJOB_CHAOS_REPORT=$(or $(REPORT),chaos-$(or $(SEED),1).json) $(BIN)/pytest e2e/test_chaos.py -s -v
+	  RLJOB_CHAOS_MINUTES=$(or $(MINUTES),inf) RLJOB_CHAOS_REPORT=$(or $(REPORT),chaos-$(or $(SEED),1).json) $(BIN)/pytest e2e/test_chaos.py -s -v
 
 .PHONY: chaos-report
 chaos-report: $(SYNCED) ## One table of several runs of make chaos: REPORTS="chaos-1.json chaos-2.json"

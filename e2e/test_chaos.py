@@ -35,7 +35,9 @@ NUM_FAULTS = int(os.environ.get("RLJOB_CHAOS_FAULTS", "0"))
 ONLY = [name.strip() for name in os.environ.get("RLJOB_CHAOS_ONLY", "").split(",") if name.strip()]
 """Names of faults, as in a report; empty: all."""
 REPORT = os.environ.get("RLJOB_CHAOS_REPORT", "")
-"""Where the report is written as JSON; empty: nowhere."""
+"""Where the report is written as JSON, after each fault; empty: nowhere."""
+MINUTES = float(os.environ.get("RLJOB_CHAOS_MINUTES", "inf"))
+"""After which no further fault is injected."""
 INTERVAL_SECONDS = float(os.environ.get("RLJOB_CHAOS_INTERVAL", "0"))
 """Between two faults, at least."""
 
@@ -57,13 +59,16 @@ def test_job_under_drawn_faults(cluster: Cluster, submit: Callable[..., Job], di
     job = submit_endless(submit)
     observer = Observer(job, disk / JOB, limit_seconds=900)
     job.wait_for("two checkpoints", lambda: len(list(disk.glob(f"{JOB}/checkpoints/step-*/COMPLETE"))) >= 2)
-    outcomes = [inject(injection, observer) for injection in plan]
+    outcomes: list[Outcome] = []
+    last = time.monotonic() + 60 * MINUTES
+    for injection in plan:
+        if time.monotonic() < last:
+            outcomes.append(inject(injection, observer))
+            write_report(job, outcomes)
     end(job, observer)
-    report = Report(SEED, outcomes, job.status["progress"].get("trainingShare"))
+    report = write_report(job, outcomes)
     print(report.to_table())
     print(report.to_json())
-    if REPORT:
-        Path(REPORT).write_text(report.to_json())
     assert not report.failures()
     metrics = read_metrics(disk / JOB / FILE_METRICS)
     assert [step.step for step in metrics.steps] == list(range(1, len(metrics.steps) + 1))
@@ -72,6 +77,14 @@ def test_job_under_drawn_faults(cluster: Cluster, submit: Callable[..., Job], di
     # The Pods of heads stay, for their logs.
     running = ("pods", "-l", f"rljob.dev/job={JOB}", "--field-selector", "status.phase!=Succeeded,status.phase!=Failed")
     wait_for("nothing that runs after the end", lambda: not cluster.get(*running)["items"], 60)
+
+
+def write_report(job: Job, outcomes: list[Outcome]) -> Report:
+    """Also of a run that is interrupted."""
+    report = Report(SEED, outcomes, job.status["progress"].get("trainingShare"))
+    if REPORT:
+        Path(REPORT).write_text(report.to_json())
+    return report
 
 
 def plan_for_ci() -> list[Injection]:

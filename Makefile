@@ -67,16 +67,16 @@ demo-cluster: cluster ## make demo's job by kubectl apply -k on that cluster, wi
 
 .PHONY: e2e
 e2e: $(SYNCED) ## The tiny job by kubectl apply, plain and with faults, on this machine's cluster (or E2E_CONTEXT=)
-	$(BIN)/pytest e2e -s -v -m "not each" -x
+	$(BIN)/pytest -o faulthandler_timeout=0 e2e -s -v -m "not each" -x
 
 .PHONY: e2e-faults
 e2e-faults: $(SYNCED) ## The same with each fault and each kind of reward alone
-	$(BIN)/pytest e2e -s -v
+	$(BIN)/pytest -o faulthandler_timeout=0 e2e -s -v
 
 .PHONY: chaos
 chaos: $(SYNCED) ## FAULTS=60 drawn faults (SEED=1, MINUTES=, ONLY="kill rank,freeze head") of one job on this machine's cluster, with a REPORT; two minutes each
 	RLJOB_CHAOS_SEED=$(or $(SEED),1) RLJOB_CHAOS_FAULTS=$(or $(FAULTS),60) RLJOB_CHAOS_INTERVAL=$(or $(INTERVAL),0) RLJOB_CHAOS_ONLY="$(ONLY)" \
-	  RLJOB_CHAOS_MINUTES=$(or $(MINUTES),inf) RLJOB_CHAOS_REPORT=$(or $(REPORT),chaos-$(or $(SEED),1).json) $(BIN)/pytest e2e/test_chaos.py -s -v
+	  RLJOB_CHAOS_MINUTES=$(or $(MINUTES),inf) RLJOB_CHAOS_REPORT=$(or $(REPORT),chaos-$(or $(SEED),1).json) $(BIN)/pytest -o faulthandler_timeout=0 e2e/test_chaos.py -s -v
 
 .PHONY: chaos-report
 chaos-report: $(SYNCED) ## One table of several runs of make chaos: REPORTS="chaos-1.json chaos-2.json"

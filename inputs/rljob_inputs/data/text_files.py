@@ -13,6 +13,7 @@ import io
 import itertools
 import json
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -27,6 +28,9 @@ _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _MARK = b"\xef\xbb\xbf"
 """Editors on Windows begin a file of UTF-8 with it."""
 _MAX_CELL_CHARACTERS = 2**31 - 1
+_ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+_HALF = re.compile("[\ud800-\udfff]")
+"""The parser has joined those of a pair."""
 _FORMATS = {
     b"\x1f\x8b": "is compressed with gzip; name it {kind}.gz",
     b"PK\x03\x04": "is a ZIP archive; unpack it",
@@ -92,27 +96,28 @@ def _read_lines(path: Path, lines: Iterable[bytes], kind: str) -> Iterator[tuple
     for number, line in enumerate(lines, 1):
         if line.strip():
             place = f"{path}:{number}"
-            yield _check_object(_parse_line(path, number, line, kind), place, "each line"), place
+            text = _decode(path, number, line, kind)
+            yield _check_row(_parse_line(path, number, text, kind), place, "each line", text), place
 
 
-def _read_array(path: Path, text: bytes) -> Iterator[tuple[Values, str]]:
+def _read_array(path: Path, content: bytes) -> Iterator[tuple[Values, str]]:
     try:
-        rows = _parse(text.decode())
+        text = content.decode()
+        rows = _parse(text)
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: is not UTF-8 text (byte {text[error.start]:#04x}); save it in UTF-8") from error
+        raise UserError(f"{path}: is not UTF-8 text (byte {content[error.start]:#04x}); save it in UTF-8") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not readable as .json: {first_line(error)}") from error
     for number, row in enumerate(rows, 1):
         place = f"{path} row {number}"
-        yield _check_object(row, place, "each entry"), place
+        yield _check_row(row, place, "each entry", text), place
 
 
-def _parse_line(path: Path, number: int, line: bytes, kind: str) -> Any:
-    text = _decode(path, number, line, kind)
+def _parse_line(path: Path, number: int, text: str, kind: str) -> Any:
     try:
         return _parse(text.strip())
     except (ValueError, RecursionError) as error:
-        if kind == LINES and number == 1 and line.strip() == b"[":
+        if kind == LINES and number == 1 and text.strip() == "[":
             raise UserError(f"{path}:1: is a JSON array; name it .json") from error
         raise UserError(f"{path}:{number}: not JSON: {error}; each line must be one JSON object") from error
 
@@ -122,9 +127,13 @@ def _parse(text: str) -> Any:
     return json.loads(text, parse_constant=lambda _: None)
 
 
-def _check_object(row: Any, place: str, what: str) -> Values:
+def _check_row(row: Any, place: str, what: str, text: str) -> Values:
+    """`text`: from which the row was parsed. Half a surrogate pair is no character: neither a tokenizer nor a request
+    takes it."""
     if not isinstance(row, dict):
         raise UserError(f"{place}: {what} must be a JSON object, got {type(row).__name__}")
+    if _ESCAPED_HALF.search(text) and (half := _HALF.search(json.dumps(row, ensure_ascii=False))):
+        raise UserError(f"{place}: has \\u{ord(half[0]):04x}, half of a character; write the whole one, or remove it")
     return row
 
 

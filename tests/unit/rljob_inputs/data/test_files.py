@@ -93,6 +93,17 @@ def test_a_number_that_json_does_not_have_is_null(tmp_path):
     assert read(tmp_path / "d.jsonl")[0].values == {"answer": None, "x": [None]}
 
 
+@pytest.mark.parametrize("name", ["d.jsonl", "d.json"])
+def test_half_a_character_is_named_with_its_row(tmp_path, name):
+    """A tokenizer would raise TypeError for it, in the middle of a run."""
+    whole, half = r'{"a": "\ud83d\ude00", "b": "\\ud83d"}', r'{"a": {"b": ["x \uDE00 y"]}}'
+    text = {"d.jsonl": f"{whole}\n{half}\n", "d.json": f"[{whole}, {half}]"}[name]
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=r"d.json(l:| row )2: has \\ude00, half of a character; write the whole one"):
+        read(tmp_path / name)
+    assert read(tmp_path / name, limit=1)[0].values == {"a": "😀", "b": r"\ud83d"}
+
+
 def test_a_short_line_of_csv_has_no_value(tmp_path):
     (tmp_path / "d.csv").write_text(",a,b\n0,1\n")
     assert read(tmp_path / "d.csv")[0].values == {"Unnamed: 0": "0", "a": "1", "b": None}

@@ -7,6 +7,7 @@ Streams in pipes are cleaned too: their reader may write to a terminal.
 """
 
 import io
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -75,9 +76,12 @@ def find_raw(stream: TextIO) -> TextIO:
 
 
 def clean_streams() -> None:
-    """From now on, all that is printed is cleaned. Characters that the terminal's encoding lacks are escaped."""
+    """From now on, all that is printed is cleaned. Characters that the terminal's encoding lacks are escaped. What is
+    printed to a closed stream (`2>&-`) is dropped: Python has None for it, which `print` takes for stdout."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
             setattr(sys, name, CleanStream(stream))

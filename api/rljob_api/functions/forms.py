@@ -200,7 +200,8 @@ def plan_call(
         raise FormError(f"{shown} does not accept {', '.join(unknown)}; remove it from function.columns")
     convention = inherited or _find_convention(function, spec, for_groups, known)
     if convention is None:
-        raise FormError(remedies.describe_unknown_form(function, for_groups) + remedies.describe_broken(known.broken))
+        problem = remedies.describe_unknown_form(function, for_groups, known.conventions)
+        raise FormError(problem + remedies.describe_broken(known.broken))
     if for_groups and not convention.lists:
         adapter = remedies.write_adapter(function, for_groups=True)
         raise FormError(f"{shown} takes one sample, but scope: group passes lists; remove scope, or {adapter}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
@@ -12,6 +13,8 @@ from rljob_api.functions.descriptions import DEFAULT_ENTRYPOINTS, SCORER_METHODS
 from rljob_api.phrases import did_you_mean
 
 _COMPLETION, _TRUTH, _PROMPT = "completion", "ground_truth", "prompt"
+_SOURCE, _EXTRA = "data_source", "extra_info"
+"""These mean the same in every form."""
 _NAMES: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
         _COMPLETION: frozenset(
@@ -27,6 +30,8 @@ _NAMES: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     }
 )
 """What a parameter is by its name, without a plural's s."""
+_NEAR: Final = 0.85
+"""Likeness of a misspelt name, from 0 to 1: a letter or two of a long one."""
 _AMBIGUOUS: Final = frozenset(("answer", "solution"))
 """The completion, or if there is one the ground truth."""
 
@@ -77,7 +82,8 @@ def describe_missing_values(
     return f"{what}; add a default, a value in function.kwargs, or function.columns: {{{mapped}}}"
 
 
-def describe_unknown_form(function: Function, for_groups: bool) -> str:
+def describe_unknown_form(function: Function, for_groups: bool, conventions: Iterable[Convention]) -> str:
+    """`conventions`: whose parameters a misspelt one may mean."""
     shown = function.show()
     if function.is_opaque:
         return (
@@ -85,6 +91,8 @@ def describe_unknown_form(function: Function, for_groups: bool) -> str:
             "@functools.wraps to its decorator"
         )
     problem, adapter = f"{shown} does not match a convention of reward functions", write_adapter(function, for_groups)
+    if typo := _find_typo(function, conventions):
+        return f"{problem}; {typo}"
     roles = _guess_roles(function)
     if _takes_lists(roles) and not for_groups:
         return f"{problem}; {adapter}"
@@ -92,30 +100,51 @@ def describe_unknown_form(function: Function, for_groups: bool) -> str:
     return f"{problem}; map its parameters, such as function.columns: {{{mapped}}}, or {adapter}"
 
 
+def _find_typo(function: Function, conventions: Iterable[Convention]) -> str:
+    """Return the correction of a parameter that nearly has the name by which a form is known; empty if there is none.
+    A plural is another form, and the function must have another parameter of the form."""
+    best, found = (_NEAR, 0), ""
+    for convention in conventions:
+        unknown = [name for name in function.named if name not in convention.arguments]
+        num_known = len(function.named) - len(unknown)
+        markers = {marker.partition(":")[0] for marker in convention.markers}
+        for marker, name in itertools.product(sorted(markers.difference(function.named)), unknown):
+            likeness = (difflib.SequenceMatcher(None, marker, name).ratio(), num_known)
+            if num_known and likeness > best and marker.removesuffix("s") != name.removesuffix("s"):
+                best, found = likeness, f"rename {name} to {marker} if {convention.form} is meant"
+    return found
+
+
 def write_adapter(function: Function, for_groups: bool) -> str:
     """Return the lines that adapt a function to the plain form; for groups, to lists by function.columns."""
     roles, name = _guess_roles(function), function.name
+    # The function keeps its name: an adapter of the same name would call itself.
+    own = "compute_score" if name != "compute_score" else "adapted"
+    settings = [] if own != "adapted" else [f"function.entrypoint: {own}"]
     if for_groups:
+        settings.append("function.columns: {texts: completion, truths: ground_truth}")
         values = {_COMPLETION: "text", _TRUTH: "truth"}
         call = ", ".join(f"{each}={values.get(role, '...')}" for each, role in roles.items())
         return (
-            "set function.columns: {texts: completion, truths: ground_truth} and write\n"
-            "    def compute_score(texts, truths):\n"
+            f"set {', '.join(settings)} and write\n"
+            f"    def {own}(texts, truths):\n"
             f"        return [{name}({call}) for text, truth in zip(texts, truths)]"
         )
-    values = {_COMPLETION: "response", _TRUTH: "ground_truth", _PROMPT: "prompt"}
-    given = {each: values.get(role) or f'extra_info["{each}"]' for each, role in roles.items()}
+    values = {_COMPLETION: "response", _TRUTH: "ground_truth", _PROMPT: "prompt", _SOURCE: _SOURCE, _EXTRA: _EXTRA}
+    given = {each: values.get(role) or f'{_EXTRA}["{each}"]' for each, role in roles.items()}
     shape, first = ("[{}]", "[0]") if _takes_lists(roles) else ("{}", "")
     call = ", ".join(f"{each}={shape.format(value)}" for each, value in given.items())
-    header = "compute_score(prompt, response, ground_truth, extra_info)"
-    return f"write\n    def {header}:\n        return {name}({call}){first}"
+    parameters = ["prompt", "response", "ground_truth", _EXTRA, *([_SOURCE] if _SOURCE in roles else [])]
+    header = f"{own}({', '.join(parameters)})"
+    needed = f"set {settings[0]} and " if settings else ""
+    return f"{needed}write\n    def {header}:\n        return {name}({call}){first}"
 
 
 def _guess_roles(function: Function) -> dict[str, str]:
     """Return what each required parameter is by its name, in order: completion, ground_truth or prompt, each at most
     once; empty for a column. Where no name is known, the first two others are completion and ground truth."""
     names = list(function.required or function.named)
-    roles: dict[str, str] = {}
+    roles = {name: name for name in names if name in (_SOURCE, _EXTRA)}
     for role, known in _NAMES.items():
         if (found := next((name for name in names if _singular(name) in known), None)) is not None:
             roles[found] = role

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from rljob_api.errors import UserError
 from rljob_api.manifest.base import DEFER_RULES, Spec, describe_violation, yaml_fields
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.policy import RLJobPolicy
 from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.read.documents import Document, Location, Problem, format_path, read_documents
 from rljob_api.read.field_types import placeholder, type_at
@@ -101,6 +102,9 @@ def _check_header(document: Document) -> Iterator[Problem]:
         expected = " or ".join(choices)
         if value is None:
             yield Problem(key, document.line_of(()), f"is required; write {key}: {expected}")
+        elif value == RLJobPolicy.__name__:
+            remedy = "`rljob validate JOB.yaml --policy FILE` checks a policy, and what it means for a job"
+            yield Problem(key, document.line_of((key,)), f"must be {expected}, got {value}; {remedy}")
         elif value not in choices:
             yield Problem(key, document.line_of((key,)), describe_choice(value, choices, expected))
 

@@ -104,7 +104,7 @@ def check_objects(file: JobFile) -> list[Finding]:
 def read_problem(problem: str) -> Finding:
     """`spec.trainer.env must ...` -> a finding at that field."""
     path, _, message = problem.partition(" ")
-    is_field = path.startswith(("spec.", "metadata."))
+    is_field = path.rstrip(":").partition(".")[0] in ("spec", "metadata")
     return Finding(path.rstrip(":"), message) if is_field else Finding("", problem)
 
 

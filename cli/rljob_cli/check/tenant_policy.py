@@ -17,7 +17,7 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.policy import POLICY_NAME, RLJobPolicy
 from rljob_api.manifest.services.reward import RewardModel
-from rljob_api.read.documents import Problem, read_documents
+from rljob_api.read.documents import Document, Problem, parse_path, read_documents
 from rljob_api.read.load import InvalidManifestError, read_section
 from rljob_core.backend import Manifest, ObservedState, Owner, utc_now
 from rljob_core.children import build_children
@@ -26,6 +26,7 @@ from rljob_core.defaults import DEFAULTS
 from rljob_core.plan.policy_defaults import apply_policy, choose_queue
 from rljob_core.plan.policy_limits import EXEMPTS_DEFAULTS, Violation, find_violations
 from rljob_core.plan.reward_model import plan_reward_model
+from rljob_core.pod_checks.schema import describe_unknown_field
 
 
 def load_policy(path: Path) -> RLJobPolicy:
@@ -39,9 +40,18 @@ def load_policy(path: Path) -> RLJobPolicy:
         problems.append(Problem("", 1, f"must be one RLJobPolicy, got {len(documents)} documents"))
     elif not problems:
         policy, problems = read_section(RLJobPolicy, documents[0])
+        problems += _find_unknown_fields(policy, documents[0]) if policy else []
     if problems or policy is None:
         raise InvalidManifestError(str(path), problems)
     return policy
+
+
+def _find_unknown_fields(policy: RLJobPolicy, document: Document) -> Iterator[Problem]:
+    """A field that Kubernetes does not have allows nothing, and the one that was meant is refused in each job."""
+    for index, field in enumerate(policy.spec.limits.template_fields or []):
+        if problem := describe_unknown_field(field):
+            path = f"spec.limits.templateFields[{index}]"
+            yield Problem(path, document.line_of(parse_path(path)), f"{field} {problem}")
 
 
 def read_policy(manifest: Manifest) -> RLJobPolicy | None:

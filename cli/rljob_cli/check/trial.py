@@ -240,9 +240,16 @@ def _describe_forms(info: Mapping[str, Any]) -> str:
 
 def build_samples(prompt: Prompt, samples: SampleBuilder) -> list[ScoreRequest]:
     """Return what the driver would send if the model's answers were the data's, and a longer text with it."""
-    answer = prompt.ground_truth if isinstance(prompt.ground_truth, str) else ""
+    answer = _write_answer(prompt)
     completions = (answer, f"The answer is not hard to find.\n{answer}")
     return [samples.build(f"call-{number}", prompt, completion) for number, completion in enumerate(completions)]
+
+
+def _write_answer(prompt: Prompt) -> str:
+    """Return what a model would write that gives the answer of the data: text, or a number. Empty: that is unknown."""
+    truth = prompt.ground_truth
+    is_number = isinstance(truth, int | float) and not isinstance(truth, bool)
+    return str(truth) if is_number or isinstance(truth, str) else ""
 
 
 def find_problems(job: RLJob, trials: list[Trial]) -> Iterator[Finding]:
@@ -280,21 +287,29 @@ def _find_missing_components(job: RLJob, scored: list[Trial]) -> Iterator[Findin
 
 def find_unrewarded_answer(job: RLJob, trials: list[Trial], prompt: Prompt) -> Iterator[Finding]:
     """Warn if the answer of the first row gets nothing. A reward that reads another column, or expects another form
-    than the data have, would score every right answer so, without an error."""
-    rewards, answer = job.spec.rewards, prompt.ground_truth
-    if job.spec.agent.is_hosted or any(reward.scope != "sample" for reward in rewards):
-        return  # the episode has a reward, too; or the scores of two equal answers are relative to each other
-    scores = [trial.result.score for trial in trials if trial.kind == "reward" and trial.result is not None]
-    known = [score for score in scores if score is not None]
-    if not isinstance(answer, str) or not answer or not rewards or len(known) != len(rewards):
+    than the data have, would score every right answer so, without an error; one that returns nothing abstains."""
+    rewards, answer = job.spec.rewards, _write_answer(prompt)
+    results = [trial.result for trial in trials if trial.kind == "reward" and trial.result is not None]
+    if job.spec.agent.is_hosted or not answer or not rewards or len(results) != len(rewards):
         return
-    if sum(reward.weight * score for reward, score in zip(rewards, known, strict=True)) <= 0:
-        shown = answer if len(answer) <= _MAX_SHOWN_CHARACTERS else f"{answer[:_MAX_SHOWN_CHARACTERS]}..."
+    path = "spec.rewards[0]" if len(rewards) == 1 else "spec.rewards"
+    shown = answer if len(answer) <= _MAX_SHOWN_CHARACTERS else f"{answer[:_MAX_SHOWN_CHARACTERS]}..."
+    if all(result.reason == InvalidReason.ABSTAINED for result in results):
+        message = (
+            f"returns None for the answer of the first row, {shown!r}: it abstains, and a sample without any score "
+            "trains nothing. Return a number, unless this row is not one that it scores"
+        )
+        yield Finding(path, message, is_warning=True)
+        return
+    scores = [result.score for result in results if result.score is not None]
+    if len(scores) != len(rewards) or any(reward.scope != "sample" for reward in rewards):
+        return  # of a group, the scores of two equal answers are relative to each other
+    if sum(reward.weight * score for reward, score in zip(rewards, scores, strict=True)) <= 0:
         message = (
             f"gives nothing to the answer of the first row, {shown!r}: right answers may score 0. Check "
             "data.train.answer, the arguments of the function, and the form that it expects, with `rljob test-reward`"
         )
-        yield Finding("spec.rewards[0]" if len(rewards) == 1 else "spec.rewards", message, is_warning=True)
+        yield Finding(path, message, is_warning=True)
 
 
 def find_missed_groups(job: RLJob, trials: list[Trial]) -> Iterator[Finding]:

@@ -36,6 +36,8 @@ from rljob_core.backend import Manifest
 from rljob_core.children.common import read_service_name
 from rljob_core.children.pods import VLLM_CONTAINER
 from rljob_core.plan.job import render_children
+from rljob_inputs.data.conversations import are_messages
+from rljob_inputs.data.text_files import LINES, Values, read_text_file
 from rljob_inputs.machine.installation import require
 from rljob_inputs.memory.changes import change_job
 
@@ -121,23 +123,22 @@ def _read_rows(completions: list[str], answer: str | None, prompt: str, file: Pa
         raise UserError("pass either --completion (with --answer) or --file")
     if file is None:
         return [{"completion": completion, "answer": answer, "prompt": prompt} for completion in completions]
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file}: is not UTF-8 text ({error.reason} at byte {error.start})") from None
-    rows = [_read_row(line, f"{file}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    rows = [_check_row(values, place) for values, place in read_text_file(file, LINES)]
     if not rows:
         raise UserError(f"{file} has no rows")
     return rows
 
 
-def _read_row(line: str, place: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise UserError(f"{place}: is not JSON: {error}") from None
-    if not isinstance(row, dict) or not isinstance(row.get("completion"), str):
+def _check_row(row: Values, place: str) -> Values:
+    if not isinstance(row.get("completion"), str):
         raise UserError(f"{place}: must be a JSON object with a string `completion`")
+    prompt = row.get("prompt") or ""
+    if not isinstance(prompt, str) and not are_messages(prompt):
+        raise UserError(f"{place}: `prompt` must be a string or a list of {{role, content}} messages")
+    for name in ("prompt_ids", "completion_ids"):
+        ids = row.get(name, [])
+        if not isinstance(ids, list) or not all(type(each) is int for each in ids):
+            raise UserError(f"{place}: `{name}` must be a list of whole numbers")
     return row
 
 

@@ -6,11 +6,9 @@ The jobs are submitted as `rljob submit` does it. The results are those of their
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +26,7 @@ from rljob_cli.evaluate.results import print_comparison
 from rljob_cli.exits import EXIT_FAILED, guard
 from rljob_cli.output import print_json
 from rljob_cli.run.snapshot import message_of
-from rljob_cli.submit.command import Options, submit_command
+from rljob_cli.submit.command import Options, plan_objects, print_objects, submit_command
 from rljob_core.backend import Manifest, utc_now
 
 _POLL_SECONDS = 2.0
@@ -44,28 +42,24 @@ def submit_evaluation(
     target = replace(target, namespace=target.namespace or base.document.data["metadata"].get("namespace"))
     candidates = find_candidates(models, base.job.spec.model.source, directory, in_cluster=True)
     names = name_jobs(base.job.metadata.name, candidates)
-    each = replace(options, wait=False, follow=False, output="text")
-    for index, (candidate, name) in enumerate(zip(candidates, names, strict=True)):
-        if not options.dry_run:
-            export(candidate, options.say)
-        elif index:
-            print("---")
-        changes = list_overrides(base.job, candidate, name, _locate(candidate, path))
-        with _messages_apart(options):
-            if code := submit_command(target, [path], [*overrides, *changes], each):
-                return code
-    if options.dry_run or not options.wait:
-        if options.output == "json" and not options.dry_run:
-            print_json({"job": base.job.metadata.name, "jobs": names})
+    changes = [
+        [*overrides, *list_overrides(base.job, candidate, name, _locate(candidate, path))]
+        for candidate, name in zip(candidates, names, strict=True)
+    ]
+    if options.dry_run:
+        objects = [each for one in changes for each in plan_objects(target, [path], one, options)]
+        print_objects(objects, options.output)
         return 0
-    return _compare(target, base.job, candidates, names, options)
-
-
-@contextlib.contextmanager
-def _messages_apart(options: Options) -> Iterator[None]:
-    """With --output json, stdout is for the result."""
-    with contextlib.redirect_stdout(sys.stderr) if options.output == "json" else contextlib.nullcontext():
-        yield
+    part = replace(options, wait=False, follow=False, prints_result=False)
+    for candidate, one in zip(candidates, changes, strict=True):
+        export(candidate, options.say)
+        if code := submit_command(target, [path], one, part):
+            return code
+    if options.wait:
+        return _compare(target, base.job, candidates, names, options)
+    if options.output == "json":
+        print_json({"job": base.job.metadata.name, "jobs": names})
+    return 0
 
 
 def _locate(candidate: Candidate, path: Path) -> str:

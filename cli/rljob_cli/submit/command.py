@@ -63,6 +63,8 @@ class Options:
     should_call: bool
     """Whether to call each reward once before."""
     output: str
+    prints_result: bool = True
+    """Whether to print what was applied, with an output other than text. Else the caller has a result of its own."""
 
     def say(self, line: str) -> None:
         """Report progress: on stdout, unless that is for the result."""
@@ -74,14 +76,19 @@ def submit_command(target: Target, paths: list[Path], overrides: list[str], opti
     """Submit each file's job. Without --wait, return when the API server has stored all jobs."""
     if options.follow and options.output != "text":
         raise UserError(f"--follow prints logs; with -o {options.output} pass --wait")
-    files = [_load(path, overrides, should_call=options.should_call) for path in paths]
     if options.dry_run:
-        targets = (_choose_namespace(target, file) for file in files)
-        plans = [_plan(file, to.namespace or "default", options) for file, to in zip(files, targets, strict=True)]
-        objects = [manifest for plan in plans for manifest in plan.objects]
-        _print_objects(objects, "json" if options.output == "json" else "yaml")
+        print_objects(plan_objects(target, paths, overrides, options), options.output)
         return 0
+    files = [_load(path, overrides, should_call=options.should_call) for path in paths]
     return max(_submit(_choose_namespace(target, file), file, options) for file in files)
+
+
+def plan_objects(target: Target, paths: list[Path], overrides: list[str], options: Options) -> list[Manifest]:
+    """Return the objects that would be applied, in order. Raise UserError if a file is wrong."""
+    files = [_load(path, overrides, should_call=options.should_call) for path in paths]
+    targets = (_choose_namespace(target, file) for file in files)
+    plans = [_plan(file, to.namespace or "default", options) for file, to in zip(files, targets, strict=True)]
+    return [manifest for plan in plans for manifest in plan.objects]
 
 
 def _choose_namespace(target: Target, file: JobFile) -> Target:
@@ -124,9 +131,9 @@ async def _submit(cluster: Cluster, file: JobFile, options: Options) -> int:
     job = applied[-1]
     options.say(f"next: kubectl rljob top {job['metadata']['name']} -n {cluster.namespace}")
     phase = await _wait(cluster, job, options) if options.wait or options.follow else ""
-    if options.output == "yaml":
-        _print_objects(applied, "yaml")
-    elif options.output == "json":
+    if options.output == "yaml" and options.prints_result:
+        print_objects(applied, "yaml")
+    elif options.output == "json" and options.prints_result:
         metadata = job["metadata"]
         names = [{"kind": m["kind"], "name": m["metadata"]["name"]} for m in applied]
         found = {"namespace": metadata["namespace"], "name": metadata["name"], "uid": metadata["uid"]}
@@ -134,7 +141,8 @@ async def _submit(cluster: Cluster, file: JobFile, options: Options) -> int:
     return EXIT_FAILED if phase == "Failed" else 0
 
 
-def _print_objects(objects: list[Manifest], output: str) -> None:
+def print_objects(objects: list[Manifest], output: str) -> None:
+    """Print objects as one List of JSON, or else as documents of YAML."""
     if output == "json":
         print_json({"apiVersion": "v1", "kind": "List", "items": objects})
     else:

@@ -80,13 +80,25 @@ def _describe_type(error: Any, location: Location) -> Iterator[Violation]:
     yield location, f"must be {expected_text}, got {format_value(error.instance)}{hint}"
 
 
+def describe_unknown_field(path: str) -> str:
+    """Return what is wrong with the name of a template's field, `spec.NAME` or `metadata.NAME`; empty if it exists."""
+    part, _, name = path.partition(".")
+    definitions = load_definitions()
+    reference = definitions[ROOT_TYPE]["properties"][part]["$ref"]
+    known = definitions[reference.rpartition("/")[2]]["properties"]
+    return "" if name in known else _describe_name(name, list(known))
+
+
+def _describe_name(name: str, known: list[str]) -> str:
+    listed = f"known fields are {', '.join(known[:_MAX_LISTED])}{', ...' if len(known) > _MAX_LISTED else ''}"
+    return f"is unknown in Kubernetes {KUBERNETES_VERSION}; {did_you_mean(name, known, listed)}"
+
+
 def _describe_unknown(error: Any, location: Location) -> Iterator[Violation]:
     # The path of the schema is `$defs`, the type's name, `additionalProperties`.
     known = list(load_definitions()[error.schema_path[1]].get("properties", {}))
     for name in error.kind.unexpected:
-        listed = f"known fields are {', '.join(known[:_MAX_LISTED])}{', ...' if len(known) > _MAX_LISTED else ''}"
-        hint = did_you_mean(str(name), known, listed)
-        yield (*location, name), f"is unknown in Kubernetes {KUBERNETES_VERSION}; {hint}"
+        yield (*location, name), _describe_name(str(name), known)
 
 
 def _describe_missing(error: Any, location: Location) -> Iterator[Violation]:

@@ -13,8 +13,8 @@ from rljob_api.manifest.job_sections import Data, DataSource
 from rljob_api.phrases import did_you_mean, list_some
 from rljob_api.wire.base import Message
 from rljob_inputs.data.conversations import are_messages, ends_with_answer, is_sharegpt, read_messages, split_answer
-from rljob_inputs.data.files import Values
 from rljob_inputs.data.rows import Row
+from rljob_inputs.data.text_files import Values
 from rljob_inputs.errors import InputError
 
 _FIELD = re.compile(r"\{\{|\}\}|\{([A-Za-z_]\w*)\}")

@@ -1,4 +1,4 @@
-"""Rows of files: JSON lines and Parquet, and by the library `datasets` what else it reads from the Hub.
+"""Rows of files: JSON and CSV, which `text_files` reads, Parquet, and folders of save_to_disk.
 
 Owns which files a path means. Invariant: rows are read lazily and no file is left, not even a cache; every error
 names the file and the line or row.
@@ -7,45 +7,25 @@ names the file and the line or row.
 from __future__ import annotations
 
 import glob
+import io
 import itertools
 import json
-import logging
-import tempfile
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rljob_api.errors import UserError
 from rljob_api.phrases import did_you_mean
+from rljob_inputs.data.text_files import BROKEN, COMPRESSED, LINES, Values, open_data, read_text_file
 from rljob_inputs.errors import first_line
 
-LOADING = threading.Lock()
-"""Held while `datasets` opens data: its progress bars fail where two threads do so, such as the checks of two files."""
-Values = dict[str, Any]
 _File = TypeVar("_File", bound=PurePath)
 _BATCH_ROWS = 1_000
-_LINES, _PARQUET = ".jsonl", ".parquet"
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-_BUILDERS: dict[str, tuple[str, dict[str, Any]]] = {
-    ".csv": ("csv", {}),
-    ".tsv": ("csv", {"sep": "\t"}),
-    ".json": ("json", {}),
-    ".jsonl": ("json", {}),
-    ".parquet": ("parquet", {}),
-}
-"""The builder of `datasets` for a suffix, and its settings."""
+_PARQUET = ".parquet"
+_SUFFIXES = (".csv", ".tsv", ".json", LINES, _PARQUET)
 _KINDS = "a .jsonl, .parquet, .json, .csv or .tsv file"
 _SAVED = ("dataset_dict.json", "state.json")
 """Files that `save_to_disk` writes into a folder: with several splits, or with one dataset."""
-_FORMATS = {
-    b"\x1f\x8b": "is compressed with gzip; name it .jsonl.gz",
-    b"PK\x03\x04": "is a ZIP archive; unpack it",
-    b"PAR1": "is a Parquet file; name it .parquet",
-    b"\xff\xfe": "is UTF-16 text; save it as UTF-8",
-    b"\xfe\xff": "is UTF-16 text; save it as UTF-8",
-}
-"""First bytes of files that are often given a wrong name."""
 
 
 def find_files(path: Path) -> list[Path]:
@@ -96,9 +76,7 @@ def read_file(path: Path, split: str) -> Iterator[tuple[Values, str]]:
         return _read_saved(path, split)
     if (kind := _find_kind(path)) is None:
         raise UserError(f"{path}: data must be {_KINDS}, also compressed as .gz, got {path.suffix or 'no suffix'}")
-    if path.suffix == _LINES:
-        return _read_jsonl(path)
-    return _read_parquet(path) if path.suffix == _PARQUET else _read_other(path, kind)
+    return _read_parquet(path) if kind == _PARQUET else read_text_file(path, kind)
 
 
 def choose_files(folder: str, files: Sequence[_File], has_folders: bool) -> list[_File]:
@@ -108,7 +86,7 @@ def choose_files(folder: str, files: Sequence[_File], has_folders: bool) -> list
     for file in files:
         if (kind := _find_kind(file)) is not None and not file.name.startswith("."):
             by_kind.setdefault(kind, []).append(file)
-    if preferred := [*by_kind.get(_LINES, []), *by_kind.get(_PARQUET, [])]:
+    if preferred := [*by_kind.get(LINES, []), *by_kind.get(_PARQUET, [])]:
         return sorted(preferred)
     if len(by_kind) > 1:
         raise UserError(
@@ -121,25 +99,9 @@ def choose_files(folder: str, files: Sequence[_File], has_folders: bool) -> list
 
 
 def _find_kind(path: PurePath) -> str | None:
-    """Return the suffix of _BUILDERS that a file has, before one of a compression."""
-    name = path.with_suffix("") if path.suffix in _COMPRESSED else path
-    return name.suffix if name.suffix in _BUILDERS else None
-
-
-def _read_other(path: Path, kind: str) -> Iterator[tuple[Values, str]]:
-    """Stream a file by `datasets`, as it reads one of the Hub."""
-    import datasets  # a second to import
-
-    logging.getLogger("datasets").setLevel(logging.CRITICAL)  # it logs the errors that are raised here
-    builder, settings = _BUILDERS[kind]
-    datasets.config.TORCH_AVAILABLE = False  # else streaming imports torch
-    settings = {"split": "train", "streaming": True, **settings}
-    try:
-        with LOADING, tempfile.TemporaryDirectory() as cache:  # for the file of a lock
-            rows = datasets.load_dataset(builder, data_files=[str(path)], cache_dir=cache, **settings)
-        yield from ((dict(values), f"{path} row {number}") for number, values in enumerate(rows, 1))
-    except Exception as error:  # `datasets` and its readers raise dozens of types
-        raise UserError(f"{path} is not readable as {kind}: {_describe_cause(error)}") from error
+    """Return which of _SUFFIXES a file has, before one of a compression."""
+    name = path.with_suffix("") if path.suffix in COMPRESSED else path
+    return name.suffix if name.suffix in _SUFFIXES else None
 
 
 def _read_saved(path: Path, split: str) -> Iterator[tuple[Values, str]]:
@@ -166,36 +128,8 @@ def _read_parquet(path: Path) -> Iterator[tuple[Values, str]]:
     import pyarrow.parquet  # heavy, and most jobs do not need it
 
     try:
-        file = pyarrow.parquet.ParquetFile(path)
+        file = pyarrow.parquet.ParquetFile(path if path.suffix == _PARQUET else io.BytesIO(open_data(path).read()))
         rows = itertools.chain.from_iterable(batch.to_pylist() for batch in file.iter_batches(_BATCH_ROWS))
         yield from ((values, f"{path} row {number}") for number, values in enumerate(rows, 1))
-    except (OSError, pyarrow.ArrowException) as error:
+    except (*BROKEN, pyarrow.ArrowException) as error:
         raise UserError(f"{path} is not a readable Parquet file: {error}") from error
-
-
-def _read_jsonl(path: Path) -> Iterator[tuple[Values, str]]:
-    try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if number == 1:
-                    line = line.removeprefix(b"\xef\xbb\xbf")  # editors on Windows write this mark
-                if line.strip():
-                    yield _parse_line(path, number, line), f"{path}:{number}"
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _parse_line(path: Path, number: int, line: bytes) -> Values:
-    try:
-        row = json.loads(line.decode())
-    except UnicodeDecodeError as error:
-        formats = (message for start, message in _FORMATS.items() if number == 1 and line.startswith(start))
-        problem = f"is not UTF-8 text (byte {line[error.start]:#04x}); save it as JSON lines in UTF-8"
-        raise UserError(f"{path}:{number}: {next(formats, problem)}") from error
-    except (ValueError, RecursionError) as error:
-        if number == 1 and line.strip() == b"[":
-            raise UserError(f"{path}:1: is a JSON array; name it .json") from error
-        raise UserError(f"{path}:{number}: not JSON: {error}; each line must be one JSON object") from error
-    if not isinstance(row, dict):
-        raise UserError(f"{path}:{number}: each line must be a JSON object, got {type(row).__name__}")
-    return row

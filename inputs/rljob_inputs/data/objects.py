@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from rljob_api.errors import UserError
-from rljob_inputs.data.files import Values, choose_files, has_saved, read_file
+from rljob_inputs.data.files import choose_files, has_saved, read_file
+from rljob_inputs.data.text_files import Values
 from rljob_inputs.errors import InputError
 from rljob_inputs.objects.access import ObjectAccess
 from rljob_inputs.objects.copies import Copy, open_copy

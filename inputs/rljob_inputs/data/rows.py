@@ -8,17 +8,22 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job_sections import DataSource
-from rljob_inputs.data.files import LOADING, Values, find_files, read_file
+from rljob_inputs.data.files import find_files, read_file
 from rljob_inputs.data.objects import read_objects
+from rljob_inputs.data.text_files import Values
 from rljob_inputs.errors import InputError
 from rljob_inputs.hub.repository import HubAccess, MissingRevisionError, Repository, find_repository, offline_mode
 from rljob_inputs.objects.access import is_object
+
+_LOADING = threading.Lock()
+"""Held while `datasets` opens data: its progress bars fail where two threads do so, as checks of two sources may."""
 
 
 class Row(NamedTuple):
@@ -26,7 +31,7 @@ class Row(NamedTuple):
     position: int
     """Position among the rows that are used, from 0."""
     place: str
-    """FILE:LINE of JSONL, else FILE row NUMBER, both from 1."""
+    """FILE:LINE of JSON lines, else FILE row NUMBER, both from 1."""
 
 
 def split_field(split: str) -> str:
@@ -97,7 +102,7 @@ def _load_table(source: DataSource, repository: Repository, split: str, *, is_ch
     is_streamed = is_check and not repository.is_cached
     if is_streamed:
         datasets.config.TORCH_AVAILABLE = False  # else streaming imports torch
-    with LOADING, offline_mode() if repository.is_cached else contextlib.nullcontext():
+    with _LOADING, offline_mode() if repository.is_cached else contextlib.nullcontext():
         return datasets.load_dataset(
             repository.name,
             name=source.subset,

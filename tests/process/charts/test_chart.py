@@ -16,6 +16,7 @@ from rljob_api.generate import crd
 from rljob_cluster.host.go_programs import go_command
 from rljob_cluster.host.paths import cache_root
 from rljob_core.children.network import OPERATOR_LABELS
+from rljob_core.defaults import Defaults
 from tests.paths import ROOT
 from tests.support import fast_yaml
 from tests.support.operator_permissions import FEATURES, read_table
@@ -98,6 +99,10 @@ def test_helm_lint_finds_nothing(helm):
         ("watchNamespaces={Not_A_Name}", "watchNamespaces"),
         ("image.digest=latest", "digest"),
         ("podDisruptionBudget.maxUnavailable=0", "maxUnavailable"),
+        ("defaults.nodePools.trainer.nodeSelectr.pool=h100", "nodeSelectr"),
+        ("defaults.nodePools.trainer.nodeSelector.pool=1", "pool"),
+        ("defaults.nodePools.rollout.tolerations[0].operator=exists", "operator"),
+        ("defaults.tolerations[0].effects=NoSchedule", "effects"),
     ],
 )
 def test_invalid_value_is_rejected_by_name(helm, setting, name):
@@ -110,6 +115,24 @@ def test_schema_and_defaults_have_the_same_values():
     schema = json.loads((CHART / "values.schema.json").read_text())
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
     assert set(schema["properties"]) - {"global"} == set(defaults)
+
+
+def list_names(schema, root, path=""):
+    """Yield the path of each field below a JSON schema: a wrong name there is refused."""
+    if reference := schema.get("$ref"):
+        schema = functools.reduce(lambda found, key: found[key], reference.removeprefix("#/").split("/"), root)
+    for name, inner in schema.get("properties", {}).items():
+        yield f"{path}.{name}"
+        yield from list_names(inner, root, f"{path}.{name}")
+    for inner in (schema.get("items"), *schema.get("anyOf", ())):
+        if isinstance(inner, dict):
+            yield from list_names(inner, root, path)
+
+
+def test_schema_has_the_fields_that_the_operator_reads():
+    """The operator does not start with another one. Helm refuses it before anything is installed."""
+    values, read = json.loads((CHART / "values.schema.json").read_text()), Defaults.model_json_schema(by_alias=True)
+    assert {*list_names(values["properties"]["defaults"], values)} == {*list_names(read, read)}
 
 
 def test_braces_in_a_rule_are_not_rendered(helm, tmp_path):

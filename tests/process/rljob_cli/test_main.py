@@ -162,6 +162,14 @@ def test_usage_names_the_command_that_was_typed(tmp_path):
         assert done.stdout.startswith(f"Usage: {name} top [OPTIONS]")
 
 
+@pytest.mark.parametrize(("command", "rc"), [("init --list-tasks >&-", 0), ("render nothere.yaml 2>&-", 2)])
+def test_what_is_printed_to_a_closed_stream_is_dropped(command, rc):
+    """`print` takes the missing stderr for stdout, whose readers expect JSON."""
+    line = f"{sys.executable} -m rljob_cli.main {command}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+    assert (done.returncode, done.stdout, done.stderr) == (rc, "", "")
+
+
 def test_no_colour_in_a_pipe_or_with_no_color(job):
     for extra in ({}, {"NO_COLOR": "1", "FORCE_COLOR": "1"}):
         run = rljob("run", job, "--no-call", "--set", "spec.model.source=none", env=os.environ | extra)

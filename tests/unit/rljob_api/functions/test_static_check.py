@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Collection
+from typing import Any
 
 import pytest
 
@@ -86,6 +88,44 @@ def test_check_writes_what_would_adapt_an_unknown_signature() -> None:
     assert problem.startswith("reward.py:2: compute_score(text, gold, **rest) does not match a convention")
     assert "function.columns: {text: completion, gold: ground_truth}" in problem
     assert problem.endswith("return compute_score(text=response, gold=ground_truth)")
+    assert "set function.entrypoint: adapted and write" in problem
+
+
+@pytest.mark.parametrize("name", ["compute_score", "grade"])
+def test_adapter_that_a_message_writes_calls_the_function(name: str) -> None:
+    """Pasted below a function of its own name, it would call itself for ever."""
+    source = f"def {name}(text, gold, data_source, level): return [text, gold, data_source, level]"
+    (problem,) = check(source)
+    lines = problem.partition("write\n")[2]
+    namespace: dict[str, Any] = {}
+    exec(f"{source}\n{textwrap.dedent(lines)}", namespace)
+    entrypoint = "adapted" if name == "compute_score" else "compute_score"
+    assert ("set function.entrypoint: adapted and write" in problem) == (name == "compute_score")
+    row = {"prompt": "p", "response": "r", "ground_truth": "g", "extra_info": {"level": 3}, "data_source": "d"}
+    assert namespace[entrypoint](**row) == ["r", "g", "d", 3]
+    assert check(f"{source}\n{textwrap.dedent(lines)}", entrypoint=entrypoint) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "remedy"),
+    [
+        (
+            "def compute_score(data_source, solution_st, ground_truth): ...",
+            "rename solution_st to solution_str if comp",
+        ),
+        ("def reward(prompts, compeltions, **kwargs): ...", "rename compeltions to completions if reward("),
+        ("def reward(prompt, respnse, ground_truth): ...", "rename respnse to response if reward("),
+    ],
+)
+def test_check_corrects_a_misspelt_parameter(source: str, remedy: str) -> None:
+    (problem,) = check(source)
+    assert f"does not match a convention of reward functions; {remedy}" in problem
+
+
+def test_check_leaves_other_words_and_plurals_to_the_adapter() -> None:
+    for source in ("def f(completed, ground_truth): ...", "def f(responses, ground_truths): ..."):
+        (problem,) = check(source)
+        assert "rename" not in problem
 
 
 def test_check_compares_an_explicit_signature_with_the_parameters() -> None:
@@ -153,7 +193,8 @@ def test_check_rejects_a_function_of_one_sample_with_scope_group() -> None:
     for signature in ("auto", "verl"):
         (problem,) = check(source, "group", signature=signature)
         assert "takes one sample, but scope: group passes lists" in problem
-        assert "set function.columns: {texts: completion, truths: ground_truth} and write" in problem
+        columns = "function.columns: {texts: completion, truths: ground_truth}"
+        assert f"set function.entrypoint: adapted, {columns} and write\n    def adapted(texts, truths):" in problem
 
 
 def test_explicit_verl_signature_means_lists_with_scope_group() -> None:

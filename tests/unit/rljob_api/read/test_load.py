@@ -118,6 +118,8 @@ REPLACED = [
     ("name: sums", "names: x", "job.yaml:3: metadata.name is required: Name of the object: a DNS label of at most 40 "
      "characters that begins with a letter. Children ..."),
     ("train: {source", "train: {sorce", "job.yaml:7: spec.data.train.sorce is unknown; did you mean source?"),
+    ("kind: RLJob", "kind: RLJobPolicy", "job.yaml:2: kind must be RLJob or RewardModel, got RLJobPolicy; `rljob "
+     "validate JOB.yaml --policy FILE` checks a policy, and what it means for a job"),
     ("kind: RLJob", "kind: RlJobs", 'job.yaml:2: kind must be RLJob or RewardModel, got "RlJobs"; did you mean RLJob?'),
     ("kind: RLJob\n", "", "job.yaml:1: kind is required; write kind: RLJob or RewardModel"),
     ("v1alpha1", "v1", 'job.yaml:1: apiVersion must be rljob.dev/v1alpha1, got "rljob.dev/v1"'),

@@ -48,6 +48,14 @@ def test_policy_of_kubectl_is_read(tmp_path):
     [
         (POLICY.replace("rolloutReplicas", "rolloutReplica"), "policy.yaml:6: spec.limits.rolloutReplica"),
         (POLICY.replace("name: default", "name: other"), "metadata.name must be default"),
+        (
+            POLICY.replace("queues: [research]", "templateFields: [spec.containers, metadata.annotation]"),
+            r"policy.yaml:6: spec.limits.templateFields\[1\] metadata.annotation is unknown .*did you mean annot",
+        ),
+        (
+            POLICY.replace("queues: [research]", "templateFields: [spec.container]"),
+            r"templateFields\[0\] spec.container is unknown in Kubernetes 1.37; did you mean containers",
+        ),
         (POLICY + "---\n" + POLICY, "must be one RLJobPolicy, got 2 documents"),
         ("", "must be one RLJobPolicy, got 0 documents"),
     ],
@@ -72,6 +80,13 @@ def test_problem_is_at_the_line_of_the_field(tmp_path):
     assert (problem.path, problem.line) == ("spec.rollout.replicas", 9)
     assert "must be at most 1, got 2 (spec.limits.rolloutReplicas of RLJobPolicy" in str(problem)
     assert find_located_problems(file, None) == ([], [])
+
+
+def test_problem_of_the_whole_spec_is_at_its_line(tmp_path):
+    policy = load_policy(write(tmp_path, POLICY.replace("rolloutReplicas: 1", "gpus: 1")))
+    job = JOB.replace("    replicas: 2\n", "    gpusPerReplica: 4\n")
+    problems, [] = find_located_problems(load_partial(write(tmp_path, job, "job.yaml")), policy)
+    assert [(problem.path, problem.line) for problem in problems] == [("spec", 4)]
 
 
 def test_reward_models_of_the_file_are_checked():

@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.scores import ScoreResult
-from rljob_cli.check.trial import Trial, describe_skipped, find_problems, find_unrewarded_answer
+from rljob_cli.check.samples import SampleBuilder
+from rljob_cli.check.trial import Trial, build_samples, describe_skipped, find_problems, find_unrewarded_answer
 from rljob_inputs.prompts import Prompt
 from tests.support.job_simulation import make_job
 
@@ -37,6 +39,32 @@ def test_answer_that_some_reward_pays_is_none():
     assert find_warnings(1.0) == []
     assert find_warnings(0.0, 0.5) == [], "of a penalty, 0 is the most"
     assert find_warnings(0.0, 0.5, r1={"weight": 0.0}) == [("spec.rewards", True)]
+
+
+def test_answer_that_is_a_number_is_the_completion_as_text():
+    """A function that compares it with the text of a completion scores every right answer 0."""
+    number = replace(PROMPT, ground_truth=2)
+    completions = [sample.completion for sample in build_samples(number, SampleBuilder(make_job()))]
+    assert completions == ["2", "The answer is not hard to find.\n2"]
+    assert find_warnings(0.0, prompt=number) == [("spec.rewards[0]", True)]
+    for unknown in (True, ["2"], {"value": 2}):
+        assert find_warnings(0.0, prompt=replace(PROMPT, ground_truth=unknown)) == []
+
+
+def test_reward_that_returns_nothing_for_the_answer_is_a_warning():
+    """As a function without `return` does: each sample would be without a score."""
+    job = make_job(rewards=[{"name": name, "function": {"inline": "x"}} for name in ("a", "b")])
+    none = ScoreResult(id="s", valid=False, reason=InvalidReason.ABSTAINED)
+    some = ScoreResult(id="s", valid=True, score=1.0)
+
+    def find(*results):
+        trials = [Trial(number, "r", 1.0, result) for number, result in enumerate(results)]
+        return [found.message for found in find_unrewarded_answer(job, trials, PROMPT)]
+
+    [message] = find(none, none)
+    assert message.startswith("returns None for the answer of the first row, '2': it abstains")
+    assert find(none, some) == [], "the rewards are for different rows"
+    assert find(none) == [], "the other reward was not called"
 
 
 def test_nothing_is_said_about_what_is_not_known():

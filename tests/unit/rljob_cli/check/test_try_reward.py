@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from rljob_api.errors import UserError
 from rljob_api.wire.scores import ScoreResult
 from rljob_cli.check.samples import SampleBuilder
-from rljob_cli.check.try_reward import build_groups, build_table, label_outcomes, reward_children
+from rljob_cli.check.try_reward import _read_rows, build_groups, build_table, label_outcomes, reward_children
 from rljob_cli.tables import to_text
 from tests.support.job_simulation import make_job
 
@@ -41,6 +42,32 @@ def test_column_group_decides_the_group_of_a_row():
     assert build_groups(rows, builder(), in_groups=False)[0][0].extra_info["group"] == 1, (
         "otherwise it is any other column"
     )
+
+
+def test_file_is_read_as_data_is(tmp_path):
+    """`rljob init` copies texts of the data into it: U+2028, which ends a line elsewhere, does not end one of JSON."""
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes('\ufeff{"completion": "a\u2028b", "answer": NaN}\r\n\r\n{"completion": ""}'.encode())
+    assert _read_rows([], None, "", file) == [{"completion": "a\u2028b", "answer": None}, {"completion": ""}]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('{"completion": 4}', r"rows.jsonl:2: must be a JSON object with a string `completion`"),
+        ('{"completion": "\\ud800"}', r"rows.jsonl:2: has \\ud800, half of a character"),
+        (
+            '{"completion": "", "prompt": [{"role": "user"}]}',
+            r"rows.jsonl:2: `prompt` must be a string or a list of {rol",
+        ),
+        ('{"completion": "", "prompt_ids": ["1"]}', r"rows.jsonl:2: `prompt_ids` must be a list of whole numbers"),
+        ('["completion"]', r"rows.jsonl:2: each line must be a JSON object, got list"),
+    ],
+)
+def test_wrong_row_of_a_file_is_named(tmp_path, row, message):
+    (tmp_path / "rows.jsonl").write_text(f'{{"completion": "a"}}\n{row}\n')
+    with pytest.raises(UserError, match=message):
+        _read_rows([], None, "", tmp_path / "rows.jsonl")
 
 
 def test_samples_are_numbered_within_their_groups():

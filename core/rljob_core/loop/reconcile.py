@@ -150,9 +150,8 @@ async def _reconcile(
 def _find_changed(observed: ObservedState, children: Iterable[Manifest]) -> Iterator[Manifest]:
     """The children to apply. What admission made of them before is no change, and an apply repeats it."""
     for child in children:
-        existing = observed.children.get(key_of(child))
-        admitted = keep_admitted(stamp(child), existing)
-        if not contains(existing, admitted):
+        existing, stamped = observed.children.get(key_of(child)), stamp(child)
+        if not contains(existing, stamped) and not contains(existing, admitted := keep_admitted(stamped, existing)):
             yield admitted
 
 

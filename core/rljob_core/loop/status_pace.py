@@ -7,7 +7,7 @@ at once, such as a phase, a reason, or a restart; so is what has an event.
 
 from typing import Any
 
-from rljob_api.manifest.status import JobProgress, RLJobStatus
+from rljob_api.manifest.status import RLJobStatus
 from rljob_core.backend import Key, OwnerStatus, Plan
 
 MIN_WAIT_SECONDS = 5.0
@@ -53,14 +53,12 @@ def _differ_in_counts(stored: OwnerStatus, wanted: OwnerStatus) -> bool:
     return stored != wanted and _without_counts(stored) == _without_counts(wanted)
 
 
-def _without_counts(status: RLJobStatus) -> RLJobStatus:
-    return status.model_copy(
-        update={
-            "conditions": [condition.model_copy(update={"message": ""}) for condition in status.conditions],
-            "roles": [role.model_copy(update={"ready": 0}) for role in status.roles],
-            "rollout_replicas": 0,
-            "rollouts": "",
-            "rewards": "",
-            "progress": JobProgress(),
-        }
-    )
+def _without_counts(status: RLJobStatus) -> dict[str, Any]:
+    return dict(status) | {
+        "conditions": [dict(condition) | {"message": ""} for condition in status.conditions],
+        "roles": [dict(role) | {"ready": 0} for role in status.roles],
+        "rollout_replicas": 0,
+        "rollouts": "",
+        "rewards": "",
+        "progress": None,
+    }

@@ -22,6 +22,7 @@ from rljob_core.kube.client import KubeApi, connect
 from rljob_core.kube.resources import WATCHED
 from rljob_core.loop.failures import FailureTracker
 from rljob_core.loop.reconcile import reconcile
+from rljob_core.loop.status_pace import StatusPace
 from rljob_core.loop.workqueue import ReconcileKey, WorkQueue, run
 from rljob_core.plan.built_children import BuiltChildren
 from rljob_operator.health import Health
@@ -164,6 +165,7 @@ def build_reconcile(
         failures=FailureTracker(clock),
         build=BuiltChildren().build,
         as_stored=backend.skew.as_stored,
+        pace=StatusPace(),
     )
 
     async def reconcile_key(key: Key, now: datetime) -> float | None:

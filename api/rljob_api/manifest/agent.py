@@ -213,5 +213,7 @@ class Agent(Spec):
 
 
 def _has_program(agent: Agent) -> bool:
-    runner = agent.runner or Runner()
-    return bool(runner.function or runner.command) if agent.type == "program" else not runner.command
+    runner = agent.runner
+    if agent.type == "program":
+        return runner is not None and bool(runner.function or runner.command)
+    return runner is None or not runner.command

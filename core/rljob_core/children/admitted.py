@@ -26,11 +26,12 @@ def find_own_entry(managed_fields: list[Manifest]) -> Manifest | None:
 
 
 def keep_admitted(desired: Manifest, observed: Manifest | None) -> Manifest:
-    """The stamped manifest `desired` with the values that admission gave to the fields of an equal one, applied before.
+    """The stamped manifest `desired`, which `observed` does not contain, with the values that admission gave to the
+    fields of an equal one, applied before.
 
     Of a workload that differs in other fields, what runs in its Pods may still be equal.
     """
-    if observed is None or contains(observed, desired):
+    if observed is None:
         return desired
     is_workload, is_equal = desired["kind"] in keep.KINDS, _stamp_of(desired) == _stamp_of(observed)
     has_equal_pods = is_workload and not keep.is_outdated(desired, observed)

@@ -34,6 +34,7 @@ from rljob_core.children.difference import contains, stamp
 from rljob_core.defaults import DEFAULTS, Defaults
 from rljob_core.loop.apply import ApplyFailure, apply_children
 from rljob_core.loop.failures import Attempt, FailureTracker, record_event
+from rljob_core.loop.status_pace import StatusPace
 from rljob_core.plan.built_children import Build, build_checked
 from rljob_core.plan.conditions import (
     add_refused_deletion,
@@ -70,14 +71,16 @@ async def reconcile(
     on_unchanged: OnUnchanged = lambda owner, observed, wanted: None,
     build: Build = build_checked,
     as_stored: AsStored = lambda kind, status: status,
+    pace: StatusPace | None = None,
 ) -> float | None:
     """Converge one object. Return the seconds after which to requeue it; None: only when something changes.
 
     Calls `on_unchanged` with the observed state and the plan if nothing had to be written. Raises TransientError: the
     caller retries later. `failures` remembers what fails from one reconcile to the next, and reports it; `build` may
-    remember the children of jobs; `as_stored` cuts a status to the fields of an older CRD.
+    remember the children of jobs; `as_stored` cuts a status to the fields of an older CRD; `pace` delays statuses in
+    which only counts have changed.
     """
-    failures = failures or FailureTracker()
+    failures, pace = failures or FailureTracker(), pace or StatusPace()
     attempt = failures.start(key, now)
     try:
         requeue_after_seconds = await _reconcile(
@@ -87,6 +90,7 @@ async def reconcile(
             failures,
             on_unchanged,
             as_stored,
+            pace,
         )
     except UnknownFieldsError as error:
         await record_event(backend, error.owner, Event("Warning", REASON_OUTDATED_OPERATOR, str(error)))
@@ -105,12 +109,14 @@ async def _reconcile(
     failures: FailureTracker,
     on_unchanged: OnUnchanged,
     as_stored: AsStored,
+    pace: StatusPace,
 ) -> float | None:
     key, now = attempt.key, attempt.now
     try:
         owner = await backend.get_owner(key)
     except InvalidOwnerError as error:
-        await _report(backend, error.owner, _plan_invalid(error.owner, error.problems, now), as_stored)
+        invalid = _plan_invalid(error.owner, error.problems, now)
+        await _report(backend, error.owner, replace(invalid, status=as_stored(error.owner.kind, invalid.status)))
         return None
     if owner is None or (isinstance(owner, RLJob) and not is_managed(owner)):
         return None  # the garbage collector deletes the children of a deleted owner
@@ -128,7 +134,11 @@ async def _reconcile(
         await backend.ungate(key.namespace, pod)
     final = _add_failures(owner, observed, wanted, refused, now)
     final = await _delete_by_force(backend, owner, final)
-    final = await _report(backend, owner, final, as_stored)
+    final = replace(final, status=as_stored(owner.kind, final.status))
+    if wait := pace.wait_seconds(key, owner.status, final, attempt.started):
+        return wait if final.requeue_after_seconds is None else min(wait, final.requeue_after_seconds)
+    await _report(backend, owner, final)
+    pace.record(key, owner.status, final.status, attempt.started)
     if final.delete_job:
         await backend.delete_job(JobKey(key.namespace, key.name))
     writes = (*changed, *wanted.delete, *wanted.ungate, *wanted.force_delete, *final.events)
@@ -140,9 +150,8 @@ async def _reconcile(
 def _find_changed(observed: ObservedState, children: Iterable[Manifest]) -> Iterator[Manifest]:
     """The children to apply. What admission made of them before is no change, and an apply repeats it."""
     for child in children:
-        existing = observed.children.get(key_of(child))
-        admitted = keep_admitted(stamp(child), existing)
-        if not contains(existing, admitted):
+        existing, stamped = observed.children.get(key_of(child)), stamp(child)
+        if not contains(existing, stamped) and not contains(existing, admitted := keep_admitted(stamped, existing)):
             yield admitted
 
 
@@ -208,11 +217,9 @@ async def _delete_by_force(backend: Backend, owner: Owner, wanted: Plan[Any]) ->
     return replace(wanted, status=status, events=tuple(events), requeue_after_seconds=requeue)
 
 
-async def _report(backend: Backend, owner: Owner, wanted: Plan[Any], as_stored: AsStored) -> Plan[Any]:
-    """Write status and events. Return the plan with the status that is stored."""
-    status = as_stored(owner.kind, wanted.status)
-    if status != owner.status:
-        await backend.update_status(owner, status)
+async def _report(backend: Backend, owner: Owner, wanted: Plan[Any]) -> None:
+    """Write status and events."""
+    if wanted.status != owner.status:
+        await backend.update_status(owner, wanted.status)
     for event in wanted.events:
         await record_event(backend, owner, event)
-    return replace(wanted, status=status)

@@ -28,8 +28,7 @@ _ADDED = ("image_pull_secrets", "tolerations")
 
 def apply_policy(defaults: Defaults, policy: RLJobPolicy | None) -> Defaults:
     """Return the defaults for the objects of the policy's namespace."""
-    own = policy.spec.defaults if policy else PolicyDefaults()
-    if own == PolicyDefaults():
+    if policy is None or (own := policy.spec.defaults) == PolicyDefaults():
         return defaults
     changes = {name: value for name in _REPLACED if (value := getattr(own, name)) is not None}
     changes |= {name: getattr(defaults, name) | getattr(own, name) for name in _MERGED}

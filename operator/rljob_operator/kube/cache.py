@@ -21,7 +21,7 @@ from cachetools import FIFOCache
 from rljob_api.wire.contract import LABEL_JOB, LABEL_REWARD_MODEL
 from rljob_core.backend import Manifest
 from rljob_core.kube.resources import BY_KEY, EVENT, POLICY, REWARD_MODEL, RLJOB, Resource
-from rljob_operator.kube.packing import Packed, Packer, unpack
+from rljob_operator.kube.packing import Packer, unpack
 
 MAX_WARNINGS = 5000
 """Events in total: a cluster can create any number."""
@@ -41,9 +41,12 @@ class ObjectKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
+    """One stored object. Its data are no object of their own, since 5,000 jobs have 130,000 entries."""
+
     version: int
     owner: ObjectKey | None
-    packed: Packed
+    data: bytes
+    dictionary: bytes
 
 
 class Cache:
@@ -54,7 +57,8 @@ class Cache:
         self._writes: dict[ObjectKey, asyncio.Event] = {}
         self._unconfirmed: dict[ObjectKey, float] = {}
         self._kinds: defaultdict[str, dict[ObjectKey, _Entry]] = defaultdict(dict)
-        self._owned: defaultdict[ObjectKey, set[ObjectKey]] = defaultdict(set)
+        self._owned: defaultdict[ObjectKey, list[ObjectKey]] = defaultdict(list)
+        """The keys of all entries with that owner, each once. A set of 26 keys would take ten times the memory."""
         self._owner_keys: dict[ObjectKey, ObjectKey] = {}
         """One key per owner, which all its objects share."""
         self._deleted: dict[ObjectKey, int] = {}
@@ -88,12 +92,13 @@ class Cache:
             self._unlink(old.owner, key)
         if owner:
             owner = self._owner_keys.setdefault(owner, owner)
-        self._kinds[kind][key] = _Entry(version, owner, self._packer.pack(kind, manifest))
+        self._kinds[kind][key] = _Entry(version, owner, *self._packer.pack(kind, manifest))
         if kind == RLJOB.kind:
             self._set_references(key, find_references(manifest))
         self._deleted.pop(key, None)
         if owner:
-            self._owned[owner].add(key)
+            if old is None or old.owner != owner:
+                self._owned[owner].append(key)
             self._touch(owner)
         if kind == "Event":
             while len(self._kinds[kind]) > MAX_WARNINGS:
@@ -222,7 +227,7 @@ class Cache:
         return owner
 
     def _unlink(self, owner: ObjectKey, key: ObjectKey) -> None:
-        self._owned[owner].discard(key)
+        self._owned[owner].remove(key)
         self._touch(owner)
         if not self._owned[owner]:
             del self._owned[owner], self._owner_keys[owner]
@@ -333,7 +338,7 @@ def _version(manifest: Manifest) -> int:
 
 
 def _unpack(kind: str, entry: _Entry) -> Manifest:
-    manifest = unpack(entry.packed)
+    manifest = unpack((entry.data, entry.dictionary))
     # Items of a LIST have no kind and apiVersion.
     manifest["kind"], manifest["apiVersion"] = BY_KEY[kind].kind, BY_KEY[kind].api_version
     return manifest

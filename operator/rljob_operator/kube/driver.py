@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import aiohttp
 from cachetools import TTLCache
@@ -26,6 +27,7 @@ from rljob_operator.kube.driver_request import (
     new_session,
     request_status,
 )
+from rljob_operator.kube.kept_status import keep_status, read_status
 
 PATIENCE_SECONDS = 0.2
 """A driver answers within milliseconds."""
@@ -41,17 +43,30 @@ _MAX_DRIVERS, _FORGET_SECONDS = 100_000, 600.0
 _NO_ANSWER = DriverAnswer()
 
 
+@dataclass(slots=True)
 class _Driver:
     """One head Pod's driver."""
 
-    def __init__(self) -> None:
-        self.answer = _NO_ANSWER
-        self.requested_at = self.late_at = float("-inf")
-        self.num_late = 0
-        """Late answers in a row."""
-        self.request: asyncio.Task[None] | None = None
-        self.waiting: set[Key] = set()
-        """Who got the last answer instead of that of `request`."""
+    status: bytes = b""
+    """The last status, as kept_status has it; empty: none."""
+    problem: str = ""
+    requested_at: float = float("-inf")
+    late_at: float = float("-inf")
+    num_late: int = 0
+    """Late answers in a row."""
+    request: asyncio.Task[None] | None = None
+    waiting: frozenset[Key] = frozenset()
+    """Who got the last answer instead of that of `request`."""
+
+    @property
+    def answer(self) -> DriverAnswer:
+        return DriverAnswer(read_status(self.status) if self.status else None, self.problem)
+
+    def keep(self, answer: DriverAnswer) -> bool:
+        """Return whether it differs from the last one."""
+        last = self.status, self.problem
+        self.status, self.problem = keep_status(answer.status) if answer.status else b"", answer.problem
+        return (self.status, self.problem) != last
 
     def is_due(self, now: float, max_age_seconds: float) -> bool:
         backoff = max_age_seconds * 2.0 ** min(self.num_late, 10)
@@ -90,7 +105,7 @@ class DriverClient:
         if driver.is_punctual(self._clock()) and (key in self._waiting or len(self._waiting) < _MAX_WAITING):
             await self._wait(driver.request, key)
         if driver.request is not None:
-            driver.waiting.add(key)
+            driver.waiting |= {key}
         return driver.answer
 
     def _start(self, driver: _Driver, endpoint: DriverEndpoint) -> asyncio.Task[None]:
@@ -110,12 +125,11 @@ class DriverClient:
             self._waiting += Counter()  # without zeros
 
     async def _update(self, driver: _Driver, endpoint: DriverEndpoint) -> None:
-        last = driver.answer
         try:
-            driver.answer = await self._ask(driver, endpoint)
+            is_changed = driver.keep(await self._ask(driver, endpoint))
         finally:
-            waiting, driver.waiting, driver.request = driver.waiting, set(), None
-        if driver.answer != last:
+            waiting, driver.waiting, driver.request = driver.waiting, frozenset[Key](), None
+        if is_changed:
             for key in waiting:
                 self._on_change(key)
 

@@ -13,12 +13,13 @@ from typing import Any
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.policy import POLICY_NAME
 from rljob_core.backend import PROGRESS_POLL_SECONDS, DriverAnswer, Key, ObservedState, Owner, Plan
-from rljob_core.kube.resources import POLICY, REWARD_MODEL, RLJOB
+from rljob_core.kube.resources import POLICY, RLJOB
 from rljob_core.loop.reconcile import OnUnchanged
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import ObjectKey
 from rljob_operator.kube.driver import find_driver
 from rljob_operator.kube.driver_request import DriverEndpoint
+from rljob_operator.kube.kept_status import keep_lasting
 
 MAX_IDLE_SECONDS = 600
 """Reconciling is level-triggered: after this time a job is reconciled whatever the operator believes."""
@@ -30,10 +31,8 @@ _SPREAD_SECONDS = 300
 class _IdleState:
     seen_at: int
     """The cache's count of changes before the reconcile."""
-    owners: tuple[ObjectKey, ...]
-    """The job, the policy of its namespace, and the RewardModels whose objects the reconcile read."""
     driver: DriverEndpoint | None
-    answer: DriverAnswer
+    answer: tuple[bytes, str]
     until: datetime
 
 
@@ -59,38 +58,26 @@ class IdleTracker:
         def on_unchanged(owner: Owner, observed: ObservedState, wanted: Plan[Any]) -> None:
             if not isinstance(owner, RLJob) or wanted.valid_until is None:
                 return
-            models = {reward.reward_model_ref.name for reward in owner.spec.rewards if reward.reward_model_ref}
-            owners = [
-                ObjectKey(RLJOB.kind, key.namespace, key.name),
-                ObjectKey(POLICY.kind, key.namespace, POLICY_NAME),
-            ]
-            owners += [ObjectKey(REWARD_MODEL.kind, key.namespace, name) for name in models]
             latest = now + timedelta(seconds=MAX_IDLE_SECONDS - hash(key) % _SPREAD_SECONDS)
+            answer = _keep_lasting(DriverAnswer(observed.driver, observed.driver_problem))
             driver = find_driver(owner, observed)
-            answer = _without_passing(DriverAnswer(observed.driver, observed.driver_problem))
-            self._idle[key] = _IdleState(seen_at, tuple(owners), driver, answer, min(latest, wanted.valid_until))
+            self._idle[key] = _IdleState(seen_at, driver, answer, min(latest, wanted.valid_until))
 
         return on_unchanged
 
     async def _is_unchanged(self, key: Key, state: _IdleState, now: datetime) -> bool:
-        backend, cache = self._backend, self._backend.cache
-        if now >= state.until or _without_passing(await backend.get_driver_answer(state.driver, key)) != state.answer:
+        if now >= state.until:
             return False
-        return all(cache.last_change(owner) <= state.seen_at for owner in state.owners)
+        answer = await self._backend.get_driver_answer(state.driver, key)
+        return _keep_lasting(answer) == state.answer and self._last_change(key) <= state.seen_at
+
+    def _last_change(self, key: Key) -> int:
+        """Return that of a job, of the policy of its namespace, and of the RewardModels that it references. A job that
+        references others has changed."""
+        cache, job = self._backend.cache, ObjectKey(RLJOB.kind, *key)
+        policy = ObjectKey(POLICY.kind, key.namespace, POLICY_NAME)
+        return max(map(cache.last_change, (job, policy, *cache.models_of(job))))
 
 
-def _without_passing(answer: DriverAnswer) -> DriverAnswer:
-    """Without the times that pass, whose effects the plan's `valid_until` knows, and without the demand, by which no
-    reward of an idle job is autoscaled."""
-    status = answer.status
-    if status is None:
-        return answer
-    passing: dict[str, Any] = {
-        "demand": {},
-        "since_step_seconds": None,
-        "training_share": None,
-        "lost_seconds": {},
-        "hung": [part.model_copy(update={"seconds": 0.0}) for part in status.hung],
-        "outages": [outage.model_copy(update={"seconds": 0.0, "message": ""}) for outage in status.outages],
-    }
-    return answer._replace(status=status.model_copy(update=passing))
+def _keep_lasting(answer: DriverAnswer) -> tuple[bytes, str]:
+    return keep_lasting(answer.status) if answer.status else b"", answer.problem

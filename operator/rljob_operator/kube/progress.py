@@ -13,6 +13,7 @@ from cachetools import TTLCache
 
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_core.backend import PROGRESS_POLL_SECONDS, DriverAnswer, Key
+from rljob_operator.kube.kept_status import keep_status, read_status
 
 MAX_REPORTS_PER_SECOND = 10.0
 """Limit of all jobs together: with up to 100 training jobs each poll is reported."""
@@ -43,9 +44,9 @@ _PROGRESS_FIELDS = (
 @dataclass(frozen=True, slots=True)
 class _Reported:
     pod_uid: str
-    status: DriverStatus
-    """What the plan last saw."""
-    newest: DriverStatus
+    status: bytes
+    """What the plan last saw, as kept_status has it."""
+    newest: bytes
     at: float
     lost_at: float | None = None
     """Since when the driver no longer answers."""
@@ -68,18 +69,20 @@ class ProgressReports:
         last, now = self._jobs.get(key), self._clock()
         if answer.status is None:
             return self._report_last(key, last, answer, now)
-        if last is None or last.pod_uid != pod_uid or self._is_due(last, answer.status, now):
-            self._jobs[key] = _Reported(pod_uid, answer.status, answer.status, now)
+        newest = keep_status(answer.status)
+        seen = _with_progress(answer.status, read_status(last.status)) if last and last.pod_uid == pod_uid else None
+        if last is None or seen is None or self._is_due(last, seen, answer.status, now):
+            self._jobs[key] = _Reported(pod_uid, newest, newest, now)
             return answer
-        seen = _with_progress(answer.status, last.status)
-        self._jobs[key] = _Reported(pod_uid, seen, answer.status, last.at)
+        self._jobs[key] = _Reported(pod_uid, keep_status(seen), newest, last.at)
         return answer._replace(status=seen)
 
-    def _is_due(self, last: _Reported, status: DriverStatus, now: float) -> bool:
-        if (status.phase == _DONE) != (last.status.phase == _DONE):
+    def _is_due(self, last: _Reported, seen: DriverStatus, status: DriverStatus, now: float) -> bool:
+        """Whether to report `status`. `seen` is the same with the progress of the last report."""
+        if (status.phase == _DONE) != (seen.phase == _DONE):
             return True
         # Slightly less than the interval: a punctual poll must not miss it.
-        return now - last.at >= 0.9 * self.interval_seconds and _with_progress(status, last.status) != status
+        return now - last.at >= 0.9 * self.interval_seconds and seen != status
 
     def _report_last(self, key: Key, last: _Reported | None, answer: DriverAnswer, now: float) -> DriverAnswer:
         """Return the last answer for a while after it, unless its progress has been reported."""
@@ -90,7 +93,7 @@ class ProgressReports:
             self._jobs.pop(key, None)
             return answer
         self._jobs[key] = replace(last, lost_at=lost_at)
-        return answer._replace(status=last.newest)
+        return answer._replace(status=read_status(last.newest))
 
 
 def _with_progress(status: DriverStatus, reported: DriverStatus) -> DriverStatus:

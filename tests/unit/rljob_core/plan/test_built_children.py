@@ -93,9 +93,19 @@ def test_result_belongs_to_the_caller():
 
 
 def test_memory_is_bounded_and_keeps_what_was_used_last(built):
-    memory = BuiltChildren()
-    memory.build(make_job(), "t", DEFAULTS, NO_MODELS)
-    memory = BuiltChildren(max_bytes=int(memory.num_bytes * 2.5))
+    memory, sizes = BuiltChildren(), []
+    for name in ("m", "n", "o"):
+        memory.build(make_job(metadata={"name": name}), "t", DEFAULTS, NO_MODELS)
+        sizes.append(memory.num_bytes)
+    memory = BuiltChildren(max_bytes=(sizes[1] + sizes[2]) // 2)
     for name in ("a", "b", "a", "c", "a", "b"):
         memory.build(make_job(metadata={"name": name}), "t", DEFAULTS, NO_MODELS)
-    assert built == ["n", "a", "b", "c", "b"]
+    assert built == ["m", "n", "o", "a", "b", "c", "b"]
+
+
+def test_children_of_jobs_that_resemble_the_first_one_take_a_kilobyte():
+    memory = BuiltChildren()
+    for number in range(11):
+        children, _ = memory.build(make_job(metadata={"name": f"n{number}"}), f"t{number}", DEFAULTS, NO_MODELS)
+    assert children[0]["metadata"]["name"].startswith("n10")
+    assert memory.num_bytes < 11 * 1024

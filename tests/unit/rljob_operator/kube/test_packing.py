@@ -33,6 +33,29 @@ def test_objects_of_one_kind_and_role_take_a_tenth_of_their_json():
     assert len({id(dictionary) for _, dictionary in packed}) == 2, "shared, not copied"
 
 
+def with_status(pod, num=40):
+    return pod | {"status": {"conditions": [{"type": f"Type{number}", "status": "True"} for number in range(num)]}}
+
+
+def test_later_version_of_the_first_object_is_the_dictionary_of_the_others():
+    packer = Packer()
+    sizes = []
+    for first in (build_pod(0), with_status(build_pod(0))):
+        packer.pack("Pod", first)
+        packed = packer.pack("Pod", with_status(build_pod(1)))
+        assert unpack(packed) == with_status(build_pod(1))
+        sizes.append(len(packed[0]))
+    assert sizes[1] < sizes[0] / 2, "it has a status, too"
+
+
+def test_one_object_or_another_cannot_make_any_number_of_dictionaries():
+    packer = Packer()
+    first = packer.pack("Pod", build_pod(0))[1]
+    assert packer.pack("Pod", with_status(build_pod(1), 400))[1] is first, "another object's is not used"
+    longer = [packer.pack("Pod", with_status(build_pod(0), number))[1] for number in range(400)]
+    assert len({id(dictionary) for dictionary in longer}) < 80
+
+
 def test_number_of_dictionaries_is_bounded():
     packer = Packer()
     packed = [packer.pack("Pod", build_pod(0, role=f"role-{number}")) for number in range(MAX_DICTIONARIES + 5)]

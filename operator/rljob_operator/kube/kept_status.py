@@ -4,9 +4,11 @@ The operator keeps three of each job: the last one, the one that the plan saw, a
 objects, most of whose fields hold defaults, they took a quarter of its memory. Invariant: what is kept equal, is equal.
 """
 
+from typing import Any
+
 from rljob_api.wire.driver_status import DriverStatus
 
-_PASSING = {
+_PASSING: dict[str, Any] = {
     "demand": True,
     "since_step_seconds": True,
     "training_share": True,

@@ -62,7 +62,7 @@ def _build_check(
         scope = service.settings.scope
         return lambda source, name: check_function(source, name, function, known, scope)
     if service.kind == "user":
-        return lambda source, name: check_user(source, name, function, known)
+        return lambda source, name: check_user(source, name, function, known, columns)
     if service.kind == "tool":
         return lambda source, name: check_tools(source, name, function)
     if service.framework:

@@ -28,13 +28,15 @@ class AgentFunctionSpec(Protocol):
     def factory_args(self) -> Mapping[str, Any] | None: ...
 
 
-def check_user(source: str, filename: str, spec: AgentFunctionSpec, known: Signatures) -> list[str]:
+def check_user(
+    source: str, filename: str, spec: AgentFunctionSpec, known: Signatures, columns: Collection[str] | None = None
+) -> list[str]:
     """Return the problems of a simulated user's source, each beginning with `filename:line:`. `known`: the forms that
-    are installed."""
+    are installed. `columns`: as of check_program."""
     names = _parse(source, filename, "the simulated user")
     if isinstance(names, list):
         return names
-    return [f"{filename}:{line}: {text}" for line, text in _user(names, spec, known)]
+    return [f"{filename}:{line}: {text}" for line, text in _user(names, spec, known, columns)]
 
 
 def check_tools(source: str, filename: str, spec: AgentFunctionSpec) -> list[str]:
@@ -75,7 +77,9 @@ def _parse(source: str, filename: str, what: str) -> SourceNames | list[str]:
         return [f"{filename}:1: {what} cannot be parsed: {error}"]
 
 
-def _user(names: SourceNames, spec: AgentFunctionSpec, known: Signatures) -> Iterator[tuple[int, str]]:
+def _user(
+    names: SourceNames, spec: AgentFunctionSpec, known: Signatures, columns: Collection[str] | None
+) -> Iterator[tuple[int, str]]:
     def fits(methods: Mapping[str, object]) -> bool:
         return user_forms.is_user_class(methods, known)
 
@@ -85,7 +89,8 @@ def _user(names: SourceNames, spec: AgentFunctionSpec, known: Signatures) -> Ite
             yield 1, user_forms.describe_missing_user(spec.entrypoint, _definitions(names), known)
         return
     try:
-        user_forms.plan_user(_describe_made(names, name, spec), spec.kwargs, spec.factory_args, known)
+        found = _describe_made(names, name, spec)
+        user_forms.plan_user(found, spec.kwargs, spec.factory_args, known, columns)
     except FormError as error:
         yield names.statements[name].lineno, str(error)
 

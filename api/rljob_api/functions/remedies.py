@@ -79,6 +79,9 @@ def describe_missing_values(
         what += f", and which is not a column of the data; the columns are {', '.join(columns) or 'none'}"
         sources = {name: next(iter(difflib.get_close_matches(name, columns, n=1)), "COLUMN") for name in missing}
     mapped = ", ".join(f"{name}: extra_info.{source}" for name, source in sources.items())
+    for name in missing:
+        if near := difflib.get_close_matches(name, convention.arguments, n=1, cutoff=_NEAR):
+            return f"{what}; rename {name} to {near[0]}, or set function.columns: {{{mapped}}}"
     return f"{what}; add a default, a value in function.kwargs, or function.columns: {{{mapped}}}"
 
 

@@ -6,7 +6,7 @@ The static check describes source text, a worker the loaded object; both decide 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from rljob_api.functions.conventions import Signatures, UserForm
@@ -57,21 +57,26 @@ def _methods(known: Signatures) -> list[str]:
 
 
 def plan_user(
-    found: Description, kwargs: Mapping[str, Any], factory_args: Mapping[str, Any] | None, known: Signatures
+    found: Description,
+    kwargs: Mapping[str, Any],
+    factory_args: Mapping[str, Any] | None,
+    known: Signatures,
+    columns: Collection[str] | None = None,
 ) -> UserPlan:
-    """Return how to call it. Raise FormError, with the fix, if it is not a simulated user."""
+    """Return how to call it. Raise FormError, with the fix, if it is not a simulated user. `columns`: of the data,
+    besides the prompt and the answer, if they are known."""
     if isinstance(found, Unknown):
         return UserPlan("unknown")
     if isinstance(found, Function):
-        _check_respond(found, kwargs)
+        _check_respond(found, kwargs, columns)
         return UserPlan("function")
     if not isinstance(found, Class):
         what = "a list" if isinstance(found, Several) else f"a {found.what}"
         raise FormError(f"{found.name} is {what}; set function.entrypoint to a function or a class, such as {_FORM}")
-    return _plan_class(found, {**kwargs, **(factory_args or {})}, known)
+    return _plan_class(found, {**kwargs, **(factory_args or {})}, known, columns)
 
 
-def _plan_class(found: Class, given: Mapping[str, Any], known: Signatures) -> UserPlan:
+def _plan_class(found: Class, given: Mapping[str, Any], known: Signatures, columns: Collection[str] | None) -> UserPlan:
     method = next((name for name in (*_methods(known), "__call__") if name in found.methods), None)
     if method is None:
         if found.is_open:
@@ -89,20 +94,23 @@ def _plan_class(found: Class, given: Mapping[str, Any], known: Signatures) -> Us
     if form is not None:
         form.check(function)
         return UserPlan("plugin", "", given, form)
-    _check_respond(function, {})
+    _check_respond(function, {}, columns)
     return UserPlan("class", method, given)
 
 
-def _check_respond(function: Function, kwargs: Mapping[str, Any]) -> None:
+def _check_respond(function: Function, kwargs: Mapping[str, Any], columns: Collection[str] | None) -> None:
     shown = function.show()
     if function.positional_only:
         raise FormError(f"{shown} has positional-only parameters, but it is called by keyword; remove the '/'")
     for name in kwargs:
         if not function.accepts(name):
             raise FormError(f"{shown} does not accept {name}; remove it from function.kwargs, or add the parameter")
-    if function.var_keyword or not function.named or set(function.named) & {*VALUES}:
+    unknown = [name for name in function.required if name not in {*VALUES, *kwargs}]
+    if columns is not None:
+        _check_columns(shown, [name for name in unknown if name not in columns], columns)
         return
-    unknown = [name for name in function.required if name not in kwargs]
+    if function.var_keyword or not function.named or set(function.named) & {*VALUES}:
+        return  # the others may be columns
     if unknown:
         near = difflib.get_close_matches(unknown[0], VALUES, n=1)
         remedy = f"rename {unknown[0]} to {near[0]}" if near else f"write {_FORM}"
@@ -110,6 +118,15 @@ def _check_respond(function: Function, kwargs: Mapping[str, Any]) -> None:
             f"{shown} takes none of {', '.join(VALUES)}, which are passed by name; {remedy} (other parameters are "
             "columns of the data)"
         )
+
+
+def _check_columns(shown: str, missing: Sequence[str], columns: Collection[str]) -> None:
+    if not missing:
+        return
+    near = difflib.get_close_matches(missing[0], [*VALUES, *columns], n=1)
+    remedy = f"rename {missing[0]} to {near[0]}" if near else f"write {_FORM}"
+    found = f"and the columns of the data ({', '.join(columns) or 'none'})"
+    raise FormError(f"{shown} requires {', '.join(missing)}; passed are {', '.join(VALUES)} {found}; {remedy}")
 
 
 def describe_missing_user(entrypoint: str | None, defined: Sequence[str], known: Signatures) -> str:

@@ -60,9 +60,9 @@ def _build_check(
     if isinstance(service.settings, Reward):
         assert isinstance(function, FunctionReward)
         scope = service.settings.scope
-        return lambda source, name: check_function(source, name, function, known, scope)
+        return lambda source, name: check_function(source, name, function, known, scope, columns)
     if service.kind == "user":
-        return lambda source, name: check_user(source, name, function, known)
+        return lambda source, name: check_user(source, name, function, known, columns)
     if service.kind == "tool":
         return lambda source, name: check_tools(source, name, function)
     if service.framework:

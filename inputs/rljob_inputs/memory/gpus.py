@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 _MIB = 2**20
 _MEMORY_MIB = {
@@ -49,18 +49,25 @@ def find_gpu_bytes(name: str) -> int | None:
     """Return the memory of a GPU: h100-80gb, NVIDIA-H100-80GB-HBM3, or a size such as 80GiB. None: unknown, a slice of
     a GPU, or one of a laptop, which has less memory than the name suggests."""
     if size := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(Mi|Gi|MiB|GiB|GB)", name.strip()):
-        return int(float(size[1]) * _UNITS[size[2]])
+        return int(float(size[1]) * _UNITS[size[2]]) or None
     parts = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word not in ("nvidia", "tesla", "geforce")]
     if not {"mig", "laptop"}.isdisjoint(parts):  # NVIDIA-H100-80GB-HBM3-MIG-1g.10gb
         return None
     for length in (3, 2, 1):
         for start in range(len(parts) - length + 1):
             key = "-".join(parts[start : start + length])
-            if memory := _MEMORY_MIB.get(_ALIASES.get(key, key)):
-                # A100-SXM4-40GB: the size is a later word.
-                exact = next((f"{key}-{word}" for word in parts if f"{key}-{word}" in _MEMORY_MIB), None)
-                return (_MEMORY_MIB[exact] if exact else memory) * _MIB
+            if _ALIASES.get(key, key) in _MEMORY_MIB:
+                memory = _MEMORY_MIB.get(_name_size(key, parts))
+                return memory * _MIB if memory else None
     return None
+
+
+def _name_size(key: str, words: Sequence[str]) -> str:
+    """Return the full name of a GPU. Of one that exists in several sizes, another word may have the size, such as
+    A100-SXM4-40GB or a100-40; one with which it does not exist is not replaced by the usual one."""
+    sized = [name for name in _MEMORY_MIB if name.startswith(f"{key}-") and name.endswith("gb")]
+    sizes = [found[1] for word in words if (found := re.fullmatch(r"(\d+)g?b?", word))]
+    return f"{key}-{sizes[0]}gb" if sized and sizes else _ALIASES.get(key, key)
 
 
 def read_gpu_labels(node_selector: Mapping[str, str], resource: str = _WHOLE_GPU) -> int | None:

@@ -62,6 +62,22 @@ def test_user_that_cannot_be_called_is_reported_with_line_and_fix(source: str, l
     assert expected in problem
 
 
+def test_user_may_take_values_and_the_columns_of_the_data_alone() -> None:
+    """Another required parameter would make each episode invalid."""
+    for source in (
+        "def respond(messages, level, limit=3): ...",
+        "class User:\n    def respond(self, messages, level, **rest): ...",
+    ):
+        assert check_user(source, "user.py", UserSpec(), KNOWN, ["level"]) == []
+        [problem] = check_user(source, "user.py", UserSpec(), KNOWN, ["levels", "other"])
+        assert "requires level; passed are messages, state, turn, " in problem
+        assert "and the columns of the data (levels, other); rename level to levels" in problem
+    assert check_user("def respond(messages, n): ...", "user.py", UserSpec(kwargs={"n": 1}), KNOWN, []) == []
+    [problem] = check_user("def respond(mesages, anwser): ...", "user.py", UserSpec(), KNOWN, ["question"])
+    assert "requires mesages, anwser; " in problem
+    assert problem.endswith("rename mesages to messages")
+
+
 def test_settings_of_a_user_are_checked() -> None:
     source = "class Strict:\n    def __init__(self, level): ...\n    def respond(self, messages): ...\n"
     assert check_user(source, "user.py", UserSpec("Strict", {"level": 1}), KNOWN) == []

@@ -147,6 +147,13 @@ def test_check_reports_required_parameters_that_are_not_passed() -> None:
     assert check(source) == [], "without the data, it may have them"
 
 
+def test_check_corrects_a_misspelt_argument_of_a_known_form() -> None:
+    (problem,) = check("def compute_score(solution_str, ground_truht): ...", columns=["level"])
+    assert problem.endswith(
+        "; rename ground_truht to ground_truth, or set function.columns: {ground_truht: extra_info.COLUMN}"
+    )
+
+
 def test_check_rejects_classes_and_positional_only_parameters() -> None:
     assert "is a class without __call__" in check("class reward: ...")[0]
     assert "positional-only" in check("def compute_score(solution_str, /): ...")[0]

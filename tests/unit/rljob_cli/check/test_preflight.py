@@ -156,6 +156,26 @@ def test_invalid_reward_function_is_reported_with_its_line(folder, source, word)
     assert word in message
 
 
+def test_reward_takes_columns_of_the_data_alone_also_if_it_cannot_be_called_here(folder):
+    """Functions with requirements are not called by this check, so each sample of the run would be invalid."""
+    data = {"train": {"source": "train.jsonl", "prompt": "question", "answer": "answer"}}
+    reward = {"name": "r", "function": {"file": "reward.py", "requirements": ["numpy"]}}
+    write_job(folder, data=data, rewards=[reward])
+    known = "question, answer, index, split, truncated, num_tokens"
+    (folder / "reward.py").write_text(f"def compute_score(solution_str, ground_truth, {known}): ...\n")
+    assert messages(folder) == []
+    (folder / "reward.py").write_text("def compute_score(solution_str, ground_truht): ...\n")
+    message = only_message(folder)
+    assert "reward.py:1: compute_score(solution_str, ground_truht) requires ground_truht" in message
+    assert "is not a column of the data; the columns are answer, index, question, split, truncated, num_t" in message
+    (folder / "reward.py").write_text("def compute_score(solution_str, messages, turns, state, end): ...\n")
+    assert "requires messages, turns, state, end" in only_message(folder)
+    (folder / "tools.py").write_text("def add(a: int) -> int: ...\n")
+    agent = {"type": "loop", "tools": [{"name": "t", "function": {"file": "tools.py"}}]}
+    write_job(folder, data={**data, "format": "chat"}, rewards=[reward], agent=agent)
+    assert not [message for message in messages(folder) if "reward.py" in message], "an episode has them"
+
+
 def write_agent_job(folder, user, tool):
     agent = {"type": "loop", "user": {"function": user}, "tools": [{"name": "t", "function": tool}]}
     data = {"train": {"source": "train.jsonl", "prompt": "question"}, "format": "chat"}

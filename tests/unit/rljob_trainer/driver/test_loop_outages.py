@@ -14,7 +14,7 @@ from rljob_api.errors import UserError
 from rljob_trainer.outages.registry import OutageError
 from tests.support.driver_harness import run_undisturbed, wait_until
 
-REWARD = {"name": "correct", "function": {"inline": "x"}, "deadlineSeconds": 1, "failurePolicy": {"retries": 0}}
+REWARD = {"name": "correct", "function": {"inline": "x"}, "deadlineSeconds": 2, "failurePolicy": {"retries": 0}}
 
 
 class Away:
@@ -68,7 +68,7 @@ async def test_what_is_away_for_longer_than_its_deadline_costs_nothing(make_harn
         running = asyncio.create_task(driver.run())
         await wait_until(lambda: running.done() or harness.board.status.step >= 2)
         await away.begin()
-        await wait_until(lambda: running.done() or health.failing_seconds > 1.2)
+        await wait_until(lambda: running.done() or health.failing_seconds > 2.2)
         assert not running.done()
         await away.end()
         await asyncio.wait_for(running, 60)

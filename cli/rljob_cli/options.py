@@ -4,11 +4,23 @@ A command that takes files takes `JobsArgument` and `FilenameOption`, and one th
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import typer
 
 from rljob_cli.completion import complete_jobs
+
+Given = TypeVar("Given", str, list[str], None)
+
+
+def check_text(given: Given) -> Given:
+    """Callback of options that models and functions read. Bytes that are no UTF-8 are halves of characters in Python,
+    which neither a tokenizer nor a request takes."""
+    for text in given if isinstance(given, list) else [given or ""]:
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise typer.BadParameter("is not UTF-8 text; pass it in a file, or correct the bytes")
+    return given
+
 
 RUNS = Path("runs")
 """Default parent of the folders of runs."""

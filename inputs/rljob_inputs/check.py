@@ -18,6 +18,7 @@ from rljob_api.manifest.roles import ALL_LINEAR, Lora
 from rljob_api.manifest.services.models import ServedModel
 from rljob_api.manifest.sources import ChatTemplate, find_argument_problem
 from rljob_api.phrases import did_you_mean
+from rljob_api.wire.base import Message
 from rljob_inputs.data.columns import find_problems, read_answer
 from rljob_inputs.data.lengths import PromptLimit, find_limit, measure
 from rljob_inputs.data.prompts import build_prompt, render, tokenize
@@ -47,6 +48,8 @@ _MAX_CHARACTERS = 50_000_000
 """About a second of reading, and a few hundred MiB."""
 _MAX_MEASURED_ROWS, _MAX_MEASURED_CHARACTERS = 5_000, 8_000_000
 """About a second of work for a tokenizer."""
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+"""Roles of messages that chat templates know."""
 
 
 @dataclass
@@ -345,6 +348,7 @@ def _check_data(
     if report.findings or not sample.rows:
         return report
     _check_answers(report, source, path, sample.rows)
+    _check_prompts(report, data, source, path, sample.rows)
     if split == "train":
         report.first_prompt = build_prompt(
             source, sample.rows[0], render(data, source, sample.rows[0], path), [], split, path
@@ -364,6 +368,29 @@ def _check_answers(report: InputsReport, source: DataSource, path: str, rows: li
     if null:
         message = f"{null[0].place}: the answer is null, in {len(null)} of {len(rows)} rows; rewards receive None"
         report.add(f"{path}.answer", message, is_warning=True)
+
+
+def _check_prompts(report: InputsReport, data: Data, source: DataSource, path: str, rows: list[Row]) -> None:
+    """Warn of what a chat template renders without an error: nothing to answer, and a role that no model has seen."""
+    if data.format == "text":
+        return  # a prompt without tokens is an error
+    rendered = [(row, render(data, source, row, path)) for row in rows]
+    chats = [(row, messages) for row, messages in rendered if not isinstance(messages, str)]
+    empty = [row for row, messages in chats if not str(messages[-1].get("content") or "").strip()]
+    unknown = [(row, name) for row, messages in chats for name in _list_roles(messages) if name not in _ROLES]
+    problems = []
+    if empty:
+        problems.append(f"{empty[0].place}: the prompt is empty, in {len(empty)} of {len(rows)} rows")
+    if unknown:
+        row, name = unknown[0]
+        hint = did_you_mean(name, _ROLES, f"usual are {', '.join(_ROLES)}")
+        problems.append(f"{row.place}: a message has the role {name}; {hint}")
+    if problems:
+        report.add(f"{path}.prompt", "; ".join(problems), is_warning=True)
+
+
+def _list_roles(messages: list[Message]) -> list[str]:
+    return [str(message.get("role")) for message in messages]
 
 
 def _measure_prompts(

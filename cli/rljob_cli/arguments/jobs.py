@@ -20,6 +20,7 @@ from rljob_cli.options import (
     PolicyOption,
     SetOption,
     VolumeOption,
+    check_text,
     file_of,
     files_of,
 )
@@ -195,10 +196,11 @@ def try_reward(
         str | None, typer.Option(help="Name of the reward. Default: the first reward that the job serves.")
     ] = None,
     completion: Annotated[
-        list[str] | None, typer.Option(help="Completion to score. Repeat it to score a group.")
+        list[str] | None,
+        typer.Option(help="Completion to score. Repeat it to score a group.", callback=check_text),
     ] = None,
-    answer: Annotated[str | None, typer.Option(help="The ground truth.")] = None,
-    prompt: Annotated[str, typer.Option(help="The prompt that the model was given.")] = "",
+    answer: Annotated[str | None, typer.Option(help="The ground truth.", callback=check_text)] = None,
+    prompt: Annotated[str, typer.Option(help="The prompt that the model was given.", callback=check_text)] = "",
     file: Annotated[
         Path | None,
         typer.Option(
@@ -226,7 +228,10 @@ def try_agent(
     episodes: Annotated[int, typer.Option(min=1, help="How many episodes the base model plays.")] = 1,
     answer: Annotated[
         list[str] | None,
-        typer.Option(help="An answer of the policy, in order; repeatable. Needs no model, and takes seconds."),
+        typer.Option(
+            help="An answer of the policy, in order; repeatable. Needs no model, and takes seconds.",
+            callback=check_text,
+        ),
     ] = None,
     overrides: SetOption = None,
     volumes: VolumeOption = None,

@@ -56,6 +56,20 @@ def test_each_source_of_prompts_is_checked_at_its_own_field(folder):
     assert report.first_prompt.prompt == [{"role": "user", "content": "12345678"}]
 
 
+def test_prompts_that_a_chat_template_takes_by_mistake_are_warnings(folder):
+    rows = [{"prompt": "x"}, {"prompt": " \n"}, {"prompt": [{"role": "usr", "content": "x"}]}, {"prompt": ""}]
+    write_rows(folder / "train.jsonl", *(row | {"answer": "1"} for row in rows))
+    report = check(folder)
+    assert not errors(report)
+    file = folder / "train.jsonl"
+    assert warnings(report)["spec.data.train.prompt"] == (
+        f"{file}:2: the prompt is empty, in 2 of 4 rows; {file}:3: a message has the role usr; did you mean user?"
+    )
+    assert "spec.data.train.prompt" not in warnings(check(folder, train={"limit": 1}))
+    template = check(folder, train={"offset": 3}, data={"template": "{answer}: {prompt}"})
+    assert "spec.data.train.prompt" not in warnings(template), "it is not empty after rendering"
+
+
 def test_without_rows_the_model_is_checked_and_no_data_is_read(folder):
     (folder / "train.jsonl").unlink()
     report = check_inputs(make_job(folder / "model", folder / "train.jsonl"), str, {}, reads_rows=False)

@@ -31,8 +31,8 @@ REQUEST_TIMEOUT_SECONDS = 30.0
 MAX_CONNECTIONS = 20
 MAX_MESSAGE_LENGTH = 4000
 """Limit of an error: an admission webhook may answer anything."""
-PAGE_OBJECTS = 250
-"""Objects per page of a LIST. Parsing a page of Pods, 2 MB, blocks the loop for 20 to 40 ms."""
+PAGE_OBJECTS = 100
+"""Objects per page of a LIST. One of 250 Pods, 2 MB, blocks the loop for 20 to 40 ms, and takes 9 MiB in place of 3."""
 _TOKEN_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 SSA = "application/apply-patch+yaml"
 MERGE_PATCH = "application/merge-patch+json"

@@ -93,7 +93,7 @@ def test_check_writes_what_would_adapt_an_unknown_signature() -> None:
 
 @pytest.mark.parametrize("name", ["compute_score", "grade"])
 def test_adapter_that_a_message_writes_calls_the_function(name: str) -> None:
-    """Pasted below a function of its own name, it would call itself for ever."""
+    """Pasted below a function of its own name, it would call itself until the stack is full."""
     source = f"def {name}(text, gold, data_source, level): return [text, gold, data_source, level]"
     (problem,) = check(source)
     lines = problem.partition("write\n")[2]

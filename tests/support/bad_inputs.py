@@ -220,7 +220,7 @@ BAD_INPUTS: list[BadInput] = [
         "signature with a typo",
         "reward.py}",
         "reward.py, signature: verll}",
-        "spec.rewards[0].function.signature verll is not installed; known are auto, areal",
+        "spec.rewards[0].function.signature verll is not installed; known are auto, msSwift",
     ),
     edit("function that is missing", "reward.py}", "reward.py, entrypoint: score}", "score"),
     reward("syntax error", "def compute_score(:\n", "reward.py:1: the reward function has a syntax error"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rljob_api.errors import UserError
 from rljob_service.worker.forms.outcome import Outcome
 from rljob_service.worker.load.loading import load
 from rljob_service.worker.main import Executor
@@ -131,6 +132,17 @@ def test_adapter_of_the_page_gives_the_score_of_the_project(
     assert wrong.score is not None
     assert expected.score is not None
     assert wrong.score < expected.score, "a wrong answer gets less"
+
+
+@pytest.mark.parametrize(("project", "own"), [(case[0], case[2]) for case in CASES if "def " in case[2]])
+def test_without_the_adapter_nothing_is_scored(project: str, own: str) -> None:
+    """A form that is guessed wrongly would be a false zero."""
+    try:
+        found = score(own, {"Trinity-RFT": "MathRewardFn", "open-instruct": "Match"}.get(project), SAMPLE)
+    except UserError as error:
+        assert "does not match a convention" in str(error)
+    else:
+        assert found.score is None
 
 
 def test_every_block_of_the_page_is_tested() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -137,11 +138,8 @@ def test_adapter_of_the_page_gives_the_score_of_the_project(
 @pytest.mark.parametrize(("project", "own"), [(case[0], case[2]) for case in CASES if "def " in case[2]])
 def test_without_the_adapter_nothing_is_scored(project: str, own: str) -> None:
     """A form that is guessed wrongly would be a false zero."""
-    try:
+    with suppress(UserError):
         found = score(own, {"Trinity-RFT": "MathRewardFn", "open-instruct": "Match"}.get(project), SAMPLE)
-    except UserError as error:
-        assert "does not match a convention" in str(error)
-    else:
         assert found.score is None
 
 

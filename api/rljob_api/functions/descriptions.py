@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 DEFAULT_ENTRYPOINTS: Final = (
-    "compute_score", "reward_func", "reward", "reward_fn", "score_answer", "rubric", "reward_funcs",
+    "compute_score", "reward_func", "reward", "reward_fn", "rubric", "reward_funcs",
 )  # fmt: skip
 """If function.entrypoint is null, the first of these that the source defines, else its only public function."""
 

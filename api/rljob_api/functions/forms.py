@@ -74,9 +74,8 @@ class ScorerPlan(NamedTuple):
 
 
 class MethodPlan(NamedTuple):
-    """How to use a class or an object with one method."""
+    """How to use a class or an object with __call__."""
 
-    method: str
     call: CallPlan
 
 
@@ -161,8 +160,7 @@ def _plan_object(found: Class, spec: FunctionSpec, scope: str, known: Signatures
             return ObjectPlan(form)
     if set(SCORER_METHODS) <= set(methods) and not found.is_instance and "__call__" not in methods:
         raise FormError(f"{name} is a class that scores samples and groups; set scope: sampleThenGroup")
-    method = next((each for each in ("__call__", *(c.method for c in known.conventions)) if each in methods), None)
-    if method is None:
+    if "__call__" not in methods:
         if found.is_open:
             return UnknownPlan()
         what = "an object" if found.is_instance else "a class"
@@ -174,13 +172,11 @@ def _plan_object(found: Class, spec: FunctionSpec, scope: str, known: Signatures
             "    def compute_score(response, ground_truth, **_):\n"
             f"        return scorer.{first}(response, ground_truth)"
         )
-    if method == "__call__":
-        call = plan_call(methods[method]._replace(name=name), spec, scope, known, _find_base_form(found, spec, known))
-    else:
-        call = plan_call(methods[method]._replace(name=f"{name}.{method}"), spec, scope, known)
+    inherited = _find_base_form(found, spec, known)
+    call = plan_call(methods["__call__"]._replace(name=name), spec, scope, known, inherited)
     if found.constructor is not None and not call.convention.constructor_parameter:
         check_call(found.constructor._replace(name=name), spec.factory_args or {}, "function.factoryArgs")
-    return MethodPlan(method, call)
+    return MethodPlan(call)
 
 
 def _find_base_form(found: Class, spec: FunctionSpec, known: Signatures) -> Convention | None:

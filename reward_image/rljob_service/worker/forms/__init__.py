@@ -76,8 +76,7 @@ def _bind(
         return binding, plan.form.name
     if isinstance(plan, MethodPlan):
         made = _construct(value, plan.call.convention, options) if isinstance(value, type) else value
-        method = made if plan.method == "__call__" else getattr(made, plan.method)
-        return bind_call(method, inspection.read_parameters(name, method), plan.call), plan.call.convention.name
+        return bind_call(made, inspection.read_parameters(name, made), plan.call), plan.call.convention.name
     assert isinstance(plan, CallPlan)
     assert isinstance(found, Function)
     return bind_call(_callable(value, found), found, plan), plan.convention.name
@@ -98,8 +97,6 @@ def _construct(cls: type, convention: Convention, given: Mapping[str, Any]) -> A
     parameter = convention.constructor_parameter
     if not parameter or not inspection.read_parameters(cls.__name__, cls).accepts(parameter):
         return cls(**given)
-    if convention.options_class and hasattr(cls, convention.options_class):
-        return cls(**{parameter: getattr(cls, convention.options_class)()(**given) if given else None})
     return cls(**{parameter: SimpleNamespace(**given)})
 
 

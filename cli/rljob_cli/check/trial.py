@@ -41,7 +41,7 @@ from rljob_inputs.prompts import Prompt
 _STOP_SECONDS = 1.0
 _MAX_SHOWN_CHARACTERS = 60
 _INLINE_PLACE = re.compile(rf"\S+/{re.escape(FILE_FUNCTION)}:(\d+): ")
-"""Of an error in an inline function, which a Pod has as a file."""
+"""The place of an error in an inline function, which a Pod has as a file."""
 _SKIP = "skip this call with --no-call"
 
 Chat = TypeVar("Chat", JudgeReward, UserModel)

@@ -162,8 +162,15 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _place_of(value: Any, path: str) -> str:
+    """Return FILE:LINE of a function, or of the class of an object; the file alone if another one has it."""
     code = getattr(inspect.unwrap(getattr(value, "func", value)), "__code__", None)
-    return f"{path}:{code.co_firstlineno}" if code and code.co_filename == path else path
+    if code is not None:
+        return f"{path}:{code.co_firstlineno}" if code.co_filename == path else path
+    cls = value if inspect.isclass(value) else type(value)
+    try:
+        return f"{path}:{inspect.getsourcelines(cls)[1]}" if inspect.getfile(cls) == path else path
+    except (OSError, TypeError):  # a class without source
+        return path
 
 
 def explain(error: BaseException, path: str) -> str:

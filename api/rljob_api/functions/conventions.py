@@ -2,7 +2,7 @@
 
 An entry has what identifies a form, what each parameter gets, whether arguments are lists with one element per sample,
 and how the return value is read. `forms` matches a function with the table. What only a worker does (binding an object,
-reading an unusual return value) is a reference, MODULE:NAME, so that the static check does not import it. Standard
+reading an unusual return value) is a reference, MODULE:NAME, so that the CLI does not import it. Standard
 library only: workers import this file.
 """
 

@@ -102,7 +102,7 @@ def _describe_class(name: str, cls: type, *, is_instance: bool) -> Class:
             constructor = None
     bases = frozenset(base.__name__ for base in cls.__mro__[1:-1])
     rewards = frozenset(method for method in methods if getattr(getattr(cls, method, None), "reward", None) is True)
-    return Class(name, bases, methods, False, is_instance, rewards, constructor)
+    return Class(name, bases, methods, is_instance, rewards, constructor)
 
 
 def _read_method(cls: type, name: str, raw: Any) -> dict[str, Function]:

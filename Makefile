@@ -175,7 +175,7 @@ test-nightly: $(SYNCED) test-convergence ## All tests marked nightly: those of t
 	$(BIN)/pytest tests -m "nightly and not packages" --deselect tests/integration/apiserver/test_convergence.py -s
 
 .PHONY: test-packages
-test-packages: $(SYNCED) ## Rewards and agents of ms-swift, Trinity-RFT, AReaL, verl 0.9, verifiers, NeMo Gym and others, unchanged (up to 6 GB each, an hour)
+test-packages: $(SYNCED) ## Rewards and agents of ms-swift, Trinity-RFT, AReaL, verl 0.9, verifiers, NeMo Gym and others (up to 6 GB each, an hour)
 	$(BIN)/pytest tests/integration/packaged_rewards tests/integration/packaged_environments tests/integration/agent_frameworks tests/integration/test_trackers_real.py -m packages
 
 .PHONY: test-peers

@@ -75,10 +75,10 @@ def edit(name: str, old: str, new: str, message: str, **files: str | bytes | Non
     return BadInput(name, message, JOB.replace(old, new), dict(files))
 
 
-def agent(name: str, settings: str, message: str, **files: str | bytes | None) -> BadInput:
-    """Add an agent whose episodes a runner runs."""
+def agent(name: str, settings: str, message: str, *, calls: bool = False, **files: str | bytes | None) -> BadInput:
+    """Add an agent."""
     job = JOB.replace("answer: answer}\n", "answer: answer}\n    format: chat\n")
-    return BadInput(name, message, f"{job}  agent: {{{settings}}}\n", dict(files))
+    return BadInput(name, message, f"{job}  agent: {{{settings}}}\n", dict(files), calls=calls)
 
 
 def add(name: str, line: str, message: str) -> BadInput:
@@ -220,13 +220,31 @@ BAD_INPUTS: list[BadInput] = [
         "signature with a typo",
         "reward.py}",
         "reward.py, signature: verll}",
-        "spec.rewards[0].function.signature verll is not installed; known are auto, areal",
+        "spec.rewards[0].function.signature verll is not installed; known are auto, msSwift",
     ),
-    edit("function that is missing", "reward.py}", "reward.py, entrypoint: score}", "score"),
-    reward("syntax error", "def compute_score(:\n", "reward.py:1: the reward function has a syntax error"),
-    reward("no function", "x = 1\n", "reward.py:1:"),
-    reward("unknown parameters", "def compute_score(a, b): ...\n", "does not match a convention"),
-    reward("empty source", "", "reward.py:1:"),
+    BadInput(
+        "function that is missing",
+        "the entry point score was not found (it defines compute_score); correct function.entrypoint",
+        JOB.replace("reward.py}", "reward.py, entrypoint: score}"),
+        calls=True,
+    ),
+    BadInput(
+        "inline function of an unknown form",
+        "job.yaml:13: spec.rewards[0].function.inline cannot be used: line 2: compute_score(a, b) does not match",
+        JOB.replace("{file: reward.py}", "\n      inline: |\n        x = 1\n        def compute_score(a, b): ..."),
+        calls=True,
+    ),
+    reward("syntax error", "def compute_score(:\n", "reward.py:1: syntax error: "),
+    reward("no function", "x = 1\n", "reward.py:1: none of compute_score, ", calls=True),
+    reward(
+        "unknown parameters", "def compute_score(a, b): ...\n", "reward.py:1: compute_score(a, b) does not", calls=True
+    ),
+    reward(
+        "unknown column",
+        REWARD.replace("extra_info=None", "level"),
+        "is not a column of the data; the columns are",
+        calls=True,
+    ),
     reward("binary source", b"\xff\xfe\x00", "is not UTF-8 text"),
     reward(
         "tabs and spaces",
@@ -407,14 +425,30 @@ BAD_INPUTS: list[BadInput] = [
     agent(
         "program without run",
         "type: program, runner: {function: {file: agent.py}}",
-        "neither run nor a class with run was found (it defines main); set function.entrypoint: main",
+        "agent.py:1: neither run nor a class with run was found (it defines main); set function.entrypoint: main",
+        calls=True,
         **{"agent.py": "def main(client): ...\n"},
     ),
     agent(
-        "parameter that no column has",
+        "parameter that nothing gives",
         "type: program, runner: {function: {file: agent.py}}",
-        "requires level",
-        **{"agent.py": "def run(client, level): ...\n"},
+        "agent.py:1: run(promt) requires promt; passed are prompt, ",
+        calls=True,
+        **{"agent.py": "def run(promt): ...\n"},
+    ),
+    agent(
+        "user without respond",
+        "type: loop, user: {function: {file: user.py}}",
+        "user.py:1: neither respond nor a class with respond or generate_response was found (it defines reply)",
+        calls=True,
+        **{"user.py": "def reply(messages): ...\n"},
+    ),
+    agent(
+        "tool without types",
+        "type: loop, user: {function: {file: user.py}}, tools: [{name: t, function: {file: tools.py}}]",
+        "tools.py:2: add(a, b): the parameter b has no type, which becomes its schema",
+        calls=True,
+        **{"user.py": "def respond(messages): ...\n", "tools.py": "\ndef add(a: int, b): ...\n"},
     ),
     agent("missing program", "type: program, runner: {function: {file: agent.py}}", "agent.py not found"),
     agent("unknown command", "type: program, runner: {command: [pyhton]}", "spec.agent.runner.command[0]"),

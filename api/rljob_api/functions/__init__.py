@@ -1,1 +1,1 @@
-"""The forms of functions that a user brings, found in their source or in the loaded object. Standard library only."""
+"""The forms of functions that a user brings, found in the loaded object. Standard library only."""

@@ -1,6 +1,6 @@
 """From the text of a type annotation to JSON schema: what the model sees of a tool's parameter. Pure.
 
-The static check has only the text, and a worker turns its types into text, so that both decide here.
+A worker turns its types into text, which is what messages show.
 """
 
 from __future__ import annotations
@@ -35,11 +35,9 @@ _TYPE_NAMES: Final = ((bool, "boolean"), (str, "string"), (int, "integer"), (typ
 class UnsupportedTypeError(Exception):
     """An annotation without a JSON schema."""
 
-    def __init__(self, annotation: str, names: frozenset[str] = frozenset()) -> None:
+    def __init__(self, annotation: str) -> None:
         super().__init__(annotation)
         self.annotation = annotation
-        self.names = names
-        """Names in it that are unknown here. An imported or assigned name may stand for a supported type."""
 
 
 _NO_CLASSES: Final[Mapping[str, Schema]] = MappingProxyType({})
@@ -48,7 +46,7 @@ _NO_CLASSES: Final[Mapping[str, Schema]] = MappingProxyType({})
 def schema_of(annotation: str, classes: Mapping[str, Schema] = _NO_CLASSES) -> Schema:
     """Return the JSON schema of an annotation, such as `list[int] | None`. Raise UnsupportedTypeError.
 
-    `classes`: the schemas of classes by name, which only a worker knows."""
+    `classes`: the schemas of classes by name."""
     try:
         node = ast.parse(annotation.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -132,4 +130,4 @@ def _name(node: ast.expr) -> str:
 
 
 def _unsupported(node: ast.expr) -> UnsupportedTypeError:
-    return UnsupportedTypeError(ast.unparse(node), frozenset(n.id for n in ast.walk(node) if isinstance(n, ast.Name)))
+    return UnsupportedTypeError(ast.unparse(node))

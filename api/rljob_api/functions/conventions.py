@@ -2,7 +2,7 @@
 
 An entry has what identifies a form, what each parameter gets, whether arguments are lists with one element per sample,
 and how the return value is read. `forms` matches a function with the table. What only a worker does (binding an object,
-reading an unusual return value) is a reference, MODULE:NAME, so that the static check does not import it. Standard
+reading an unusual return value) is a reference, MODULE:NAME, so that the CLI does not import it. Standard
 library only: workers import this file.
 """
 
@@ -37,10 +37,9 @@ class Convention(NamedTuple):
     it: markers that other forms have, too. RLJob's own have 500."""
     lists: bool = False
     """Whether each argument is a list with one element per sample."""
-    returns: Literal["score", "numbers", "sum"] = "score"
+    returns: Literal["score", "numbers"] = "score"
     """How a sample's part of the return value is read. score: a number, a tuple that begins with it, or a dict or
-    record with one of score_keys. numbers: a number or None. sum: a number, or a dict whose numbers are summed."""
-    score_keys: tuple[str, ...] = ("score",)
+    record with `score`. numbers: a number or None."""
     read_returned: str = ""
     """MODULE:NAME of a function that reads the whole return value instead: (value, num_samples) -> list[Outcome]."""
     whole: bool = False
@@ -56,16 +55,12 @@ class Convention(NamedTuple):
     kwargs_defaults: Mapping[str, Any] = _NOTHING
     """Attributes that this object always has."""
     key_option: str = ""
-    """The entry of function.kwargs that replaces score_keys."""
+    """The entry of function.kwargs that names the key of the score in a dict."""
     bases: tuple[str, ...] = ()
     """Base classes whose subclasses have this form, whatever their parameters."""
-    method: str = ""
-    """The method that is called of an object of this form, unless it has __call__."""
     constructor_parameter: str = ""
     """For classes: the constructor's parameter that gets function.factoryArgs as an object with attributes; empty: they
     are keyword arguments."""
-    options_class: str = ""
-    """The class method that returns the class of this object."""
 
 
 class ObjectForm(NamedTuple):

@@ -1,4 +1,4 @@
-"""What an entry point is, as its source or the loaded object shows: parameters of a function, methods of a class."""
+"""What a loaded entry point is: parameters of a function, methods of a class."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 DEFAULT_ENTRYPOINTS: Final = (
-    "compute_score", "reward_func", "reward", "reward_fn", "score_answer", "rubric", "reward_funcs",
+    "compute_score", "reward_func", "reward", "reward_fn", "rubric", "reward_funcs",
 )  # fmt: skip
 """If function.entrypoint is null, the first of these that the source defines, else its only public function."""
 
@@ -55,13 +55,11 @@ class Class(NamedTuple):
     bases: frozenset[str]
     """Names of all known base classes."""
     methods: Mapping[str, Function]
-    is_open: bool
-    """Whether it may inherit methods that are unknown here."""
     is_instance: bool
     rewards: frozenset[str] = frozenset()
     """Methods marked with @reward."""
     constructor: Function | None = None
-    """None: unknown, or an instance."""
+    """None: unknown, as of compiled classes, or an instance."""
 
 
 class Several(NamedTuple):
@@ -79,10 +77,4 @@ class Other(NamedTuple):
     """Its type, such as int."""
 
 
-class Unknown(NamedTuple):
-    """Something that only running the source can show."""
-
-    name: str
-
-
-Description = Function | Class | Several | Other | Unknown
+Description = Function | Class | Several | Other

@@ -1,15 +1,15 @@
 """Decides how a program is called for each episode: `run`, as a function or as the method of a class.
 
-The static check describes source text, a worker the loaded object; both decide here. Pure, standard library only.
+A worker describes the loaded object. Pure, standard library only.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-from rljob_api.functions.descriptions import Class, Description, Function, Several, Unknown
+from rljob_api.functions.descriptions import Class, Description, Function, Several
 from rljob_api.functions.forms import FormError, check_call
 from rljob_api.functions.remedies import describe_wrong_entrypoint
 
@@ -36,8 +36,8 @@ _FORM: Final = "def run(prompt, client): ..."
 class ProgramPlan(NamedTuple):
     """How to use an entry point."""
 
-    kind: Literal["function", "class", "unknown"]
-    """function: call it. class: call its method. unknown: only running the source shows it."""
+    kind: Literal["function", "class"]
+    """function: call it. class: call its method."""
     method: str = ""
     """Name of the method to call, for kind class."""
     arguments: Mapping[str, Any] = {}
@@ -53,25 +53,20 @@ def plan_program(
     found: Description,
     kwargs: Mapping[str, Any],
     factory_args: Mapping[str, Any] | None,
-    columns: Collection[str] | None = None,
 ) -> ProgramPlan:
-    """Return how to call it, or raise FormError with the fix. `columns`: of the data, if they are known."""
-    if isinstance(found, Unknown):
-        return ProgramPlan("unknown")
+    """Return how to call it, or raise FormError with the fix."""
     if isinstance(found, Function):
-        _check_call(found, kwargs, columns)
+        _check_call(found, kwargs)
         return ProgramPlan("function")
     if not isinstance(found, Class):
         what = "a list" if isinstance(found, Several) else f"a {found.what}"
         raise FormError(f"{found.name} is {what}; set function.entrypoint to a function or a class, such as {_FORM}")
-    return _plan_class(found, {**kwargs, **(factory_args or {})}, columns)
+    return _plan_class(found, {**kwargs, **(factory_args or {})})
 
 
-def _plan_class(found: Class, given: Mapping[str, Any], columns: Collection[str] | None) -> ProgramPlan:
+def _plan_class(found: Class, given: Mapping[str, Any]) -> ProgramPlan:
     method = next((name for name in (RUN, "__call__") if name in found.methods), None)
     if method is None:
-        if found.is_open:
-            return ProgramPlan("unknown")
         what = "an object" if found.is_instance else "a class"
         raise FormError(f"{found.name} is {what} without run; add run(self, prompt, client)")
     if found.constructor is not None:
@@ -79,13 +74,11 @@ def _plan_class(found: Class, given: Mapping[str, Any], columns: Collection[str]
     for name in (SETUP, method, CLOSE):
         if name in found.methods:
             function = found.methods[name]._replace(name=f"{found.name}.{name}")
-            _check_call(function, {}, columns, requires_values=name == method)
+            _check_call(function, {}, requires_values=name == method)
     return ProgramPlan("class", method, given)
 
 
-def _check_call(
-    function: Function, kwargs: Mapping[str, Any], columns: Collection[str] | None, *, requires_values: bool = True
-) -> None:
+def _check_call(function: Function, kwargs: Mapping[str, Any], *, requires_values: bool = True) -> None:
     shown = function.show()
     if function.positional_only:
         raise FormError(f"{shown} has positional-only parameters, but it is called by keyword; remove the '/'")
@@ -95,16 +88,11 @@ def _check_call(
     unknown = [name for name in function.required if name not in {*VALUES, *kwargs}]
     if HTTP_CLIENT in unknown:
         raise FormError(f"{shown} requires {HTTP_CLIENT}, which is not passed; write {HTTP_CLIENT}=None")
-    if columns is not None:
-        unknown = [name for name in unknown if name not in columns]
-    elif not requires_values or set(function.named) & {*VALUES}:
-        return  # the others may be columns
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], {*VALUES, *(columns or ())}, n=1)
+    if unknown and requires_values and not set(function.named) & {*VALUES}:  # else they may be columns
+        near = difflib.get_close_matches(unknown[0], VALUES, n=1)
         remedy = f"rename {unknown[0]} to {near[0]}" if near else f"write {_FORM}"
-        found = f" and the columns of the data ({', '.join(columns) or 'none'})" if columns is not None else ""
-        others = "" if columns is not None else " (other parameters are columns of the data)"
-        raise FormError(f"{shown} requires {unknown[0]}; passed are {', '.join(VALUES)}{found}; {remedy}{others}")
+        passed = f"passed are {', '.join(VALUES)}; {remedy} (other parameters are columns of the data)"
+        raise FormError(f"{shown} requires {unknown[0]}; {passed}")
 
 
 def describe_missing_program(entrypoint: str | None, defined: Sequence[str]) -> str:

@@ -1,7 +1,6 @@
 """Decides how an entry point is called: from a description of it and the function's settings to a plan, or an error.
 
-The static check describes source text, a worker describes the loaded object; both decide here, so that they agree and
-use the same messages. Pure, standard library only.
+A worker describes the loaded object. Pure, standard library only.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rljob_api.functions import remedies
 from rljob_api.functions.conventions import BY_COLUMNS, Convention, ObjectForm, Signatures
-from rljob_api.functions.descriptions import SCORER_METHODS, Class, Description, Function, Other, Several, Unknown
+from rljob_api.functions.descriptions import SCORER_METHODS, Class, Description, Function, Other, Several
 from rljob_api.functions.plugins import describe_unknown
 from rljob_api.functions.values import Value, find_column
 
@@ -69,14 +68,12 @@ class CallPlan(NamedTuple):
 class ScorerPlan(NamedTuple):
     """How to use a class for scope: sampleThenGroup."""
 
-    call: CallPlan | None
-    """None: its method is inherited, and unknown here."""
+    call: CallPlan
 
 
 class MethodPlan(NamedTuple):
-    """How to use a class or an object with one method."""
+    """How to use a class or an object with __call__."""
 
-    method: str
     call: CallPlan
 
 
@@ -90,11 +87,7 @@ class SeveralPlan(NamedTuple):
     plans: tuple[Plan, ...]
 
 
-class UnknownPlan(NamedTuple):
-    """Whether it can be called is decided when the source runs."""
-
-
-Plan = CallPlan | ScorerPlan | MethodPlan | ObjectPlan | SeveralPlan | UnknownPlan
+Plan = CallPlan | ScorerPlan | MethodPlan | ObjectPlan | SeveralPlan
 
 
 def check_factory(factory: Description, given: Mapping[str, Any]) -> None:
@@ -108,8 +101,6 @@ def check_factory(factory: Description, given: Mapping[str, Any]) -> None:
 
 def plan_entrypoint(found: Description, spec: FunctionSpec, scope: str, known: Signatures) -> Plan:
     """Return how to score with it. Raise FormError, with the fix, if its form is unknown or does not fit the scope."""
-    if isinstance(found, Unknown):
-        return UnknownPlan()
     if isinstance(found, Other):
         raise FormError(f"{found.name} is a {found.what}, not a function; set function.entrypoint to a function")
     if scope == "sampleThenGroup":
@@ -129,19 +120,17 @@ def _plan_scorer(found: Function | Class | Several, spec: FunctionSpec, known: S
         what = "a function" if isinstance(found, Function) else "an object" if isinstance(found, Class) else "a list"
         raise FormError(f"{found.name} is {what}; scope: sampleThenGroup requires {required}")
     missing = [method for method in SCORER_METHODS if method not in found.methods]
-    if missing and not found.is_open:
+    if missing:
         raise FormError(
             f"the class {found.name} has no {' and no '.join(missing)}, which scope: sampleThenGroup requires"
         )
     if found.constructor is not None:
         given = {**spec.kwargs, **(spec.factory_args or {})}
         check_call(found.constructor._replace(name=found.name), given, "function.kwargs")
-    call = None
-    if compute := found.methods.get(SCORER_METHODS[0]):
-        own = FunctionSettings(signature=spec.signature, columns=spec.columns)  # the constructor got function.kwargs
-        call = plan_call(compute._replace(name=f"{found.name}.{compute.name}"), own, "sample", known)
-    post_process = found.methods.get(SCORER_METHODS[1])
-    if post_process and not _takes_one(post_process):
+    compute, post_process = (found.methods[method] for method in SCORER_METHODS)
+    own = FunctionSettings(signature=spec.signature, columns=spec.columns)  # the constructor got function.kwargs
+    call = plan_call(compute._replace(name=f"{found.name}.{compute.name}"), own, "sample", known)
+    if not _takes_one(post_process):
         raise FormError(
             f"{found.name}.{post_process.show()} does not take only the group; write {SCORER_METHODS[1]}(self, group)"
         )
@@ -161,10 +150,7 @@ def _plan_object(found: Class, spec: FunctionSpec, scope: str, known: Signatures
             return ObjectPlan(form)
     if set(SCORER_METHODS) <= set(methods) and not found.is_instance and "__call__" not in methods:
         raise FormError(f"{name} is a class that scores samples and groups; set scope: sampleThenGroup")
-    method = next((each for each in ("__call__", *(c.method for c in known.conventions)) if each in methods), None)
-    if method is None:
-        if found.is_open:
-            return UnknownPlan()
+    if "__call__" not in methods:
         what = "an object" if found.is_instance else "a class"
         made = name if found.is_instance else f"{name}()"
         first = next((each for each in methods if not each.startswith("_")), "METHOD")
@@ -174,13 +160,11 @@ def _plan_object(found: Class, spec: FunctionSpec, scope: str, known: Signatures
             "    def compute_score(response, ground_truth, **_):\n"
             f"        return scorer.{first}(response, ground_truth)"
         )
-    if method == "__call__":
-        call = plan_call(methods[method]._replace(name=name), spec, scope, known, _find_base_form(found, spec, known))
-    else:
-        call = plan_call(methods[method]._replace(name=f"{name}.{method}"), spec, scope, known)
+    inherited = _find_base_form(found, spec, known)
+    call = plan_call(methods["__call__"]._replace(name=name), spec, scope, known, inherited)
     if found.constructor is not None and not call.convention.constructor_parameter:
         check_call(found.constructor._replace(name=name), spec.factory_args or {}, "function.factoryArgs")
-    return MethodPlan(method, call)
+    return MethodPlan(call)
 
 
 def _find_base_form(found: Class, spec: FunctionSpec, known: Signatures) -> Convention | None:

@@ -1,11 +1,11 @@
 """Decides whether the policy can call a function: its parameters must have names and types with a JSON schema.
 
-The static check describes source text, a worker the loaded function; both decide here. Pure, standard library only.
+A worker describes the loaded function. Pure, standard library only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -27,14 +27,10 @@ def is_public(name: str) -> bool:
 def check_tool(
     function: Function,
     given: Mapping[str, Any],
-    is_defined: Callable[[str], bool],
     classes: Mapping[str, Schema] = MappingProxyType({}),
 ) -> None:
-    """Raise FormError if the policy cannot call it. `given`: function.kwargs, which the policy does not see.
-
-    `is_defined`: whether a name may stand for a supported type, which only running the source can show. `classes`: the
-    schemas of such names, as far as they are known.
-    """
+    """Raise FormError if the policy cannot call it. `given`: function.kwargs, which the policy does not see. `classes`:
+    the schemas of names that stand for types."""
     if len(function.name) > MAX_NAME_CHARACTERS:
         raise FormError(f"{function.name}: a tool's name must have at most {MAX_NAME_CHARACTERS} characters; rename it")
     if not function.name.isidentifier():
@@ -51,12 +47,10 @@ def check_tool(
         raise FormError(f"{shown}: the model must see each parameter; replace * and ** by names with types")
     for name in function.named:
         if name not in given:
-            _check_parameter(function, name, is_defined, classes)
+            _check_parameter(function, name, classes)
 
 
-def _check_parameter(
-    function: Function, name: str, is_defined: Callable[[str], bool], classes: Mapping[str, Schema]
-) -> None:
+def _check_parameter(function: Function, name: str, classes: Mapping[str, Schema]) -> None:
     annotation = function.annotations.get(name)
     if annotation is None:
         raise FormError(
@@ -66,17 +60,16 @@ def _check_parameter(
     try:
         schema_of(annotation, classes)
     except UnsupportedTypeError as error:
-        if not any(map(is_defined, error.names)):
-            raise FormError(
-                f"{function.show()}: the parameter {name} has the type {error.annotation}, which has no JSON schema; "
-                f"use {SUPPORTED_TYPES}"
-            ) from None
+        raise FormError(
+            f"{function.show()}: the parameter {name} has the type {error.annotation}, which has no JSON schema; "
+            f"use {SUPPORTED_TYPES}"
+        ) from None
 
 
 def list_methods(found: Class) -> list[Function]:
     """Return the public methods of a class, which are tools. Raise FormError if it has none."""
     methods = [method for name, method in found.methods.items() if is_public(name) and not method.is_opaque]
-    if not methods and not found.is_open:
+    if not methods:
         what = "an object" if found.is_instance else "a class"
         raise FormError(f"{found.name} is {what} without public methods; add some, or set function.entrypoint")
     return methods

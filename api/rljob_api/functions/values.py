@@ -80,11 +80,6 @@ def read_extra_info(sample: Sample) -> dict[str, Any]:
     return sample.get("extra_info", {})
 
 
-def read_row(sample: Sample) -> dict[str, Any]:
-    """Return the columns of extra_info, with question and answer."""
-    return {"question": read_prompt_text(sample), "answer": read_ground_truth(sample)} | read_extra_info(sample)
-
-
 def _token_ids(field: str) -> Callable[[Sample], list[int]]:
     def read(sample: Sample) -> list[int]:
         ids: list[int] | None = sample.get(field)
@@ -118,7 +113,6 @@ COMPLETION_MESSAGES: Final = Value("completion_messages", read_completion_messag
 GROUND_TRUTH: Final = Value("ground_truth", read_ground_truth)
 DATA_SOURCE: Final = Value("data_source", read_data_source)
 EXTRA_INFO: Final = Value("extra_info", read_extra_info)
-ROW: Final = Value("row", read_row)
 PROMPT_IDS: Final = Value("prompt_ids", read_prompt_ids, "tokens")
 COMPLETION_IDS: Final = Value("completion_ids", read_completion_ids, "tokens")
 RENDERED_PROMPT: Final = Value("rendered_prompt", _rendered("prompt"), "rendered")

@@ -59,11 +59,9 @@ def try_agent_command(
         )
     if answers and episodes != 1:
         raise UserError("--episodes is for the base model; given answers are one episode")
-    if file.job.spec.data.train.env_split is not None:  # before the runner starts, which has the row
-        check_file(file, (finding for service in file.job.spec.services for finding in check_service(service)))
+    check_file(file, (finding for service in file.job.spec.services for finding in check_service(service)))
     try:
         values = read_row(file.job, row, claims, block)
-        check_file(file, (finding for service in file.job.spec.services for finding in check_service(service, values)))
         with _scratch_folder() as folder:
             job = place_row(file.job, values, episodes, folder)
             found = _play(job, answers, folder, claims, block)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.job_spec import ServiceKind
 from rljob_api.manifest.sources import parse_source
 from rljob_cli.check import template_file
 from rljob_cli.check.gpu_sharing import describe_obstacle, describe_sharing, share_machine
@@ -58,7 +57,7 @@ def run_checks(
     inputs = find_inputs(file, claims, target, {finding.path for finding in no_folder})
     findings = check_objects(file)
     for service in job.spec.services:
-        findings += check_service(service, _list_columns(job, inputs.first_prompt, service.kind))
+        findings += check_service(service)
     findings += [*_check_weights(job), *no_folder]
     for found in inputs.findings:
         # What cannot be reached from here may be reached from a cluster.
@@ -99,17 +98,6 @@ def check_objects(file: JobFile) -> list[Finding]:
             problems = find_model_problems(model)
             found += [Finding("", f"RewardModel {name}: {problem}", only="cluster") for problem in problems]
     return found
-
-
-def _list_columns(job: RLJob, prompt: Prompt | None, kind: ServiceKind) -> Collection[str] | None:
-    """Return the columns of the first row, as a service gets them; None if it is unknown."""
-    if prompt is None:
-        return None
-    if kind != "reward":
-        return prompt.extra_info
-    from rljob_cli.check.samples import list_columns  # needs the packages that read rows
-
-    return list_columns(job, prompt)
 
 
 def read_problem(problem: str) -> Finding:

@@ -1,17 +1,16 @@
-"""The static checks of a reward, a simulated user, tools or a runner: a function's source, a judge's parser, a user's
-persona, a runner's command. Executes nothing."""
+"""The checks of services that execute nothing: the syntax of a function's source, a judge's parser, a user's persona, a
+runner's command. A call shows whether a function can be called (`trial`)."""
 
 import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rljob_api.functions.agent_check import check_environment, check_program, check_tools, check_user
-from rljob_api.functions.conventions import Signatures, load_signatures
+from rljob_api.functions.conventions import load_signatures
 from rljob_api.functions.forms import describe_signature
 from rljob_api.functions.plugins import ENVIRONMENTS, SIGNATURES, describe_unknown, find_plugins
-from rljob_api.functions.static_check import check_function
 from rljob_api.manifest.job_spec import Service
 from rljob_api.manifest.services.calls import CallService
 from rljob_api.manifest.services.function import PythonFunction
@@ -22,13 +21,9 @@ from rljob_cli.check.jobfile import Finding, Target
 from rljob_cli.local.secrets import find_reference
 from rljob_inputs.data.files import suggest_path
 
-Check = Callable[[str, str], list[str]]
-"""Takes a source and its name; returns the problems, each beginning with `NAME:LINE:`."""
 
-
-def check_service(service: Service, columns: Collection[str] | None = None) -> Iterator[Finding]:
-    """Check a function's source, a judge's parser, a user's persona or a runner's command, without executing it.
-    `columns`: of the data, besides the prompt and the answer; None if unknown."""
+def check_service(service: Service) -> Iterator[Finding]:
+    """Check a function's source, a judge's parser, a user's persona or a runner's command, without executing it."""
     settings = service.settings
     if isinstance(settings, CallService):
         if settings.user_model is not None:
@@ -41,33 +36,14 @@ def check_service(service: Service, columns: Collection[str] | None = None) -> I
         problem = describe_unknown(service.framework, adapters)
         yield Finding("spec.agent.environment.framework", problem, only=where_missing)
     if (function := settings.function) is not None:
-        known = load_signatures(find_plugins(SIGNATURES))
-        if isinstance(function, FunctionReward) and function.signature not in known.names:
-            problem = describe_signature(function.signature, known)
-            yield Finding(f"{service.path}.function.signature", problem, only=where_missing)
-            return
+        if isinstance(function, FunctionReward):
+            known = load_signatures(find_plugins(SIGNATURES))
+            if function.signature not in known.names:
+                problem = describe_signature(function.signature, known)
+                yield Finding(f"{service.path}.function.signature", problem, only=where_missing)
         if function.module == COMMAND_MODULE:
             yield from _check_command(**function.factory_args or {}, path=service.path, in_image=bool(settings.image))
-        yield from _check_function(
-            function, f"{service.path}.function", _build_check(service, function, known, columns)
-        )
-
-
-def _build_check(
-    service: Service, function: PythonFunction, known: Signatures, columns: Collection[str] | None
-) -> Check:
-    """Return the check of a source. `function`: of the service."""
-    if isinstance(service.settings, Reward):
-        assert isinstance(function, FunctionReward)
-        scope = service.settings.scope
-        return lambda source, name: check_function(source, name, function, known, scope, columns)
-    if service.kind == "user":
-        return lambda source, name: check_user(source, name, function, known, columns)
-    if service.kind == "tool":
-        return lambda source, name: check_tools(source, name, function)
-    if service.framework:
-        return lambda source, name: check_environment(source, name, function, service.framework)
-    return lambda source, name: check_program(source, name, function, columns)
+        yield from _check_function(function, f"{service.path}.function")
 
 
 def _check_judge(judge: JudgeReward, path: str) -> Iterator[Finding]:
@@ -89,20 +65,46 @@ def _check_key(settings: Reward | CallService, path: str) -> Iterator[Finding]:
         yield Finding(f"{path}.endpoint.apiKeySecretRef.key", problem, only="local")
 
 
-def _check_function(function: PythonFunction, path: str, check: Check) -> Iterator[Finding]:
+def _check_function(function: PythonFunction, path: str) -> Iterator[Finding]:
     if function.inline is not None:
-        name = f"{path}.inline"
-        for problem in check(function.inline, name):
-            line, _, message = problem.removeprefix(f"{name}:").partition(": ")
-            yield Finding(name, f"line {line}: {message}", line_within=int(line) if line.isdigit() else 0)
+        if problem := _find_syntax_error(function.inline):
+            line, message = problem
+            yield Finding(f"{path}.inline", f"line {line}: {message}", line_within=line)
     elif function.config_map_key_ref is not None:
         reference = function.config_map_key_ref
         message = (
             f"names the ConfigMap {reference.name}, which is not in this file; add it after ---, or use function.file"
         )
         yield Finding(f"{path}.configMapKeyRef", message, only="local")
-    elif function.file is not None:
-        yield from (Finding(f"{path}.file", problem) for problem in _check_source(Path(function.file), check))
+    elif function.file is not None and (found := _check_file(Path(function.file))):
+        yield Finding(f"{path}.file", found)
+
+
+def _check_file(file: Path) -> str:
+    """Return why a file cannot be run; empty if it is Python source."""
+    if not file.exists():
+        return f"file {file} not found{suggest_path(file)}"
+    if not file.is_file():
+        return f"{file} must be a Python file, got a folder"
+    try:
+        problem = _find_syntax_error(file.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        return f"{file} cannot be read: {error.strerror}"
+    except UnicodeDecodeError as error:
+        return f"{file} is not UTF-8 text (byte {error.start}); it must be Python source"
+    return f"{file}:{problem[0]}: {problem[1]}" if problem else ""
+
+
+def _find_syntax_error(source: str) -> tuple[int, str] | None:
+    """Return its line and what is wrong."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            compile(source.removeprefix("\ufeff"), "<source>", "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return error.lineno or 1, f"syntax error: {error.msg}"
+    except (ValueError, RecursionError, MemoryError) as error:  # null bytes; nested too deeply
+        return 1, f"cannot be parsed: {error}"
+    return None
 
 
 def _check_command(command: Sequence[str], working_dir: str | None, path: str, *, in_image: bool) -> Iterator[Finding]:
@@ -143,16 +145,3 @@ def _check_script(script: str, folder: Path | None, path: str) -> Iterator[Findi
         yield Finding(path, message)
     elif not (folder / script).is_file():
         yield Finding(path, f"{script} not found in {folder}{suggest_path(folder / script)}", only="local")
-
-
-def _check_source(file: Path, check: Check) -> list[str]:
-    if not file.exists():
-        return [f"file {file} not found{suggest_path(file)}"]
-    if not file.is_file():
-        return [f"{file} must be a Python file, got a folder"]
-    try:
-        return check(file.read_text(encoding="utf-8-sig"), str(file))
-    except OSError as error:
-        return [f"{file} cannot be read: {error.strerror}"]
-    except UnicodeDecodeError as error:
-        return [f"{file} is not UTF-8 text (byte {error.start}); it must be Python source"]

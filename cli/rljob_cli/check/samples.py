@@ -35,13 +35,6 @@ def load_job_tokenizer(job: RLJob) -> LightTokenizer | None:
     return None
 
 
-def list_columns(job: RLJob, prompt: Prompt) -> list[str]:
-    """Return the names that parameters of a reward may have besides the arguments of its form: the columns of the row,
-    and what RLJob adds to them."""
-    request = SampleBuilder(job).build("columns", prompt, "")
-    return [*filter(None, [request.answer_column]), *request.extra_info, "num_tokens"]
-
-
 class SampleBuilder:
     def __init__(self, job: RLJob, tokenizer: LightTokenizer | None = None) -> None:
         """Without a tokenizer, samples have no `num_tokens`, and stand-ins for token ids."""

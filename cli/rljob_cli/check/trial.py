@@ -1,6 +1,6 @@
 """One call of each function reward on one row of the data, in the server that training uses.
 
-Finds what no static check can: an import that fails or hangs, a call that raises, the components. Other servers are
+Finds a form that is unknown, an import that fails or hangs, a call that raises, and the components. Other servers are
 only started: of a judge, which checks its template, since a call would cost money or need vLLM; of a simulated user,
 tools and a runner, whose calls need a conversation (`rljob test-agent`). Reward models and what needs packages to be
 installed are left out. Invariant: when it returns, no process that it started is alive.
@@ -8,6 +8,7 @@ installed are left out. Invariant: when it returns, no process that it started i
 
 import asyncio
 import math
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,7 +27,7 @@ from rljob_api.manifest.services.runner import Runner
 from rljob_api.manifest.services.tool import Tool
 from rljob_api.manifest.services.user import SimulatedUser
 from rljob_api.wire.base import InvalidReason
-from rljob_api.wire.contract import PORT_SERVICE
+from rljob_api.wire.contract import FILE_FUNCTION, PORT_SERVICE
 from rljob_api.wire.scores import ScoreRequest, ScoreResult
 from rljob_cli.check.jobfile import Finding, Target
 from rljob_cli.check.samples import SampleBuilder, load_job_tokenizer
@@ -39,6 +40,8 @@ from rljob_inputs.prompts import Prompt
 
 _STOP_SECONDS = 1.0
 _MAX_SHOWN_CHARACTERS = 60
+_INLINE_PLACE = re.compile(rf"\S+/{re.escape(FILE_FUNCTION)}:(\d+): ")
+"""The place of an error in an inline function, which a Pod has as a file."""
 _SKIP = "skip this call with --no-call"
 
 Chat = TypeVar("Chat", JudgeReward, UserModel)
@@ -260,12 +263,21 @@ def find_problems(job: RLJob, trials: list[Trial]) -> Iterator[Finding]:
         # Its packages may be in its own image, which this machine does not run.
         only: Target | None = "local" if service.settings.image else None
         if trial.error:
-            yield Finding(path, f"cannot be used: {trial.error}", only=only)
+            yield _locate(service, Finding(path, f"cannot be used: {trial.error}", only=only))
         elif result is not None and result.reason not in (None, InvalidReason.ABSTAINED):
             why = f"{result.reason}: {result.message}"
             message = f"is invalid for the first row, with the row's answer as the completion: {why}; {_SKIP}"
-            yield Finding(path, message, only=only)
+            yield _locate(service, Finding(path, message, only=only))
     yield from _find_missing_components(job, [trial for trial in trials if trial.kind == "reward"])
+
+
+def _locate(service: Service, finding: Finding) -> Finding:
+    """Return the finding at the line of the job's file, if it names a line of an inline function."""
+    function, place = service.settings.function, _INLINE_PLACE.search(finding.message)
+    if place is None or function is None or function.inline is None:
+        return finding
+    message = finding.message.replace(place[0], f"line {place[1]}: ", 1)
+    return replace(finding, path=f"{service.path}.function.inline", message=message, line_within=int(place[1]))
 
 
 def _find_missing_components(job: RLJob, scored: list[Trial]) -> Iterator[Finding]:

@@ -1,1 +1,1 @@
-"""verifiers: reward functions, Rubrics, Tasks, and environments of 0.3 and 0.4."""
+"""verifiers: reward functions, Rubrics, Tasks, and environments of 0.4."""

@@ -51,7 +51,7 @@ def _check_task(found: Class, scope: str) -> None:
                 f"{shown} requires runtime, which exists only in a rollout of verifiers; write runtime=None, and score "
                 "from the trace without it"
             )
-    if not found.rewards and not found.is_open:
+    if not found.rewards:
         raise FormError(f"{found.name} has no method marked with @reward; add one")
 
 

@@ -91,4 +91,4 @@ def _read(value: Any) -> Outcome:
     """Read the score, and the numbers among reward_extra_info, whose `score` is the function's own."""
     fields = dict(fields_of(value) or {})
     extra = fields.pop("reward_extra_info", None)
-    return read_value({**(extra if isinstance(extra, Mapping) else {}), **fields}, ("reward_score",))
+    return read_value({**(extra if isinstance(extra, Mapping) else {}), **fields}, "reward_score")

@@ -109,41 +109,6 @@ def play(answers, columns, **_):
     return Case(f"gymnasium {name}", {"framework": "gymnasium", **environment}, rows, play)
 
 
-LEGACY_PACKAGES = ["verifiers==0.3.1", "reasoning-gym==0.1.25"]
-"""One virtual environment for both cases."""
-REASONING_GYM = {"gym": "leg_counting", "num_train_examples": 4, "num_eval_examples": 2}
-LEGACY_LOOP = """
-import asyncio
-from openai import AsyncOpenAI
-from verifiers.clients import OpenAIChatCompletionsClient
-def play(columns, url, key, **_):
-    async def run():
-        client = OpenAIChatCompletionsClient(AsyncOpenAI(base_url=url + "/v1", api_key=key))
-        rows = [environment.get_dataset()[columns["index"]]]
-        return await environment.generate(rows, client, "policy", {})
-    return asyncio.run(run())["outputs"][0]["reward"]
-"""
-TOOL_ENVIRONMENT = """
-import verifiers as vf
-from datasets import Dataset
-
-def square(x: int) -> int:
-    '''Square a number.
-
-    Args:
-        x: The number.
-    '''
-    return x * x
-
-async def right(completion, answer):
-    return float(completion[-1].content == answer)
-
-def load_environment(count=5):
-    rows = [{"question": f"Square {i}.", "answer": str(i * i)} for i in range(count)]
-    rubric = vf.Rubric(funcs=[right], weights=[2.0])
-    rubric.add_reward_func(vf.Parser().get_format_reward_func(), weight=0.5)
-    return vf.ToolEnv(tools=[square], dataset=Dataset.from_list(rows), rubric=rubric, max_turns=4)
-"""
 TASKSET = """
 import verifiers.v1 as vf
 
@@ -242,32 +207,6 @@ CASES = [
         [Row(["right", "up", "right"], None, {"seed": 3}), Row(["up", "left"], None, {"seed": 3})],
     ),
     toy_text("Blackjack-v1", ["stick", "hit"], [Row(["stick"], None, {"seed": seed}) for seed in range(6)]),
-    Case(
-        "verifiers 0.3 ReasoningGymEnv",
-        {
-            "framework": "verifiers",
-            "id": "verifiers.envs.integrations.reasoninggym_env:ReasoningGymEnv",
-            "args": REASONING_GYM,
-            "packages": LEGACY_PACKAGES,
-        },
-        [Row([f"<answer>{legs}</answer>"], None, {"index": index}) for index in range(2) for legs in (500, 292, 7)],
-        f"""
-from verifiers.envs.integrations.reasoninggym_env import ReasoningGymEnv
-environment = ReasoningGymEnv(**{REASONING_GYM!r})
-{LEGACY_LOOP}""",
-        own_rows={"train": [{"index": 0, "example_id": 0}], "eval": [{"index": 0, "example_id": 0}]},
-    ),
-    Case(
-        "verifiers 0.3 ToolEnv",
-        {"framework": "verifiers", "packages": LEGACY_PACKAGES, "args": {"count": 3}},
-        [Row([call("square", x=2), "4"], None, {"index": 2}), Row(["5"], None, {"index": 1})],
-        f"{TOOL_ENVIRONMENT}\nenvironment = load_environment(count=3)\n{LEGACY_LOOP}",
-        source=TOOL_ENVIRONMENT,
-        own_rows={
-            "train": [{"index": n, "question": f"Square {n}.", "answer": str(n * n)} for n in range(3)],
-            "eval": [],
-        },
-    ),
     Case(
         "verifiers 0.4 Taskset",
         {"framework": "verifiers", "packages": ["verifiers==0.4.0"]},

@@ -1,7 +1,8 @@
-"""Rewards of further projects, unchanged, through a real server: equal to direct calls in the same environment.
+"""Rewards of further projects, unchanged or by docs/adapters.md: in a real server equal to direct calls.
 
 Each is installed from PyPI by `requirements`, without what its scorers do not import (UV_EXCLUDE). slime, EasyR1,
-open-instruct and rLLM are not on PyPI: tests/unit/rljob_service/worker/forms/test_forms.py has their signatures.
+open-instruct and rLLM are not on PyPI: tests/unit/rljob_plugins/test_forms.py and tests/unit/test_docs_adapters.py have
+their signatures.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from rljob_service.pool import requirements
+from tests.support.adapters import ADAPTERS
 from tests.support.reward_process import Server
 from tests.support.waiting import DEADLINE_SECONDS
 
@@ -26,6 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.packages]
 TORCH = f"torch=={importlib.metadata.version('torch')}"
 """The build that the lock file has installed already."""
 MEMORY = {"maxMemory": "64Gi"}
+GYM = ["reasoning-gym==0.1.25"]
 
 COMPLETIONS = [
     "72",
@@ -104,39 +107,52 @@ def call(completion, ground_truth, completion_ids, **_):
     return Packaged(f"swift {name}", function | requires, source, reads_tokens=name in ("SoftOverlong", "CosineReward"))
 
 
-def trinity(module: str, name: str, answers: list[Any] = ANSWERS, **kwargs: Any) -> Packaged:
-    function = {"module": f"trinity.common.rewards.{module}", "entrypoint": name, "kwargs": kwargs, **MEMORY}
-    source = f"""
-from trinity.common.rewards.{module} import {name}
+def trinity(module: str, name: str, answers: list[Any] = ANSWERS) -> Packaged:
+    load = f"from trinity.common.rewards.{module} import {name}\n"
+    source = f"""{load}
 reward = {name}()
 def call(completion, ground_truth, **_):
-    given = {{}} if {name!r} == "FormatReward" else {{"truth": ground_truth}}
-    return sum(reward(response=completion, **given, **{kwargs!r}).values())
+    return sum(reward(response=completion, truth=ground_truth).values())
 """
     exclude = "vllm flash-attn megatron-core transformer-engine wandb tensorboard verl torch"
+    function = {"inline": load + ADAPTERS["Trinity-RFT"][0].replace("MathRewardFn", name), **MEMORY}
     return Packaged(f"trinity {name}", function | {"requirements": ["trinity-rft==0.6.0"]}, source, answers, exclude)
 
 
 def gym(dataset: str, answers: list[Any]) -> Packaged:
     """A dataset's scorer, whose entries have a column metadata."""
-    function = {"module": "reasoning_gym", "entrypoint": "get_score_answer_fn", "factoryArgs": {"name": dataset}}
+    adapter = ADAPTERS["reasoning_gym"][0].replace("leg_counting", dataset)
+    function = {"inline": f"import reasoning_gym\n{adapter}"}
     source = f"""
 import reasoning_gym
 score = reasoning_gym.get_score_answer_fn({dataset!r})
 def call(completion, ground_truth, extra_info, **_):
     return score(completion, {{"question": "48 + 24?", "answer": ground_truth, "metadata": extra_info["metadata"]}})
 """
-    return Packaged(f"gym {dataset}", function | {"requirements": ["reasoning-gym==0.1.25"], **MEMORY}, source, answers)
+    return Packaged(f"gym {dataset}", function | {"requirements": GYM, **MEMORY}, source, answers)
+
+
+def grids() -> Packaged:
+    """A dataset whose metadata have tuples: its entry is that of the row's index."""
+    adapter = ADAPTERS["reasoning_gym"][1]
+    source = """
+import reasoning_gym
+dataset = reasoning_gym.create_dataset("arc_agi", seed=1, size=500)
+def call(completion, extra_info, **_):
+    return dataset.score_answer(completion, dataset[extra_info["index"]])
+"""
+    function = {"inline": f"import reasoning_gym\n{adapter}", "requirements": GYM, **MEMORY}
+    return Packaged("gym arc_agi", function, source)
 
 
 def areal(module: str) -> Packaged:
     name = f"{module}_reward_fn"
-    function = {"module": f"areal.reward.{module}", "entrypoint": name, **MEMORY}
-    source = f"""
-from areal.reward.{module} import {name} as reward
+    load = f"from areal.reward.{module} import {name} as reward_fn\n"
+    function = {"inline": load + ADAPTERS["AReaL"][0], **MEMORY}
+    source = f"""{load}
 def call(prompt, completion, ground_truth, extra_info, prompt_ids, completion_ids):
     text = prompt if isinstance(prompt, str) else prompt[0]["content"]
-    return reward(text, completion, prompt_ids, completion_ids, ground_truth, **extra_info)
+    return reward_fn(text, completion, prompt_ids, completion_ids, ground_truth, **extra_info)
 """
     exclude = "torchaudio torchvision qwen-agent openai-agents claude-agent-sdk litellm openhands langchain "
     return Packaged(
@@ -263,14 +279,14 @@ PACKAGED = [
         cosine_max_len=40,
     ),
     trinity("math_reward", "MathRewardFn"),
-    trinity("math_reward", "MathBoxedRewardFn", with_think=True, format_score_coef=0.25),
-    trinity("format_reward", "FormatReward"),
+    trinity("math_reward", "MathBoxedRewardFn"),
     trinity("countdown_reward", "CountDownRewardFn", COUNTDOWN),
     areal("gsm8k"),
     areal("clevr_count_70k"),
     areal("geometry3k"),
     gym("leg_counting", ["72", "71"]),
     gym("simple_equations", ["72", "7"]),
+    grids(),
     Packaged(
         "verifiers Rubric",
         {"inline": RUBRIC, "requirements": ["verifiers==0.1.14"], **MEMORY},
@@ -293,7 +309,7 @@ def build_samples(packaged: Packaged) -> list[dict[str, Any]]:
             "prompt": prompt,
             "completion": completion,
             "ground_truth": answer,
-            "extra_info": {"level": number % 7, "metadata": {"difficulty": {}}},
+            "extra_info": {"index": number, "level": number % 7, "metadata": {"difficulty": {}}},
             "prompt_ids": [1, 2, 3],
             "completion_ids": [ord(character) for character in completion],
         }

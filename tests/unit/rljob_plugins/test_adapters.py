@@ -142,9 +142,6 @@ def test_trl_columns_are_lists_from_the_answer_and_extra_info() -> None:
         "def reward(response, label, *, level): return level",
         "def compute_score(solution_str, level): return level",
         "def reward_func(queries, level): return level",
-        "def compute_score(reward_input, level): return level",
-        "class reward:\n    def __call__(self, action, task_info, level): return level",
-        "def grade(sample, item, level): return level",
         "from functools import partial\ndef f(completions, level): return level\nreward = partial(f)",
     ],
 )

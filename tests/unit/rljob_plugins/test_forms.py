@@ -1,13 +1,12 @@
-"""Every form of reward functions, through the static check of `rljob validate` and through a worker's loader.
+"""Every form of reward functions, through a worker's loader.
 
-Both must agree, with the same text. A taken form must get its arguments as its project passes them. Sources have the
+A taken form must get its arguments as its project passes them. Sources have the
 signatures of the projects; tests/integration/packaged_rewards runs the packaged functions.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -19,7 +18,6 @@ from hypothesis import strategies as st
 from rljob_api.errors import UserError
 from rljob_api.functions.conventions import SignaturePlugin
 from rljob_api.functions.plugins import load_reference
-from rljob_api.functions.static_check import check_function
 from rljob_api.functions.values import COLUMNS
 from rljob_api.manifest.services.reward import FunctionReward
 from rljob_service.worker.forms.outcome import Outcome
@@ -52,8 +50,6 @@ class Form(NamedTuple):
     expected: Outcome | str = Outcome(1.0, {})
     """The outcome of SAMPLE, or of each of two with scope group; or a part of the error, without its place."""
     reads_tokens: bool = False
-    is_known: bool = True
-    """Whether source text shows that the form is refused."""
 
 
 def seen(parameters: str, condition: str, result: str = "float({})", before: str = "def compute_score") -> str:
@@ -73,38 +69,6 @@ class Match(ORM):
 class Overlong(ORM):
     def __call__(self, completions, **kwargs):
         return [float(len(ids) > self.args.max_length) for ids in kwargs.get("response_token_ids")]
-"""
-VERIFIER = """
-import dataclasses
-@dataclasses.dataclass
-class VerificationResult:
-    score: float
-    cost: float = 0.0
-    reasoning: str | None = None
-@dataclasses.dataclass
-class Config:
-    limit: int = 9
-class VerifierFunction:
-    def __init__(self, verifier_config=None):
-        self.config = verifier_config
-    @classmethod
-    def get_config_class(cls):
-        return Config
-class Match(VerifierFunction):
-    def __call__(self, tokenized_prediction, prediction, label, query=None, rollout_state=None):
-        is_right = (prediction, label, query, tokenized_prediction) == ("4", "4", "2+2?", [3, 4, 5])
-        return VerificationResult(score=float(is_right), cost=self.config.limit if self.config else 0.0)
-"""
-TRINITY = """
-class RewardFn: ...
-class Match(RewardFn):
-    def __init__(self, bonus=0.5):
-        self.bonus = bonus
-    def __call__(self, response, prompt=None, truth=None):
-        return {"accuracy": float((response, prompt, truth) == ("4", "2+2?", "4")), "format_score": self.bonus}
-class Format(RewardFn):
-    def __call__(self, response):
-        return {"format_score": -0.5}
 """
 RUBRIC = """
 class Rubric:
@@ -352,13 +316,11 @@ FORMS = [
     Form(
         "Rubric with a function of groups",
         f"{RUBRIC}rubric = Rubric([right, rank], [1.0, 1.0])",
-        is_known=False,
         expected="rank(completions, answers) of the Rubric takes a group; set scope: group",
     ),
     Form(
         "Rubric without functions",
         f"{RUBRIC}rubric = Rubric([], [])",
-        is_known=False,
         expected="has no reward functions",
     ),
     Form(
@@ -379,99 +341,6 @@ FORMS = [
         "ms-swift with options", ORM, {"entrypoint": "Overlong", "factory_args": {"max_length": 2}}, reads_tokens=True
     ),
     Form("ms-swift object", f"{ORM}reward = Match()"),
-    # AReaL
-    Form(
-        "areal",
-        seen(
-            "prompt, completions, prompt_ids, completion_ids, answer, **kwargs",
-            "(prompt, completions, prompt_ids, completion_ids, answer, kwargs['level']) == ('2+2?', "
-            "'4', [1, 2], [3, 4, 5], '4', 2)",
-            before="def reward_fn",
-        ),
-        reads_tokens=True,
-    ),
-    # open-instruct
-    Form("open-instruct", VERIFIER, {"entrypoint": "Match"}, expected=Outcome(1.0, {"cost": 0.0}), reads_tokens=True),
-    Form(
-        "open-instruct with options",
-        VERIFIER,
-        {"entrypoint": "Match", "factory_args": {"limit": 3}},
-        expected=Outcome(1.0, {"cost": 3.0}),
-        reads_tokens=True,
-    ),
-    # rLLM
-    Form(
-        "rllm",
-        "import dataclasses\n@dataclasses.dataclass\nclass RewardOutput:\n    reward: float\n    metadata: dict\n"
-        "    is_correct: bool | None = None\n"
-        + seen(
-            "task_info, action",
-            "RewardOutput(float((action, task_info['ground_truth'], "
-            "task_info['question'], task_info['data_source']) == ('4', '4', '2+2?', 'sums')), {}, True)",
-            "{}",
-            "def reward_fn",
-        ),
-        expected=Outcome(1.0, {"is_correct": 1.0}),
-    ),
-    # reasoning_gym
-    Form(
-        "reasoning_gym",
-        seen(
-            "answer, entry",
-            "(answer, entry['answer'], entry['question'], entry['metadata']) == ('4', '4', '2+2?', {})".replace(
-                "{}", "{{}}"
-            ).replace("{{}}", "dict()"),
-            before="def score_answer",
-        ),
-    ),
-    Form(
-        "reasoning_gym dataset",
-        "class Dataset:\n    def __init__(self, size=1): ...\n    def __iter__(self): ...\n"
-        "    def score_answer(self, answer, entry):\n        return float(answer == "
-        "entry['answer'])\nreward = Dataset()",
-    ),
-    Form(
-        "reasoning_gym dataset class",
-        "class Dataset:\n    def score_answer(self, answer, entry):\n        return 1.0",
-        {"entrypoint": "Dataset"},
-    ),
-    # EasyR1
-    Form(
-        "easyr1 batch",
-        seen(
-            "reward_inputs, weight=0.5",
-            "1",
-            "[{{'overall': weight + len(r['response']) / 2, 'n': r['response_length']}} for r in reward_inputs]",
-        ),
-        expected=Outcome(1.0, {"n": 3.0}),
-    ),
-    Form(
-        "easyr1", seen("reward_input", "reward_input['response'] == reward_input['ground_truth']", "{{'overall': {}}}")
-    ),
-    Form("easyr1 0.2", seen("predict_str, ground_truth", "predict_str == ground_truth")),
-    Form("easyr1 0.3", seen("predicts, ground_truths", "predicts == ground_truths", "[{{'overall': {}}}]")),
-    # Trinity-RFT
-    Form(
-        "trinity-rft", TRINITY, {"entrypoint": "Match"}, expected=Outcome(1.5, {"accuracy": 1.0, "format_score": 0.5})
-    ),
-    Form(
-        "trinity-rft with options",
-        TRINITY,
-        {"entrypoint": "Match", "factory_args": {"bonus": 0}},
-        expected=Outcome(1.0, {"accuracy": 1.0, "format_score": 0.0}),
-    ),
-    Form(
-        "trinity-rft with one parameter",
-        TRINITY,
-        {"entrypoint": "Format"},
-        expected=Outcome(-0.5, {"format_score": -0.5}),
-    ),
-    # OpenAI's graders
-    Form(
-        "openai",
-        seen("sample, item", "sample['output_text'] == item['answer']", before="def grade"),
-        {"entrypoint": "grade"},
-    ),
     # anyone
     Form("plain", seen("prompt: str, response: str", "(prompt, response) == ('2+2?', '4')", before="def reward")),
     Form(
@@ -546,7 +415,7 @@ FORMS = [
     Form("only **kwargs", seen("**kwargs", "1"), expected="has no named parameters, so its convention is unknown"),
     Form("lambda", "reward = lambda completions, **kwargs: [1.0]"),
     Form("alias", seen("solution_str", "1", before="def grade") + "compute_score = grade"),
-    Form("imported", "from functools import reduce as compute_score", is_known=False, expected="compute_score"),
+    Form("imported", "from functools import reduce as compute_score", expected="compute_score"),
     # not functions
     Form("a number", "compute_score = 3", expected="compute_score is a int, not a function"),
     Form("a dict", "compute_score = {'a': 1}", expected="compute_score is a dict, not a function"),
@@ -638,23 +507,12 @@ def load_error(form: Form) -> str | None:
     return None
 
 
-def without_place(problem: str) -> str:
-    return re.sub(r"^reward\.py(:\d+)?: ", "", problem)
-
-
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_static_check_and_server_agree_on_every_form(form: Form) -> None:
-    problems = [
-        without_place(problem)
-        for problem in check_function(form.source, "reward.py", settings_of(form), KNOWN, form.scope)
-    ]
+@pytest.mark.parametrize("form", [f for f in FORMS if isinstance(f.expected, str)], ids=lambda form: form.name)
+def test_form_that_cannot_be_called_is_refused_with_the_fix(form: Form) -> None:
     error = load_error(form)
-    if isinstance(form.expected, str):
-        assert error is not None
-        assert form.expected in error
-        assert problems == ([without_place(error)] if form.is_known else [])
-    else:
-        assert (problems, error) == ([], None)
+    assert error is not None
+    assert error.startswith("reward.py:")
+    assert form.expected in error
 
 
 @pytest.mark.parametrize("form", [f for f in FORMS if not isinstance(f.expected, str)], ids=lambda form: form.name)
@@ -708,17 +566,6 @@ def test_every_standard_name_is_a_valid_column() -> None:
             FunctionReward.model_validate({"inline": "#", "columns": {"x": wrong}})
 
 
-def test_result_of_a_sum_is_never_a_number_by_accident() -> None:
-    for returned in ("{'accuracy': 'high'}", "{'a': 1.0, 'b': None}", "{}"):
-        form = Form(
-            "", f"class RewardFn: ...\nclass A(RewardFn):\n    def __call__(self, response):\n        return {returned}"
-        )
-        settings = settings_of(form._replace(settings={"entrypoint": "A"}))
-        [outcome] = Executor(load(settings), settings).execute(json.dumps(SAMPLE).encode())
-        assert (outcome.score, outcome.reason) == (None, "bad_return")
-        assert not math.isnan(len(outcome.message))
-
-
 NAMES = st.sampled_from(
     sorted(
         {name for convention in KNOWN.conventions for name in convention.arguments} | {"args", "text", "gold", "parser"}
@@ -743,8 +590,6 @@ def functions(draw: st.DrawFn) -> str:
 
 
 @given(functions(), st.sampled_from(["sample", "group"]), st.sampled_from(KNOWN.names))
-def test_static_check_and_server_agree_on_any_parameters(source: str, scope: str, signature: str) -> None:
-    form = Form("", source, {"signature": signature}, scope)
-    problems = [without_place(each) for each in check_function(source, "reward.py", settings_of(form), KNOWN, scope)]
-    error = load_error(form)
-    assert problems == ([without_place(error)] if error else [])
+def test_function_of_any_parameters_is_taken_or_refused_at_its_line(source: str, scope: str, signature: str) -> None:
+    error = load_error(Form("", source, {"signature": signature}, scope))
+    assert error is None or re.match(r"reward\.py:\d+: reward\(", error)

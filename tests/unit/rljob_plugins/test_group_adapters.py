@@ -70,7 +70,7 @@ def group(completions: list[str] = COMPLETIONS, **fields: Any) -> dict[str, Any]
 
 
 def read_batch(value: Any, num_samples: int, returns: str = "score") -> list[Outcome]:
-    return results.read_list(value, num_samples, results.reader_of(returns, ("score",)))
+    return results.read_list(value, num_samples, results.reader_of(returns, "score"))
 
 
 def scored(values: list[float]) -> list[Outcome]:

@@ -56,7 +56,7 @@ class PythonFunction(Spec):
     PIP_INDEX_URL)."""
     entrypoint: ShortText | None = None
     """Name of the function, or of a class, a list of functions, or an object. Null: of a reward the first of
-    compute_score, reward_func, reward, reward_fn, score_answer, rubric and reward_funcs that the source defines, else
+    compute_score, reward_func, reward, reward_fn, rubric and reward_funcs that the source defines, else
     its only public function; with scope sampleThenGroup the first class with `compute_score` and `post_process_scores`.
     Null: of a simulated user `respond`, or the first class that has it; of tools the list `tools`, or all public
     functions."""

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 
 from rljob_api.functions import forms
 from rljob_api.functions.conventions import Convention, Signatures
-from rljob_api.functions.descriptions import Description, Function, Several, Unknown
+from rljob_api.functions.descriptions import Description, Function, Several
 from rljob_api.functions.forms import CallPlan, FormError, MethodPlan, ObjectPlan, ScorerPlan, SeveralPlan
 from rljob_api.functions.plugins import load_reference
 from rljob_service.worker.forms import inspection, sample_then_group
 from rljob_service.worker.forms.binding import Binding, NamedBinding, bind_call, combine, unique_names
-from rljob_service.worker.forms.inspection import DescribeInSource
 
 
 class Bound(NamedTuple):
@@ -40,19 +39,16 @@ class Bound(NamedTuple):
         return any(binding is not None and binding.takes_groups for binding in (self.sample, self.group))
 
 
-def bind(
-    name: str, value: Any, spec: forms.FunctionSpec, scope: str, known: Signatures, in_source: DescribeInSource
-) -> Bound:
+def bind(name: str, value: Any, spec: forms.FunctionSpec, scope: str, known: Signatures) -> Bound:
     """Bind what the source defines as `name`. Raise FormError, with the fix, if its form is unknown.
 
     User code runs: a factory, the constructor of a class.
     """
     value = inspection.unwrap_remote(value)
     if spec.factory_args is not None and not isinstance(value, type):
-        forms.check_factory(inspection.describe(name, value, in_source), spec.factory_args)
+        forms.check_factory(inspection.describe(name, value), spec.factory_args)
         value = inspection.unwrap_remote(value(**spec.factory_args))
-        in_source = Unknown
-    found = inspection.describe(name, value, in_source)
+    found = inspection.describe(name, value)
     plan = forms.plan_entrypoint(found, spec, scope, known)
     if isinstance(plan, ScorerPlan):
         sample, group = sample_then_group.bind(value(**spec.kwargs, **(spec.factory_args or {})), plan)
@@ -76,8 +72,7 @@ def _bind(
         return binding, plan.form.name
     if isinstance(plan, MethodPlan):
         made = _construct(value, plan.call.convention, options) if isinstance(value, type) else value
-        method = made if plan.method == "__call__" else getattr(made, plan.method)
-        return bind_call(method, inspection.read_parameters(name, method), plan.call), plan.call.convention.name
+        return bind_call(made, inspection.read_parameters(name, made), plan.call), plan.call.convention.name
     assert isinstance(plan, CallPlan)
     assert isinstance(found, Function)
     return bind_call(_callable(value, found), found, plan), plan.convention.name
@@ -98,8 +93,6 @@ def _construct(cls: type, convention: Convention, given: Mapping[str, Any]) -> A
     parameter = convention.constructor_parameter
     if not parameter or not inspection.read_parameters(cls.__name__, cls).accepts(parameter):
         return cls(**given)
-    if convention.options_class and hasattr(cls, convention.options_class):
-        return cls(**{parameter: getattr(cls, convention.options_class)()(**given) if given else None})
     return cls(**{parameter: SimpleNamespace(**given)})
 
 

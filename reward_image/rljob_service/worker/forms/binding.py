@@ -106,9 +106,8 @@ def _reader(plan: CallPlan, reported: ContextVar[dict[str, float]]) -> Callable[
     if convention.read_returned:
         read_all = load_reference(convention.read_returned)
         return lambda value, samples: read_all(value, len(samples))
-    key = plan.kwargs.get(convention.key_option)
-    keys = (key,) if key else convention.score_keys
-    read_one = results.reader_of(convention.returns, keys, lambda: reported.get().items())
+    key = plan.kwargs.get(convention.key_option) or "score"
+    read_one = results.reader_of(convention.returns, key, lambda: reported.get().items())
     if convention.lists:
         return lambda value, samples: results.read_list(value, len(samples), read_one)
     return lambda value, samples: [read_one(value)]

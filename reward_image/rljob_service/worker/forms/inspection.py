@@ -12,22 +12,17 @@ from rljob_api.functions.forms import FormError
 
 _PLAIN_TYPES = (int, float, complex, str, bytes, bool, dict, set, frozenset, type(None), type(inspect))
 
-DescribeInSource = Callable[[str], Description]
-"""Returns what the source text defines under a name."""
 
-
-def describe(name: str, value: Any, in_source: DescribeInSource) -> Description:
+def describe(name: str, value: Any) -> Description:
     """Describe a loaded entry point. Raise FormError if its parameters cannot be read."""
     if isinstance(value, _PLAIN_TYPES):
         return Other(name, type(value).__name__)
     if isinstance(value, (list, tuple)):
-        return Several(
-            name, tuple(describe(name_of(each, f"{name}[{i}]"), each, in_source) for i, each in enumerate(value))
-        )
+        return Several(name, tuple(describe(name_of(each, f"{name}[{i}]"), each) for i, each in enumerate(value)))
     if inspect.isclass(value):
         return _describe_class(name, value, is_instance=False)
     if inspect.isroutine(value) or isinstance(value, functools.partial) or _is_wrapped(value):
-        return _describe_callable(name, value, in_source)
+        return _describe_callable(name, value)
     return _describe_class(name, type(value), is_instance=True)
 
 
@@ -51,13 +46,21 @@ def _is_wrapped(value: Any) -> bool:
     return callable(value) and hasattr(value, "__wrapped__")
 
 
-def _describe_callable(name: str, value: Callable[..., Any], in_source: DescribeInSource) -> Description:
+def _describe_callable(name: str, value: Callable[..., Any]) -> Function:
+    """Describe a function; of the wrapper of a decorator without functools.wraps, what it passes its arguments to."""
     found = read_parameters(name, value)
     if not found.is_opaque:
         return found
-    # The wrapper of a decorator without functools.wraps: the source shows what it passes on.
-    inner = in_source(name)
-    return inner if isinstance(inner, Function) else found
+    cells = getattr(value, "__closure__", None) or ()
+    inner = [each for cell in cells if inspect.isfunction(each := _content(cell))]
+    return _describe_callable(name, inner[0]) if len(inner) == 1 else found
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty
+        return None
 
 
 def read_parameters(name: str, value: Callable[..., Any], *, is_method: bool = False) -> Function:
@@ -99,7 +102,7 @@ def _describe_class(name: str, cls: type, *, is_instance: bool) -> Class:
             constructor = None
     bases = frozenset(base.__name__ for base in cls.__mro__[1:-1])
     rewards = frozenset(method for method in methods if getattr(getattr(cls, method, None), "reward", None) is True)
-    return Class(name, bases, methods, False, is_instance, rewards, constructor)
+    return Class(name, bases, methods, is_instance, rewards, constructor)
 
 
 def _read_method(cls: type, name: str, raw: Any) -> dict[str, Function]:

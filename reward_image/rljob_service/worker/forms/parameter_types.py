@@ -1,4 +1,4 @@
-"""Types of a tool's parameters: as the text that the static check reads, as JSON schemas, and as values.
+"""Types of a tool's parameters: as text, as JSON schemas, and as values.
 
 Builds what a function expects from JSON that fits its schema: records as their classes, members of an Enum. Standard
 library only.

@@ -29,7 +29,6 @@ def is_scorer_class(value: Any) -> bool:
 
 def bind(instance: Any, plan: ScorerPlan) -> tuple[Binding, Binding]:
     """Return the bindings for samples and for groups."""
-    assert plan.call is not None
     post_process: Callable[..., Any] = instance.post_process_scores
     whole = plan.call.convention.whole
     group = Binding(

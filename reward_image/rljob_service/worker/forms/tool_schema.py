@@ -41,7 +41,7 @@ class Signature(NamedTuple):
 def describe_tool(name: str, function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a ToolSchema. `given`: parameters that the policy does not see. Raise FormError."""
     found, _, classes = read_signature(name, function)
-    check_tool(found, given, lambda name: False, classes)
+    check_tool(found, given, classes)
     description, texts = read_docstring(inspect.getdoc(function) or "")
     defaults = {p.name: p.default for p in inspect.signature(function).parameters.values() if p.default is not p.empty}
     properties: dict[str, dict[str, Any]] = {}

@@ -16,7 +16,7 @@ from rljob_api.functions.forms import FormError
 from rljob_api.wire.contract import MAX_TOOL_RESULT_CHARACTERS
 from rljob_service.worker.forms.arguments import ArgumentError, check_arguments
 from rljob_service.worker.forms.binding import CallBinding
-from rljob_service.worker.forms.inspection import DescribeInSource, describe, name_of
+from rljob_service.worker.forms.inspection import describe, name_of
 from rljob_service.worker.forms.json_values import to_text
 from rljob_service.worker.forms.outcome import BAD_REQUEST, CallOutcome, failed_call
 from rljob_service.worker.forms.parameter_types import build
@@ -81,13 +81,12 @@ def bind(
     elements: Sequence[Element],
     kwargs: Mapping[str, Any],
     factory_args: Mapping[str, Any] | None,
-    in_source: DescribeInSource,
 ) -> tuple[list[dict[str, Any]], CallBinding]:
     """Return the schemas of all tools and how to call them. Raise ToolError or FormError.
 
     User code runs: the constructor of a class.
     """
-    tools = [tool for each in elements for tool in _bind_element(each, kwargs, factory_args, in_source)]
+    tools = [tool for each in elements for tool in _bind_element(each, kwargs, factory_args)]
     tool_forms.check_unique(tool.schema["name"] for tool in tools)
     if not any(inspect.isclass(each.value) for each in elements):
         tool_forms.check_kwargs((tool.parameters for tool in tools), kwargs)
@@ -109,11 +108,11 @@ def bind(
 
 
 def _bind_element(
-    element: Element, kwargs: Mapping[str, Any], factory_args: Mapping[str, Any] | None, in_source: DescribeInSource
+    element: Element, kwargs: Mapping[str, Any], factory_args: Mapping[str, Any] | None
 ) -> Iterator[Tool]:
     name, value = element
     try:
-        found = describe(name, value, in_source)
+        found = describe(name, value)
         tool_forms.list_elements(found)
         if not isinstance(found, Class):
             yield _bind_function(name, value, kwargs)

@@ -18,7 +18,7 @@ from rljob_api.functions.descriptions import Function
 from rljob_api.functions.plugins import load_reference
 from rljob_service.worker.forms import inspection, tools, user
 from rljob_service.worker.forms.binding import CallBinding
-from rljob_service.worker.forms.inspection import DescribeInSource, name_of
+from rljob_service.worker.forms.inspection import name_of
 from rljob_service.worker.load.entrypoints import BoundFunction, Found, Named, list_defined, list_own
 from rljob_service.worker.settings import CODE_MODULE, TOOLS, USER, FunctionSettings
 
@@ -67,15 +67,15 @@ def _find_tools(module: types.ModuleType, settings: FunctionSettings, own: Named
     return [(tool_forms.TOOLS, public)] if public else []
 
 
-def bind(found: Found, settings: FunctionSettings, path: str, in_source: DescribeInSource) -> BoundFunction:
+def bind(found: Found, settings: FunctionSettings, path: str) -> BoundFunction:
     """Bind what the server serves. Raise FormError if it cannot be called. User code runs: a factory, constructors."""
-    made = _make(found, settings, in_source)
-    return (_bind_user if settings.serves == USER else _bind_tools)(made, settings, path, in_source)
+    made = _make(found, settings)
+    return (_bind_user if settings.serves == USER else _bind_tools)(made, settings, path)
 
 
-def _bind_user(found: Found, settings: FunctionSettings, path: str, in_source: DescribeInSource) -> BoundFunction:
+def _bind_user(found: Found, settings: FunctionSettings, path: str) -> BoundFunction:
     name, value = found
-    described = inspection.describe(name, value, in_source)
+    described = inspection.describe(name, value)
     known = load_signatures(settings.signatures)
     plan = user_forms.plan_user(described, settings.kwargs, settings.factory_args, known)
     if plan.kind == "function":
@@ -91,22 +91,22 @@ def _bind_user(found: Found, settings: FunctionSettings, path: str, in_source: D
     return BoundFunction(None, None, name_of(value, name), signature, path, calls=calls)
 
 
-def _bind_tools(found: Found, settings: FunctionSettings, path: str, in_source: DescribeInSource) -> BoundFunction:
+def _bind_tools(found: Found, settings: FunctionSettings, path: str) -> BoundFunction:
     if settings.module in _OWN_TOOLS:
         own = found.value(**settings.factory_args or {})
         calls = CallBinding(own.call, lambda value, request: value, lambda: own.problem)
         names = ", ".join(schema["name"] for schema in own.schemas)
         return BoundFunction(None, None, names, TOOLS, path, calls=calls, tools=tuple(own.schemas))
     elements = tools.list_elements(*found)
-    schemas, calls = tools.bind(elements, settings.kwargs, settings.factory_args, in_source)
+    schemas, calls = tools.bind(elements, settings.kwargs, settings.factory_args)
     names = ", ".join(schema["name"] for schema in schemas)
     return BoundFunction(None, None, names, TOOLS, path, calls=calls, tools=tuple(schemas))
 
 
-def _make(found: Found, settings: FunctionSettings, in_source: DescribeInSource) -> Found:
+def _make(found: Found, settings: FunctionSettings) -> Found:
     """Return the entry point; of a factory, what it returns."""
     is_list = settings.serves == TOOLS and settings.entrypoint is None
     if settings.factory_args is None or inspect.isclass(found.value) or is_list:
         return found
-    forms.check_factory(inspection.describe(found.name, found.value, in_source), settings.factory_args)
+    forms.check_factory(inspection.describe(found.name, found.value), settings.factory_args)
     return Found(found.name, found.value(**settings.factory_args))

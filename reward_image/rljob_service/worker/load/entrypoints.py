@@ -17,7 +17,7 @@ from rljob_api.functions.descriptions import DEFAULT_ENTRYPOINTS, find_only_func
 from rljob_service.worker import forms
 from rljob_service.worker.forms import sample_then_group
 from rljob_service.worker.forms.binding import NOT_ASYNC, Binding, CallBinding
-from rljob_service.worker.forms.inspection import DescribeInSource, name_of
+from rljob_service.worker.forms.inspection import name_of
 from rljob_service.worker.settings import MODULE_NAME, FunctionSettings
 
 Named = list[tuple[str, Any]]
@@ -72,10 +72,10 @@ def find(module: types.ModuleType, settings: FunctionSettings) -> Found:
     raise UserError(f"{settings.path}:1: {problem}")
 
 
-def bind(found: Found, settings: FunctionSettings, path: str, in_source: DescribeInSource) -> BoundFunction:
+def bind(found: Found, settings: FunctionSettings, path: str) -> BoundFunction:
     """Bind the reward. Raise FormError if it cannot be called. User code runs: a factory, a constructor."""
     known = load_signatures(settings.signatures)
-    bound = forms.bind(found.name, found.value, settings, settings.scope, known, in_source)
+    bound = forms.bind(found.name, found.value, settings, settings.scope, known)
     name = name_of(found.value, found.name)
     return BoundFunction(bound.sample, bound.group, name, bound.signature, path, bound.reads, bound.takes_groups)
 

@@ -24,7 +24,7 @@ from rljob_service.worker.episodes.program import Program, from_function, from_o
 from rljob_service.worker.episodes.rows import List
 from rljob_service.worker.episodes.types import Episode
 from rljob_service.worker.forms import inspection
-from rljob_service.worker.forms.inspection import DescribeInSource, name_of
+from rljob_service.worker.forms.inspection import name_of
 from rljob_service.worker.load.entrypoints import BoundFunction, Found, Named, list_defined, list_own
 from rljob_service.worker.settings import MODULE_NAME, FunctionSettings
 
@@ -65,11 +65,11 @@ def _find_program(module: types.ModuleType, own: Named) -> Named:
     return found or [(name, value) for name, value in classes if episode_forms.is_program_class(dir(value))]
 
 
-def bind(found: Found, settings: FunctionSettings, path: str, in_source: DescribeInSource) -> BoundFunction:
+def bind(found: Found, settings: FunctionSettings, path: str) -> BoundFunction:
     """Bind what plays the episodes. Raise FormError if it cannot be called. User code runs: a factory, a constructor,
     whatever makes an environment."""
     name = _name(found, settings)
-    player, signature, list_rows = _bind(found, settings, in_source)
+    player, signature, list_rows = _bind(found, settings)
     list_rows = _find_own_rows(settings) or list_rows or partial(_have_no_rows, name)
     return BoundFunction(None, None, name, signature, path, calls=calls.bind(player, name, list_rows))
 
@@ -92,7 +92,7 @@ def _name(found: Found, settings: FunctionSettings) -> str:
     return name_of(found.value, found.name)
 
 
-def _bind(found: Found, settings: FunctionSettings, in_source: DescribeInSource) -> tuple[Player, str, List | None]:
+def _bind(found: Found, settings: FunctionSettings) -> tuple[Player, str, List | None]:
     """Return what plays episodes, its form, and what has its rows."""
     arguments = settings.factory_args or {}
     if settings.module == _COMMAND:
@@ -105,16 +105,16 @@ def _bind(found: Found, settings: FunctionSettings, in_source: DescribeInSource)
             loaded = environments.adopt(adapter, found.value, arguments)
         environments.check_seats(loaded, settings.framework, settings.seats)
         return _play_with(loaded), settings.framework, loaded.list_rows
-    program = _bind_program(found, settings, in_source)
+    program = _bind_program(found, settings)
     return program.player(), episode_forms.RUN, program.list_rows
 
 
-def _bind_program(found: Found, settings: FunctionSettings, in_source: DescribeInSource) -> Program:
+def _bind_program(found: Found, settings: FunctionSettings) -> Program:
     name, value = found
     if settings.factory_args is not None and not inspect.isclass(value):
-        forms.check_factory(inspection.describe(name, value, in_source), settings.factory_args)
+        forms.check_factory(inspection.describe(name, value), settings.factory_args)
         value = value(**settings.factory_args)
-    described = inspection.describe(name, value, in_source)
+    described = inspection.describe(name, value)
     plan = episode_forms.plan_program(described, settings.kwargs, settings.factory_args)
     if plan.kind == "function":
         assert isinstance(described, Function)

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from rljob_api.errors import UserError
-from rljob_api.functions.descriptions import Description
 from rljob_api.functions.forms import FormError
 from rljob_api.quantity import format_bytes
 from rljob_service.worker import sandbox
@@ -63,13 +62,8 @@ def load(settings: FunctionSettings) -> BoundFunction:
     path = _FIELDS.get(settings.module or "") or getattr(module, "__file__", None) or settings.path
     found = find(module, settings)
 
-    def in_source(name: str) -> Description:
-        from rljob_api.functions.source import describe_in_source  # here, since few functions need it
-
-        return describe_in_source(settings.source or _read_source(module), name)
-
     try:
-        bound = bind(found, settings, path, in_source)
+        bound = bind(found, settings, path)
         if settings.is_shared and bound.alone:
             what = f"{bound.entrypoint} cannot share a process (episodesPerProcess is {settings.per_process})"
             raise UserError(f"{_place_of(found.value, path)}: {what}: {bound.alone}")
@@ -93,13 +87,6 @@ def _add_package(error: BaseException) -> str:
 
 def _given(settings: FunctionSettings) -> str:
     return "kwargs" if settings.scope == "sampleThenGroup" or settings.serves != SCORE else "factoryArgs"
-
-
-def _read_source(module: types.ModuleType) -> str:
-    try:
-        return inspect.getsource(module)
-    except (OSError, TypeError):
-        return ""
 
 
 def _execute(settings: FunctionSettings) -> types.ModuleType:
@@ -175,8 +162,15 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _place_of(value: Any, path: str) -> str:
+    """Return FILE:LINE of a function, or of the class of an object; the file alone if another one has it."""
     code = getattr(inspect.unwrap(getattr(value, "func", value)), "__code__", None)
-    return f"{path}:{code.co_firstlineno}" if code and code.co_filename == path else path
+    if code is not None:
+        return f"{path}:{code.co_firstlineno}" if code.co_filename == path else path
+    cls = value if inspect.isclass(value) else type(value)
+    try:
+        return f"{path}:{inspect.getsourcelines(cls)[1]}" if inspect.getfile(cls) == path else path
+    except (OSError, TypeError):  # a class without source
+        return path
 
 
 def explain(error: BaseException, path: str) -> str:

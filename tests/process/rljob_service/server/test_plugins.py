@@ -11,8 +11,6 @@ import pytest
 
 from rljob_api.functions.conventions import load_signatures
 from rljob_api.functions.plugins import ENVIRONMENTS, SIGNATURES, find_plugins
-from rljob_api.functions.static_check import check_function
-from rljob_api.manifest.services.reward import FunctionReward
 from tests.paths import ROOT
 from tests.support.reward_process import Server
 from tests.support.scripted_model import ScriptedModel
@@ -59,21 +57,15 @@ def model() -> Iterator[ScriptedModel]:
     model.close()
 
 
-def test_static_check_knows_its_form(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    function = FunctionReward.model_validate({"inline": MARK, "signature": "quiz"})
-    assert "signature: quiz is not installed; known are auto" in "".join(check(function))
+def test_installed_plugin_is_found(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "quiz" not in load_signatures(find_plugins(SIGNATURES)).names
     monkeypatch.syspath_prepend(site)
     find_plugins.cache_clear()  # an installation is not noticed by a running process
     try:
         assert find_plugins(ENVIRONMENTS)["quiz"] == "rljob_quiz.environment"
-        assert check(function) == []
-        assert check(function.model_copy(update={"signature": "auto"})) == []
+        assert "quiz" in load_signatures(find_plugins(SIGNATURES)).names
     finally:
         find_plugins.cache_clear()
-
-
-def check(function: FunctionReward) -> list[str]:
-    return check_function(MARK, "reward.py", function, load_signatures(find_plugins(SIGNATURES)))
 
 
 def test_function_is_scored_in_its_form(start_server: StartServer, site: Path) -> None:

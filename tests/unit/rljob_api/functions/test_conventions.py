@@ -8,13 +8,11 @@ import pytest
 
 from rljob_api.functions import values
 from rljob_api.functions.conventions import Convention, SignaturePlugin, collect, load_signatures
-from rljob_api.functions.static_check import check_function
-from rljob_api.manifest.services.reward import FunctionReward
+from tests.support.loading import find_problems
 
 
 def check(source: str, references: dict[str, str], **settings: str) -> list[str]:
-    function = FunctionReward.model_validate({"inline": source, **settings})
-    return check_function(source, "reward.py", function, load_signatures(references))
+    return find_problems(source, signatures=references, **settings)
 
 
 def test_core_knows_its_plain_form_alone() -> None:

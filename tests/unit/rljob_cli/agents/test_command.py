@@ -134,19 +134,10 @@ def test_wrong_arguments_start_nothing(arguments, message):
     assert message in output
 
 
-def test_function_that_cannot_be_called_is_reported_before_anything_starts(tmp_path):
+def test_source_that_is_not_python_is_reported_before_anything_starts(tmp_path):
     job = tmp_path / "job" / "rljob.yaml"
     CliRunner().invoke(app, ["init", str(job.parent), "--agent", "loop"])
-    (job.parent / "user.py").write_text("greeting = 'hello'\n")
+    (job.parent / "user.py").write_text("def respond(:\n")
     code, output = rljob(job, "--answer", "4")
     assert code == 2
     assert "spec.agent.user.function.file" in output
-
-
-def test_program_that_needs_a_column_that_the_row_lacks_starts_nothing(tmp_path):
-    job = tmp_path / "job" / "rljob.yaml"
-    CliRunner().invoke(app, ["init", str(job.parent), "--agent", "program"])
-    (job.parent / "agent.py").write_text("def run(messages, difficulty):\n    return 0.0\n")
-    code, output = rljob(job, "--answer", "4")
-    assert code == 2
-    assert "run(messages, difficulty) requires difficulty" in " ".join(output.split())

@@ -1,17 +1,15 @@
-"""verifiers before 0.4: what surrounds its own loop. tests/integration/packaged_environments runs the loops."""
+"""verifiers: what surrounds its own loop. tests/integration/packaged_environments runs the loops."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
+import importlib.metadata
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_plugins.verifiers.legacy import LegacyEnvironment
-from rljob_plugins.verifiers.rows import find_index
+from rljob_plugins.verifiers.rows import Numbered, find_index
 from rljob_plugins.verifiers.v1 import has_own_servers
 from rljob_service.worker import environments
 from tests.support.environments import build_episode, load_adapter
@@ -21,29 +19,17 @@ def right(completion: str, answer: str) -> float:
     return float(completion == answer)
 
 
-def test_functions_of_the_rubric_keep_their_signature_and_their_errors_are_noted() -> None:
-    async def fails(state: Any) -> float:
-        raise ValueError("boom")
-
-    rubric = SimpleNamespace(rubrics=[SimpleNamespace(funcs=[right]), SimpleNamespace(funcs=[fails])])
-    made = SimpleNamespace(rubric=rubric, requires_group_rollouts=False, run_rollout=None)
-    loaded = LegacyEnvironment(made)
-    watched, failing = rubric.rubrics[0].funcs[0], rubric.rubrics[1].funcs[0]
-    assert inspect.signature(watched) == inspect.signature(right)
-    problems: list[BaseException] = []
-    loaded._problems.set(problems)
-    assert asyncio.run(watched("4", "4")) == 1.0
-    with pytest.raises(ValueError, match="boom"):
-        asyncio.run(failing(None))
-    assert [str(problem) for problem in problems] == ["boom"]
+@pytest.mark.parametrize("value", [object, lambda: None, object()])
+def test_what_is_not_a_taskset_is_refused(value: Any) -> None:
+    """An environment of verifiers before 0.4, or its load_environment."""
+    with pytest.raises(UserError, match=r"is not a Taskset of verifiers 0.4; environments of verifiers before 0.4"):
+        environments.adopt(load_adapter("verifiers"), value, {})
 
 
-def test_rubric_that_compares_a_group_is_refused() -> None:
-    made = SimpleNamespace(rubric=SimpleNamespace(funcs=[]), requires_group_rollouts=True, run_rollout=None)
-    with pytest.raises(UserError, match="compares the answers of a group"):
-        environments.adopt(load_adapter("verifiers"), made, {})
-    with pytest.raises(UserError, match="not an environment of verifiers"):
-        environments.adopt(load_adapter("verifiers"), object, {})
+def test_verifiers_before_tasksets_is_refused_with_the_version_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.3.1.dev2")
+    with pytest.raises(UserError, match=r"verifiers 0\.3\.1\.dev2 has no tasksets; set verifiers==0\.4\.0"):
+        environments.make(load_adapter("verifiers"), "reverse-text", {})
 
 
 @pytest.mark.parametrize(("index", "num_tasks"), [(3, 3), (-1, 3), (None, 3), ("1", None)])
@@ -68,38 +54,14 @@ def test_environment_with_servers_of_its_own_shares_no_process() -> None:
     assert [adapter.is_async(SimpleNamespace(shares=shares)) for shares in (True, False)] == [True, False]
 
 
-class Dataset(list[dict[str, Any]]):
-    """Implements what RLJob uses of datasets.Dataset."""
+def test_tasks_are_rows_with_the_number_that_finds_them_again() -> None:
+    rows = Numbered(2, [{"prompt": "2?", "index": 9}, {"prompt": "3?", "answer": "3"}].__getitem__)
+    assert list(rows) == [{"prompt": "2?", "answer": None, "index": 0}, {"prompt": "3?", "answer": "3", "index": 1}]
+    assert find_index(build_episode(**{"index": 0} | {"index": rows[1]["index"]}), len(rows)) == 1
 
 
-def make_legacy(train: Dataset | None, held_out: Dataset | None) -> Any:
-    rubric = SimpleNamespace(funcs=[])
-    return SimpleNamespace(
-        rubric=rubric,
-        requires_group_rollouts=False,
-        run_rollout=None,
-        build_dataset=lambda: train,
-        build_eval_dataset=lambda: held_out,
-    )
-
-
-def test_rows_are_the_examples_of_a_split_with_the_number_that_finds_them_again() -> None:
-    example = {"prompt": [{"role": "user", "content": "2?"}], "info": {"a": 1}, "index": 9, "example_id": 0}
-    loaded = environments.adopt(load_adapter("verifiers"), make_legacy(Dataset([example, example]), None), {})
-    assert loaded.list_rows is not None
-    rows = loaded.list_rows("train")
-    assert (len(rows), rows[1]) == (2, {**example, "answer": None, "index": 1})
-    assert find_index(build_episode(**{"index": 0} | {"index": rows[1]["index"]}), 2) == 1
-    for split in ("eval", "test"):
-        with pytest.raises(
-            UserError, match=f"no dataset for the split {split}: verifiers has the splits train and eval"
-        ):
-            loaded.list_rows(split)  # and never the dataset of training, as verifiers' get_eval_dataset does
-
-
-def test_load_environment_and_tasksets_are_found_in_a_source() -> None:
+def test_tasksets_are_found_in_a_source() -> None:
     adapter = load_adapter("verifiers")
     base = type("Taskset", (), {"__module__": "verifiers.v1.taskset"})
-    assert adapter.is_environment("load_environment", right)
+    assert not adapter.is_environment("load_environment", right)
     assert adapter.is_environment("Squares", type("Squares", (base,), {}))
-    assert not adapter.is_environment("right", right)

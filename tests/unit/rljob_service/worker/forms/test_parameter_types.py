@@ -10,9 +10,7 @@ from typing import Annotated, Any, Literal, NotRequired, Optional, TypedDict
 import jsonschema
 import pytest
 
-from rljob_api.functions.agent_check import check_tools
 from rljob_api.functions.annotations import UnsupportedTypeError, schema_of
-from rljob_api.functions.user_forms import UserSpec
 from rljob_service.worker.forms.arguments import ArgumentError, check_arguments
 from rljob_service.worker.forms.parameter_types import Classes, build
 from tests.support.agent_functions import call_tool, load_tools
@@ -194,7 +192,6 @@ def plan(route: Route, unit: Unit = Unit.US, start: Point | None = None) -> str:
 
 
 def test_tool_with_classes_is_described_and_called() -> None:
-    assert check_tools(SOURCE, "tools.py", UserSpec(None, {}, None)) == []
     [schema] = load_tools(SOURCE).tools
     properties = schema["parameters"]["properties"]
     assert properties["unit"] == {"type": "string", "enum": ["metric", "us"], "default": "us"}

@@ -7,14 +7,11 @@ from typing import Any
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_api.functions.agent_check import check_user
-from rljob_api.functions.user_forms import UserSpec
 from rljob_api.wire.calls import UserReply
 from rljob_api.wire.contract import MAX_USER_REPLY_BYTES
-from rljob_service.worker.load.loading import load
 from rljob_service.worker.settings import USER
-from tests.support.agent_functions import ANSWERS, build_settings, call_user
-from tests.support.plugins import KNOWN
+from tests.support.agent_functions import ANSWERS, call_user
+from tests.support.loading import find_problems
 
 RESPOND = "def respond(messages, state):\n    return "
 
@@ -184,36 +181,8 @@ class U:
 """
 
 
-@pytest.mark.parametrize(
-    ("source", "settings"),
-    [
-        ("def respond(messages, state): return None", {}),
-        ("async def respond(messages, level=1): return None", {"kwargs": {"level": 2}}),
-        ("def respond(history): return None", {}),
-        ("def respond(messages, /): return None", {}),
-        ("def respond(messages): return None", {"kwargs": {"level": 2}}),
-        ("respond = []", {}),
-        ("def reply(messages): return None", {}),
-        ("def reply(messages): return None", {"entrypoint": "reply"}),
-        ("def reply(messages): return None", {"entrypoint": "rply"}),
-        (CLASS, {}),
-        (CLASS, {"entrypoint": "strict"}),
-        (CLASS, {"entrypoint": "build"}),
-        (CLASS, {"kwargs": {"levle": 2}}),
-        ("class U:\n    def ask(self): return None", {"entrypoint": "U"}),
-        ("class U:\n    def generate_response(self, messages): return None", {}),
-        (INTERACTION, {}),
-        (INTERACTION, {"kwargs": {"x": 1}}),
-        (INTERACTION, {"kwargs": {"x": 1, "config": 2}}),
-        ("class Base:\n    def respond(self, turn): return None\nclass U(Base): ...", {"entrypoint": "U"}),
-    ],
-)
-def test_static_check_and_server_agree(source: str, settings: dict[str, Any]) -> None:
-    spec = UserSpec(settings.get("entrypoint"), settings.get("kwargs", {}))
-    problems = check_user(source, "function.py", spec, KNOWN)
-    if not problems:
-        load(build_settings(source, USER, **settings))
-        return
-    with pytest.raises(UserError) as caught:
-        load(build_settings(source, USER, **settings))
-    assert [problem.partition(": ")[2] for problem in problems] == [str(caught.value).partition(": ")[2]]
+def test_kwargs_of_an_interaction_are_its_config_or_its_arguments() -> None:
+    refused = "function.py:2: U(config, x) requires x; set function.kwargs: {x: ...}"
+    assert find_problems(INTERACTION, "function.py", USER) == [refused]
+    assert find_problems(INTERACTION, "function.py", USER, kwargs={"x": 1}) == [refused], "a config"
+    assert find_problems(INTERACTION, "function.py", USER, kwargs={"x": 1, "config": 2}) == []

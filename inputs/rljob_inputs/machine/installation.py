@@ -20,8 +20,8 @@ from rljob_inputs.machine.nvidia import find_devices, list_wsl_gpus
 Extra = Literal["data", "cpu", "gpu"]
 MODULES: Mapping[Extra, tuple[str, ...]] = {
     "data": ("datasets", "numpy", "pyarrow", "rljob_service", "s3fs", "tokenizers"),
-    "cpu": ("torch", "ray", "vllm", "matplotlib", "rljob_trainer"),
-    "gpu": ("torch", "ray", "vllm", "matplotlib", "rljob_trainer"),
+    "cpu": ("torch", "ray", "vllm", "rljob_trainer"),
+    "gpu": ("torch", "ray", "vllm", "rljob_trainer"),
 }
 """What a command may need that the package alone does not bring. `cpu` and `gpu` have what `data` has, too."""
 REQUIREMENTS = Path(__file__).with_name("requirements")

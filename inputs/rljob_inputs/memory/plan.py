@@ -155,7 +155,7 @@ def _describe_work(question: Question, shape: Shape, gpu_bytes: int | None) -> W
     has_masks = shares_prompts and not is_packed
     return Work(
         shape=shape,
-        num_shards=spec.trainer.num_ranks // spec.trainer.num_copies,
+        num_shards=spec.trainer.num_ranks,
         bytes_per_value=size,
         bytes_per_logit=_DTYPE_BYTES.get(spec.trainer.head_dtype, size),
         limits_logits=find_logit_transform(text_config(question.models[spec.model.source].config)).limit is not None,

@@ -80,11 +80,9 @@ def _trainer_remedies(question: Question, need: Need) -> list[Remedy]:
     spec = question.job.spec
     stronger = _more_recomputation(question)
     checkpointing: dict[str, Any] = stronger[-1] if stronger else {}
-    sharding: dict[str, Any] = {} if spec.trainer.num_copies == 1 else {"trainer.sharding": "full"}
     lora: dict[str, Any] = {} if spec.trainer.lora else {"trainer.lora": {"rank": _LORA_RANK}}
     tried = [
         lower_share(question, need),
-        _try(question, need, sharding),
         _fewer_tokens(question, need, {}),
         next((remedy for fields in stronger if (remedy := _try(question, need, fields))), None),
         *(_try(question, need, fields) for fields in (lora, *_offloads(question))),
@@ -92,7 +90,7 @@ def _trainer_remedies(question: Question, need: Need) -> list[Remedy]:
     ]
     if found := [remedy for remedy in tried if remedy]:
         return found
-    singles = [fields for fields in (sharding, checkpointing, lora, *_offloads(question)) if fields]
+    singles = [fields for fields in (checkpointing, lora, *_offloads(question)) if fields]
     for base in [*singles, {**checkpointing, **lora}]:
         pairs = [_try(question, need, base), _fewer_tokens(question, need, base), _more_ranks(question, need, base)]
         if found := [remedy for remedy in pairs if remedy]:

@@ -281,8 +281,7 @@ class TrainerGroup:
 
     async def _load(self, model: str, run: RunFolder, checkpoint: Checkpoint | None) -> None:
         described = await self._broadcast("describe")
-        # Adjacent ranks share a machine, so that their collectives stay on it, and a Pod, which may have its own copy
-        # of the state (sharding.build_mesh).
+        # Adjacent ranks share a machine, so that their collectives stay on it.
         order = sorted(range(len(described)), key=lambda i: described[i][:2])
         self._ranks, described = [self._ranks[i] for i in order], [described[i] for i in order]
         machines = [machine for machine, *_ in described]

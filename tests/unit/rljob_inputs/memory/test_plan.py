@@ -229,19 +229,6 @@ def test_the_hosts_of_gpus_hold_slices_while_they_load_and_files_while_they_publ
     assert need.fits is fits
 
 
-def test_each_pod_has_a_copy_of_the_state_with_sharding_per_replica():
-    trainer = {"replicas": 4, "gpusPerReplica": 2}
-    full, copies = (
-        ask(gpu_gib=80, trainer={**trainer, "microBatchTokens": 4096, "sharding": sharding})
-        for sharding in ("full", "perReplica")
-    )
-    needs = [find(question, "trainer", "gpu") for question in (full, copies)]
-    assert part(needs[1], "state") == 4 * part(needs[0], "state") == 12 * 7_615_616_512 // 2
-    assert micro_batch_tokens(full) == micro_batch_tokens(copies), "copies do not change the rows of a rank"
-    remedies = [each.fields for each in find_remedies(copies, needs[1])]
-    assert {"trainer.sharding": "full"} in remedies, remedies
-
-
 @pytest.mark.parametrize(
     ("offload", "moved"), [("reference", {"reference": 2}), ("all", {"state": 12, "reference": 2, "gradients": 4})]
 )

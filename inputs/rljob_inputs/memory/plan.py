@@ -19,7 +19,7 @@ from rljob_inputs.memory import limits, roles, shared
 from rljob_inputs.memory.gpus import read_gpu_labels
 from rljob_inputs.memory.limits import ShardingMode, choose_sharding
 from rljob_inputs.memory.parts import Moment, Need, Part, build_moment
-from rljob_inputs.memory.recomputation import choose_recomputation, plan_choices
+from rljob_inputs.memory.recomputation import choose_recomputation
 from rljob_inputs.memory.shapes import Shape, read_shape
 from rljob_inputs.memory.trainer import (
     GRADIENTS,
@@ -123,16 +123,6 @@ def find_recomputation(question: Question) -> Recomputation:
     if shape is None:
         return "full"
     return build_work(question, shape, _gpu_bytes(question, trainer.node_pool)).recomputation
-
-
-def compare_recomputations(question: Question) -> dict[Recomputation, int]:
-    """Return what a trainer's GPU needs in an update, by what is computed again; empty without GPUs, or if the model's
-    shape is unknown."""
-    spec = question.job.spec
-    shape = _shape(question, spec.model.source)
-    if shape is None or not spec.trainer.gpus_per_replica:
-        return {}
-    return plan_choices(spec, build_work(question, shape, _gpu_bytes(question, spec.trainer.node_pool)))
 
 
 def _describe_work(question: Question, shape: Shape, gpu_bytes: int | None) -> Work:

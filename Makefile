@@ -87,13 +87,15 @@ chaos-report: $(SYNCED) ## One table of several runs of make chaos: REPORTS="cha
 install: $(SYNCED) ## Install everything from the lock file into .venv, for GPUs where there are some (or DEVICE=cpu, DEVICE=gpu)
 
 .PHONY: lint
-lint: lint-text types ## ruff, import-linter, the check of the prose, and mypy
+lint: lint-text types ## ruff, import-linter, deptry, the check of the prose, and mypy
 
 .PHONY: lint-text
 lint-text: $(SYNCED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
+	for package in api inputs core operator trainer_image reward_image plugins cli cluster; do \
+	  (cd $$package && ../$(BIN)/deptry .) || exit 1; done
 	$(BIN)/python dev/prose/check.py
 
 .PHONY: types

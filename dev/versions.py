@@ -20,7 +20,7 @@ SOURCE = Path("pyproject.toml")
 _NUMBER = r"\d+\.\d+\.\d+(?:\.dev\d+)?(?:\+\w+)?"
 _TAG = r"\d+\.\d+\.\d+(?:-dev)?(?:\.g\w+)?"
 _IMAGE = rf"(rljob/(?:operator|trainer|reward(?:-py\d+)?):){_TAG}\b"
-_PIN = rf"(rljob(?:-\w+)?(?:\[\w+\])?==){_NUMBER}"
+_PIN = rf"(rljob(?:-\w+)?(?:\[[\w,]+\])?==){_NUMBER}"
 
 _NUMBERS: Mapping[str, tuple[str, ...]] = {
     "pyproject.toml": (rf'(?m)^(version = "){_NUMBER}',),

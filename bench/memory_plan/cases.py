@@ -79,8 +79,6 @@ class Case:
     lora_rank: int = 0
     on_gpu: bool = True
     attention: str = "sdpa"
-    num_copies: int = 1
-    """Copies of the state: several with trainer.sharding perReplica."""
     group: int = 1
     """Rows that share a prompt, with packed attention. The prompt is as long as each answer; together they are one of
     the `lines`."""
@@ -104,7 +102,7 @@ class Case:
         assert shape is not None
         return Work(
             shape=shape,
-            num_shards=self.num_ranks // self.num_copies,
+            num_shards=self.num_ranks,
             bytes_per_value=2,
             bytes_per_logit=2 if self.head_dtype == "model" else 4,
             limits_logits="final_logit_softcapping" in self.config,
@@ -161,7 +159,6 @@ CASES = (
     Case("32B on 16, 16k tokens, checkpointing", QWEN25_32B, 16, 8, 2048, _SHARDED, recomputation="full"),
 )
 MORE_CASES = (
-    Case("7B on 4 x 4, 16k tokens, checkpointing, per replica", QWEN25_7B, 16, 8, 2048, _SHARDED, "full", num_copies=4),
     Case("30B-A3B on 16, 16k tokens, checkpointing", QWEN3_30B_A3B, 16, 8, 2048, _SHARDED, "full"),
     Case("1.5B on 4, 16k tokens, gathered", QWEN25_1B5, 4, 8, 2048, _GATHERED, recomputation="full"),
     Case("0.135B on 1, 2k tokens, CPU", SMOLLM2_135M, 1, 4, 512, _WHOLE, on_gpu=False),

@@ -246,7 +246,7 @@ def replacements(case: Case, device: torch.device) -> Iterator[None]:
     from transformers import AutoConfig, AutoModelForCausalLM, masking_utils
 
     transformers.logging.set_verbosity_error()
-    mesh = sharding.build_mesh(device, case.num_copies)
+    mesh = sharding.build_mesh(device)
     config = AutoConfig.for_model(**case.config)
 
     def load(source: str, *, dtype: torch.dtype, attention: str, options: dict[str, Any]) -> model_loading.OpenedModel:

@@ -1,14 +1,14 @@
 """JSON of objects that other people write, however deep they nest it.
 
-A field of any type, such as a Pod template's, may be deeper than parsers take: orjson reads 1,024 levels and writes
-254, Python's json fails before 1,000. One such object must not stop the operator for all others. What is deeper than
+A field of any type, such as a Pod template's, may be deeper than parsers take: msgspec and Python's json fail
+before 1,000 levels. One such object must not stop the operator for all others. What is deeper than
 any field of Kubernetes becomes null.
 """
 
 import re
 from typing import Any
 
-import orjson
+import msgspec
 
 MAX_DEPTH = 200
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
@@ -17,18 +17,16 @@ _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 def load_json(raw: bytes) -> Any:
     """Parse JSON. Raises ValueError."""
     try:
-        return orjson.loads(raw)
-    except ValueError:
-        if len(cut := _cut_text(raw)) == len(raw):
-            raise
-        return orjson.loads(cut)
+        return msgspec.json.decode(raw)
+    except RecursionError:
+        return msgspec.json.decode(_cut_text(raw))
 
 
 def dump_json(value: Any) -> bytes:
     try:
-        return orjson.dumps(value)
-    except TypeError:
-        return orjson.dumps(_cut(value, MAX_DEPTH))
+        return msgspec.json.encode(value)
+    except RecursionError:
+        return msgspec.json.encode(_cut(value, MAX_DEPTH))
 
 
 def _cut(value: Any, levels: int) -> Any:

@@ -14,12 +14,13 @@ from pathlib import Path
 from dev.release.chart import describe
 from dev.release.licences import build_table, find_licence
 
+_TRACKERS = ("--extra", "tensorboard", "--extra", "wandb", "--extra", "mlflow")
 PARTS: Mapping[str, tuple[str, ...]] = {
     "cli": ("rljob",),
     "operator": ("rljob-operator",),
     "reward": ("rljob-service",),
-    "trainer-cpu": ("rljob-trainer", "--extra", "cpu"),
-    "trainer-gpu": ("rljob-trainer", "--extra", "gpu"),
+    "trainer-cpu": ("rljob-trainer", "--extra", "cpu", *_TRACKERS),
+    "trainer-gpu": ("rljob-trainer", "--extra", "gpu", *_TRACKERS),
 }
 """What has a bill of materials of its own: the command's installation, and the images. Arguments of `uv export`."""
 _EXPORT = ("uv", "export", "--quiet", "--frozen", "--no-default-groups", "--no-emit-workspace")

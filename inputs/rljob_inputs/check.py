@@ -18,7 +18,6 @@ from rljob_api.manifest.roles import ALL_LINEAR, Lora
 from rljob_api.manifest.services.models import ServedModel
 from rljob_api.manifest.sources import ChatTemplate, find_argument_problem
 from rljob_api.phrases import did_you_mean
-from rljob_api.wire.base import Message
 from rljob_inputs.data.columns import find_problems, read_answer
 from rljob_inputs.data.lengths import PromptLimit, find_limit, measure
 from rljob_inputs.data.prompts import build_prompt, render, tokenize
@@ -377,7 +376,8 @@ def _check_prompts(report: InputsReport, data: Data, source: DataSource, path: s
     rendered = [(row, render(data, source, row, path)) for row in rows]
     chats = [(row, messages) for row, messages in rendered if not isinstance(messages, str)]
     empty = [row for row, messages in chats if not str(messages[-1].get("content") or "").strip()]
-    unknown = [(row, name) for row, messages in chats for name in _list_roles(messages) if name not in _ROLES]
+    roles = [(row, str(message.get("role"))) for row, messages in chats for message in messages]
+    unknown = [(row, name) for row, name in roles if name not in _ROLES]
     problems = []
     if empty:
         problems.append(f"{empty[0].place}: the prompt is empty, in {len(empty)} of {len(rows)} rows")
@@ -387,10 +387,6 @@ def _check_prompts(report: InputsReport, data: Data, source: DataSource, path: s
         problems.append(f"{row.place}: a message has the role {name}; {hint}")
     if problems:
         report.add(f"{path}.prompt", "; ".join(problems), is_warning=True)
-
-
-def _list_roles(messages: list[Message]) -> list[str]:
-    return [str(message.get("role")) for message in messages]
 
 
 def _measure_prompts(

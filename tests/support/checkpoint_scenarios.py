@@ -1,6 +1,6 @@
 """Program of test_checkpoints: `main(FOLDER)` saves checkpoints on FSDP2 ranks.
 
-Each of MESHES resumes from the checkpoint of the one before. Writes FOLDER/NAME.pt for
+Each of NUM_RANKS resumes from the checkpoint of the one before. Writes FOLDER/NAME.pt for
 the test.
 """
 
@@ -33,9 +33,7 @@ from tests.support.policy_scenarios import EVERYTHING, HEAD_TOKEN, Scenarios, bu
 from tests.support.rank_programs import fork, fork_ranks
 from tests.support.waiting import DEADLINE_SECONDS
 
-PER_REPLICA = {"replicas": 2, "gpusPerReplica": 2, "sharding": "perReplica"}
-MESHES: tuple[tuple[int, dict[str, Any]], ...] = ((1, {}), (2, {}), (4, PER_REPLICA), (1, {}))
-"""Numbers of ranks, with further fields of spec.trainer."""
+NUM_RANKS = (1, 2, 4, 1)
 KINDS: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "policy": (EVERYTHING, {}),
     "lora-and-critic": (PPO, {"lora": {"rank": 4, "dropout": 0.2}}),
@@ -68,7 +66,7 @@ class CheckpointScenarios(Scenarios):
             self.run_mesh(number)
 
     def run_mesh(self, number: int) -> None:
-        self.number, self.trainer = number, MESHES[number][1]
+        self.number = number
         for kind in KINDS:
             self.hop(kind)
         if self.number == 1:
@@ -78,12 +76,10 @@ class CheckpointScenarios(Scenarios):
             self.damage("here", self.folder / "damaged", self.folder / "damaged")
             on_head = RemoteFolder((self.folder / "url").read_text(), "checkpoints/step-000099", HEAD_TOKEN)
             self.damage("on-the-head", on_head, self.folder / "head" / "checkpoints" / "step-000099")
-        if self.trainer == PER_REPLICA:
-            self.save_while_training("policy", suffix="-per-replica")
 
     def new(self, kind: str) -> Policy:
         algorithm, settings = KINDS[kind]
-        return self.policy(algorithm, **settings, **self.trainer)
+        return self.policy(algorithm, **settings)
 
     def train(self, policy: Policy, seed: int) -> None:
         self.update(policy, build_rows(seed))
@@ -107,14 +103,14 @@ class CheckpointScenarios(Scenarios):
             )
         return self.folder / f"{kind}-{number}"
 
-    def save_while_training(self, kind: str, suffix: str = "") -> None:
+    def save_while_training(self, kind: str) -> None:
         """Train on while a checkpoint is held back, publish too, and resume from it. Do it twice: the second copy goes
         where the first one was."""
         policy = self.new(kind)
         saver = CheckpointSaver(policy, asynchronous=True)
         self.train(policy, 1)
         for step in (2, 3):
-            name, gate = f"{kind}-held-{step}{suffix}", threading.Event()
+            name, gate = f"{kind}-held-{step}", threading.Event()
             with mock.patch.object(checkpoint_saver, "CheckpointWriter", build_gated(gate)):
                 saver.begin(self.folder / f"checkpoint-{name}")
             self.train(policy, step)
@@ -222,5 +218,5 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
 
 def main(folder: Path) -> None:
     fork(build_inputs, folder)
-    for num_ranks, numbers in groupby(range(len(MESHES)), lambda number: MESHES[number][0]):
+    for num_ranks, numbers in groupby(range(len(NUM_RANKS)), lambda number: NUM_RANKS[number]):
         fork_ranks(folder, num_ranks, CheckpointScenarios, *numbers)

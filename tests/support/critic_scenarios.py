@@ -76,7 +76,7 @@ class Scenarios:
     def critic(self, mode: sharding.ShardingMode | None = None, *, has_head: bool = True) -> Critic:
         opened = open_network(str(self.folder / "model"), dtype=torch.float32, attention="sdpa", options={})
         mode = mode or sharding.ShardingMode(keep_gathered=True, reduce_once=True)
-        mesh = sharding.build_mesh(CPU, 1)
+        mesh = sharding.build_mesh(CPU)
         critic = Critic(opened, SETTINGS, mesh=mesh, mode=mode, dtype=torch.float32, device=CPU)
         if has_head:  # a new head is zero, so no gradient would reach the decoder
             with torch.no_grad():

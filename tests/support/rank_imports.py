@@ -16,7 +16,6 @@ from tests.support import (  # noqa: F401
     export_scenarios,
     loading_scenarios,
     lora_scenarios,
-    mesh_scenarios,
     offload_scenarios,
     policy_scenarios,
     shared_memory_scenarios,

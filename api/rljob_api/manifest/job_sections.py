@@ -304,6 +304,16 @@ class Tracking(Spec):
     """Maximum disk space of the trajectory log (`rljob trajectories`) in the run's folder. Files of the oldest steps
     are deleted first. 0 is off."""
 
+    @property
+    def packages(self) -> dict[str, str]:
+        """The field that needs it, by the package of a tracker's client."""
+        trackers = (
+            ("tensorboard", "tensorboard", self.tensorboard),
+            ("wandb", "wandbProject", self.wandb_project),
+            ("mlflow", "mlflowExperiment", self.mlflow_experiment),
+        )
+        return {package: field for package, field, value in trackers if value}
+
 
 class Tracing(Spec):
     """Traces of episodes by OpenTelemetry, which the head and the servers of rewards, users, tools and runners send to

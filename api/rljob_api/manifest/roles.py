@@ -214,17 +214,6 @@ class Lora(Spec):
 class TrainerRole(Role):
     """The FSDP2 actor group."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        *Role.RULES,
-        Rule(
-            ("sharding",),
-            "must be full with fewer than 2 GPUs per Pod: otherwise each rank holds a whole copy",
-            "remove it, or set gpusPerReplica to 2 or more",
-            lambda trainer: trainer.sharding == "full" or trainer.gpus_per_replica > 1,
-            "!has(self.sharding) || self.sharding == 'full' || (has(self.gpusPerReplica) && self.gpusPerReplica > 1)",
-        ),
-    )
-
     replicas: int = Field(default=1, ge=1, le=4096)
     """Number of trainer Pods. Immutable unless the job is suspended."""
     gpus_per_replica: int = Field(default=0, ge=0, le=16)
@@ -241,9 +230,6 @@ class TrainerRole(Role):
     gradient_checkpointing: Literal["auto", "none", "selective", "full"] = "auto"
     """What the backward pass computes again instead of keeping it. full: each layer, for about a third more compute.
     selective: all but matrix products and attention. auto: on GPUs the least that fits by `rljob plan`, else none."""
-    sharding: Literal["full", "perReplica"] = "full"
-    """Over which ranks FSDP2 shards weights, gradients and optimizer state. full: over all. perReplica: over those of a
-    Pod, so each Pod has a copy; between Pods, only gradients travel, but a GPU needs more memory."""
     offload: Literal["none", "reference", "all"] = "none"
     """What is kept in the Pod's host memory and copied to the GPU layer by layer (FSDP2's CPUOffloadPolicy). reference:
     the weights of the reference model. all: also weights, gradients and optimizer state of the policy and of a critic;
@@ -272,11 +258,6 @@ class TrainerRole(Role):
     def offloads_reference(self) -> bool:
         """Whether the frozen weights of the reference model are in host memory."""
         return self.offload != "none"
-
-    @property
-    def num_copies(self) -> int:
-        """Copies of weights and optimizer state, each sharded over equally many adjacent ranks."""
-        return self.replicas if self.sharding == "perReplica" else 1
 
 
 UpdateMode = Literal["keep", "recompute", "finish"]

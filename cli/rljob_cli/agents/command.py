@@ -19,6 +19,7 @@ from rljob_api.manifest.job_sections import Checkpoint, Tracking
 from rljob_api.manifest.services.runner import Runner
 from rljob_api.run.folder import TRAJECTORIES
 from rljob_api.run.trajectories import SampleRow
+from rljob_cli.agents.base_model import play_model
 from rljob_cli.agents.given_answers import find_playable, play_answers
 from rljob_cli.check import env_rows
 from rljob_cli.check.job_source import require_weights
@@ -94,8 +95,6 @@ def _play(
     if answers:
         play_answers(job, answers, folder, claims, block, say)
     else:
-        from rljob_cli.agents.base_model import play_model  # imports matplotlib
-
         if not has_bfloat16():
             use_float32(job, read_trained_config(job, claims))
         if play_model(job, folder, claims, block, make_error_console()) == "Interrupted":

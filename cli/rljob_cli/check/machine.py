@@ -11,7 +11,7 @@ import psutil
 from rljob_api.manifest.job import RLJob
 from rljob_cli.check.jobfile import Finding
 from rljob_cli.local.node.gpus import find_gpu_bytes, find_gpus
-from rljob_inputs.machine.installation import Extra, describe_installation, find_missing, has_module
+from rljob_inputs.machine.installation import Extra, describe_installation, describe_tracker, find_missing, has_module
 from rljob_inputs.machine.vllm_builds import describe_builds, find_builds, run_on_cpus
 from rljob_inputs.memory.gpu_counts import count_gpus
 from rljob_inputs.memory.parts import Need
@@ -116,14 +116,9 @@ def _check_build(gpus: Mapping[str, int], machine: Machine) -> Iterator[Finding]
 
 def _check_trackers(job: RLJob, machine: Machine) -> Iterator[Finding]:
     tracking = job.spec.tracking
-    used = {
-        "wandbProject": (tracking.wandb_project, "wandb"),
-        "mlflowExperiment": (tracking.mlflow_experiment, "mlflow"),
-    }
-    for field_name, (value, package) in used.items():
-        if value is not None and not machine.has_package(package):
-            path = f"spec.tracking.{field_name}"
-            yield Finding(path, f"the package {package} is not installed; install it, or remove the field")
+    for package, field_name in tracking.packages.items():
+        if not machine.has_package(package):
+            yield Finding(f"spec.tracking.{field_name}", describe_tracker(package))
     if tracking.mlflow_experiment and not _has_variable(job, machine, "MLFLOW_TRACKING_URI"):
         message = "MLFLOW_TRACKING_URI is not set; set it in spec.head.env to the address of the MLflow server"
         yield Finding("spec.tracking.mlflowExperiment", message)

@@ -14,7 +14,7 @@ from rljob_api.quantity import show_bytes
 from rljob_cli.check.jobfile import Finding
 from rljob_inputs.memory.parts import Need
 from rljob_inputs.memory.plan import ModelFacts, Question, plan_memory
-from rljob_inputs.memory.remedies import find_remedies
+from rljob_inputs.memory.remedies import find_remedy
 
 if TYPE_CHECKING:
     from rljob_inputs.check import InputsReport
@@ -69,12 +69,11 @@ def describe_misfit(need: Need) -> str:
 
 def describe_remedy(question: Question, need: Need) -> str:
     """Return what would fit."""
-    remedies = [remedy.describe() for remedy in find_remedies(question, need)]
     if need.resource == "host":
-        remedies.append(f"resources.limits.memory: {-(-need.num_bytes // _GIB)}Gi")
-    if not remedies:
-        return "no field of the job makes it fit: use larger GPUs, or a smaller model"
-    return f"what fits: {'; or '.join(remedies)}"
+        return f"what fits: resources.limits.memory: {-(-need.num_bytes // _GIB)}Gi"
+    if remedy := find_remedy(question, need):
+        return f"what fits: {remedy.describe()}"
+    return "no single change of those that were tried makes it fit: use more or larger GPUs, or a smaller model"
 
 
 def _limit_path(need: Need) -> str:

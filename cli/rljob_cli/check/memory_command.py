@@ -28,14 +28,12 @@ from rljob_inputs.memory.parts import Moment, Need
 from rljob_inputs.memory.plan import (
     Question,
     checkpoint_bytes,
-    compare_recomputations,
     find_recomputation,
     max_row_tokens,
     micro_batch_tokens,
     plan_memory,
 )
 from rljob_inputs.memory.sharing import share_gpus
-from rljob_inputs.memory.trainer import Recomputation
 from rljob_inputs.models.architectures import find_obstacles
 from rljob_inputs.models.defaults import FromModel
 
@@ -152,8 +150,9 @@ def _print(path: Path, plan: _Plan) -> None:
         f"{spec.trainer.micro_batch_tokens}), rows of up to {max_row_tokens(question)}; "
         f"a checkpoint has {show_bytes(checkpoint_bytes(question))}. ~ marks estimates."
     )
-    if compared := compare_recomputations(question):
-        print(_describe_recomputation(question, compared))
+    if spec.trainer.gpus_per_replica:
+        is_automatic = spec.trainer.gradient_checkpointing == "auto"
+        print(f"trainer.gradientCheckpointing: {'auto is ' * is_automatic}{find_recomputation(question)}")
     if not can_read_rows():
         print(f"no row was read, so that the longest prompt is unknown; {describe_installation('data')}")
     if any(need.resource == "gpu" and need.available is None for need in needs):
@@ -167,13 +166,6 @@ def _print(path: Path, plan: _Plan) -> None:
         print(problem.message)
     for line in describe_unread(question.job):
         print(line)
-
-
-def _describe_recomputation(question: Question, compared: dict[Recomputation, int]) -> str:
-    setting, chosen = question.job.spec.trainer.gradient_checkpointing, find_recomputation(question)
-    meaning = f"auto is {chosen}" if setting == "auto" else setting
-    needs = ", ".join(f"{choice} {show_bytes(num_bytes)}" for choice, num_bytes in compared.items())
-    return f"trainer.gradientCheckpointing: {meaning}; an update needs on each GPU with {needs}"
 
 
 def _shown_moments(question: Question, need: Need) -> list[Moment]:
@@ -210,7 +202,6 @@ def _to_json(path: Path, plan: _Plan) -> dict[str, Any]:
         "row_tokens": max_row_tokens(question),
         "checkpoint_bytes": checkpoint_bytes(question),
         "recomputation": find_recomputation(question),
-        "update_bytes": compare_recomputations(question),
         "from_model": [asdict(value) for value in plan.from_model],
         "needs": [
             {

@@ -16,7 +16,7 @@ import aiohttp
 from rich.console import Console
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.run.folder import FILE_CURVES, FILE_METRICS, FILE_SUMMARY, last_checkpoint
+from rljob_api.run.folder import FILE_METRICS, FILE_SUMMARY, last_checkpoint
 from rljob_api.run.metrics import read_metrics
 from rljob_api.run.summaries import format_summary, read_driver_summary
 from rljob_api.wire.contract import PORT_DRIVER, UrlPath
@@ -27,7 +27,6 @@ from rljob_cli.local.node.kubelet import log_path
 from rljob_cli.manifests import is_ready, labels_of, phase_of, role_of
 from rljob_cli.run.endpoint import Endpoint, remove_endpoint, write_endpoint
 from rljob_cli.run.live import PlainOutput
-from rljob_cli.run.plot import draw_curves
 from rljob_cli.run.reward_rows import RewardMetrics, RewardRow, build_row, gather_metrics
 from rljob_cli.run.runfolder import MetricsReader
 from rljob_cli.run.sessions import SessionLog
@@ -254,7 +253,7 @@ def build_rewards(job: RLJob, pods: Sequence[Manifest], metrics: RewardMetrics) 
 def run_job(
     job: RLJob, folder: Path, network: Network, claims: Mapping[str, Path], output: PlainOutput, console: Console
 ) -> str:
-    """Run the job and write its summary and curves. Return its phase."""
+    """Run the job and write its summary. Return its phase."""
     try:
         run = Run(job, folder, network, claims, output)
         phase = asyncio.run(run.execute())
@@ -272,10 +271,6 @@ def run_job(
         template_arguments=job.spec.data.chat_template_arguments,
     )
     (folder / FILE_SUMMARY).write_text(format_summary(summary))
-    curves = folder / FILE_CURVES
-    has_curves = draw_curves(metrics, curves)
     print_summary(console, summary)
-    if has_curves:
-        console.print(f"curves: {curves}", soft_wrap=True, highlight=False)
     console.print(f"logs: {folder / 'logs'}", soft_wrap=True, highlight=False)
     return phase

@@ -1,4 +1,4 @@
-"""The curves of a run, from its metrics. Pure; curves.png and the report draw the same panels.
+"""The curves of a run, from its metrics. Pure; the report draws them.
 
 Invariant: an unknown value has no point, so that it cannot be read as zero.
 """

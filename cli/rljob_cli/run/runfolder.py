@@ -17,7 +17,6 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.immutable_fields import pick_fixed_fields
 from rljob_api.manifest.job import RLJob
 from rljob_api.run.folder import (
-    FILE_CURVES,
     FILE_DRIVER_SUMMARY,
     FILE_JOB,
     FILE_METRICS,
@@ -109,7 +108,7 @@ def prepare(folder: Path, job: RLJob) -> None:
     """Create the folder, write the job, and remove an earlier run's results, so that they are not mistaken for new."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE_JOB).write_text(to_yaml(dump(job)))
-    for name in (FILE_DRIVER_SUMMARY, FILE_SUMMARY, FILE_CURVES, FILE_REPORT):
+    for name in (FILE_DRIVER_SUMMARY, FILE_SUMMARY, FILE_REPORT):
         (folder / name).unlink(missing_ok=True)
     if not has_checkpoint(folder):  # the run starts over, and the driver would delete its rows
         for name in (FILE_SESSIONS, FILE_METRICS):

@@ -7,7 +7,7 @@ half of a reconcile's CPU time. Invariant: builders get only what is in the key,
 import hashlib
 from collections.abc import Callable, Mapping
 
-import orjson
+import msgspec
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.base import ObjectMeta
@@ -52,11 +52,11 @@ class BuiltChildren:
         self._packed[key] = packed
         while self.num_bytes > self._max_bytes:
             self.num_bytes -= len(self._packed.pop(next(iter(self._packed)))[0])
-        children, problems = orjson.loads(compression.unpack(packed))
+        children, problems = msgspec.json.decode(compression.unpack(packed))
         return children, problems
 
     def _pack(self, built: Built) -> Packed:
-        text = orjson.dumps(built)
+        text = msgspec.json.encode(built)
         if built[0] and not self._dictionary:
             self._dictionary = text[-MAX_DICTIONARY_BYTES:]
         return compression.pack(text, self._dictionary)

@@ -20,8 +20,8 @@ from rljob_inputs.machine.nvidia import find_devices, list_wsl_gpus
 Extra = Literal["data", "cpu", "gpu"]
 MODULES: Mapping[Extra, tuple[str, ...]] = {
     "data": ("datasets", "numpy", "pyarrow", "rljob_service", "s3fs", "tokenizers"),
-    "cpu": ("torch", "ray", "vllm", "matplotlib", "rljob_trainer"),
-    "gpu": ("torch", "ray", "vllm", "matplotlib", "rljob_trainer"),
+    "cpu": ("torch", "ray", "vllm", "rljob_trainer"),
+    "gpu": ("torch", "ray", "vllm", "rljob_trainer"),
 }
 """What a command may need that the package alone does not bring. `cpu` and `gpu` have what `data` has, too."""
 REQUIREMENTS = Path(__file__).with_name("requirements")
@@ -64,17 +64,23 @@ def find_extra(module: str) -> Extra | None:
     return find_device_extra() if package in MODULES["cpu"] else None
 
 
+def describe_tracker(package: str) -> str:
+    """Return that the client of a tracker is not installed, and the command. Its extra has the package's name."""
+    return f"needs {package}, which is not installed; {describe_installation(find_device_extra(), tracker=package)}"
+
+
 def find_device_extra() -> Extra:
     """Return the extra for runs on this machine: gpu where there is one of NVIDIA."""
     return "gpu" if find_devices() or list_wsl_gpus() else "cpu"
 
 
-def describe_installation(extra: Extra, builds: Mapping[str, str] | None = None) -> str:
-    """Return ``run `COMMAND` ``, which installs an extra here. `builds`: of vLLM, whose files it replaces."""
+def describe_installation(extra: Extra, builds: Mapping[str, str] | None = None, tracker: str = "") -> str:
+    """Return ``run `COMMAND` ``, which installs an extra here. `builds`: of vLLM, whose files it replaces. `tracker`:
+    the extra of a tracker to add to it."""
     if (_ROOT / "uv.lock").is_file():
         return f"run `make DEVICE={extra if extra != 'data' else find_device_extra()} install` in RLJob's checkout"
     version = importlib.metadata.version("rljob-inputs")
-    options = f"'rljob[{extra}]=={version}'"
+    options = f"'rljob[{','.join(filter(None, (extra, tracker)))}]=={version}'"
     if extra != "data":
         constraints, overrides = (shlex.quote(str(REQUIREMENTS / f"{name}.txt")) for name in (extra, "overrides"))
         options += f" --constraints {constraints} --overrides {overrides}"

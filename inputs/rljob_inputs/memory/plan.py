@@ -19,7 +19,7 @@ from rljob_inputs.memory import limits, roles, shared
 from rljob_inputs.memory.gpus import read_gpu_labels
 from rljob_inputs.memory.limits import ShardingMode, choose_sharding
 from rljob_inputs.memory.parts import Moment, Need, Part, build_moment
-from rljob_inputs.memory.recomputation import choose_recomputation, plan_choices
+from rljob_inputs.memory.recomputation import choose_recomputation
 from rljob_inputs.memory.shapes import Shape, read_shape
 from rljob_inputs.memory.trainer import (
     GRADIENTS,
@@ -125,16 +125,6 @@ def find_recomputation(question: Question) -> Recomputation:
     return build_work(question, shape, _gpu_bytes(question, trainer.node_pool)).recomputation
 
 
-def compare_recomputations(question: Question) -> dict[Recomputation, int]:
-    """Return what a trainer's GPU needs in an update, by what is computed again; empty without GPUs, or if the model's
-    shape is unknown."""
-    spec = question.job.spec
-    shape = _shape(question, spec.model.source)
-    if shape is None or not spec.trainer.gpus_per_replica:
-        return {}
-    return plan_choices(spec, build_work(question, shape, _gpu_bytes(question, spec.trainer.node_pool)))
-
-
 def _describe_work(question: Question, shape: Shape, gpu_bytes: int | None) -> Work:
     spec = question.job.spec
     lora, size = spec.trainer.lora, _DTYPE_BYTES[spec.trainer.dtype]
@@ -155,7 +145,7 @@ def _describe_work(question: Question, shape: Shape, gpu_bytes: int | None) -> W
     has_masks = shares_prompts and not is_packed
     return Work(
         shape=shape,
-        num_shards=spec.trainer.num_ranks // spec.trainer.num_copies,
+        num_shards=spec.trainer.num_ranks,
         bytes_per_value=size,
         bytes_per_logit=_DTYPE_BYTES.get(spec.trainer.head_dtype, size),
         limits_logits=find_logit_transform(text_config(question.models[spec.model.source].config)).limit is not None,

@@ -17,7 +17,7 @@ from rljob_inputs.memory.changes import change_job
 from rljob_inputs.memory.gpu_counts import count_all_gpus
 from rljob_inputs.memory.parts import Need
 from rljob_inputs.memory.plan import Question, plan_memory
-from rljob_inputs.memory.remedies import lower_share
+from rljob_inputs.memory.remedies import SHARE, find_remedy
 
 _PLACEMENT: Final = {"rollout.placement": "trainer"}
 _OF_OWN_PODS: Final = ("replicas", "image", "resources", "node_pool")
@@ -76,7 +76,7 @@ def share_gpus(question: Question) -> Sharing:
     misfit = next((need for need in needs if not need.fits), None)
     if misfit is None:
         return Sharing(placement, removed)
-    if remedy := lower_share(changed, misfit):
+    if (remedy := find_remedy(changed, misfit)) and SHARE in remedy.fields:
         return Sharing({**placement, **remedy.fields}, removed)
     return Sharing(reason="all do not fit" if models else "both do not fit", misfit=misfit, question=changed)
 

@@ -29,7 +29,7 @@ class Work:
 
     shape: Shape
     num_shards: int
-    """Ranks that share one copy of the state."""
+    """Ranks that share the state."""
     bytes_per_value: int
     """Width of the compute dtype."""
     bytes_per_logit: int

@@ -6,7 +6,7 @@ have no status, so a longer one of the same object replaces it. Objects are othe
 fields that the plan does not read would save little more, and break a plan that begins to read one.
 """
 
-import orjson
+import msgspec
 
 from rljob_api.wire.contract import LABEL_ROLE
 from rljob_core import compression
@@ -52,5 +52,5 @@ def _without_others_fields(metadata: Manifest) -> Manifest:
 
 
 def unpack(packed: Packed) -> Manifest:
-    manifest: Manifest = orjson.loads(compression.unpack(packed))
+    manifest: Manifest = msgspec.json.decode(compression.unpack(packed))
     return manifest

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 import kopf
-import orjson
+import msgspec
 import yarl
 
 from rljob_core.json_depth import load_json
@@ -117,7 +117,7 @@ class _WatchedStream:
             return line
         version = event["object"]["metadata"]["resourceVersion"]
         self._on_event(event)
-        return orjson.dumps({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": version}}})
+        return msgspec.json.encode({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": version}}})
 
 
 def _find(watched: Mapping[str, Resource], url: yarl.URL) -> Resource | None:

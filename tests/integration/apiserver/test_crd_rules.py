@@ -405,7 +405,6 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("RLJobSpec", "must not be named runner", "RLJob", PROGRAM | {"rewards.0.name": "runner"}),
     ("RLJobSpec", "must have at least one entry", "RLJob", {"rewards": []}),
     ("RLJobSpec", "must have env:// only with", "RLJob", {"data.train": ROWS}),
-    ("TrainerRole", "must be full with fewer than 2 GPUs", "RLJob", {"trainer.sharding": "perReplica"}),
     ("Lora", "must be names of modules", "RLJob", {"trainer.lora": {"targetModules": ["all-linear", "q_proj"]}}),
 ]
 

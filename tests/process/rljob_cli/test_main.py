@@ -138,7 +138,7 @@ def test_run_fails_when_the_head_exceeds_its_backoff_limit(job):
 
 
 def test_importing_the_command_imports_no_heavy_package():
-    heavy = "{'aiohttp', 'kubernetes', 'matplotlib', 'pydantic', 'pyarrow', 'rich.table', 'yaml', 'torch'}"
+    heavy = "{'aiohttp', 'kubernetes', 'pydantic', 'pyarrow', 'rich.table', 'yaml', 'torch'}"
     code = f"import sys, rljob_cli.main; print(sorted({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 

@@ -25,15 +25,15 @@ def test_any_depth_is_read_and_written(levels):
     assert read["items"][1] == {"name": '[{"\\'}, "its neighbour is whole"
     written = json.loads(dump_json(read))
     assert written["items"][1] == read["items"][1]
-    assert MAX_DEPTH - 3 <= depth_of(written["items"][0]["a"]) <= 254 or written["items"][0]["a"] == json.loads(nest(2))
+    assert depth_of(written["items"][0]["a"]) >= min(levels, MAX_DEPTH - 3)
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"<html>", b'{"a":NaN}', b"]" * 300, nest(1100).encode()[:-1]])
 def test_what_is_no_json_is_refused(raw):
-    with pytest.raises(ValueError, match=r"line 1|empty"):
+    with pytest.raises(ValueError, match=r"malformed|truncated"):
         load_json(raw)
 
 
 def test_what_is_no_value_of_json_is_refused():
     with pytest.raises(TypeError):
-        dump_json({"a": {1}})
+        dump_json({"a": object()})

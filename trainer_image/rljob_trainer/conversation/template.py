@@ -60,7 +60,7 @@ class ChatTemplate:
 
         If the template does not write tools, they are in the system message. Raise TemplateError.
         """
-        described = [_describe(tool) for tool in tools]
+        described = [{"type": "function", "function": tool.model_dump()} for tool in tools]
         parsed = [_with_parsed_arguments(message) for message in messages]
         if described and not self._writes_tools:
             return self._render(write_tools(parsed, described, self.tool_format), None, generate=generate)
@@ -130,10 +130,6 @@ class ChatTemplate:
         except TemplateError:
             return True  # It refuses this message; the tools of the conversation are not lost without an error.
         return _PROBE_NAME in text
-
-
-def _describe(tool: ToolSchema) -> dict[str, Any]:
-    return {"type": "function", "function": tool.model_dump()}
 
 
 def _with_parsed_arguments(message: Message) -> Message:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 import secrets
 import time
@@ -34,7 +35,6 @@ from rljob_trainer.driver.ports import Trainer, TrainerGroupDiedError
 from rljob_trainer.driver.problems import find_problems
 from rljob_trainer.driver.rank_failures import RankFailureLog
 from rljob_trainer.driver.run_clock import RunClock
-from rljob_trainer.driver.stacks import describe_tasks
 from rljob_trainer.driver.step_clock import StepClock
 from rljob_trainer.driver.stopping import NOTHING_TRAINS, LastSave, PodLeavesError
 from rljob_trainer.driver.updates import StepOutcome
@@ -46,6 +46,21 @@ from rljob_trainer.outages.registry import OutageError
 from rljob_trainer.progress.pace import Pace
 from rljob_trainer.run_folder.file_facts import Checkpoint, DamagedCheckpointError
 from rljob_trainer.services.demand import Forecaster
+
+_NUM_TASKS = 50
+_NUM_FRAMES = 8
+
+
+def describe_tasks() -> str:
+    """Return the stacks of the running loop's tasks, each stack once, with the number of its tasks."""
+    seen: dict[str, int] = {}
+    for task in asyncio.all_tasks():
+        text = io.StringIO()
+        task.print_stack(limit=_NUM_FRAMES, file=text)
+        stack = text.getvalue().partition("\n")[2]  # the first line has the task's name
+        seen[stack] = seen.get(stack, 0) + 1
+    return "\n".join(f"{count} x\n{stack}" for stack, count in list(seen.items())[:_NUM_TASKS])
+
 
 log = logging.getLogger(__name__)
 

@@ -22,10 +22,9 @@ from typing import Any, TypeVar
 
 from rljob_api.errors import UserError
 from rljob_trainer.agents.base import EpisodeTask, Recording
-from rljob_trainer.conversation.continuation import Break
 from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.conversation.transcript import PendingAnswer, Transcript
-from rljob_trainer.episodes.types import Completion, ContextBreak, PromptTooLongError, Segment, ToolCall, Turn
+from rljob_trainer.episodes.types import Completion, ContextBreak, PromptTooLongError, ToolCall, Turn
 from rljob_trainer.gateway.exchanges import Exchange, Exchanges, Sampled
 from rljob_trainer.gateway.rewards import PostedReward, find_answer
 from rljob_trainer.gateway.types import ModelAnswer, ModelRequest, RequestError
@@ -120,10 +119,14 @@ class Attempt:
         with self._lock:
             last = len(self._turns) - 1
             return Recording(
-                segments=[_copy(segment) for segment in self._transcript.segments],
+                # Their arrays never change.
+                segments=[replace(segment) for segment in self._transcript.segments],
                 turns=list(self._turns),
                 completion_ids=list(self._completion_ids),
-                breaks=[ContextBreak(each.cause.value, _describe(each)) for each in self._transcript.breaks],
+                breaks=[
+                    ContextBreak(each.cause.value, f"{each.expected!r} became {each.found!r}")
+                    for each in self._transcript.breaks
+                ],
                 messages=self._transcript.messages_of(last) if self._turns else [],
                 whole=self._transcript.whole_of(last) if self._turns else None,
                 generation=self._generation,
@@ -203,7 +206,11 @@ class Attempt:
     def _build_answer(self, request: ModelRequest, pending: PendingAnswer, completion: Completion) -> ModelAnswer:
         message = self._transcript.read_answer(pending, completion)
         is_call = "tool_calls" if message.get("tool_calls") else "stop"
-        texts = [] if request.num_logprobs is None else [self._decode(each) for each in completion.token_ids]
+        texts = (
+            []
+            if request.num_logprobs is None
+            else [self._policy.template.decode([each]) for each in completion.token_ids]
+        )
         return ModelAnswer(
             id=f"policy-{uuid.uuid4().hex}",
             created=int(time.time()),
@@ -213,9 +220,6 @@ class Attempt:
             num_prompt_tokens=len(pending.prompt),
             token_texts=texts,
         )
-
-    def _decode(self, token_id: int) -> str:
-        return self._policy.template.decode([token_id])
 
     def _record(self, pending: PendingAnswer, answer: ModelAnswer) -> None:
         completion = answer.completion
@@ -234,10 +238,6 @@ def _refuse_length(num_tokens: int, limit: int) -> RequestError:
     return RequestError(400, "context_length_exceeded", message)
 
 
-def _copy(segment: Segment) -> Segment:
-    return replace(segment)  # its arrays never change
-
-
 def _to_text(text: str) -> str:
     """Replace halves of surrogate pairs, which JSON can have and no tokenizer takes."""
     return text.encode(errors="replace").decode()
@@ -250,7 +250,3 @@ def _read_call(call: dict[str, Any]) -> ToolCall:
     except (ValueError, RecursionError):
         arguments = None
     return ToolCall(call["id"], function["name"], arguments if isinstance(arguments, dict) else None)
-
-
-def _describe(found: Break) -> str:
-    return f"{found.expected!r} became {found.found!r}"

@@ -187,7 +187,8 @@ class ModelGateway:
         asked = self._read(dialect, body, request)
         attempt = attempts.choose(self._name_trajectory(asked.model, request))
         digest = hashlib.sha256(request.path.encode() + b"\n" + data).digest()
-        exchange = attempt.join(asked, digest, len(data), is_retry=_is_retry(request))
+        is_retry = request.headers.get(_RETRY_HEADER, "0") != "0"
+        exchange = attempt.join(asked, digest, len(data), is_retry=is_retry)
         is_first = exchange.started_at >= started_at
         try:
             if asked.stream:
@@ -325,10 +326,6 @@ def _describe_model(name: str) -> dict[str, Any]:
 def _read_key(request: web.Request) -> str:
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
-
-
-def _is_retry(request: web.Request) -> bool:
-    return request.headers.get(_RETRY_HEADER, "0") != "0"
 
 
 async def _read_body(request: web.Request) -> tuple[Mapping[str, Any], bytes]:

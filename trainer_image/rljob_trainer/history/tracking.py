@@ -7,7 +7,6 @@ counted and shown.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import time
@@ -21,6 +20,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.run.gauges import flatten, name_series
 from rljob_api.run.metrics import AnyRecord
 from rljob_api.run.summaries import DeliveryCounts
+from rljob_inputs.machine.installation import describe_tracker, has_module
 from rljob_trainer.episodes.types import Group
 from rljob_trainer.history.delivery import Delivery
 from rljob_trainer.history.trackers import MlFlow, TensorBoard, TrackedRecord, Tracker, WeightsAndBiases
@@ -99,25 +99,18 @@ def _shorten(value: Any) -> str:
 def build_trackers(job: RLJob, run_dir: Path) -> Trackers:
     """Return the trackers of spec.tracking. Raise UserError if one cannot work here."""
     tracking, run_id = job.spec.tracking, read_run_id(run_dir)
+    for package, field_name in tracking.packages.items():
+        if not has_module(package):
+            raise UserError(f"spec.tracking.{field_name} {describe_tracker(package)}, or use RLJob's own image")
     deliveries: list[Delivery[Tracker]] = []
     if tracking.tensorboard:
         deliveries.append(Delivery("tensorboard", partial(TensorBoard, run_dir / "tensorboard")))
     if tracking.wandb_project:
-        _require_package("wandb", "wandbProject")
         deliveries.append(Delivery("wandb", partial(WeightsAndBiases, job, run_dir, run_id)))
     if tracking.mlflow_experiment:
-        _require_package("mlflow", "mlflowExperiment")
         if not os.environ.get("MLFLOW_TRACKING_URI"):
             raise UserError(
                 "spec.tracking.mlflowExperiment is set, but MLFLOW_TRACKING_URI is not; set it in spec.head.env"
             )
         deliveries.append(Delivery("mlflow", partial(MlFlow, job, run_id)))
     return Trackers(deliveries, num_samples=tracking.wandb_samples if tracking.wandb_project else 0)
-
-
-def _require_package(package: str, field: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        raise UserError(
-            f"spec.tracking.{field} is set, but the package {package} is not installed; install it in the image of "
-            f"spec.head, or remove the field"
-        )

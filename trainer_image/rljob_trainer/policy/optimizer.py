@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from rljob_api.manifest.algorithm import Optimizer
-from rljob_trainer.policy.sharding import shard_device, shard_group
+from rljob_trainer.policy.sharding import shard_device
 
 _HALF_LOSS_SCALE = 2.0**4
 """Keeps float16 gradients out of the denormal range, and below its maximum where a micro-batch has thousands of tokens
@@ -61,7 +61,7 @@ def step(optimizer: torch.optim.AdamW, *, divisor: float, max_norm: float | None
     shards = [p.grad.to_local() for p in parameters if isinstance(p.grad, DTensor)]
     # Of shards in host memory, too, NCCL sums a number on the device.
     squares = torch.stack(torch._foreach_norm(shards)).double().square().sum().to(shard_device(parameters[0]))
-    dist.all_reduce(squares, group=shard_group(parameters[0]))  # a copy on other ranks has the same gradient
+    dist.all_reduce(squares)
     norm = math.sqrt(squares.item()) / divisor
     if math.isfinite(norm):
         factor = (1.0 if max_norm is None or norm <= max_norm else max_norm / norm) / divisor

@@ -90,7 +90,7 @@ class Policy:
             self.dtype,
             self._gpu_bytes,
         )
-        self._mesh = sharding.build_mesh(device, job.spec.trainer.num_copies)
+        self._mesh = sharding.build_mesh(device)
         self.model = self._shard(opened, offload=job.spec.trainer.offloads_state)
         if self.adapters is not None:
             self.adapters.find_shards(self.model, _PREFIX)

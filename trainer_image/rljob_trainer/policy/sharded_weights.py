@@ -122,10 +122,7 @@ def _on_mesh_of(parameter: nn.Parameter | None, device: torch.device) -> nn.Para
     reads to the mesh's device."""
     if not isinstance(parameter, DTensor) or (mesh := parameter.device_mesh).device_type == device.type:
         return parameter
-    groups = mesh.get_all_groups()
-    same = DeviceMesh.from_group(
-        groups[0] if mesh.ndim == 1 else groups, device.type, mesh=mesh.mesh, mesh_dim_names=mesh.mesh_dim_names
-    )
+    same = DeviceMesh.from_group(mesh.get_group(), device.type, mesh=mesh.mesh)
     spec = DTensorSpec(same, parameter.placements, tensor_meta=parameter._spec.tensor_meta)
     local = parameter.to_local()
     return nn.Parameter(DTensor(local, spec, requires_grad=False), requires_grad=parameter.requires_grad)

@@ -19,19 +19,9 @@ from rljob_inputs.memory.limits import ShardingMode as ShardingMode  # its home 
 from rljob_inputs.memory.limits import choose_sharding
 
 
-def build_mesh(device: torch.device, num_copies: int) -> DeviceMesh:
-    """Return the mesh of all ranks, over whose last dimension parameters are sharded. With several copies it has the
-    dimensions replicate and shard, and the ranks of a copy are adjacent. A collective."""
-    num_ranks = dist.get_world_size()
-    if num_copies == 1:
-        return init_device_mesh(device.type, (num_ranks,))
-    shape = (num_copies, num_ranks // num_copies)
-    return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
-
-
-def shard_group(parameter: DTensor) -> dist.ProcessGroup:
-    """Return the ranks that have the shards of the same copy of the parameter as this rank."""
-    return parameter.device_mesh.get_group(parameter.device_mesh.ndim - 1)
+def build_mesh(device: torch.device) -> DeviceMesh:
+    """Return the mesh of all ranks, over which parameters are sharded. A collective."""
+    return init_device_mesh(device.type, (dist.get_world_size(),))
 
 
 def shard_device(parameter: DTensor) -> str:

@@ -31,7 +31,7 @@ _SLOT_BYTES = 4 << 20
 def use_shared_memory(model: nn.Module, mesh: DeviceMesh) -> bool:
     """Let the FSDP2 units of `model` exchange parameters and gradients through shared memory. Return whether they do:
     on GPUs, or if a rank does not see the memory of another one, everything stays as it is. A collective."""
-    group = mesh.get_group(mesh.ndim - 1)
+    group = mesh.get_group()
     if mesh.device_type != "cpu" or group.size() == 1 or dist.get_backend(group) != "gloo":
         return False
     slots = Slots.open(group)

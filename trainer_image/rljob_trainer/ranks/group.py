@@ -231,12 +231,10 @@ class TrainerGroup:
                 await on_errors(errors)
             if self._is_offered and self._watch.num_waiting:
                 self._wanted.set()
-            if (hung := self._watch.find_hung(self._returned())) is not None and self._ranks:
+            returned = {rank for rank, call in enumerate(self._calls) if call.done()}
+            if (hung := self._watch.find_hung(returned)) is not None and self._ranks:
                 await self._raise_hang(hung)
             await asyncio.sleep(_WATCH_SECONDS)
-
-    def _returned(self) -> set[int]:
-        return {rank for rank, call in enumerate(self._calls) if call.done()}
 
     async def _raise_death(self, errors: Sequence[BaseException]) -> None:
         self._kill()
@@ -281,8 +279,7 @@ class TrainerGroup:
 
     async def _load(self, model: str, run: RunFolder, checkpoint: Checkpoint | None) -> None:
         described = await self._broadcast("describe")
-        # Adjacent ranks share a machine, so that their collectives stay on it, and a Pod, which may have its own copy
-        # of the state (sharding.build_mesh).
+        # Adjacent ranks share a machine, so that their collectives stay on it.
         order = sorted(range(len(described)), key=lambda i: described[i][:2])
         self._ranks, described = [self._ranks[i] for i in order], [described[i] for i in order]
         machines = [machine for machine, *_ in described]

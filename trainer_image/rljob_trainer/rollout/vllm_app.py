@@ -1,6 +1,8 @@
 """vLLM's OpenAI server, as its own program builds it, with a place for RLJob's middleware and a task next to it.
 
-Owns the order in which vLLM's parts start and end. Invariant: nothing of vLLM responds before the middleware.
+Owns the order in which vLLM's parts start and end. Invariants: nothing of vLLM responds before the middleware; the
+end of an engine after a signal is quiet, and one without a signal is logged and is a failure: vLLM's server returns
+alike after both.
 """
 
 from __future__ import annotations
@@ -10,13 +12,40 @@ import logging
 import os
 import signal
 from argparse import Namespace
+from collections.abc import Callable
 from typing import Any
 
 import psutil
 
 from rljob_api.errors import TransientError
 from rljob_trainer.concurrency import end_tasks
-from rljob_trainer.rollout.ending import is_wanted, quiet_shutdown
+
+_ENGINE_LOG = "vllm.v1.engine.async_llm"
+
+
+class _EndIsWanted(logging.Filter):
+    """Drops errors of a dead engine."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return type(error).__name__ != "EngineDeadError"
+
+
+def end_is_wanted() -> bool:
+    """Whether the engine was terminated."""
+    return any(isinstance(each, _EndIsWanted) for each in logging.getLogger(_ENGINE_LOG).filters)
+
+
+def quiet_shutdown(shutdown: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap AsyncLLM.shutdown. It ends the engine before the task that reads from it, which then takes it for dead."""
+
+    def wanted(timeout: float | None = None) -> Any:
+        if not end_is_wanted():
+            logging.getLogger(_ENGINE_LOG).addFilter(_EndIsWanted())
+        return shutdown(timeout=timeout)
+
+    return wanted
+
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +104,7 @@ class Serving:
             # meanwhile.
             self._shutdown = app.state.server.shutdown()
         self._failure = beside.exception() if beside.done() else None
-        if self._failure is None and not is_wanted():
+        if self._failure is None and not end_is_wanted():
             self._failure = TransientError("vLLM's engine ended; its log says why")
         await end_tasks(beside)
 

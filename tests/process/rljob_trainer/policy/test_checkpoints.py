@@ -1,4 +1,4 @@
-"""Checkpoints of real FSDP2 ranks: on other meshes, through a folder and the head, and next to training.
+"""Checkpoints of real FSDP2 ranks: on other numbers of ranks, through a folder and the head, and next to training.
 
 checkpoint_scenarios.py runs each scenario; each test compares their results.
 """
@@ -17,7 +17,7 @@ import torch
 from rljob_trainer.run_folder.file_facts import describe_file
 from rljob_trainer.run_folder.server import RunFileServer
 from tests.support import checkpoint_scenarios
-from tests.support.checkpoint_scenarios import KINDS, MESHES
+from tests.support.checkpoint_scenarios import KINDS, NUM_RANKS
 from tests.support.loopback import next_address
 from tests.support.policy_scenarios import HEAD_TOKEN
 from tests.support.rank_programs import run_forked
@@ -45,8 +45,8 @@ def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_checkpoint_has_the_same_bits_on_every_mesh(kind: str, folder: Path) -> None:
-    outcomes = [read(folder, f"{kind}-{number}") for number in range(len(MESHES))]
+def test_checkpoint_has_the_same_bits_on_any_number_of_ranks(kind: str, folder: Path) -> None:
+    outcomes = [read(folder, f"{kind}-{number}") for number in range(len(NUM_RANKS))]
     for before, after in pairwise(outcomes):
         assert_same(after["held"], before["held"])
         assert after["num_updates"] == 2, "the learning rate continues from there"
@@ -55,7 +55,7 @@ def test_checkpoint_has_the_same_bits_on_every_mesh(kind: str, folder: Path) -> 
 
 def test_update_after_a_checkpoint_of_other_ranks_differs_by_rounding_alone(folder: Path) -> None:
     """With LoRA's dropout, each rank draws other numbers."""
-    outcomes = [read(folder, f"policy-{number}")["trained"] for number in range(len(MESHES))]
+    outcomes = [read(folder, f"policy-{number}")["trained"] for number in range(len(NUM_RANKS))]
     for trained in outcomes[1:]:
         differences = torch.cat([(trained[name] - outcomes[0][name]).abs().flatten() for name in trained])
         # As in test_policy: Adam may turn the step of a gradient near 0.
@@ -65,7 +65,7 @@ def test_update_after_a_checkpoint_of_other_ranks_differs_by_rounding_alone(fold
 HELD = [f"{kind}-held-{step}" for kind in KINDS for step in (2, 3)]
 
 
-@pytest.mark.parametrize("name", [*HELD, "policy-held-3-per-replica"])
+@pytest.mark.parametrize("name", HELD)
 def test_checkpoint_that_is_written_during_training_has_the_state_at_its_beginning(name: str, folder: Path) -> None:
     outcome = read(folder, name)
     assert not outcome["is_written"], "it was held back until after the update"

@@ -119,7 +119,6 @@ VIOLATIONS: list[tuple[dict[str, Any], str]] = [
         "critic is for type ppo alone",
     ),
     ({"trainer": {"lora": {"rank": 0}}}, "greater than or equal to 1"),
-    ({"trainer": {"replicas": 2, "gpusPerReplica": 1, "sharding": "perReplica"}}, "with fewer than 2 GPUs per Pod"),
     ({"trainer": {"lora": {"rank": 1024}}}, "less than or equal to 512"),
     ({"trainer": {"lora": {"dropout": 1}}}, "less than 1"),
     ({"trainer": {"lora": {"targetModules": []}}}, "at least 1 item"),

@@ -54,7 +54,7 @@ def test_weights_and_gradients_above_the_memory_of_the_gpus_are_an_error(tmp_pat
     ((path, is_warning, message),) = find(write_job(tmp_path, QWEN25_7B, trainer=GPUS), QWEN25_7B)
     assert (path, is_warning) == ("spec.trainer", False)
     assert message.startswith("a GPU of trainer needs at least 34.9 GiB, and ")
-    assert "a GPU gives it 21.5 GiB; what fits: trainer.gradientCheckpointing: full, trainer.replicas: 8 (" in message
+    assert "a GPU gives it 21.5 GiB; no single change of those that were tried makes it fit: use more" in message
 
 
 def test_activations_above_the_memory_of_the_gpus_are_a_warning(tmp_path):
@@ -88,7 +88,7 @@ def test_a_limit_below_the_plan_is_reported_with_both_numbers(tmp_path):
     assert path == "spec.trainer.resources.limits.memory"
     assert not is_warning, "weights and optimizer alone have more"
     assert "resources.limits.memory is 1.0 GiB" in message
-    assert "what fits: " in message
+    assert "; what fits: resources.limits.memory: 17Gi" in message
 
 
 def test_a_job_that_names_no_memory_has_no_findings(tmp_path):
@@ -240,13 +240,9 @@ def test_plan_refuses_a_model_that_cannot_be_trained(tmp_path):
 
 
 @pytest.mark.parametrize(("gpu", "chosen"), [("rtx-4090", "full"), ("h100-80gb", "selective")])
-def test_plan_shows_what_is_computed_again_and_what_each_choice_needs(gpu, chosen, tmp_path):
+def test_plan_shows_what_is_computed_again(gpu, chosen, tmp_path):
     job = write_job(tmp_path, QWEN25_1B5, trainer={"gpusPerReplica": 1})
     line = next(line for line in run("plan", job, "--gpu", gpu)[1].splitlines() if "gradientCheckpointing" in line)
-    start = f"trainer.gradientCheckpointing: auto is {chosen}; an update needs on each GPU with none "
-    assert line.startswith(start)
+    assert line == f"trainer.gradientCheckpointing: auto is {chosen}"
     (file,) = json.loads(run("plan", job, "--gpu", gpu, "-o", "json")[1])["files"]
     assert file["recomputation"] == chosen
-    assert file["update_bytes"].keys() == {"none", "selective", "full"}
-    need = next(need for need in file["needs"] if (need["role"], need["resource"]) == ("trainer", "gpu"))
-    assert need["bytes"] == file["update_bytes"][chosen]

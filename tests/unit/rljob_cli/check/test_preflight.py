@@ -15,6 +15,7 @@ from rljob_cli.check.jobfile import check_file, load, load_partial
 from rljob_cli.check.machine import Machine
 from rljob_cli.check.preflight import run_checks
 from rljob_cli.main import app
+from rljob_inputs.machine.installation import describe_tracker
 from tests.support.model_folder import write_model, write_weights
 
 MACHINE = Machine(
@@ -475,8 +476,8 @@ def test_trackers_that_cannot_work_are_reported(folder):
     lacking = replace(MACHINE, has_package=lambda name: name not in ("wandb", "mlflow"), environment={})
     lacking = replace(lacking, has_netrc=lambda: False)
     assert messages(folder, lacking) == [
-        "spec.tracking.wandbProject the package wandb is not installed; install it, or remove the field",
-        "spec.tracking.mlflowExperiment the package mlflow is not installed; install it, or remove the field",
+        f"spec.tracking.wandbProject {describe_tracker('wandb')}",
+        f"spec.tracking.mlflowExperiment {describe_tracker('mlflow')}",
         "spec.tracking.mlflowExperiment MLFLOW_TRACKING_URI is not set; set it in spec.head.env to the address of the "
         "MLflow server",
         "spec.tracking.wandbProject WANDB_API_KEY is not set; set it, or set WANDB_MODE: offline in spec.head.env",

@@ -4,9 +4,7 @@ import math
 
 import pytest
 
-from rljob_api.run.metrics import Metrics
 from rljob_cli.run.curves import build_panels, invalid_share, lay_over
-from rljob_cli.run.plot import draw_curves
 from tests.support.records import evaluation_record, metrics_of, step_record
 
 METRICS = metrics_of(
@@ -111,13 +109,6 @@ def test_long_runs_have_the_mean_of_several_steps():
     assert panel.note == "each point: mean of 10 steps"
     assert len(panel.curves[0].points) == 400
     assert panel.curves[0].points[0] == (5.5, 0.5)
-
-
-def test_picture_is_drawn_for_any_names(tmp_path):
-    path = tmp_path / "curves.png"
-    assert not draw_curves(Metrics(), path)
-    assert draw_curves(metrics_of(step_record(4, components={"$x_{": 1.0}, phase_seconds={"$y_{": 2.0})), path)
-    assert path.stat().st_size > 10_000
 
 
 def test_runs_are_laid_over_each_other_except_for_what_is_stacked():

@@ -1,6 +1,7 @@
 """The environment of the trainer's image, which NVIDIA's container runtime and the operator read or set."""
 
 import re
+import tomllib
 
 from rljob_core.children import build_children
 from rljob_core.defaults import DEFAULTS
@@ -32,6 +33,12 @@ def test_operator_leaves_the_gpus_of_a_container_to_the_device_plugin():
         assert not {variable for variable in variables if variable.startswith(("NVIDIA_", "CUDA_"))}, name
         has_gpus = "nvidia.com/gpu" in container.get("resources", {}).get("limits", {})
         assert has_gpus == (name in ("trainer", "rollout"))
+
+
+def test_image_has_the_clients_of_all_trackers():
+    package = tomllib.loads((ROOT / "trainer_image" / "pyproject.toml").read_text())["project"]
+    found = set(re.findall(r"--extra (\w+)", TEXT))
+    assert found == package["optional-dependencies"].keys() - {"cpu", "gpu"}
 
 
 def test_pods_can_write_where_the_image_says_as_any_user():

@@ -39,6 +39,7 @@ def test_a_tool_of_uv_is_installed_again_with_the_files_that_vllm_needs(installe
 def test_another_environment_is_named_and_the_other_build_of_vllm_removed(installed):
     python = f"--python '{installed}/bin/python'"
     assert describe_installation("data") == f"run `uv pip install {python} 'rljob[data]=={VERSION}'`"
+    assert describe_installation("cpu", tracker="wandb").startswith(f"run `uv pip install {python} 'rljob[cpu,wandb]==")
     command = describe_installation("cpu", {"vllm": "0"})
     assert command.startswith(f"run `uv pip uninstall {python} vllm && uv pip install {python} 'rljob[cpu]==")
 

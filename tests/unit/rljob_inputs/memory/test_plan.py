@@ -7,7 +7,7 @@ from memory_plan.cases import QWEN25_1B5, QWEN25_7B, QWEN25_32B, SMOLLM2_135M
 
 from rljob_api.manifest.job import RLJob
 from rljob_inputs.memory.plan import ModelFacts, Question, build_work, max_row_tokens, micro_batch_tokens, plan_memory
-from rljob_inputs.memory.remedies import find_remedies, lower_share
+from rljob_inputs.memory.remedies import SHARE, find_remedy
 from rljob_inputs.models.defaults import resolve_job
 
 GIB = 2**30
@@ -60,16 +60,6 @@ def test_host_holds_a_copy_of_what_is_saved_next_to_training(asynchronous, train
     question = ask(trainer=trainer, checkpoint={"asynchronous": asynchronous})
     copy = part(find(question, "trainer"), "checkpoint copy")
     assert copy == 12 * 7_615_616_512 * ranks_per_pod // num_ranks
-
-
-def test_host_without_memory_for_the_copy_may_save_without_it():
-    trainer = ON_GPUS["trainer"] | {"resources": {"limits": {"memory": "64Gi"}}}
-    question = ask(trainer=trainer)
-    (remedy,) = find_remedies(question, find(question, "trainer"))
-    assert remedy.fields == {"checkpoint.asynchronous": "never"}
-    waiting = ask(trainer=trainer, checkpoint={"asynchronous": "never"})
-    assert find(waiting, "trainer").fits
-    assert not find_remedies(waiting, find(waiting, "trainer"))
 
 
 def test_without_a_known_gpu_nothing_is_said_to_fit():
@@ -136,47 +126,39 @@ def test_packed_rows_have_no_masks_but_copies_of_a_groups_keys():
     assert (work("flash_attention_2").has_masks, work("flash_attention_2").key_copies) == (False, 1)
 
 
-def test_remedies_are_tried_on_the_plan():
-    question = ask(gpu_gib=80, **ON_GPUS)
-    remedies = {next(iter(each.fields)): each for each in find_remedies(question, find(question, "trainer", "gpu"))}
-    assert remedies.keys() == {"trainer.gradientCheckpointing", "trainer.microBatchTokens"}
-    assert all(each.num_bytes <= 80 * GIB for each in remedies.values())
-    assert "trainer.gradientCheckpointing: full (" in remedies["trainer.gradientCheckpointing"].describe()
-
-
-def test_pairs_are_tried_if_no_field_alone_is_enough():
-    question = ask(gpu_gib=22, **ON_GPUS)
-    remedies = find_remedies(question, find(question, "trainer", "gpu"))
-    assert [sorted(each.fields) for each in remedies] == [["trainer.gradientCheckpointing", "trainer.replicas"]]
-
-
-def test_a_gpu_that_is_too_small_for_any_setting_has_no_remedy():
-    question = ask(gpu_gib=2, **ON_GPUS)
-    assert find_remedies(question, find(question, "trainer", "gpu")) == []
-
-
 SHARED = {"placement": "trainer", "gpusPerReplica": 1, "maxModelLen": 1536}
+ONE_GPU = {"gpusPerReplica": 1}
+LONG = {"maxModelLen": 16384, "sampling": {"maxTokens": 8192}}
 
 
-def test_vllm_gets_less_of_a_shared_gpu_before_anything_slower_is_suggested():
-    rollout = {**SHARED, "gpuMemoryUtilization": 0.99}
-    question = ask(QWEN25_1B5, gpu_gib=48, prompt=512, trainer={"gpusPerReplica": 1}, rollout=rollout)
-    first, *_ = find_remedies(question, find(question, "trainer", "gpu"))
-    assert first.fields == {"rollout.gpuMemoryUtilization": 0.9}
+@pytest.mark.parametrize(
+    ("config", "gpu_gib", "trainer", "rollout", "described"),
+    [
+        (QWEN25_1B5, 48, ONE_GPU, {**SHARED, "gpuMemoryUtilization": 0.99}, "rollout.gpuMemoryUtilization: 0.9 ("),
+        (QWEN25_7B, 80, ON_GPUS["trainer"], {}, "trainer.microBatchTokens: 4096 ("),
+        (QWEN25_7B, 80, ON_GPUS["trainer"], LONG, "trainer.gradientCheckpointing: full ("),
+        (QWEN25_32B, 80, {"gpusPerReplica": 8}, {}, "trainer.lora: {rank: 32} ("),
+        (QWEN25_32B, 80, ONE_GPU, SHARED, "trainer.offload: all ("),
+        (QWEN25_32B, 48, {**ONE_GPU, "lora": {"rank": 8}}, SHARED, "a model of the size of Qwen2.5-14B ("),
+        (QWEN25_7B, 22, ON_GPUS["trainer"], {}, None),
+    ],
+)
+def test_the_remedy_is_the_cheapest_change_that_fits_by_the_plan(config, gpu_gib, trainer, rollout, described):
+    question = ask(config, gpu_gib=gpu_gib, prompt=512, trainer=trainer, rollout=rollout)
+    need = find(question, "trainer", "gpu")
+    remedy = find_remedy(question, need)
+    if described is None:
+        assert remedy is None
+        return
+    assert remedy.describe().startswith(described)
+    assert remedy.num_bytes <= gpu_gib * GIB < need.num_bytes
 
 
-def test_remedies_begin_with_the_cheapest_and_end_with_a_smaller_model():
-    question = ask(gpu_gib=80, **ON_GPUS, algorithm={"kl": {"coefficient": 0.1}})
-    order = [next(iter(each.fields)) for each in find_remedies(question, find(question, "trainer", "gpu"))]
-    assert order == ["trainer.microBatchTokens", "trainer.gradientCheckpointing"]
-    question = ask(QWEN25_32B, gpu_gib=24, prompt=512, trainer={"gpusPerReplica": 1}, rollout=SHARED)
+def test_more_gpus_than_there_are_is_not_a_remedy():
+    question = ask(QWEN25_32B, gpu_gib=24, prompt=512, trainer=ONE_GPU, rollout=SHARED)
     question = replace(question, num_gpus=1)
-    remedies = find_remedies(question, find(question, "trainer", "gpu"))
-    assert [(list(each.fields), each.model) for each in remedies] == [
-        ([], "Qwen2.5-0.5B"),
-        (["trainer.lora"], "Qwen2.5-3B"),
-    ]
-    assert remedies[1].describe().startswith("trainer.lora: {rank: 32}, a model of the size of Qwen2.5-3B (")
+    remedy = find_remedy(question, find(question, "trainer", "gpu"))
+    assert (remedy.fields, remedy.model) == ({}, "Qwen2.5-0.5B")
 
 
 def test_a_remedy_takes_the_gpu_from_no_other_need():
@@ -185,14 +167,8 @@ def test_a_remedy_takes_the_gpu_from_no_other_need():
     question = ask(gpu_gib=18.5, trainer={"gpusPerReplica": 1, "lora": {"rank": 8}}, rollout=rollout)
     need = find(question, "trainer", "gpu")
     generate = replace(need, moments=need.moments[:1])
-    assert lower_share(question, generate) is None
-
-
-def test_ranks_that_the_batch_does_not_allow_are_not_a_remedy():
-    rows = {"schedule": {"promptsPerStep": 1}, "algorithm": {"groupSize": 4}}
-    question = ask(gpu_gib=22, **ON_GPUS, **rows)
-    remedies = find_remedies(question, find(question, "trainer", "gpu"))
-    assert all("trainer.replicas" not in each.fields for each in remedies)
+    remedy = find_remedy(question, generate)
+    assert remedy is None or SHARE not in remedy.fields
 
 
 def test_a_rollout_needs_its_weights_and_one_text():
@@ -202,15 +178,14 @@ def test_a_rollout_needs_its_weights_and_one_text():
     assert part(need, "weights") == 2 * 7_615_616_512
     assert part(need, "KV cache: one text") == 32768 * 2 * 28 * 4 * 128 * 2
     assert need.available == int(0.9 * 18 * GIB)
-    assert [next(iter(each.fields)) for each in find_remedies(question, need)] == ["rollout.gpusPerReplica"]
+    assert find_remedy(question, need).fields == {"rollout.gpusPerReplica": 2}
 
 
 def test_a_shorter_text_may_be_enough_for_a_rollout():
     question = ask(gpu_gib=20, rollout={"gpusPerReplica": 1, "maxModelLen": 32768})
     need = find(question, "rollout", "gpu")
-    *_, remedy = find_remedies(question, need)
     assert need.fits is False
-    assert 512 < remedy.fields["rollout.maxModelLen"] < 32768
+    assert find_remedy(replace(question, num_gpus=1), need).fields == {"rollout.maxModelLen": 4096}
 
 
 def test_tensor_parallel_gpus_share_weights_and_heads():
@@ -229,19 +204,6 @@ def test_the_hosts_of_gpus_hold_slices_while_they_load_and_files_while_they_publ
     assert need.fits is fits
 
 
-def test_each_pod_has_a_copy_of_the_state_with_sharding_per_replica():
-    trainer = {"replicas": 4, "gpusPerReplica": 2}
-    full, copies = (
-        ask(gpu_gib=80, trainer={**trainer, "microBatchTokens": 4096, "sharding": sharding})
-        for sharding in ("full", "perReplica")
-    )
-    needs = [find(question, "trainer", "gpu") for question in (full, copies)]
-    assert part(needs[1], "state") == 4 * part(needs[0], "state") == 12 * 7_615_616_512 // 2
-    assert micro_batch_tokens(full) == micro_batch_tokens(copies), "copies do not change the rows of a rank"
-    remedies = [each.fields for each in find_remedies(copies, needs[1])]
-    assert {"trainer.sharding": "full"} in remedies, remedies
-
-
 @pytest.mark.parametrize(
     ("offload", "moved"), [("reference", {"reference": 2}), ("all", {"state": 12, "reference": 2, "gradients": 4})]
 )
@@ -257,13 +219,9 @@ def test_offload_moves_the_parts_of_all_gpus_to_their_pod(offload, moved):
     assert on_gpu.isdisjoint(set(moved) - {"gradients"}), "gradients pass through the GPU's buffers"
 
 
-def test_offload_changes_nothing_without_gpus_and_is_a_remedy_with_them():
+def test_offload_changes_nothing_without_gpus():
     plain, offloaded = (find(ask(SMOLLM2_135M, trainer={"offload": each}), "trainer") for each in ("none", "all"))
     assert plain == offloaded
-    question = ask(gpu_gib=30, trainer={"gpusPerReplica": 4})
-    remedies = [remedy.fields for remedy in find_remedies(question, find(question, "trainer", "gpu"))]
-    assert {"trainer.offload": "all"} in remedies
-    assert {"trainer.offload": "reference"} not in remedies, "the job has no reference model"
 
 
 def test_the_pod_of_rank_0_holds_three_files_while_it_publishes():

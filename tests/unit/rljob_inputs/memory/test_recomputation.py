@@ -12,11 +12,11 @@ from rljob_inputs.memory.limits import UPDATE_SHARE_OF_DEVICE_MEMORY
 from rljob_inputs.memory.plan import (
     ModelFacts,
     Question,
-    compare_recomputations,
+    build_work,
     find_recomputation,
     plan_memory,
 )
-from rljob_inputs.memory.recomputation import CHOICES, find_stronger
+from rljob_inputs.memory.recomputation import CHOICES, find_stronger, plan_choices
 from rljob_inputs.models.defaults import resolve_job
 
 GIB = 2**30
@@ -62,13 +62,13 @@ def test_without_gpus_nothing_is_computed_again_and_without_their_memory_everyth
     assert find_recomputation(ask(QWEN25_7B, None, gpusPerReplica=0)) == "none"
     assert find_recomputation(ask(QWEN25_7B, None)) == "full"
     assert find_recomputation(ask({"model_type": "mamba"}, 80)) == "full"
-    assert compare_recomputations(ask(QWEN25_7B, None, gpusPerReplica=0)) == {}
 
 
 @given(st.sampled_from([SMOLLM2_135M, QWEN25_1B5, QWEN25_7B]), st.integers(4, 200), st.booleans())
 def test_the_choice_leaves_some_of_the_gpu_free_and_the_faster_ones_would_not(config, gib, shared):
     question = ask(config, gib, shared=shared)
-    needs, chosen = compare_recomputations(question), find_recomputation(question)
+    work = build_work(question, question.models["/m"].shape, question.gpu_bytes)
+    needs, chosen = plan_choices(question.job.spec, work), find_recomputation(question)
     limit = UPDATE_SHARE_OF_DEVICE_MEMORY * gib * GIB
     assert list(needs) == list(CHOICES)
     assert sorted(needs.values(), reverse=True) == list(needs.values())

@@ -103,10 +103,15 @@ def test_mlflow_without_an_address_is_a_user_error(tmp_path, monkeypatch):
         build_trackers(make_job(tracking={"mlflowExperiment": "e"}), tmp_path)
 
 
-def test_a_missing_package_is_a_user_error(tmp_path, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"spec.tracking.wandbProject is set, but the package wandb is not installed"):
-        build_trackers(make_job(tracking={"wandbProject": "p"}), tmp_path)
+@pytest.mark.parametrize(
+    ("field", "value", "package"),
+    [("tensorboard", True, "tensorboard"), ("wandbProject", "p", "wandb"), ("mlflowExperiment", "e", "mlflow")],
+)
+def test_a_tracker_whose_client_is_not_installed_is_a_user_error(field, value, package, tmp_path, monkeypatch):
+    monkeypatch.setattr("rljob_trainer.history.tracking.has_module", lambda name: name != package)
+    message = rf"^spec.tracking.{field} needs {package}, which is not installed; run `make DEVICE=\w+ install`"
+    with pytest.raises(UserError, match=message):
+        build_trackers(make_job(tracking={field: value}), tmp_path)
 
 
 def test_the_job_decides_on_the_trackers(tmp_path, monkeypatch):

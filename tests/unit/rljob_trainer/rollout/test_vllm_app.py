@@ -14,9 +14,9 @@ import psutil
 import pytest
 from starlette.applications import Starlette
 from vllm.entrypoints.launchers import launcher
+from vllm.v1.engine.exceptions import EngineDeadError
 
-from rljob_trainer.rollout.ending import _ENGINE_LOG, quiet_shutdown
-from rljob_trainer.rollout.vllm_app import Serving
+from rljob_trainer.rollout.vllm_app import _ENGINE_LOG, Serving, end_is_wanted, quiet_shutdown
 
 
 @pytest.fixture
@@ -60,3 +60,37 @@ async def test_signal_is_a_success_when_the_engine_ends_while_vllm_describes_it(
     await serving.close()
     assert beside.cancelled()
     assert not app.state.server.servers[0].is_serving(), "the open server was shut down"
+
+
+@pytest.fixture
+def engine_log():
+    log = logging.getLogger(_ENGINE_LOG)
+    before = list(log.filters), log.propagate
+    log.propagate = True
+    yield log
+    log.filters[:], log.propagate = before
+
+
+def fail(log, error):
+    try:
+        raise error
+    except Exception:
+        log.exception("AsyncLLM output_handler failed.")
+
+
+def test_only_an_end_that_is_wanted_is_quiet(engine_log, caplog):
+    calls = []
+    shutdown = quiet_shutdown(lambda timeout: calls.append(timeout))
+    fail(engine_log, EngineDeadError())
+    assert "output_handler failed" in caplog.text, "an end without a signal"
+    assert not end_is_wanted()
+    caplog.clear()
+    shutdown(timeout=3)
+    assert end_is_wanted()
+    shutdown()
+    fail(engine_log, EngineDeadError())
+    assert not caplog.records
+    assert calls == [3, None]
+    assert len(engine_log.filters) == 1
+    fail(engine_log, ValueError("a bug"))
+    assert "a bug" in caplog.text

@@ -62,11 +62,6 @@ CHILDREN = (
     Resource("StatefulSet", "apps/v1", "statefulsets"),
     Resource("Deployment", "apps/v1", "deployments"),
 )
-_GANG_REMEDY = "install the scheduler that brings its CRD, or choose another spec.scheduling.gang"
-POD_GROUPS = (
-    Resource("PodGroup", "scheduling.volcano.sh/v1beta1", "podgroups", is_optional=True, remedy=_GANG_REMEDY),
-    Resource("PodGroup", "scheduling.x-k8s.io/v1alpha1", "podgroups", is_optional=True, remedy=_GANG_REMEDY),
-)
 _SANDBOX_API = "extensions.agents.x-k8s.io/v1beta1"
 _SANDBOX_REMEDY = (
     "install kubernetes-sigs/agent-sandbox with its extensions, or set sandbox.provider: process in spec.agent.tools"
@@ -80,7 +75,7 @@ SANDBOXES = (
 )
 """Resources of tools with provider agentSandbox."""
 # Owners first: objects that are listed later refer to those listed earlier.
-WATCHED = (POLICY, RLJOB, REWARD_MODEL, *CHILDREN, *POD_GROUPS, *SANDBOXES, POD, EVENT)
+WATCHED = (POLICY, RLJOB, REWARD_MODEL, *CHILDREN, *SANDBOXES, POD, EVENT)
 BY_KEY = {resource.key: resource for resource in WATCHED}
 
 

@@ -192,8 +192,8 @@ def _scheduling_problems(job: RLJob) -> Iterator[str]:
     scheduling = job.spec.scheduling
     if scheduling.gang == "kueue" and not scheduling.queue:
         yield "spec.scheduling.queue must be set for gang: kueue; name a LocalQueue of the job's namespace"
-    if scheduling.queue and scheduling.gang not in ("kueue", "volcano"):
-        yield f"spec.scheduling.queue has no meaning for gang: {scheduling.gang}; remove it, or use kueue or volcano"
+    if scheduling.queue and scheduling.gang != "kueue":
+        yield f"spec.scheduling.queue has no meaning for gang: {scheduling.gang}; remove it, or use kueue"
 
 
 def find_size_problems(children: Iterable[Manifest]) -> Iterator[str]:

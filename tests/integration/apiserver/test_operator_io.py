@@ -216,12 +216,6 @@ async def test_object_of_a_newer_crd_gets_an_event_and_no_write(harness, caplog,
     assert "Traceback" not in caplog.text
 
 
-async def test_gang_of_a_missing_scheduler_is_reported_in_a_condition(harness):
-    await harness.start()
-    await harness.create(put_all(smallest(), {"scheduling.gang": "volcano"}))
-    assert "no PodGroup" in (await harness.until_condition("Failed"))["message"]
-
-
 async def test_delete_that_no_watch_reported_is_found_by_the_resync(harness):
     async def hang_watch(request: aiohttp.ClientRequest) -> None:
         if "watch" in request.url.query and request.url.path.endswith("/services"):

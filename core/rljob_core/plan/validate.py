@@ -157,7 +157,10 @@ def _is_url(url: str) -> bool:
 
 
 def find_template_problems(path: str, role: Role) -> Iterator[str]:
-    """Problems of the template of the role at `path`, in a job or a RewardModel."""
+    """Problems of the env and the template of the role at `path`, in a job or a RewardModel."""
+    for name in role.env:
+        if not name or "=" in name:  # no process takes it, on a cluster or here
+            yield f"{path}.env.{name} must be an environment variable's name, without '='"
     unknown = set(role.template) - {"metadata", "spec"}
     if unknown:
         yield f"{path}.template may have metadata and spec, got {', '.join(sorted(unknown))}"

@@ -2,7 +2,7 @@
 
 Pure. Filled by watch events, by the answers to writes, and by a periodic LIST of each kind, which alone finds a missed
 delete. Invariants: an older resourceVersion never replaces a newer one; a LIST never removes what was written after it.
-Objects are stored packed (see packing) and decoded when read.
+Objects are stored as compressed JSON: a thousand jobs take 55 MiB, as JSON alone they took 210.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ import asyncio
 import contextlib
 import sys
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import orjson
 from cachetools import FIFOCache
 
 from rljob_api.wire.contract import LABEL_JOB, LABEL_REWARD_MODEL
 from rljob_core.backend import Manifest
+from rljob_core.json_depth import dump_json
 from rljob_core.kube.resources import BY_KEY, EVENT, POLICY, REWARD_MODEL, RLJOB, Resource
-from rljob_operator.kube.packing import Packer, unpack
 
 MAX_WARNINGS = 5000
 """Events in total: a cluster can create any number."""
@@ -41,12 +43,11 @@ class ObjectKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One stored object. Its data are no object of their own, since 5,000 jobs have 130,000 entries."""
+    """One stored object. 5,000 jobs have 130,000."""
 
     version: int
     owner: ObjectKey | None
     data: bytes
-    dictionary: bytes
 
 
 class Cache:
@@ -63,7 +64,6 @@ class Cache:
         """One key per owner, which all its objects share."""
         self._deleted: dict[ObjectKey, int] = {}
         self._listed: dict[tuple[str, str | None], int] = {}
-        self._packer = Packer()
         self._references: dict[ObjectKey, frozenset[ObjectKey]] = {}
         """The RewardModels that each job references, and the job from whose model it starts."""
         self._jobs_by_reference: defaultdict[ObjectKey, set[ObjectKey]] = defaultdict(set)
@@ -92,7 +92,7 @@ class Cache:
             self._unlink(old.owner, key)
         if owner:
             owner = self._owner_keys.setdefault(owner, owner)
-        self._kinds[kind][key] = _Entry(version, owner, *self._packer.pack(kind, manifest))
+        self._kinds[kind][key] = _Entry(version, owner, zlib.compress(dump_json(manifest), zlib.Z_BEST_SPEED))
         if kind == RLJOB.kind:
             self._set_references(key, find_references(manifest))
         self._deleted.pop(key, None)
@@ -338,7 +338,7 @@ def _version(manifest: Manifest) -> int:
 
 
 def _unpack(kind: str, entry: _Entry) -> Manifest:
-    manifest = unpack((entry.data, entry.dictionary))
+    manifest: Manifest = orjson.loads(zlib.decompress(entry.data))
     # Items of a LIST have no kind and apiVersion.
     manifest["kind"], manifest["apiVersion"] = BY_KEY[kind].kind, BY_KEY[kind].api_version
     return manifest

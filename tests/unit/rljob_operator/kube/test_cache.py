@@ -1,5 +1,7 @@
 """The cache under late events, missed deletes, and writes that a LIST does not contain."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +43,25 @@ def test_changed_label_reports_the_previous_owner_too(job):
     named = cache.upsert("Deployment", deployment(10, job=job))
     assert named == {JOB} | ({ObjectKey("RLJob", "ns", job)} if job else set())
     assert cache.owned(JOB) == []
+
+
+def test_object_is_returned_whole_and_small_when_stored():
+    cache, spec = Cache(), {"template": [{"name": f"VARIABLE_{number}", "value": "1"} for number in range(100)]}
+    cache.upsert("Deployment", deployment(9) | {"spec": spec})
+    (found,) = cache.owned(JOB)
+    assert found["spec"] == spec
+    (entry,) = cache._kinds["Deployment"].values()
+    assert len(entry.data) < len(json.dumps(spec)) / 4
+
+
+def test_object_that_is_deeper_than_parsers_take_stops_nothing():
+    cache, value = Cache(), {}
+    for _ in range(500):
+        value = {"a": value}
+    cache.upsert("Deployment", deployment(9) | {"spec": value})
+    (found,) = cache.owned(JOB)
+    assert found["metadata"] == deployment(9)["metadata"]
+    assert found["spec"]["a"]["a"]
 
 
 def test_list_finds_a_missed_delete_and_reports_its_owner():

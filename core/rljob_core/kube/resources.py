@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from rljob_api import API_VERSION
 from rljob_api.wire.contract import LABEL_MANAGED_BY, MANAGED_BY
-from rljob_core.backend import Manifest
 
 
 @dataclass(frozen=True)
@@ -19,11 +18,6 @@ class Resource:
     """Its CRD, or RBAC for it, may be missing in a cluster: listed and watched only if it exists."""
     remedy: str = ""
     """If it is optional: what to do where its CRD is missing."""
-
-    @property
-    def key(self) -> str:
-        """Identifies the kind in the cache: two groups may have a kind of the same name."""
-        return f"{self.kind}.{self.group}" if self.is_optional else self.kind
 
     @property
     def group(self) -> str:
@@ -76,13 +70,4 @@ SANDBOXES = (
 """Resources of tools with provider agentSandbox."""
 # Owners first: objects that are listed later refer to those listed earlier.
 WATCHED = (POLICY, RLJOB, REWARD_MODEL, *CHILDREN, *SANDBOXES, POD, EVENT)
-BY_KEY = {resource.key: resource for resource in WATCHED}
-
-
-def resource_of(manifest: Manifest) -> Resource:
-    group = manifest["apiVersion"].rpartition("/")[0]
-    return next(r for r in resources_of_kind(manifest["kind"]) if r.group == group)
-
-
-def resources_of_kind(kind: str) -> tuple[Resource, ...]:
-    return tuple(resource for resource in WATCHED if resource.kind == kind)
+BY_KIND = {resource.kind: resource for resource in WATCHED}

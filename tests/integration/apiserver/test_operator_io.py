@@ -149,7 +149,7 @@ async def test_scheduling_gate_of_a_pod_is_removed_and_others_stay(harness):
     spec = {"containers": [{"name": "a", "image": "a"}], "schedulingGates": gates}
     pod = await harness.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec})
     cache = Cache()
-    cache.upsert(POD.key, pod)
+    cache.upsert(POD.kind, pod)
     await build_backend(harness, cache).ungate(harness.namespace, "p")
     assert (await harness.get("Pod", "p"))["spec"]["schedulingGates"] == gates[1:]
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_core.kube.resources import BY_KEY
+from rljob_core.kube.resources import BY_KIND
 from rljob_operator.kube.cache import MAX_UNMATCHED_WARNINGS, Cache, ObjectKey
 
-DEPLOYMENTS = BY_KEY["Deployment"]
+DEPLOYMENTS = BY_KIND["Deployment"]
 JOB = ObjectKey("RLJob", "ns", "a")
 
 
@@ -208,7 +208,7 @@ def test_unmatched_warning_survives_only_a_list_that_contains_it():
     for listed, expected in (([warning(5)], ["why"]), ([], [])):
         cache = Cache()
         cache.upsert("Event", warning(5))
-        store_list(cache, BY_KEY["Event"], None, listed, "7")
+        store_list(cache, BY_KIND["Event"], None, listed, "7")
         cache.upsert("Pod", pod(4))
         assert warnings_in(cache) == expected
 

@@ -1,4 +1,9 @@
-"""The labels, annotations and scheduler fields that spec.scheduling adds to Pods.
+"""The labels, annotations and scheduler fields that spec.scheduling and nodePool.topology add to Pods.
+
+A topology is one domain for all Pods of a role, such as a rack or the nodes that NVLink connects. Under gang kueue,
+Kueue chooses the domain when it admits the group, and pins the Pods to it; its annotations say which label. Otherwise
+the Pods have an affinity for each other, and the scheduler follows the first Pod. A Pod has one of the two, because
+Kueue does not read affinities between Pods and could pin them to another domain.
 
 Owns the field names of Kueue; its test names their sources. Invariant: they depend on the spec only, and a
 running workload keeps its own (`keep_gang`), because a changed template would restart its Pods needlessly.
@@ -8,7 +13,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.roles import Role
 from rljob_api.manifest.services.base import ServiceSettings
 from rljob_api.wire.contract import SCHEDULING_GATE
-from rljob_core.backend import Manifest
+from rljob_core.backend import Manifest, Owner
 
 LABEL_KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 LABEL_KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
@@ -26,6 +31,10 @@ _METADATA = {
     *(LABEL_KUEUE_QUEUE, LABEL_KUEUE_GROUP, LABEL_KUEUE_MANAGED),
     *(ANNOTATION_KUEUE_COUNT, ANNOTATION_KUEUE_PARENT, ANNOTATION_KUEUE_RETRIABLE),
 }
+ANNOTATION_KUEUE_REQUIRED = "kueue.x-k8s.io/podset-required-topology"
+ANNOTATION_KUEUE_PREFERRED = "kueue.x-k8s.io/podset-preferred-topology"
+_TOPOLOGY_WEIGHT = 100
+"""Weight of the preference, from 1 to 100: above the scheduler's own preferences."""
 DISK = "ephemeral-storage"
 _GATE = {"name": SCHEDULING_GATE}
 
@@ -60,6 +69,32 @@ def build_gang_spec(job: RLJob) -> Manifest:
     scheduling = job.spec.scheduling
     spec: Manifest = {"schedulerName": scheduling.scheduler_name} if scheduling.scheduler_name else {}
     return spec | ({"schedulingGates": [_GATE]} if scheduling.gang == "gates" else {})
+
+
+def build_topology_annotations(owner: Owner, role: Role) -> dict[str, str]:
+    """What Kueue reads."""
+    topology = role.node_pool.topology
+    if topology is None or not _is_placed_by_kueue(owner, role):
+        return {}
+    return {ANNOTATION_KUEUE_REQUIRED if topology.required else ANNOTATION_KUEUE_PREFERRED: topology.key}
+
+
+def build_topology_affinity(owner: Owner, role: Role, labels: dict[str, str]) -> Manifest:
+    """The Pod's affinity for the others of its role, by `labels`; empty if it needs none. A role's first Pod may start
+    on any node, because Kubernetes lets a Pod satisfy its own required affinity."""
+    topology = role.node_pool.topology
+    if topology is None or _is_placed_by_kueue(owner, role):
+        return {}
+    term = {"labelSelector": {"matchLabels": labels}, "topologyKey": topology.key}
+    if topology.required:
+        return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    preferred = {"weight": _TOPOLOGY_WEIGHT, "podAffinityTerm": term}
+    return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}}
+
+
+def _is_placed_by_kueue(owner: Owner, role: Role) -> bool:
+    """Whether the role's Pods are in one group of Kueue. It queues those of an autoscaled reward one by one."""
+    return isinstance(owner, RLJob) and owner.spec.scheduling.gang == "kueue" and not is_outside_gang(owner, role)
 
 
 def keep_gang(desired: Manifest, running: Manifest | None) -> Manifest:

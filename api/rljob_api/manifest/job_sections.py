@@ -332,17 +332,16 @@ class Tracing(Spec):
 class Scheduling(Spec):
     """Gang scheduling: starts the job's Pods together, so that an incomplete job does not occupy nodes indefinitely."""
 
-    gang: Literal["none", "gates", "volcano", "coscheduling", "kueue"] = "none"
+    gang: Literal["none", "gates", "kueue"] = "none"
     """none: each Pod starts independently. gates: Pods have a scheduling gate until all Pods exist; a gang that is
-    incomplete after timeoutSeconds releases its nodes and is retried later. volcano, coscheduling, kueue: the same with
-    that scheduler's Pod group."""
+    incomplete after timeoutSeconds releases its nodes and is retried later. kueue: the same with Kueue's Pod group."""
     timeout_seconds: int = Field(default=600, ge=1, le=MAX_SECONDS)
     """Seconds within which all Pods of the gang must be scheduled; otherwise the Pods are removed and retried later.
     Unused with gang none."""
     queue: ShortText | None = None
-    """Queue of Volcano or Kueue."""
+    """LocalQueue of Kueue."""
     scheduler_name: ShortText | None = None
-    """Scheduler of all Pods. Null: the cluster's default, or the scheduler of gang."""
+    """Scheduler of all Pods. Null: the cluster's default."""
     force_delete_after_seconds: int | None = Field(default=None, ge=10, le=MAX_SECONDS)
     """Seconds after the grace period of a Pod when the operator deletes it by force, because its node does not confirm
     its end. Null: never; a lost node then stops the job until someone acts. A partitioned node may still run the Pod,

@@ -18,8 +18,7 @@ class PodSettings(Spec):
     """Fields of all Pods. A role's `template` takes precedence. A change replaces the Pods."""
 
     priority_class_name: ObjectName | None = None
-    """PriorityClass of all Pods, for scheduling and preemption; with gang volcano also of the PodGroup. Null: the
-    installation's default, or the cluster's."""
+    """PriorityClass of all Pods, for scheduling and preemption. Null: the installation's default, or the cluster's."""
     runtime_class_name: ObjectName | None = None
     """RuntimeClass of all Pods, such as gvisor or nvidia. Null: the installation's default, or the cluster's."""
     service_account_name: ObjectName | None = None

@@ -78,14 +78,6 @@ app.kubernetes.io/part-of: rljob
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]
-{{- $groups := list }}
-{{- if .Values.features.volcano }}{{ $groups = append $groups "scheduling.volcano.sh" }}{{ end }}
-{{- if .Values.features.coscheduling }}{{ $groups = append $groups "scheduling.x-k8s.io" }}{{ end }}
-{{- with $groups }}
-- apiGroups: {{ toJson . }}
-  resources: [podgroups]
-  verbs: [get, list, watch, create, patch, delete]
-{{- end }}
 {{- if .Values.features.agentSandbox }}
 - apiGroups: [extensions.agents.x-k8s.io]
   resources: [sandboxtemplates, sandboxwarmpools]

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from kubernetes.utils.quantity import parse_quantity
-
+from rljob_api.quantity import parse_quantity
 from rljob_api.wire.contract import LABEL_JOB
 from rljob_cli.cluster.client import Cluster, ClusterError
 from rljob_cli.cluster.formatting import Health, describe_pod, describe_stalls, describe_wait, format_age, judge_pod

@@ -37,7 +37,7 @@ from rljob_core.backend import Manifest, ObservedState, utc_now
 from rljob_core.children.common import to_yaml
 from rljob_core.children.start_model import parse_start, set_claim
 from rljob_core.defaults import DEFAULTS
-from rljob_core.kube.resources import POLICY, REWARD_MODEL, RLJOB, Resource, resource_of, resources_of_kind
+from rljob_core.kube.resources import BY_KIND, POLICY, REWARD_MODEL, RLJOB, Resource
 from rljob_core.plan.job import render_children
 from rljob_core.plan.policy_defaults import apply_policy, choose_queue
 from rljob_core.plan.reward_model import plan_reward_model
@@ -48,7 +48,7 @@ _RESOURCES: Mapping[str, Resource] = {
     "RLJob": RLJOB,
     "RewardModel": REWARD_MODEL,
     "PersistentVolumeClaim": CLAIM,
-    **{kind: resources_of_kind(kind)[0] for kind in ("ConfigMap", "Secret")},
+    **{kind: BY_KIND[kind] for kind in ("ConfigMap", "Secret")},
 }
 _POLL_SECONDS = 2.0
 _FINAL_PHASES = ("Succeeded", "Failed")
@@ -233,7 +233,7 @@ async def _check(cluster: Cluster, submission: Submission, children: list[Manife
     """Raise UserError or ClusterError if the API server refuses the job, or if a CRD or an object of its Pods is
     missing."""
     await cluster.apply(RLJOB, submission.job, dry_run=True)
-    kinds = dict.fromkeys(resource for child in children if (resource := resource_of(child)).remedy)
+    kinds = dict.fromkeys(resource for child in children if (resource := BY_KIND[child["kind"]]).remedy)
     problems = [kind.describe_missing_kind() for kind in kinds if not await cluster.has_kind(kind)]
     needs = find_needs(children, submission.objects)
     problems += [need.describe_missing(cluster.namespace) for need in needs if await _is_missing(cluster, need)]

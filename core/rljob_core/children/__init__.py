@@ -6,13 +6,11 @@ from types import MappingProxyType
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.services.reward import RewardModel
 from rljob_core.backend import ChildKey, Manifest
-from rljob_core.children.common import ACTIVE_KINDS as ACTIVE_KINDS
-from rljob_core.children.common import POD_GROUP, SANDBOX_TEMPLATE, child_name
 from rljob_core.children.common import POD_KINDS as POD_KINDS
 from rljob_core.children.common import SANDBOX_POOL as SANDBOX_POOL
+from rljob_core.children.common import SANDBOX_TEMPLATE, child_name
 from rljob_core.children.common import WORKLOAD_KINDS as WORKLOAD_KINDS
 from rljob_core.children.config import build_job_config, build_service_config, build_token_secret
-from rljob_core.children.gang import build_pod_group
 from rljob_core.children.head import build_head
 from rljob_core.children.network import build_disruption_budgets, build_network_policies
 from rljob_core.children.reward_refs import resolve_http
@@ -24,7 +22,7 @@ from rljob_core.defaults import Defaults
 
 _ORDER = (
     *("Secret", "ConfigMap", "ServiceAccount", "Role", "RoleBinding", "Service", "NetworkPolicy"),
-    *("PodDisruptionBudget", POD_GROUP, SANDBOX_TEMPLATE, SANDBOX_POOL, *WORKLOAD_KINDS),
+    *("PodDisruptionBudget", SANDBOX_TEMPLATE, SANDBOX_POOL, *WORKLOAD_KINDS),
 )
 """Workloads come last: their configuration and NetworkPolicy exist before a Pod starts."""
 
@@ -45,7 +43,6 @@ def build_children(
         children += build_server(service, token, defaults) + build_sandboxes(job, service, token, defaults)
     children += build_network_policies(job, models, defaults.operator_namespace)
     children += build_disruption_budgets(job)
-    children += build_pod_group(job, children, defaults)
     return sort_children(children)
 
 

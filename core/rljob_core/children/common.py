@@ -24,11 +24,8 @@ WORKLOAD_KINDS = ("Job", "StatefulSet", "Deployment")
 """Children with Pods of a role."""
 SANDBOX_TEMPLATE, SANDBOX_POOL = "SandboxTemplate", "SandboxWarmPool"
 POD_KINDS = (*WORKLOAD_KINDS, SANDBOX_TEMPLATE, SANDBOX_POOL)
-"""Children with Pods."""
-POD_GROUP = "PodGroup"
-ACTIVE_KINDS = (*POD_KINDS, POD_GROUP)
-"""Deleted while a job is suspended, while its gang backs off, and after its end. The others use no resources and stay.
-A PodGroup without Pods would be queued again, and hold the quota of its queue."""
+"""Children with Pods. Deleted while a job is suspended, while its gang backs off, and after its end. The others use no
+resources and stay."""
 
 DISRUPTION_CONDITIONS = ("DisruptionTarget", "TerminationTarget")
 """Conditions of Pods, set before they are evicted or deleted: by Kubernetes, by Kueue. The reason names the cause."""

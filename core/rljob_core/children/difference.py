@@ -7,6 +7,7 @@ workload keeps over an upgrade counts as it was built, so that an upgrade writes
 
 from typing import Any
 
+from rljob_api.quantity import parse_quantity
 from rljob_core.backend import Manifest
 from rljob_core.children.common import digest
 from rljob_core.children.keep import without_kept_fields
@@ -56,11 +57,5 @@ def _contains_list(observed: Any, desired: list[Any]) -> bool:
 
 def _equal_quantities(observed: Any, desired: Any) -> bool:
     """Compare by value: the API server writes 0.5 as 500m."""
-    if str(observed) == str(desired):
-        return True
-    from kubernetes.utils.quantity import parse_quantity  # slow to import; `rljob run` does not need it
-
-    try:
-        return bool(parse_quantity(str(observed)) == parse_quantity(str(desired)))
-    except ValueError:
-        return False
+    wanted = parse_quantity(desired)
+    return str(observed) == str(desired) or (wanted is not None and parse_quantity(observed) == wanted)

@@ -1,32 +1,20 @@
-"""The labels, annotations and scheduler fields that spec.scheduling adds to Pods, and the PodGroup.
+"""The labels, annotations and scheduler fields that spec.scheduling and nodePool.topology add to Pods.
 
-Owns the field names of other schedulers; its test names their sources. Invariant: they depend on the spec only, and a
+A topology is one domain for all Pods of a role, such as a rack or the nodes that NVLink connects. Under gang kueue,
+Kueue chooses the domain when it admits the group, and pins the Pods to it; its annotations say which label. Otherwise
+the Pods have an affinity for each other, and the scheduler follows the first Pod. A Pod has one of the two, because
+Kueue does not read affinities between Pods and could pin them to another domain.
+
+Owns the field names of Kueue; its test names their sources. Invariant: they depend on the spec only, and a
 running workload keeps its own (`keep_gang`), because a changed template would restart its Pods needlessly.
 """
-
-from collections.abc import Iterable
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.roles import Role
 from rljob_api.manifest.services.base import ServiceSettings
 from rljob_api.wire.contract import SCHEDULING_GATE
-from rljob_core.backend import Manifest
-from rljob_core.children.common import (
-    HEAD,
-    ROLLOUT,
-    TRAINER,
-    WORKLOAD_KINDS,
-    build_child,
-    child_name,
-    service_name,
-)
-from rljob_core.children.requests import sum_requests
-from rljob_core.defaults import Defaults
+from rljob_core.backend import Manifest, Owner
 
-ANNOTATION_VOLCANO_GROUP = "scheduling.k8s.io/group-name"
-ANNOTATION_VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
-"""Volcano's queue of a Pod that names no group. RLJob's own groups name theirs."""
-LABEL_COSCHEDULING_GROUP = "scheduling.x-k8s.io/pod-group"
 LABEL_KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 LABEL_KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
 LABEL_KUEUE_MANAGED = "kueue.x-k8s.io/managed"
@@ -40,52 +28,33 @@ ANNOTATION_KUEUE_RETRIABLE = "kueue.x-k8s.io/retriable-in-group"
 """false: the group is finished, and its quota released, when none of its Pods runs. Otherwise all Pods would have to
 succeed, which rollouts and rewards never do."""
 _METADATA = {
-    *(LABEL_COSCHEDULING_GROUP, LABEL_KUEUE_QUEUE, LABEL_KUEUE_GROUP, LABEL_KUEUE_MANAGED),
-    *(ANNOTATION_VOLCANO_GROUP, ANNOTATION_KUEUE_COUNT, ANNOTATION_KUEUE_PARENT, ANNOTATION_KUEUE_RETRIABLE),
+    *(LABEL_KUEUE_QUEUE, LABEL_KUEUE_GROUP, LABEL_KUEUE_MANAGED),
+    *(ANNOTATION_KUEUE_COUNT, ANNOTATION_KUEUE_PARENT, ANNOTATION_KUEUE_RETRIABLE),
 }
+ANNOTATION_KUEUE_REQUIRED = "kueue.x-k8s.io/podset-required-topology"
+ANNOTATION_KUEUE_PREFERRED = "kueue.x-k8s.io/podset-preferred-topology"
+_TOPOLOGY_WEIGHT = 100
+"""Weight of the preference, from 1 to 100: above the scheduler's own preferences."""
 DISK = "ephemeral-storage"
 _GATE = {"name": SCHEDULING_GATE}
-_SCHEDULERS = {"volcano": "volcano", "coscheduling": "scheduler-plugins-scheduler"}
-"""The scheduler names in their own charts."""
 
 
 def is_outside_gang(job: RLJob, role: Role) -> bool:
     """Whether each Pod of the role is queued alone. Kueue deletes Pods beyond a group's count, so what is autoscaled
-    cannot be in the group. The groups of other schedulers are minimums: they count its minReplicas."""
+    cannot be in the group."""
     return job.spec.scheduling.gang == "kueue" and isinstance(role, ServiceSettings) and role.autoscaling is not None
 
 
 def count_gang_pods(job: RLJob) -> int:
-    """Pods that start together. Rewards served elsewhere have none."""
-    return sum(_count_members(job).values())
-
-
-def _count_members(job: RLJob) -> dict[str, int]:
-    """Number of Pods that start together, by workload."""
-    numbers = {child_name(job, HEAD): 1}
-    numbers |= {
-        child_name(job, TRAINER): job.spec.num_trainer_pods,
-        child_name(job, ROLLOUT): job.spec.num_rollout_pods,
-    }
-    for service in job.spec.services:
-        settings = service.settings
-        if settings.is_served and not is_outside_gang(job, settings):
-            autoscaling = settings.autoscaling
-            numbers[service_name(job, service)] = autoscaling.min_replicas if autoscaling else settings.replicas
-    return numbers
-
-
-def _find_served(job: RLJob) -> list[ServiceSettings]:
-    return [service.settings for service in job.spec.services if service.settings.is_served]
+    """Pods that start together under Kueue. Rewards served elsewhere have none."""
+    services = [service.settings for service in job.spec.services]
+    fixed = [each.replicas for each in services if each.is_served and not each.autoscaling]
+    return 1 + job.spec.num_trainer_pods + job.spec.num_rollout_pods + sum(fixed)
 
 
 def build_gang_metadata(job: RLJob, role: Role) -> tuple[dict[str, str], dict[str, str]]:
     """Labels and annotations for the Pods of a role."""
     scheduling, name = job.spec.scheduling, job.metadata.name
-    if scheduling.gang == "volcano":
-        return {}, {ANNOTATION_VOLCANO_GROUP: name}
-    if scheduling.gang == "coscheduling":
-        return {LABEL_COSCHEDULING_GROUP: name}, {}
     if scheduling.gang == "kueue":
         labels = {LABEL_KUEUE_QUEUE: scheduling.queue or "", LABEL_KUEUE_MANAGED: "true"}
         annotations = {ANNOTATION_KUEUE_PARENT: "rljob"}
@@ -98,52 +67,34 @@ def build_gang_metadata(job: RLJob, role: Role) -> tuple[dict[str, str], dict[st
 
 def build_gang_spec(job: RLJob) -> Manifest:
     scheduling = job.spec.scheduling
-    scheduler = scheduling.scheduler_name or _SCHEDULERS.get(scheduling.gang)
-    spec: Manifest = {"schedulerName": scheduler} if scheduler else {}
+    spec: Manifest = {"schedulerName": scheduling.scheduler_name} if scheduling.scheduler_name else {}
     return spec | ({"schedulingGates": [_GATE]} if scheduling.gang == "gates" else {})
 
 
-def build_pod_group(job: RLJob, children: Iterable[Manifest], defaults: Defaults) -> list[Manifest]:
-    """The PodGroup, for schedulers that have one. `children`: with the workloads of the job."""
-    scheduling = job.spec.scheduling
-    spec: Manifest = {"minMember": count_gang_pods(job)}
-    if scheduling.gang == "volcano":
-        api_version = "scheduling.volcano.sh/v1beta1"
-        spec["minResources"] = _sum_members(job, children)  # Volcano admits a group if its queue has room for them
-        spec |= {"queue": scheduling.queue} if scheduling.queue else {}
-        spec |= {"priorityClassName": priority} if (priority := _common_priority(job, defaults)) else {}
-    elif scheduling.gang == "coscheduling":
-        api_version = "scheduling.x-k8s.io/v1alpha1"
-        spec["scheduleTimeoutSeconds"] = scheduling.timeout_seconds
-    else:
-        return []
-    return [build_child(api_version, "PodGroup", job, job.metadata.name, {}, spec=spec)]
+def build_topology_annotations(owner: Owner, role: Role) -> dict[str, str]:
+    """What Kueue reads."""
+    topology = role.node_pool.topology
+    if topology is None or not _is_placed_by_kueue(owner, role):
+        return {}
+    return {ANNOTATION_KUEUE_REQUIRED if topology.required else ANNOTATION_KUEUE_PREFERRED: topology.key}
 
 
-def keep_requests(group: Manifest, job: RLJob, children: Iterable[Manifest]) -> Manifest:
-    """The PodGroup with the requests of the workloads in `children`, as far as it has requests. Existing workloads may
-    have those of an earlier operator, or of other defaults."""
-    if "minResources" not in group["spec"]:
-        return group
-    return group | {"spec": group["spec"] | {"minResources": _sum_members(job, children)}}
+def build_topology_affinity(owner: Owner, role: Role, labels: dict[str, str]) -> Manifest:
+    """The Pod's affinity for the others of its role, by `labels`; empty if it needs none. A role's first Pod may start
+    on any node, because Kubernetes lets a Pod satisfy its own required affinity."""
+    topology = role.node_pool.topology
+    if topology is None or _is_placed_by_kueue(owner, role):
+        return {}
+    term = {"labelSelector": {"matchLabels": labels}, "topologyKey": topology.key}
+    if topology.required:
+        return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    preferred = {"weight": _TOPOLOGY_WEIGHT, "podAffinityTerm": term}
+    return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}}
 
 
-def _sum_members(job: RLJob, children: Iterable[Manifest]) -> dict[str, str]:
-    numbers = _count_members(job)
-    workloads = [child for child in children if child["kind"] in WORKLOAD_KINDS]
-    return sum_requests(
-        (workload["spec"]["template"]["spec"], numbers[workload["metadata"]["name"]]) for workload in workloads
-    )
-
-
-def _common_priority(job: RLJob, defaults: Defaults) -> str | None:
-    """The PriorityClass of all Pods, if they have the same. Volcano orders groups by their own class, not by their
-    Pods'."""
-    spec, name = job.spec, "priorityClassName"
-    common = spec.priority_class_name or defaults.priority_class_name
-    roles = [*spec.own_roles.values(), *_find_served(job)]
-    first, *others = [(role.template.get("spec") or {}).get(name, common) for role in roles]
-    return first if isinstance(first, str) and all(other == first for other in others) else None
+def _is_placed_by_kueue(owner: Owner, role: Role) -> bool:
+    """Whether the role's Pods are in one group of Kueue. It queues those of an autoscaled reward one by one."""
+    return isinstance(owner, RLJob) and owner.spec.scheduling.gang == "kueue" and not is_outside_gang(owner, role)
 
 
 def keep_gang(desired: Manifest, running: Manifest | None) -> Manifest:

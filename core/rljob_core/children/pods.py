@@ -24,10 +24,15 @@ from rljob_core.children.configuration import (
     read_scheduling,
 )
 from rljob_core.children.env import build_log_env, override_env
-from rljob_core.children.gang import DISK, build_gang_metadata, build_gang_spec
+from rljob_core.children.gang import (
+    DISK,
+    build_gang_metadata,
+    build_gang_spec,
+    build_topology_affinity,
+    build_topology_annotations,
+)
 from rljob_core.children.keep import record_configuration
 from rljob_core.children.merge import merge
-from rljob_core.children.topology import build_topology_affinity, build_topology_annotations
 from rljob_core.children.volumes import Volume
 from rljob_core.defaults import Defaults
 

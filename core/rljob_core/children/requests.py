@@ -1,7 +1,7 @@
 """What Pods request of a node, as the scheduler counts it. Pure.
 
-Leaves to `gang` which Pods start together. What is not requested counts as its limit, as the API server sets it. What
-a template has of another type than Kubernetes counts as left out: the checks of Pod templates report it.
+What is not requested counts as its limit, as the API server sets it. What a template has of another type than
+Kubernetes, or a quantity that is none, counts as left out: the checks of Pod templates, or a dry run, report it.
 """
 
 from collections import Counter

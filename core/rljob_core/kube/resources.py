@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from rljob_api import API_VERSION
 from rljob_api.wire.contract import LABEL_MANAGED_BY, MANAGED_BY
-from rljob_core.backend import Manifest
 
 
 @dataclass(frozen=True)
@@ -19,11 +18,6 @@ class Resource:
     """Its CRD, or RBAC for it, may be missing in a cluster: listed and watched only if it exists."""
     remedy: str = ""
     """If it is optional: what to do where its CRD is missing."""
-
-    @property
-    def key(self) -> str:
-        """Identifies the kind in the cache: two groups may have a kind of the same name."""
-        return f"{self.kind}.{self.group}" if self.is_optional else self.kind
 
     @property
     def group(self) -> str:
@@ -62,11 +56,6 @@ CHILDREN = (
     Resource("StatefulSet", "apps/v1", "statefulsets"),
     Resource("Deployment", "apps/v1", "deployments"),
 )
-_GANG_REMEDY = "install the scheduler that brings its CRD, or choose another spec.scheduling.gang"
-POD_GROUPS = (
-    Resource("PodGroup", "scheduling.volcano.sh/v1beta1", "podgroups", is_optional=True, remedy=_GANG_REMEDY),
-    Resource("PodGroup", "scheduling.x-k8s.io/v1alpha1", "podgroups", is_optional=True, remedy=_GANG_REMEDY),
-)
 _SANDBOX_API = "extensions.agents.x-k8s.io/v1beta1"
 _SANDBOX_REMEDY = (
     "install kubernetes-sigs/agent-sandbox with its extensions, or set sandbox.provider: process in spec.agent.tools"
@@ -80,14 +69,5 @@ SANDBOXES = (
 )
 """Resources of tools with provider agentSandbox."""
 # Owners first: objects that are listed later refer to those listed earlier.
-WATCHED = (POLICY, RLJOB, REWARD_MODEL, *CHILDREN, *POD_GROUPS, *SANDBOXES, POD, EVENT)
-BY_KEY = {resource.key: resource for resource in WATCHED}
-
-
-def resource_of(manifest: Manifest) -> Resource:
-    group = manifest["apiVersion"].rpartition("/")[0]
-    return next(r for r in resources_of_kind(manifest["kind"]) if r.group == group)
-
-
-def resources_of_kind(kind: str) -> tuple[Resource, ...]:
-    return tuple(resource for resource in WATCHED if resource.kind == kind)
+WATCHED = (POLICY, RLJOB, REWARD_MODEL, *CHILDREN, *SANDBOXES, POD, EVENT)
+BY_KIND = {resource.kind: resource for resource in WATCHED}

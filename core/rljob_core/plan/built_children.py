@@ -5,6 +5,7 @@ half of a reconcile's CPU time. Invariant: builders get only what is in the key,
 """
 
 import hashlib
+import zlib
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -14,15 +15,13 @@ from rljob_api.manifest.base import ObjectMeta
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.manifest.status import RLJobStatus
-from rljob_core import compression
 from rljob_core.backend import Manifest
 from rljob_core.children import build_children
-from rljob_core.compression import MAX_DICTIONARY_BYTES, Packed
 from rljob_core.defaults import Defaults
 from rljob_core.plan.validate import find_child_problems, find_spec_problems
 
 MAX_BYTES = 32 * 2**20
-"""All packed results: 1 KB for a job without long functions."""
+"""All packed results: 3 KB for a job without long functions."""
 
 Built = tuple[list[Manifest], list[str]]
 """All children, and the problems of a spec for which they cannot be built."""
@@ -35,10 +34,8 @@ class BuiltChildren:
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes, self.num_bytes = max_bytes, 0
-        self._packed: dict[bytes, Packed] = {}
+        self._packed: dict[bytes, bytes] = {}
         """By digest of the inputs; what was used last comes last."""
-        self._dictionary = b""
-        """The first children: those of other jobs resemble them."""
 
     def build(self, job: RLJob, token: str, defaults: Defaults, models: Mapping[str, RewardModel]) -> Built:
         """Return new objects, which the caller may keep."""
@@ -47,19 +44,13 @@ class BuiltChildren:
         packed = self._packed.pop(key, None)
         if packed is None:
             built = build_checked(job, token, defaults, models)
-            packed = self._pack(built)
-            self.num_bytes += len(packed[0])
+            packed = zlib.compress(msgspec.json.encode(built), zlib.Z_BEST_SPEED)
+            self.num_bytes += len(packed)
         self._packed[key] = packed
         while self.num_bytes > self._max_bytes:
-            self.num_bytes -= len(self._packed.pop(next(iter(self._packed)))[0])
-        children, problems = msgspec.json.decode(compression.unpack(packed))
+            self.num_bytes -= len(self._packed.pop(next(iter(self._packed))))
+        children, problems = msgspec.json.decode(zlib.decompress(packed))
         return children, problems
-
-    def _pack(self, built: Built) -> Packed:
-        text = msgspec.json.encode(built)
-        if built[0] and not self._dictionary:
-            self._dictionary = text[-MAX_DICTIONARY_BYTES:]
-        return compression.pack(text, self._dictionary)
 
 
 def build_checked(job: RLJob, token: str, defaults: Defaults, models: Mapping[str, RewardModel]) -> Built:

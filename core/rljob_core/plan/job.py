@@ -17,10 +17,10 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.manifest.status import RLJobStatus
 from rljob_core.backend import PROGRESS_POLL_SECONDS, ChildKey, Event, Manifest, ObservedState, Plan, key_of
-from rljob_core.children import ACTIVE_KINDS, POD_KINDS, WORKLOAD_KINDS, build_children, keep, sort_deletions
-from rljob_core.children.common import POD_GROUP, child_name
+from rljob_core.children import POD_KINDS, WORKLOAD_KINDS, build_children, keep, sort_deletions
+from rljob_core.children.common import child_name
 from rljob_core.children.config import read_token
-from rljob_core.children.gang import keep_gang, keep_requests
+from rljob_core.children.gang import keep_gang
 from rljob_core.children.reward_refs import find_frozen_children
 from rljob_core.children.start_model import with_any_claim
 from rljob_core.defaults import DEFAULTS, Defaults
@@ -151,7 +151,7 @@ class _Context:
 
     @property
     def workloads(self) -> set[ChildKey]:
-        return {key for key in self.observed.children if key.kind in ACTIVE_KINDS}
+        return {key for key in self.observed.children if key.kind in POD_KINDS}
 
     def deletable(self, keys: Iterable[ChildKey]) -> tuple[ChildKey, ...]:
         return tuple(sort_deletions(set(keys) - self.observed.blocked))
@@ -261,7 +261,7 @@ def _plan_suspended(context: _Context) -> JobPlan | None:
     job, observed = context.job, context.observed
     if context.decision.state != "suspended":
         return None
-    kept = [child for child in context.built[0] if child["kind"] not in ACTIVE_KINDS]
+    kept = [child for child in context.built[0] if child["kind"] not in POD_KINDS]
     status = job_status.observe_status(observed, context.restarts, context.failures, context.now)
     status = job_status.set_roles(status, [role.model_copy(update={"desired": 0}) for role in status.roles])
     reset = {"start_time": None, "queued_since": None, "not_before": None} | active_time.RESET
@@ -357,7 +357,7 @@ def _choose_children(context: _Context, is_backing_off: bool) -> dict[ChildKey, 
     unchanged = _find_unchanged(observed, built, is_running)
     desired = dict[ChildKey, Manifest]()
     for key, child in built.items():
-        if is_backing_off and key.kind in ACTIVE_KINDS:
+        if is_backing_off and key.kind in POD_KINDS:
             continue
         if key.kind in keep.KINDS:
             running = observed.children.get(key)
@@ -366,8 +366,7 @@ def _choose_children(context: _Context, is_backing_off: bool) -> dict[ChildKey, 
             if running is not None and key in unchanged:
                 child = keep.keep_running(child, running)
         desired[key] = child
-    groups = (key for key in desired if key.kind == POD_GROUP)
-    return desired | {key: keep_requests(desired[key], observed.job, desired.values()) for key in groups}
+    return desired
 
 
 def _find_unchanged(observed: ObservedJob, built: Mapping[ChildKey, Manifest], is_running: bool) -> set[ChildKey]:

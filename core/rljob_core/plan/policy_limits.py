@@ -19,7 +19,7 @@ from rljob_api.read.documents import Location
 from rljob_core.backend import Manifest, ObservedState, Owner
 from rljob_core.children import WORKLOAD_KINDS
 from rljob_core.children.common import SANDBOX_POOL, SANDBOX_TEMPLATE
-from rljob_core.children.gang import ANNOTATION_VOLCANO_QUEUE, LABEL_KUEUE_QUEUE
+from rljob_core.children.gang import LABEL_KUEUE_QUEUE
 from rljob_core.children.requests import sum_requests
 from rljob_core.children.sandbox import count_episodes
 from rljob_core.defaults import Defaults
@@ -29,7 +29,7 @@ from rljob_core.plan.lifecycle import has_been_running
 from rljob_core.plan.validate import find_role_paths
 from rljob_core.pod_checks.origin import RolePath, find_origin
 
-_QUEUE_KEYS = (("labels", LABEL_KUEUE_QUEUE), ("annotations", ANNOTATION_VOLCANO_QUEUE))
+_QUEUE_KEYS = (("labels", LABEL_KUEUE_QUEUE), ("annotations", "scheduling.volcano.sh/queue-name"))
 """Where a Pod may name its queue, for Kueue and for Volcano."""
 _GPU_DOMAINS = ("nvidia.com", "amd.com", "gpu.intel.com", "habana.ai")
 """Whose device plugins serve accelerators. Others count if a nodePool names them as gpuResource."""

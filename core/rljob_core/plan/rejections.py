@@ -1,7 +1,7 @@
 """What the API server refused, in terms of the user's manifest. Pure.
 
-`pod_checks` finds most problems before anything is applied. What is left are the answers of policies, of webhooks, of
-a cluster whose version differs, and of what the checks do not know. Invariant: a message about a workload begins with a
+`pod_checks` finds wrong names and types before anything is applied. What is left are wrong values, and the answers of
+policies, of webhooks, and of a cluster whose version differs. Invariant: a message about a workload begins with a
 path in the manifest.
 """
 

@@ -157,7 +157,10 @@ def _is_url(url: str) -> bool:
 
 
 def find_template_problems(path: str, role: Role) -> Iterator[str]:
-    """Problems of the template of the role at `path`, in a job or a RewardModel."""
+    """Problems of the env and the template of the role at `path`, in a job or a RewardModel."""
+    for name in role.env:
+        if not name or "=" in name:  # no process takes it, on a cluster or here
+            yield f"{path}.env.{name} must be an environment variable's name, without '='"
     unknown = set(role.template) - {"metadata", "spec"}
     if unknown:
         yield f"{path}.template may have metadata and spec, got {', '.join(sorted(unknown))}"
@@ -192,8 +195,8 @@ def _scheduling_problems(job: RLJob) -> Iterator[str]:
     scheduling = job.spec.scheduling
     if scheduling.gang == "kueue" and not scheduling.queue:
         yield "spec.scheduling.queue must be set for gang: kueue; name a LocalQueue of the job's namespace"
-    if scheduling.queue and scheduling.gang not in ("kueue", "volcano"):
-        yield f"spec.scheduling.queue has no meaning for gang: {scheduling.gang}; remove it, or use kueue or volcano"
+    if scheduling.queue and scheduling.gang != "kueue":
+        yield f"spec.scheduling.queue has no meaning for gang: {scheduling.gang}; remove it, or use kueue"
 
 
 def find_size_problems(children: Iterable[Manifest]) -> Iterator[str]:

@@ -1,15 +1,13 @@
-"""Checks of Pod templates that the API server would make, before anything is applied.
+"""The names and types of the fields in Pod templates, before anything is applied.
 
-`schema` has the types, `rules` what the types leave open, `origin` the user's field behind each place. Works on the
-built children, so that a user's template, env, resources and node pool are checked as they will be applied. Pure.
-Invariant: what this rejects, the API server rejects; what only a cluster can know is left to it.
+`schema` has the types, `origin` the user's field behind each place, `answers` the place that the API server
+names. Works on the built children, so that a user's template, env, resources and node pool are checked as they will be
+applied. Pure. Invariant: what this rejects, the API server rejects. Values are left to it: the operator asks it by dry
+runs.
 """
 
-import copy
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
-from functools import lru_cache
 from typing import Any
 
 from rljob_api.read.documents import Location, format_path
@@ -17,11 +15,7 @@ from rljob_core.backend import Manifest
 from rljob_core.children.common import WORKLOAD_KINDS
 from rljob_core.children.merge import LISTS_OF_MAPPINGS
 from rljob_core.pod_checks.origin import RolePath, find_origin
-from rljob_core.pod_checks.rules import find_rule_violations
 from rljob_core.pod_checks.schema import Violation, find_type_violations
-
-_NUM_CACHED_TEMPLATES = 4096
-"""A reconcile builds the same templates again and again: looking one up takes 0.05 ms, checking it 0.5 ms."""
 
 
 def find_pod_problems(children: Iterable[Manifest], roles: Mapping[str, RolePath]) -> Iterator[str]:
@@ -43,20 +37,11 @@ def _describe(role: RolePath, template: Manifest, location: Location, message: s
 
 
 def find_violations(template: Manifest) -> tuple[Violation, ...]:
-    """Return what is wrong with a Pod template. The same template is checked once."""
-    return _check(json.dumps(template))
-
-
-@lru_cache(maxsize=_NUM_CACHED_TEMPLATES)
-def _check(text: str) -> tuple[Violation, ...]:
-    template = _drop_nulls(json.loads(text))
+    """Return what is wrong with a Pod template. It takes 0.07 ms."""
+    template = _drop_nulls(template)
     wrong = [*find_type_violations(template), *_find_null_entries(template, ())]
-    remaining = copy.deepcopy(template) if wrong else template
-    for location, _ in wrong:
-        _remove(remaining, location)
     places = [location for location, _ in wrong]
-    rules = [v for v in find_rule_violations(remaining) if not any(_follows_from(place, v[0]) for place in places)]
-    return tuple(violation for violation in (*wrong, *rules) if not _is_misspelled(template, violation[0], places))
+    return tuple(violation for violation in wrong if not _is_misspelled(template, violation[0], places))
 
 
 def _drop_nulls(value: Any) -> Any:
@@ -79,19 +64,6 @@ def _find_null_entries(value: Any, location: Location) -> Iterator[Violation]:
             yield from _find_null_entries(inner, (*location, index))
 
 
-def _remove(template: Any, location: Location) -> None:
-    """Delete a value of a wrong type; of a list's entry the whole list, so that the other places keep their indices."""
-    while location and isinstance(location[-1], int):
-        location = location[:-1]
-    holder = template
-    for part in location[:-1]:
-        holder = holder.get(part) if isinstance(holder, dict) else holder[part] if isinstance(part, int) else None
-        if holder is None:
-            return
-    if isinstance(holder, dict) and location:
-        holder.pop(location[-1], None)
-
-
 def _is_misspelled(template: Any, missing: Location, places: list[Location]) -> bool:
     """Whether a field is missing only because its name is misspelled, which is a problem already."""
     holder = template
@@ -101,10 +73,3 @@ def _is_misspelled(template: Any, missing: Location, places: list[Location]) -> 
         return False
     siblings = [str(place[-1]) for place in places if place[:-1] == missing[:-1] and place[-1] in holder]
     return bool(get_close_matches(str(missing[-1]), siblings))
-
-
-def _follows_from(wrong: Location, found: Location) -> bool:
-    """Whether a rule may have failed only because a value of a wrong type was removed."""
-    is_mount = "volumeMounts" in found and wrong[:2] == ("spec", "volumes")
-    length = min(len(wrong), len(found))
-    return is_mount or wrong[:length] == found[:length]

@@ -25,8 +25,6 @@ only if that value of the chart is set; a job that needs one waits with reason F
 | policy | poddisruptionbudgets | get list watch create patch delete |
 | apiextensions.k8s.io | customresourcedefinitions | get list watch (cluster-wide; without it no check of CRDs) |
 | "" | namespaces | list watch (cluster-wide only; kopf checks whether it may) |
-| scheduling.volcano.sh | podgroups | get list watch create patch delete (features.volcano) |
-| scheduling.x-k8s.io | podgroups | get list watch create patch delete (features.coscheduling) |
 | extensions.agents.x-k8s.io | sandboxtemplates | get list watch create patch delete (features.agentSandbox) |
 | extensions.agents.x-k8s.io | sandboxwarmpools | get list watch create patch delete (features.agentSandbox) |
 | extensions.agents.x-k8s.io | sandboxclaims | get create delete (features.agentSandbox) |

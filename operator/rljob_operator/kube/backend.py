@@ -44,7 +44,7 @@ from rljob_core.backend import (
 from rljob_core.children.config import read_token
 from rljob_core.children.start_model import parse_start
 from rljob_core.kube.client import MERGE_PATCH, SSA, STRATEGIC_MERGE_PATCH, ApiError, KubeApi
-from rljob_core.kube.resources import EVENT, POD, POLICY, REWARD_MODEL, RLJOB, Resource, resource_of, resources_of_kind
+from rljob_core.kube.resources import BY_KIND, EVENT, POD, POLICY, REWARD_MODEL, RLJOB, Resource
 from rljob_core.plan.apply_scaling import is_autoscaled, read_demands
 from rljob_core.plan.start_model import read_start_job
 from rljob_operator.kube.cache import Cache, ObjectKey, newest_warnings
@@ -88,7 +88,7 @@ class KubernetesBackend:
 
     async def get_owner(self, key: Key) -> Owner | None:
         resource, read = (RLJOB, read_job) if isinstance(key, JobKey) else (REWARD_MODEL, read_model)
-        manifest = self.cache.get(resource.key, key.namespace, key.name)
+        manifest = self.cache.get(resource.kind, key.namespace, key.name)
         is_deleted = manifest is None or manifest["metadata"].get("deletionTimestamp")
         try:
             owner = None if manifest is None or is_deleted else read(manifest, self.skew)
@@ -100,7 +100,7 @@ class KubernetesBackend:
 
     async def observe(self, owner: Owner) -> ObservedState:
         observed = self._observe_owned(ObjectKey(owner.kind, owner.metadata.namespace, owner.metadata.name))
-        policy, problem = read_policy(self.cache.get(POLICY.key, owner.metadata.namespace, POLICY_NAME), self.skew)
+        policy, problem = read_policy(self.cache.get(POLICY.kind, owner.metadata.namespace, POLICY_NAME), self.skew)
         observed = replace(observed, policy=policy, policy_problem=problem)
         if not isinstance(owner, RLJob):
             return replace(observed, demands=await self._observe_demands(owner))
@@ -142,7 +142,7 @@ class KubernetesBackend:
 
     def _find_start_job(self, job: RLJob) -> StartJob | None:
         start = parse_start(job)
-        return read_start_job(self.cache.get(RLJOB.key, job.metadata.namespace, start.path)) if start else None
+        return read_start_job(self.cache.get(RLJOB.kind, job.metadata.namespace, start.path)) if start else None
 
     async def _observe_demands(self, model: RewardModel) -> tuple[Demand, ...]:
         """Return the demand of each job of the namespace that references the model."""
@@ -170,8 +170,8 @@ class KubernetesBackend:
         )
 
     async def apply(self, manifest: Manifest) -> None:
-        resource, metadata = resource_of(manifest), manifest["metadata"]
-        where = (resource.key, metadata["namespace"], metadata["name"])
+        resource, metadata = BY_KIND[manifest["kind"]], manifest["metadata"]
+        where = (resource.kind, metadata["namespace"], metadata["name"])
         known = self.cache.get(*where)
         if known is None and where not in self._foreign and await self._create(resource, manifest):
             return
@@ -189,8 +189,8 @@ class KubernetesBackend:
         return await self._preflight.find_missing(workloads)
 
     async def check(self, workload: Manifest) -> None:
-        resource, metadata = resource_of(workload), workload["metadata"]
-        await self._preflight.check(workload, self.cache.get(resource.key, metadata["namespace"], metadata["name"]))
+        resource, metadata = BY_KIND[workload["kind"]], workload["metadata"]
+        await self._preflight.check(workload, self.cache.get(resource.kind, metadata["namespace"], metadata["name"]))
 
     async def _create(self, resource: Resource, manifest: Manifest) -> bool:
         """Return False if an object of that name exists.
@@ -226,19 +226,18 @@ class KubernetesBackend:
 
     async def _refresh(self, resource: Resource, namespace: str, name: str) -> None:
         """Read an object whose cached version is outdated."""
-        self.cache.forget(resource.key, namespace, name)
+        self.cache.forget(resource.kind, namespace, name)
         if current := await self._request("GET", resource, namespace, name):
-            self.cache.upsert(resource.key, current, is_listed=True)
+            self.cache.upsert(resource.kind, current, is_listed=True)
 
     async def delete(self, namespace: str, child: ChildKey) -> None:
-        for resource in resources_of_kind(child.kind):
-            await self._delete(resource, namespace, child.name)
+        await self._delete(BY_KIND[child.kind], namespace, child.name)
 
     async def delete_job(self, key: JobKey) -> None:
         await self._delete(RLJOB, key.namespace, key.name)
 
     async def _delete(self, resource: Resource, namespace: str, name: str) -> None:
-        known = self.cache.get(resource.key, namespace, name)
+        known = self.cache.get(resource.kind, namespace, name)
         if known is None:
             return
         policy = "Foreground" if resource.kind in _FOREGROUND_KINDS else "Background"
@@ -251,7 +250,7 @@ class KubernetesBackend:
         if (answer.get("metadata") or {}).get("deletionTimestamp") and answer.get("kind") == resource.kind:
             self.cache.upsert_own(resource, answer)
         else:
-            self.cache.forget(resource.key, namespace, name)
+            self.cache.forget(resource.kind, namespace, name)
 
     async def ungate(self, namespace: str, pod: str) -> None:
         known = self.cache.get(POD.kind, namespace, pod)
@@ -284,7 +283,7 @@ class KubernetesBackend:
         if (answer.get("metadata") or {}).get("finalizers"):
             self.cache.upsert_own(POD, answer)
         else:
-            self.cache.forget(POD.key, namespace, pod)
+            self.cache.forget(POD.kind, namespace, pod)
 
     async def update_status(self, owner: Owner, status: OwnerStatus) -> None:
         """Raises TransientError if the object is no longer the version that was observed.

@@ -2,7 +2,7 @@
 
 Pure. Filled by watch events, by the answers to writes, and by a periodic LIST of each kind, which alone finds a missed
 delete. Invariants: an older resourceVersion never replaces a newer one; a LIST never removes what was written after it.
-Objects are stored packed (see packing) and decoded when read.
+Objects are stored as compressed JSON: a thousand jobs take 55 MiB, as JSON alone they took 210.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ import asyncio
 import contextlib
 import sys
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import orjson
 from cachetools import FIFOCache
 
 from rljob_api.wire.contract import LABEL_JOB, LABEL_REWARD_MODEL
 from rljob_core.backend import Manifest
-from rljob_core.kube.resources import BY_KEY, EVENT, POLICY, REWARD_MODEL, RLJOB, Resource
-from rljob_operator.kube.packing import Packer, unpack
+from rljob_core.json_depth import dump_json
+from rljob_core.kube.resources import BY_KIND, EVENT, POLICY, REWARD_MODEL, RLJOB, Resource
 
 MAX_WARNINGS = 5000
 """Events in total: a cluster can create any number."""
@@ -32,7 +34,7 @@ _OWNERS = (RLJOB.kind, REWARD_MODEL.kind, POLICY.kind)
 
 
 class ObjectKey(NamedTuple):
-    """Names one object. `kind` is a Resource's key."""
+    """Names one object."""
 
     kind: str
     namespace: str
@@ -41,12 +43,11 @@ class ObjectKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One stored object. Its data are no object of their own, since 5,000 jobs have 130,000 entries."""
+    """One stored object. 5,000 jobs have 130,000."""
 
     version: int
     owner: ObjectKey | None
     data: bytes
-    dictionary: bytes
 
 
 class Cache:
@@ -63,7 +64,6 @@ class Cache:
         """One key per owner, which all its objects share."""
         self._deleted: dict[ObjectKey, int] = {}
         self._listed: dict[tuple[str, str | None], int] = {}
-        self._packer = Packer()
         self._references: dict[ObjectKey, frozenset[ObjectKey]] = {}
         """The RewardModels that each job references, and the job from whose model it starts."""
         self._jobs_by_reference: defaultdict[ObjectKey, set[ObjectKey]] = defaultdict(set)
@@ -92,7 +92,7 @@ class Cache:
             self._unlink(old.owner, key)
         if owner:
             owner = self._owner_keys.setdefault(owner, owner)
-        self._kinds[kind][key] = _Entry(version, owner, *self._packer.pack(kind, manifest))
+        self._kinds[kind][key] = _Entry(version, owner, zlib.compress(dump_json(manifest), zlib.Z_BEST_SPEED))
         if kind == RLJOB.kind:
             self._set_references(key, find_references(manifest))
         self._deleted.pop(key, None)
@@ -110,7 +110,7 @@ class Cache:
     @contextlib.contextmanager
     def track_write(self, resource: Resource, namespace: str, name: str) -> Iterator[None]:
         """Surround a write: its watch event may arrive before its answer, and would count as a change by others."""
-        key = ObjectKey(resource.key, namespace, name)
+        key = ObjectKey(resource.kind, namespace, name)
         done = self._writes[key] = asyncio.Event()
         try:
             yield
@@ -125,9 +125,9 @@ class Cache:
 
     def upsert_own(self, resource: Resource, answer: Manifest) -> None:
         """Store the answer to a write. If the write changed something, a watch event must confirm it."""
-        key = _key(resource.key, answer)
-        old = self._kinds[resource.key].get(key)
-        self.upsert(resource.key, answer)
+        key = _key(resource.kind, answer)
+        old = self._kinds[resource.kind].get(key)
+        self.upsert(resource.kind, answer)
         if not resource.is_optional and (old is None or old.version < _version(answer)):
             self._unconfirmed.setdefault(key, self._clock())
 
@@ -155,17 +155,17 @@ class Cache:
 
     def start_list(self, resource: Resource, namespace: str | None) -> Listing:
         """Start to store a LIST of one kind, which replaces the objects of that kind."""
-        if resource.key == EVENT.key:  # the LIST contains those that still exist
+        if resource.kind == EVENT.kind:  # the LIST contains those that still exist
             for key in [key for key in self._unmatched if namespace in (None, key.namespace)]:
                 del self._unmatched[key]
-        known = {key for key in self._kinds[resource.key] if namespace in (None, key.namespace)}
+        known = {key for key in self._kinds[resource.kind] if namespace in (None, key.namespace)}
         return Listing(self, resource, namespace, known)
 
     def finish_list(
         self, resource: Resource, namespace: str | None, missing: Iterable[ObjectKey], at: int
     ) -> set[ObjectKey]:
         """Called by Listing: drop what the LIST of version `at` lacks, unless it was written later."""
-        changed, kind = set[ObjectKey](), resource.key
+        changed, kind = set[ObjectKey](), resource.kind
         for key in missing:
             entry = self._kinds[kind].get(key)
             if entry and entry.version <= at and (owner := self._drop(key)):
@@ -212,7 +212,7 @@ class Cache:
         return self._changed.get(owner, self._last_drop)
 
     def names(self, resource: Resource) -> list[ObjectKey]:
-        return list(self._kinds[resource.key])
+        return list(self._kinds[resource.kind])
 
     def _listed_at(self, key: ObjectKey) -> int:
         """Return the version of the last LIST: an older event of an object that it lacks is outdated."""
@@ -252,7 +252,7 @@ class Cache:
     def _owner_of_event(self, event: Manifest) -> ObjectKey | None:
         """Return the owner of the Pod or workload that an Event is about. If it is not known yet, keep the Event."""
         involved = _involved_object(event)
-        if involved.kind in _OWNERS or involved.kind not in BY_KEY:
+        if involved.kind in _OWNERS or involved.kind not in BY_KIND:
             return None
         entry = self._kinds[involved.kind].get(involved)
         owner = entry.owner if entry else None
@@ -273,8 +273,8 @@ class Listing:
         """Store objects. Return the owners of those that the watches had missed."""
         changed = set[ObjectKey]()
         for item in items:
-            self._missing.discard(_key(self._resource.key, item))
-            changed |= self._cache.upsert(self._resource.key, item, is_listed=True)
+            self._missing.discard(_key(self._resource.kind, item))
+            changed |= self._cache.upsert(self._resource.kind, item, is_listed=True)
         return changed
 
     def finish(self, version: str) -> set[ObjectKey]:
@@ -338,7 +338,7 @@ def _version(manifest: Manifest) -> int:
 
 
 def _unpack(kind: str, entry: _Entry) -> Manifest:
-    manifest = unpack((entry.data, entry.dictionary))
+    manifest: Manifest = orjson.loads(zlib.decompress(entry.data))
     # Items of a LIST have no kind and apiVersion.
-    manifest["kind"], manifest["apiVersion"] = BY_KEY[kind].kind, BY_KEY[kind].api_version
+    manifest["kind"], manifest["apiVersion"] = kind, BY_KIND[kind].api_version
     return manifest

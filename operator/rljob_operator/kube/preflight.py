@@ -25,7 +25,7 @@ from rljob_core.backend import (
 )
 from rljob_core.children.common import digest
 from rljob_core.kube.client import METADATA_ONLY, SSA, ApiError
-from rljob_core.kube.resources import BY_KEY, LIMIT_RANGE, POD, Resource, resource_of
+from rljob_core.kube.resources import BY_KIND, LIMIT_RANGE, POD, Resource
 from rljob_operator.kube import refusals
 from rljob_operator.kube.limit_ranges import describe, is_about_limits
 from rljob_operator.kube.references import find_references
@@ -100,7 +100,7 @@ class Preflight:
 
     async def _may_exist(self, namespace: str, reference: Reference) -> bool:
         try:
-            await self._call("GET", BY_KEY[reference.kind], namespace, reference.name, accept=METADATA_ONLY)
+            await self._call("GET", BY_KIND[reference.kind], namespace, reference.name, accept=METADATA_ONLY)
         except ApiError as error:
             return error.code != HTTPStatus.NOT_FOUND
         return True
@@ -108,7 +108,7 @@ class Preflight:
     async def _apply(self, workload: Manifest, known: Manifest | None) -> None:
         """As a new object, under another name if there is one: a Job's template is immutable, and a new Job replaces
         the old one."""
-        resource, metadata = resource_of(workload), workload["metadata"]
+        resource, metadata = BY_KIND[workload["kind"]], workload["metadata"]
         name = metadata["name"]
         if known is not None:
             name = f"{name[:_MAX_NAME_LENGTH]}-{digest(workload)[:_NUM_DIGITS]}"

@@ -66,8 +66,6 @@ def translate(error: ApiError, verb: str, resource: str, where: str) -> Exceptio
 
 def _find_grant(verb: str, resource: str) -> str:
     """What grants the right: a value of the chart, for features that are off by default."""
-    if resource == "podgroups":
-        return "in the chart's values, set features.volcano or features.coscheduling"
     if resource in _OF_SANDBOXES:
         return "in the chart's values, set features.agentSandbox"
     if (verb, resource) == ("patch", "pods"):

@@ -97,7 +97,7 @@ class Informer:
     def _on_event(self, resource: Resource, event: Any) -> None:
         """Store a watch event, and queue the keys that it concerns. While the object is being written, the event waits
         for the answer."""
-        if written := self._cache.write_in_flight(resource.key, event["object"]):
+        if written := self._cache.write_in_flight(resource.kind, event["object"]):
             task = asyncio.create_task(self._store_after(written, resource, event))
             self._waiting.add(task)
             task.add_done_callback(self._waiting.discard)
@@ -110,9 +110,9 @@ class Informer:
 
     def _store(self, resource: Resource, event: Any) -> None:
         body = event["object"]
-        self._cache.confirm_write(resource.key, body)
+        self._cache.confirm_write(resource.kind, body)
         change = self._cache.remove if event["type"] == "DELETED" else self._cache.upsert
-        for owner in change(resource.key, body):
+        for owner in change(resource.kind, body):
             self._enqueue(owner)
 
     def _on_kopf_list(self, plural: str) -> None:

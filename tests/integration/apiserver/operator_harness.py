@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from rljob_core.kube.client import MERGE_PATCH, ApiError, KubeApi, connect
-from rljob_core.kube.resources import REWARD_MODEL, RLJOB, resources_of_kind
+from rljob_core.kube.resources import BY_KIND, REWARD_MODEL, RLJOB
 from rljob_operator import operator
 from rljob_operator.operator import run_operator
 from rljob_operator.settings import Settings
@@ -69,7 +69,7 @@ class OperatorHarness:
             await api.close()
 
     def path(self, kind: str, name: str | None = None) -> str:
-        return resources_of_kind(kind)[0].path(self.namespace, name)
+        return BY_KIND[kind].path(self.namespace, name)
 
     async def get(self, kind: str, name: str) -> Manifest | None:
         try:

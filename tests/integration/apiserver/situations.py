@@ -25,7 +25,6 @@ BEYOND_LIMITS = {
     "rollout.image": "docker.io/someone/vllm:1",
     "scheduling": {"gang": "kueue", "queue": "prod"},
 }
-GPUS_OF_VOLCANO = {"trainer.gpusPerReplica": 2, "rollout.gpusPerReplica": 1}
 
 
 def rewritten(change: Change) -> Arrange:
@@ -116,30 +115,6 @@ def hold_pods(queue: str) -> Callable[[Stage], Any]:
         await stage.see_all("Pod")
 
     return act
-
-
-async def check_pod_group(stage: Stage) -> None:
-    group = await stage.harness.get("PodGroup", NAME)
-    assert group is not None
-    assert group["spec"]["minMember"] == 4
-    assert group["spec"]["minResources"]["nvidia.com/gpu"] == "3"
-
-
-async def pass_one_second(stage: Stage) -> None:
-    await stage.operator.pass_seconds(1)
-
-
-async def end_head(stage: Stage) -> None:
-    """As the Job controller does when the driver has ended with 0."""
-    now = "2026-01-01T00:00:00Z"
-    conditions = [{"type": type_, "status": "True"} for type_ in ("SuccessCriteriaMet", "Complete")]
-    status = {"conditions": conditions, "startTime": now, "completionTime": now, "succeeded": 1}
-    await stage.harness.patch_status("Job", f"{NAME}-head", status | {"uncountedTerminatedPods": {}})
-    await stage.see_all("Job")
-
-
-async def has_no_pod_group(stage: Stage) -> None:
-    assert await stage.harness.get("PodGroup", NAME) is None
 
 
 async def has_no_workload(stage: Stage) -> None:
@@ -298,14 +273,6 @@ SITUATIONS = [
         acts=[hold_pods("default")],
         condition=("Running", "False", "HeldByKueue"),
         says=["Kueue holds its Pods (queue: default)", "set spec.scheduling.gang: kueue"],
-    ),
-    Situation(
-        "`gang: volcano`: the PodGroup has `minResources`, and is deleted at the end",
-        "lifecycle.md#volcano",
-        GPUS_OF_VOLCANO | {"scheduling.gang": "volcano"},
-        acts=[check_pod_group, start_pods, pass_one_second, end_head],
-        condition=("Succeeded", "True", "JobSucceeded"),
-        check=has_no_pod_group,
     ),
     Situation(
         "an RLJobPolicy limits GPUs, images and queues",

@@ -17,7 +17,6 @@ import pytest
 
 from rljob_core.backend import JobKey, utc_now
 from rljob_core.kube.client import KubeApi
-from rljob_core.kube.resources import resources_of_kind
 from rljob_core.loop.workqueue import WorkQueue
 from rljob_operator import operator
 from rljob_operator.kube.cache import Cache
@@ -74,19 +73,18 @@ class SteppedOperator:
 
     async def until_current(self, kind: str, namespace: str, found: Manifest) -> None:
         """Wait until the watch has reported this version of an object."""
-        key, metadata = resources_of_kind(kind)[0].key, found["metadata"]
+        metadata = found["metadata"]
 
         def is_current() -> bool:
             assert self._cache is not None
-            known = self._cache.get(key, namespace, metadata["name"])
+            known = self._cache.get(kind, namespace, metadata["name"])
             return bool(known and int(known["metadata"]["resourceVersion"]) >= int(metadata["resourceVersion"]))
 
         await self._until(is_current)
 
     async def until_forgotten(self, kind: str, namespace: str, name: str) -> None:
         """Wait until the watch has reported the deletion of an object."""
-        key = resources_of_kind(kind)[0].key
-        await self._until(lambda: self._cache is not None and self._cache.get(key, namespace, name) is None)
+        await self._until(lambda: self._cache is not None and self._cache.get(kind, namespace, name) is None)
 
     async def settle(self) -> None:
         """Wait until nothing is due now."""

@@ -20,7 +20,7 @@ from rljob_api.errors import TransientError
 from rljob_core.backend import JobKey, Key, RewardModelKey, utc_now
 from rljob_core.children import WORKLOAD_KINDS
 from rljob_core.kube.client import ApiError, KubeApi, connect
-from rljob_core.kube.resources import REWARD_MODEL, RLJOB, resources_of_kind
+from rljob_core.kube.resources import BY_KIND, REWARD_MODEL, RLJOB
 from rljob_core.loop.failures import FailureTracker
 from rljob_core.loop.reconcile import reconcile
 from rljob_core.plan import validate
@@ -58,7 +58,7 @@ class Cluster:
         stored = await self.api.request("POST", resource.path(self.namespace), body=body)
         cache, driver = Cache(), DriverClient()
         backend, failures = KubernetesBackend(self.api, cache, driver), FailureTracker()
-        cache.upsert(resource.key, stored)
+        cache.upsert(resource.kind, stored)
         key: Key = JobKey(self.namespace, name) if role else RewardModelKey(self.namespace, name)
         for _ in range(_NUM_RECONCILES):
             with contextlib.suppress(TransientError):
@@ -71,7 +71,7 @@ class Cluster:
     async def _workloads(self, owner: str) -> list[str]:
         found = []
         for kind in WORKLOAD_KINDS:
-            items = (await self.api.request("GET", resources_of_kind(kind)[0].path(self.namespace)))["items"]
+            items = (await self.api.request("GET", BY_KIND[kind].path(self.namespace)))["items"]
             found += [f"{kind} {item['metadata']['name']}" for item in items if _owner_of(item) == owner]
         return found
 

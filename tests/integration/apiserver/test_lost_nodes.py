@@ -42,7 +42,7 @@ async def reconcile_later(harness: OperatorHarness, backend: KubernetesBackend) 
     """One reconcile of what the API server has now, as in an hour."""
     for resource, name in ((RLJOB, NAME), (POD, f"{NAME}-trainer-0"), (POD, f"{NAME}-head-x")):
         if found := await harness.get(resource.kind, name):
-            backend.cache.upsert(resource.key, found)
+            backend.cache.upsert(resource.kind, found)
     await reconcile(backend, JobKey(harness.namespace, NAME), utc_now() + timedelta(hours=1))
 
 
@@ -111,8 +111,8 @@ async def test_another_pod_of_the_same_name_is_not_deleted(harness, backend):
     stale = await harness.get("Pod", f"{NAME}-trainer-0")
     await harness.delete("Pod", f"{NAME}-trainer-0", gracePeriodSeconds=0)
     await lose_pod(harness, "trainer", f"{NAME}-trainer-0")
-    backend.cache.upsert(RLJOB.key, await harness.get("RLJob", NAME))
-    backend.cache.upsert(POD.key, stale)
+    backend.cache.upsert(RLJOB.kind, await harness.get("RLJob", NAME))
+    backend.cache.upsert(POD.kind, stale)
     await reconcile(backend, JobKey(harness.namespace, NAME), utc_now() + timedelta(hours=1))
     found = await harness.get("Pod", f"{NAME}-trainer-0")
     assert found["metadata"]["uid"] != stale["metadata"]["uid"]

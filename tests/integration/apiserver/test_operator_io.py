@@ -149,7 +149,7 @@ async def test_scheduling_gate_of_a_pod_is_removed_and_others_stay(harness):
     spec = {"containers": [{"name": "a", "image": "a"}], "schedulingGates": gates}
     pod = await harness.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec})
     cache = Cache()
-    cache.upsert(POD.key, pod)
+    cache.upsert(POD.kind, pod)
     await build_backend(harness, cache).ungate(harness.namespace, "p")
     assert (await harness.get("Pod", "p"))["spec"]["schedulingGates"] == gates[1:]
 
@@ -214,12 +214,6 @@ async def test_object_of_a_newer_crd_gets_an_event_and_no_write(harness, caplog,
     assert "does not know spec.unheardOf; upgrade the operator: helm upgrade" in event["message"]
     assert "status" not in await harness.get("RewardModel", "rm")
     assert "Traceback" not in caplog.text
-
-
-async def test_gang_of_a_missing_scheduler_is_reported_in_a_condition(harness):
-    await harness.start()
-    await harness.create(put_all(smallest(), {"scheduling.gang": "volcano"}))
-    assert "no PodGroup" in (await harness.until_condition("Failed"))["message"]
 
 
 async def test_delete_that_no_watch_reported_is_found_by_the_resync(harness):

@@ -91,17 +91,3 @@ async def test_gang_with_gates_starts_with_its_feature(harness, start):
         return not await find_gated_pods(harness)
 
     await harness.until("the removal of the gates", are_ungated)
-
-
-@pytest.mark.parametrize("gang", ["volcano", "coscheduling"])
-async def test_pod_groups_name_the_missing_feature_then_the_missing_scheduler(harness, start, gang):
-    await start()
-    await harness.create(put_all(smallest(), {"scheduling.gang": gang}))
-    (event, *_) = await harness.until_event("Forbidden")
-    assert f"features.{gang}" in event["message"]
-    assert not await harness.workloads(), "a gang without its PodGroup must not start"
-    await harness.stop()
-    harness.tasks.clear()
-    await start(gang)
-    condition = await harness.until_condition("Failed")
-    assert "has no PodGroup" in condition["message"]

@@ -19,7 +19,7 @@ import pytest_asyncio
 from rljob_api.generate.__main__ import replace_table
 from rljob_cluster.control_plane.control_plane import ControlPlane
 from rljob_core.kube.client import ApiError, KubeApi, connect
-from rljob_core.kube.resources import POD_GROUPS, POLICY, REWARD_MODEL, RLJOB
+from rljob_core.kube.resources import POLICY, REWARD_MODEL, RLJOB
 from rljob_operator.watch import informer
 from tests.integration.apiserver.manifests import put, smallest
 from tests.integration.apiserver.operator_harness import POLL_SECONDS, Manifest, OperatorHarness
@@ -140,14 +140,12 @@ def own_plane(tmp_path_factory, loopback):
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def cluster(own_plane) -> AsyncIterator[Cluster]:
-    """With the CRD of Volcano's PodGroups."""
     api = await connect(str(own_plane.kubeconfig))
     cluster = Cluster(api, own_plane)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(informer, "_RELIST_SECONDS", 0.2)
         await write_crds(api, "same")
-        await api.request("POST", CRDS, body=build_pod_group_crd())
-        for resource in (RLJOB, REWARD_MODEL, POLICY, POD_GROUPS[0]):
+        for resource in (RLJOB, REWARD_MODEL, POLICY):
             await until_status(api, resource.path("default"), 200)
         yield cluster
         await cluster.close()
@@ -177,15 +175,6 @@ async def until_status(api: KubeApi, path: str, code: int) -> None:
             if found == code:
                 return
             await asyncio.sleep(POLL_SECONDS)
-
-
-def build_pod_group_crd() -> Manifest:
-    schema: Any = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    group, version = POD_GROUPS[0].group, POD_GROUPS[0].version
-    names = {"kind": "PodGroup", "plural": "podgroups", "singular": "podgroup", "listKind": "PodGroupList"}
-    versions = [{"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}]
-    spec = {"group": group, "names": names, "scope": "Namespaced", "versions": versions}
-    return {"metadata": {"name": f"podgroups.{group}"}, "spec": spec}
 
 
 def of_crds(*crds: Crds) -> Any:

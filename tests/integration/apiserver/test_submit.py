@@ -202,11 +202,6 @@ def test_reward_model_of_the_file_owns_the_files_too(submitter: Submitter) -> No
         ),
         (
             "  trainer:",
-            "  scheduling: {gang: volcano}\n  trainer:",
-            "this cluster has no PodGroup of scheduling.volcano.sh/v1beta1; install the scheduler",
-        ),
-        (
-            "  trainer:",
             "  agent: {type: loop, tools: [{name: code, sandbox: {provider: agentSandbox}}]}\n  trainer:",
             "this cluster has no SandboxTemplate of extensions.agents.x-k8s.io/v1beta1; install kubernetes-sigs/agent-",
         ),

@@ -25,8 +25,8 @@ CHART = ROOT / "charts" / "rljob"
 MINORS = ("1.34", "1.35", "1.36", "1.37")
 VALUES = sorted((CHART / "ci").glob("*.yaml"))
 CHILDREN = sorted((ROOT / "tests" / "data" / "plan").glob("*/children.yaml"))
-UNKNOWN_GROUPS = ("monitoring.coreos.com/", "extensions.agents.x-k8s.io/", "scheduling.volcano.sh/")
-"""Kubernetes' schemas do not contain the kinds of Prometheus Operator, agent-sandbox and Volcano."""
+UNKNOWN_GROUPS = ("monitoring.coreos.com/", "extensions.agents.x-k8s.io/")
+"""Kubernetes' schemas do not contain the kinds of Prometheus Operator and agent-sandbox."""
 
 
 def validate(objects, minor):

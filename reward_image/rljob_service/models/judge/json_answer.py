@@ -10,45 +10,29 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jsonschema
-from jsonschema.protocols import Validator
-from referencing.exceptions import Unresolvable
-from referencing.jsonschema import EMPTY_REGISTRY
-
-from rljob_api.manifest.judge_regex import compile_judge_regex
+import jsonschema_rs
 
 _MAX_SEARCHED_CHARACTERS = 1 << 14
 _MAX_CANDIDATES = 256
+_MAX_MESSAGE_LENGTH = 300
 _FENCE = "```"
 
 
 class SchemaChecker:
     def __init__(self, schema: dict[str, Any]) -> None:
-        """Raises ValueError if it is not a JSON schema, or cannot be checked in bounded time."""
-        kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+        """Raises ValueError if it is not a JSON schema, or has patterns that cannot be searched in linear time."""
         try:
-            kind.check_schema(schema)
-        except jsonschema.SchemaError as error:
-            raise ValueError(f"is not a JSON schema: {error.message} at {error.json_path}") from None
-        for name, value in _find_regexes(schema):
-            if name == "patternProperties":
-                raise ValueError("has patternProperties, which is not supported; name the properties")
-            try:
-                compile_judge_regex(value)
-            except ValueError as error:
-                raise ValueError(f"has a pattern that is not a regular expression of RE2: {error}") from None
-        bounded = jsonschema.validators.extend(kind, {"pattern": _check_pattern})
-        self._validator: Validator = bounded(schema, registry=EMPTY_REGISTRY)  # a $ref is never downloaded
+            self._validator: Any = jsonschema_rs.validator_for(
+                schema, pattern_options=jsonschema_rs.RegexOptions(), retriever=_refuse_reference
+            )
+        except jsonschema_rs.ValidationError as error:
+            raise ValueError(f"is not a JSON schema: {_describe(error)}") from None
 
     def find_problem(self, value: Any, score_path: Sequence[str]) -> str:
-        """Return the problem of a value that does not meet the schema, such as `9 is not one of [1, 5] at $.score`;
+        """Return the problem of a value that does not meet the schema, such as `9 is not one of 1 or 5 at $.score`;
         empty if it does. A null as the score, or in a list of scores, is an abstention: few schemas allow it."""
-        try:
-            errors = self._validator.iter_errors(value)
-            error = jsonschema.exceptions.best_match(each for each in errors if not _is_abstention(each, score_path))
-        except (Unresolvable, RecursionError, OverflowError) as failure:
-            return f"the schema cannot be applied ({type(failure).__name__}: {failure})"
-        return "" if error is None else f"{error.message} at {error.json_path}"
+        errors = self._validator.iter_errors(value)
+        return next((_describe(each) for each in errors if not _is_abstention(each, score_path)), "")
 
 
 def read_json(answer: str) -> Any:
@@ -87,25 +71,15 @@ def _remove_fence(answer: str) -> str:
     return rest.removesuffix(_FENCE) if is_fenced else text
 
 
-def _find_regexes(schema: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the keywords with regular expressions. A property with such a name has a schema instead of a text."""
-    if isinstance(schema, list):
-        for item in schema:
-            yield from _find_regexes(item)
-    elif isinstance(schema, dict):
-        for name, value in schema.items():
-            if (name == "pattern" and isinstance(value, str)) or name == "patternProperties":
-                yield name, value
-            yield from _find_regexes(value)
+def _refuse_reference(uri: str) -> Any:
+    raise ValueError(f"a reference to another place, {uri}, is not supported")
 
 
-def _is_abstention(error: jsonschema.ValidationError, score_path: Sequence[str]) -> bool:
-    place = [str(part) for part in error.absolute_path]
+def _describe(error: jsonschema_rs.ValidationError) -> str:
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path)
+    return f"{error.message[:_MAX_MESSAGE_LENGTH]} at ${path}"
+
+
+def _is_abstention(error: jsonschema_rs.ValidationError, score_path: Sequence[str]) -> bool:
+    place = [str(part) for part in error.instance_path]
     return error.instance is None and place[: len(score_path)] == list(score_path)
-
-
-def _check_pattern(
-    validator: Validator, pattern: str, instance: Any, schema: Any
-) -> Iterator[jsonschema.ValidationError]:
-    if isinstance(instance, str) and not compile_judge_regex(pattern).search(instance):
-        yield jsonschema.ValidationError(f"{instance[:80]!r} does not match {pattern!r}")

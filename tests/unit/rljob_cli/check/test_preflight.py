@@ -456,19 +456,25 @@ def test_module_is_not_checked_without_importing_it(folder):
 
 
 def test_pod_that_a_cluster_refuses_is_refused_here(folder):
-    write_job(folder, trainer={"env": {"A=B": "1"}})
+    write_job(folder, trainer={"template": {"spec": {"priority": "high"}}})
     for target in (None, "local", "cluster"):
-        assert any(message.startswith("spec.trainer.env.A=B must be") for message in messages(folder, target=target))
+        assert any(
+            message.startswith("spec.trainer.template.spec.priority must be")
+            for message in messages(folder, target=target)
+        )
 
 
 def test_reward_model_that_no_reward_uses_is_checked_for_a_cluster(folder):
-    model = {"metadata": {"name": "extra"}, "spec": {"function": {"inline": REWARD}, "env": {"A=B": "1"}}}
+    model = {
+        "metadata": {"name": "extra"},
+        "spec": {"function": {"inline": REWARD}, "template": {"spec": {"priority": "high"}}},
+    }
     document = yaml.safe_dump({"apiVersion": "rljob.dev/v1alpha1", "kind": "RewardModel", **model})
     path = folder / "job.yaml"
     path.write_text(f"{path.read_text()}---\n{document}")
     assert messages(folder, target="local") == []
     (found,) = [message for message in messages(folder, target="cluster") if "RewardModel" in message]
-    assert found.startswith(" RewardModel extra: spec.env.A=B must be an environment variable's name")
+    assert found.startswith(" RewardModel extra: spec.template.spec.priority must be a whole number")
 
 
 def test_trackers_that_cannot_work_are_reported(folder):

@@ -238,8 +238,8 @@ def read_config_hash(workload):
     [
         ({"gang": "kueue", "queue": "a"}, {"scheduling": {"gang": "kueue", "queue": "b"}}, True),
         ({"gang": "kueue", "queue": "a"}, {"rollout": {"replicas": 3}}, True),
-        ({"gang": "volcano"}, {"rollout": {"replicas": 3}}, False),
-        ({"gang": "volcano"}, {"scheduling": {"gang": "volcano", "timeoutSeconds": 5}}, False),
+        ({"gang": "gates"}, {"rollout": {"replicas": 3}}, False),
+        ({"gang": "gates"}, {"scheduling": {"gang": "gates", "timeoutSeconds": 5}}, False),
         ({}, {"scheduling": {"schedulerName": "other"}}, True),
     ],
 )

@@ -34,7 +34,7 @@ def affinities(found):
     return {name: template["spec"]["affinity"] for name, template in found.items() if "affinity" in template["spec"]}
 
 
-@pytest.mark.parametrize("gang", ["none", "gates", "volcano", "coscheduling"])
+@pytest.mark.parametrize("gang", ["none", "gates"])
 def test_pods_of_a_role_require_each_others_domain(gang):
     found = templates(trainer=RACK, scheduling={"gang": gang})
     labels = {"rljob.dev/job": "gsm8k", "rljob.dev/role": "trainer"}

@@ -154,14 +154,6 @@ def test_model_user_with_an_endpoint_has_its_key_peers_and_egress():
     [
         ({"model": {"source": "./user"}}, "spec.agent.user.model.model.source must be hf://org/name"),
         ({"endpoint": ENDPOINT | {"url": "http://x:0"}}, "spec.agent.user.model.endpoint.url must name a host"),
-        (
-            {"endpoint": ENDPOINT | {"apiKeySecretRef": {"name": "My Key", "key": "k"}}},
-            "spec.agent.user.model.endpoint.apiKeySecretRef.name",
-        ),
-        (
-            {"model": {"source": "/m", "resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1"}}}},
-            "spec.agent.user.model.model.resources.requests.cpu",
-        ),
     ],
 )
 def test_problem_of_a_model_user_has_its_field(model, problem):

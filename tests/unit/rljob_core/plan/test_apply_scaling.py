@@ -10,7 +10,6 @@ from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.wire.contract import LABEL_REWARD, LABEL_ROLE
 from rljob_api.wire.driver_status import DriverStatus, RewardDemand
 from rljob_core.backend import PROGRESS_POLL_SECONDS, ChildKey, Demand, ObservedState, key_of
-from rljob_core.children.gang import count_gang_pods
 from rljob_core.plan.apply_scaling import measure_startup_seconds, read_demands, scale_job
 from rljob_core.plan.job import plan_job
 from rljob_core.plan.reward_model import plan_reward_model
@@ -152,12 +151,6 @@ def test_fixed_replicas_stay_and_drop_earlier_records():
     assert reconcile(job.model_copy(update={"spec": spec}), BURST)[1].status.scaling == []
 
 
-def test_gang_counts_min_replicas_of_autoscaled_rewards():
-    job = scale_job(make_job(), ObservedState(pods=(HEAD,), driver=DriverStatus(demand={"correct": BURST})), NOW)[0]
-    assert job.spec.rewards[0].replicas == 5
-    assert count_gang_pods(job) == count_gang_pods(make_job())
-
-
 @pytest.mark.parametrize(("seconds", "lead"), [([], 60), ([30, 40, 50], 40), ([1], 10), ([5000], 900)])
 def test_startup_time_is_measured_from_ready_pods(seconds, lead):
     pods = []
@@ -259,13 +252,6 @@ def test_job_runs_while_its_runner_has_no_pod():
     for demands in ({}, {"runner": EPISODES}):
         made, _ = reconcile_agent(job, demands, pods=tuple(pods))
         assert {each.type: each.status for each in made.status.conditions}["Running"] == "True"
-
-
-def test_gang_counts_min_replicas_of_autoscaled_services():
-    scaled = make_agent_job(LOOP)
-    decided = scale_job(scaled, ObservedState(pods=(HEAD,), driver=DriverStatus(demand={"user": CALLS})), NOW)[0]
-    assert decided.spec.agent.user.replicas == 5
-    assert count_gang_pods(decided) == count_gang_pods(scaled) == 1 + 1 + scaled.spec.rollout.replicas + 1 + 2
 
 
 def test_kueue_queues_each_pod_of_an_autoscaled_runner_alone():

@@ -101,11 +101,3 @@ def test_memory_is_bounded_and_keeps_what_was_used_last(built):
     for name in ("a", "b", "a", "c", "a", "b"):
         memory.build(make_job(metadata={"name": name}), "t", DEFAULTS, NO_MODELS)
     assert built == ["m", "n", "o", "a", "b", "c", "b"]
-
-
-def test_children_of_jobs_that_resemble_the_first_one_take_a_kilobyte():
-    memory = BuiltChildren()
-    for number in range(11):
-        children, _ = memory.build(make_job(metadata={"name": f"n{number}"}), f"t{number}", DEFAULTS, NO_MODELS)
-    assert children[0]["metadata"]["name"].startswith("n10")
-    assert memory.num_bytes < 11 * 1024

@@ -112,7 +112,7 @@ def test_backoff_written_by_a_clock_far_ahead_is_ignored():
     assert simulation.has_workloads()
 
 
-@pytest.mark.parametrize("later", ["none", "volcano", "coscheduling", "kueue"])
+@pytest.mark.parametrize("later", ["none", "kueue"])
 def test_changed_gang_restarts_no_running_pod(later):
     simulation = simulate()
     simulation.reconcile()
@@ -124,39 +124,6 @@ def test_changed_gang_restarts_no_running_pod(later):
     assert before == {
         key: c["spec"]["template"] for key, c in simulation.children.items() if key.kind in WORKLOAD_KINDS
     }
-
-
-@pytest.mark.parametrize(
-    ("gang", "labels", "annotations", "scheduler", "group"),
-    [
-        ("volcano", {}, {"scheduling.k8s.io/group-name": "gsm8k"}, "volcano", "scheduling.volcano.sh/v1beta1"),
-        (
-            "coscheduling",
-            {"scheduling.x-k8s.io/pod-group": "gsm8k"},
-            {},
-            "scheduler-plugins-scheduler",
-            "scheduling.x-k8s.io/v1alpha1",
-        ),
-        (
-            "kueue",
-            {"kueue.x-k8s.io/queue-name": "q", "kueue.x-k8s.io/pod-group-name": "gsm8k"},
-            {"kueue.x-k8s.io/pod-group-total-count": "5"},
-            None,
-            None,
-        ),
-    ],
-)
-def test_each_scheduler_gets_its_group(gang, labels, annotations, scheduler, group):
-    made = simulate(gang, **({"queue": "q"} if gang != "coscheduling" else {})).reconcile()
-    for child in made.children:
-        if child["kind"] in WORKLOAD_KINDS:
-            template = child["spec"]["template"]
-            assert labels.items() <= template["metadata"]["labels"].items()
-            assert annotations.items() <= template["metadata"]["annotations"].items()
-            assert template["spec"].get("schedulerName") == scheduler
-            assert "schedulingGates" not in template["spec"]
-    groups = [(c["apiVersion"], c["spec"]["minMember"]) for c in made.children if c["kind"] == "PodGroup"]
-    assert groups == ([(group, 5)] if group else [])
 
 
 def test_kueue_without_queue_is_rejected():
@@ -258,7 +225,7 @@ STAGES = st.sampled_from(["missing", "gated", "pending", "placed", "ready"])
 
 
 @given(
-    st.sampled_from(["none", "gates", "volcano"]),
+    st.sampled_from(["none", "gates"]),
     st.lists(st.tuples(st.lists(STAGES, min_size=5, max_size=5), st.integers(1, 120)), min_size=1, max_size=5),
 )
 def test_repeated_reconcile_writes_nothing_and_no_gate_opens_early(gang, history):
@@ -276,34 +243,3 @@ def test_repeated_reconcile_writes_nothing_and_no_gate_opens_early(gang, history
         for _ in range(3):
             simulation.reconcile(0)
         assert simulation.writes == 0
-
-
-@pytest.mark.parametrize("gang", ["volcano", "coscheduling"])
-def test_pod_group_exists_only_while_its_pods_may(gang):
-    """A group without Pods would be queued again, and hold the quota of its queue."""
-
-    def has_group():
-        return any(key.kind == "PodGroup" for key in simulation.children)
-
-    def suspend(value):
-        spec = simulation.job.spec.model_copy(update={"suspend": value})
-        simulation.job = simulation.job.model_copy(update={"spec": spec})
-        return simulation.reconcile()
-
-    simulation = simulate(gang)
-    simulation.reconcile()
-    assert has_group()
-    assert "PodGroup" not in {key.kind for key in suspend(True).delete[:4]}, "first what runs its Pods"
-    assert not has_group(), "while it is suspended"
-    suspend(False)
-    assert has_group()
-    simulation.reconcile(101)
-    assert not has_group(), "while it backs off"
-    simulation.reconcile(201)
-    assert has_group()
-    labels = {"rljob.dev/job": "gsm8k", "rljob.dev/role": "head"}
-    simulation.children["Job", "gsm8k-head"]["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
-    simulation.reconcile(pod={"metadata": {"name": "head", "labels": labels}, "status": {"phase": "Succeeded"}})
-    simulation.reconcile()
-    assert simulation.job.status.phase == "Succeeded"
-    assert not has_group(), "after its end"

@@ -122,10 +122,9 @@ VIOLATIONS = {
     "queue of a template": (
         {"queues": ["a"]},
         {
-            "scheduling": {"gang": "volcano", "queue": "a"},
             "head": {"template": {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "b"}}}},
         },
-        "must be one of a, got b",
+        "spec.head.template.metadata.labels.kueue.x-k8s.io/queue-name must be one of a, got b",
     ),
     "Volcano's queue of a template": (
         {"queues": ["a"]},

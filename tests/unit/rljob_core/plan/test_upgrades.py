@@ -10,12 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rljob_api import __version__
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.roles import Resources
 from rljob_api.manifest.services.reward import RewardModel
 from rljob_core.backend import ChildKey, ObservedState, key_of
 from rljob_core.children import common, head, pods, probes, rollout, service, trainer
 from rljob_core.children.difference import contains, stamp
-from rljob_core.defaults import DEFAULTS, RoleResources, image_tag
+from rljob_core.defaults import DEFAULTS, image_tag
 from rljob_core.plan import conditions
 from rljob_core.plan.job import plan_job
 from rljob_core.plan.reward_model import plan_reward_model
@@ -179,23 +178,6 @@ def test_version_is_that_of_what_runs(upgraded):
     assert {name: read_version(name) for name in ROLES} == expected
 
 
-def test_volcano_group_requests_what_its_existing_pods_do():
-    simulation, group = Operated(scheduling={"gang": "volcano"}), ChildKey("PodGroup", "gsm8k")
-    simulation.settle()
-    before = simulation.children[group]
-    simulation.defaults = NEWER.model_copy(update={"resources": RoleResources(trainer=Resources(requests={"cpu": 9}))})
-    simulation.reconcile()
-    assert (simulation.writes, simulation.children[group]) == (0, before)
-    simulation.request("rljob.dev/restart", "1")
-    simulation.settle()
-    (built,) = [
-        child
-        for child in plan_job(simulation.job, ObservedState(), NOW, defaults=simulation.defaults).children
-        if child["kind"] == "PodGroup"
-    ]
-    assert simulation.children[group]["spec"] == built["spec"] != before["spec"]
-
-
 def test_mutable_fields_apply_after_an_upgrade(upgraded):
     upgraded.edit(rollout={"replicas": 3}, head={"backoffLimit": 2})
     upgraded.settle()
@@ -288,7 +270,7 @@ def test_changed_scheduling_matters_until_the_job_runs(operated, is_running, rol
     before = operated.pods_of()
     if is_running:
         operated.run()
-    operated.edit(scheduling={"gang": "volcano", "schedulerName": "other"})
+    operated.edit(scheduling={"gang": "gates", "schedulerName": "other"})
     operated.reconcile()
     if is_running:
         operated.run()

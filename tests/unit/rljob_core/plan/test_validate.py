@@ -50,7 +50,6 @@ def test_template_of_rollouts_without_pods_is_rejected():
     ("runner", "problem"),
     [
         ({"template": {"spec": {"dnsPolicy": 1}}}, "spec.agent.runner.template.spec.dnsPolicy"),
-        ({"resources": {"limits": {"Cpu!": "1"}}}, "spec.agent.runner.resources.limits"),
         (
             {"function": None, "command": ["agent"], "workingDir": "app"},
             "spec.agent.runner.workingDir must be an absolute",
@@ -69,7 +68,6 @@ def test_refused_pod_of_a_runner_names_its_field(runner, problem):
         ({"user": {"template": {"spec": {"containers": None}}}}, "spec.agent.user.template.spec.containers"),
         ({"tool": {"template": {"spec": 1}}}, "spec.agent.tools[0].template"),
         ({"tool": {"template": {"spec": {"dnsPolicy": 1}}}}, "spec.agent.tools[0].template.spec.dnsPolicy"),
-        ({"user": {"resources": {"limits": {"Cpu!": "1"}}}}, "spec.agent.user.resources.limits"),
     ],
 )
 def test_refused_pod_of_an_agent_names_its_field(changes, problem):
@@ -83,20 +81,20 @@ def test_reward_template_without_env_is_accepted():
 
 
 def test_pod_that_the_api_server_would_refuse_starts_nothing():
-    job = make_job(trainer={"resources": {"requests": {"cpu": 2}, "limits": {"cpu": 1}}})
+    job = make_job(trainer={"template": {"spec": {"priority": "high"}}})
     plan = plan_job(job, ObservedState(), NOW)
     assert plan.children == ()
     failed = conditions.find(plan.status, conditions.FAILED)
     assert failed.reason == conditions.REASON_INVALID_SPEC
-    assert failed.message.startswith("spec.trainer.resources.requests.cpu must be at most the limit 1, got 2")
+    assert failed.message.startswith('spec.trainer.template.spec.priority must be a whole number, got "high"')
 
 
 def test_reward_model_with_a_refused_pod_starts_nothing():
-    spec = {"function": FUNCTION, "env": {"A=B": "1"}}
+    spec = {"function": FUNCTION, "template": {"spec": {"priority": "high"}}}
     model = RewardModel.model_validate({"metadata": {"name": "theirs", "uid": "m1"}, "spec": spec})
     plan = plan_reward_model(model, ObservedState(), NOW)
     assert plan.children == ()
-    assert plan.status.conditions[0].message.startswith("spec.env.A=B must be an environment variable's name")
+    assert plan.status.conditions[0].message.startswith("spec.template.spec.priority must be a whole number")
 
 
 @pytest.mark.parametrize("url", ["http://scorer:abc/", "http://scorer:99999/", "http://[::1", "https://:8080/"])

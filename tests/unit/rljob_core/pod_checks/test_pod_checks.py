@@ -1,4 +1,4 @@
-"""What the API server would refuse in a Pod is found before, at the user's own field."""
+"""Wrong names and types in a Pod are found before it is applied, at the user's own field."""
 
 import pytest
 

@@ -1,13 +1,15 @@
 """The cache under late events, missed deletes, and writes that a LIST does not contain."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_core.kube.resources import BY_KEY
+from rljob_core.kube.resources import BY_KIND
 from rljob_operator.kube.cache import MAX_UNMATCHED_WARNINGS, Cache, ObjectKey
 
-DEPLOYMENTS = BY_KEY["Deployment"]
+DEPLOYMENTS = BY_KIND["Deployment"]
 JOB = ObjectKey("RLJob", "ns", "a")
 
 
@@ -41,6 +43,25 @@ def test_changed_label_reports_the_previous_owner_too(job):
     named = cache.upsert("Deployment", deployment(10, job=job))
     assert named == {JOB} | ({ObjectKey("RLJob", "ns", job)} if job else set())
     assert cache.owned(JOB) == []
+
+
+def test_object_is_returned_whole_and_small_when_stored():
+    cache, spec = Cache(), {"template": [{"name": f"VARIABLE_{number}", "value": "1"} for number in range(100)]}
+    cache.upsert("Deployment", deployment(9) | {"spec": spec})
+    (found,) = cache.owned(JOB)
+    assert found["spec"] == spec
+    (entry,) = cache._kinds["Deployment"].values()
+    assert len(entry.data) < len(json.dumps(spec)) / 4
+
+
+def test_object_that_is_deeper_than_parsers_take_stops_nothing():
+    cache, value = Cache(), {}
+    for _ in range(500):
+        value = {"a": value}
+    cache.upsert("Deployment", deployment(9) | {"spec": value})
+    (found,) = cache.owned(JOB)
+    assert found["metadata"] == deployment(9)["metadata"]
+    assert found["spec"]["a"]["a"]
 
 
 def test_list_finds_a_missed_delete_and_reports_its_owner():
@@ -187,7 +208,7 @@ def test_unmatched_warning_survives_only_a_list_that_contains_it():
     for listed, expected in (([warning(5)], ["why"]), ([], [])):
         cache = Cache()
         cache.upsert("Event", warning(5))
-        store_list(cache, BY_KEY["Event"], None, listed, "7")
+        store_list(cache, BY_KIND["Event"], None, listed, "7")
         cache.upsert("Pod", pod(4))
         assert warnings_in(cache) == expected
 

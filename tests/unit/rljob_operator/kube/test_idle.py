@@ -136,16 +136,16 @@ async def test_idle_job_without_driver_is_not_polled():
 
 async def test_policy_of_the_namespace_ends_the_idle_state():
     harness = await OperatorHarness().settle()
-    harness.store(POLICY.key, {"name": "default"}, spec={"limits": {"gpus": 0}})
+    harness.store(POLICY.kind, {"name": "default"}, spec={"limits": {"gpus": 0}})
     assert (await harness.step())[0]
     await harness.settle()
-    harness.cache.remove(POLICY.key, {"metadata": harness.cache.get(POLICY.key, "ns", "default")["metadata"]})
+    harness.cache.remove(POLICY.kind, {"metadata": harness.cache.get(POLICY.kind, "ns", "default")["metadata"]})
     assert (await harness.step())[0]
 
 
 async def test_policy_of_another_namespace_does_not():
     harness = await OperatorHarness().settle()
-    harness.store(POLICY.key, {"name": "default", "namespace": "other"}, spec={"limits": {"gpus": 0}})
+    harness.store(POLICY.kind, {"name": "default", "namespace": "other"}, spec={"limits": {"gpus": 0}})
     assert not (await harness.step())[0]
 
 

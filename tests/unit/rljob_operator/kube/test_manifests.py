@@ -47,8 +47,10 @@ def test_unknown_fields_of_a_status_stop_all_writes_too():
 
 @pytest.mark.parametrize("status", [{"phase": "Running"}, {"phase": "Unheard"}])
 def test_invalid_values_are_reported_together_and_keep_a_readable_status(status):
+    fields = {"algorithm": {"type": "none"}, "schedule": {"miniBatches": 0}, "scheduling": {"gang": "volcano"}}
     with pytest.raises(InvalidOwnerError) as raised:
-        read_job(changed(JOB, algorithm={"type": "none"}, schedule={"miniBatches": 0}) | {"status": status})
+        read_job(changed(JOB, **fields) | {"status": status})
+    assert any(p.startswith("spec.scheduling.gang must be one of none, gates, kueue") for p in raised.value.problems)
     assert any(p.startswith("spec.algorithm.type must be one of grpo, drGrpo, ") for p in raised.value.problems)
     assert f"spec.schedule.miniBatches must be at least 1, got 0; {REMEDY}" in raised.value.problems
     assert raised.value.owner.status.phase == ("Running" if status["phase"] == "Running" else "")

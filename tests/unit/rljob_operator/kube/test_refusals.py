@@ -26,7 +26,6 @@ FORBIDDEN = ApiError(403, "Forbidden", 'x is forbidden: User "op" cannot do that
     ("verb", "resource", "grant"),
     [
         ("patch", "pods", "features.schedulingGates"),
-        ("patch", "podgroups", "features.volcano or features.coscheduling"),
         ("patch", "serviceaccounts", "features.agentSandbox"),
         ("patch", "sandboxtemplates", "features.agentSandbox"),
         ("patch", "sandboxwarmpools", "features.agentSandbox"),

@@ -79,7 +79,7 @@ def test_numbers_next_to_the_list_are_components_of_all_samples() -> None:
         (order(0, 1, 2), "must contain each of 1 to 3 once"),
         (order(1, 2, 2.5), "must contain each of 1 to 3 once"),
         (order(1, 2, "x"), "not a number"),
-        (json.dumps({"order": 3}), "is not of type 'array'"),
+        (json.dumps({"order": 3}), 'is not of type "array"'),
         ("{}", "has no order"),
         ("none", "is not JSON"),
     ],

@@ -242,7 +242,7 @@ async def test_schema_is_checked_where_the_endpoint_does_not_enforce_it(make_jud
     judge = await make_judge({"parser": {"jsonSchema": SCHEMA, "responseFormat": form}})
     wrong, right = await judge.score("x"), await judge.score("x")
     assert (wrong.reason, right.score) == ("bad_return", 9.0)
-    assert "'9' is not of type 'number' at $.score" in wrong.message
+    assert '"9" is not of type "number" at $.score' in wrong.message
     request = endpoint.requests[0]
     assert {name: request[name] for name in request if name == "response_format"} == sent
 

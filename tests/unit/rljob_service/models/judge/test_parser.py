@@ -99,10 +99,10 @@ def test_last_object_outside_of_the_reasoning_counts(answer):
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        ('{"score": 9}', r"9 is not one of \[1, 2, 3\] at \$.score"),
-        ('{"score": "3"}', "'3' is not of type 'integer'"),
-        ('{"score": 3, "id": "A"}', "'A' does not match"),
-        ('{"score": null, "id": 4}', "4 is not of type 'string'"),
+        ('{"score": 9}', r"9 is not one of 1, 2 or 3 at \$.score"),
+        ('{"score": "3"}', '"3" is not of type "integer"'),
+        ('{"score": 3, "id": "A"}', '"A" does not match'),
+        ('{"score": null, "id": 4}', '4 is not of type "string"'),
     ],
 )
 def test_answer_that_does_not_meet_the_schema_is_a_bad_return(answer, problem):
@@ -124,9 +124,12 @@ def test_hostile_answers_to_a_schema_do_not_block_the_server(answer):
 @pytest.mark.parametrize(
     ("schema", "problem"),
     [
-        ({"type": "objekt"}, "is not a JSON schema: 'objekt'"),
-        ({"properties": {"score": {"pattern": "(?=a)"}}}, "not a regular expression of RE2"),
-        ({"patternProperties": {"a": {}}}, "has patternProperties"),
+        ({"type": "objekt"}, 'is not a JSON schema: "objekt"'),
+        (
+            {"properties": {"score": {"pattern": "(?=a)"}}},
+            '"\\(\\?=a\\)" is not a "regex" at \\$.properties.score.pattern',
+        ),
+        ({"patternProperties": {"(?=a)": {}}}, "is not a JSON schema"),
     ],
 )
 def test_schema_that_cannot_be_checked_is_refused(schema, problem):
@@ -136,7 +139,8 @@ def test_schema_that_cannot_be_checked_is_refused(schema, problem):
 
 def test_reference_to_another_place_is_not_downloaded():
     schema = {"properties": {"score": {"$ref": "http://127.0.0.1:9/schema.json"}}}
-    assert "cannot be applied" in error_of(make(jsonSchema=schema), '{"score": 1}').message
+    with pytest.raises(UserError, match=r"reference to another place, http.* is not supported"):
+        make(jsonSchema=schema)
 
 
 def test_numbers_outside_of_the_range_are_bad_returns_and_words_are_not():

@@ -194,6 +194,10 @@ collector: $(SYNCED) ## OpenTelemetry's collector on http://127.0.0.1:4318, whic
 walks: $(SYNCED) ## Count the functions and files from a prompt to its gradient, and of a score request
 	$(BIN)/python -m dev.walks
 
+.PHONY: guard
+guard: cpu-build ## Three updates of the tiny job, bit by bit, under each schedule: RECORD=FILE, then AGAINST=FILE (TREE=DIR: of another checkout)
+	$(BIN)/python dev/guard.py $(if $(RECORD),--record $(RECORD)) $(if $(AGAINST),--against $(AGAINST)) $(if $(TREE),--tree $(TREE))
+
 .PHONY: mutation
 mutation: $(SYNCED) ## Break the pure cores on purpose and count what the unit tests notice (dev/mutation)
 	$(BIN)/python dev/mutation/run.py

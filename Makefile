@@ -106,7 +106,7 @@ format: $(SYNCED) ## Format, and fix what ruff can
 	$(BIN)/ruff format .
 
 .PHONY: verify
-verify: $(SYNCED) ## Fail when crds/, the chart's CRDs and table of fields, docs/reference.md or the tables of folders drifted from the code
+verify: $(SYNCED) ## Fail when a generated file drifted from the code, or the code exceeds dev/ceiling.json
 	$(BIN)/python -m dev.versions --check
 	$(BIN)/python -m rljob_api.generate --check
 	$(BIN)/python -m dev.folders --check
@@ -114,6 +114,7 @@ verify: $(SYNCED) ## Fail when crds/, the chart's CRDs and table of fields, docs
 	$(BIN)/python -m dev.pod_fields --check
 	$(BIN)/python -m dev.pod_template --check
 	$(BIN)/python -m dev.requirements --check
+	$(BIN)/python -m dev.ceiling
 
 .PHONY: generate
 generate: $(SYNCED) ## Write crds/ and generated parts of docs/ from the types, and the tables of fields and architectures from the libraries
@@ -191,8 +192,12 @@ collector: $(SYNCED) ## OpenTelemetry's collector on http://127.0.0.1:4318, whic
 	exec $(BIN)/python -m rljob_cluster collector
 
 .PHONY: walks
-walks: $(SYNCED) ## Count the functions and files from a prompt to its gradient, and of a score request
+walks: $(SYNCED) ## Count the functions and files from a prompt to its gradient, of a score request, and of a job's first reconcile
 	$(BIN)/python -m dev.walks
+
+.PHONY: ceiling
+ceiling: $(SYNCED) ## Lower dev/ceiling.json to what the code has; TAKE=NAME raises it by a feature's allowance, once
+	$(BIN)/python -m dev.ceiling $(if $(TAKE),--take "$(TAKE)",--lower)
 
 .PHONY: guard
 guard: cpu-build ## Three updates of the tiny job, bit by bit, under each schedule: RECORD=FILE, then AGAINST=FILE (TREE=DIR: of another checkout)

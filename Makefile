@@ -110,7 +110,7 @@ format: $(DEVELOP) ## Format, and fix what ruff can
 	$(BIN)/ruff format .
 
 .PHONY: verify
-verify: $(DEVELOP) ## Fail when crds/, the chart's CRDs and table of fields, docs/reference.md or the tables of folders drifted from the code
+verify: $(DEVELOP) ## Fail when a generated file drifted from the code, or the code exceeds dev/ceiling.json
 	$(BIN)/python -m dev.versions --check
 	$(BIN)/python -m rljob_api.generate --check
 	$(BIN)/python -m dev.folders --check
@@ -118,6 +118,7 @@ verify: $(DEVELOP) ## Fail when crds/, the chart's CRDs and table of fields, doc
 	$(BIN)/python -m dev.pod_fields --check
 	$(BIN)/python -m dev.pod_template --check
 	$(BIN)/python -m dev.requirements --check
+	$(BIN)/python -m dev.ceiling
 
 .PHONY: generate
 generate: $(DEVELOP) ## Write crds/ and generated parts of docs/ from the types, and the tables of fields and architectures from the libraries
@@ -195,8 +196,16 @@ collector: $(DEVELOP) ## OpenTelemetry's collector on http://127.0.0.1:4318, whi
 	exec $(BIN)/python -m rljob_cluster collector
 
 .PHONY: walks
-walks: $(DEVELOP) ## Count the functions and files from a prompt to its gradient, and of a score request
+walks: $(DEVELOP) ## Count the functions and files from a prompt to its gradient, of a score request, and of a job's first reconcile
 	$(BIN)/python -m dev.walks
+
+.PHONY: ceiling
+ceiling: $(DEVELOP) ## Lower dev/ceiling.json to what the code has; TAKE=NAME raises it by a feature's allowance, once
+	$(BIN)/python -m dev.ceiling $(if $(TAKE),--take "$(TAKE)",--lower)
+
+.PHONY: guard
+guard: cpu-build ## Three updates of the tiny job, bit by bit, under each schedule: RECORD=FILE, then AGAINST=FILE (TREE=DIR: of another checkout)
+	$(BIN)/python dev/guard.py $(if $(RECORD),--record $(RECORD)) $(if $(AGAINST),--against $(AGAINST)) $(if $(TREE),--tree $(TREE))
 
 .PHONY: mutation
 mutation: $(DEVELOP) ## Break the pure cores on purpose and count what the unit tests notice (dev/mutation)

@@ -1,7 +1,8 @@
-"""Count what a reader meets on two walks through the code: `make walks`, or `python -m dev.walks [--list]`.
+"""Count what a reader meets on three walks through the code: `make walks`, or `python -m dev.walks [--list]`.
 
     prompt    from a prompt's first use to the trainer's `accumulate`, in the driver (tests/support/driver_harness.py)
     score     from the first byte of a score request to the last of its response, in the server
+    reconcile from the watch event of a new job to its first status, in the operator, with an API server in memory
 
 A walk is traced in a real run: it counts each function of RLJob's packages once, and its file. Clocks and pollers,
 which run beside every walk, are left out. The ranks' half of an update is not in the first walk.
@@ -15,7 +16,7 @@ import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -23,7 +24,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-_PACKAGES = ("rljob_api", "rljob_inputs", "rljob_trainer", "rljob_service")
+_PACKAGES = ("rljob_api", "rljob_inputs", "rljob_trainer", "rljob_service", "rljob_core", "rljob_operator")
 _BESIDE = ("role_clock.py", "concurrency.py", "prometheus.py")
 """Files of clocks and counters, which many functions call."""
 _POLLERS = ("ReplicaPool._watch",)
@@ -152,6 +153,63 @@ async def walk_score(folder: Path, patch: pytest.MonkeyPatch) -> Recorder:
     return recorder
 
 
+async def walk_reconcile(folder: Path, patch: pytest.MonkeyPatch) -> Recorder:
+    """Trace the first reconcile of a new job with one reward, whose children and status the API server accepts."""
+    from rljob_core.defaults import DEFAULTS
+    from rljob_core.kube.resources import RLJOB
+    from rljob_core.loop.workqueue import WorkQueue, run
+    from rljob_operator.health import Health
+    from rljob_operator.kube.backend import KubernetesBackend
+    from rljob_operator.kube.cache import Cache
+    from rljob_operator.kube.driver import DriverClient
+    from rljob_operator.metrics import OperatorMetrics
+    from rljob_operator.operator import build_reconcile
+    from rljob_operator.watch.informer import Informer
+
+    recorder, reconciled = Recorder(), asyncio.Event()
+
+    class Api:
+        """Accepts each object, and has no Secret and no ConfigMap that lacks a reference."""
+
+        version = 1
+
+        async def request(self, method: str, path: str, *, body: Any = None, **_: Any) -> Any:
+            if path.endswith("/status"):
+                recorder.stop()
+                reconciled.set()
+            self.version += 1
+            written = {"uid": f"uid-{self.version}", "resourceVersion": str(self.version)}
+            return {**(body or {}), "metadata": {**(body or {}).get("metadata", {}), **written}}
+
+    api: Any = Api()
+    cache = Cache()
+    informer = Informer(api, cache, (), 600.0)
+    health = Health(WorkQueue(1.0), OperatorMetrics(set()))
+    backend = KubernetesBackend(api, cache, DriverClient(asyncio.get_running_loop().time, informer.requeue))
+    reconcile_key = build_reconcile(backend, health, DEFAULTS, asyncio.get_running_loop().time)
+    function = {"inline": "def score(sample):\n    return 1.0\n"}
+    spec = {
+        "model": {"source": "/models/tiny"},
+        "data": {"train": {"source": "/data/train.jsonl"}},
+        "rewards": [{"name": "correct", "function": function}],
+    }
+    metadata = {"name": "walk", "namespace": "ns", "uid": "uid", "resourceVersion": "1", "generation": 1}
+    job = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": metadata, "spec": spec}
+
+    async def watch() -> AsyncGenerator[Any, None]:
+        recorder.start()
+        informer._on_event(RLJOB, {"type": "ADDED", "object": job})
+        while True:
+            yield await informer._changed.get()
+
+    running = asyncio.create_task(run(watch, reconcile_key, 1, queue=health.queue))
+    async with asyncio.timeout(60):
+        await reconciled.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    return recorder
+
+
 async def _connect(
     host: str, port: int, serving: asyncio.Task[None]
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -168,23 +226,32 @@ async def _connect(
 _WALKS: dict[str, Callable[[Path, pytest.MonkeyPatch], Coroutine[Any, Any, Recorder]]] = {
     "prompt": walk_prompt,
     "score": walk_score,
+    "reconcile": walk_reconcile,
 }
+
+
+def trace(name: str) -> list[tuple[str, str]]:
+    """Return file and name of each function on a walk."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        return asyncio.run(_WALKS[name](Path(folder), patch)).list_functions()
+
+
+def count_walks() -> dict[str, dict[str, int]]:
+    """Return the functions and files of each walk."""
+    walks = {name: trace(name) for name in _WALKS}
+    return {name: {"functions": len(found), "files": len({file for file, _ in found})} for name, found in walks.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m dev.walks", description=__doc__)
     parser.add_argument("--list", action="store_true", help="print each function")
-    options = parser.parse_args()
-    counts = {}
-    for name, walk in _WALKS.items():
-        with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-            functions = asyncio.run(walk(Path(folder), patch)).list_functions()
-        files = Counter(file for file, _ in functions)
-        counts[name] = {"functions": len(functions), "files": len(files)}
-        if options.list:
-            for file, number in files.items():
+    if parser.parse_args().list:
+        for name in _WALKS:
+            functions = trace(name)
+            for file, number in Counter(file for file, _ in functions).items():
                 print(f"{name}  {number:3}  {file}: {', '.join(each for path, each in functions if path == file)}")
-    print(json.dumps(counts))
+    else:
+        print(json.dumps(count_walks()))
 
 
 if __name__ == "__main__":

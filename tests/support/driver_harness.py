@@ -109,6 +109,8 @@ class DriverHarness:
             json.dumps({r.name: "rewards" for r in job.spec.rewards} | dict(zip(names, names, strict=True))),
         )
         self.outages = Outages(job.spec.outage_seconds)
+        self.clock = time.monotonic
+        """Measures outages."""
         self.board = StatusBoard(self.outages)
         self._views = ExitStack()
         """Views of all drivers: tests read the board after the last one has ended."""
@@ -199,7 +201,7 @@ class DriverHarness:
             session = await stack.enter_async_context(open_session())
             spans_updates = build_schedule(self.job.spec.schedule).spans_updates
             prometheus = self.prometheus = PrometheusMetrics()
-            outages = self.outages = self.board.outages = Outages(self.job.spec.outage_seconds)
+            outages = self.outages = self.board.outages = Outages(self.job.spec.outage_seconds, self.clock)
             rollouts = RolloutClient(
                 self.job.spec.rollout,
                 session,

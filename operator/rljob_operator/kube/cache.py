@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import orjson
+import msgspec
 from cachetools import FIFOCache
 
 from rljob_api.wire.contract import LABEL_JOB, LABEL_REWARD_MODEL
@@ -338,7 +338,7 @@ def _version(manifest: Manifest) -> int:
 
 
 def _unpack(kind: str, entry: _Entry) -> Manifest:
-    manifest: Manifest = orjson.loads(zlib.decompress(entry.data))
+    manifest: Manifest = msgspec.json.decode(zlib.decompress(entry.data))
     # Items of a LIST have no kind and apiVersion.
     manifest["kind"], manifest["apiVersion"] = kind, BY_KIND[kind].api_version
     return manifest

@@ -11,6 +11,7 @@ import pytest
 
 from tests.paths import ROOT
 from tests.support.nvidia import write_smi
+from tests.support.waiting import DEADLINE_SECONDS
 
 COPIED = ("Makefile", "uv.lock", "pyproject.toml", "dev/device.py", "inputs/rljob_inputs/machine/nvidia.py")
 UV = """#!/bin/sh
@@ -43,7 +44,12 @@ class Checkout:
         environment = {name: value for name, value in os.environ.items() if name not in ("DEVICE", "MAKEFLAGS")}
         environment |= {"PATH": f"{self.bin}:{os.environ['PATH']}", **variables}
         done = subprocess.run(
-            ["make", *arguments], cwd=self.folder, env=environment, capture_output=True, text=True, timeout=60
+            ["make", *arguments],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_SECONDS,
         )
         log = self.folder / "uv.log"
         calls = log.read_text().splitlines() if log.exists() else []

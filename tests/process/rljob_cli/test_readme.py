@@ -13,6 +13,7 @@ import yaml
 from tests.support.hub import run_hub
 from tests.support.model_folder import write_model
 from tests.support.readme import read_commands, read_smallest_job
+from tests.support.waiting import DEADLINE_SECONDS
 
 PROGRAMS = Path(sys.executable).parent
 
@@ -35,7 +36,9 @@ def shell(tmp_path):
 
         def run(program, *arguments):
             command = [PROGRAMS / program, *arguments]
-            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+            done = subprocess.run(
+                command, cwd=folder, env=environment, capture_output=True, text=True, timeout=DEADLINE_SECONDS
+            )
             assert done.returncode == 0, done.stdout + done.stderr
             return done.stdout
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import yaml
 from memory_plan.cases import QWEN25_1B5
+from typer.testing import CliRunner
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_cli import commands
 from rljob_cli.check.jobfile import JobFile
 from rljob_cli.check.machine import Machine
+from rljob_cli.main import app
 from tests.support.model_folder import write_model
 
 ONE_GPU = replace(Machine(0), num_gpus=1, gpu_bytes=lambda: 24 * 2**30)
@@ -51,3 +54,30 @@ def test_run_has_trainer_and_rollouts_share_the_only_gpu_if_both_fit(
     assert commands.run_command(path, tmp_path / "runs", [], [], False, "text", None, False) == 2
     [job] = checked
     assert job.spec.rollout.placement == placement
+
+
+FLAGS = [([], True), (["--no-call"], False), (["--dry-run"], False), (["--no-call", "--dry-run"], False)]
+
+
+@pytest.mark.parametrize(("flags", "should_call"), FLAGS)
+def test_submitted_evaluation_calls_its_rewards_unless_it_may_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], should_call: bool
+) -> None:
+    given: list[bool] = []
+
+    def submit(*arguments: Any) -> int:
+        given.append(arguments[-1].should_call)
+        return 0
+
+    monkeypatch.setattr("rljob_cli.evaluate.cluster.submit_evaluation", submit)
+    done = CliRunner().invoke(app, ["evaluate", str(write_job(tmp_path, {})), "--submit", *flags])
+    assert (done.exit_code, given) == (0, [should_call]), done.output
+
+
+@pytest.mark.parametrize(("gpu", "fits"), [("8GiB", False), ("400GiB", True)])
+def test_plan_in_json_has_a_remedy_for_what_does_not_fit_alone(tmp_path: Path, gpu: str, fits: bool) -> None:
+    path = write_job(tmp_path, {"gradientCheckpointing": "none"})
+    done = CliRunner().invoke(app, ["plan", str(path), "--gpu", gpu, "-o", "json"])
+    needs = json.loads(done.stdout)["files"][0]["needs"]
+    assert all((need["remedy"] is not None) == (need["fits"] is False) for need in needs)
+    assert {need["fits"] for need in needs if need["role"] == "trainer" and need["resource"] == "gpu"} == {fits}

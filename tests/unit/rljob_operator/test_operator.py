@@ -23,6 +23,7 @@ from rljob_operator.operator import build_reconcile, run_operator
 from rljob_operator.settings import Settings
 from tests.paths import ROOT
 from tests.support import fast_yaml
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 class CrdApi:
@@ -50,7 +51,7 @@ async def test_operator_waits_for_matching_crds_and_reports_the_difference(monke
     settings = Settings(lease=False, metrics_port=0, health_port=unused_tcp_port)
 
     async def wait_for(text):
-        async with asyncio.timeout(20), aiohttp.ClientSession() as session:
+        async with asyncio.timeout(DEADLINE_SECONDS), aiohttp.ClientSession() as session:
             while True:
                 with contextlib.suppress(aiohttp.ClientError):
                     async with session.get(url) as answer:

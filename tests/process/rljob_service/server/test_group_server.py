@@ -178,7 +178,7 @@ def test_invalid_group_request_is_refused_with_a_remedy(
 
 def test_group_needs_the_token_and_a_post(relative: Server) -> None:
     assert relative.request("POST", "/v1/score-group", build_group("a"), token="wrong")[0] == 401
-    connection = http.client.HTTPConnection(relative.host, 8080, timeout=60)
+    connection = http.client.HTTPConnection(relative.host, 8080, timeout=DEADLINE_SECONDS)
     connection.request("GET", "/v1/score-group", headers={"Authorization": f"Bearer {TOKEN}"})
     response = connection.getresponse()
     assert (response.status, json.loads(response.read())) == (405, {"detail": "POST a GroupRequest"})

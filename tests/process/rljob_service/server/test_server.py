@@ -455,7 +455,7 @@ def test_sigterm_finishes_accepted_requests_and_leaves_no_process(start_server: 
 def test_request_whose_body_ends_after_sigterm_is_refused(start_server: StartServer) -> None:
     server = start_server("def compute_score(solution_str): return 1.0")
     body = json.dumps({"id": "a", "prompt": "p", "completion": "c"}).encode()
-    with contextlib.closing(http.client.HTTPConnection(server.host, 8080, timeout=60)) as connection:
+    with contextlib.closing(http.client.HTTPConnection(server.host, 8080, timeout=DEADLINE_SECONDS)) as connection:
         connection.putrequest("POST", "/v1/score")
         connection.putheader("Authorization", f"Bearer {TOKEN}")
         connection.putheader("Content-Length", str(len(body)))

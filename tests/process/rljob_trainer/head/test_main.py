@@ -13,7 +13,7 @@ ENVIRONMENT = {"PATH": os.environ["PATH"], "RLJOB_TERMINATION_LOG": os.devnull}
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
     )
 
 
@@ -32,7 +32,7 @@ def test_termination_message_is_the_error_and_not_the_log(tmp_path):
     path = tmp_path / "termination-log"
     ended = subprocess.run(
         [sys.executable, "-m", "rljob_trainer.head"],
-        env=ENVIRONMENT | {"RLJOB_TERMINATION_LOG": str(path)}, capture_output=True, timeout=60, check=False,
+        env=ENVIRONMENT | {"RLJOB_TERMINATION_LOG": str(path)}, capture_output=True, timeout=300, check=False,
     )  # fmt: skip
     assert ended.returncode == ExitCode.USER
     assert path.read_text().startswith("error: environment variables not set")

@@ -20,6 +20,6 @@ sys.exit(server.main())
 
 
 def test_sigterm_while_loading_ends_the_program() -> None:
-    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == ExitCode.SUCCEEDED, ended.stderr
     assert "stopped by a signal" in ended.stderr

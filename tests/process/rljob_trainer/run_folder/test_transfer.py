@@ -22,6 +22,7 @@ from rljob_trainer.run_folder.client import HeadUnreachableError, RemoteFolder, 
 from rljob_trainer.run_folder.file_facts import FileFacts, HashedStream, describe_file
 from rljob_trainer.run_folder.server import RunFileServer
 from tests.support.loopback import next_address
+from tests.support.waiting import DEADLINE_SECONDS
 
 TOKEN = "secret"
 STEP = "checkpoints/step-000010/trainer"
@@ -190,7 +191,7 @@ def test_nothing_is_served_without_the_token(server: RunFileServer, tmp_path: Pa
 def send(server: RunFileServer, method: str, path: str, token: str) -> int:
     """Send the path as it is."""
     host = server.folder.url.split("/")[2]
-    connection = HTTPConnection(host, timeout=20)
+    connection = HTTPConnection(host, timeout=DEADLINE_SECONDS)
     connection.request(method, path, body=b"x", headers={"Authorization": f"Bearer {token}"})
     status = connection.getresponse().status
     connection.close()

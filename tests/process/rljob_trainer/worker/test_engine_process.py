@@ -55,7 +55,7 @@ terminate_descendants(0)
 
 def test_session_ends_as_a_whole(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path / "log")], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "log")], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["78 no such model", "True", "[]", "''", "None", "-9", "-15"]

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
 from typer.testing import CliRunner
 
+from rljob_api.errors import UserError
+from rljob_cli.agents import given_answers
 from rljob_cli.agents.command import describe_rest
 from rljob_cli.agents.given_answers import build_rehearsal, find_playable
 from rljob_cli.check.jobfile import load
@@ -42,3 +47,16 @@ def test_rewards_that_need_a_model_are_left_out():
     assert roles == {"", "head", *(f"reward-{name}" for name in playable)}
     [line] = describe_rest([], job, ["4"])
     assert line == f"not scored by {', '.join(served)}, which needs a model"
+
+
+@pytest.mark.parametrize(("role", "message"), [("head", "error"), ("agent-user", "end")])
+async def test_container_that_ends_early_is_explained_by_its_role(monkeypatch, role, message):
+    """The head's log ends with its own error; another container has an exit code, and its log."""
+    monkeypatch.setattr(given_answers, "role_of", lambda pod: role)
+    monkeypatch.setattr(given_answers, "phase_of", lambda pod: "Failed")
+    monkeypatch.setattr(given_answers, "find_ended_container", lambda pod: "container")
+    monkeypatch.setattr(given_answers, "describe_error", lambda pod, ended: "error")
+    monkeypatch.setattr(given_answers, "describe_end", lambda pod, ended: "end")
+    cluster = SimpleNamespace(check=lambda: None, store=SimpleNamespace(pods={"pod": {}}))
+    with pytest.raises(UserError, match=f"^{message}$"):
+        await given_answers._wait_until_played(cluster)

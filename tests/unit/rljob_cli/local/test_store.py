@@ -7,6 +7,7 @@ import pytest
 from rljob_api.manifest.job import RLJob
 from rljob_cli.local.store import LocalStore
 from rljob_cli.run.snapshot import RunHistory
+from tests.support.waiting import DEADLINE_SECONDS
 
 SPEC = {
     "model": {"source": "/m"},
@@ -32,7 +33,7 @@ async def test_watch_ends_when_cancelled_during_a_change(num_iterations):
     for _ in range(num_iterations):
         await asyncio.sleep(0)
     following.cancel()
-    done, _ = await asyncio.wait((following,), timeout=2)
+    done, _ = await asyncio.wait((following,), timeout=DEADLINE_SECONDS)
     assert done
     assert following.cancelled()
 

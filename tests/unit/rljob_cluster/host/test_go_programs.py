@@ -11,6 +11,7 @@ import pytest
 
 from rljob_cluster.host import go_programs
 from rljob_cluster.host.commands import ClusterError
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 def test_cache_follows_xdg_cache_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -55,7 +56,7 @@ def test_who_waits_for_a_build_does_not_repeat_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(fcntl, "flock", lock_and_tell)
     monkeypatch.setattr(go_programs, "_build", build)
     go_programs.find_or_build("helm")
-    second.join(timeout=10)
+    second.join(timeout=DEADLINE_SECONDS)
     assert built == ["helm"]
 
 

@@ -13,6 +13,7 @@ from kubernetes.aio.client import Configuration
 
 from rljob_api.errors import TransientError
 from rljob_core.kube import client
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ async def test_separate_client_never_waits_for_the_connections_of_the_first(free
     api.hooks.append(hook)
     api.observers.append(lambda verb, path, code: codes.append(code))
     slow = asyncio.create_task(api.request("GET", "/slow"))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         assert await lease_api.request("GET", "/fast") == {}
         answer.set()
         await slow

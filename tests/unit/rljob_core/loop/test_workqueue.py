@@ -11,6 +11,7 @@ from rljob_api.errors import TransientError
 from rljob_core.backend import ForbiddenError, JobKey
 from rljob_core.loop import workqueue
 from rljob_core.loop.workqueue import INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, WorkQueue, backoff_seconds, run
+from tests.support.waiting import DEADLINE_SECONDS
 
 A, B = JobKey("ns", "a"), JobKey("ns", "b")
 
@@ -195,7 +196,7 @@ class Reconciles:
         await self.wait_for(self.until)
 
     async def run(self, workers=1):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(DEADLINE_SECONDS):
             await run(self.watch, self.reconcile, workers=workers)
 
 
@@ -254,7 +255,7 @@ async def test_run_ends_when_cancelled_whatever_its_workers_wait_for(num_turns):
     for _ in range(num_turns):
         await asyncio.sleep(0)
     running.cancel()
-    done, _ = await asyncio.wait([running], timeout=30)
+    done, _ = await asyncio.wait([running], timeout=DEADLINE_SECONDS)
     assert done, "a worker has lost its cancellation"
 
 

@@ -80,3 +80,9 @@ async def test_standby_releases_nothing():
     server, clock = Server(), Clock()
     await build(server, clock, "a").release()
     assert server.requests == []
+
+
+async def test_first_leader_creates_the_lease_and_holds_it():
+    server = Server()
+    assert await build(server, Clock(), "a")._try_renew()
+    assert server.requests == ["GET", "POST"]

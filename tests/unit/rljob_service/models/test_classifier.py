@@ -15,6 +15,7 @@ from rljob_api.wire.contract import ENV_VLLM_SOCKET
 from rljob_service.models import upstream, vllm_sidecar
 from rljob_service.models.classifier import activate, find_label_problem
 from tests.support.fake_vllm import FakeVllm
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 @pytest.mark.parametrize("logit", [-1000.0, -1.5, 0.0, 2.0, 1000.0])
@@ -62,7 +63,7 @@ def classifier(timeout_seconds: float = 5, **model: Any) -> dict[str, Any]:
 
 
 async def until(condition):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 

@@ -10,6 +10,7 @@ from rljob_service.models.model_slots import ModelSlotPool
 from rljob_service.models.rate_limiter import RateLimiter
 from rljob_service.models.shared_engines import AwayError
 from rljob_service.results import ExecutionResult, StartupReport
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 class BrokenBackend:
@@ -39,7 +40,7 @@ async def execute(error: BaseException) -> ExecutionResult:
     pool = ModelSlotPool(BrokenBackend(error), metrics, 1, 60.0, on_idle=lambda: None)
     result: asyncio.Future[ExecutionResult] = asyncio.get_running_loop().create_future()
     pool.acquire().execute(b"{}", 1, result.set_result)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         replies = await result
     await pool.close()
     return replies

@@ -7,6 +7,7 @@ import pytest
 from rljob_api.wire.contract import ENV_PEERS, ENV_POD_IP
 from rljob_service.models import replicas
 from rljob_service.models.replicas import ReplicaCounter
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ async def count(until: int) -> list[int]:
 
     counter = ReplicaCounter(7, report)
     await counter.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         await reached.wait()
     counter.close()
     return counts

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from rljob_api.wire.contract import ENV_HOSTS_FILE, ENV_TOKEN, ENV_VLLM_ENGINES, UrlPath
 from rljob_service.models import shared_engines
+from tests.support.waiting import DEADLINE_SECONDS
 
 REWARD: dict[str, Any] = {"name": "test", "model": {"source": "/m"}, "timeoutSeconds": 60}
 
@@ -66,13 +67,13 @@ async def engines(monkeypatch, tmp_path):
 
 
 async def until(condition):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
 async def score(reward, completion):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         return await reward.score(completion)
 
 

@@ -17,6 +17,7 @@ from rljob_service.server.executor import Executor, QueueFullError
 from rljob_service.server.metrics import ServerMetrics
 from rljob_service.server.served_service import ServedService
 from rljob_service.worker.settings import FunctionSettings
+from tests.support.waiting import DEADLINE_SECONDS
 
 SETTINGS = FunctionSettings("", "function.inline", None, "auto", {}, 2048)
 
@@ -92,7 +93,7 @@ class Client:
         self._on_left()
 
     async def wait(self) -> ScoreResult:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_SECONDS):
             return ScoreResult.model_validate_json(await self.result)
 
 
@@ -173,7 +174,7 @@ async def test_request_of_a_disconnected_client_never_starts(build_executor: Cal
     running(executor)[0].finish(VALID)
     running(executor)[0].finish(VALID)
     assert (await last.wait()).valid
-    await asyncio.wait_for(executor.drained(), 10)
+    await asyncio.wait_for(executor.drained(), DEADLINE_SECONDS)
 
 
 async def test_retry_joins_the_pending_request_and_later_gets_its_response(
@@ -279,4 +280,4 @@ async def test_drained_waits_for_what_runs_and_waits(build_executor: Callable[..
         await asyncio.sleep(0)
         assert not drained.done()
         running(executor)[0].finish(VALID)
-    await asyncio.wait_for(drained, 10)
+    await asyncio.wait_for(drained, DEADLINE_SECONDS)

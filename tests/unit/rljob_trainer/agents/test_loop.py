@@ -23,6 +23,7 @@ from tests.support.agent_services import (
 )
 from tests.support.chat_templates import build_template
 from tests.support.episodes import listed
+from tests.support.waiting import DEADLINE_SECONDS
 
 ADD, MUL = call_text("add", '{"a": 2, "b": 2}'), call_text("mul", '{"a": 3}')
 
@@ -59,7 +60,7 @@ async def test_calls_run_at_once_and_their_results_are_in_order():
     second_is_called = asyncio.Event()
 
     async def add(request):
-        await asyncio.wait_for(second_is_called.wait(), 10)
+        await asyncio.wait_for(second_is_called.wait(), DEADLINE_SECONDS)
         return "four"
 
     async def mul(request):
@@ -341,7 +342,7 @@ async def test_the_sandbox_of_a_cancelled_episode_is_given_back():
 
     services = FakeServices(add=lambda request: add(request))
     episode = asyncio.create_task(play(make_agent(tools=["add-tool"], tool=SANDBOX), services, GivenPolicy(ADD)))
-    await asyncio.wait_for(is_called.wait(), 10)
+    await asyncio.wait_for(is_called.wait(), DEADLINE_SECONDS)
     episode.cancel()
     await asyncio.wait({episode})
     assert services.ended == [("add-tool", "g/train/1/5/2")]

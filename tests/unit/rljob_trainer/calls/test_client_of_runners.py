@@ -10,6 +10,7 @@ from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.calls import CallRequest
 from rljob_trainer.outages.registry import OutageError, Outages
 from tests.support.reward_harness import until
+from tests.support.waiting import DEADLINE_SECONDS
 
 INVALID = {"valid": False, "reason": "worker_died", "message": "killed by signal 9"}
 
@@ -108,7 +109,7 @@ async def test_cancelled_episode_closes_its_request(call_harness):
         running = asyncio.create_task(services.run(message))
         await until(lambda: server.bodies)
         running.cancel()
-        await asyncio.wait_for(closed.wait(), 10)
+        await asyncio.wait_for(closed.wait(), DEADLINE_SECONDS)
     assert running.cancelled()
     assert message.ended == [0]
 

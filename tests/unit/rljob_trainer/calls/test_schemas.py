@@ -8,6 +8,7 @@ from aiohttp import web
 from rljob_api.errors import UserError
 from rljob_api.wire.calls import CallRequest
 from tests.support.reward_harness import until
+from tests.support.waiting import DEADLINE_SECONDS
 
 ADD = CallRequest(id="e", function="add", arguments={})
 
@@ -32,7 +33,7 @@ async def test_unreachable_tool_is_waited_for(call_harness):
         again = asyncio.create_task(services.tools())
         server = await call_harness.serve("calc", "add")
         server.info = lambda: web.Response(status=503) if server.num_infos < 3 else None
-        assert names(await asyncio.wait_for(again, 20)) == ["add"]
+        assert names(await asyncio.wait_for(again, DEADLINE_SECONDS)) == ["add"]
 
 
 async def test_functions_of_a_new_version_are_read_in_the_background(call_harness):

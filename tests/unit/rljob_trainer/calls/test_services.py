@@ -7,6 +7,7 @@ from aiohttp import web
 
 from rljob_api.errors import UserError
 from rljob_api.wire.contract import END_EPISODE
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 async def test_functions_of_all_tools_are_in_the_order_of_the_job(call_harness):
@@ -42,7 +43,7 @@ async def test_end_of_an_episode_is_one_more_call_in_the_background(call_harness
     async with call_harness.services(tools={"calc": {}}, on_call=on_call) as services:
         services.end_episode("calc", "g/train/1", "train")
         assert server.bodies == [], "it returns at once"
-        await asyncio.wait_for(called.wait(), 10)
+        await asyncio.wait_for(called.wait(), DEADLINE_SECONDS)
     [body] = server.bodies
     assert (body["function"], body["episode"], body["lane"]) == (END_EPISODE, "g/train/1", "train")
 
@@ -53,7 +54,7 @@ async def test_episode_that_a_tool_cannot_end_is_in_the_log_alone(call_harness, 
     server.answer = lambda body: answer or web.Response(status=400, text="403")
     async with call_harness.services(tools={"calc": {"retries": 0}}) as services:
         services.end_episode("calc", "g/train/1", "train")
-        await asyncio.wait(services._ending, timeout=10)
+        await asyncio.wait(services._ending, timeout=DEADLINE_SECONDS)
     assert "tool calc still holds what it had for the episode g/train/1: " in caplog.text
     assert "403" in caplog.text
 

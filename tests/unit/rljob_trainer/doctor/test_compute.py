@@ -70,3 +70,13 @@ def test_error_of_a_gpu_fails_with_cudas_line(monkeypatch):
     monkeypatch.setattr(torch, "full", fail)
     check = check_product(torch.device("cpu"))
     assert (check.state, check.found) == ("failed", "CUDA error: uncorrectable ECC error encountered")
+
+
+@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), ("cuda", "nccl")])
+def test_collective_is_tried_with_the_backend_of_the_device(monkeypatch, device, backend):
+    def start(name, **_):
+        raise RuntimeError(name)
+
+    monkeypatch.setattr(compute.dist, "init_process_group", start)
+    with pytest.raises(RuntimeError, match=f"^{backend}$"):
+        compute._reduce(0, 1, 1, device)

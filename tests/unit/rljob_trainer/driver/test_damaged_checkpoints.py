@@ -8,6 +8,7 @@ import pytest
 from rljob_api.errors import UserError
 from rljob_api.run.folder import checkpoint_folder, complete_checkpoints, damaged_checkpoints
 from tests.support.driver_harness import run_undisturbed, stop_when
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 def damage(path):
@@ -63,5 +64,5 @@ async def test_run_with_damaged_checkpoints_alone_fails_and_stays_so(make_harnes
                 assert part in str(caught.value)
         for name in damaged_checkpoints(harness.run_dir):
             shutil.rmtree(harness.run_dir / "checkpoints" / name)
-        await asyncio.wait_for(harness.run(), 60)
+        await asyncio.wait_for(harness.run(), DEADLINE_SECONDS)
         assert [step.step for step in harness.metrics().steps] == [1, 2, 3, 4, 5, 6], "from step 0, as the error says"

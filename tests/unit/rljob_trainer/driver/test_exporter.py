@@ -12,6 +12,7 @@ from rljob_trainer.driver.exporter import Exporter
 from rljob_trainer.history.disk import RunDisk
 from rljob_trainer.history.run_state import History
 from tests.support.driver_harness import stop_when
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.unit.rljob_trainer.driver.test_loop_evaluation import best_settings
 
 
@@ -43,13 +44,13 @@ async def test_export_of_a_step_has_its_name_once_its_checkpoint_is_complete(mak
         is_open = asyncio.Event()
         harness.before_write = is_open.wait
         running = asyncio.create_task(driver.run())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(DEADLINE_SECONDS):
             while harness.board.status.step < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
         assert (harness.run_dir / ".export.partial" / "weight").exists()
         assert list_exports(harness.run_dir) == {}
         is_open.set()
-        await asyncio.wait_for(running, 30)
+        await asyncio.wait_for(running, DEADLINE_SECONDS)
     assert_each_checkpoint_has_its_export(harness)
 
 

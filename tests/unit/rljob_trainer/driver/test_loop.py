@@ -13,6 +13,7 @@ from rljob_api.run.metrics import StepRecord
 from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.scores import ScoreResult
 from tests.support.driver_harness import run_undisturbed, stop_when, wait_until
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 async def test_job_runs_to_its_end_and_reports_it(make_harness):
@@ -208,7 +209,11 @@ async def test_rollout_with_wrong_digest_is_not_used(make_harness):
 
 
 async def test_rollout_that_joins_late_is_used(make_harness):
-    async with make_harness(schedule={"steps": 10_000}) as harness, harness.driver() as driver, asyncio.timeout(30):
+    async with (
+        make_harness(schedule={"steps": 10_000}) as harness,
+        harness.driver() as driver,
+        asyncio.timeout(DEADLINE_SECONDS),
+    ):
         late = harness.rollouts[1]
         await harness.stop(late)
         running = asyncio.create_task(driver.run())
@@ -242,7 +247,11 @@ async def test_rollout_death_costs_only_a_retry(make_harness):
 async def test_replicas_that_leave_and_return_lose_no_prompt(make_harness):
     """In each round a rollout and a reward leave the list, stop during their requests, and return."""
     expected = await run_undisturbed(make_harness, schedule={"steps": 12})
-    async with make_harness(schedule={"steps": 12}) as harness, harness.driver() as driver, asyncio.timeout(60):
+    async with (
+        make_harness(schedule={"steps": 12}) as harness,
+        harness.driver() as driver,
+        asyncio.timeout(DEADLINE_SECONDS),
+    ):
         servers = [*harness.rollouts, *harness.rewards]
         running = asyncio.create_task(driver.run())
 
@@ -269,7 +278,11 @@ async def test_replicas_that_leave_and_return_lose_no_prompt(make_harness):
 
 
 async def test_replicas_that_are_discovered_later_get_requests(make_harness):
-    async with make_harness(schedule={"steps": 10_000}) as harness, harness.driver() as driver, asyncio.timeout(30):
+    async with (
+        make_harness(schedule={"steps": 10_000}) as harness,
+        harness.driver() as driver,
+        asyncio.timeout(DEADLINE_SECONDS),
+    ):
         late = [harness.rollouts[1], harness.rewards[1]]
         harness.write_hosts(without=late)
         running = asyncio.create_task(driver.run())
@@ -393,7 +406,7 @@ async def test_failed_sample_ends_the_step_while_updates_wait_for_completions(ma
             return await complete(token_ids, *rest)
 
         rollouts.complete = fail_late
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_SECONDS):
             with pytest.raises(TransientError, match="no rollout answers"):
                 await driver.run()
 

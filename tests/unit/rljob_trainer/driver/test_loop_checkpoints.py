@@ -9,6 +9,7 @@ import pytest
 from rljob_api.errors import UserError
 from rljob_trainer.outages.registry import OutageError
 from tests.support.driver_harness import run_undisturbed, stop_when, wait_until
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 def complete_steps(harness):
@@ -36,7 +37,7 @@ async def test_training_continues_until_the_next_checkpoint_is_due(make_harness)
         assert complete_steps(harness) == [], "that of step 2 is still written"
         assert harness.board.snapshot().phase != "done"
         gate.is_open.set()
-        await asyncio.wait_for(running, 30)
+        await asyncio.wait_for(running, DEADLINE_SECONDS)
         assert gate.num_waiting == 3
         assert complete_steps(harness) == [4, 6]
         assert harness.final_weight() == expected.final_weight
@@ -75,7 +76,7 @@ async def test_job_ends_after_its_last_checkpoint_is_complete(make_harness):
         assert harness.board.status.step == 2
         assert not (harness.run_dir / "export").exists(), "the export waits, too"
         gate.is_open.set()
-        await asyncio.wait_for(running, 30)
+        await asyncio.wait_for(running, DEADLINE_SECONDS)
         assert complete_steps(harness) == [2]
 
 
@@ -109,7 +110,7 @@ async def test_full_disk_is_waited_for_and_costs_nothing(make_harness):
         await wait_until(lambda: running.done() or num_failed > 1)
         assert (complete_steps(harness), harness.board.status.step) == ([2], 5)
         is_full = False
-        await asyncio.wait_for(running, 30)
+        await asyncio.wait_for(running, DEADLINE_SECONDS)
         assert complete_steps(harness) == [5, 6]
         assert [step.step for step in harness.metrics().steps] == [1, 2, 3, 4, 5, 6]
         assert harness.trajectories().keys() == expected.trajectories.keys()

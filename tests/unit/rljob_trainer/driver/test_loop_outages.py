@@ -6,6 +6,7 @@ requests (a RewardModel with a new token).
 """
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import pytest
 from aiohttp import web
@@ -13,8 +14,17 @@ from aiohttp import web
 from rljob_api.errors import UserError
 from rljob_trainer.outages.registry import OutageError
 from tests.support.driver_harness import run_undisturbed, wait_until
+from tests.support.skipped_time import SkippedTime
+from tests.support.waiting import DEADLINE_SECONDS
 
-REWARD = {"name": "correct", "function": {"inline": "x"}, "deadlineSeconds": 2, "failurePolicy": {"retries": 0}}
+REWARD_SECONDS = 1800
+"""Deadline of a request. Only skipped time is as long."""
+REWARD = {
+    "name": "correct",
+    "function": {"inline": "x"},
+    "deadlineSeconds": REWARD_SECONDS,
+    "failurePolicy": {"retries": 0},
+}
 
 
 class Away:
@@ -63,37 +73,52 @@ def find_health(driver, role):
 async def test_what_is_away_for_longer_than_its_deadline_costs_nothing(make_harness, role, how):
     settings = {"rewards": [REWARD]}
     expected = await run_undisturbed(make_harness, **settings)
-    async with make_harness(**settings) as harness, harness.driver() as driver:
+    async with make_harness(**settings) as harness:
+        time = SkippedTime()
+        harness.clock = time.now
+        await check_outage_costs_nothing(harness, time, role, how)
+    assert harness.summary().invalid_by_reason == {}
+    assert len(harness.trainers) == 1, "no trainer is loaded again"
+    assert harness.summary().prompts_trained == expected.summary.prompts_trained
+    assert harness.trajectories().keys() == expected.trajectories.keys()
+    assert harness.final_weight() == expected.final_weight
+
+
+async def check_outage_costs_nothing(harness, time, role, how):
+    async with harness.driver() as driver:
         away, health = Away(harness, role, how), find_health(driver, role)
         running = asyncio.create_task(driver.run())
         await wait_until(lambda: running.done() or harness.board.status.step >= 2)
         await away.begin()
-        await wait_until(lambda: running.done() or health.failing_seconds > 2.2)
+        await wait_until(lambda: running.done() or health.failing_seconds > 0)
+        time.skip(REWARD_SECONDS + 1)
+        await asyncio.sleep(0.1)  # what is due runs
         assert not running.done()
         await away.end()
-        await asyncio.wait_for(running, 60)
-        assert harness.summary().invalid_by_reason == {}
-        assert len(harness.trainers) == 1, "no trainer is loaded again"
-        assert harness.summary().prompts_trained == expected.summary.prompts_trained
-        assert harness.trajectories().keys() == expected.trajectories.keys()
-        assert harness.final_weight() == expected.final_weight
+        await running
 
 
 async def test_reward_that_never_returns_ends_the_job_which_keeps_its_steps(make_harness):
-    async with make_harness(outageSeconds=2, checkpoint={"everySteps": 100}) as harness, harness.driver() as driver:
-        away = Away(harness, "reward", "no connection")
+    settings = {"outageSeconds": 3600, "checkpoint": {"everySteps": 100}}
+    async with make_harness(**settings) as harness, AsyncExitStack() as stack:
+        time = SkippedTime()
+        harness.clock = time.now
+        driver = await stack.enter_async_context(harness.driver())
+        away, health = Away(harness, "reward", "no connection"), find_health(driver, "reward")
         running = asyncio.create_task(driver.run())
         await wait_until(lambda: running.done() or harness.board.status.step >= 2)
         await away.begin()
-        await wait_until(lambda: running.done() or harness.board.snapshot().outages)
+        await wait_until(lambda: running.done() or health.failing_seconds > 0)
+        time.skip(1800)
         [outage] = harness.board.snapshot().outages
         assert outage.what == "spec.rewards[0].function (rewards)"
         assert harness.board.snapshot().waits_for.startswith("waits for spec.rewards[0].function (rewards), away for ")
         assert "Connect" in outage.message
+        time.skip(1800)
         with pytest.raises(OutageError, match=r"^spec.rewards\[0\].function \(rewards\): away since"):
             await running
         step = harness.board.status.step
-    async with make_harness(outageSeconds=2, checkpoint={"everySteps": 100}) as harness, harness.driver() as driver:
+    async with make_harness(**settings) as harness, harness.driver() as driver:
         await driver.run()
         assert [record.step for record in harness.metrics().steps] == [1, 2, 3, 4, 5, 6]
         assert len(harness.updates) <= 6 - step + 1, "it resumed from the steps before the outage"
@@ -115,7 +140,7 @@ async def test_new_driver_knows_what_answered_before(make_harness):
             await wait_until(lambda: running.done() or health.failing_seconds > 0.5)
             assert not running.done()
             await away.end()
-            await asyncio.wait_for(running, 60)
+            await asyncio.wait_for(running, DEADLINE_SECONDS)
         assert harness.summary().invalid_by_reason == {}
 
 

@@ -12,6 +12,7 @@ from rljob_api.errors import UserError
 from rljob_api.wire.calls import EpisodeCall
 from tests.support.chat_templates import build_template
 from tests.support.driver_harness import run_with_killed_drivers, stop_when, wait_until
+from tests.support.waiting import DEADLINE_SECONDS
 
 AGENT = {"type": "program", "rewardWeight": 2.0, "runner": {"function": {"inline": "x"}, "retries": 0, "slots": 16}}
 
@@ -241,7 +242,7 @@ async def test_status_names_what_the_step_waits_for(make_programs):
         )
         assert not task.done()
         is_open.set()
-        await asyncio.wait_for(task, 30)
+        await asyncio.wait_for(task, DEADLINE_SECONDS)
 
 
 async def test_long_episodes_span_updates_and_no_token_is_older_than_the_bound(make_programs):
@@ -355,7 +356,7 @@ async def test_stopped_driver_closes_the_requests_of_its_episodes(make_programs)
         finally:
             ended.append(model.call.episode)
 
-    async with make_programs(play=play, evaluation={"atStart": False}) as harness, asyncio.timeout(30):
+    async with make_programs(play=play, evaluation={"atStart": False}) as harness, asyncio.timeout(DEADLINE_SECONDS):
         bodies = harness.services["runner"].bodies
         await stop_when(harness, lambda: len(bodies) == 16)
         await wait_until(lambda: len(ended) == 16)

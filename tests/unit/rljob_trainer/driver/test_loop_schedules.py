@@ -9,6 +9,7 @@ from aiohttp import web
 
 from rljob_api.errors import TransientError
 from tests.support.driver_harness import run_undisturbed, stop_when, wait_until
+from tests.support.waiting import DEADLINE_SECONDS
 
 SCHEDULES = {
     "synchronous": {"type": "synchronous"},
@@ -45,7 +46,7 @@ async def test_each_prompt_trains_once_within_the_bound(make_harness, name):
 
 
 async def test_rollouts_that_cannot_load_the_weights_end_the_step_that_trains_meanwhile(make_harness):
-    async with make_harness(schedule=SCHEDULES["bounded 1"]) as harness, asyncio.timeout(60):
+    async with make_harness(schedule=SCHEDULES["bounded 1"]) as harness, asyncio.timeout(DEADLINE_SECONDS):
 
         def judge(reward, body):  # no score ends the step
             return web.Response(status=429, headers={"Retry-After": "0"}) if harness.published.version == 2 else None
@@ -120,7 +121,7 @@ async def test_bounded_schedule_generates_while_the_trainer_works(make_harness):
     async with make_harness(schedule={"type": "bounded", "maxStaleness": 1}, evaluation={"atStart": False}) as harness:
         is_open, seen = asyncio.Event(), []
         harness.before_apply = is_open.wait
-        async with harness.driver() as driver, asyncio.timeout(30):
+        async with harness.driver() as driver, asyncio.timeout(DEADLINE_SECONDS):
             running = asyncio.create_task(driver.run())
             await wait_until(lambda: len(harness.requests) >= 2 * 4 * 4)
             seen.append(len(harness.updates))
@@ -176,6 +177,6 @@ async def test_no_request_of_a_group_goes_to_weights_before_those_of_its_ticket(
             return await sync(manifest)
 
         rollouts.complete, rollouts.sync = record, sync_late
-        await asyncio.wait_for(driver.run(), 30)
+        await asyncio.wait_for(driver.run(), DEADLINE_SECONDS)
     assert seen
     assert min(seen) == 0

@@ -7,6 +7,7 @@ import pytest
 from rljob_api.run.folder import complete_checkpoints
 from rljob_trainer.driver.stopping import NOTHING_TRAINS
 from tests.support.driver_harness import run_undisturbed, wait_until
+from tests.support.waiting import DEADLINE_SECONDS
 
 RARELY = {"checkpoint": {"everySteps": 5}}
 
@@ -123,7 +124,7 @@ async def test_trainer_pod_that_leaves_ends_after_its_steps_are_saved(make_harne
 
         async with harness.driver() as driver:
             leaving = asyncio.create_task(leave())
-            await asyncio.wait_for(driver.run(), 60)
+            await asyncio.wait_for(driver.run(), DEADLINE_SECONDS)
             await leaving
         [[report, same], saved] = left
         assert report == same
@@ -149,7 +150,7 @@ async def test_pod_that_leaves_gets_an_answer_whatever_happens(make_harness, wha
             harness.trainer_died.set()
         gate.is_open.set()
         harness.trainer_died.set()
-        assert await asyncio.wait_for(leaving, 60)
+        assert await asyncio.wait_for(leaving, DEADLINE_SECONDS)
         await stop(running)
 
 

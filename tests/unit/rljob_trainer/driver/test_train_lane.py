@@ -12,6 +12,7 @@ from rljob_trainer.driver.train_lane import LaneState, TrainLane
 from rljob_trainer.feed.prompt_feed import FeedState, PromptFeed, PromptSource
 from tests.support.driver_harness import make_job, wait_until
 from tests.support.episodes import episode
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 class Rewards:
@@ -60,7 +61,7 @@ async def test_group_that_replaces_another_between_two_steps_starts_with_the_nex
         build_algorithm(job.spec),
         LaneState(dispatch=DispatchState()),
     )
-    async with lane, asyncio.timeout(10):
+    async with lane, asyncio.timeout(DEADLINE_SECONDS):
         assert lane.episodes_at_once == 2 * 2, "those that the first step will start"
         lane.begin_step(10)
         await wait_until(lambda: len(groups.open) == 2)

@@ -21,6 +21,7 @@ from rljob_trainer.head.environment import Environment
 from rljob_trainer.outages.registry import OutageError, Outages
 from tests.support.hub import LocalHub
 from tests.support.model_folder import write_model
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ async def test_hub_that_is_away_is_waited_for_with_its_error_in_the_status(tmp_p
     board = StatusBoard(outages)
     url = f"http://127.0.0.1:{port}"
     reading = asyncio.create_task(head_inputs.HubWait(outages, board, ["hf://org/name"]).read(lambda: find_model(url)))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         while "cannot reach the Hub" not in board.snapshot().waits_for:
             assert not reading.done()
             await asyncio.sleep(0.01)

@@ -26,6 +26,7 @@ from rljob_trainer.history.disk import RunDisk
 from tests.support.call_servers import CallHarness
 from tests.support.model_folder import write_model
 from tests.support.reward_harness import until
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ async def test_head_that_resumes_asks_no_runner_and_reads_equal_rows(call_harnes
     folder.mkdir(parents=True)
     (folder / FILE_COMPLETE).touch()
     call_harness.list(without=[server])
-    after = load(await asyncio.wait_for(place(environment), 10))
+    after = load(await asyncio.wait_for(place(environment), DEADLINE_SECONDS))
     assert after.train == before.train
     assert after.held_out == before.held_out
 

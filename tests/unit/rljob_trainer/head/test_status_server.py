@@ -21,6 +21,7 @@ from rljob_trainer.rollout.pinned_model import find_model
 from rljob_trainer.worker.main import announce_leave
 from tests.support.driver_harness import NETWORK, wait_until
 from tests.support.episodes import episode
+from tests.support.waiting import DEADLINE_SECONDS
 
 ADDRESS = f"{NETWORK}.252.1"
 URL = f"http://{ADDRESS}:{PORT_DRIVER}"
@@ -117,7 +118,7 @@ async def test_waiting_rollout_gets_the_next_weights_immediately(board):
     waiting = asyncio.create_task(get("/weights/current?after=g:1&timeout=30"))
     await asyncio.sleep(0)
     await board.announce(manifest(2))
-    assert WeightManifest.model_validate_json((await asyncio.wait_for(waiting, 10))[1]).version == 2
+    assert WeightManifest.model_validate_json((await asyncio.wait_for(waiting, DEADLINE_SECONDS))[1]).version == 2
 
 
 async def test_rollouts_that_share_their_downloads_are_named_to_each_other(board):

@@ -5,11 +5,12 @@ import asyncio
 import pytest
 
 from rljob_trainer.outages.deadline import deadline
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 async def test_limit_ends_what_takes_longer():
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(20), deadline(0.01, lambda: 0.0) as scope:
+        async with asyncio.timeout(DEADLINE_SECONDS), deadline(0.01, lambda: 0.0) as scope:
             await asyncio.Event().wait()
     assert scope.expired()
 
@@ -23,7 +24,7 @@ async def test_outage_prolongs_the_limit_by_its_time_alone():
         return away[0]
 
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(20), deadline(0.05, is_away):
+        async with asyncio.timeout(DEADLINE_SECONDS), deadline(0.05, is_away):
             await done.wait()
     assert away[0] == 0.2, "it has outlasted the outage"
 

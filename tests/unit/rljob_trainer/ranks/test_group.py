@@ -13,6 +13,7 @@ from rljob_trainer.episodes.types import NOT_SAMPLED, TrainRow, UpdateVersions
 from rljob_trainer.ranks import group as group_module
 from rljob_trainer.ranks.actor import RankProcess
 from rljob_trainer.ranks.group import TrainerGroup
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 def job_of(**algorithm):
@@ -150,11 +151,11 @@ async def test_weights_are_given_once_and_again_to_engines_that_ask_later(monkey
     ranks = Ranks(monkeypatch)
     watching = asyncio.create_task(ranks.group.watch())
     await ranks.group.offer_weights()
-    await asyncio.wait_for(ranks.given.wait(), 5)
+    await asyncio.wait_for(ranks.given.wait(), DEADLINE_SECONDS)
     assert ranks.calls == [("give_weights", True)]
     ranks.given.clear()
     ranks.group._wanted.set()  # a heartbeat says that an engine waits
-    await asyncio.wait_for(ranks.given.wait(), 5)
+    await asyncio.wait_for(ranks.given.wait(), DEADLINE_SECONDS)
     await ranks.group.withdraw_weights()
     await ranks.group.withdraw_weights()
     assert ranks.calls == [("give_weights", True), ("give_weights", False), ("withdraw_weights",)]
@@ -175,7 +176,7 @@ async def test_a_rank_that_dies_in_the_hand_over_ends_the_group(monkeypatch):
     ranks.fails = True
     await ranks.group.offer_weights()
     with pytest.raises(TrainerGroupDiedError, match="a rank died"):
-        await asyncio.wait_for(ranks.group.watch(), 5)
+        await asyncio.wait_for(ranks.group.watch(), DEADLINE_SECONDS)
 
 
 async def test_ranks_that_write_a_file_hand_nothing_over(monkeypatch):

@@ -13,6 +13,7 @@ from rljob_trainer.replicas import engines
 from rljob_trainer.replicas.engines import TrainerEngines
 from rljob_trainer.replicas.http import open_session
 from tests.support.loopback import next_address
+from tests.support.waiting import DEADLINE_SECONDS
 
 MANIFEST = WeightManifest(generation="g", version=3, url="http://x", num_bytes=1, file_hash="s", checksum="c")
 
@@ -56,7 +57,7 @@ async def pods(tmp_path, monkeypatch):
     def list_pods(listed):
         hosts.write_text("".join(f"{each.address} trainers\n" for each in listed))
 
-    async with open_session() as session, asyncio.timeout(30):
+    async with open_session() as session, asyncio.timeout(DEADLINE_SECONDS):
         for each in supervisors:
             await each.start()
         list_pods(supervisors)

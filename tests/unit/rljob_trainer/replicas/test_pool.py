@@ -8,6 +8,7 @@ import pytest
 from rljob_trainer.outages.registry import OutageError, Outages
 from rljob_trainer.replicas import pool
 from rljob_trainer.replicas.pool import ReplicaPool
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +27,7 @@ async def started():
         running.append(replicas)
         return replicas
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         yield start
     for replicas in running:
         await replicas.close()
@@ -133,7 +134,7 @@ async def test_hanging_name_server_blocks_no_waiter():
     replicas = ReplicaPool("rewards", discover)
     await replicas.start()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(DEADLINE_SECONDS):
             async with replicas.lease() as lease:
                 is_slow.set()
                 await asyncio.to_thread(is_called.wait)
@@ -167,7 +168,7 @@ async def test_outage_starts_again_after_an_idle_period():
     replicas.fail_expired_waiters()
     now = 1000.0
     replicas.fail_expired_waiters()
-    async with asyncio.timeout(20), replicas.lease(), replicas.lease():
+    async with asyncio.timeout(DEADLINE_SECONDS), replicas.lease(), replicas.lease():
         waiting = asyncio.create_task(replicas.lease().__aenter__())
         await asyncio.sleep(0)
         replicas.fail_expired_waiters()

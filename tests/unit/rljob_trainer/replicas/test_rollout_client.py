@@ -18,6 +18,7 @@ from rljob_trainer.replicas.pull_reports import PullReports
 from rljob_trainer.replicas.rollout_client import RolloutClient, judge_versions, list_addresses
 from tests.support import seconds
 from tests.support.loopback import next_address
+from tests.support.waiting import DEADLINE_SECONDS
 
 ADDRESS = next_address()
 NAME = f"{ADDRESS}:{PORT_ROLLOUT}"
@@ -98,7 +99,7 @@ async def make_client(tmp_path, monkeypatch):
     monkeypatch.setenv("RLJOB_ROLLOUT_SERVICE", "rollouts")
     monkeypatch.setattr(fleet, "_INITIAL_BACKOFF_SECONDS", 0.02)
     clients = []
-    async with open_session() as session, asyncio.timeout(20):
+    async with open_session() as session, asyncio.timeout(DEADLINE_SECONDS):
 
         async def make(**options):
             role = seconds.validate(RolloutRole, options.pop("role", {}))
@@ -117,7 +118,7 @@ async def rollouts(make_client):
 
 
 async def until(condition):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         while not condition():  # noqa: ASYNC110 - any state of a client
             await asyncio.sleep(0.005)
 
@@ -271,7 +272,7 @@ async def test_job_stops_when_every_rollout_serves_a_wrong_digest(make_client, c
 async def test_new_weights_wait_no_longer_than_the_job_for_rollouts_that_are_away(make_client):
     rollouts = await make_client(outages=Outages(0.3))
     with pytest.raises(OutageError, match=r"^spec.rollout \(.*\): away since"):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(DEADLINE_SECONDS):
             await rollouts.sync(MANIFEST)
     assert not rollouts.replicas.is_awaited
 
@@ -281,7 +282,7 @@ async def test_job_stops_when_no_rollout_can_apply_the_weights(make_client):
     async with Server(events("g:1")) as server:
         server.weights = RolloutWeights(generation="g", version=0, error="weights g:1: no space left")
         with pytest.raises(TransientError, match=rf"g:1 for 0 s: {NAME}: weights g:1: no space left"):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(DEADLINE_SECONDS):
                 await rollouts.sync(MANIFEST)
 
 

@@ -24,6 +24,7 @@ from rljob_trainer.services.demand import ScoreForecast
 from tests.support import seconds
 from tests.support.driver_harness import NETWORK
 from tests.support.reward_harness import Decoder, score_alone
+from tests.support.waiting import DEADLINE_SECONDS
 
 ADDRESSES = (f"{NETWORK}.251.1", f"{NETWORK}.251.2")
 FORECAST = ScoreForecast(RewardDemand(samples=5120, expected=5000, is_open=True, due_seconds=40.0))
@@ -79,7 +80,7 @@ def reward(**fields):
 
 
 async def score(spec, request=REQUEST):
-    async with open_session() as session, asyncio.timeout(20):
+    async with open_session() as session, asyncio.timeout(DEADLINE_SECONDS):
         client = RewardClient(spec, session, Decoder())
         await client.start()
         try:
@@ -120,7 +121,7 @@ async def test_samples_of_a_group_are_sent_before_those_of_groups_that_came_late
             sent.append((await request.json())["id"])
             return web.json_response({"id": sent[-1], "valid": True, "score": 1.0})
 
-    async with Scorer([]), open_session() as session, asyncio.timeout(20):
+    async with Scorer([]), open_session() as session, asyncio.timeout(DEADLINE_SECONDS):
         client = RewardClient(reward(slots=1), session)
         async with asyncio.TaskGroup() as requests:
             for name in ("old/0", "other/0", "new/0", "new/1", "other/1", "old/1"):
@@ -162,7 +163,7 @@ async def test_token_of_a_reward_model_is_sent(monkeypatch):
     monkeypatch.setenv("RLJOB_REWARD_TOKENS", json.dumps({"r": "RLJOB_REWARD_TOKEN_0"}))
     monkeypatch.setenv("RLJOB_REWARD_TOKEN_0", "shared")
     spec = Reward.model_validate({"name": "r", "rewardModelRef": {"name": "judge"}})
-    async with Servers([lambda: result(0.5)]) as servers, open_session() as session, asyncio.timeout(20):
+    async with Servers([lambda: result(0.5)]) as servers, open_session() as session, asyncio.timeout(DEADLINE_SECONDS):
         rewards = RewardClients([spec, reward(name="s")], session)
         await rewards.start()
         await score_alone(rewards, REQUEST)
@@ -194,7 +195,11 @@ def vanished(address):
 async def test_vanished_replica_costs_no_sample(monkeypatch):
     monkeypatch.setattr("rljob_trainer.services.requests.CONNECT_SECONDS", 0.3)
     with vanished(ADDRESSES[1]):
-        async with Servers([lambda: result(1.0)], ADDRESSES[:1]), open_session() as session, asyncio.timeout(20):
+        async with (
+            Servers([lambda: result(1.0)], ADDRESSES[:1]),
+            open_session() as session,
+            asyncio.timeout(DEADLINE_SECONDS),
+        ):
             client = RewardClient(reward(failurePolicy={"retries": 0}), session)
             await client.start()
             requests = [REQUEST.model_copy(update={"id": "r"})] * 2
@@ -305,7 +310,7 @@ def sample(completion):
 
 @contextlib.asynccontextmanager
 async def connected(spec, outages=None):
-    async with open_session() as session, asyncio.timeout(20):
+    async with open_session() as session, asyncio.timeout(DEADLINE_SECONDS):
         client = RewardClient(spec, session, Decoder(), outages=outages)
         await client.start()
         try:
@@ -352,7 +357,7 @@ async def test_endpoint_that_refuses_everything_for_a_while_costs_no_sample():
         [first] = await client.score(sample("fine"))
         endpoint.is_away = True
         scored = asyncio.gather(*(client.score(sample(f"fine {i}")) for i in range(8)))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(DEADLINE_SECONDS):
             while endpoint.num_refused < 10:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         endpoint.is_away = False
@@ -480,7 +485,7 @@ async def test_external_endpoint_gets_no_token_and_may_use_openrlhfs_protocol():
 
 async def test_several_rewards_score_concurrently():
     specs = [reward(), reward(name="s", weight=2.0)]
-    async with Servers([lambda: result(0.5)]), open_session() as session, asyncio.timeout(20):
+    async with Servers([lambda: result(0.5)]), open_session() as session, asyncio.timeout(DEADLINE_SECONDS):
         rewards = RewardClients(specs, session)
         await rewards.start()
         found = await score_alone(rewards, REQUEST)
@@ -503,7 +508,7 @@ class SlowServers(Servers):
 
 
 async def until(condition):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

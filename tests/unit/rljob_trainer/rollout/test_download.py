@@ -18,6 +18,7 @@ from rljob_trainer.rollout.sharing import SharedDownload
 from rljob_trainer.rollout.weight_transfer import WeightClient
 from rljob_trainer.weights.file_hash import CHUNK_BYTES, HASH_BYTES, hash_file
 from tests.support.loopback import next_address
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.weight_hashes import hash_chunks
 
 NUM_PARTS = 6
@@ -128,7 +129,7 @@ def _ignore(num_bytes: int) -> None:
 
 
 async def _wait_for(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         while not condition():  # noqa: ASYNC110 - a thread changes it
             await asyncio.sleep(0.01)
 
@@ -143,7 +144,7 @@ async def test_file_is_complete_whatever_a_peer_does(
     client, _ = network.receive()
     publisher.is_open.clear()
     fetching = asyncio.create_task(client.fetch_file(_manifest(publisher, [peer.address]), _ignore))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         await peer.was_asked.wait()
     publisher.is_open.set()
     assert (await fetching).read_bytes() == BODY
@@ -199,7 +200,7 @@ async def test_next_version_ends_the_offer_of_the_previous_one(network: Network)
         assert found.hashes == HASHES
     publisher.is_open.clear()
     fetching = asyncio.create_task(client.fetch_file(_manifest(publisher, [], version=1), _ignore))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         publisher.was_asked.clear()
         await publisher.was_asked.wait()
     with shared._find("g-0.safetensors") as old, shared._find("g-1.safetensors") as new:

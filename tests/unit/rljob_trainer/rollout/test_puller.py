@@ -12,6 +12,7 @@ import pytest
 from rljob_api.errors import TransientError
 from rljob_api.wire.weights import PullReport, RolloutWeights, WeightManifest
 from rljob_trainer.rollout.puller import ReplicaState, WeightPuller
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 def _manifest(generation: str = "g1", version: int = 0) -> WeightManifest:
@@ -113,7 +114,7 @@ class PullerHarness:
         self.manifests.put_nowait(manifest)
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_SECONDS):
             while not condition():  # noqa: ASYNC110 - the condition is any state of the harness
                 await asyncio.sleep(0)
 

@@ -17,6 +17,7 @@ from vllm.entrypoints.launchers import launcher
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rljob_trainer.rollout.vllm_app import _ENGINE_LOG, Serving, end_is_wanted, quiet_shutdown
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ async def test_signal_is_a_success_when_the_engine_ends_while_vllm_describes_it(
     monkeypatch.setattr(launcher, "find_process_using_port", lambda port: Engine())
     beside = asyncio.create_task(asyncio.Event().wait())
     run = asyncio.create_task(serving.run(app, beside, "the weight puller"))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         while not getattr(getattr(app.state, "server", None), "started", False):
             await asyncio.sleep(0.01)
             assert not run.done()

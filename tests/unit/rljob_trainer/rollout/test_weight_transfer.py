@@ -25,6 +25,7 @@ from rljob_trainer.weights.checksum import Digest
 from rljob_trainer.weights.file_hash import hash_file
 from rljob_trainer.weights.mapped import MappedFile, boot_id
 from tests.support.loopback import next_address
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.weight_hashes import hash_chunks
 
 HEAD, TRAINER = next_address(), next_address()
@@ -245,7 +246,7 @@ async def test_partial_or_wrong_file_is_rejected(client: WeightClient, path: str
 
 async def test_download_can_be_cancelled_and_another_started(client: WeightClient, tmp_path: Path) -> None:
     stuck = asyncio.create_task(client.fetch_file(_manifest("stuck"), _ignore))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         while not list((tmp_path / "scratch").iterdir()):  # noqa: ASYNC110 - a file has no event
             await asyncio.sleep(0.01)
     stuck.cancel()
@@ -435,7 +436,7 @@ async def test_load_into_an_engine_that_died_can_be_cancelled() -> None:
 
     engine = DeadEngine()
     load = asyncio.create_task(EngineLoader(engine, "keep").load(Path("f"), PUBLISHED, _ignore))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         while "update_weights" not in engine.calls:  # noqa: ASYNC110 - the condition is any state of the engine
             await asyncio.sleep(0)
     engine.fails_at = "pause_generation"

@@ -13,6 +13,7 @@ from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.contract import ENV_JUDGE_API_KEY
 from rljob_service.models import upstream
 from tests.support.fake_endpoint import completion, nothing
+from tests.support.waiting import DEADLINE_SECONDS
 
 KEY = "sk-very-secret-key"
 SCHEMA = {
@@ -145,7 +146,7 @@ async def test_endpoint_that_never_answers_is_a_timeout(make_judge, endpoint):
     result = await (await make_judge(timeoutSeconds=0.3)).score("x")
     assert result.reason == "timeout"
     assert "waiting for an answer of the judge's endpoint" in result.message
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         while endpoint.in_flight:  # the connection is closed  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -194,7 +195,7 @@ async def test_request_that_gives_up_just_after_the_endpoint_is_back_is_unreacha
     endpoint.reset(answers(status(503)))
     assert (await judge.score("y")).reason == "unreachable"
     scoring = asyncio.create_task(judge.score("odd"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         while not any("odd" in str(body) for body in endpoint.requests):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     endpoint.reset(answers_but(status(503), lambda text: "odd" in text))

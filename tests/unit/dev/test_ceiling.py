@@ -1,0 +1,132 @@
+"""The ceiling of the code: what exceeds it is named, and only an allowance, once, raises it."""
+
+import json
+
+import pytest
+
+from dev import ceiling
+from dev.ceiling import FILE, PACKAGES, Ceiling, OverCeilingError, Size
+
+WALKS = {"prompt": {"functions": 10, "files": 4}}
+BEFORE = Ceiling(
+    total={"tokens": 1000, "files": 10, "functions": 100},
+    packages={
+        "api": {"tokens": 400, "files": 4, "functions": 40},
+        "cli": {"tokens": 600, "files": 6, "functions": 60},
+    },
+    elsewhere={"dev": 50},
+    walks=WALKS,
+    allowances={"page": 100, "fleet": 700},
+    taken={},
+)
+
+
+def size(*, api=400, cli=600, files=4, functions=40, dev=50, walks=WALKS):
+    counts = {
+        "api": {"tokens": api, "files": files, "functions": functions},
+        "cli": {"tokens": cli, "files": 6, "functions": 60},
+    }
+    return Size(counts, {"dev": dev}, walks)
+
+
+@pytest.mark.parametrize(
+    ("source", "tokens", "functions"),
+    [
+        ("a = 1\n", 3, 0),
+        ('"""Header."""\n\nX = 1  # why\n"""Meaning."""\n', 3, 0),
+        ('def f():\n    """Text."""\n    return "text"\n', 7, 1),
+        ("class A:\n    async def f(self): ...\n\n    def g(self): ...\n", 3 + 8 + 7, 2),
+    ],
+)
+def test_docstrings_and_comments_are_no_tokens(source, tokens, functions):
+    assert ceiling.count_source(source) == (tokens, functions)
+
+
+def test_equal_size_is_within_the_ceiling():
+    assert ceiling.find_excess(size(), BEFORE) == []
+
+
+def test_packages_that_grew_are_named_and_others_are_not():
+    (line,) = ceiling.find_excess(size(api=390, cli=611), BEFORE)
+    assert line == "tokens: at most 1,000, got 1,001; grown since the ceiling was set: cli +11"
+
+
+def test_each_measure_has_its_own_ceiling():
+    lines = ceiling.find_excess(size(files=5, functions=41), BEFORE)
+    assert [line.partition(":")[0] for line in lines] == ["files", "functions"]
+
+
+def test_code_that_moves_out_of_the_packages_still_counts():
+    assert ceiling.find_excess(size(cli=500, dev=150), BEFORE) == []
+    (line,) = ceiling.find_excess(size(cli=500, dev=151), BEFORE)
+    assert line.endswith("grown since the ceiling was set: dev +101")
+
+
+def test_a_longer_walk_is_named():
+    longer = {"prompt": {"functions": 11, "files": 4}}
+    (line,) = ceiling.find_excess(size(walks=longer), BEFORE)
+    assert line.startswith("walk prompt: at most 10 functions, got 11")
+
+
+def test_lowering_never_raises():
+    lowered = ceiling.lower(size(api=300, files=5, walks={"prompt": {"functions": 9, "files": 5}}), BEFORE)
+    assert lowered.total == {"tokens": 900, "files": 10, "functions": 100}
+    assert lowered.walks == {"prompt": {"functions": 9, "files": 4}}
+    assert ceiling.find_excess(size(api=301), lowered), "what was deleted may not come back"
+
+
+def test_what_was_lowered_counts_the_same_way_afterwards():
+    moved = size(cli=500, dev=120)
+    lowered = ceiling.lower(moved, BEFORE)
+    assert lowered.total["tokens"] == 970
+    assert ceiling.find_excess(moved, lowered) == []
+
+
+def test_an_allowance_raises_by_what_is_needed_and_lapses():
+    after = ceiling.take("page", size(cli=1200, functions=47), BEFORE)
+    assert after.total == {"tokens": 1600, "files": 10, "functions": 107}
+    assert (after.allowances, after.taken) == ({"fleet": 700}, {"page": 92})
+    with pytest.raises(OverCeilingError, match="'page' is taken; those left: fleet"):
+        ceiling.take("page", size(cli=1201), after)
+
+
+def test_an_allowance_makes_no_room_for_what_grew_elsewhere():
+    grown = size(cli=900, dev=150)
+    after = ceiling.take("page", grown, BEFORE)
+    assert after.total["tokens"] == ceiling.add_up(grown, after)["tokens"] == 1400
+
+
+@pytest.mark.parametrize(
+    ("grown", "message"),
+    [
+        ({"cli": 1251}, "tokens: the allowance 'page' is 650 above 1,000, got 651 more; delete 1 of them"),
+        ({"files": 6}, "files: the allowance 'page' is 1 above 10, got 2 more"),
+        ({"functions": 48}, "functions: the allowance 'page' is 7 above 100, got 8 more"),
+    ],
+)
+def test_an_allowance_that_does_not_suffice_is_refused(grown, message):
+    with pytest.raises(OverCeilingError, match=message):
+        ceiling.take("page", size(**grown), BEFORE)
+
+
+def test_a_feature_without_an_allowance_has_none():
+    with pytest.raises(OverCeilingError, match="'charts' does not exist"):
+        ceiling.take("charts", size(), BEFORE)
+
+
+def test_files_count_where_they_are(tmp_path):
+    texts = {"api/a.py": "a = 1\n", "dev/b.py": "b = (1)\n", "cli/page.jinja": "{{ x }} y", "dev/ceiling.json": "{}"}
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    packages, elsewhere = ceiling.measure(tmp_path, texts)
+    assert packages["api"] == {"tokens": 3, "files": 1, "functions": 0}
+    assert elsewhere == {"dev": 5, "cluster": 0, "texts": 6}
+
+
+def test_the_file_has_every_package_and_no_allowance_twice():
+    found = json.loads(FILE.read_text())
+    read = ceiling.read()
+    assert found.keys() == set(Ceiling._fields)
+    assert tuple(read.packages) == PACKAGES
+    assert not read.allowances.keys() & read.taken.keys()

@@ -29,7 +29,14 @@ from rljob_trainer.policy.arrays import to_device
 from rljob_trainer.policy.attention import attention_inputs, initial_attention
 from rljob_trainer.policy.micro_batches import MicroBatch
 from rljob_trainer.policy.selected_logprobs import selected_logprobs
-from rljob_trainer.policy.sharded_weights import OtherTensors, Skeleton, UnreadableError, build_network, find_files
+from rljob_trainer.policy.sharded_weights import (
+    OtherTensors,
+    Skeleton,
+    UnreadableError,
+    build_network,
+    find_files,
+    require_weights,
+)
 from rljob_trainer.policy.sharding import build_offload
 from rljob_trainer.policy.shared_memory import use_shared_memory
 from rljob_trainer.policy.text_model import find_class, is_remote, keep_text, require_decoder
@@ -84,7 +91,9 @@ class OpenedModel:
 
 def open_network(source: str, *, dtype: torch.dtype, attention: str, options: dict[str, Any]) -> OpenedModel:
     """Open the language model at `source`, a folder, hf://org/name or s3://bucket/path, without what reads no text.
-    `attention`: as spec.trainer.attention. Raise UserError if that fails."""
+    `attention`: as spec.trainer.attention. Raise UserError if that fails,
+    and if its files lack a weight: every weight comes from them. What is computed: buffers that no checkpoint has, such
+    as frequencies of rotary embeddings."""
     with _user_errors(source):
         try:
             skeleton = _open_skeleton(source, dtype=dtype, attention=attention, options=options)
@@ -118,8 +127,11 @@ def _load_whole(source: str, *, dtype: torch.dtype, attention: str, options: dic
     config = AutoConfig.from_pretrained(repository, **options)
     kind = AutoModelForCausalLM if is_remote(config, options) else find_class(config)
     chosen = initial_attention(kind, attention)
-    network = kind.from_pretrained(repository, dtype=dtype, attn_implementation=chosen, **options)
+    network, found = kind.from_pretrained(
+        repository, dtype=dtype, attn_implementation=chosen, output_loading_info=True, **options
+    )
     keep_text(network)
+    require_weights(found["missing_keys"] & network.state_dict().keys(), found["unexpected_keys"])
     return network
 
 

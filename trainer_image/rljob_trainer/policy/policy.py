@@ -289,7 +289,13 @@ class Policy:
 
     def _load(self, dtype: torch.dtype) -> OpenedModel:
         trainer = self._spec.trainer
-        opened = open_network(self.source, dtype=dtype, attention=trainer.attention, options=self.source_options)
+        opened = open_network(
+            self.source,
+            dtype=dtype,
+            attention=trainer.attention,
+            options=self.source_options,
+            max_model_len=self._spec.rollout.max_model_len,
+        )
         decoder = require_decoder(opened.network)
         attention.install(decoder, trainer.attention, dtype=self.dtype, device=self.device)
         compiled = start_compiler(trainer.compile, decoder=decoder, device=self.device)

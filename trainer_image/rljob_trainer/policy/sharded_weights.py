@@ -202,7 +202,7 @@ def build_network(config: Any, repository: str, *, dtype: torch.dtype, attention
         raise UnreadableError("it is quantized")
     kind = find_class(config)
     with torch.device("meta"):
-        network = kind._from_config(config, dtype=dtype, attn_implementation=initial_attention(kind, attention))
+        network = kind._from_config(config, dtype=dtype, attn_implementation=initial_attention(kind, config, attention))
     keep_text(network)
     with contextlib.suppress(OSError):  # it has none; transformers derives one from the configuration
         network.generation_config = GenerationConfig.from_pretrained(

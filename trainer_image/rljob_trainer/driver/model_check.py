@@ -25,17 +25,10 @@ from rljob_inputs.models.config import rope_parameters, text_config
 from rljob_trainer.driver.ports import Trainer
 from rljob_trainer.episodes.types import TrainRow
 from rljob_trainer.replicas.rollout_client import RolloutClient
+from rljob_trainer.written_tokenizer import TEXTS
 
 log = logging.getLogger(__name__)
 
-TEXTS = (
-    "The train to the coast leaves at half past seven, and the tickets cost 12 euros for each of the four friends.",
-    "def area(width, height):\n    return width * height\n\nprint(area(3, 14))  # 42",
-    "A farmer has 17 sheep. All but 9 run away. How many sheep are left? Nine, because all but nine ran away.",
-    "Die Bäckerei öffnet um sechs Uhr; wer früh kommt, bekommt warme Brötchen für 0,45 Euro.",
-    "Water boils at 100 degrees Celsius at sea level. On a mountain of 3,000 metres it boils at about 90 degrees.",
-    '{"name": "Ana", "age": 31, "cities": ["Oslo", "Lima"], "active": true}',
-)
 MAX_TOKENS = 512
 """Of the longest text: all of them, again and again. An engine computes all logits of a prompt at once."""
 _MIN_TOKENS = 2

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_trainer.driver.model_check import MAX_TOKENS, TEXTS, ModelCheck, find_causes, find_limit, measure
+from rljob_trainer.driver.model_check import MAX_TOKENS, ModelCheck, find_causes, find_limit, measure
+from rljob_trainer.written_tokenizer import TEXTS
 from tests.support.algorithms import algorithm_spec
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}

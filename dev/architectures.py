@@ -131,13 +131,18 @@ def build_row(name: str, kind: Any, types: list[str], served_by: str) -> dict[st
     row |= {
         "adapters": tested.adapters if tested and tested.adapters != "any" else find_adapters(name, row),
         "on_cpus": tested.on_cpus if tested else find_cpu_types(name, kind),
+        "ties_head": ties_head(kind.config_class()),
         "is_tested": tested is not None,
     }
     defaults = {
         "kinds": ["dense"], "obstacle": "", "adapters": "any", "on_cpus": "any",
-        "is_tested": False,
+        "ties_head": False, "is_tested": False,
     }  # fmt: skip
     return {key: value for key, value in row.items() if key not in defaults or value != defaults[key]}
+
+
+def ties_head(config: Any) -> bool:
+    return any(getattr(part, "tie_word_embeddings", False) for part in (config, config.get_text_config()))
 
 
 def find_kinds(network: Any) -> list[str]:

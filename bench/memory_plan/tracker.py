@@ -249,8 +249,8 @@ def replacements(case: Case, device: torch.device) -> Iterator[None]:
     mesh = sharding.build_mesh(device)
     config = AutoConfig.for_model(**case.config)
 
-    def load(source: str, *, dtype: torch.dtype, attention: str, options: dict[str, Any]) -> model_loading.OpenedModel:
-        initial = initial_attention(AutoModelForCausalLM, attention)
+    def load(source: str, *, dtype: torch.dtype, attention: str, **others: Any) -> model_loading.OpenedModel:
+        initial = initial_attention(AutoModelForCausalLM, config, attention)
         if device.type != "cpu":
             return _open_on_accelerator(config, device, dtype=dtype, attention=initial)
         network = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=initial)

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from rljob_inputs.models.architectures import read_table
 from rljob_inputs.models.files import open_model
-from rljob_inputs.models.weights import count_parameters
+from rljob_inputs.models.weights import count_parameters, find_weight_problems
 from rljob_trainer.policy import checkpoints
 from rljob_trainer.policy.micro_batches import plan_micro_batches
 from rljob_trainer.policy.policy import Policy
@@ -86,6 +86,9 @@ class Training(Scenarios):
             "published": str(digest_tensors(tensors.values(), "element")),
             "num_published": len(tensors),
             "num_parameters": sum(tensor.numel() for tensor in tensors.values()),
+            "lacking": list(
+                find_weight_problems(open_model(str(model), None), json.loads((model / "config.json").read_text()))
+            ),
             "num_planned": count_parameters(open_model(str(model), None)),
             "num_tensors": len(before),
             "names": sorted(before.keys() ^ after.keys()),

@@ -285,16 +285,18 @@ class Scenarios:
         self.write("rest", without_forward=parameters[0], with_zeros=parameters[1])
 
     def inspect(self) -> None:
-        """Write the reference model's log-probs."""
+        """Write the reference model's log-probs, and before any update the policy's, which are the same."""
         policy, rows = self.policy(EVERYTHING), build_rows()
         assert policy.reference is not None
         plans = plan_micro_batches(rows, num_ranks=self.num_ranks, micro_batch_tokens=32)
         answers: list[Any] = [None] * self.num_ranks
         batches = plans[self.rank]
+        dist.all_gather_object(answers, split_facts(batches, policy.score(batches)))
+        scored = scatter_facts(rows, answers)
         dist.all_gather_object(answers, split_facts(batches, policy.inspect(batches)))
         self.accumulate(policy, rows)
         is_sharded = all(isinstance(parameter, DTensor) for parameter in policy.reference.parameters())
-        self.write("inspected", facts=scatter_facts(rows, answers), is_sharded=is_sharded)
+        self.write("inspected", facts=scatter_facts(rows, answers), scored=scored, is_sharded=is_sharded)
 
     def publish(self) -> None:
         """Write the weights that are published in bf16."""

@@ -41,7 +41,7 @@ def find_context_length(config: Config) -> int | None:
         known = [model_max_length]
     factor = 1.0
     if "gemma3" not in str(text.get("model_type")):
-        for rope in _rope_parameters(text):
+        for rope in rope_parameters(text):
             kind = rope.get("rope_type", rope.get("type", "default"))
             if kind not in _UNSCALED_ROPE:
                 factor = rope.get("factor") or factor
@@ -53,7 +53,7 @@ def overrides_length(extra_args: Iterable[str], env: Mapping[str, str]) -> bool:
     return _ALLOWS_ANY_LENGTH in env or any(argument.startswith(_OVERRIDES) for argument in extra_args)
 
 
-def _rope_parameters(text: Config) -> list[Config]:
+def rope_parameters(text: Config) -> list[Config]:
     """Return them as one list: transformers 5 has them by type of layer, earlier releases call them rope_scaling."""
     rope = text.get("rope_parameters") or text.get("rope_scaling")
     if not isinstance(rope, Mapping):

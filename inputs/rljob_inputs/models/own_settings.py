@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
@@ -35,6 +36,8 @@ class ModelSettings:
     """The model's context in tokens, if vLLM uses it. None: unknown."""
     special_ids: Mapping[str, int] = field(default_factory=dict)
     """Ids of the tokenizer's special tokens, by text."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """config.json"""
 
     @property
     def context_length(self) -> int | None:
@@ -60,6 +63,7 @@ def load_model_settings(job: RLJob, location: str, environment: Mapping[str, str
         from_model=resolved.from_model,
         model_length=None if overridden else find_context_length(own.config),
         special_ids=own.special_tokens,
+        config=own.config,
     )
 
 

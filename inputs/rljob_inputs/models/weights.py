@@ -9,14 +9,16 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_inputs.models.files import ModelFiles
+from rljob_inputs.models.tensor_names import find_missing
 
+_WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _FORMATS = ("*.safetensors", "*.bin")
 _MAX_HEADER_BYTES = 100_000_000
@@ -30,8 +32,8 @@ _OTHER_PARTS = re.compile(r"(^|\.)(visual|\w*vision\w*|\w*audio\w*|\w*projector\
 Header = dict[str, Any]
 
 
-def find_weight_problems(files: ModelFiles) -> Iterator[str]:
-    """Yield what is missing or broken."""
+def find_weight_problems(files: ModelFiles, config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is missing or broken. `config`: config.json."""
     if not any(_matching(files, pattern) for pattern in _FORMATS):
         gguf = " but GGUF files, which cannot be trained" if _matching(files, "*.gguf") else ""
         yield f"{files.place} has no weights (*.safetensors){gguf}"
@@ -44,16 +46,28 @@ def find_weight_problems(files: ModelFiles) -> Iterator[str]:
     if missing := sorted(shards - files.sizes.keys()):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         yield f"{files.place} lacks {missing[0]}{more}, which {_INDEX} names; copy or download the model again"
-    if files.folder is None:
-        return
-    for name in _matching(files, "*.safetensors"):
+    is_whole = not missing
+    for name in _matching(files, "*.safetensors") if files.folder is not None else ():
         try:
             header = read_header(files.folder / name)
         except UserError as error:
+            is_whole = False
             yield str(error)
         else:
             if any(tensor.endswith("lm_head.bias") for tensor in header):
                 yield f"{files.place} adds a bias to its logits, which the trainer does not support"
+    if is_whole:
+        names = {name for name in _tensor_names(files) if not _OTHER_PARTS.search(name)}
+        yield from (f"{files.place} {problem}" for problem in find_missing(names, config))
+
+
+def _tensor_names(files: ModelFiles) -> Iterable[str]:
+    """Return the names of all tensors; nothing if they are unknown without a download of the weights."""
+    if files.folder is not None:
+        return [tensor for header in _readable_headers(files) for tensor in header]
+    if _INDEX in files.sizes:
+        return files.read_json(_INDEX).get("weight_map") or {}
+    return files.list_tensors(_WEIGHTS) if _WEIGHTS in files.sizes else ()
 
 
 def count_parameters(files: ModelFiles, dtype: str | None = None) -> int:

@@ -18,6 +18,7 @@ from rljob_trainer.driver.evaluation import EvalLane, HeldOut
 from rljob_trainer.driver.exporter import Exporter
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.loop import TrainLoop
+from rljob_trainer.driver.model_check import ModelCheck
 from rljob_trainer.driver.ports import Copies, Engines, StartTrainer, Trainer, Turns
 from rljob_trainer.driver.publisher import Publisher
 from rljob_trainer.driver.reports import Reports
@@ -54,6 +55,8 @@ class DriverParts:
     """Which of what the job depends on is away."""
     copies: Copies | None = None
     """The copy of the run's files in object storage. None: there is none."""
+    check: ModelCheck | None = None
+    """Compares rollouts with the trainer at the start. None: nothing trains."""
 
 
 def build_loop(
@@ -122,6 +125,7 @@ def build_loop(
         collector=collector,
         forecaster=forecaster,
         judge=judge,
+        check=parts.check,
     )
 
 

@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.driver_status import TrainerChoices
 from rljob_api.wire.weights import OWN_WEIGHTS, WeightManifest
@@ -47,6 +50,9 @@ class FixedModel:
     async def publish(self, version: int) -> WeightManifest:
         assert version == OWN_WEIGHTS.version, _NO_TRAINER
         return OWN_WEIGHTS
+
+    async def score(self, rows: Sequence[TrainRow]) -> list[NDArray[np.float32]]:
+        raise AssertionError("nothing trains")
 
     async def inspect(self, rows: Sequence[TrainRow]) -> list[TokenFacts]:
         raise AssertionError(_NO_TRAINER)

@@ -24,6 +24,7 @@ from rljob_trainer.driver.between_steps import BetweenSteps
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.exporter import Exporter
 from rljob_trainer.driver.ledger import Ledger
+from rljob_trainer.driver.model_check import ModelCheck
 from rljob_trainer.driver.ports import Trainer, Turns
 from rljob_trainer.driver.publisher import Publisher
 from rljob_trainer.driver.train_lane import TrainLane
@@ -48,10 +49,16 @@ class TrainLoop:
     forecaster: Forecaster
     judge: Callable[[StepOutcome], None]
     """Gets each recorded step. Raises if the job must end."""
+    check: ModelCheck | None = None
 
     async def run(self) -> None:
         """Train up to the last step of the schedule, and evaluate and save it."""
+        scores = None if self.check is None else await self.check.score(self.trainer)
         await self.publisher.publish(self.ledger.history.step)
+        if self.check is not None and scores is not None:
+            with self.ledger.clock.phase("sync"):
+                await self.publisher.wait()
+                await self.check.compare(scores, self.collector.rollouts)
         with self.ledger.clock.phase("checkpoint"):
             await self.exporter.restore(self.ledger.history.step)
         while await self.between.prepare():

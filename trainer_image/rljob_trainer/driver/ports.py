@@ -6,6 +6,9 @@ from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rljob_api.errors import TransientError
 from rljob_api.wire.driver_status import HungPart, TrainerChoices
 from rljob_api.wire.weights import EnginesReport, WeightManifest
@@ -48,6 +51,10 @@ class Trainer(Protocol):
 
     async def inspect(self, rows: Sequence[TrainRow]) -> list[TokenFacts]:
         """Return what the algorithm needs to know about the tokens before it can compute advantages."""
+        ...
+
+    async def score(self, rows: Sequence[TrainRow]) -> list[NDArray[np.float32]]:
+        """Return the policy's log-probs at temperature 1, 0 for a token that was not sampled.  [rows], each [tokens]"""
         ...
 
     async def accumulate(self, rows: Sequence[TrainRow], versions: UpdateVersions) -> None:

@@ -405,6 +405,8 @@ class TokenFacts:
 
     reference_logprobs: NDArray[np.float32] | None = None
     values: NDArray[np.float32] | None = None
+    logprobs: NDArray[np.float32] | None = None
+    """Those of the policy at temperature 1, which `Trainer.score` finds out."""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from rljob_trainer.calls.services import AgentServices
 from rljob_trainer.driver.assembly import Datasets, DriverParts
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.fixed_model import as_evaluation, start_fixed
+from rljob_trainer.driver.model_check import ModelCheck
 from rljob_trainer.driver.recent_samples import RecentSampleLog
 from rljob_trainer.driver.reports import Reports
 from rljob_trainer.driver.role_clock import ROLE_OF_SERVICE, RoleClock
@@ -297,6 +298,9 @@ async def run_head(
             data=Datasets(inputs.train, inputs.held_out),
             model=environment.model,
             read_schedule=JobFile(environment.job_file).read_schedule if job.spec.trains else lambda: None,
+            check=ModelCheck(job.spec, settings.config, inputs.tokenizer, settings.context_length)
+            if job.spec.trains
+            else None,
             engines=engines,
             outages=outages,
             copies=copy,

@@ -58,11 +58,16 @@ def install(decoder: Any, wanted: str, *, dtype: torch.dtype, device: torch.devi
         raise UserError(f"spec.trainer.attention: packed is not possible, because {obstacle}; use auto or sdpa")
 
 
-def initial_attention(kind: Any, wanted: str) -> str:
-    """Return the implementation with which transformers builds a network of the class `kind`."""
+def initial_attention(kind: Any, config: Any, wanted: str) -> str:
+    """Return the implementation with which transformers builds a network of the class `kind`. Raise UserError for sdpa
+    if the model limits its attention scores, which sdpa does not."""
+    is_limited = _limits_scores(config.get_text_config())
+    if wanted == "sdpa" and is_limited:
+        raise UserError("limits its attention scores, which sdpa does not; set spec.trainer.attention to auto or eager")
     if wanted not in ("auto", "packed"):
         return wanted
-    return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"  # gpt-oss, whose sinks sdpa does not have
+    # gpt-oss has sinks, which sdpa does not have.
+    return "sdpa" if getattr(kind, "_supports_sdpa", True) and not is_limited else "eager"
 
 
 def find_layout(decoder: Any) -> Layout:
@@ -228,7 +233,7 @@ def _obstacle(decoder: Any, dtype: torch.dtype, device: torch.device) -> str | N
         return "the model has layers without full attention"
     if not (getattr(decoder, "_supports_attention_backend", False) and getattr(decoder, "_supports_flash_attn", False)):
         return f"{type(decoder).__name__} passes nothing on to its attention"
-    if getattr(config, "attn_logit_softcapping", None):
+    if _limits_scores(config):
         return "the model limits its attention scores"
     if device.type == "cpu":
         return None
@@ -240,6 +245,11 @@ def _obstacle(decoder: Any, dtype: torch.dtype, device: torch.device) -> str | N
     if torch.cuda.get_device_capability(device) < _MIN_CAPABILITY:
         return f"flash attention needs Ampere or newer, got {torch.cuda.get_device_name(device)}"
     return None
+
+
+def _limits_scores(config: Any) -> bool:
+    """Whether attention scores have a soft limit, as in Gemma 2."""
+    return bool(getattr(config, "attn_logit_softcapping", None))
 
 
 def _has_full_attention(decoder: Any) -> bool:

@@ -36,6 +36,7 @@ from rljob_trainer.policy.source_files import copy_other_files
 from rljob_trainer.run_folder.client import RemoteFolder
 from rljob_trainer.run_folder.file_facts import Checkpoint, FileFacts, verify_files
 from rljob_trainer.temporary import TemporaryFolder
+from rljob_trainer.written_tokenizer import load_written_tokenizer
 
 TRAINER_FOLDER = "trainer"
 _READABLE_FILE, _READABLE_FOLDER = 0o644, 0o755
@@ -140,7 +141,6 @@ def _local_folder(folder: Path | RemoteFolder) -> Iterator[Path]:
 def _write_model(policy: Policy, weights: dict[str, torch.Tensor], folder: Path, tokenizer_source: str) -> None:
     """Write what was trained, and all that the source has besides: files for images, and tensors of other parts."""
     from huggingface_hub import save_torch_state_dict
-    from transformers import AutoTokenizer
 
     network = policy.model.network
     copy_other_files(policy.source, policy.source_options["revision"], folder)
@@ -148,7 +148,7 @@ def _write_model(policy: Policy, weights: dict[str, torch.Tensor], folder: Path,
     set_dtype(config, policy.dtype)
     config.architectures = [type(network).__name__]
     config.save_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(place_model(tokenizer_source, weights=False), **policy.source_options)
+    tokenizer = load_written_tokenizer(place_model(tokenizer_source, weights=False), **policy.source_options)
     template, sampling = policy.spec.model.chat_template, policy.spec.rollout.sampling
     inline = None if template is None else template.inline
     save_chat(folder, tokenizer, policy.generation_config, chat_template=inline, stop=sampling.stop)

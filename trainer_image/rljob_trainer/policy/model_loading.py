@@ -28,8 +28,16 @@ from rljob_trainer.failures.configuration import ErrorFacts, SourceAwayError, is
 from rljob_trainer.policy.arrays import to_device
 from rljob_trainer.policy.attention import attention_inputs, initial_attention
 from rljob_trainer.policy.micro_batches import MicroBatch
+from rljob_trainer.policy.rope import fix_frequencies
 from rljob_trainer.policy.selected_logprobs import selected_logprobs
-from rljob_trainer.policy.sharded_weights import OtherTensors, Skeleton, UnreadableError, build_network, find_files
+from rljob_trainer.policy.sharded_weights import (
+    OtherTensors,
+    Skeleton,
+    UnreadableError,
+    build_network,
+    find_files,
+    require_weights,
+)
 from rljob_trainer.policy.sharding import build_offload
 from rljob_trainer.policy.shared_memory import use_shared_memory
 from rljob_trainer.policy.text_model import find_class, is_remote, keep_text, require_decoder
@@ -82,9 +90,13 @@ class OpenedModel:
     """What else its files have, which an export keeps."""
 
 
-def open_network(source: str, *, dtype: torch.dtype, attention: str, options: dict[str, Any]) -> OpenedModel:
+def open_network(
+    source: str, *, dtype: torch.dtype, attention: str, options: dict[str, Any], max_model_len: int | None = None
+) -> OpenedModel:
     """Open the language model at `source`, a folder, hf://org/name or s3://bucket/path, without what reads no text.
-    `attention`: as spec.trainer.attention. Raise UserError if that fails."""
+    `attention`: as spec.trainer.attention. `max_model_len`: as spec.rollout.maxModelLen. Raise UserError if that fails,
+    and if its files lack a weight: every weight comes from them. What is computed: buffers that no checkpoint has, such
+    as frequencies of rotary embeddings."""
     with _user_errors(source):
         try:
             skeleton = _open_skeleton(source, dtype=dtype, attention=attention, options=options)
@@ -94,6 +106,7 @@ def open_network(source: str, *, dtype: torch.dtype, attention: str, options: di
             opened = OpenedModel(network, lambda device: None)
         else:
             opened = OpenedModel(skeleton.network, partial(_fill, skeleton, source), skeleton.other_tensors)
+        fix_frequencies(opened.network, max_model_len)
     if getattr(opened.network.get_output_embeddings(), "bias", None) is not None:
         raise UserError(
             f"spec.model.source: the head of {source} adds a bias to the logits, which the trainer does not support; "
@@ -117,9 +130,12 @@ def _load_whole(source: str, *, dtype: torch.dtype, attention: str, options: dic
     repository = place_model(source, report=log.info)
     config = AutoConfig.from_pretrained(repository, **options)
     kind = AutoModelForCausalLM if is_remote(config, options) else find_class(config)
-    chosen = initial_attention(kind, attention)
-    network = kind.from_pretrained(repository, dtype=dtype, attn_implementation=chosen, **options)
+    chosen = initial_attention(kind, config, attention)
+    network, found = kind.from_pretrained(
+        repository, dtype=dtype, attn_implementation=chosen, output_loading_info=True, **options
+    )
     keep_text(network)
+    require_weights(found["missing_keys"] & network.state_dict().keys(), found["unexpected_keys"])
     return network
 
 

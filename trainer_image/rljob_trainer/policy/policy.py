@@ -36,7 +36,15 @@ from rljob_trainer.policy.device_state import DeviceState
 from rljob_trainer.policy.lora import Adapters, MergeCost
 from rljob_trainer.policy.lr_schedule import learning_rate
 from rljob_trainer.policy.micro_batches import MicroBatch
-from rljob_trainer.policy.model_loading import OpenedModel, ScoringModel, decoder_layers, fill, open_network, shard
+from rljob_trainer.policy.model_loading import (
+    OpenedModel,
+    ScoringModel,
+    compute_as_sampled,
+    decoder_layers,
+    fill,
+    open_network,
+    shard,
+)
 from rljob_trainer.policy.published import CONVERTED, Published, has_plain_matrices
 from rljob_trainer.policy.text_model import describe_config, require_decoder
 from rljob_trainer.policy.update_metrics import RankMetrics, TokenMetrics
@@ -49,10 +57,11 @@ _PREFIX = "network."
 
 @dataclass(frozen=True)
 class BatchFacts:
-    """What `inspect` found out about a micro-batch's targets. All [targets]; None: not needed."""
+    """What `inspect` or `score` found out about a micro-batch's targets. All [targets]; None: not needed."""
 
     reference_logprobs: NDArray[Any] | None = None
     values: NDArray[Any] | None = None
+    logprobs: NDArray[Any] | None = None
 
 
 class Policy:
@@ -128,6 +137,17 @@ class Policy:
         references = self._reference_logprobs(batches)
         values = [None] * len(batches) if self.critic is None else self.critic.values(batches)
         return [BatchFacts(_to_numpy(logprobs), _to_numpy(v)) for logprobs, v in zip(references, values, strict=True)]
+
+    def score(self, batches: Sequence[MicroBatch]) -> list[BatchFacts]:
+        """Return the policy's log-probs of each micro-batch's targets at temperature 1."""
+        self._has_run_forward = True
+        self.model.eval()  # without the dropout of adapters
+        # Compiled for these rows alone, layers would cost more than the rows.
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            found = [BatchFacts(logprobs=_to_numpy(self.model(batch, 1.0)[0])) for batch in batches]
+        compute_as_sampled(self.model.network)
+        self.reshard()
+        return found
 
     def accumulate(self, batches: Sequence[MicroBatch]) -> None:
         """Add the gradient of the micro-batches' loss to what the next `apply` uses."""
@@ -289,7 +309,13 @@ class Policy:
 
     def _load(self, dtype: torch.dtype) -> OpenedModel:
         trainer = self._spec.trainer
-        opened = open_network(self.source, dtype=dtype, attention=trainer.attention, options=self.source_options)
+        opened = open_network(
+            self.source,
+            dtype=dtype,
+            attention=trainer.attention,
+            options=self.source_options,
+            max_model_len=self._spec.rollout.max_model_len,
+        )
         decoder = require_decoder(opened.network)
         attention.install(decoder, trainer.attention, dtype=self.dtype, device=self.device)
         compiled = start_compiler(trainer.compile, decoder=decoder, device=self.device)

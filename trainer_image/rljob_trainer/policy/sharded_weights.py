@@ -9,7 +9,7 @@ tensors.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +21,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
+from rljob_api.errors import UserError
 from rljob_trainer.policy.attention import initial_attention
 from rljob_trainer.policy.text_model import find_class, is_remote, keep_text
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _COMPARED_ROWS = 4096
+_MAX_NAMED = 3
 
 
 class UnreadableError(Exception):
@@ -56,11 +58,22 @@ def _open_files(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
         yield {name: file for file in opened for name in file.keys()}  # noqa: SIM118 - no mapping
 
 
+def require_weights(missing: Collection[str], unread: Collection[str]) -> None:
+    """Raise UserError if weights are `missing` in a checkpoint: libraries would make them up. `unread`: what else it
+    has."""
+    if not missing:
+        return
+    more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
+    instead = f", but have {min(unread)}, which is not a weight of the model" if unread else ""
+    raise UserError(f"its files lack the weights {', '.join(sorted(missing)[:_MAX_NAMED])}{more}{instead}")
+
+
 class Skeleton:
     """A network on the meta device, and the files with its weights."""
 
     def __init__(self, network: Any, files: list[Path], dtype: torch.dtype) -> None:
-        """Raise UnreadableError if the files do not have exactly the weights of `network`, which gets its buffers."""
+        """Raise UserError if the files lack weights of `network`, and UnreadableError if some have another form. The
+        network gets its buffers."""
         self.network, self._files, self._dtype = network, files, dtype
         with self._slices() as slices:
             self._left_out = _find_copies(network, slices)
@@ -72,8 +85,9 @@ class Skeleton:
             target for target, source in network.all_tied_weights_keys.items() if {target, source} <= found.missing_keys
         }
         wrong = [name for name, *_ in found.mismatched_keys] + list(found.conversion_errors)
-        if missing or wrong:
-            raise UnreadableError(f"its files do not have the weights {', '.join(sorted([*missing, *wrong])[:3])}")
+        require_weights(missing, self._unread)
+        if wrong:
+            raise UnreadableError(f"its files have {', '.join(sorted(wrong)[:_MAX_NAMED])} in another form")
         network.mark_tied_weights_as_initialized(found)
         _build_buffers(network)
         network.tie_weights(missing_keys=found.missing_keys, recompute_mapping=False)
@@ -185,7 +199,7 @@ def build_network(config: Any, repository: str, *, dtype: torch.dtype, attention
         raise UnreadableError("it is quantized")
     kind = find_class(config)
     with torch.device("meta"):
-        network = kind._from_config(config, dtype=dtype, attn_implementation=initial_attention(kind, attention))
+        network = kind._from_config(config, dtype=dtype, attn_implementation=initial_attention(kind, config, attention))
     keep_text(network)
     with contextlib.suppress(OSError):  # it has none; transformers derives one from the configuration
         network.generation_config = GenerationConfig.from_pretrained(

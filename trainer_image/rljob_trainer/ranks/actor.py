@@ -120,6 +120,11 @@ class RankProcess:
         return split_facts(batches, self.policy.inspect(batches))
 
     @typed_errors
+    def score(self, part: RankRows) -> RowFacts:
+        batches = build_micro_batches(part)
+        return split_facts(batches, self.policy.score(batches))
+
+    @typed_errors
     def accumulate(self, part: RankRows) -> None:
         self.policy.accumulate(build_micro_batches(part))
 

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 import ray
+from numpy.typing import NDArray
 from ray.actor import ActorHandle
 
 from rljob_api.manifest.job import RLJob
@@ -140,6 +141,11 @@ class TrainerGroup:
             return [TokenFacts()] * len(rows)
         parts = await self._divide(rows, without_advantage=True)
         return await asyncio.to_thread(scatter_facts, rows, await self._send("inspect", parts))
+
+    async def score(self, rows: Sequence[TrainRow]) -> list[NDArray[np.float32]]:
+        parts = await self._divide(rows, without_advantage=True)
+        facts = await asyncio.to_thread(scatter_facts, rows, await self._send("score", parts))
+        return [each.logprobs for each in facts if each.logprobs is not None]
 
     async def accumulate(self, rows: Sequence[TrainRow], versions: UpdateVersions) -> None:
         started = time.monotonic()

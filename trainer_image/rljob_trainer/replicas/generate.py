@@ -28,11 +28,13 @@ same salt only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.roles import Sampling
@@ -113,6 +115,26 @@ def build_payload(
             "stream_interval": _STREAM_INTERVAL,
         },
     }
+
+
+def build_score_payload(token_ids: Sequence[int], key: str) -> dict[str, Any]:
+    """Return the request for the log-probs of a prompt, at temperature 1. Its answer is not streamed:
+
+    {"choices": [...], "prompt_logprobs": [null, {"2": {"logprob": -0.1, "rank": 1}}]}"""
+    return {
+        "model": contract.SERVED_MODEL_NAME,
+        "token_ids": list(token_ids),
+        "cache_salt": key,
+        "sampling_params": {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0},
+    }
+
+
+def read_scores(body: Any, token_ids: Sequence[int]) -> NDArray[np.float32]:  # [tokens - 1]
+    """Return the log-probs of a prompt's tokens but the first, which nothing predicts."""
+    entries = body["prompt_logprobs"][1:]
+    return np.array(
+        [each[str(token)]["logprob"] for each, token in zip(entries, token_ids[1:], strict=True)], np.float32
+    )
 
 
 @dataclass

@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 import aiohttp
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.roles import RolloutRole, Sampling
@@ -36,6 +38,8 @@ log = logging.getLogger(__name__)
 
 _MAX_ATTEMPTS = 30
 """Attempts per request while others succeed. Bounds a request that kills every replica it reaches."""
+_REFUSALS = (400, 404, 422, 501)
+"""Statuses of a request that every replica of this vLLM refuses."""
 _POLL_SECONDS = 20.0
 """Duration of one long poll of /rljob/weights."""
 _STRAGGLER_SECONDS = 5.0
@@ -106,6 +110,41 @@ class RolloutClient:
         raise TransientError(
             f"a completion failed {_MAX_ATTEMPTS} times, on {len(avoid)} replicas; see the driver's log"
         )
+
+    async def score(self, token_ids: list[int]) -> NDArray[np.float32] | None:  # [tokens - 1]
+        """Return the log-probs of a prompt's tokens but the first; None if vLLM refuses to compute them."""
+        payload = generate.build_score_payload(token_ids, self.replicas.fleet.required_key)
+        body = await self._post(generate.PATH, payload)
+        return None if body is None else generate.read_scores(body, token_ids)
+
+    async def tokenize(self, text: str) -> list[int] | None:
+        """Return the ids that a rollout gives a text; None if it has no tokenizer."""
+        payload = {"model": contract.SERVED_MODEL_NAME, "prompt": text, "add_special_tokens": False}
+        body = await self._post("/tokenize", payload)
+        return None if body is None else list(body["tokens"])
+
+    async def _post(self, path: str, payload: dict[str, Any]) -> Any:
+        """Return the body of a rollout's response; None if it refuses the request. TransientError as `complete`."""
+        avoid, timeout = set[str](), aiohttp.ClientTimeout(total=self._role.stall_timeout_seconds)
+        for _ in range(_MAX_ATTEMPTS):
+            async with self.replicas.lease(avoid) as lease:
+                try:
+                    async with self._session.post(
+                        f"http://{lease.address}{path}", json=payload, headers=auth_headers(), timeout=timeout
+                    ) as response:
+                        if response.status in _REFUSALS:
+                            log.info("%s refuses %s: %s", lease.address, path, (await response.text())[:500])
+                            lease.answered()
+                            return None
+                        response.raise_for_status()
+                        body = await response.json()
+                except (aiohttp.ClientError, OSError, ValueError) as error:
+                    lease.failed(f"{path}: {type(error).__name__}: {error}")
+                    avoid.add(lease.address)
+                else:
+                    lease.done()
+                    return body
+        raise TransientError(f"a request for {path} failed {_MAX_ATTEMPTS} times; see the driver's log")
 
     async def _attempt(self, lease: ReplicaLease, payload: dict[str, Any], key: str) -> Completion | None:
         """Return None if another replica should serve the request."""

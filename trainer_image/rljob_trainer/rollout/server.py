@@ -42,12 +42,16 @@ from rljob_trainer.rollout.startup import StartupFields, parse_arguments, startu
 from rljob_trainer.rollout.vllm_app import Serving, start_engine
 from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient
 from rljob_trainer.weights.scratch import open_scratch_folder
+from rljob_trainer.written_tokenizer import rewritten
 
 logger = logging.getLogger(__name__)
 
 
-def build_arguments(job: RLJob, environment: Mapping[str, str], config: Mapping[str, Any]) -> list[str]:
-    """Return vLLM's command line for this job. extraArgs come last, so they take precedence. `config`: config.json."""
+def build_arguments(
+    job: RLJob, environment: Mapping[str, str], config: Mapping[str, Any], tokenizer: str | None = None
+) -> list[str]:
+    """Return vLLM's command line for this job. extraArgs come last, so they take precedence. `config`: config.json.
+    `tokenizer`: a folder; None: that of the model."""
     rollout, architecture = job.spec.rollout, find_architecture(config)
     arguments = [
         *("--model", repository_name(environment[contract.ENV_MODEL])),
@@ -71,6 +75,8 @@ def build_arguments(job: RLJob, environment: Mapping[str, str], config: Mapping[
         arguments += ["--hf-overrides", json.dumps({"head_dtype": job.spec.trainer.head_dtype})]
     if job.spec.model.revision:
         arguments += ["--revision", job.spec.model.revision, "--tokenizer-revision", job.spec.model.revision]
+    if tokenizer is not None:
+        arguments += ["--tokenizer", tokenizer]
     if job.spec.model.trust_remote_code:
         arguments.append("--trust-remote-code")
     if job.spec.model.chat_template is not None:
@@ -121,9 +127,11 @@ def _load_and_run() -> int:
     job = load_job_file(os.environ[contract.ENV_JOB_FILE])
     # One request, before vLLM retries for a minute what the Hub refuses. A Hub that is away costs no restart.
     config, model = asyncio.run(_read_model(job))
-    arguments = build_arguments(job, {**os.environ, contract.ENV_MODEL: model}, config)
     set_defaults(on_gpu=job.spec.rollout.gpus_per_replica > 0)
-    return _run(job, arguments, published_adapter(job.spec, config))
+    options = {"revision": job.spec.model.revision, "trust_remote_code": job.spec.model.trust_remote_code}
+    with rewritten(repository_name(model), options) as tokenizer:
+        arguments = build_arguments(job, {**os.environ, contract.ENV_MODEL: model}, config, tokenizer)
+        return _run(job, arguments, published_adapter(job.spec, config))
 
 
 async def _read_model(job: RLJob) -> tuple[Mapping[str, Any], str]:

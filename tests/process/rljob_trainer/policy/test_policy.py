@@ -166,16 +166,18 @@ def test_update_without_any_signal_equals_one_with_gradients_of_zero(num_ranks, 
         assert torch.equal(rest["without_forward"][key], parameter), key
 
 
-def test_reference_model_is_measured_and_sharded_again(outcome, folder):
+def test_policy_and_reference_model_are_measured_and_sharded_again(outcome, folder):
     for num_ranks in (1, 2):
         inspected, rows = outcome("inspected", num_ranks), policy_scenarios.build_rows()
         assert inspected["is_sharded"]
         trainer = ReferenceTrainer(folder, policy_scenarios.PLAIN)
         with torch.no_grad():
             expected = [trainer.logprobs(trainer.reference, row.token_ids.tolist())[0] for row in rows]
-        for facts, row, own in zip(inspected["facts"], rows, expected, strict=True):
-            ours = torch.from_numpy(facts.reference_logprobs)[1:]
-            assert torch.allclose(ours, own * torch.from_numpy(row.loss_mask[1:]), atol=1e-5)
+        scored = [facts.logprobs for facts in inspected["scored"]]
+        for facts, score, row, own in zip(inspected["facts"], scored, rows, expected, strict=True):
+            for ours in (facts.reference_logprobs, score):
+                wanted = own * torch.from_numpy(row.loss_mask[1:])
+                assert torch.allclose(torch.from_numpy(ours)[1:], wanted, atol=1e-5)
             assert facts.values is None
 
 

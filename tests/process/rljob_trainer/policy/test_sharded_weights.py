@@ -43,11 +43,19 @@ def test_a_rank_reads_nothing_but_its_own_shards(name, num_ranks, outcome):
 def test_models_that_cannot_be_read_in_slices_are_loaded_whole(outcome):
     for name in WHOLE:
         assert outcome(f"{name}-float32", 2)[0]["filling"] == 0
+
+
+def test_a_model_whose_files_lack_a_weight_is_refused_with_its_name(outcome):
     broken = outcome("broken", 2)[0]
-    assert broken["missing"] == "loaded", "transformers warns, and gives it random values"
-    assert broken["mismatched"].startswith("spec.model.source: cannot load a causal language model from ")
-    for name in ("missing", "mismatched"):
-        assert broken[f"{name} log"] == "its files do not have the weights model.norm.weight"
+    for name, message in {
+        "missing": "its files lack the weights model.norm.weight;",
+        "missing-in-bin": "its files lack the weights model.norm.weight;",
+        "no-head": "its files lack the weights lm_head.weight;",
+        "renamed": "more, but have _orig_mod.lm_head.weight, which is not a weight of the model;",
+        "mismatched": "",
+    }.items():
+        assert broken[name].startswith("spec.model.source: cannot load a causal language model from "), broken[name]
+        assert message in broken[name]
 
 
 def test_adapters_start_at_the_same_values_without_the_weights_of_the_model(outcome):

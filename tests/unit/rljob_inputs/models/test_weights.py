@@ -6,11 +6,11 @@ import pytest
 
 from rljob_inputs.models.files import ModelFiles, open_model
 from rljob_inputs.models.weights import count_parameters, find_matrices, find_weight_problems
-from tests.support.model_folder import write_model, write_weights
+from tests.support.model_folder import CONFIG, write_model, write_weights
 
 
 def problems(folder):
-    return list(find_weight_problems(open_model(str(folder), None)))
+    return list(find_weight_problems(open_model(str(folder), None), CONFIG))
 
 
 def test_complete_weights_have_no_problem_and_are_counted(tmp_path):
@@ -79,3 +79,18 @@ def test_parts_that_read_no_text_are_not_counted(tmp_path):
     files = open_model(str(tmp_path), None)
     assert count_parameters(files) == 4 + 6
     assert find_matrices(files) == {"q_proj", "lm_head"}
+
+
+def test_names_come_from_headers_from_the_index_or_from_the_header_on_the_hub(tmp_path):
+    names = ["_orig_mod.model.embed_tokens.weight"]
+    folder = write_model(tmp_path)
+    write_weights(folder / "model.safetensors", {names[0]: [2]})
+    assert "whose name a wrapper has changed" in problems(folder)[0]
+    index = tmp_path / "index"
+    index.write_text(json.dumps({"weight_map": {names[0]: "model-1.safetensors"}}))
+    sizes = {"model-1.safetensors": 8, "model.safetensors.index.json": 8}
+    sharded = ModelFiles("hf://o/m", sizes, lambda name: index, None)
+    single = ModelFiles("hf://o/m", {"model.safetensors": 8}, lambda name: index, None, lambda name: names)
+    for files in (sharded, single):
+        (problem,) = find_weight_problems(files, CONFIG)
+        assert problem.startswith("hf://o/m has the weight _orig_mod.model.embed_tokens.weight")

@@ -165,11 +165,29 @@ def test_a_model_with_a_state_has_a_line_for_each_row():
 
 
 @pytest.mark.parametrize(
-    ("supports_sdpa", "wanted", "chosen"),
-    [(True, "auto", "sdpa"), (True, "packed", "sdpa"), (False, "auto", "eager"), (False, "sdpa", "sdpa")],
+    ("supports_sdpa", "cap", "wanted", "chosen"),
+    [
+        (True, None, "auto", "sdpa"),
+        (True, None, "packed", "sdpa"),
+        (False, None, "auto", "eager"),
+        (False, None, "sdpa", "sdpa"),
+        (True, 50.0, "auto", "eager"),
+        (True, 50.0, "flash_attention_2", "flash_attention_2"),
+    ],
 )
-def test_auto_is_built_with_what_the_class_supports(supports_sdpa, wanted, chosen):
-    assert attention.initial_attention(SimpleNamespace(_supports_sdpa=supports_sdpa), wanted) == chosen
+def test_auto_is_built_with_what_the_class_and_its_scores_need(supports_sdpa, cap, wanted, chosen):
+    kind = SimpleNamespace(_supports_sdpa=supports_sdpa)
+    assert attention.initial_attention(kind, limited(cap), wanted) == chosen
+
+
+def test_sdpa_is_refused_for_a_model_that_limits_its_scores():
+    with pytest.raises(UserError, match="limits its attention scores, which sdpa does not"):
+        attention.initial_attention(SimpleNamespace(_supports_sdpa=True), limited(50.0), "sdpa")
+
+
+def limited(cap):
+    text = SimpleNamespace(attn_logit_softcapping=cap)
+    return SimpleNamespace(get_text_config=lambda: text)
 
 
 @pytest.mark.parametrize(

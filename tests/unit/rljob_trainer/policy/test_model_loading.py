@@ -10,7 +10,7 @@ from rljob_trainer.policy import model_loading
 from rljob_trainer.policy.model_loading import open_network
 from rljob_trainer.policy.sharded_weights import OtherTensors, UnreadableError
 
-NETWORK = SimpleNamespace(config=SimpleNamespace(), get_output_embeddings=lambda: None)
+NETWORK = SimpleNamespace(config=SimpleNamespace(), get_output_embeddings=lambda: None, modules=lambda: [])
 
 
 class SafetensorError(Exception):

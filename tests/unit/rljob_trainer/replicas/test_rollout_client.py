@@ -80,6 +80,7 @@ class Server:
     async def __aenter__(self):
         app = web.Application()
         app.router.add_post(generate.PATH, self.complete)
+        app.router.add_post("/tokenize", self.complete)
         app.router.add_get("/rljob/weights", self.serve_weights)
         app.router.add_get("/v1/models", self.serve_models)
         self.runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -317,3 +318,24 @@ def test_replicas_of_one_pod_have_consecutive_ports(tmp_path, monkeypatch):
     assert list_addresses("trainers", 2) == expected
     monkeypatch.setenv("RLJOB_PORT_OFFSET", "100")
     assert list_addresses("trainers", 1) == [f"10.0.0.{host}:{PORT_ROLLOUT + 100}" for host in (7, 8)]
+
+
+async def test_a_prompt_is_scored_and_a_text_tokenized_by_a_replica(make_client):
+    scores = {"choices": [], "prompt_logprobs": [None, {"6": {"logprob": -0.5}}, {"7": {"logprob": -1.5}}]}
+    broken = web.Response(status=500)
+    async with Server(broken, web.json_response(scores), web.json_response({"tokens": [5, 6]})) as server:
+        client = await make_client()
+        await client.sync(MANIFEST)
+        assert (await client.score([5, 6, 7])).tolist() == [-0.5, -1.5], "the request is repeated"
+        assert server.requests[-1]["sampling_params"]["prompt_logprobs"] == 0
+        assert server.requests[-1]["cache_salt"] == "g:1"
+        assert await client.tokenize("x") == [5, 6]
+    assert server.requests[-1] == {"model": "policy", "prompt": "x", "add_special_tokens": False}
+
+
+async def test_an_engine_that_refuses_to_score_prompts_is_not_asked_again(make_client):
+    async with Server(web.json_response({"error": {}}, status=400)) as server:
+        client = await make_client()
+        await client.sync(MANIFEST)
+        assert await client.score([5, 6, 7]) is None
+        assert len(server.requests) == 1

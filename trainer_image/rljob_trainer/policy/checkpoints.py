@@ -30,6 +30,7 @@ from rljob_inputs.models.files import place_model
 from rljob_trainer.policy.checkpoint_names import persistent_buffers, to_checkpoint
 from rljob_trainer.policy.checkpoint_storage import METADATA, CheckpointWriter, build_reader, first_failure
 from rljob_trainer.policy.exported_chat import save_chat
+from rljob_trainer.policy.exported_config import write_config
 from rljob_trainer.policy.lora import MergeCost
 from rljob_trainer.policy.policy import Policy
 from rljob_trainer.policy.source_files import copy_other_files
@@ -144,10 +145,7 @@ def _write_model(policy: Policy, weights: dict[str, torch.Tensor], folder: Path,
 
     network = policy.model.network
     copy_other_files(policy.source, policy.source_options["revision"], folder)
-    config = type(policy.config).from_dict(policy.config.to_dict())
-    set_dtype(config, policy.dtype)
-    config.architectures = [type(network).__name__]
-    config.save_pretrained(folder)
+    write_config(folder, policy.config, str(policy.dtype).removeprefix("torch."), type(network).__name__)
     tokenizer = AutoTokenizer.from_pretrained(place_model(tokenizer_source, weights=False), **policy.source_options)
     template, sampling = policy.spec.model.chat_template, policy.spec.rollout.sampling
     inline = None if template is None else template.inline
@@ -162,13 +160,6 @@ def _own_storage(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor, copied if it is part of a larger storage, which safetensors refuses: FSDP2 gathers a parameter
     that the ranks do not divide with padding."""
     return tensor.clone() if tensor.nbytes < tensor.untyped_storage().nbytes() else tensor
-
-
-def set_dtype(config: Any, dtype: torch.dtype) -> None:
-    """Set the type of a configuration of transformers and of its parts: that of a text model alone is in its part."""
-    for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
-        if part is not None:
-            part.dtype = dtype
 
 
 def _generators(policy: Policy) -> dict[str, torch.Tensor]:

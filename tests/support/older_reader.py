@@ -7,23 +7,32 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 TEXT = "Question: What is 2 + 2?\nAnswer:"
 MESSAGES = [{"role": "user", "content": TEXT}]
-UNKNOWN = ("does not recognize this architecture", "Unrecognized configuration class")
+UNKNOWN = "does not recognize this architecture"
+MULTIMODAL = "Unrecognized configuration class"
+
+
+def load(folder: Path, kind=AutoModelForCausalLM):
+    """Return the model; None if this transformers does not have it."""
+    try:
+        return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    except ValueError as error:
+        if UNKNOWN in str(error):
+            return None
+        if MULTIMODAL in str(error) and kind is AutoModelForCausalLM:
+            return load(folder, AutoModelForImageTextToText)
+        raise
 
 
 @torch.no_grad()
 def read(folder: Path) -> dict:
     """Return ids of the text and of the prompt, and the largest difference from the logits in the folder."""
+    if (model := load(folder)) is None:
+        return {"unknown": True}
     inputs = torch.load(folder / "expected.pt")
-    try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    except ValueError as error:
-        if any(each in str(error) for each in UNKNOWN):
-            return {"unknown": str(error).splitlines()[0]}
-        raise
     logits = model(inputs["ids"]).logits
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return {

@@ -32,6 +32,7 @@ from rljob_trainer.policy.checkpoint_storage import METADATA, CheckpointWriter, 
 from rljob_trainer.policy.exported_chat import save_chat
 from rljob_trainer.policy.exported_config import write_config
 from rljob_trainer.policy.lora import MergeCost
+from rljob_trainer.policy.optimizer import keeping_settings
 from rljob_trainer.policy.policy import Policy
 from rljob_trainer.policy.source_files import copy_other_files
 from rljob_trainer.run_folder.client import RemoteFolder
@@ -79,13 +80,14 @@ def load_checkpoint(policy: Policy, folder: Path | RemoteFolder) -> None:
     state |= generators
     with first_failure():
         load(state, storage_reader=reader)
-    set_state_dict(
-        policy.model,
-        policy.optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-        options=StateDictOptions(strict=policy.adapters is None),  # the load above has missed nothing
-    )
+    with keeping_settings(policy.optimizer):
+        set_state_dict(
+            policy.model,
+            policy.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=StateDictOptions(strict=policy.adapters is None),  # the load above has missed nothing
+        )
     if policy.critic is not None:
         policy.critic.load_state(state["critic"])
     policy.num_updates = state["num_updates"]

@@ -21,7 +21,8 @@ def save_chat(
     folder: Path, tokenizer: Any, generation_config: Any | None, *, chat_template: str | None, stop: Sequence[str]
 ) -> None:
     """Write the files of the tokenizer that the folder lacks, and generation_config.json. `generation_config`: of
-    transformers; None: the model has none. `chat_template`: of the job; None: the tokenizer's. `stop`: what ends answers, resolved."""
+    transformers; None: the model has none. `chat_template`: of the job; None: the tokenizer's. `stop`: what ends
+    answers, resolved."""
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     own = {name: (folder / name).read_bytes() for name in _OWN if (folder / name).is_file()}

@@ -1,8 +1,8 @@
 """The config.json of an export: the source's own, with the type of its weights, as both generations of readers need it.
 
-transformers 5 writes `rope_parameters` and `dtype`. transformers 4, older vLLM and converters read `rope_theta`,
-`rope_scaling` and `torch_dtype`, and take their defaults where these are missing. Invariant: what the source spells in
-one way is not changed there, but its type.
+transformers 5 writes `rope_parameters`, `dtype`, and some sizes under new names. transformers 4, older vLLM and
+converters read `rope_theta`, `rope_scaling` and `torch_dtype`, and take their defaults where these are missing.
+Invariant: what the source spells in one way is not changed there, but its type.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ def write_config(folder: Path, loaded: Any, dtype: str, architecture: str) -> No
     standard = type(loaded).from_pretrained(folder)
     for config, part in _list_parts(standard, source):
         part |= {"dtype": dtype, "torch_dtype": dtype}
+        for older, name in config.attribute_map.items():
+            if name in part:
+                part.setdefault(older, part[name])
         if parameters := getattr(config, "rope_parameters", None):
             part["rope_parameters"] = parameters
             for name, value in spell_rope(parameters).items():

@@ -89,3 +89,9 @@ def test_what_the_source_says_stays_and_the_other_spelling_is_added(tmp_path):
 )
 def test_rope_is_spelled_as_transformers_4_does(parameters, spelled):
     assert spell_rope(parameters) == spelled
+
+
+def test_sizes_have_their_older_names_too(tmp_path):
+    build_config("Qwen3MoeForCausalLM").save_pretrained(tmp_path)
+    written = export(tmp_path, json.loads((tmp_path / "config.json").read_text()))
+    assert written["num_experts"] == written["num_local_experts"] == 4

@@ -14,7 +14,7 @@ from rljob_api.errors import RLJobError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.read.documents import Problem
 from rljob_api.run.folder import FILE_SUMMARY, last_checkpoint
-from rljob_api.run.origin import FILE_ORIGIN
+from rljob_api.run.origin import FILE_ORIGIN, Change
 from rljob_cli.check.downloads import show_downloads
 from rljob_cli.check.env_sources import describe_unread
 from rljob_cli.check.from_model import describe_from_model
@@ -84,8 +84,10 @@ def _run_locked(
     sharing = share_machine(file.job, functools.partial(locate, claims=claims), machine)
     file = replace(file, job=sharing.apply(file.job))
     changed = [] if has_bfloat16() else use_float32(file.job, read_trained_config(file.job, claims))
+    allowed: list[Change] = []
     if not fresh:
-        problems += _find_changed(file, folder)
+        refused, allowed = _find_changed(file, folder)
+        problems += refused
         if not (problems or file.problems) and runfolder.is_finished(folder, file.job):
             steps = file.job.spec.schedule.steps
             remedy = "to train longer, raise spec.schedule.steps; to start over, pass --fresh"
@@ -113,6 +115,8 @@ def _run_locked(
         say(f"the earlier run is now {old}")
     elif step := last_checkpoint(folder):
         say(f"resumes after step {step}, the last checkpoint in {folder}")
+        for each in allowed:
+            say(f"changed after step {step}: {each.path} is {each.text_now}; it was {each.text_before}")
     if url := file.job.copy_url:
         say(f"copies the run's files to {url}, and resumes from there if {folder} has no newer checkpoint")
     if sharing.fields:
@@ -138,16 +142,21 @@ def _run_locked(
     return {"Succeeded": 0, "Interrupted": EXIT_INTERRUPTED}.get(phase, EXIT_FAILED)
 
 
-def _find_changed(file: JobFile, folder: Path) -> list[Problem]:
-    """Return why the job may not resume from the checkpoint in the folder."""
+def _find_changed(file: JobFile, folder: Path) -> tuple[list[Problem], list[Change]]:
+    """Return why the job may not resume from the checkpoint in the folder, and what it changes if it does."""
     remedy = (
         "restore the value, give the job another metadata.name, or start over with --fresh; "
         f"to go on with its checkpoints anyway, remove {FILE_ORIGIN} there"
     )
-    return [
+    try:
+        refused, allowed = runfolder.find_changed(folder, file.job)
+    except ValueError as error:
+        raise UserError(f"{folder / FILE_ORIGIN} is damaged; {remedy}") from error
+    problems = [
         file.problem(each.path, f"is {each.text_now}, and {each.text_before} in the run in {folder}; {remedy}")
-        for each in runfolder.find_changed(folder, file.job)
+        for each in refused
     ]
+    return problems, allowed
 
 
 def _find_old_copy(job: RLJob, fresh: bool) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rljob_api.manifest.base import yaml_fields
+from rljob_api.manifest.immutable_fields import FIXED, RECORDED
 from rljob_api.manifest.pod_settings import PodSettings
 from rljob_api.manifest.roles import Role
 
@@ -39,6 +40,7 @@ def build_reference(job: Schema, reward_model: Schema, policy: Schema) -> str:
     parts.append(_table("spec.ROLE", spec["properties"]["head"], common))
     parts += ["\n### status\n", f"{status['description']}\n\n", _table("status", status)]
     parts += ["\n### Rules across fields\n", *_rules(spec, "spec", seen=set())]
+    parts += ["\n### What a resume may change\n", _resume()]
     status = reward_model["properties"]["status"]
     parts += [
         f"\n## RewardModel\n{reward_model['description']} ",
@@ -50,6 +52,18 @@ def build_reference(job: Schema, reward_model: Schema, policy: Schema) -> str:
         _table("spec", policy["properties"]["spec"]),
     ]
     return "".join(parts)
+
+
+def _resume() -> str:
+    fixed, recorded = (", ".join(f"`{path}`" for path in paths) for paths in (FIXED, RECORDED))
+    return (
+        "What a checkpoint is resumed with, here and on a cluster ([a changed job](lifecycle.md#a-changed-job)):\n\n"
+        "| fields | a resume with another value |\n|---|---|\n"
+        f"| {fixed} | is refused |\n"
+        f"| {recorded}, but for what is above and Pods | goes on; the difference is printed, recorded with the step, "
+        "and on the run's page |\n"
+        "| others | goes on |\n"
+    )
 
 
 def _section(name: str, node: Schema, required: bool) -> str:

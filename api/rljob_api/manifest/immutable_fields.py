@@ -1,15 +1,17 @@
 """Which fields of an RLJob may not change, and until when: rules that compare an object with its successor.
 
 They exist in CEL alone: only the API server sees both. Invariant: they may rely on defaults, as those of `job_rules`.
-A job that finds the checkpoints of an earlier one compares those that may never change (`read_fixed_fields`).
+A job that finds the checkpoints of an earlier one goes by the same tables (`read_resume_fields`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Set
+from typing import Any, Final, NamedTuple
 
-from rljob_api.manifest.base import ClusterRule, Spec
+from rljob_api.manifest.base import ClusterRule, Spec, yaml_fields
+from rljob_api.manifest.roles import Role
+from rljob_api.manifest.schedule import MUTABLE_SCHEDULE_FIELDS
 
 
 def _unchanged(path: str) -> ClusterRule:
@@ -65,10 +67,16 @@ def _list_user_model(spec: str) -> str:
 
 
 _REQUIRED: Final = (
-    *("task", "model", "data.train", "algorithm", "agent.type"),
-    *(f"schedule.{field}" for field in ("type", "promptsPerStep", "miniBatches", "seed")),
+    *("task", "model", "data.train", "data.format", "data.template", "data.chatTemplateArguments"),
+    *("agent.type", "algorithm.type", "schedule.seed"),
 )
-_OPTIONAL: Final = ("data.mix", "schedule.maxStaleness", "trainer.lora")
+_OPTIONAL: Final = ("data.mix", "data.systemPrompt", "trainer.lora")
+FIXED: Final = _REQUIRED + _OPTIONAL
+"""What a resume may not change: it makes another model, other prompts, or another order of them."""
+RECORDED: Final = ("algorithm", "rewards", "rollout.sampling", "schedule")
+"""What a resume may change, but for the fields of FIXED in it. Differences are printed, and recorded with the step."""
+_NOT_RECORDED: Final = yaml_fields(Role).keys() | {*MUTABLE_SCHEDULE_FIELDS, "replicas", "autoscaling"}
+"""Of these parts: what no sample and no update follows from, and what may change without a resume."""
 IMMUTABLE: Final = (
     *map(_unchanged, _REQUIRED),
     *map(_unchanged_optional, (*_OPTIONAL, "managedBy")),
@@ -102,16 +110,32 @@ IMMUTABLE: Final = (
 )
 
 
-def read_fixed_fields(spec: Spec) -> dict[str, Any]:
-    """Return what the checkpoints of a job depend on, by path, such as spec.model: its model, and which prompts and
-    updates come next. What has its default is left out, so that another version with more fields finds the same."""
-    return pick_fixed_fields(spec.to_manifest(exclude_defaults=True))
+class ResumeFields(NamedTuple):
+    """What a resume compares, by path, such as spec.model, without what is missing or null."""
+
+    fixed: dict[str, Any]
+    recorded: dict[str, Any]
 
 
-def pick_fixed_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the same of a spec as it is written in a file, without what is missing or null."""
-    found = ((f"spec.{path}", _find(spec, path.split("."))) for path in _REQUIRED + _OPTIONAL)
-    return {path: value for path, value in found if value is not None}
+def read_resume_fields(spec: Spec) -> ResumeFields:
+    """Return the fields without what has its default, so that another version with more fields finds the same."""
+    return pick_resume_fields(spec.to_manifest(exclude_defaults=True))
+
+
+def pick_resume_fields(spec: Mapping[str, Any]) -> ResumeFields:
+    """Return the same of a spec as it is written in a file. Rewards are by name."""
+    fixed, recorded = ({f"spec.{path}": _find(spec, path.split(".")) for path in paths} for paths in (FIXED, RECORDED))
+    if rewards := recorded["spec.rewards"]:
+        recorded["spec.rewards"] = {each["name"]: _without(each, {"name"}) for each in rewards}
+    if algorithm := recorded["spec.algorithm"]:
+        recorded["spec.algorithm"] = _without(algorithm, {"type"})
+    if schedule := recorded["spec.schedule"]:
+        recorded["spec.schedule"] = _without(schedule, {"seed"})
+    return ResumeFields(*({k: v for k, v in each.items() if v not in (None, {})} for each in (fixed, recorded)))
+
+
+def _without(part: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
+    return {name: value for name, value in part.items() if name not in _NOT_RECORDED | names}
 
 
 def _find(manifest: Any, location: list[str]) -> Any:

@@ -59,4 +59,4 @@ class Schedule(Spec):
 
 
 MUTABLE_SCHEDULE_FIELDS: Final = ("steps", "maxStepsWithoutSignal")
-"""The driver reads these again while the job runs. All others of schedule are immutable."""
+"""The driver reads these again while the job runs. Others restart it from the last checkpoint; seed is immutable."""

@@ -1,29 +1,96 @@
 """origin.json: the fields of a run's job that its checkpoints depend on, so that no other job resumes from them.
 
 They are the fields that an RLJob may never change (`manifest.immutable_fields`). So a job that is deleted and applied
-again resumes if they are equal, as one that is edited does.
+again resumes if they are equal, as one that is edited does. What a resume may change is recorded with the step.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rljob_api.run.base import Record
+from rljob_api.manifest.immutable_fields import ResumeFields
+from rljob_api.run.base import Count, Record
 from rljob_api.wire.text import clean_line
 
 FILE_ORIGIN = "origin.json"
 _MAX_VALUE_LENGTH = 120
+_HEAD_BYTES = 1 << 20
+"""Of each file, for its digest: a model has gigabytes."""
 UNSET: Final = object()
+
+
+class RecordedChange(Record):
+    """A field that a session changed."""
+
+    after_step: Count
+    """The step of the checkpoint from which the session resumed."""
+    path: str
+    before: str
+    now: str
+
+    def __str__(self) -> str:
+        return f"after step {self.after_step}: {self.path} is {self.now}; it was {self.before}"
 
 
 class Origin(Record):
     """The job that the checkpoints of a run are of."""
 
     fields: dict[str, Any]
-    """Values by path, such as spec.model. What has its default is left out, as in the job's file."""
+    """What may not change, by path, such as spec.model. What has its default is left out, as in the job's file."""
+    recorded: dict[str, Any] = {}
+    """What may change, as the last session had it."""
+    contents: dict[str, str] = {}
+    """Digests of the models and data of `fields` that are on a file system, by path there."""
+    changes: tuple[RecordedChange, ...] = ()
+    """Oldest first."""
+
+    def find_refused(self, fields: Mapping[str, Any]) -> list[Change]:
+        """Return what has changed of what may not. A file or folder that has moved is the same."""
+        return [each for each in find_changes(self.fields, fields) if not self._has_moved(each)]
+
+    def _has_moved(self, change: Change) -> bool:
+        known = self.contents.get(change.before) if isinstance(change.before, str) else None
+        return known is not None and known == digest_content(change.now)
+
+    def resume(self, step: int, fields: ResumeFields) -> Origin:
+        """Return the record of a session that resumes from the checkpoint of `step`."""
+        changes = tuple(
+            RecordedChange(after_step=step, path=each.path, before=each.text_before, now=each.text_now)
+            for each in find_changes(self.recorded, fields.recorded)
+        )
+        earlier = tuple(each for each in self.changes if each.after_step <= step)
+        return self.model_copy(update={"recorded": fields.recorded, "changes": earlier + changes})
+
+
+def build_origin(fields: ResumeFields) -> Origin:
+    """Return the record of a run that begins."""
+    contents = {each: digest_content(each) for each in _list_sources(fields.fixed)}
+    known = {path: digest for path, digest in contents.items() if digest is not None}
+    return Origin(fields=fields.fixed, recorded=fields.recorded, contents=known)
+
+
+def _list_sources(value: Any) -> Iterator[str]:
+    if isinstance(value, dict) and isinstance(source := value.get("source"), str):
+        yield source
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _list_sources(inner)
+
+
+def digest_content(source: Any) -> str | None:
+    """Return a digest of the names, the sizes and the beginnings of a file or of a folder's files; None: not there."""
+    if not isinstance(source, str) or not (root := Path(source)).is_absolute() or not root.exists():
+        return None
+    files = sorted(path for path in root.rglob("*") if path.is_file()) if root.is_dir() else [root]
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            name = str(path.relative_to(root)) if root.is_dir() else ""
+            digest.update(f"{name} {path.stat().st_size} ".encode() + file.read(_HEAD_BYTES))
+    return digest.hexdigest()
 
 
 class Change(NamedTuple):
@@ -50,6 +117,15 @@ def read_origin(run_dir: Path) -> Origin | None:
         return Origin.model_validate_json((run_dir / FILE_ORIGIN).read_bytes())
     except FileNotFoundError:
         return None
+
+
+def list_changes(run_dir: Path) -> tuple[RecordedChange, ...]:
+    """Return what the sessions of a run changed, for a page; none if the record is missing or not readable."""
+    try:
+        origin = read_origin(run_dir)
+    except (OSError, ValueError):
+        return ()
+    return () if origin is None else origin.changes
 
 
 def find_changes(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[Change]:

@@ -30,7 +30,9 @@ _NOT_INHERITED = ("RLJOB_", "RAY_ADDRESS", "RAY_AUTH_", "VLLM_HOST_IP", "MASTER_
 LOCAL_DEFAULTS = DEFAULTS.model_copy(update={"read_only_root_filesystem": False})
 """For processes, which share this machine's file system. A volume at /tmp would replace the user's paths below it."""
 STOP_SECONDS = 15.0
-"""For one Pod, from SIGTERM to SIGKILL. The head stops first, so that it can complete a checkpoint."""
+"""For one Pod, from SIGTERM to SIGKILL."""
+SAVE_SECONDS = 3600.0
+"""The same for those that stop first: the head completes a checkpoint. A user who does not wait kills it."""
 
 
 class LocalCluster:
@@ -38,7 +40,7 @@ class LocalCluster:
         self.paths = RunPaths(root.resolve(), claims or {})
         self.network = network
         self.store = LocalStore(job)
-        base_env = build_base_env(os.environ) | network.environment | {ENV_GRACE_SECONDS: str(STOP_SECONDS)}
+        base_env = build_base_env(os.environ) | network.environment | {ENV_GRACE_SECONDS: str(SAVE_SECONDS)}
         gpus = GpuPool(find_gpus(), find_resources(job.spec))
         self.kubelet = Kubelet(self.store, network, self.paths, base_env, gpus)
         self._tasks: list[asyncio.Task[None]] = []
@@ -53,11 +55,12 @@ class LocalCluster:
         await self.stop(STOP_SECONDS)
 
     async def stop(self, grace_seconds: float, first: tuple[str, ...] = ()) -> None:
-        """Stop the loops, then all Pods: those whose name starts with one of `first` before the others. Idempotent."""
+        """Stop the loops, then all Pods: those whose name starts with one of `first` before the others, without
+        haste. Idempotent."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.kubelet.shutdown(first, grace_seconds)
+        await self.kubelet.shutdown(first, grace_seconds, first_seconds=SAVE_SECONDS)
         self.network.close()
         self.paths.clear()
 

@@ -24,6 +24,7 @@ import yaml
 from markupsafe import Markup
 
 from rljob_api.run.metrics import Metrics
+from rljob_api.run.origin import list_changes
 from rljob_api.run.sessions import Session
 from rljob_api.run.trajectories import SampleRow
 from rljob_api.wire.redaction import Redactor, find_values, redact_job
@@ -120,6 +121,7 @@ def render_page(run: RunData, now: datetime, live: LiveView | None = None, order
         failures=summarize_failures(run.metrics, chain.from_iterable(run.samples)),
         ended=[failure for session in sessions for failure in session.failures],
         sessions=sessions,
+        changes=list_changes(run.folder),
         versions=_list_versions(run, sessions),
         job=None if run.job is None else _dump(redact_job(run.job)),
         num_shown=len(chosen),

@@ -44,6 +44,7 @@ _METRICS_SECONDS = 2.0
 _POLL_TIMEOUT_SECONDS = 2.0
 _RECORD_SECONDS = 5.0
 """Between two writes of the session: the time that a kill can take from it."""
+_SAY_SECONDS = 10.0
 _FINAL_PHASES = ("Succeeded", "Failed")
 STOPPED = "Stopped"
 """The phase of a run that has reached what its caller waits for."""
@@ -97,10 +98,23 @@ class Run:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
                 remove_endpoint(self._folder)
-                await self._cluster.stop(STOP_SECONDS, first=(child_name(self._job, HEAD),))
+                await self._stop()
                 # Not from a new snapshot: Pods that this stops have not failed.
                 self._record_session(self._message, self._phase)
         return self._phase
+
+    async def _stop(self) -> None:
+        """Stop all Pods. If a signal is why, say meanwhile that the head saves, and then what it has saved."""
+        stopping = asyncio.create_task(self._cluster.stop(STOP_SECONDS, first=(child_name(self._job, HEAD),)))
+        started, last = time.monotonic(), self._records.read().last_step
+        while not (await asyncio.wait((stopping,), timeout=_SAY_SECONDS))[0] and self._interrupted.is_set():
+            seconds = time.monotonic() - started
+            self._output.say(f"waits for the checkpoint of the last steps since {seconds:.0f} s (press again: lose it)")
+        await stopping
+        if self._interrupted.is_set() and last:
+            saved, seconds = last_checkpoint(self._folder) or 0, time.monotonic() - started
+            lost = "" if saved >= last else f", steps {saved + 1} to {last} are lost"
+            self._output.say(f"step {saved} is saved{lost}; the end took {seconds:.0f} s")
 
     @property
     def message(self) -> str:
@@ -173,7 +187,7 @@ class Run:
             self._output.say("killing all processes")
             self._cluster.kubelet.kill()
             return
-        self._output.say("stopping the head, then all others (press again to kill them)")
+        self._output.say("saving the last steps, then stopping (press again to end at once, without them)")
         self._interrupted.set()
 
     async def _poll(self, refresh: Callable[[aiohttp.ClientSession], Awaitable[None]], interval_seconds: float) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.immutable_fields import pick_fixed_fields
+from rljob_api.manifest.immutable_fields import pick_resume_fields
 from rljob_api.manifest.job import RLJob
 from rljob_api.run.folder import (
     FILE_DRIVER_SUMMARY,
@@ -26,7 +26,7 @@ from rljob_api.run.folder import (
     last_checkpoint,
 )
 from rljob_api.run.metrics import Metrics, read_metrics
-from rljob_api.run.origin import FILE_ORIGIN, Change, find_changes
+from rljob_api.run.origin import Change, find_changes, read_origin
 from rljob_api.run.summaries import read_run_summary
 from rljob_core.children.common import to_yaml
 
@@ -87,15 +87,18 @@ def has_checkpoint(folder: Path) -> bool:
     return last_checkpoint(folder) is not None
 
 
-def find_changed(folder: Path, job: RLJob) -> list[Change]:
-    """Return the fields that an RLJob may never change and that differ from the job of the folder's checkpoint.
+def find_changed(folder: Path, job: RLJob) -> tuple[list[Change], list[Change]]:
+    """Return the fields that differ from the job of the folder's checkpoint: those that may not, and those that may.
 
-    None without origin.json: users remove it to go on with another job."""
+    None without origin.json: users remove it to go on with another job. Raise ValueError if it is damaged."""
     saved = folder / FILE_JOB
-    if not has_checkpoint(folder) or not saved.is_file() or not (folder / FILE_ORIGIN).is_file():
-        return []
-    before, now = (pick_fixed_fields(job["spec"]) for job in (yaml.safe_load(saved.read_text()), dump(job)))
-    return list(find_changes(before, now))
+    origin = read_origin(folder) if has_checkpoint(folder) and saved.is_file() else None
+    if origin is None:
+        return [], []
+    # Not those of origin.json, which are of the head's file of the job.
+    before, now = (pick_resume_fields(job["spec"]) for job in (yaml.safe_load(saved.read_text()), dump(job)))
+    refused = origin.model_copy(update={"fields": before.fixed}).find_refused(now.fixed)
+    return refused, list(find_changes(before.recorded, now.recorded))
 
 
 def is_finished(folder: Path, job: RLJob) -> bool:
@@ -105,14 +108,13 @@ def is_finished(folder: Path, job: RLJob) -> bool:
 
 
 def prepare(folder: Path, job: RLJob) -> None:
-    """Create the folder, write the job, and remove an earlier run's results, so that they are not mistaken for new."""
+    """Create the folder and write the job. A run that starts over removes an earlier run's results, so that they are
+    not mistaken for new. One that resumes keeps them until it has better ones, but for those that say how it ended."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE_JOB).write_text(to_yaml(dump(job)))
-    for name in (FILE_DRIVER_SUMMARY, FILE_SUMMARY, FILE_REPORT):
+    ended, pages = (FILE_DRIVER_SUMMARY, FILE_SUMMARY), (FILE_SESSIONS, FILE_METRICS, FILE_REPORT)
+    for name in ended if has_checkpoint(folder) else ended + pages:
         (folder / name).unlink(missing_ok=True)
-    if not has_checkpoint(folder):  # the run starts over, and the driver would delete its rows
-        for name in (FILE_SESSIONS, FILE_METRICS):
-            (folder / name).unlink(missing_ok=True)
 
 
 class MetricsReader:

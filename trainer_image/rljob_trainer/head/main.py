@@ -29,7 +29,8 @@ _STOP_SHARE = 0.75
 """Part of the Pod's grace period, at most, from a signal to the exit. Without it, the exit would wait for a library's
 thread, such as a download."""
 _FAIL_SECONDS = 10.0
-"""Maximum time from an error to the exit: a thread that waits for a dead Ray head never ends."""
+"""Maximum time from an error, or the end of what a signal stops, to the exit: a thread that waits for a dead Ray head
+never ends."""
 _OPEN_FILES = 65_536
 """Each request in flight is a connection, and the usual soft limit is 1,024. Not the hard limit: some libraries iterate
 over all possible descriptors."""
@@ -58,6 +59,7 @@ async def _run_until_signalled(environment: Environment) -> None:
     try:
         await task
     except asyncio.CancelledError:
+        force_exit_after(_FAIL_SECONDS, describe_stop, ExitCode.INFRASTRUCTURE)
         raise TransientError("; ".join([_STOPPED, *reports])) from None
     except Exception as error:
         message, code = explain_end(error)

@@ -30,7 +30,9 @@ from rljob_inputs.models.files import place_model
 from rljob_trainer.policy.checkpoint_names import persistent_buffers, to_checkpoint
 from rljob_trainer.policy.checkpoint_storage import METADATA, CheckpointWriter, build_reader, first_failure
 from rljob_trainer.policy.exported_chat import save_chat
+from rljob_trainer.policy.exported_config import write_config
 from rljob_trainer.policy.lora import MergeCost
+from rljob_trainer.policy.optimizer import keeping_settings
 from rljob_trainer.policy.policy import Policy
 from rljob_trainer.policy.source_files import copy_other_files
 from rljob_trainer.run_folder.client import RemoteFolder
@@ -79,13 +81,14 @@ def load_checkpoint(policy: Policy, folder: Path | RemoteFolder) -> None:
     state |= generators
     with first_failure():
         load(state, storage_reader=reader)
-    set_state_dict(
-        policy.model,
-        policy.optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-        options=StateDictOptions(strict=policy.adapters is None),  # the load above has missed nothing
-    )
+    with keeping_settings(policy.optimizer):
+        set_state_dict(
+            policy.model,
+            policy.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=StateDictOptions(strict=policy.adapters is None),  # the load above has missed nothing
+        )
     if policy.critic is not None:
         policy.critic.load_state(state["critic"])
     policy.num_updates = state["num_updates"]
@@ -144,10 +147,7 @@ def _write_model(policy: Policy, weights: dict[str, torch.Tensor], folder: Path,
 
     network = policy.model.network
     copy_other_files(policy.source, policy.source_options["revision"], folder)
-    config = type(policy.config).from_dict(policy.config.to_dict())
-    set_dtype(config, policy.dtype)
-    config.architectures = [type(network).__name__]
-    config.save_pretrained(folder)
+    write_config(folder, policy.config, str(policy.dtype).removeprefix("torch."), type(network).__name__)
     tokenizer = load_written_tokenizer(place_model(tokenizer_source, weights=False), **policy.source_options)
     template, sampling = policy.spec.model.chat_template, policy.spec.rollout.sampling
     inline = None if template is None else template.inline
@@ -162,13 +162,6 @@ def _own_storage(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor, copied if it is part of a larger storage, which safetensors refuses: FSDP2 gathers a parameter
     that the ranks do not divide with padding."""
     return tensor.clone() if tensor.nbytes < tensor.untyped_storage().nbytes() else tensor
-
-
-def set_dtype(config: Any, dtype: torch.dtype) -> None:
-    """Set the type of a configuration of transformers and of its parts: that of a text model alone is in its part."""
-    for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
-        if part is not None:
-            part.dtype = dtype
 
 
 def _generators(policy: Policy) -> dict[str, torch.Tensor]:

@@ -117,7 +117,10 @@ class Critic:
         return {"model": model, "optimizer": state}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        with optimizer.keeping_settings(self.optimizer):
+            set_state_dict(
+                self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+            )
 
     def reshard(self) -> None:
         """Free what the last forward gathered, so that parameters are the shards that the optimizer updates."""

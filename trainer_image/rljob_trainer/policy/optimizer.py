@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -44,6 +46,15 @@ def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.AdamW:
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
     return optimizer
+
+
+@contextlib.contextmanager
+def keeping_settings(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Within, a state may be loaded: the settings stay those of this job, not those that the checkpoint has."""
+    settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    yield
+    for group, own in zip(optimizer.param_groups, settings, strict=True):
+        group.update(own)
 
 
 def decays(name: str, parameter: nn.Parameter) -> bool:

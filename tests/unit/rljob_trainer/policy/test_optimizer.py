@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from rljob_api.manifest.algorithm import Optimizer
-from rljob_trainer.policy.optimizer import build_optimizer, decays
+from rljob_trainer.policy.optimizer import build_optimizer, decays, keeping_settings
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,15 @@ def test_without_a_gradient_a_step_shrinks_the_matrices_alone():
     for name, parameter in model.named_parameters():
         factor = 0.95 if name == "linear.weight" else 1.0
         torch.testing.assert_close(parameter.detach(), factor * before[name])
+
+
+def test_optimizer_that_loads_a_state_keeps_the_settings_of_its_job():
+    model = nn.Linear(2, 2)
+    saved = build_optimizer(model, Optimizer(weight_decay=0.5, beta2=0.9)).state_dict()
+    optimizer = build_optimizer(model, Optimizer(weight_decay=0.1, beta2=0.99))
+    with keeping_settings(optimizer):
+        optimizer.load_state_dict(saved)
+    assert [(group["weight_decay"], group["betas"][1]) for group in optimizer.param_groups] == [
+        (0.1, 0.99),
+        (0.0, 0.99),
+    ]

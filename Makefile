@@ -278,10 +278,9 @@ bench-policy: $(SYNCED) ## The trainer's updates alone: tokens/s, share of the d
 	$(BIN)/python bench/policy.py $(ARGS)
 
 .PHONY: accept-gpu
-accept-gpu: $(SYNCED) ## Does this machine's GPU do what docs/gpus.md says? At most 40 minutes; on CPUs a reduced form (ARGS="--output json")
-	$(BIN)/python examples/prepare.py tiny
-	$(BIN)/python examples/prepare.py quickstart
-	$(BIN)/python bench/accept_gpu.py $(ARGS)
+accept-gpu: $(SYNCED) ## Does this machine's GPU do what docs/gpus.md says? Steps of at most eight minutes (ONLY="doctor,first-sync"); on CPUs a reduced form (ARGS="--output json")
+	$(BIN)/python examples/prepare.py quickstart shared-reward
+	$(BIN)/python bench/accept_gpu.py $(if $(ONLY),--only "$(ONLY)") $(ARGS)
 
 .PHONY: bench-lora
 bench-lora: $(SYNCED) ## What rollouts get of LoRA's update, merged in bf16 and as an adapter: KL(trained || served) (5 minutes)

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -42,6 +43,7 @@ def main() -> int:
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": gpus[0] if gpus else ""}
     machine = _describe_machine(bool(gpus))
     wanted = [check for check in checks if not names or check.name in names]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops the step that runs
     ok = True
     for result in run_checks(
         wanted, folder / "results", has_gpu=bool(gpus), folder=ROOT, machine=machine, environment=environment

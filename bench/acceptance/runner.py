@@ -131,11 +131,18 @@ def _end(
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        return process.wait(seconds)
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(seconds)
+    finally:  # also if this program is stopped: a job that goes on would hold the GPU
+        if process.returncode is None:
+            _stop(process)
+    return None
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_STOP_SECONDS)
-    return None

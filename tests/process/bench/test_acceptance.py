@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 import time
 
+import pytest
+from acceptance import runner
 from acceptance.checks import Check
 from acceptance.judgements import BrokenError, succeed
 from acceptance.runner import read_results, run_checks
@@ -88,3 +92,20 @@ def test_command_that_does_not_end_is_stopped_with_its_children(tmp_path):
     assert time.monotonic() - started < 30, "it waits for a child"
     assert "begun" in found["slow"].end
     assert "never" not in (tmp_path / "slow.log").read_text()
+
+
+def test_a_step_ends_with_the_program_that_is_stopped(tmp_path, monkeypatch):
+    started = []
+
+    class Interrupted(subprocess.Popen):
+        def wait(self, timeout=None):
+            started.append(self)
+            if len(started) == 1:
+                raise KeyboardInterrupt
+            return super().wait(timeout)
+
+    monkeypatch.setattr(runner.subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, step("slow", ("/bin/sleep", "600"), seconds=600))
+    assert started[0].returncode == -signal.SIGTERM
+    assert json.loads((tmp_path / "slow.json").read_text())["found"] == "did not end"

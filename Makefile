@@ -291,10 +291,9 @@ bench-policy: $(DEVELOP) ## The trainer's updates alone: tokens/s, share of the 
 	$(BIN)/python bench/policy.py $(ARGS)
 
 .PHONY: accept-gpu
-accept-gpu: $(DEVELOP) ## Does this machine's GPU do what docs/gpus.md says? At most 40 minutes; on CPUs a reduced form (ARGS="--output json")
-	$(BIN)/python examples/prepare.py tiny
-	$(BIN)/python examples/prepare.py quickstart
-	$(BIN)/python bench/accept_gpu.py $(ARGS)
+accept-gpu: $(DEVELOP) ## Does this machine's GPU do what docs/gpus.md says? Steps of at most eight minutes (ONLY="doctor,first-sync"); on CPUs a reduced form (ARGS="--output json")
+	$(BIN)/python examples/prepare.py quickstart shared-reward
+	$(BIN)/python bench/accept_gpu.py $(if $(ONLY),--only "$(ONLY)") $(ARGS)
 
 .PHONY: bench-lora
 bench-lora: $(DEVELOP) ## What rollouts get of LoRA's update, merged in bf16 and as an adapter: KL(trained || served) (5 minutes)

@@ -57,31 +57,65 @@ def _last_line(output: str) -> str:
     return next((line for line in lines if "] Failed: " in line), next(iter(lines), ""))[:_SHOWN_CHARACTERS]
 
 
+def both(*judgements: Judgement) -> Judgement:
+    """All hold of the same commands."""
+    return lambda ended: "; ".join(judge(ended) for judge in judgements)
+
+
 def read_json(ended: Ended) -> dict[str, Any]:
     """Return the object of the last line that is one."""
-    for line in reversed(ended.output.splitlines()):
-        if line.startswith("{"):
-            return json.loads(line)
-    raise BrokenError(f"it printed no JSON: {_last_line(ended.output)}")
+    found = _read_lines(ended)
+    require(bool(found), f"it printed no JSON: {_last_line(ended.output)}")
+    return found[-1]
 
 
-def check_policy(ended: Sequence[Ended]) -> str:
-    """The updates of bench/policy.py compute tokens within the peak of the device."""
-    succeed(ended)
-    result = read_json(ended[-1])["result"]
-    require(result["tokens_per_second"] > 0, "no tokens were computed")
-    share, memory = result["share_of_peak"], result["peak_memory_bytes"] / 2**30
-    require(0 < share < 1, f"the share of the peak is {share}")
-    return f"{result['tokens_per_second']:,.0f} tokens/s, {100 * share:.0f}% of the peak, {memory:.1f} GiB"
+def _read_lines(ended: Ended) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in ended.output.splitlines() if line.startswith("{")]
 
 
-def check_weights(ended: Sequence[Ended]) -> str:
-    """Weights reach a receiver."""
-    succeed(ended)
-    (result,) = read_json(ended[-1])["results"]
-    both, copy = result["seconds"]["both"], result["copy_seconds"]
-    require(both > 0 and copy > 0, f"it took {both} s, and a copy {copy} s")
-    return f"{result['gigabytes']:.2g} GB in {both:.2f} s, {both / copy:.1f} memory copies"
+def check_engine(ended: Sequence[Ended]) -> str:
+    """The parts of bench/accept_engine.py hold. What a failure says begins with the last part that ended."""
+    parts = _read_lines(ended[-1])
+    last = f"after {parts[-1]['part']}" if parts else "before its first part"
+    require(ended[-1].code == 0, f"{last}: {_last_line(ended[-1].output)}")
+    runner = next(part["runner"] for part in parts if "runner" in part)
+    largest = max(part["logprob_difference"] for part in parts if "logprob_difference" in part)
+    slept = next(part for part in parts if "asleep_bytes" in part)
+    memory = " -> ".join(f"{slept[name] / 2**30:.1f}" for name in ("awake_bytes", "asleep_bytes"))
+    seconds = sum(part["seconds"] for part in parts)
+    return f"{runner}; log-probs differ by {largest:.1g}; level {slept['level']}: {memory} GiB; {seconds:.0f} s"
+
+
+def check_policy(min_share: float) -> Judgement:
+    """The updates of bench/policy.py compute tokens, with at least this share of the device's peak."""
+
+    def judge(ended: Sequence[Ended]) -> str:
+        succeed(ended)
+        result = read_json(ended[-1])["result"]
+        require(result["tokens_per_second"] > 0, "no tokens were computed")
+        share, memory = result["share_of_peak"], result["peak_memory_bytes"] / 2**30
+        require(0 < share < 1, f"the share of the peak is {share}")
+        require(share >= min_share, f"the share of the peak is {share:.3f}, and at least {min_share} is expected")
+        return f"{result['tokens_per_second']:,.0f} tokens/s, {100 * share:.0f}% of the peak, {memory:.1f} GiB"
+
+    return judge
+
+
+def check_weights(max_copies: float) -> Judgement:
+    """Weights reach a receiver, within the time of this many memory copies."""
+
+    def judge(ended: Sequence[Ended]) -> str:
+        succeed(ended)
+        (result,) = read_json(ended[-1])["results"]
+        seconds, copy = result["seconds"]["both"], result["copy_seconds"]
+        require(seconds > 0 and copy > 0, f"it took {seconds} s, and a copy {copy} s")
+        num_copies = seconds / copy
+        require(
+            num_copies <= max_copies, f"it took {num_copies:.1f} memory copies, and at most {max_copies} are expected"
+        )
+        return f"{result['gigabytes']:.2g} GB in {seconds:.2f} s, {num_copies:.1f} memory copies"
+
+    return judge
 
 
 def read_summary(folder: Path) -> RunSummary:

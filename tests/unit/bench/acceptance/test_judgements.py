@@ -113,13 +113,39 @@ def test_out_of_memory_is_an_error_of_the_user_that_names_the_field():
             judgements.check_out_of_memory([ended])
 
 
-def test_figures_of_benchmarks_are_read_from_their_last_json():
+def test_judgements_of_the_same_commands_all_hold():
+    assert judgements.both(judgements.succeed, lambda ended: "more")(OK) == "last; more"
+    with pytest.raises(BrokenError, match="command 1 ended"):
+        judgements.both(lambda ended: "more", judgements.succeed)([Ended(1, "")])
+
+
+def test_figures_of_benchmarks_are_read_from_their_last_json_and_have_bounds():
     policy = {"result": {"tokens_per_second": 1000, "share_of_peak": 0.4, "peak_memory_bytes": 2**30}}
-    assert (
-        judgements.check_policy([Ended(0, f"text\n{json.dumps(policy)}\n")])
-        == "1,000 tokens/s, 40% of the peak, 1.0 GiB"
-    )
+    said = [Ended(0, f"text\n{json.dumps(policy)}\n")]
+    assert judgements.check_policy(0.4)(said) == "1,000 tokens/s, 40% of the peak, 1.0 GiB"
+    with pytest.raises(BrokenError, match=r"is 0\.400, and at least 0\.41 is expected"):
+        judgements.check_policy(0.41)(said)
     with pytest.raises(BrokenError, match="printed no JSON"):
-        judgements.check_policy(OK)
+        judgements.check_policy(0)(OK)
     weights = {"results": [{"gigabytes": 0.1, "copy_seconds": 0.1, "seconds": {"both": 0.2}}]}
-    assert judgements.check_weights([Ended(0, json.dumps(weights))]) == "0.1 GB in 0.20 s, 2.0 memory copies"
+    sent = [Ended(0, json.dumps(weights))]
+    assert judgements.check_weights(2)(sent) == "0.1 GB in 0.20 s, 2.0 memory copies"
+    with pytest.raises(BrokenError, match=r"took 2\.0 memory copies, and at most 1\.5"):
+        judgements.check_weights(1.5)(sent)
+
+
+PARTS = [
+    {"part": "start", "seconds": 60.0, "runner": "model runner V2"},
+    {"part": "version 1", "seconds": 2.0, "logprob_difference": 0.004},
+    {"part": "sleep", "seconds": 1.0, "level": 2, "awake_bytes": 24 * 2**30, "asleep_bytes": 2**30},
+]
+
+
+def test_engine_is_described_by_its_parts_and_a_failure_by_the_last_one_that_ended():
+    lines = [json.dumps(part) for part in PARTS]
+    found = judgements.check_engine([Ended(0, "\n".join(["INFO of vLLM", *lines]))])
+    assert found == "model runner V2; log-probs differ by 0.004; level 2: 24.0 -> 1.0 GiB; 63 s"
+    with pytest.raises(BrokenError, match="after version 1: AssertionError: it moved"):
+        judgements.check_engine([Ended(1, "\n".join([*lines[:2], "AssertionError: it moved"]))])
+    with pytest.raises(BrokenError, match="before its first part: ImportError"):
+        judgements.check_engine([Ended(1, "ImportError: x")])

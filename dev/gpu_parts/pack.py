@@ -1,0 +1,110 @@
+"""Puts together what a GPU machine with only CPython and torch lacks: archives of a given number and size.
+
+    python dev/gpu_parts/pack.py parts --number 7 --megabytes 45 --has numpy,scipy,pyarrow
+
+It installs the locked packages for GPUs, without their needs, into a scratch folder (3 GB), leaves out what
+contents.yaml names and the machine has, and divides one compressed stream. `unpack.py` is for the other machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import lzma
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CONTENTS = Path(__file__).with_name("contents.yaml")
+TESTS = r"(pytest|pytest-asyncio|pytest-xdist|hypothesis|execnet|iniconfig|pluggy|sortedcontainers)=="
+
+
+class Volumes:
+    """A file that is written as several: parts.tar.xz.1, parts.tar.xz.2, ..."""
+
+    def __init__(self, folder: Path, num_bytes: int) -> None:
+        self._folder, self._num_bytes, self.number, self._room = folder, num_bytes, 0, 0
+        for old in folder.glob("parts.tar.xz.*"):
+            old.unlink()
+
+    def write(self, data: bytes) -> int:
+        rest = memoryview(data)
+        while rest:
+            if not self._room:
+                self.number, self._room = self.number + 1, self._num_bytes
+            part, rest = rest[: self._room], rest[self._room :]
+            self._room -= len(part)
+            with (self._folder / f"parts.tar.xz.{self.number}").open("ab") as file:
+                file.write(part)
+        return len(data)
+
+
+def choose(requirements: Iterable[str], left_out: Sequence[str], has: str) -> Iterator[str]:
+    """Yield the requirements that are packed. `left_out`: patterns of names. `has`: names on the machine."""
+    present = {name.lower().replace("_", "-") for name in has.split(",")}
+    for requirement in requirements:
+        name = re.split(r"[=\s;@\[]", requirement, maxsplit=1)[0]
+        if name not in present and not any(re.fullmatch(pattern, name) for pattern in left_out):
+            yield requirement
+
+
+def find_files(folder: Path, left_out: Sequence[str]) -> list[Path]:
+    """Return the files to pack. Similar ones follow each other, which compresses better."""
+    files = (path for path in folder.rglob("*") if not path.is_dir())
+    kept = (
+        file for file in files if not any(fnmatch.fnmatch(str(file.relative_to(folder)), each) for each in left_out)
+    )
+    return sorted(kept, key=lambda path: (path.suffix, path))
+
+
+def pack(files: Sequence[Path], folder: Path, to: Volumes, preset: int) -> None:
+    with lzma.LZMAFile(to, "w", preset=preset) as stream, tarfile.open(fileobj=stream, mode="w|") as tar:  # type: ignore[arg-type]
+        for path in files:
+            tar.add(path, path.relative_to(folder).as_posix(), recursive=False)
+
+
+def read_lock(uv: str) -> list[str]:
+    """Return the locked requirements of jobs on GPUs, and of the tests."""
+    command = f"{uv} export -q --frozen --no-hashes --no-annotate --no-header --no-emit-workspace --extra gpu".split()
+    jobs, all_ = (
+        subprocess.run([*command, *group], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+        for group in (["--no-default-groups"], ["--group", "dev"])
+    )
+    return jobs + [line for line in all_ if re.match(TESTS, line) and line not in jobs]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where the archives go")
+    parser.add_argument("--number", type=int, default=7, help="of archives, at most")
+    parser.add_argument("--megabytes", type=float, default=45, help="of one archive, at most")
+    parser.add_argument("--has", default="", metavar="NAME,...", help="packages of the machine, which are not packed")
+    parser.add_argument("--python", default="3.12", help="its version of CPython")
+    parser.add_argument("--preset", type=int, default=6, help="of xz, 0 to 9")
+    options = parser.parse_args()
+    uv, contents = str(ROOT / ".tools/bin/uv"), yaml.safe_load(CONTENTS.read_text())
+    wanted = list(choose(read_lock(uv), contents["packages"], options.has))
+    options.folder.mkdir(parents=True, exist_ok=True)
+    volumes = Volumes(options.folder, int(options.megabytes * 10**6))
+    with tempfile.TemporaryDirectory(prefix="gpu-parts-") as scratch:
+        folder, requirements = Path(scratch, "site"), Path(scratch, "requirements.txt")
+        requirements.write_text("\n".join(wanted))
+        install = [uv, "pip", "install", "-q", "--no-deps", "--python-version", options.python]
+        subprocess.run([*install, "--target", str(folder), "--requirement", str(requirements)], check=True)
+        files = find_files(folder, contents["files"])
+        pack(files, folder, volumes, options.preset)
+    print(f"{len(wanted)} packages, {len(files)} files: {volumes.number} archives")
+    if volumes.number > options.number:
+        print(f"error: --number is {options.number}: leave out more, by --has or in {CONTENTS}", file=sys.stderr)
+    return int(volumes.number > options.number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

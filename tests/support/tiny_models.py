@@ -366,7 +366,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "GraniteForCausalLM scales": (
         "GraniteForCausalLM", {"attention_multiplier": 0.4, "residual_multiplier": 0.22, "logits_scaling": 4.0},
     ),
-    "Cohere2ForCausalLM windows": ("Cohere2ForCausalLM", {**WINDOWS, "logit_scale": 0.0625}),
+    "Cohere2ForCausalLM scales": ("Cohere2ForCausalLM", {"logit_scale": 0.0625}),
     "Olmo3ForCausalLM windows": ("Olmo3ForCausalLM", WINDOWS),
     "Exaone4ForCausalLM windows": ("Exaone4ForCausalLM", WINDOWS),
     "MixtralForCausalLM windows": ("MixtralForCausalLM", SHORT_WINDOW),

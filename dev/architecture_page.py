@@ -22,9 +22,13 @@ def render(table: Table) -> str:
     rows = sorted(table.by_name.values(), key=lambda row: row.name)
     tested = [row for row in rows if row.is_tested and not row.obstacle]
     others = [row for row in rows if not row.is_tested and not row.obstacle]
-    lines = ["| tested architecture | kind | rollouts on CPUs | adapters in rollouts |", "|---|---|---|---|"]
+    lines = [
+        "| tested architecture | kind | tested with | rollouts on CPUs | adapters in rollouts |",
+        "|---|---|---|---|---|",
+    ]
     lines += [
-        f"| `{row.name}` | {', '.join(row.kinds)} | {_CPUS[row.on_cpus]} | {_ADAPTERS[row.adapters]} |"
+        f"| `{row.name}` | {', '.join(row.kinds)} | {', '.join(row.tested_with)} "
+        f"| {_CPUS[row.on_cpus]} | {_ADAPTERS[row.adapters]} |"
         for row in tested
     ]
     lines += ["", f"| not tested, and expected to train ({len(others)}) |", "|---|", f"| {_list(others)} |", ""]

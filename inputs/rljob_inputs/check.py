@@ -28,7 +28,7 @@ from rljob_inputs.hub.repository import HubAccess, MissingRevisionError, Refused
 from rljob_inputs.models import config as configs
 from rljob_inputs.models import tokenizer as tokenizers
 from rljob_inputs.models.adapters import find_adapter_obstacle
-from rljob_inputs.models.architectures import describe_untested, find_obstacles
+from rljob_inputs.models.architectures import describe_untested, find_obstacles, text_config
 from rljob_inputs.models.chat_problems import find_chat_problems, find_unread
 from rljob_inputs.models.defaults import FromModel, OwnSettings, Resolved, resolve, resolve_job
 from rljob_inputs.models.files import ModelFiles, open_model
@@ -215,7 +215,7 @@ def _check_trained_model(job: RLJob, location: str | None, access: HubAccess) ->
     if spec.trainer.lora is not None:
         _check_lora(report, spec, spec.trainer.lora, model)
     report.findings += find_chat_problems(spec, model.own)
-    vocabulary = configs.text_config(model.config).get("vocab_size")
+    vocabulary = text_config(model.config).get("vocab_size")
     if model.tokenizer and isinstance(vocabulary, int) and len(model.tokenizer) > vocabulary:
         message = f"{model.files.place}: the tokenizer has {len(model.tokenizer)} tokens, the model only {vocabulary}"
         report.add("spec.model.source", f"{message}; the tokenizer may belong to another model", is_warning=True)

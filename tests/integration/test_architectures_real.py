@@ -19,7 +19,7 @@ import pytest
 
 from rljob_inputs.models.architectures import read_table
 from tests.paths import ROOT
-from tests.support.tiny_models import MODELS, REPRESENTATIVES
+from tests.support.tiny_models import MODELS, REPRESENTATIVES, class_name
 
 pytestmark = pytest.mark.real
 
@@ -68,15 +68,17 @@ def run(names: list[str], folder: Path) -> None:
 
 def describe(outcomes: dict[str, Outcome]) -> str:
     """Return the table for people: differences of log-probs, and published of all tensors."""
-    header = ("architecture", "attention", "policy", "published", "vLLM's class", "export", "adapters")
+    header = ("architecture", "attention", "policy", "published", "vLLM's class", "export", "adapters", "check")
     rows = [header]
     for name, found in outcomes.items():
         published = f"{found.get('num_published', '-')}/{found.get('num_tensors', '-')}"
-        differences = [found.get(key) for key in ("logprobs", "served_mean", "adapted_mean")]
-        policy, served, adapted = ("-" if value is None else f"{value:.0e}" for value in differences)
+        differences = [found.get(key) for key in ("logprobs", "served_mean", "adapted_mean", "checked")]
+        policy, served, adapted, checked = ("-" if value is None else f"{value:.0e}" for value in differences)
         if served == "-":
             served = MODELS[name].why
-        rows.append((name, found.get("attention", "-"), policy, published, found.get("class", "-"), served, adapted))
+        rows.append(
+            (name, found.get("attention", "-"), policy, published, found.get("class", "-"), served, adapted, checked)
+        )
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
@@ -121,8 +123,15 @@ def test_export_is_served_as_transformers_computes_it(outcomes: Callable[[str], 
 
 
 @pytest.mark.parametrize("name", ALL)
+def test_the_check_before_the_first_step_raises_no_alarm(outcomes: Callable[[str], Outcome], name: str) -> None:
+    if MODELS[name].on_cpus == "none":
+        pytest.skip(MODELS[name].why)
+    assert outcomes(name)["checked"] <= outcomes(name)["checked_limit"]
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_adapters_are_served_as_the_merged_export_computes_them(outcomes: Callable[[str], Outcome], name: str) -> None:
-    if MODELS[name].on_cpus == "none" or read_table().by_name[name].adapters != "any":
+    if MODELS[name].on_cpus == "none" or read_table().by_name[class_name(name)].adapters != "any":
         pytest.skip("vLLM adds no adapters to it on CPUs")
     found = outcomes(name)
     assert found["adapters_effect"] > 2 * SERVED[MODELS[name].on_cpus], (

@@ -25,6 +25,7 @@ os.environ |= {
     "VLLM_DIST_IDENT": str(os.getpid()),  # of the shared memory between the workers
 }
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
@@ -35,24 +36,30 @@ from torch import Tensor
 from rljob_inputs.models.architectures import read_table
 from rljob_inputs.models.files import open_model
 from rljob_inputs.models.weights import count_parameters, find_weight_problems
+from rljob_trainer.driver.model_check import LIMITS, as_row, measure
 from rljob_trainer.policy import checkpoints
 from rljob_trainer.policy.micro_batches import plan_micro_batches
 from rljob_trainer.policy.policy import Policy
+from rljob_trainer.policy.rope import fix_frequencies
 from rljob_trainer.weights.checksum import digest_tensors
 from tests.support.export_scenarios import _randomize
 from tests.support.policy_scenarios import PLAIN, Scenarios, build_rows, build_tokenizer
-from tests.support.tiny_models import MODELS, write_model
+from tests.support.tiny_models import MODELS, class_name, write_model
 
 PROMPT = [11, 50, 37, 112, 99, 3]
 NUM_TOKENS = 16
+MAX_MODEL_LEN = 64
+CHECKED = [(7 * i * i + 3 * i + 11) % 250 for i in range(MAX_MODEL_LEN - 1)]
+"""What trainer and rollout score, as before the first step of a job."""
 LORA = {"rank": 4, "alpha": 6, "publish": "adapter"}
 
 
 def load_reference(folder: Path) -> Any:
     """Return transformers' own model of the folder, in fp32."""
     kind = getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])
-    attention = "sdpa" if kind._supports_sdpa else "eager"
-    return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).eval()
+    model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    fix_frequencies(model, MAX_MODEL_LEN)
+    return model
 
 
 @torch.no_grad()
@@ -94,8 +101,16 @@ class Training(Scenarios):
             "names": sorted(before.keys() ^ after.keys()),
             "kept": [key for key in before.keys() & after.keys() - tensors.keys() if not same(before[key], after[key])],
             "changed": sum(not same(before[key], after[key]) for key in before.keys() & after.keys()),
+            "trained": self.score_checked(policy),
             "files": sorted(file.name for file in export.iterdir()),
         }
+
+    def score_checked(self, policy: Policy) -> list[float]:
+        """Return the policy's log-probs of the fixed tokens but the first."""
+        plan = plan_micro_batches([as_row(CHECKED)], num_ranks=1, micro_batch_tokens=256, layout=policy.layout)[0]
+        [facts] = policy.score(plan)
+        assert facts.logprobs is not None
+        return [float(value) for value in facts.logprobs]
 
     def compare(self, policy: Policy, model: Path, rows: list[Any]) -> float:
         """Return the largest difference of a log-prob from transformers' whole model, which gets each row alone."""
@@ -151,8 +166,8 @@ def load(name: str, folder: Path) -> dict[str, Any]:
     from rljob_trainer.rollout.engine import PublishedWeightTransferEngine
 
     config = EngineArgs(
-        model=str(folder / "model"), load_format="dummy", dtype="float32", max_model_len=64, enforce_eager=True,
-        skip_tokenizer_init=True, language_model_only=is_multimodal(name),
+        model=str(folder / "model"), load_format="dummy", dtype="float32", max_model_len=MAX_MODEL_LEN,
+        enforce_eager=True, skip_tokenizer_init=True, language_model_only=is_multimodal(name),
     ).create_engine_config()  # fmt: skip
     with set_current_vllm_config(config):
         init_distributed_environment(1, 0, f"file://{folder}/meet-engine", 0, "gloo")
@@ -173,17 +188,21 @@ def serve(name: str, folder: Path) -> dict[str, Any]:
     from vllm.lora.request import LoRARequest
 
     dtype = "float32" if MODELS[name].on_cpus == "any" else "bfloat16"
-    has_adapters = read_table().by_name[name].adapters == "any"
+    has_adapters = read_table().by_name[class_name(name)].adapters == "any"
     llm = LLM(
-        str(folder / "export"), dtype=dtype, max_model_len=64, enforce_eager=True, kv_cache_memory_bytes=1 << 26,
-        gpu_memory_utilization=0.1, skip_tokenizer_init=True, enable_prefix_caching=False,
-        enable_chunked_prefill=False, language_model_only=is_multimodal(name), enable_lora=has_adapters,
+        str(folder / "export"), dtype=dtype, max_model_len=MAX_MODEL_LEN, enforce_eager=True,
+        kv_cache_memory_bytes=1 << 26, gpu_memory_utilization=0.1, skip_tokenizer_init=True,
+        enable_prefix_caching=False, enable_chunked_prefill=False, language_model_only=is_multimodal(name),
+        enable_lora=has_adapters,
         **({"worker_extension_cls": "rljob_trainer.rollout.engine.WorkerExtension"} if has_adapters else {}),
     )  # fmt: skip
     parameters = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, logprobs=0, ignore_eos=True, detokenize=False)
     prompt: Any = {"prompt_token_ids": PROMPT}
+    asked = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+    [scored] = llm.generate({"prompt_token_ids": CHECKED}, asked, use_tqdm=False)
+    entries = zip(scored.prompt_logprobs[1:], CHECKED[1:], strict=True)
     adapter = LoRARequest("adapter", 1, str(folder / "adapters/export/adapter"))
-    found = {}
+    found: dict[str, Any] = {"scored": [each[token].logprob for each, token in entries], "dtype": dtype}
     for kind, request in {"served": None, "adapted": adapter}.items():
         if request is None or has_adapters:
             [output] = llm.generate(prompt, parameters, lora_request=request, use_tqdm=False)
@@ -196,7 +215,9 @@ def serve(name: str, folder: Path) -> dict[str, Any]:
 def refer(name: str, folder: Path) -> dict[str, Any]:
     """Score what vLLM generated with transformers. In another process: vLLM changes transformers' classes."""
     served = json.loads((folder / "serve.json").read_text())
-    found = {}
+    trained = json.loads((folder / "train.json").read_text())["trained"]
+    found = {"checked": measure([np.array(trained)], [np.array(served["scored"])], 1.0).mean}
+    found["checked_limit"] = LIMITS[served["dtype"]]
     for kind, export in (("served", folder / "export"), ("adapted", folder / "adapters/export")):
         if kind not in served:
             continue
@@ -217,7 +238,7 @@ def largest_difference(some: list[float], others: list[float]) -> float:
 
 
 def is_multimodal(name: str) -> bool:
-    return read_table().by_name[name].is_multimodal
+    return read_table().by_name[class_name(name)].is_multimodal
 
 
 PARTS: tuple[Callable[[str, Path], dict[str, Any]], ...] = (train, load, serve, refer)

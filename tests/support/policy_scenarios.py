@@ -203,7 +203,7 @@ class Scenarios:
             "rewards": [{"name": "r", "function": {"inline": "x"}}],
             "schedule": {"steps": 10},
             "algorithm": algorithm,
-            "rollout": {"sampling": {"temperature": temperature}},
+            "rollout": {"maxModelLen": 64, "sampling": {"maxTokens": 16, "temperature": temperature}},
             "trainer": {"dtype": "float32", **trainer},
         }
         job = resolve_job(RLJob.model_validate({"metadata": {"name": "t"}, "spec": spec}), None)

@@ -5,12 +5,15 @@ Their sizes are the smallest that vLLM's CPU kernels take: heads of 32, of 128 i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+_SCORES = re.compile(r"\.(q|k|qkv)_proj\.weight$")
+"""Matrices from which attention scores come."""
 TEXT: dict[str, Any] = {
     "vocab_size": 512,
     "hidden_size": 128,
@@ -330,24 +333,74 @@ REPRESENTATIVES = (
 """One of each kind: dense, mixture, hybrid, multimodal."""
 
 
+FREQUENCIES = {"rope_theta": 1e4, "original_max_position_embeddings": 32}
+LONGROPE = {"rope_type": "longrope", **FREQUENCIES, "short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
+YARN = {"rope_type": "yarn", **FREQUENCIES, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}
+LLAMA3 = {"rope_type": "llama3", **FREQUENCIES, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+SHORT_WINDOW = {"sliding_window": 8}
+"""Shorter than the rows that are compared."""
+WINDOWS = {**SHORT_WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+_GEMMA3_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+}
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Phi3ForCausalLM longrope": ("Phi3ForCausalLM", {"rope_parameters": LONGROPE, **FREQUENCIES}),
+    "LlamaForCausalLM llama3": ("LlamaForCausalLM", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
+    "LlamaForCausalLM yarn": ("LlamaForCausalLM", {"rope_parameters": YARN}),
+    "LlamaForCausalLM linear": ("LlamaForCausalLM", {"rope_parameters": LINEAR, "attention_bias": True}),
+    "LlamaForCausalLM dynamic": ("LlamaForCausalLM", {"rope_parameters": DYNAMIC}),
+    "Qwen2ForCausalLM yarn": ("Qwen2ForCausalLM", {"rope_parameters": YARN}),
+    "Qwen3ForCausalLM yarn": ("Qwen3ForCausalLM", {"rope_parameters": YARN}),
+    "MistralForCausalLM windows": ("MistralForCausalLM", SHORT_WINDOW),
+    "Gemma2ForCausalLM caps, windows": (
+        "Gemma2ForCausalLM", {**WINDOWS, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
+    ),
+    "Gemma3ForCausalLM linear, windows": ("Gemma3ForCausalLM", {**WINDOWS, "rope_parameters": _GEMMA3_ROPE}),
+    "GptOssForCausalLM yarn, windows": (
+        "GptOssForCausalLM", {**WINDOWS, "rope_parameters": {**YARN, "truncate": False}},
+    ),
+    "GraniteForCausalLM scales": (
+        "GraniteForCausalLM", {"attention_multiplier": 0.4, "residual_multiplier": 0.22, "logits_scaling": 4.0},
+    ),
+    "Cohere2ForCausalLM scales": ("Cohere2ForCausalLM", {"logit_scale": 0.0625}),
+    "Olmo3ForCausalLM windows": ("Olmo3ForCausalLM", WINDOWS),
+    "Exaone4ForCausalLM windows": ("Exaone4ForCausalLM", WINDOWS),
+    "MixtralForCausalLM windows": ("MixtralForCausalLM", SHORT_WINDOW),
+    "Qwen3MoeForCausalLM yarn": ("Qwen3MoeForCausalLM", {"rope_parameters": YARN, "norm_topk_prob": True}),
+}  # fmt: skip
+"""Further configurations of the classes: what real checkpoints set, with values that these rows and scores reach. By a
+name whose rest says what is set."""
+MODELS |= {
+    name: replace(MODELS[kind], config={**MODELS[kind].config, **settings})
+    for name, (kind, settings) in VARIANTS.items()
+}
+
+
+def class_name(name: str) -> str:
+    return name.partition(" ")[0]
+
+
 def build_config(name: str) -> Any:
     import transformers
 
-    return getattr(transformers, name).config_class(**MODELS[name].config)
+    return getattr(transformers, class_name(name)).config_class(**MODELS[name].config)
 
 
 def build_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
-    """Return the random model, in which no norm and no bias has its initial value."""
+    """Return the random model, in which no norm and no bias has its initial value. Scores are of the order of 10."""
     import transformers
 
     torch.manual_seed(0)
-    kind = getattr(transformers, name)
-    attention = "sdpa" if kind._supports_sdpa else "eager"
-    model = kind._from_config(build_config(name), dtype=dtype, attn_implementation=attention).eval()
+    kind = getattr(transformers, class_name(name))
+    model = kind._from_config(build_config(name), dtype=dtype, attn_implementation="eager").eval()
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter_name, parameter in model.named_parameters():
             if parameter.dim() > 1:
-                parameter.normal_(0, 0.05)
+                parameter.normal_(0, 0.2 if _SCORES.search(parameter_name) else 0.05)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.02)
     return model

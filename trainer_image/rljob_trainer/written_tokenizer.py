@@ -42,7 +42,9 @@ def load_written_tokenizer(name: str, **options: Any) -> Any:
             )
     (ids,) = tokenizer([_PLAIN], add_special_tokens=False)["input_ids"]
     decoded = tokenizer.decode(ids, skip_special_tokens=True)
-    if tokenizer.unk_token_id not in ids and decoded.strip() != _PLAIN:
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    unknown = {tokenizer.unk_token, getattr(model, "unk_token", None)}
+    if unknown.isdisjoint(tokenizer.convert_ids_to_tokens(ids)) and decoded.strip() != _PLAIN:
         raise UserError(
             f"the tokenizer of {name} ({type(tokenizer).__name__}) makes {decoded!r} of {_PLAIN!r}; set "
             "tokenizer_class in tokenizer_config.json to that of the base model"

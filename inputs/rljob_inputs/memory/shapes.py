@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rljob_inputs.models.config import Config, text_config
+from rljob_inputs.models.architectures import text_config
+from rljob_inputs.models.config import Config
 
 _EXACT = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 _QKV_BIAS = ("qwen2", "qwen2_moe")

@@ -38,6 +38,8 @@ class Architecture:
     """Whether the head is the embeddings where config.json does not say it."""
     is_tested: bool = False
     """Whether a tiny model of it is held against transformers and vLLM (`make test-models`)."""
+    tested_with: tuple[str, ...] = ()
+    """What further models of it have: types of rope, windows, caps (limits of attention scores), scales."""
 
     @property
     def is_multimodal(self) -> bool:
@@ -60,6 +62,7 @@ class Table:
         return " and ".join(f"{name} {version}" for name, version in self.versions.items())
 
 
+_PLAIN_ROPE = ("default", "mrope")
 _QUANTIZATIONS = ("quantization_config", "compression_config")
 
 
@@ -88,6 +91,21 @@ def find_architecture(config: Mapping[str, Any]) -> Architecture | None:
     if names:
         return next((table.by_name[name] for name in names if name in table.by_name), None)
     return table.by_type.get(str(config.get("model_type")))
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part about text: multimodal models nest it."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, Mapping) else config
+
+
+def rope_parameters(text: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return them as one list: transformers 5 has them by type of layer, earlier releases call them rope_scaling."""
+    rope = text.get("rope_parameters") or text.get("rope_scaling")
+    if not isinstance(rope, Mapping):
+        return []
+    nested = [value for value in rope.values() if isinstance(value, Mapping)]
+    return nested or [rope]
 
 
 def find_obstacles(config: Mapping[str, Any]) -> Iterator[str]:
@@ -121,9 +139,21 @@ def _find_quantization(config: Mapping[str, Any]) -> str:
 def describe_untested(config: Mapping[str, Any]) -> str:
     """Return a remark about an architecture that should train, but that no test covers; empty for others."""
     architecture = find_architecture(config)
-    if architecture is None or architecture.obstacle or architecture.is_tested:
+    if architecture is None or architecture.obstacle:
         return ""
+    untested = sorted(_find_settings(config) - set(architecture.tested_with))
+    if architecture.is_tested and not untested:
+        return ""
+    settings = f" with {', '.join(untested)}" if architecture.is_tested else ""
     return (
-        f"is {architecture.name}, which {read_table().libraries} have, but which RLJob does not test; compare "
-        "logprob_difference of the first step with docs/monitoring.md"
+        f"is {architecture.name}{settings}, which {read_table().libraries} have, but which RLJob does not test; "
+        "trainer and rollouts are compared before the first step"
     )
+
+
+def _find_settings(config: Mapping[str, Any]) -> set[str]:
+    """Return what of config.json models of one class differ in, by the names of `tested_with`."""
+    text = text_config(config)
+    kinds = {rope.get("rope_type", rope.get("type", "default")) for rope in rope_parameters(text)}
+    found = {str(kind) for kind in kinds if kind not in _PLAIN_ROPE}
+    return found | ({"caps"} if text.get("attn_logit_softcapping") else set())

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rljob_inputs.models.architectures import find_architecture
+from rljob_inputs.models.architectures import find_architecture, rope_parameters, text_config
 
 Config = Mapping[str, Any]
 _LENGTHS = (
@@ -23,12 +23,6 @@ _NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4")
 _ALLOWS_ANY_LENGTH = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 _OVERRIDES = ("--hf-overrides", "--hf_overrides", "--max-model-len", "--max_model_len")
 """Arguments of vLLM that change the length that config.json allows."""
-
-
-def text_config(config: Config) -> Config:
-    """Return the part about text: multimodal models nest it."""
-    nested = config.get("text_config")
-    return nested if isinstance(nested, Mapping) else config
 
 
 def find_context_length(config: Config) -> int | None:
@@ -51,15 +45,6 @@ def find_context_length(config: Config) -> int | None:
 def overrides_length(extra_args: Iterable[str], env: Mapping[str, str]) -> bool:
     """Return whether arguments or env of vLLM make the context length of config.json meaningless."""
     return _ALLOWS_ANY_LENGTH in env or any(argument.startswith(_OVERRIDES) for argument in extra_args)
-
-
-def rope_parameters(text: Config) -> list[Config]:
-    """Return them as one list: transformers 5 has them by type of layer, earlier releases call them rope_scaling."""
-    rope = text.get("rope_parameters") or text.get("rope_scaling")
-    if not isinstance(rope, Mapping):
-        return []
-    nested = [value for value in rope.values() if isinstance(value, Mapping)]
-    return nested or [rope]
 
 
 def find_dtype_problem(config: Config, dtype: str, *, on_cpus: bool) -> str:

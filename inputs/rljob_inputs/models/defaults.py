@@ -17,8 +17,9 @@ from typing import Any
 from rljob_api.manifest.evaluation import Evaluation, EvaluationSet
 from rljob_api.manifest.job import RLJob, RLJobSpec
 from rljob_api.manifest.roles import Sampling
+from rljob_inputs.models.architectures import text_config
 from rljob_inputs.models.chat_template import TemplateSource
-from rljob_inputs.models.config import Config, find_context_length, overrides_length, text_config
+from rljob_inputs.models.config import Config, find_context_length, overrides_length
 
 MAX_TOKENS = 512
 """Limit of an answer, for models that do not think."""

@@ -12,8 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from rljob_inputs.models.architectures import find_architecture
-from rljob_inputs.models.config import text_config
+from rljob_inputs.models.architectures import find_architecture, text_config
 
 _LAYER = re.compile(r"(.+?)\.(\d+)\.(.+)")
 _WRAPPED = re.compile(r"(^|\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.|^(module|base_model)\.")

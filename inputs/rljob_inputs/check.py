@@ -151,7 +151,32 @@ def _check_all(job: RLJob, locate: Callable[[str], str | None], access: HubAcces
     for path, source, split in sources:
         limit = find_limit(report.resolved.spec, held_out.get(path), context_length)
         _merge(report, _check_data(job.spec.data, source, path, split, data[path].result(), tokenizer, limit))
+    if all(found.is_warning for found in report.findings):
+        _check_held_out(report, job.spec.data, [(*each, data[each[0]].result()) for each in sources])
     return report
+
+
+def _check_held_out(
+    report: InputsReport, data: Data, sources: list[tuple[str, DataSource, str, _Sample | None]]
+) -> None:
+    """Warn of prompts that are both trained and held out: the model's figures are then not about new ones."""
+    prompts = {
+        path: {str(render(data, source, row, path)): row for row in sample.rows}
+        for path, source, _, sample in sources
+        if sample is not None
+    }
+    trained = {
+        text: row for path, _, split, _ in sources if split == "train" for text, row in prompts.get(path, {}).items()
+    }
+    for path, _, split, _ in sources:
+        held_out = prompts.get(path, {})
+        both = [text for text in held_out if text in trained]
+        if split != "train" and both:
+            places = f"{held_out[both[0]].place} is {trained[both[0]].place}"
+            message = (
+                f"{len(both)} of {len(held_out)} prompts are trained, too, so its figures are not of new prompts: "
+            )
+            report.add(path, f"{message}{places}; hold out other rows", is_warning=True)
 
 
 def _check_copy(report: InputsReport, job: RLJob, access: HubAccess) -> None:

@@ -58,11 +58,10 @@ def _resume() -> str:
     fixed, recorded = (", ".join(f"`{path}`" for path in paths) for paths in (FIXED, RECORDED))
     return (
         "What a checkpoint is resumed with, here and on a cluster ([a changed job](lifecycle.md#a-changed-job)):\n\n"
-        "| fields | a resume with another value |\n|---|---|\n"
-        f"| {fixed} | is refused |\n"
-        f"| {recorded}, but for what is above and Pods | goes on; the difference is printed, recorded with the step, "
-        "and on the run's page |\n"
-        "| others | goes on |\n"
+        f"- Refused with another value: {fixed}.\n"
+        f"- Allowed, printed, recorded with the step and on the run's page: {recorded}, but for fields above and "
+        "those of Pods.\n"
+        "- Allowed: all others.\n"
     )
 
 

@@ -72,11 +72,11 @@ _REQUIRED: Final = (
 )
 _OPTIONAL: Final = ("data.mix", "data.systemPrompt", "trainer.lora")
 FIXED: Final = _REQUIRED + _OPTIONAL
-"""What a resume may not change: it makes another model, other prompts, or another order of them."""
+"""What a resume may not change: it makes another model, other prompts, or another order of prompts."""
 RECORDED: Final = ("algorithm", "rewards", "rollout.sampling", "schedule")
 """What a resume may change, but for the fields of FIXED in it. Differences are printed, and recorded with the step."""
 _NOT_RECORDED: Final = yaml_fields(Role).keys() | {*MUTABLE_SCHEDULE_FIELDS, "replicas", "autoscaling"}
-"""Of these parts: what no sample and no update follows from, and what may change without a resume."""
+"""What is left out: no sample and no update follows from it, or it may change without a resume."""
 IMMUTABLE: Final = (
     *map(_unchanged, _REQUIRED),
     *map(_unchanged_optional, (*_OPTIONAL, "managedBy")),

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rljob_api.manifest.immutable_fields import ResumeFields
 from rljob_api.run.base import Count, Record
 from rljob_api.wire.text import clean_line
 
 FILE_ORIGIN = "origin.json"
 _MAX_VALUE_LENGTH = 120
 _HEAD_BYTES = 1 << 20
-"""Of each file, for its digest: a model has gigabytes."""
+"""What a digest reads of each file: a model has gigabytes."""
+_FILE_FIELDS: Final = ("source", "file")
 UNSET: Final = object()
 
 
@@ -44,7 +44,7 @@ class Origin(Record):
     recorded: dict[str, Any] = {}
     """What may change, as the last session had it."""
     contents: dict[str, str] = {}
-    """Digests of the models and data of `fields` that are on a file system, by path there."""
+    """Digests of the files and folders that both name, by field, such as spec.model.source."""
     changes: tuple[RecordedChange, ...] = ()
     """Oldest first."""
 
@@ -52,32 +52,46 @@ class Origin(Record):
         """Return what has changed of what may not. A file or folder that has moved is the same."""
         return [each for each in find_changes(self.fields, fields) if not self._has_moved(each)]
 
+    def find_allowed(self, recorded: Mapping[str, Any]) -> list[Change]:
+        """Return the same of what may change."""
+        return [each for each in find_changes(self.recorded, recorded) if not self._has_moved(each)]
+
     def _has_moved(self, change: Change) -> bool:
-        known = self.contents.get(change.before) if isinstance(change.before, str) else None
+        known = self.contents.get(change.path)
         return known is not None and known == digest_content(change.now)
 
-    def resume(self, step: int, fields: ResumeFields) -> Origin:
+    def resume(self, step: int, recorded: Mapping[str, Any]) -> Origin:
         """Return the record of a session that resumes from the checkpoint of `step`."""
         changes = tuple(
             RecordedChange(after_step=step, path=each.path, before=each.text_before, now=each.text_now)
-            for each in find_changes(self.recorded, fields.recorded)
+            for each in self.find_allowed(recorded)
         )
         earlier = tuple(each for each in self.changes if each.after_step <= step)
-        return self.model_copy(update={"recorded": fields.recorded, "changes": earlier + changes})
+        contents = self.contents | _digest_files(recorded)
+        return self.model_copy(update={"recorded": dict(recorded), "contents": contents, "changes": earlier + changes})
 
 
-def build_origin(fields: ResumeFields) -> Origin:
+def build_origin(fixed: Mapping[str, Any], recorded: Mapping[str, Any]) -> Origin:
     """Return the record of a run that begins."""
-    contents = {each: digest_content(each) for each in _list_sources(fields.fixed)}
-    known = {path: digest for path, digest in contents.items() if digest is not None}
-    return Origin(fields=fields.fixed, recorded=fields.recorded, contents=known)
+    contents = _digest_files(fixed) | _digest_files(recorded)
+    return Origin(fields=dict(fixed), recorded=dict(recorded), contents=contents)
 
 
-def _list_sources(value: Any) -> Iterator[str]:
-    if isinstance(value, dict) and isinstance(source := value.get("source"), str):
-        yield source
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _list_sources(inner)
+def _digest_files(fields: Mapping[str, Any]) -> dict[str, str]:
+    found = {path: digest_content(name) for field, value in fields.items() for path, name in _list_files(field, value)}
+    return {path: digest for path, digest in found.items() if digest is not None}
+
+
+def _list_files(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield what names a file or folder, by path: source and file."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if name in _FILE_FIELDS and isinstance(inner, str):
+                yield f"{path}.{name}", inner
+            yield from _list_files(f"{path}.{name}", inner)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _list_files(f"{path}[{index}]", inner)
 
 
 def digest_content(source: Any) -> str | None:

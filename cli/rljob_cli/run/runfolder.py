@@ -26,7 +26,7 @@ from rljob_api.run.folder import (
     last_checkpoint,
 )
 from rljob_api.run.metrics import Metrics, read_metrics
-from rljob_api.run.origin import Change, find_changes, read_origin
+from rljob_api.run.origin import Change, read_origin
 from rljob_api.run.summaries import read_run_summary
 from rljob_core.children.common import to_yaml
 
@@ -97,8 +97,8 @@ def find_changed(folder: Path, job: RLJob) -> tuple[list[Change], list[Change]]:
         return [], []
     # Not those of origin.json, which are of the head's file of the job.
     before, now = (pick_resume_fields(job["spec"]) for job in (yaml.safe_load(saved.read_text()), dump(job)))
-    refused = origin.model_copy(update={"fields": before.fixed}).find_refused(now.fixed)
-    return refused, list(find_changes(before.recorded, now.recorded))
+    earlier = origin.model_copy(update={"fields": before.fixed, "recorded": before.recorded})
+    return earlier.find_refused(now.fixed), earlier.find_allowed(now.recorded)
 
 
 def is_finished(folder: Path, job: RLJob) -> bool:

@@ -56,6 +56,18 @@ def test_each_source_of_prompts_is_checked_at_its_own_field(folder):
     assert report.first_prompt.prompt == [{"role": "user", "content": "12345678"}]
 
 
+def test_prompts_that_are_both_trained_and_held_out_are_named(folder):
+    held_out = write_rows(
+        folder / "eval.jsonl", {"prompt": "new", "answer": "1"}, {"prompt": "12345678", "answer": "1"}
+    )
+    report = check(folder, data={"eval": {"source": str(held_out)}})
+    message = warnings(report)["spec.data.eval"]
+    assert message.startswith("1 of 2 prompts are trained, too")
+    assert f"{held_out}:2 is {folder / 'train.jsonl'}:1" in message
+    write_rows(held_out, {"prompt": "new", "answer": "1"})
+    assert "spec.data.eval" not in warnings(check(folder, data={"eval": {"source": str(held_out)}}))
+
+
 def test_prompts_that_a_chat_template_takes_by_mistake_are_warnings(folder):
     rows = [{"prompt": "x"}, {"prompt": " \n"}, {"prompt": [{"role": "usr", "content": "x"}]}, {"prompt": ""}]
     write_rows(folder / "train.jsonl", *(row | {"answer": "1"} for row in rows))

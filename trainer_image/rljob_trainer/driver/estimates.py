@@ -32,7 +32,8 @@ class Answer:
 class Estimate:
     value: float
     low: float | None
-    """Lower bound of the 95 % confidence interval. None: unknown, with one prompt."""
+    """Lower bound of the 95 % confidence interval. None: unknown, with one prompt or equal values without
+    bounds."""
     high: float | None
 
 
@@ -82,17 +83,18 @@ def majority(answers: Sequence[Answer]) -> float:
 def _estimate(values: Sequence[float]) -> Estimate | None:  # [prompts]
     """Return the mean with its interval: the score interval of a share (Wilson 1927) if each value is 0 or 1, since the
     normal one has no width at 0 and 1; else the standard error over prompts (Miller 2024, arXiv:2411.00640), which
-    counts the answers to a prompt as the cluster that they are."""
+    counts the answers to a prompt as the cluster that they are. Of equal values between 0 and 1 it has no width either:
+    their interval is that of a share, whose values vary most."""
     if not values:
         return None
-    mean = average(values)
-    if set(values) <= {0.0, 1.0}:
+    mean, is_share = average(values), all(0 <= value <= 1 for value in values)
+    if set(values) <= {0.0, 1.0} or (is_share and len(set(values)) == 1 < len(values)):
         return Estimate(mean, *_wilson(mean, len(values)))
-    if len(values) == 1:
+    if len(set(values)) == 1:
         return Estimate(mean, None, None)
     margin = _Z * deviation(values) / math.sqrt(len(values))
     low, high = mean - margin, mean + margin
-    if all(0 <= value <= 1 for value in values):
+    if is_share:
         low, high = max(0.0, low), min(1.0, high)
     return Estimate(mean, low, high)
 

@@ -28,9 +28,9 @@ def keep_origin(environment: Environment) -> None:
     fields, step = read_resume_fields(environment.job.spec), last_checkpoint(environment.run_dir)
     origin = None if step is None else check_origin(environment)
     if step is None or origin is None:
-        record = build_origin(fields)
+        record = build_origin(fields.fixed, fields.recorded)
     else:
-        record = origin.resume(step, fields)
+        record = origin.resume(step, fields.recorded)
         for each in record.changes[len(origin.changes) :]:
             log.info("the job has changed %s", each)
     if record != origin:

@@ -58,7 +58,7 @@ class Mirror:
         outages: Outages,
         disk: RunDisk,
         report: Callable[[str], None],
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[], object] = lambda: None,
     ) -> None:
         """`folder`: of this job alone. `report`: gets what the head waits for. `check`: called with the copy's records
         in the run's folder, before its checkpoints come; raises UserError if this job may not resume from them."""

@@ -85,7 +85,7 @@ def complete(folder, step):
 
 
 @pytest.mark.parametrize("has_checkpoint", [True, False])
-def test_history_of_a_run_that_starts_over_is_removed_and_one_that_resumes_keeps_its_pages(tmp_path, has_checkpoint):
+def test_run_that_starts_over_removes_its_history_and_one_that_resumes_keeps_pages(tmp_path, has_checkpoint):
     if has_checkpoint:
         complete(tmp_path, 1)
     for name in ("metrics.jsonl", "sessions.json", "summary.json", "report.html", "curves.png", "driver-summary.json"):

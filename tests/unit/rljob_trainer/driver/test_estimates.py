@@ -110,3 +110,10 @@ def test_interval_stays_within_the_range_of_shares_and_is_unknown_for_one_prompt
     assert (found.value, found.high) == (0.75, 1.0)
     assert estimate_mean([answers(-3), answers(5)]).high > 5, "scores have no such range"
     assert (estimate_mean([answers(1, 0)]).low, estimate_mean([answers(0.3)]).high) == (None, None)
+
+
+def test_equal_values_have_an_interval_with_a_width_or_none():
+    found = estimate_mean([answers(0.2)] * 16)
+    assert found.value == pytest.approx(0.2)
+    assert found.low < 0.1 < 0.3 < found.high
+    assert (estimate_mean([answers(3.0)] * 16).low, estimate_mean([answers(0.2)]).low) == (None, None)

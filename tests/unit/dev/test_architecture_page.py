@@ -14,6 +14,6 @@ def test_page_is_up_to_date():
 
 def test_page_says_what_trains_where_and_why_not():
     text = render(read_table())
-    assert "| `Qwen3_5ForConditionalGeneration` | multimodal, hybrid | bfloat16 alone | yes |" in text
-    assert "| `GptOssForCausalLM` | mixture | yes | with GPUs |" in text
+    assert "| `Qwen3_5ForConditionalGeneration` | multimodal, hybrid |  | bfloat16 alone | yes |" in text
+    assert "| `GptOssForCausalLM` | mixture | windows, yarn | yes | with GPUs |" in text
     assert "`PhiForCausalLM`" in next(line for line in text.splitlines() if "its head adds a bias" in line)

@@ -88,11 +88,11 @@ def complete(folder, step):
 def test_run_that_starts_over_removes_its_history_and_one_that_resumes_keeps_pages(tmp_path, has_checkpoint):
     if has_checkpoint:
         complete(tmp_path, 1)
-    for name in ("metrics.jsonl", "sessions.json", "summary.json", "report.html", "curves.png", "driver-summary.json"):
+    for name in ("metrics.jsonl", "sessions.json", "summary.json", "report.html", "driver-summary.json"):
         (tmp_path / name).touch()
     runfolder.prepare(tmp_path, build_job())
     left = {path.name for path in tmp_path.iterdir()} - {"job.yaml", "checkpoints", FILE_ORIGIN}
-    assert left == ({"metrics.jsonl", "sessions.json", "report.html", "curves.png"} if has_checkpoint else set())
+    assert left == ({"metrics.jsonl", "sessions.json", "report.html"} if has_checkpoint else set())
 
 
 def test_reader_follows_a_file_that_grows_and_is_truncated(tmp_path):

@@ -238,20 +238,23 @@ def trace(name: str) -> list[tuple[str, str]]:
 
 def count_walks() -> dict[str, dict[str, int]]:
     """Return the functions and files of each walk."""
-    walks = {name: trace(name) for name in _WALKS}
-    return {name: {"functions": len(found), "files": len({file for file, _ in found})} for name, found in walks.items()}
+    return {name: _count(trace(name)) for name in _WALKS}
+
+
+def _count(functions: list[tuple[str, str]]) -> dict[str, int]:
+    return {"functions": len(functions), "files": len({file for file, _ in functions})}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m dev.walks", description=__doc__)
-    parser.add_argument("--list", action="store_true", help="print each function")
-    if parser.parse_args().list:
-        for name in _WALKS:
-            functions = trace(name)
-            for file, number in Counter(file for file, _ in functions).items():
-                print(f"{name}  {number:3}  {file}: {', '.join(each for path, each in functions if path == file)}")
-    else:
-        print(json.dumps(count_walks()))
+    parser.add_argument("--list", action="store_true", help="print each function, too")
+    is_listed, counts = parser.parse_args().list, {}
+    for name in _WALKS:
+        functions = trace(name)
+        counts[name] = _count(functions)
+        for file, number in Counter(file for file, _ in functions).items() if is_listed else ():
+            print(f"{name}  {number:3}  {file}: {', '.join(each for path, each in functions if path == file)}")
+    print(json.dumps(counts))
 
 
 if __name__ == "__main__":

@@ -172,7 +172,7 @@ def _check_held_out(
         held_out = prompts.get(path, {})
         both = [text for text in held_out if text in trained]
         if split != "train" and both:
-            places = f"{held_out[both[0]].place} is {trained[both[0]].place}"
+            places = f"{held_out[both[0]].place} is {trained[both[0]].place} of the training data"
             message = (
                 f"{len(both)} of {len(held_out)} prompts are trained, too, so its figures are not of new prompts: "
             )

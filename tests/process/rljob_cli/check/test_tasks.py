@@ -34,8 +34,9 @@ def environment(tmp_path):
         dataset = hub.add("datasets/openai/gsm8k")
         (dataset / "README.md").write_text(_CARD)
         (dataset / "main").mkdir()
-        for split in ("train", "test"):
-            (dataset / "main" / f"{split}.jsonl").write_text('{"question": "1 + 1?", "answer": "1 + 1 = 2\\n#### 2"}\n')
+        for split, number in (("train", 1), ("test", 2)):
+            row = {"question": f"{number} + 0?", "answer": f"{number} + 0 = {number}\n#### {number}"}
+            (dataset / "main" / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
         shell = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
         shell |= {"CUDA_VISIBLE_DEVICES": ""}
         yield shell | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}

@@ -70,9 +70,11 @@ def test_torch_and_what_the_machine_has_are_not_packed():
     patterns = yaml.safe_load(pack.CONTENTS.read_text())["packages"]
     locked = ["torch==2.13.0", "nvidia-cublas==13.1 ; sys_platform == 'linux'", "mlflow-skinny==3.4"]
     locked += ["ray[default]==2.60.0", "scipy==1.17", "typing-extensions==4.15", "torch-c-dlpack-ext==0.1.5"]
+    locked += ["nvidia-ml-py==13.6"]
     assert list(pack.choose(locked, patterns, "scipy,typing_extensions")) == [
         "ray[default]==2.60.0",
         "torch-c-dlpack-ext==0.1.5",
+        "nvidia-ml-py==13.6",
     ]
 
 

@@ -6,8 +6,6 @@ It installs the locked packages for GPUs, without their needs, into a scratch fo
 contents.yaml names and the machine has, compresses it with all cores, and divides the result for `unpack.py`.
 """
 
-from __future__ import annotations
-
 import argparse
 import fnmatch
 import lzma
@@ -83,7 +81,7 @@ def main() -> int:
     parser.add_argument("--megabytes", type=float, default=45, help="of one archive, at most")
     parser.add_argument("--has", default="", metavar="NAME,...", help="packages of the machine, which are not packed")
     parser.add_argument("--python", default="3.12", help="its version of CPython")
-    parser.add_argument("--preset", type=int, default=6, help="of xz, 0 to 9")
+    parser.add_argument("--preset", type=int, default=3, help="of xz, 0 to 9")
     options = parser.parse_args()
     uv, contents = str(ROOT / ".tools/bin/uv"), yaml.safe_load(CONTENTS.read_text())
     wanted = list(choose(read_lock(uv), contents["packages"], options.has))

@@ -3,20 +3,20 @@
     python dev/gpu_parts/pack.py parts --number 7 --megabytes 45 --has numpy,scipy,pyarrow
 
 It installs the locked packages for GPUs, without their needs, into a scratch folder (3 GB), leaves out what
-contents.yaml names and the machine has, and divides one compressed stream. `unpack.py` is for the other machine.
+contents.yaml names and the machine has, compresses it with all cores, and divides the result for `unpack.py`.
 """
-
-from __future__ import annotations
 
 import argparse
 import fnmatch
 import lzma
+import os
 import re
 import subprocess
 import sys
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import yaml
@@ -24,26 +24,6 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 CONTENTS = Path(__file__).with_name("contents.yaml")
 TESTS = r"(pytest|pytest-asyncio|pytest-xdist|hypothesis|execnet|iniconfig|pluggy|sortedcontainers)=="
-
-
-class Volumes:
-    """A file that is written as several: parts.tar.xz.1, parts.tar.xz.2, ..."""
-
-    def __init__(self, folder: Path, num_bytes: int) -> None:
-        self._folder, self._num_bytes, self.number, self._room = folder, num_bytes, 0, 0
-        for old in folder.glob("parts.tar.xz.*"):
-            old.unlink()
-
-    def write(self, data: bytes) -> int:
-        rest = memoryview(data)
-        while rest:
-            if not self._room:
-                self.number, self._room = self.number + 1, self._num_bytes
-            part, rest = rest[: self._room], rest[self._room :]
-            self._room -= len(part)
-            with (self._folder / f"parts.tar.xz.{self.number}").open("ab") as file:
-                file.write(part)
-        return len(data)
 
 
 def choose(requirements: Iterable[str], left_out: Sequence[str], has: str) -> Iterator[str]:
@@ -64,10 +44,24 @@ def find_files(folder: Path, left_out: Sequence[str]) -> list[Path]:
     return sorted(kept, key=lambda path: (path.suffix, path))
 
 
-def pack(files: Sequence[Path], folder: Path, to: Volumes, preset: int) -> None:
-    with lzma.LZMAFile(to, "w", preset=preset) as stream, tarfile.open(fileobj=stream, mode="w|") as tar:  # type: ignore[arg-type]
-        for path in files:
-            tar.add(path, path.relative_to(folder).as_posix(), recursive=False)
+def pack(files: Sequence[Path], folder: Path, to: Path, num_bytes: int, preset: int, block: int = 2**26) -> int:
+    """Write parts.tar.xz.1, parts.tar.xz.2, ... of at most `num_bytes`, and return how many. Together they are a tar:
+    streams of xz, each of `block` bytes, one per thread at a time."""
+    with tempfile.NamedTemporaryFile(prefix="gpu-parts-") as whole:
+        with tarfile.open(whole.name, "w") as tar:
+            for path in files:
+                tar.add(path, path.relative_to(folder).as_posix(), recursive=False)
+        starts = range(0, Path(whole.name).stat().st_size, block)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            data = b"".join(
+                pool.map(lambda start: lzma.compress(os.pread(whole.fileno(), block, start), preset=preset), starts)
+            )
+    for old in to.glob("parts.tar.xz.*"):
+        old.unlink()
+    starts = range(0, len(data), num_bytes)
+    for number, start in enumerate(starts, 1):
+        (to / f"parts.tar.xz.{number}").write_bytes(data[start : start + num_bytes])
+    return len(starts)
 
 
 def read_lock(uv: str) -> list[str]:
@@ -87,23 +81,22 @@ def main() -> int:
     parser.add_argument("--megabytes", type=float, default=45, help="of one archive, at most")
     parser.add_argument("--has", default="", metavar="NAME,...", help="packages of the machine, which are not packed")
     parser.add_argument("--python", default="3.12", help="its version of CPython")
-    parser.add_argument("--preset", type=int, default=6, help="of xz, 0 to 9")
+    parser.add_argument("--preset", type=int, default=3, help="of xz, 0 to 9")
     options = parser.parse_args()
     uv, contents = str(ROOT / ".tools/bin/uv"), yaml.safe_load(CONTENTS.read_text())
     wanted = list(choose(read_lock(uv), contents["packages"], options.has))
     options.folder.mkdir(parents=True, exist_ok=True)
-    volumes = Volumes(options.folder, int(options.megabytes * 10**6))
     with tempfile.TemporaryDirectory(prefix="gpu-parts-") as scratch:
         folder, requirements = Path(scratch, "site"), Path(scratch, "requirements.txt")
         requirements.write_text("\n".join(wanted))
         install = [uv, "pip", "install", "-q", "--no-deps", "--python-version", options.python]
         subprocess.run([*install, "--target", str(folder), "--requirement", str(requirements)], check=True)
         files = find_files(folder, contents["files"])
-        pack(files, folder, volumes, options.preset)
-    print(f"{len(wanted)} packages, {len(files)} files: {volumes.number} archives")
-    if volumes.number > options.number:
+        number = pack(files, folder, options.folder, int(options.megabytes * 10**6), options.preset)
+    print(f"{len(wanted)} packages, {len(files)} files: {number} archives")
+    if number > options.number:
         print(f"error: --number is {options.number}: leave out more, by --has or in {CONTENTS}", file=sys.stderr)
-    return int(volumes.number > options.number)
+    return int(number > options.number)
 
 
 if __name__ == "__main__":

@@ -34,15 +34,14 @@ def site(tmp_path):
 
 def pack_site(site, to, num_bytes):
     to.mkdir(exist_ok=True)
-    volumes = pack.Volumes(to, num_bytes)
-    pack.pack(pack.find_files(site, yaml.safe_load(pack.CONTENTS.read_text())["files"]), site, volumes, 6)
-    return volumes
+    files = pack.find_files(site, yaml.safe_load(pack.CONTENTS.read_text())["files"])
+    return pack.pack(files, site, to, num_bytes, preset=6, block=20_000)
 
 
 def test_archives_have_their_size_and_unpack_to_what_was_packed(site, tmp_path):
-    volumes, there = pack_site(site, tmp_path / "parts", 100), tmp_path / "there"
+    number, there = pack_site(site, tmp_path / "parts", 100), tmp_path / "there"
     sizes = [path.stat().st_size for path in (tmp_path / "parts").iterdir()]
-    assert len(sizes) == volumes.number > 2
+    assert len(sizes) == number > 2
     assert max(sizes) == 100
     there.mkdir()
     unpack.unpack(tmp_path / "parts", there)
@@ -52,8 +51,8 @@ def test_archives_have_their_size_and_unpack_to_what_was_packed(site, tmp_path):
 
 
 def test_archives_of_an_earlier_call_do_not_stay(site, tmp_path):
-    many = pack_site(site, tmp_path / "parts", 100).number
-    assert pack_site(site, tmp_path / "parts", 10_000).number == 1 < many
+    many = pack_site(site, tmp_path / "parts", 100)
+    assert pack_site(site, tmp_path / "parts", 10_000) == 1 < many
     assert [path.name for path in (tmp_path / "parts").iterdir()] == ["parts.tar.xz.1"]
 
 
@@ -71,9 +70,11 @@ def test_torch_and_what_the_machine_has_are_not_packed():
     patterns = yaml.safe_load(pack.CONTENTS.read_text())["packages"]
     locked = ["torch==2.13.0", "nvidia-cublas==13.1 ; sys_platform == 'linux'", "mlflow-skinny==3.4"]
     locked += ["ray[default]==2.60.0", "scipy==1.17", "typing-extensions==4.15", "torch-c-dlpack-ext==0.1.5"]
+    locked += ["nvidia-ml-py==13.6"]
     assert list(pack.choose(locked, patterns, "scipy,typing_extensions")) == [
         "ray[default]==2.60.0",
         "torch-c-dlpack-ext==0.1.5",
+        "nvidia-ml-py==13.6",
     ]
 
 

@@ -37,10 +37,8 @@ def choose(requirements: Iterable[str], left_out: Sequence[str], has: str) -> It
 
 def find_files(folder: Path, left_out: Sequence[str]) -> list[Path]:
     """Return the files to pack. Similar ones follow each other, which compresses better."""
-    files = (path for path in folder.rglob("*") if not path.is_dir())
-    kept = (
-        file for file in files if not any(fnmatch.fnmatch(str(file.relative_to(folder)), each) for each in left_out)
-    )
+    files = {path: str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    kept = (path for path, name in files.items() if not any(fnmatch.fnmatch(name, each) for each in left_out))
     return sorted(kept, key=lambda path: (path.suffix, path))
 
 

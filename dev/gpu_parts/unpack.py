@@ -74,10 +74,12 @@ def main() -> int:
     python, site = env / "bin/python", Path(sysconfig.get_path("purelib", vars={"base": str(env)}))
     unpack(folder, site)
     add_checkout(site, python)
-    found = {module: try_import(python, module) for module in MODULES.split()}
-    for module, (imports, said) in found.items():
-        print(f"{module:36} {'imports' if imports else 'FAILED':8} {said}")
-    return int(not all(imports for imports, _ in found.values()))
+    failed = False
+    for module in MODULES.split():
+        imports, said = try_import(python, module)
+        print(f"{module:36} {'imports' if imports else 'FAILED':8} {said}", flush=True)
+        failed |= not imports
+    return int(failed)
 
 
 if __name__ == "__main__":

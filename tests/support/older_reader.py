@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 TEXT = "Question: What is 2 + 2?\nAnswer:"
 MESSAGES = [{"role": "user", "content": TEXT}]
@@ -15,15 +15,16 @@ UNKNOWN = "does not recognize this architecture"
 MULTIMODAL = "Unrecognized configuration class"
 
 
-def load(folder: Path):
-    """Return the model; None if this transformers does not have it as a model of text. Others are not compared."""
+def load(folder: Path, kind=AutoModelForCausalLM):
+    """Return the model; None if this transformers does not have it."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     except ValueError as error:
-        if UNKNOWN in str(error) or MULTIMODAL in str(error):
+        if UNKNOWN in str(error):
             return None
+        if MULTIMODAL in str(error) and kind is AutoModelForCausalLM:
+            return load(folder, AutoModelForImageTextToText)
         raise
-    return model.eval()
 
 
 @torch.no_grad()

@@ -147,7 +147,9 @@ def _write_model(policy: Policy, weights: dict[str, torch.Tensor], folder: Path,
 
     network = policy.model.network
     copy_other_files(policy.source, policy.source_options["revision"], folder)
-    write_config(folder, policy.config, str(policy.dtype).removeprefix("torch."), type(network).__name__)
+    is_tied = bool(network.all_tied_weights_keys)
+    dtype = str(policy.dtype).removeprefix("torch.")
+    write_config(folder, policy.config, dtype, type(network).__name__, is_tied=is_tied)
     tokenizer = load_written_tokenizer(place_model(tokenizer_source, weights=False), **policy.source_options)
     template, sampling = policy.spec.model.chat_template, policy.spec.rollout.sampling
     inline = None if template is None else template.inline

@@ -2,7 +2,9 @@
 
 transformers 5 writes `rope_parameters`, `dtype`, and some sizes under new names. transformers 4, older vLLM and
 converters read `rope_theta`, `rope_scaling` and `torch_dtype`, and take their defaults where these are missing.
-Invariant: what the source spells in one way is not changed there, but its type.
+Of a multimodal model, transformers 5 reads `tie_word_embeddings` of the whole, transformers 4 that of its text, and
+either makes up a head that it does not find. Invariant: what the source spells in one way is not changed there, but its
+type, and whether the head is tied, which the weights say.
 """
 
 from __future__ import annotations
@@ -19,12 +21,16 @@ _SCALINGS: Final = ("linear", "dynamic", "yarn", "llama3", _LONG)
 """Which transformers 4 has."""
 
 
-def write_config(folder: Path, loaded: Any, dtype: str, architecture: str) -> None:
-    """Replace config.json in the folder, which is the source's. `loaded`: of transformers, for the same model."""
+def write_config(folder: Path, loaded: Any, dtype: str, architecture: str, *, is_tied: bool) -> None:
+    """Replace config.json in the folder, which is the source's. `loaded`: of transformers, for the same model.
+    `is_tied`: whether its head has no weights of its own."""
     source = json.loads((folder / _FILE).read_text(encoding="utf-8-sig"))
     standard = type(loaded).from_pretrained(folder)
+    text = standard.get_text_config(decoder=True)
     for config, part in _list_parts(standard, source):
         part |= {"dtype": dtype, "torch_dtype": dtype}
+        if config in (standard, text):
+            part["tie_word_embeddings"] = is_tied
         for older, name in config.attribute_map.items():
             if name in part:
                 part.setdefault(older, part[name])

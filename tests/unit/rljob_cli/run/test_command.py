@@ -1,15 +1,19 @@
-"""Rewards of a run on this machine: read from each Pod, and unknown if one does not answer."""
+"""A run on this machine: its rewards are unknown if one does not answer, and what Ctrl-C does."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import aiohttp
+import pytest
 from aiohttp import web
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import PORT_DRIVER, PORT_SERVICE
-from rljob_cli.run.command import build_rewards, fetch_metrics
+from rljob_cli.run.command import Run, build_rewards, fetch_metrics
 from rljob_cli.run.reward_rows import RewardMetrics
 from tests.support.loopback import next_address
 
@@ -77,3 +81,39 @@ def test_row_without_metrics_has_only_the_numbers_of_the_pods() -> None:
     [row] = build_rewards(JOB, PODS, RewardMetrics())
     assert (row.ready, row.replicas, row.slots_given) == (2, 2, 8)
     assert (row.slots_in_use, row.waiting, row.latency_p95_seconds, row.invalid) == (None, None, None, None)
+
+
+class Interrupted:
+    """A run whose Pods end when they are killed, after two signals. `said`: what a user reads."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr("rljob_cli.run.command._SAY_SECONDS", 0.0)
+        self.said: list[str] = []
+        self.killed = asyncio.Event()
+        output: Any = SimpleNamespace(say=self._say)
+        network: Any = SimpleNamespace(environment={})
+        self.run = Run(JOB, tmp_path, network, {}, output)
+        self.run._cluster = cast(Any, SimpleNamespace(stop=self._stop, kubelet=SimpleNamespace(kill=self.killed.set)))
+
+    def _say(self, text: str) -> None:
+        self.said.append(text)
+        if text.startswith("waits"):
+            self.run._on_signal()
+
+    async def _stop(self, grace_seconds: float, first: tuple[str, ...]) -> None:
+        await self.killed.wait()
+
+
+async def test_ctrl_c_waits_and_says_how_long_and_a_second_one_kills(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    interrupted = Interrupted(monkeypatch, tmp_path)
+    interrupted.run._on_signal()
+    assert not interrupted.killed.is_set()
+    await asyncio.wait_for(interrupted.run._stop(), timeout=10)
+    assert interrupted.killed.is_set()
+    assert interrupted.said == [
+        "saving the last steps, then stopping (press again to end at once, without them)",
+        "waits for the checkpoint of the last steps since 0 s (press again: lose it)",
+        "killing all processes",
+    ]

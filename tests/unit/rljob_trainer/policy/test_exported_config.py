@@ -8,20 +8,20 @@ from transformers import AutoConfig
 from rljob_trainer.policy.exported_config import spell_rope, write_config
 from tests.support.tiny_models import MODELS, build_config
 
-CHANGED = {"dtype", "architectures"}
+CHANGED = {"dtype", "architectures", "tie_word_embeddings"}
 LONG = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [4.0]}
 
 
-def export(folder, source, dtype="bfloat16"):
+def export(folder, source, dtype="bfloat16", *, is_tied=False):
     """Return the export's config.json of a model whose config.json is `source`."""
     (folder / "config.json").write_text(json.dumps(source))
     loaded = AutoConfig.from_pretrained(folder)
-    write_config(folder, loaded, dtype, "Exported")
+    write_config(folder, loaded, dtype, "Exported", is_tied=is_tied)
     return json.loads((folder / "config.json").read_text())
 
 
 def read(folder):
-    """Return what transformers 5 reads of the part about text, without the older name of a kind of rope."""
+    """Return what transformers 5 reads of the part about text, without the older name of rope_type."""
     found = AutoConfig.from_pretrained(folder).get_text_config().to_dict()
     (found.get("rope_parameters") or {}).pop("type", None)
     return found
@@ -32,7 +32,8 @@ def test_both_generations_find_the_rope_of_every_architecture(name, tmp_path):
     config = build_config(name)
     config.save_pretrained(tmp_path)
     source, loaded = json.loads((tmp_path / "config.json").read_text()), read(tmp_path)
-    written = export(tmp_path, source)
+    is_tied = AutoConfig.from_pretrained(tmp_path).tie_word_embeddings
+    written = export(tmp_path, source, is_tied=is_tied)
     text, before = written.get("text_config", written), source.get("text_config", source)
     if parameters := before.get("rope_parameters"):
         assert text["rope_theta"] == parameters.get("full_attention", parameters)["rope_theta"]
@@ -57,6 +58,15 @@ def test_what_the_source_says_stays_and_the_other_spelling_is_added(tmp_path):
     assert {name: written[name] for name in source} == source | {"torch_dtype": "float16"}
     assert written["architectures"] == ["Exported"]
     assert written["rope_parameters"] == {**scaling, "rope_type": "yarn", "rope_theta": 1e6}
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("name", ["InternVLForConditionalGeneration", "Qwen3VLForConditionalGeneration"])
+def test_the_whole_and_its_text_say_whether_the_head_is_tied(name, is_tied, tmp_path):
+    build_config(name).save_pretrained(tmp_path)
+    written = export(tmp_path, json.loads((tmp_path / "config.json").read_text()), is_tied=is_tied)
+    assert written["tie_word_embeddings"] is written["text_config"]["tie_word_embeddings"] is is_tied
+    assert "tie_word_embeddings" not in written["vision_config"]
 
 
 @pytest.mark.parametrize(

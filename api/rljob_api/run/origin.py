@@ -53,8 +53,15 @@ class Origin(Record):
         return [each for each in find_changes(self.fields, fields) if not self._has_moved(each)]
 
     def find_allowed(self, recorded: Mapping[str, Any]) -> list[Change]:
-        """Return the same of what may change."""
-        return [each for each in find_changes(self.recorded, recorded) if not self._has_moved(each)]
+        """Return the same of what may change. A file under the same path may have another content."""
+        changes = [each for each in find_changes(self.recorded, recorded) if not self._has_moved(each)]
+        named = {each.path for each in changes}
+        edited = (
+            Change(path, f"content {known[:12]}", f"content {now[:12]}")
+            for path, now in _digest_files(recorded).items()
+            if path not in named and (known := self.contents.get(path, now)) != now
+        )
+        return [*changes, *edited]
 
     def _has_moved(self, change: Change) -> bool:
         known = self.contents.get(change.path)

@@ -107,6 +107,19 @@ def test_a_source_that_has_moved_is_the_same_and_one_with_other_contents_is_not(
     assert origin.find_refused(fields(tmp_path / "missing").fixed)
 
 
+def test_a_reward_that_is_edited_in_place_is_a_change(tmp_path):
+    file = tmp_path / "reward.py"
+    file.write_text("a")
+    recorded = {"spec.rewards": {"correct": {"function": {"file": str(file)}}}}
+    origin = build_origin({}, recorded)
+    assert origin.find_allowed(recorded) == []
+    file.write_text("b")
+    (change,) = origin.resume(2, recorded).changes
+    assert (change.path, change.after_step) == ("spec.rewards.correct.function.file", 2)
+    assert change.before != change.now
+    assert origin.resume(2, recorded).find_allowed(recorded) == []
+
+
 def test_long_value_is_cut():
     (change,) = find_changes({"spec.model": {"chatTemplate": "x" * 9999}}, {"spec.model": {}})
     assert len(change.text_before) <= 120

@@ -1,7 +1,5 @@
 """Errors of a job's inputs, with the field of the manifest that causes them."""
 
-from __future__ import annotations
-
 from rljob_api.errors import UserError
 
 

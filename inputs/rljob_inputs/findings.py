@@ -3,8 +3,6 @@
 Invariant: plain data without any heavy import, so that the CLI can show it quickly.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """A prompt: one row of the data, as the model and the rewards receive it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

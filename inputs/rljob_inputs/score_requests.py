@@ -3,8 +3,6 @@
 Leaves to its callers what the sample is: an episode of the driver, or a completion that a user passes. Pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

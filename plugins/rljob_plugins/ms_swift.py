@@ -1,7 +1,5 @@
 """ms-swift: classes based on ORM, which get lists and the columns of the data."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from rljob_api.functions import values

@@ -3,8 +3,6 @@
 As SkyRL does, the class gets `env_config`, here the job's args, and `extras`, here the row. Standard library only.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

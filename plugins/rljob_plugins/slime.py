@@ -1,7 +1,5 @@
 """slime, miles: reward functions of Samples with tokens, and of the project's arguments."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Final
 

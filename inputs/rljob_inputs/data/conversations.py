@@ -3,8 +3,6 @@
 Pure. Invariant: the content of a message that is returned has no parts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

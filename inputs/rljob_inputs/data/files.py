@@ -4,8 +4,6 @@ Owns which files a path means. Invariant: rows are read lazily and no file is le
 names the file and the line or row.
 """
 
-from __future__ import annotations
-
 import glob
 import io
 import itertools

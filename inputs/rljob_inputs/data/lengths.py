@@ -3,8 +3,6 @@
 Invariant: every completion of an admitted prompt fits into the rollouts, whatever its length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Leaves to `files` which files there are. Invariant: a value depends on its own t
 other values of its column: such a guess makes 12.0 of the answer 12, and null of the answer None.
 """
 
-from __future__ import annotations
-
 import bz2
 import csv
 import gzip

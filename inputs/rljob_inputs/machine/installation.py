@@ -4,8 +4,6 @@ Owns these commands: every message that names one takes it from here. Imports no
 docs/install-cli.md has the same for people.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import shlex

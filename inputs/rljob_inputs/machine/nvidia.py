@@ -5,8 +5,6 @@ installed (dev/device.py). Needs neither torch nor NVML: it also
 explains why these find no GPU. Leaves to its callers which GPUs a user may use.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

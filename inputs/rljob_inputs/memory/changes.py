@@ -1,7 +1,5 @@
 """A job with other values of some fields, as the manifest's rules allow them. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The GPUs that a job takes in all. Pure."""
 
-from __future__ import annotations
-
 from rljob_api.manifest.job import RLJobSpec
 
 

@@ -1,7 +1,5 @@
 """The memory of GPUs, by the names that people and node labels use. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Shapes of one family of models from 0.5B to 32B, to say which size fits. As their config.json has them."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 

@@ -1,7 +1,5 @@
 """The limits that decide what the trainer keeps in memory. The trainer applies them, and the plan assumes them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 GATHERED_SHARE_OF_DEVICE_MEMORY = 0.25

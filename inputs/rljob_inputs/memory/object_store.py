@@ -1,7 +1,5 @@
 """The size of Ray's object stores, through which the driver sends rows to the ranks. Pure; jobs are resolved."""
 
-from __future__ import annotations
-
 from rljob_api.manifest.job import RLJob
 from rljob_inputs.memory.limits import OBJECT_STORE_BYTES, ROW_BYTES_PER_TOKEN
 from rljob_inputs.memory.plan import Question, max_row_tokens

@@ -1,7 +1,5 @@
 """What holds memory: parts, the moments at which they are held together, and the devices that need them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

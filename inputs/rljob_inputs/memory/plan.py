@@ -5,8 +5,6 @@ model or GPU makes it smaller, never wrong: a need without a shape has no model,
 to fit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 

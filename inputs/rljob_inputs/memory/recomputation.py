@@ -4,8 +4,6 @@
 the memory of the smallest GPU, so all ranks of a job, with the same three, decide alike.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from rljob_api.manifest.job import RLJobSpec

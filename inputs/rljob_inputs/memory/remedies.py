@@ -5,8 +5,6 @@ needs, speed, LoRA instead of all weights, offload, and at last another model; f
 another model. The first one that fits is the remedy. Invariant: no remedy takes the GPU from another need that has it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any

@@ -3,8 +3,6 @@
 Pure. Constants that were measured on one machine, and estimates, are parts with `is_estimate`.
 """
 
-from __future__ import annotations
-
 from rljob_inputs.memory import limits
 from rljob_inputs.memory.parts import Moment, Part, build_moment
 from rljob_inputs.memory.shapes import Shape

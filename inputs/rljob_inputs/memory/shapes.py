@@ -4,8 +4,6 @@ Counts are exact for the families of `_EXACT` (a test compares them with transfo
 headers of the weights say takes the place of the count.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from rljob_inputs.models.architectures import text_config

@@ -9,8 +9,6 @@ memory. So the start of an engine, its load of new weights, and the return of th
 that follows, and are no phases of their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

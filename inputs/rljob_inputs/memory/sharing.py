@@ -1,7 +1,5 @@
 """How a job runs on fewer GPUs: trainer, rollouts and the models of rewards share them, in turns. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final

@@ -4,8 +4,6 @@ Follows rljob_trainer.policy: each function names the module that allocates what
 rank. `make bench-plan` compares them with torch's memory tracker on the real policy.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

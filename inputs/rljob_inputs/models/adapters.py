@@ -1,7 +1,5 @@
 """Whether rollouts load LoRA adapters or merged weights: spec.trainer.lora.publish, and what auto means. Pure."""
 
-from __future__ import annotations
-
 from rljob_api.manifest.job import RLJobSpec
 from rljob_inputs.models.architectures import find_architecture
 from rljob_inputs.models.config import Config

@@ -4,8 +4,6 @@ The table, architectures.json, is made from the locked transformers and vLLM (`m
 where neither is installed. Invariant: `validate`, `plan`, `run`, trainers and rollouts all ask this module.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

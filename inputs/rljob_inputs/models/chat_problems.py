@@ -3,8 +3,6 @@
 Invariant: warnings alone; a template that fails is an error of the prompts that it fails for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

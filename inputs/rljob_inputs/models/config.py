@@ -3,8 +3,6 @@
 Follows vLLM and transformers: a limit that vLLM would refuse after a minute of loading is found here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -8,8 +8,6 @@ Invariants: what the manifest sets stays; a resolved spec has no null maxTokens 
 resolving it again changes nothing; the same job and model give the same spec in every program.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

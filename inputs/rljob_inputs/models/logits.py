@@ -4,8 +4,6 @@ transformers gives these settings other names in each family. Invariant: a model
 is refused by the table of architectures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

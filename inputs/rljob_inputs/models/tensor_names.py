@@ -5,8 +5,6 @@ wrapper has changed. Layers differ in ways that only their code knows, so this j
 ranks compare every name with the model's own. Invariant: no complete checkpoint is refused.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping

@@ -1,7 +1,5 @@
 """How far a transfer is: a line every few seconds, with a share of the bytes. An injected clock; no I/O."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

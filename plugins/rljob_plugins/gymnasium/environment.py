@@ -4,8 +4,6 @@ Which spaces are supported is in spaces. With render_mode ansi the rendering is 
 space. Other environments are refused at the start. Standard library only.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple

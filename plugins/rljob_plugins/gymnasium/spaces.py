@@ -1,7 +1,5 @@
 """Which spaces of gymnasium have a text form, and the action that an answer means. Standard library only."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

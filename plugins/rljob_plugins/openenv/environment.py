@@ -4,8 +4,6 @@ Environments with MCP tools get the tool calls of an answer, all others its text
 session, per episode. Standard library only.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple

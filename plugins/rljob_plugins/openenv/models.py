@@ -3,8 +3,6 @@
 Reads Pydantic models by their public attributes. Standard library only.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import typing

@@ -1,7 +1,5 @@
 """Calls of an OpenEnv environment's methods, and of the MCP tools that it offers as actions. Standard library only."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Mapping

@@ -2,8 +2,6 @@
 GPU stack, which a runner does not. Standard library only.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from rljob_service.worker.forms.stand_ins import provide_module

@@ -4,8 +4,6 @@ message of the user.
 `openrlhf` itself need not be installed (bases). Standard library only.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from functools import partial

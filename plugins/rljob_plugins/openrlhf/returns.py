@@ -1,7 +1,5 @@
 """What a reward function of OpenRLHF returns: a dict with `rewards`, `scores` and `extra_logs`, or only the rewards."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rljob_service.worker.forms.outcome import (

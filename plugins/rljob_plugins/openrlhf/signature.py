@@ -1,7 +1,5 @@
 """OpenRLHF's reward functions: lists of queries, prompts and labels, with special tokens."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from rljob_api.functions import values

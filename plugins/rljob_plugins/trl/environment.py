@@ -2,8 +2,6 @@
 scores it. One instance per process, reset for each episode, as TRL does. Standard library only.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """TRL's reward functions: lists of prompts and completions, with the columns of the data."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final
 

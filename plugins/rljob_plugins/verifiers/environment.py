@@ -4,8 +4,6 @@ They get the gateway's address and key. Their dataset has the tasks: the row's `
 verifiers before 0.4 are refused. Standard library only.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

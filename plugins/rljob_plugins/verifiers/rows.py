@@ -1,7 +1,5 @@
 """Which task of a framework's dataset a row of the job means, and the rows of a dataset. Standard library only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

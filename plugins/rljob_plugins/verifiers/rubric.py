@@ -4,8 +4,6 @@ Calls the functions itself: a Rubric turns exceptions into zeros. Each function 
 (plural parameters) need scope: group.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """verifiers' reward functions, Rubrics and Task classes."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from rljob_api.functions import values

@@ -4,8 +4,6 @@ Builds the Task of each row and a Trace with the prompt and all that followed it
 Task score it. A reward that requires a runtime (a container of the rollout) is refused.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Mapping

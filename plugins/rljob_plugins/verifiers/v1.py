@@ -5,8 +5,6 @@ agent of verifiers is a seat: where the policy plays several, each one that trai
 verifiers itself marks the requests of each run with its id. Standard library only.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import itertools

@@ -5,8 +5,6 @@ starts the interaction again and repeats its earlier turns before the one that c
 so far. The answers of repeated turns are discarded.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import itertools

@@ -4,8 +4,6 @@ Creates it as verl does, with a config whose `reward` is function.factoryArgs. I
 trainer has decoded it already. Invariant: its executor uses the loop of the worker, so it is created by the first call.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """verl's reward functions, reward managers and interaction classes."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from rljob_api.functions import values

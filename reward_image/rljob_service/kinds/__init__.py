@@ -1,7 +1,5 @@
 """The kinds of services that a server can host, by the argument of --serves."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final
 

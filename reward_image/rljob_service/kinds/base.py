@@ -3,8 +3,6 @@
 One subclass per kind, each in its own module. Invariant: nothing else of the server asks which kind it hosts.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar

@@ -1,7 +1,5 @@
 """What the simulated user, tools and a runner have in common: each request is one call, each reply has one value."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar, Final
 

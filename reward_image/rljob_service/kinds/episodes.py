@@ -1,8 +1,6 @@
 """A runner: a call is an episode, which an environment or a program plays against the policy, or asks for rows that it
 has. An episode may release what it holds before it ends, and its workers reach the model's gateway."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from rljob_api.errors import UserError

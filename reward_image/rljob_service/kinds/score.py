@@ -1,7 +1,5 @@
 """A reward: a request is a sample or a group, the reply a score for each sample."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from pydantic import TypeAdapter

@@ -1,8 +1,6 @@
 """Tools: a call names a function and has the arguments that the policy wrote, the reply is text. Their schemas are
 public, because the policy sees them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rljob_api.manifest.services.calls import CallService

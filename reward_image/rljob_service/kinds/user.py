@@ -1,8 +1,6 @@
 """A simulated user: the arguments of a call are the conversation, the reply is its next message. A function or a chat
 model answers."""
 
-from __future__ import annotations
-
 from rljob_api.functions.plugins import SIGNATURES, find_plugins
 from rljob_api.manifest.services.calls import CallService
 from rljob_api.manifest.services.models import UserModel

@@ -1,7 +1,5 @@
 """What classifiers, judges and model users share: the session to a model's server, its vLLM, and the warm-up."""
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence

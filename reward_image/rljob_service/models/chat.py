@@ -4,8 +4,6 @@ Owns the endpoint's key, the payload of requests, and the text and tokens of ans
 read the text. Invariant: the endpoint's key is sent only to the endpoint.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ vLLM batches the requests in flight. Activations are applied here to the raw log
 vLLM's defaults. Invariant: tokens are cut only if tooLong says so.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """One execution of a model's service: its progress, and its score or the reason why there is none."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Prometheus metrics of classifiers, judges and model users, in addition to those of every reward."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 

@@ -5,8 +5,6 @@ be sent at once, so that waiting for a limit is queueing and does not count towa
 an execution.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -4,8 +4,6 @@ Consumes the DNS records of its headless Service, every few seconds. If a lookup
 last count remains, at first the configured number. DNS caches can delay the count after a change; see docs/judge.md.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -5,8 +5,6 @@ awake. Invariant: a request goes only to an engine that was awake at the last po
 that time counts towards no timeout.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

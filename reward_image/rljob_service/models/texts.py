@@ -3,8 +3,6 @@
 Models see all that followed the prompt of an agent's episode, as in verl, TRL and OpenRLHF.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from rljob_api.wire.base import Message

@@ -4,8 +4,6 @@ Invariants at a constant rate: no window of 60 seconds admits more than the rate
 eventually. The bucket starts empty, because a predecessor may have used the last minute's amount.
 """
 
-from __future__ import annotations
-
 import math
 
 _BURST_FRACTION = 0.1

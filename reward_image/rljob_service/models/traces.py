@@ -1,8 +1,6 @@
 """The spans of requests to a model's server: each try, and each wait for the next one. Names follow OpenTelemetry's
 conventions for generative AI."""
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import urlsplit
 

@@ -6,8 +6,6 @@ the request that it answered last, it is away: what fails then, or gives up just
 clients wait and send it again. Callers interpret the JSON. Invariant: no message contains the API key.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -4,8 +4,6 @@ Consumes /health, polled every second; produces `is_up`. Waits for vLLM at start
 probe is the limit.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

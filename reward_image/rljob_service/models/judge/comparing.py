@@ -5,8 +5,6 @@ preference for the first place cancels out; ranking and listwise ask once about 
 answer makes only its samples invalid, and never counts as zero.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import permutations
 from typing import Any, Literal, NamedTuple, TypeVar

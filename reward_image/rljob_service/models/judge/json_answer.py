@@ -4,8 +4,6 @@ Endpoints may ignore a schema, so it is checked here. Prose around the object is
 counts, as the last match does for regex. Invariant: no answer and no schema can block the server.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ A sample is one question. A group (compare) is many questions, each with its own
 Invariant: the tokens of an execution are settled exactly once.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar

@@ -3,8 +3,6 @@
 Invariant: an unreadable answer is invalid, with its beginning in the message, and never counts as zero.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections import Counter, deque

@@ -5,8 +5,6 @@ or by that timer. Invariants: waiting does not count towards timeouts, and a que
 the size of its group.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -4,8 +4,6 @@ The caller reads the answers. Invariant: a failed vote is a value, not an except
 other votes.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar

@@ -4,8 +4,6 @@ For the model, the user's messages are the assistant's, and what the policy wrot
 alternate and the first message is the policy's, as many chat templates require.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

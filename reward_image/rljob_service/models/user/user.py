@@ -4,8 +4,6 @@ A call is one question. It shares limits, retries and timeouts with judges. Inva
 reason, never the end of a conversation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from rljob_api.errors import RLJobError

@@ -5,9 +5,11 @@ kubelets need an address that is not a loopback one.
 The invariant: the processes end with the thread that started them, so that a killed test run leaves none behind.
 """
 
+import contextlib
 import hashlib
 import ipaddress
 import json
+import random
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -183,7 +185,9 @@ class ControlPlane:
 
 
 def free_port(address: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port below those that the kernel gives to connections, which could take it before its server does."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((address, port))
+            return port

@@ -1,4 +1,4 @@
-"""What a worker says of a function when it loads it, without a process."""
+"""How a worker loads a function, or refuses it, without a process."""
 
 from __future__ import annotations
 

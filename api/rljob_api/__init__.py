@@ -3,8 +3,6 @@
 Exports are loaded on first use (PEP 562): reward workers import `rljob_api.errors` without pydantic.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

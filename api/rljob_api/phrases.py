@@ -1,7 +1,5 @@
 """Parts of messages: the name that was meant, and lists that may be long. Standard library only: workers import it."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Sequence
 

@@ -1,7 +1,5 @@
 """Kubernetes quantities: 500m, 2, 16Gi. Standard library only: workers import it."""
 
-from __future__ import annotations
-
 import re
 from decimal import Decimal
 from typing import Final

@@ -3,8 +3,6 @@
 A job's own fields take precedence. Invariant: a running job keeps the defaults that it started with.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Annotated, Literal

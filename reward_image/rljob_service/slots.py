@@ -4,8 +4,6 @@ Worker processes (pool) are one implementation, calls of a model's server (model
 gives exactly one result for each request, also when it is killed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol
 

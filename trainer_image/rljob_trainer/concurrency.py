@@ -1,7 +1,5 @@
 """Coroutines that run together and fail together, and work that must end before anything else happens."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ParamSpec, TypeVar

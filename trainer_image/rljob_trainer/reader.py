@@ -4,8 +4,6 @@ It listens on the loopback address, which the API server's port-forward reaches,
 nothing.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

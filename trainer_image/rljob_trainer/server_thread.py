@@ -1,7 +1,5 @@
 """An HTTP server in a thread with its own event loop, so that large files do not delay the loop of the caller."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import threading

@@ -4,8 +4,6 @@ Each is locked by its process, whatever the process's id and container. Invarian
 removed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -14,8 +14,6 @@ Names follow OpenTelemetry's conventions for generative AI (https://opentelemetr
 HTTP; the rest begins with `rljob.`. Invariant: all spans end, also those of an episode that failed or was cancelled.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Final, Self

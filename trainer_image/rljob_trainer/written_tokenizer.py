@@ -5,8 +5,6 @@ LlamaTokenizerFast loses its spaces. Invariant: ids of texts are those of tokeni
 counts, and plain text survives encode and decode.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

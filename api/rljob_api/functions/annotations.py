@@ -3,8 +3,6 @@
 A worker turns its types into text, which is what messages show.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType

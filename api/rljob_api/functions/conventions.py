@@ -6,8 +6,6 @@ reading an unusual return value) is a reference, MODULE:NAME, so that the CLI do
 library only: workers import this file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple

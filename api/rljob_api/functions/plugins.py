@@ -5,8 +5,6 @@ and the server find them. A worker may run in another Python environment, so it 
 MODULE or MODULE:NAME. Standard library only.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """Messages for functions that cannot be called: what is wrong, and the lines or fields that adapt them."""
 
-from __future__ import annotations
-
 import difflib
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 A worker describes the loaded function. Pure, standard library only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final

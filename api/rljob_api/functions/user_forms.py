@@ -3,8 +3,6 @@
 A worker describes the loaded object. Pure, standard library only.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple

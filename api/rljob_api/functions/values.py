@@ -4,8 +4,6 @@ Of an agent's episode a sample has the last answer and, in `whole`, all that fol
 from the other, so that each value has one definition. Plugins define further values of their projects.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 

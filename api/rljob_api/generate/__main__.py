@@ -5,8 +5,6 @@ docs/reference.md is generated as a whole; docs/monitoring.md and docs/trajector
 Invariant: the files in git equal the output; `--check` (make verify) fails on drift and writes nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Generate the CustomResourceDefinitions: convert pydantic's JSON schema to Kubernetes' structural schema."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

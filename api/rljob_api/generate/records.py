@@ -1,7 +1,5 @@
 """Tables of a run's records for the documentation, from the docstrings of their types. Pure."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from typing import Any, get_args, get_origin

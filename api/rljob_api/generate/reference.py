@@ -1,7 +1,5 @@
 """Build docs/reference.md: tables of all fields, from the schemas of the CRDs. Fields of all roles are listed once."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -5,8 +5,6 @@ What is not the policy runs in separate Pods, like the function of a reward: one
 each entry of tools, and one for the runner of environments and programs.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field

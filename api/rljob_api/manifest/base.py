@@ -10,8 +10,6 @@ A `Rule` defines a constraint across fields once, for Python and for the API ser
 what the generated schema rejects, with the same remedy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal

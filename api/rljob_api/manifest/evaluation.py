@@ -4,8 +4,6 @@
 are those that apply, wherever the job has them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final

@@ -4,8 +4,6 @@ They exist in CEL alone: only the API server sees both. Invariant: they may rely
 A job that finds the checkpoints of an earlier one goes by the same tables (`read_resume_fields`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Set
 from typing import Any, Final, NamedTuple
 

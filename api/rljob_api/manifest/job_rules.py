@@ -4,8 +4,6 @@ A rule exists twice, in Python and in CEL. Invariant: CEL rules may rely on defa
 the API server fills in the defaults of its fields first.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from rljob_api.manifest.base import Rule, different_names

@@ -1,7 +1,5 @@
 """The sections of an RLJob's spec that have no module of their own: model, data, checkpoint, tracking, scheduling."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal

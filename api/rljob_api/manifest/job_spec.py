@@ -1,7 +1,5 @@
 """The fields of a job's spec, and what follows from them. The rules between them are in `job_rules`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, Self, TypeVar

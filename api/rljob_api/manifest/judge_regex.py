@@ -3,8 +3,6 @@
 `rljob validate` and the reward server both compile them here, and so accept the same ones.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 _REMEDY = "RE2 has neither look-around nor back-references: https://github.com/google/re2/wiki/Syntax"

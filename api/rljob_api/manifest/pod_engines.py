@@ -3,8 +3,6 @@
 Invariant: the same spec gives them the same numbers for all readers. An engine listens at PORT_ROLLOUT + its number.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from rljob_api.manifest.job import RLJobSpec

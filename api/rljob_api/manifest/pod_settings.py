@@ -1,7 +1,5 @@
 """Fields for all Pods of an RLJob or of a RewardModel, under the names that Kubernetes' PodSpec gives them."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from rljob_api.manifest.base import ObjectName, Spec

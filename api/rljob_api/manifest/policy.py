@@ -4,8 +4,6 @@ Owns the types. `rljob_core.plan.policy_defaults` applies the defaults, `policy_
 field of a policy loosens what the installation's template policy or Kubernetes refuses.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Types of quantities in a manifest: text that Kubernetes reads, and sizes, which RLJob reads as bytes."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Self
 
 import pydantic

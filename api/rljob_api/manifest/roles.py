@@ -1,7 +1,5 @@
 """The roles (head, trainer, rollout, reward): resources, node pool, Pod template, and role-specific settings."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Annotated, ClassVar, Final, Literal
 

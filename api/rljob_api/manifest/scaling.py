@@ -4,8 +4,6 @@ The operator's `autoscale` makes the decisions. Invariant: the status holds ever
 the last one, so that a restarted operator continues from it.
 """
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """spec.schedule: when groups start, when they train, and for how long."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Final, Literal
 
 from pydantic import Field

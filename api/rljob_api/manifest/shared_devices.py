@@ -3,8 +3,6 @@
 `job_rules` lists them among its own. Each exists twice, in Python and in CEL.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

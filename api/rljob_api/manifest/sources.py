@@ -1,8 +1,6 @@
 """The `source` of a model or a dataset: its forms, their paths in a container, and the rules that validate it; and the
 Hub and the object storage that sources come from."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Reports syntax errors, tabs and duplicate keys; `load` validates the data. Invar
 kubectl gives them (1e-6 is a number, `y` is true, a date is text).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace

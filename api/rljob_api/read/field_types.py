@@ -1,7 +1,5 @@
 """Look up the types of fields by their location in a manifest."""
 
-from __future__ import annotations
-
 import types
 import typing
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Reads no other file: callers check that models and datasets exist. Invariant: ma
 conform to their types and to all rules.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json

@@ -5,8 +5,6 @@ Fields that its version does not know were validated by the operator, so they ar
 earlier version accepted runs on with a warning, too (`Rule.is_ratcheted`).
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Apart from the types of jobs: a server of services reads one service, and starts without building those of a job.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 from typing import Any

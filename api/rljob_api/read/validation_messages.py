@@ -3,8 +3,6 @@
 Pure functions over types and values. Invariant: no message contains a name of Python or pydantic.
 """
 
-from __future__ import annotations
-
 import difflib
 import textwrap
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Invariants: an unknown value is null, never zero; a reader ignores fields that i
 field as unknown. So it also reads what a different version wrote.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, get_args
 

@@ -1,7 +1,5 @@
 """evaluation.json: what `rljob evaluate` writes, the results of several models on the same sets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The files of a run that the head serves to readers, under RUN_ROUTE; without a head, a reader Pod does."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path, PurePosixPath
 

@@ -1,8 +1,6 @@
 """The names of the files and folders of a run. Invariant: a checkpoint counts once it has FILE_COMPLETE, and until its
 folder gets DAMAGED_PREFIX."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import NamedTuple

@@ -5,8 +5,6 @@ such as the name of a component, a reward or a tool: these are labels. So a pane
 name is never part of an identifier.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 

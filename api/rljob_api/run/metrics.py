@@ -4,8 +4,6 @@ Invariants: means are over valid samples only; the file holds one history, since
 checkpoint. Only its last line may be incomplete: the driver is writing it, and a reader leaves it for the next read.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """objects.json: which versions of the objects of s3:// sources a run reads, so that it resumes with the same ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rljob_api.run.base import Record

@@ -1,7 +1,5 @@
 """What the head serves of the samples that were scored last, before the trajectory log has their step."""
 
-from __future__ import annotations
-
 from rljob_api.run.base import Count, Record
 from rljob_api.run.trajectories import SampleRow
 

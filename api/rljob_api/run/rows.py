@@ -4,8 +4,6 @@ Each split has a file of JSON lines, and a record next to it. Invariant: the rec
 that does not have its digest is not complete.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path

@@ -4,8 +4,6 @@ Invariant: the file is complete at any time, and at most a few seconds behind. S
 time of the run, also if a session was killed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The model of another run that a run begins with (job://NAME@STEP), and model.json, which pins it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError

@@ -4,8 +4,6 @@ The driver's summary is as old as the last checkpoint. Invariant: numbers that a
 superset, as in the driver's history: the mean of immense scores may be infinite.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 

@@ -4,8 +4,6 @@ The docstrings document the columns. Texts that are not strings are JSON. Invari
 no score; an unknown value is null.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator

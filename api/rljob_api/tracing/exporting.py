@@ -5,8 +5,6 @@ OTEL_RESOURCE_ATTRIBUTES, OTEL_BSP_*). Invariant: a collector that is away costs
 queue is bounded, and the end of the process waits at most _CLOSE_SECONDS.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

@@ -1,7 +1,5 @@
 """OpenTelemetry's SDK as RLJob uses it: which traces are recorded, and what the spans of a process have in common."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from opentelemetry.context import Context

@@ -1,7 +1,5 @@
 """Spans as OpenTelemetry's: their parents, times and ends. Imported only while tracing is on."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

@@ -5,8 +5,6 @@ spans, `exporting` sends them. Invariants: only `root` begins a trace, so what b
 ends with its block, also by an exception or a cancellation; no text of a prompt, an answer or a call is recorded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, Protocol, Self
 

@@ -4,8 +4,6 @@ Status codes of a reward server: 200 for every executed request, valid or not; 4
 if the request is malformed; 429 with Retry-After if the queue is full; 503 while it drains.
 """
 
-from __future__ import annotations
-
 import enum
 from typing import Any, Literal
 

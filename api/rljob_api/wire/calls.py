@@ -1,7 +1,5 @@
 """Messages of what an agent calls: the simulated user, tools, and runners of episodes."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat

@@ -3,8 +3,6 @@
 The operator writes them into Pods, and the programs in the Pods read them. No other module may repeat the literals.
 """
 
-from __future__ import annotations
-
 import enum
 from typing import Final
 

@@ -3,8 +3,6 @@
 If RLJOB_HOSTS_FILE is set (`rljob run`), that hosts(5) file replaces DNS. It may have several lines per name.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

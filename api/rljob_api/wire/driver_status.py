@@ -1,7 +1,5 @@
 """The driver's status, which the operator reads."""
 
-from __future__ import annotations
-
 import enum
 from typing import Annotated
 

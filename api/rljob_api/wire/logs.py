@@ -5,8 +5,6 @@ logs are text. Every object has `time` (UTC, ISO 8601), `level`, `logger`, `mess
 if there is one. Invariant: no secret reaches a log by its form, or as the value of a variable of this process.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

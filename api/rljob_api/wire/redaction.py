@@ -4,8 +4,6 @@ A text is a secret by the name of its variable, option or field; by its form, as
 known provider; or because it contains the value of a variable that is one. Invariant: nothing but secrets is changed.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping

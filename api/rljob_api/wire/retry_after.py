@@ -1,7 +1,5 @@
 """Parse the HTTP header Retry-After (RFC 9110, section 10.2.3)."""
 
-from __future__ import annotations
-
 import math
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime

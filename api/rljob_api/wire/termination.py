@@ -3,8 +3,6 @@
 Standard library only: every program imports it before anything that can fail.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Invariant: no control character, terminal escape or half of a surrogate pair pas
 since a part of a message is better than none; an impossible number is invalid.
 """
 
-from __future__ import annotations
-
 import re
 from itertools import islice
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Messages of the weight synchronization, and of engines in the trainer's Pods."""
 
-from __future__ import annotations
-
 from typing import Annotated, Final, Literal
 
 from pydantic import Field

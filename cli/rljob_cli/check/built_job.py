@@ -4,8 +4,6 @@ Reads them from the Pods as they would be built, so templates count, too. The de
 here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 Invariant: the job of N GPUs requests at most N, and rollouts share the trainer's GPU only where there is no other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

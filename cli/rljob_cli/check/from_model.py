@@ -1,7 +1,5 @@
 """What a job leaves to its model, as lines for people: field, value, and the file that says so. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

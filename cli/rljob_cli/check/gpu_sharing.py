@@ -1,7 +1,5 @@
 """Whether a job that asks for more GPUs than there are runs if its parts share them, and what to say."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable

@@ -6,8 +6,6 @@ Reads alone; `rljob_cli.export.start_model` writes. Invariant: a run that has it
 the other run.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`rljob plan`: the memory of each role, by part, against what the job or --gpu names. Starts nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -4,8 +4,6 @@ Rows become prompts as in training, and the tokenizer of the job's model counts 
 builds the request.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace

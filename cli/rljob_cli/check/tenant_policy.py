@@ -5,8 +5,6 @@ label that nothing sets is no problem here: the installation may set it. And an 
 do not name may be one of its defaults: that is not certain.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple

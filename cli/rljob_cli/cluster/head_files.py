@@ -4,8 +4,6 @@ Reads the head through the API server with the job's token, and changes nothing.
 complete, and as the head had it; a head, in which a job's own code may run, chooses no other path of this machine.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Waits until a Pod that a command has created is ready."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

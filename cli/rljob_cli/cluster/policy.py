@@ -1,7 +1,5 @@
 """The RLJobPolicy of a namespace, as the API server has it."""
 
-from __future__ import annotations
-
 import asyncio
 
 from rljob_api.manifest.policy import POLICY_NAME, RLJobPolicy

@@ -4,8 +4,6 @@ Needs the verb create on pods/portforward. The kubelet connects inside the Pod, 
 the API server changes no header, unlike its Pod proxy, which removes tokens.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -6,8 +6,6 @@ inside the Pod alone, for the port-forward of this command. Invariant: the Pod i
 command is killed, the Pod ends by itself, and is deleted with the job.
 """
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 from collections.abc import AsyncIterator

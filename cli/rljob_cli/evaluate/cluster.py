@@ -3,8 +3,6 @@
 The jobs are submitted as `rljob submit` does it. The results are those of their statuses.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

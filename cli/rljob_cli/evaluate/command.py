@@ -4,8 +4,6 @@ All jobs are checked before the first one starts. Invariant: evaluation.json has
 models that follow.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

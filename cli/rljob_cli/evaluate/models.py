@@ -3,8 +3,6 @@
 Exports are kept in the run's folder, so that a step is exported once.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable, Sequence

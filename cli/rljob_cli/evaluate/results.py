@@ -1,7 +1,5 @@
 """The results of all models: as a table with what it leaves out, or as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

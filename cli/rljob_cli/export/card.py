@@ -4,8 +4,6 @@ Invariant: of the job it has selected fields alone. Variables of environments, s
 machine stay out: a card is published.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath

@@ -3,8 +3,6 @@
 Invariant: a place that refuses the model says so before the model is built.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Invariant: which base model a checkpoint is exported with, and whether its code 
 that of the head, in which a job's own code may run.
 """
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections.abc import Callable

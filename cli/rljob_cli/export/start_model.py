@@ -3,8 +3,6 @@
 Invariant: model.json is written last, so a run that was killed before begins again with the same or a newer step.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

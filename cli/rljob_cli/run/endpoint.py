@@ -4,8 +4,6 @@ Invariants: only the user who runs the job can read the file, which has the job'
 run that was killed leaves it, with the token of a head that is gone.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Invariants: a file is indexed once for each of its contents; texts are read only
 that the run in progress has deleted has no samples.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

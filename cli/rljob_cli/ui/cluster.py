@@ -1,7 +1,5 @@
 """`rljob ui` of jobs in a cluster: the page reads a copy of the run's files, which follows those of the head."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections.abc import Sequence

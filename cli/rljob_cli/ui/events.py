@@ -4,8 +4,6 @@ Invariant: a cursor says all that its page has. So a page that reconnects, also 
 still known, and gets nothing twice; if the run's history was cut, as by a restart from a checkpoint, it starts again.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The head of a run in progress: its status, and the samples that it scored last."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Invariant: an address names a run of the list, never a path.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path

@@ -5,8 +5,6 @@ of other sites, whatever name they give this address. Invariants: nothing change
 samples; nothing that reads a run's files holds the event loop; no answer has a secret of the job.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

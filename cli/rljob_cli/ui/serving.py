@@ -1,7 +1,5 @@
 """Serves a page until Ctrl-C."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal

@@ -3,8 +3,6 @@
 The Pod may be gone, or of an image that writes something else: then the run's files alone have the results.
 """
 
-from __future__ import annotations
-
 from pydantic import TypeAdapter, ValidationError
 
 from rljob_api.manifest.status import MAX_FIGURES, EvaluationFigure

@@ -3,8 +3,6 @@
 Reads the messages of Kubernetes 1.35, of a dry run or of an Event. Invariant: an unknown message is repeated as it is.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Most limits are checked in the Pods as they would be built, so that a template c
 whose present spec has workloads was admitted before, and is not checked again: a lower limit stops nothing that runs.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

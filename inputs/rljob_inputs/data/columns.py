@@ -3,8 +3,6 @@
 Invariant: the check before a run and the run use these functions, so they accept the same rows.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 Invariant: places and errors name the objects, never their local copies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 

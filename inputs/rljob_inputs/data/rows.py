@@ -3,8 +3,6 @@
 Invariant: rows are read lazily, so a check may stop after some; every error names the file and the line or row.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

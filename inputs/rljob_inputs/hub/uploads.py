@@ -1,7 +1,5 @@
 """A folder becomes a commit of a model repository on the Hub. Invariant: only what the user says gets public."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rljob_api.errors import RLJobError, TransientError, UserError

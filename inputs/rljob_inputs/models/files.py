@@ -3,8 +3,6 @@
 Invariant: nothing is read until it is needed; sizes come from the folder, or from a listing.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -4,8 +4,6 @@ Invariants: every program of a job reads the same files, so head, trainers and r
 validate` shows; they are small, so a program knows its settings before it loads a tokenizer or weights.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Reads only headers, so a file of any size takes milliseconds.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -4,8 +4,6 @@ Owns the reading of botocore's and fsspec's errors, by their names and codes, si
 Invariant: a failure that may pass is a TransientError; a refusal and what does not exist are UserErrors.
 """
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A folder becomes objects. Invariant: the file by which readers recognize a complete folder is written last."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Reports errors of a template at startup, with their line. Invariant: a missing f
 as empty text.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, nodes

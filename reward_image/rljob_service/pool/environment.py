@@ -4,8 +4,6 @@ A function sees a fixed list and what its container's manifest sets (the job's `
 variables, such as the token, nor secrets of the shell that a server was started from reach a function.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rljob_api.wire.contract import ENV_CONTAINER_ENV

@@ -5,8 +5,6 @@ draw most of the work. Invariant: a function that fails often by nature does not
 in a row that are needed grow with the share of failures that all workers have.
 """
 
-from __future__ import annotations
-
 import math
 import random
 

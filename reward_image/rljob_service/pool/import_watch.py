@@ -4,8 +4,6 @@ The worker writes its stack to a pipe when it gets SIGUSR1, until the function h
 server's end of that pipe.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

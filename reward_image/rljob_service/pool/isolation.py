@@ -4,8 +4,6 @@ Owns the decision what is possible here (kernels, Pods and laptops differ) and l
 worker applies it (sandbox). Invariant: no two living workers share a dedicated user, a directory or a mark.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

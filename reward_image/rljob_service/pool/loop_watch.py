@@ -4,8 +4,6 @@ A coroutine that does not await blocks all others of its process. Invariant: a l
 beat, is never blocked.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 BLOCKED_SECONDS: Final = 10.0

@@ -5,8 +5,6 @@ the same role (subreaper), so that `rljob run` leaves nothing behind either. Wor
 no exit status of a worker is ever taken here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

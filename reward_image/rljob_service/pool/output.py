@@ -1,7 +1,5 @@
 """Output of user code, passed on to the server's log within a budget, so that printing never fills a disk."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time

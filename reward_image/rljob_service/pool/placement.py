@@ -5,8 +5,6 @@ Invariants: no worker has more requests than places; a worker whose last request
 not draw the work, and with a spare worker a retry always meets another one.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Hashable
 from typing import Generic, TypeVar

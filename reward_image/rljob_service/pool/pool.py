@@ -5,8 +5,6 @@ As many are ready as `size` requests need, and the spare ones; the caller runs a
 worker cannot start, the service is not served. `placement` chooses the worker of a request.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -4,8 +4,6 @@ A worker's mark is a resource limit that the kernel ignores, that every descenda
 (sandbox). Owns reading the mark and killing all processes that carry it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 from collections.abc import Container, Iterator

@@ -5,8 +5,6 @@ modules for workers, which use only the standard library. Owns the folder in the
 the Pod. Invariant: an incomplete environment is never used.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

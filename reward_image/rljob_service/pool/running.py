@@ -6,8 +6,6 @@ Invariants: each request gets exactly one result; one that must end gets the rea
 answers later; what ends the process never counts against a request that did not cause it, if the cause is known.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

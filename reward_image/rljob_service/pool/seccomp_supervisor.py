@@ -5,8 +5,6 @@ processes have ended. Over the limit the whole worker is killed: its request the
 after a failing fork(). Once the listener is closed, further calls fail, so a dead worker's remains cannot multiply.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

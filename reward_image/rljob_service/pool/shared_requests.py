@@ -5,8 +5,6 @@ it is named as the cause, and the others are interrupted, which is no failure of
 late because another one blocked the loop has not timed out.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -5,8 +5,6 @@ server connects a socket itself and replaces the process's with it. Invariant: t
 directory, or in its private /tmp, when it is connected.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import struct

@@ -1,7 +1,5 @@
 """The packages that workers import besides the standard library: RLJob's own, and those of installed plugins."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

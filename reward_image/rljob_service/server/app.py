@@ -4,8 +4,6 @@ Leaves connections to http, the work to Executor, and what a request must be to 
 nothing of a request's body is kept before its token and its path have been checked.
 """
 
-from __future__ import annotations
-
 import hmac
 import json
 

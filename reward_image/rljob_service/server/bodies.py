@@ -4,8 +4,6 @@ Separates two kinds of errors: a body that breaks the protocol (422: the client 
 whose data cannot be read, such as half a surrogate pair or deep nesting (an invalid result: the next sample is fine).
 """
 
-from __future__ import annotations
-
 import json
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Consumes requests (submit) and idle slots; produces one encoded response per req
 samples, valid or invalid with a reason. Waits for a slot; unblocked by the pool's on_idle.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

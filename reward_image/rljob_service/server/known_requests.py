@@ -6,8 +6,6 @@ same valid result; a failure is always retried. Bounded: responses drop the olde
 recently.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable

@@ -5,8 +5,6 @@ in, first out within a lane. While both lanes wait, they share the slots 3 to 1 
 With four slots or more, train never takes the last one, so an evaluation starts at once behind any burst.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar, get_args

@@ -3,8 +3,6 @@
 The server listens only after the function has loaded, and reports unready before it finishes its last requests.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """Prometheus metrics of a server: queue and execution time by lane and outcome, slots, queues, refusals."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 

@@ -5,8 +5,6 @@ processors, a server with 4 of them serves a sixth less than one with 2). Longer
 slots may have one. Invariant: a free slot is held back for at most START_WINDOW_SECONDS.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 

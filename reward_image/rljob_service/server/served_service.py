@@ -3,8 +3,6 @@
 Reads files; never runs user code. Errors are UserErrors that name the path.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -4,8 +4,6 @@ prometheus_client takes a lock and several calls per observation, because any th
 counts, and a request has seven observations.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 

@@ -8,8 +8,6 @@ A request that joins another one's execution has the first span alone. Invariant
 but whether a span is recorded, and to which trace it belongs.
 """
 
-from __future__ import annotations
-
 import os
 from contextlib import AbstractContextManager, nullcontext
 

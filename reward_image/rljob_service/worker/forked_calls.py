@@ -5,8 +5,6 @@ the worker has one thread when it forks; user code does not run in the worker af
 trace, signal nor adjust the worker, nor read its requests.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import select

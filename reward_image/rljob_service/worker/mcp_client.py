@@ -11,8 +11,6 @@ disturb each other. The server's schemas are what the model sees, and the server
 The SDK is a requirement of the tool, and not of this package.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

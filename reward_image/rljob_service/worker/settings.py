@@ -1,7 +1,5 @@
 """The settings of a function, sent to its workers at their start. Standard library only."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 MODULE_NAME = "rljob_reward_function"

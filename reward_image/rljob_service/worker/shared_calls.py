@@ -5,8 +5,6 @@ must end is cancelled, like any task. Its tasks carry its number in a context va
 them runs. Files and timers that requests leave are removed when none runs. Standard library only.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

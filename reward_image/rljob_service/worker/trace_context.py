@@ -6,8 +6,6 @@ With episodesPerProcess, os.environ shows each episode its own; rewards, users a
 context alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

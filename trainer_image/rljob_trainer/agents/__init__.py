@@ -1,7 +1,5 @@
 """Agent loops by `type`. To add one: its spec in rljob_api.manifest.agent, its module here, and one line below."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol
 

@@ -8,8 +8,6 @@ valid or with a reason: what the policy, a tool or the user does never ends the 
 that no retry can change) and TransientError (no server) leave `run`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """One prompt, one completion."""
 
-from __future__ import annotations
-
 from rljob_trainer.agents.base import EpisodeTask, describe_length
 from rljob_trainer.episodes.types import Episode, EpisodeEnd, PromptTooLongError, prompt_segment, single_turn
 

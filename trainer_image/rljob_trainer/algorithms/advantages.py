@@ -4,8 +4,6 @@ None is a masked episode: it enters no mean, deviation or count. Invariant: the 
 they would have without it, in any order of groups and episodes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ as "however" or "wait". No lower bound; the upper one is 5, as in ScaleRL (arXiv
 the update. Needs a group.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from rljob_trainer.algorithms.base import LossInputs, PolicyLoss

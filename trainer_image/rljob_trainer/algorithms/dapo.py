@@ -10,8 +10,6 @@ The paper's limit is 20,480 tokens with a buffer of 4,096: a fifth. No KL penalt
 recipe that its authors published in verl. Needs a group.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from rljob_trainer.algorithms.grpo import Grpo

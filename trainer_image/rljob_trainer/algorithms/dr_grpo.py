@@ -7,8 +7,6 @@ No deviation, so that easy and hard prompts weigh the same, and a constant divis
 punished less per token. Needs a group.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from rljob_trainer.algorithms.grpo import Grpo

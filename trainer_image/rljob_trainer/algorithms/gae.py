@@ -4,8 +4,6 @@ Invariant: an advantage plus the value to which it refers is the critic's target
 the sum of the rewards from there on, whatever the critic says.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

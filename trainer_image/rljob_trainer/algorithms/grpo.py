@@ -7,8 +7,6 @@ Needs a group, and neither a critic nor a reference model (unless kl.coefficient
 sequences (loss.level: sequence).
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from rljob_trainer.algorithms.advantages import Groups, group_advantages

@@ -8,8 +8,6 @@ paper's GSPO-token, which equals GSPO where all tokens have the same advantage, 
 Its clip range is 1,000 times smaller than GRPO's, since a mean of many log ratios is near 0. Needs a group.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from rljob_trainer.algorithms.base import LossInputs, PolicyLoss

@@ -6,8 +6,6 @@ Invariant: a sum over tokens whose weights are fixed beforehand. So the sums ove
 the update's denominator, are the loss and the gradient of the whole update.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """The algorithm of a job: one class for each `spec.algorithm.type`."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from rljob_api.manifest.algorithm import AlgorithmType

@@ -11,8 +11,6 @@ divides by the deviation of the rewards as they are.) Both need all groups of a 
 the reward (kl.estimator k1) without the baseline, and in the loss (k2) with it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 

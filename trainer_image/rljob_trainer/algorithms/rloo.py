@@ -8,8 +8,6 @@ The baseline does not depend on the episode itself, so the gradient is unbiased.
 the reward: kl.estimator k1. Needs a group.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from rljob_trainer.algorithms.advantages import Groups, group_advantages

@@ -8,8 +8,6 @@ rows without a token to train on, and is in no mean and no denominator. Denomina
 may be accumulated group by group.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

@@ -3,8 +3,6 @@
 Each algorithm's file has the `Defaults` of its paper.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -9,8 +9,6 @@ adds no bias. To centre the reward of each turn over the group and to add up aft
 subtracts a mean reward, so the number of turns, which the policy chooses, has a price. See docs/algorithms.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 Each time that an episode is sent is another attempt with another key. Closing its request ends the episode's process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -3,8 +3,6 @@
 Invariant: a response becomes one result, or an invalid result with a reason if it breaks the protocol.
 """
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """The rows of a job's environment or program, asked for page by page. Used once, before the driver starts."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Final
 
 import aiohttp

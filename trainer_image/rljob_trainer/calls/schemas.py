@@ -1,7 +1,5 @@
 """The functions that one tool's server offers: read once it is reachable, and again when its version changes."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Any

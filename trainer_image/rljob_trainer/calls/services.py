@@ -1,8 +1,6 @@
 """All services of an agent, as one: the simulated user, the tools, the runner. Implements agents.base.Services and
 agents.base.EpisodeRunner."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Sequence

@@ -8,8 +8,6 @@ The template gets the reasoning within the content, as the policy wrote it: so i
 applies, whatever the client sends back. The order is that of vLLM: first reasoning, then the calls in the rest.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

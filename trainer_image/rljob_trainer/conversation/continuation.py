@@ -1,7 +1,5 @@
 """Whether the next prompt may continue the tokens of the last one, and with which text. Pure, on texts alone."""
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 One branch of a TurnTree, in which each prompt continues the last answer; turns.py proves when it does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rljob_api.wire.base import Message

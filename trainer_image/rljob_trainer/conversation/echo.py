@@ -5,8 +5,6 @@ ids; reasoning kept or dropped; results of tools in any order; further keys. The
 these forms. It differs for everything that changes what is said: other text in an answer, another call, another result.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Some templates end the prompt with <think>; then the answer begins within the re
 of gpt-oss, is content.
 """
 
-from __future__ import annotations
-
 START, END = "<think>", "</think>"
 
 

@@ -4,8 +4,6 @@ Leaves the conversation to conversation.py. Invariant: without tools, the ids of
 `rljob_inputs.data.prompts.tokenize` for the same messages, tokenizer and arguments.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property

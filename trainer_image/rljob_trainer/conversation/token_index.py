@@ -1,7 +1,5 @@
 """Finds the recorded tokens with which a prompt of raw tokens begins, by digests: no list is compared twice."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 

@@ -7,8 +7,6 @@ One difference: where vLLM returns the whole answer as content because a call is
 without arguments, so that the model can get the error as its result.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 The wording is that of the templates of Qwen 2.5 and Llama 3, which the models of both formats have seen.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from itertools import groupby

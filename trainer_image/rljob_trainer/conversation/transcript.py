@@ -10,8 +10,6 @@ the same text is written for it as before. turns.py continues that turn's tokens
 and proves that this is sound: the messages decide only which proof is tried, never which tokens are trained.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field

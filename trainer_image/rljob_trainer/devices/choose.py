@@ -3,8 +3,6 @@
 Invariant: a process that was asked for GPUs never computes on a CPU, and the reverse.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Whether the devices compute: versions, the GPUs that the Pod sees, a product with its gradient, and an all-reduce."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """What the node and the container runtime give the Pod: memory for files, folders, limits and RDMA devices."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

@@ -1,7 +1,5 @@
 """The doctor's command line. With $RLJOB_JOB_FILE, as in a job's Pod, it asks for what the job asks for."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What the checks found, as a table or as JSON. Pure."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

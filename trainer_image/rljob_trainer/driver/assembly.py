@@ -1,7 +1,5 @@
 """What a driver is made of, and the loop of one trainer group."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -3,8 +3,6 @@
 Invariant: only evaluations of the set that decides count, and of equal steps the first one stays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from rljob_api.manifest import evaluation as manifest

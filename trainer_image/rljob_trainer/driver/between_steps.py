@@ -3,8 +3,6 @@
 Invariant: only a state of the history is saved; an evaluation that has ended is recorded before the next one starts.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Invariant: the last step is evaluated and saved, wherever the schedule's steps, which may change at any time, put it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from rljob_api.manifest.evaluation import HeldOutSet

@@ -9,8 +9,6 @@ written. Invariant: a folder is COMPLETE once every rank has written the state o
 stay. With a copy in object storage, they stay until that has the new one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -39,8 +39,6 @@ dispatched up to version t - k and nothing dispatched after version t: slow prom
 underrepresented by more than the (k + 1) B groups under way, however long the job runs.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 

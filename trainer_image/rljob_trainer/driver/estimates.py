@@ -4,8 +4,6 @@ The unit is the prompt: a figure is the mean over prompts, and its interval is a
 Prompts without a counted answer are in no figure.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ Invariants: an export is of a complete checkpoint. After a stop or a crash, one 
 group starts, which has the weights of the newest checkpoint, or at the end.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial

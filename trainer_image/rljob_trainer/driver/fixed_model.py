@@ -5,8 +5,6 @@ So the driver runs a job of no steps, whose one evaluation is that before the fi
 or write them is a mistake of the driver.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path

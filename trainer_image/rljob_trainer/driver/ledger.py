@@ -4,8 +4,6 @@ Owns every counter of a run, so that the driver reads like the algorithm. Invari
 or an evaluation is complete, together with its line in metrics.jsonl. A checkpoint between two of them is exact.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

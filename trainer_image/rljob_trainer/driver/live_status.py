@@ -1,8 +1,6 @@
 """The parts of /status that change by the second: what the driver waits for, and the demand on the rewards and on the
 services of the agent. Pure."""
 
-from __future__ import annotations
-
 import time
 
 from rljob_api.wire.driver_status import DriverStatus

@@ -12,8 +12,6 @@
 Invariant: a step counts once its weights are served. If anything dies before that, the step is repeated from its start.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

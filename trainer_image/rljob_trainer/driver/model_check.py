@@ -8,8 +8,6 @@ numbers of another format, another tokenizer. Leaves what goes wrong later to st
 ends the job before its first step, with what in the job and in config.json may cause it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What the driver needs from the trainer group, and how it fails."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn, Protocol

@@ -5,8 +5,6 @@ Invariant: bounded in number and length, whatever user code raises. A message th
 numbers and quoted values is of the same kind.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 

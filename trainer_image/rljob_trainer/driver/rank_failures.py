@@ -3,8 +3,6 @@
 A backstop to the operator, which applies the same limit to what /status reports, and also counts failed containers.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from datetime import UTC, datetime
 

@@ -3,8 +3,6 @@
 Invariant: bounded in number and in the length of each text, so that neither long answers nor large steps cost memory.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 from collections import deque

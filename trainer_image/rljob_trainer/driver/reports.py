@@ -1,7 +1,5 @@
 """Where a run reports to, and what episodes report the moment they are scored."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field

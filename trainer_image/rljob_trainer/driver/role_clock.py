@@ -20,8 +20,6 @@ What begins must end, also when it fails: the context managers `roles.working` a
 of roles overlap and may add up to more than 1. Invariant: the phases partition the wall time.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager

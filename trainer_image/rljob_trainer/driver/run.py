@@ -4,8 +4,6 @@ If the trainer group dies, a new one resumes from the last checkpoint. On cancel
 steps since are saved (driver.stopping). Invariant: whatever ends a group, its files are those of one history.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io

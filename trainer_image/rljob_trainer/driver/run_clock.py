@@ -5,8 +5,6 @@
 Owns time.json. Invariant: each moment belongs to one phase, and counts once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator, Mapping

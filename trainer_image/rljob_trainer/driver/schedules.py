@@ -4,8 +4,6 @@ The dispatcher bounds staleness; a schedule chooses the bound, the order in whic
 may run while weights change. The loop is the same for all.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

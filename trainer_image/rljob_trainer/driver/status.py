@@ -3,8 +3,6 @@
 Invariant: a manifest is announced only after its file can be downloaded.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -3,8 +3,6 @@
 Invariant: time in which the job waits for something outside of it does not count, nor that after the last step.
 """
 
-from __future__ import annotations
-
 from rljob_trainer.progress.pace import Pace
 from rljob_trainer.progress.work import Piece, WatchedClock, Work
 

@@ -9,8 +9,6 @@ merging    LoRA's adapters are merged into the weights, which lose what it train
 Each text has the numbers of its step: log it when the text before it was empty.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rljob_api.run.metrics import StepRecord

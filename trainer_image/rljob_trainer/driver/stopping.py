@@ -7,8 +7,6 @@ Owns the decision what to save, and the text that says what became of the last s
 history is saved; all of it takes at most half of the grace period, so that the rest can end in order.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Coroutine

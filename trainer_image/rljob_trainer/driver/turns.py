@@ -11,8 +11,6 @@ Invariant: the trainer works only while all rollouts sleep, and a rollout only a
 What fails in between ends the group, and the next one begins with the trainer's turn.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """Run work under a watcher that raises when the work can no longer finish."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """The progress of one collection or step. Pure: lanes record facts, /status and the demand forecast read them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -10,8 +10,6 @@ Nothing decodes tokens and tokenizes them again. An episode is the unit of stale
 denominator; a token has a log-probability and a weight version.
 """
 
-from __future__ import annotations
-
 import enum
 import itertools
 import math

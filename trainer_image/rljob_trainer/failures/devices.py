@@ -4,8 +4,6 @@ CUDA, NCCL and vLLM have no types for this, so the table reads the texts of CUDA
 torch, NCCL and vLLM repeat in theirs. Pure. Invariant: an error of no GPU has no remedy here.
 """
 
-from __future__ import annotations
-
 import re
 from enum import Enum
 

@@ -11,8 +11,6 @@ Invariants: whether a row is due is a pure function of the seed, the epoch and i
 in any `limit` epochs, so no prompt is lost; a group of mixed results makes a prompt due in each epoch again.
 """
 
-from __future__ import annotations
-
 import base64
 import zlib
 

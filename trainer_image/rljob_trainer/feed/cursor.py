@@ -5,8 +5,6 @@ pair, so a cursor of two integers resumes exactly. Rows that are left out are sk
 about the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -9,8 +9,6 @@ their start, so that a synchronous job has one order. Without a curriculum, each
 each of its epochs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

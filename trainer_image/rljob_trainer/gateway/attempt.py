@@ -7,8 +7,6 @@ Leaves which request gets which answer to exchanges.py. Invariant: one thread at
 without the GIL, while the driver's event loop must run. A short one takes less than the way to a thread and back.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

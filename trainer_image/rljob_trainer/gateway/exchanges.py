@@ -15,8 +15,6 @@ cancelled or dropped.
 Invariant: an answer becomes a turn when a client takes it, once. The others are not recorded, and do not train.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass

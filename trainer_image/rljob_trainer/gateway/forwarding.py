@@ -5,8 +5,6 @@ What they answer never trains and counts as no turn. A program needs no key of t
 SDK retries 429 and 5xx of an endpoint as if it had called the endpoint itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 

@@ -4,8 +4,6 @@ A key names its attempt and proves that this gateway made it. So an ended episod
 from unknown ones.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

@@ -7,8 +7,6 @@
 {"event_type": "reward", "data": {"value": 1.0}}     of the episode, as Agent Lightning's agents send it
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

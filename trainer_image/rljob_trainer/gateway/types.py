@@ -1,7 +1,5 @@
 """What the gateway's APIs have in common: a request for an answer, the answer, and the interface of a dialect. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol

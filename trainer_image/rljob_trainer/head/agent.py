@@ -3,8 +3,6 @@
 Training and rehearsals use it, so both play the same episodes.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from contextlib import AsyncExitStack

@@ -3,8 +3,6 @@
 Errors that only the user can fix are raised; a source that does not answer is waited for, and the status says so.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

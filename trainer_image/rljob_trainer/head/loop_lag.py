@@ -3,8 +3,6 @@
 Everything of the driver is in one loop: a piece of work that holds it delays /status, the gateway and all rewards.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

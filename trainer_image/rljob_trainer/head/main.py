@@ -4,8 +4,6 @@ Owns signals and exit codes. Invariants: Ray's environment is set before the fir
 Ray, which otherwise never sends the token; a signal ends the process within the Pod's grace period.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -5,8 +5,6 @@ version that the head found, so that all read the same bytes. Invariant: from th
 reads another version: cursors of a checkpoint are numbers of rows, and a model belongs to its adapters and optimizer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple

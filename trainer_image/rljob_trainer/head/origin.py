@@ -7,8 +7,6 @@
 Owns origin.json. Invariant: it is written before the first checkpoint, and stays as long as there is one.
 """
 
-from __future__ import annotations
-
 import logging
 
 from rljob_api.manifest.immutable_fields import read_resume_fields

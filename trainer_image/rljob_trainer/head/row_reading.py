@@ -7,8 +7,6 @@ Invariant: from the first checkpoint on, a run's rows never change, whatever the
 streaks of a checkpoint are numbers of rows. Without a checkpoint a restarted job begins again, and reads them again.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

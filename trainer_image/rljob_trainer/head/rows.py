@@ -1,8 +1,6 @@
 """env:// sources: the rows that the job's environment has or makes become files of the run, and are then data like any
 other. Owns the connection to the runner and what the status shows meanwhile; row_reading owns the files."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence

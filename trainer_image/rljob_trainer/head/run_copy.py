@@ -1,7 +1,5 @@
 """Opens the copy of the run's files in object storage, before the head reads its folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

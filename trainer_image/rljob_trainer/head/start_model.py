@@ -9,8 +9,6 @@ it.
 Owns model.json of runs on a cluster; `rljob run` gives a path instead. Invariant: the other run's folder is read alone.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from functools import partial

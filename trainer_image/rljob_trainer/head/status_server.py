@@ -4,8 +4,6 @@ the probes.
 That it answers shows that the driver's event loop runs: it has no thread of its own.
 """
 
-from __future__ import annotations
-
 import hmac
 import logging
 import os

@@ -1,7 +1,5 @@
 """The tokenizer of the job's model, as the head finds it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rljob_api.errors import UserError

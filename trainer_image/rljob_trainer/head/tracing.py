@@ -1,7 +1,5 @@
 """Whether this job's episodes are traced, and what all of its spans have in common."""
 
-from __future__ import annotations
-
 import os
 from contextlib import AbstractContextManager, nullcontext
 

@@ -4,8 +4,6 @@ A blocked loop answers no probe, and not each node probes. Invariant: the stacks
 before the process ends. A process that is stopped as a whole has no thread that runs: its probe finds that.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import faulthandler

@@ -3,8 +3,6 @@
 Errors that only the user can fix are detected before the trainers start.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

@@ -4,8 +4,6 @@ The tracker's client, which `trackers` has, does the I/O, always in this thread.
 `close` waits, whatever the tracker's server does; and a record is sent, waits, or is counted as lost.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

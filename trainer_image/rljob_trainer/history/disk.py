@@ -4,8 +4,6 @@ Owns which errors are of the volume, and what a user does about them. Leaves to 
 Invariant: a write that fails for lack of space is neither lost nor done twice.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

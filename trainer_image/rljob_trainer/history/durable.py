@@ -1,7 +1,5 @@
 """Writes that survive a crash of the process or the node. Owns no names of files."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Owns the order of writing: a partial folder, the removal of what it replaces, it
 its own name is whole, until it no longer has the name.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The results of a job that only evaluates, as its status shows them: from the lines of metrics.jsonl."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rljob_api.manifest.status import EvaluationFigure

@@ -3,8 +3,6 @@
 Invariant: means are over valid samples only; an unknown value is null, never zero.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections import Counter

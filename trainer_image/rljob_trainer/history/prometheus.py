@@ -1,7 +1,5 @@
 """The driver's Prometheus metrics: what a step did, what the rewards returned, and what they are doing now."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections import defaultdict

@@ -4,8 +4,6 @@ Invariant: what is written again has the same samples and the same tokens. What 
 the log, and stays empty.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ metrics.jsonl and trajectories/ hold one history, in which each prompt was train
 whichever checkpoint is damaged (history.damage).
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Awaitable, Callable, Container, Mapping

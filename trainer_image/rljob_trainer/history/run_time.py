@@ -6,8 +6,6 @@ Invariant: `trained` and `lost` add up to the time from the run's begin to `unti
 once: seconds that `add` gives to a cause are taken from the phases in which they passed.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from pathlib import Path

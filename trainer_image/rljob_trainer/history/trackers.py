@@ -4,8 +4,6 @@
 its id in a tracker for as long as its folder exists, so a restart continues it.
 """
 
-from __future__ import annotations
-
 import os
 import posixpath
 import re

@@ -4,8 +4,6 @@
 counted and shown.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -4,8 +4,6 @@
 its file; an invalid result has a reason and no score; an unknown value is null.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -6,8 +6,6 @@ Invariants: a checkpoint in the copy that has COMPLETE is whole; one that is rep
 An upload that is repeated sends only what is missing.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import shutil

@@ -4,8 +4,6 @@ Invariant: an export in the copy has its config.json only while it is whole. The
 every) go when their checkpoints do, here and in the copy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 

@@ -11,8 +11,6 @@ outage: it is waited for, and the status names it. Invariant: the copy is change
 names.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -8,8 +8,6 @@ Invariant: a head that finds another one in owner.json writes nothing more that 
 heads that begin in the same second may both write until they read it again; the later one stays.
 """
 
-from __future__ import annotations
-
 import secrets
 from typing import Literal
 

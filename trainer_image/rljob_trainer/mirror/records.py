@@ -3,8 +3,6 @@
 Invariant: the copy has at least the lines and samples that its newest checkpoint counts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 

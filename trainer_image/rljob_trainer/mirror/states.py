@@ -1,7 +1,5 @@
 """Whether a file has changed since it was copied"""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 State = tuple[int, int]

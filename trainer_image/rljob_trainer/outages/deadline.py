@@ -1,7 +1,5 @@
 """A time limit that does not count outages."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """What a job waits for while its models or data cannot be read: the name in the status, and the remedy. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from rljob_inputs.hub.repository import HubAccess

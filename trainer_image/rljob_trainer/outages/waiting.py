@@ -1,7 +1,5 @@
 """Runs work again until what it depends on is back. Other errors are raised at once."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable

@@ -4,8 +4,6 @@ A copy from ordinary memory makes the host wait for all work that the device has
 host. A micro-batch has a dozen such arrays. Some are needed only after its forward pass.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -9,8 +9,6 @@ completion of the same prompt is a sequence of its queries alone, whose keys are
 the keys are copied, which costs far less than the prompt's layers would.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

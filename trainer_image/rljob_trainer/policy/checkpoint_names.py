@@ -5,8 +5,6 @@ programs expect what the checkpoint had. It follows from the rules with which tr
 Invariant: no value changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

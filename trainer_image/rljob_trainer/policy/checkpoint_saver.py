@@ -6,8 +6,6 @@
 Invariant: what is written is the state at `begin`, whatever happens to the policy until the write has ended.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast

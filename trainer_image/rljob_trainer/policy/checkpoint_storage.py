@@ -5,8 +5,6 @@ file is whole in memory, or on a disk of the rank's Pod; nothing in a checkpoint
 those of a cluster's jobs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -6,8 +6,6 @@ ranks and the same mesh repeats the uninterrupted run bit for bit. With others, 
 number of updates are the same bit for bit; later updates differ by the order in which gradients are summed.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ FSDP's hooks and the head stay outside. Invariant: a layer that the compiler can
 demands compilation, and keeps what its plan says.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

@@ -5,8 +5,6 @@ method is a collective, with plans of the same shape on all ranks. An update is 
 `apply`. Invariant: it depends only on parameters, optimizer state, the learning rate and the micro-batches.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Sequence

@@ -9,8 +9,6 @@ to replace shards: it changes the content of a parameter, not its identity, and 
 Invariant: `free` and `restore` change no bit of the state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

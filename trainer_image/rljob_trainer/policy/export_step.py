@@ -4,8 +4,6 @@ The sharded state of any number of ranks becomes one Hugging Face folder, by the
 CPUs: no Ray, no other rank, and no state of an optimizer is read. It takes the model's fp32 weights in host memory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -5,8 +5,6 @@ Face folder has no place), and ends answers at the tokens at which rollouts ende
 source's own, since transformers 5 writes some that transformers 4 cannot read.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Mapping, Sequence

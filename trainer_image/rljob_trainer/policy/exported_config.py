@@ -7,8 +7,6 @@ either makes up a head that it does not find. Invariant: what the source spells 
 type, and whether the head is tied, which the weights say.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ torch's own stagers copy device meshes too, or shards twice. Invariant: a copy h
 until the next `stage`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

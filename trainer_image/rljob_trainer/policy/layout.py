@@ -7,8 +7,6 @@ Invariants: every rank gets the same number of micro-batches, since each is a co
 a whole. Rows without sampled tokens are in none.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

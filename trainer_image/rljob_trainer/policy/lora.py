@@ -4,8 +4,6 @@ peft creates and runs the adapters. Owns their names outside of the trainer and 
 Invariant: an adapter is fp32 and has a gradient; every other parameter has the compute dtype and no gradient.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path

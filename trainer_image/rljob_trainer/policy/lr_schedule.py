@@ -5,8 +5,6 @@ rates and warm-ups do not change. A linear decay at 50 of 100 steps is at half o
 it is at three quarters.
 """
 
-from __future__ import annotations
-
 import math
 
 from rljob_api.manifest.algorithm import Optimizer

@@ -5,8 +5,6 @@ of its rows. A token attends to its own branch and its prompt only. So a group's
 are padded, and the result equals that of separate sequences.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ Knows transformers and FSDP2, but not the losses. Invariant: master weights are 
 dtype. `ScoringModel.forward` is the only way into the network, so that FSDP's hooks see every use of a parameter.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Callable, Iterator

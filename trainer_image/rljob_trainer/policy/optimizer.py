@@ -1,7 +1,5 @@
 """AdamW over sharded fp32 parameters: its state from the first update, and one step with clipping. Collectives."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ order, with equally many micro-batches. Invariant: an update depends only on par
 the micro-batches.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

@@ -3,8 +3,6 @@
 transformers' own switch needs modules in training mode, which would also turn on the dropout of their configuration.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -7,8 +7,6 @@ its neighbours, and differ from the rollout's.
     dynamic    those of max_position_embeddings; vLLM does not lengthen them, so a longer maxModelLen is refused
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from rljob_api.errors import UserError

@@ -4,8 +4,6 @@ Owns the language-model head's forward and backward. Invariant: at most KEPT_LOG
 and no fp32 copy of all these. With more targets, the backward pass recomputes the logits in chunks.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ the text model of one that from_pretrained loads, and a rank holds no more than 
 tensors.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import deepcopy

@@ -4,8 +4,6 @@ reference model and a critic.
 Invariant: between calls, gradients are sharded, and so is everything that the optimizer does not update.
 """
 
-from __future__ import annotations
-
 from typing import cast
 
 import torch

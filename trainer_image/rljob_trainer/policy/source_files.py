@@ -1,7 +1,5 @@
 """The files of a model besides its weights, which an export keeps: processors of images, licences, code."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A multimodal model has more: towers for images and sounds, and what connects the
 files until the export. Invariant: with text alone, the decoder and the head compute what the whole model computes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What an update reports about its tokens: sums and maxima over the micro-batches of a rank, then over the ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

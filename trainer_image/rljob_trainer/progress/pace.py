@@ -4,8 +4,6 @@ The limit is max(25 x the median, 2 x the longest), between minSeconds and maxSe
 a compilation or a save of 20 times the median is no hang, and what takes more than maxSeconds always is.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections import defaultdict, deque
 

@@ -4,8 +4,6 @@ Its clock is that of the watcher, which ticks: time counts only while the watche
 watcher that was stopped, or whose whole machine slept, finds nothing to blame for that time.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass

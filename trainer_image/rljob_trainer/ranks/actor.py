@@ -3,8 +3,6 @@
 Invariant: if another rank is lost, calls raise RankLostError, so that the group does not take it for a user error.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

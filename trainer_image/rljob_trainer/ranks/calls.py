@@ -1,7 +1,5 @@
 """Calls of Ray actors as futures of asyncio."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 """The device memory of a rank: how it is allocated, how much it holds, and how what is free goes back. On CPUs, the
 process' own memory."""
 
-from __future__ import annotations
-
 import gc
 import os
 from collections.abc import MutableMapping

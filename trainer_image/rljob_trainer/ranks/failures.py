@@ -3,8 +3,6 @@
 Ray passes on only the text of an unknown error, so a rank separates lost peers (RankLostError) from user errors.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ Runs in a thread of the rank, next to the call that it works on. A process that 
 interpreter, says nothing; a rank that waits in a collective does.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Asks the ranks of a group how far they are, and passes on what they answer."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ A rank has failed only if its node still exists. Otherwise its Pod was evicted o
 no end counts twice, and a drain does not count.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time

@@ -5,8 +5,6 @@ held. And a call that does not end: then the rank that has entered the fewest co
 for it. Leaves kills to the group. Invariant: only time in which the watch ran, and was not paused, counts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 

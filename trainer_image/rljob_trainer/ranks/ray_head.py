@@ -3,8 +3,6 @@
 Invariant: when it dies, so does the driver: trainers and head start over together.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

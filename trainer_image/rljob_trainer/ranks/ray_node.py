@@ -1,7 +1,5 @@
 """What the Ray head and the trainers' Ray nodes share: environment, port, command line, and a check of the raylet."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """The ranks' answers as the driver gets them. Pure."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields

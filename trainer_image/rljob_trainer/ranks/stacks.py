@@ -3,8 +3,6 @@
 Bounded in time: who does not answer within some seconds has nothing to say.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Collection, Sequence

@@ -4,8 +4,6 @@ its device.
 Invariant: all ranks of a group use the same transport, whose methods are collectives.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Invariant: an episode that asks for more answers than there are ends after the last given one, with all replies to it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ The agent loop, the services and the rewards are those of training, with the env
 an error, the log has one file, of step 0 and the lane eval, with one row.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

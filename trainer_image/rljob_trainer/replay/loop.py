@@ -7,8 +7,6 @@ Consumes one file of the log a step; produces metrics.jsonl and a trajectory log
 trainer alone. The step itself is that of driver.loop: StepUpdates builds the rows, and Ledger records.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 

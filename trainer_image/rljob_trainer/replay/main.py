@@ -1,8 +1,6 @@
 """`python -m rljob_trainer.replay`: environment, settings and exit code. Invariant: Ray's environment is set before the
 first import of Ray, which otherwise never sends the token."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -3,8 +3,6 @@
 What the run's folder lacks is found before Ray starts. Invariant: the replayed run is only read.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

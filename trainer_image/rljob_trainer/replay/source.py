@@ -4,8 +4,6 @@ Invariant: each group is taken once, in the order in which it trained, and group
 one call again, as far as the mini-batches of the job allow. So sums of floating-point numbers have their order.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from itertools import groupby

@@ -4,8 +4,6 @@ Invariant: a change of turns has ended once the supervisors of all Pods, as disc
 it. One that does not answer is asked again: its Pod may be starting, or leaving.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

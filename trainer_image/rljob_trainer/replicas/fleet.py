@@ -4,8 +4,6 @@ Invariant: a failed replica gets one request at a time, after a backoff, until o
 key, that replica first reports again what it serves: a weight version, or a version of a reward.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass

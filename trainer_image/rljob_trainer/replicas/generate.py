@@ -26,8 +26,6 @@ The salt keeps prefixes that older weights computed out of a request: vLLM share
 same salt only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """The driver's HTTP client session and its authorization header."""
 
-from __future__ import annotations
-
 import os
 import socket
 from typing import Any

@@ -1,7 +1,5 @@
 """Which replicas may give each other parts of the weights: those that poll the head and serve their download. Pure."""
 
-from __future__ import annotations
-
 import random
 
 NUM_PEERS = 8

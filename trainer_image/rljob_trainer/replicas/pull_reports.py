@@ -5,8 +5,6 @@ Replicas report with each poll of the head, also those that no Service lists bec
 second attempt at a download counts as progress only beyond the first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ trainer published, and none from weights older than those required when its requ
 request.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """The client of one reward: a sample or a group to valid scores, or to invalid results with a reason."""
 
-from __future__ import annotations
-
 import json
 import os
 

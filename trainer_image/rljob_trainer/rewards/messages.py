@@ -3,8 +3,6 @@
 Invariant: a response gives each sample one result, or invalid results with a reason if it breaks the protocol.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Collection

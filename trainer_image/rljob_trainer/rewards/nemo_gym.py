@@ -4,8 +4,6 @@ The body has the columns of the row, `responses_create_params` with the prompt, 
 Responses API with the completion as its text. The server sends all of it back, with `reward` and its own fields.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """From an episode to the request that its rewards get. rljob_inputs.score_requests defines what that is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -8,8 +8,6 @@ returns only if the file has the announced hash. An error of a peer costs the pa
 the download.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import logging

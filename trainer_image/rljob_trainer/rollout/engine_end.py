@@ -4,8 +4,6 @@ Invariant: the stacks, or why there are none, are in the log before the process 
 left after it. Who started it starts it again: the kubelet, or the program of the trainer's Pod.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

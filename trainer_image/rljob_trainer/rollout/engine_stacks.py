@@ -4,8 +4,6 @@ A process writes its stacks when it gets SIGUSR2 (plugin.register). Invariant: n
 it, and after `end_engine` none is left, not even one that was stopped.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import logging

@@ -6,8 +6,6 @@ prefill, a compilation or a load of weights is no hang. Invariant: an engine tha
 tokens within that, is never declared hung.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -6,8 +6,6 @@ load_weights copies into directly, whose values would be lost on the meta device
 given is recorded for parameters that hold something else than the checkpoint.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator

@@ -5,8 +5,6 @@ and ROLLOUT_WEIGHTS from the replica's state, which the weight puller owns; ROLL
 of a replica in a trainer Pod. Invariant: what it says about health is the engine's word, not the API server's.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hmac

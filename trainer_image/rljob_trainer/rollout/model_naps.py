@@ -5,8 +5,6 @@ files. Invariant: an engine that sleeps, or that waits for its last requests bef
 Those in flight end first: an answer that is cut off could be read as a score.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any

@@ -4,8 +4,6 @@ Invariants: an engine that sleeps serves nothing, loads nothing, and reports no 
 loads no older one. A request may be repeated.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 

@@ -4,8 +4,6 @@ The tensors keep their addresses, so that views and kernels stay valid. Invarian
 zeros, except for the first and the last page.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -1,7 +1,5 @@
 """Which version of a model in object storage, or which step of a run, a rollout reads: the head has found it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 

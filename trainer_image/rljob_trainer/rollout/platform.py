@@ -1,7 +1,5 @@
 """Whether vLLM computes on what the spec asks for. vLLM takes the device that its build and the node happen to have."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from rljob_api.errors import UserError

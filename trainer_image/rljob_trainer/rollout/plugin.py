@@ -3,8 +3,6 @@
 Every vLLM process pays for it, so it does not import the weight-transfer engine.
 """
 
-from __future__ import annotations
-
 from rljob_trainer.rollout.engine_stacks import register_stacks
 from rljob_trainer.rollout.startup import install_recorder
 

@@ -1,7 +1,5 @@
 """What the programs around vLLM share: their log, their signals, the variables of vLLM, and how they end."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -4,8 +4,6 @@ Its model and arguments are those of $RLJOB_ENGINE_MODEL in $RLJOB_SERVED_MODELS
 takes no published weights. Invariant: all paths but readiness and metrics need the job's token.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -4,8 +4,6 @@ The engine starts with placeholders for the weights; it must load the announced 
 starts from spec.model. In a job that evaluates, it serves spec.model, and pulls nothing.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -4,8 +4,6 @@ Leaves the choice of sources to the receiver, and the list of replicas to the he
 file in place serves nothing: so do the others on that machine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Iterator

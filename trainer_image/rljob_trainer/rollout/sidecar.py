@@ -4,8 +4,6 @@ It ends with exit code 78 and vLLM's own line if the arguments or the model are 
 Invariant: it needs no setting of RLJob, so that any image with vLLM may replace it.
 """
 
-from __future__ import annotations
-
 import sys
 
 from rljob_api.wire.contract import ExitCode

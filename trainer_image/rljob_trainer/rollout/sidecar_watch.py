@@ -4,8 +4,6 @@
 at the limit the sidecar ends, and its container starts again. Invariant: a server without an engine is left alone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Mapping

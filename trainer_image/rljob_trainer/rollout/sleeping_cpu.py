@@ -4,8 +4,6 @@ Level 1 frees the cache, level 2 the weights, too. Waking up allocates nothing: 
 touched. Invariant: after level 2, each packed copy of a layer fails until the layer is loaded again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NoReturn, cast
 

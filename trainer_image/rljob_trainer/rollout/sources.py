@@ -7,8 +7,6 @@ Invariants: each part is in flight at most once, so that no thread writes where 
 be requested from the publisher, whatever peers do.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

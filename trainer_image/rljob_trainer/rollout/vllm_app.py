@@ -5,8 +5,6 @@ end of an engine after a signal is quiet, and one without a signal is logged and
 alike after both.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -5,8 +5,6 @@ with a complete, verified file or an error. Only `load` pauses the engine. Invar
 paused, even after an error; but never one whose cache is asleep.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -4,8 +4,6 @@ A writer hashes the bytes that it is given, and a reader those that are stored. 
 transfers are found, tampering is not. Invariant: neither side holds a file in memory.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ the same claim, or runs on the same machine; others send their files to the head
 in its Pod for the run's, because it compares the id that is stored in the folder.
 """
 
-from __future__ import annotations
-
 import secrets
 from dataclasses import dataclass
 from pathlib import Path

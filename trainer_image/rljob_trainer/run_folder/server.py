@@ -6,8 +6,6 @@ nothing outside of a checkpoint's trainer folder and of an unfinished export, an
 need, checkpoints and exports; memory holds one chunk of each request.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

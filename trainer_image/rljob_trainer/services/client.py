@@ -4,8 +4,6 @@ Owns its replicas, what it has measured and what it reports; `requests` makes th
 never a zero; every request has an end.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

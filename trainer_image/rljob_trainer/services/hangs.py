@@ -4,8 +4,6 @@ The servers replace their workers, and the kubelet the servers; this only says s
 long is data, and so are as many as run at once. Invariant: a replica that answered since is never named.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What every request to a service has, and every result: of a reward, a function or an episode. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import Protocol, TypeVar
 

@@ -5,8 +5,6 @@ takes too long, costs its own result, and an expired key, a hanging proxy or a d
 results and waits to `requests`. Invariant: a failure before the first success is never judged here.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final

@@ -7,8 +7,6 @@ Invariants: each request has an end; a failure is never a score of zero; only an
 uses up a retry.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

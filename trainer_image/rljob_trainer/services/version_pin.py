@@ -4,8 +4,6 @@ Invariant: the pinned version changes only at the start of a collection, or afte
 which another version had one.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

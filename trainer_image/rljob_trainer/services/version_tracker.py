@@ -3,8 +3,6 @@
 A replica that failed is queried again: it may have a new version now. `version_pin` decides.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Mapping

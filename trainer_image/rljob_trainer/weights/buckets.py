@@ -4,8 +4,6 @@ A tensor may be larger than a bucket, and a bucket may have many tensors. So bot
 tensor that they are at.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 

@@ -9,8 +9,6 @@ Invariant: memory comes from cudaMalloc and goes back with cudaFree; torch's all
 bytes and no rights of its own: it works for processes of the same user on the same machine.
 """
 
-from __future__ import annotations
-
 import ctypes
 from functools import cache
 from typing import Any, Final

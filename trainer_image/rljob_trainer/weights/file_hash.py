@@ -4,8 +4,6 @@ XXH3 of the hashes of the file's chunks. Several threads can hash chunks, in any
 receiver that has the hashes can verify a part of the file.
 """
 
-from __future__ import annotations
-
 import xxhash
 
 CHUNK_BYTES = 1 << 20

@@ -5,8 +5,6 @@ is served, and when it may change. A receiver verifies every chunk, so a file th
 attempt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass

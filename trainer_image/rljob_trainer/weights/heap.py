@@ -1,7 +1,5 @@
 """The C library's heap, of processes that allocate the same gigabytes again and again."""
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 

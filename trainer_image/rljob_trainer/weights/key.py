@@ -1,7 +1,5 @@
 """Keys of published weights, as requests name them: GENERATION:VERSION."""
 
-from __future__ import annotations
-
 
 def parse_key(key: str) -> tuple[str, int]:
     """Return generation and version. ValueError with what is wrong."""

@@ -4,8 +4,6 @@ its GPU.
 Invariant: the rank's memory is unmapped when the stream has ended, whether by its last tensor or by an error.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 from collections.abc import Generator, Iterator

@@ -1,7 +1,5 @@
 """Where weight files are stored between the trainer and the engines: in memory if they fit, else on disk."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -3,8 +3,6 @@
 Both sides have it mapped for one hand-over. What is written is there for the other side after `synchronize`.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 from pathlib import Path

@@ -5,8 +5,6 @@ so that a rollout can finish downloading the previous version. An older one is w
 unless a replica still reads it: then it is deleted, and lives until its reader closes it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

@@ -7,8 +7,6 @@ Holds no more than `_MAX_PENDING_CHUNKS` of the weights besides the file. Leaves
 the store.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections import defaultdict, deque
 from concurrent.futures import Future, ThreadPoolExecutor

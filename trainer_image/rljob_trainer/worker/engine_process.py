@@ -3,8 +3,6 @@
 Invariant: after `kill`, no process of the session is left, not even a zombie. The program must be a subreaper.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -3,8 +3,6 @@
 Invariant: the Pod's Ray node may join only after `sleep_all` was true for it, so that ranks find free devices.
 """
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ engines, too, which outlive a node. Invariants: no process of a node outlives th
 only while the Pod's engines sleep.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

@@ -3,8 +3,6 @@
 Invariant: an engine counts as dead only when none of its processes is left, so that its memory is free.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

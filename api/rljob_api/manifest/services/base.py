@@ -3,8 +3,6 @@
 Leaves what a slot executes, and how long it may take, to the module of each kind.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from pydantic import Field

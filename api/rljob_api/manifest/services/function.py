@@ -1,7 +1,5 @@
 """Python source of the user, which every kind of service may run."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Final
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Rewards: what scores a trajectory, where it runs, and how failures are handled."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """spec.agent.environment and spec.agent.runner: episodes that an environment of another project or a program plays."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Final
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """spec.agent.tools[].sandbox: where code that the policy writes runs."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field

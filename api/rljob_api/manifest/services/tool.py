@@ -1,7 +1,5 @@
 """spec.agent.tools: what the policy may call, which is Python functions, an MCP server or a sandbox."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """spec.agent.user: who answers the policy, which is a function or a chat model with a persona."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Final
 
 from rljob_api.manifest import base

@@ -1,7 +1,5 @@
 """The question to a judge: a template over the fields of a ScoreRequest or of a group, after the system message."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

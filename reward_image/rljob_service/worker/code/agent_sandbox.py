@@ -5,8 +5,6 @@ sandbox_server, which runs in the sandbox. Invariant: calls of one episode meet 
 worker executes them; a call ends before the worker is killed for its time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

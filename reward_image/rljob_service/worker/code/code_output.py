@@ -1,7 +1,5 @@
 """What the model sees of a program: the beginning and the end of its output, and how it ended. Pure."""
 
-from __future__ import annotations
-
 import signal
 from typing import Final
 

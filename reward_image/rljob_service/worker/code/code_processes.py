@@ -5,8 +5,6 @@ and the system's, and cannot touch the worker. Owns its end: at the timeout, at 
 processes, and at that of output. Invariant: when a call returns, nothing that it started is left.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

@@ -4,8 +4,6 @@ is shown. Invariant: tracebacks have only the frames of the code.
 Also what all providers of sandboxes agree on: which program runs code, and which code does not run.
 """
 
-from __future__ import annotations
-
 import ast
 import linecache
 import os

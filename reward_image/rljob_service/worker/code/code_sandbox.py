@@ -4,8 +4,6 @@ Owns what the model sees: names, parameters, and wrong calls. A provider runs th
 is text for the model. A call fails only if its provider does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 

@@ -5,8 +5,6 @@ pool, and nothing else. Invariant: all replicas and workers of a tool find the s
 belongs to its pool and expires, so it never remains.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import math

@@ -9,8 +9,6 @@ which import the standard library of Python 3.9 alone. Invariants: a call ends a
 does, and none of its process group remains; what has ended is not left as a zombie; the code cannot read the token.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import hmac

@@ -3,8 +3,6 @@
 Standard library only; an adapter imports its framework when it loads an environment.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast

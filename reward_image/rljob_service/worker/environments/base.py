@@ -4,8 +4,6 @@ An adapter owns how the environments of its project are made and played; the run
 checks of replies and what happens after an exception: the episode fails with it. Standard library only.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol

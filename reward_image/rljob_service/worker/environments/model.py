@@ -4,8 +4,6 @@ A request that failed on its way is sent again with the header of the official c
 the answer that it has sampled already. A delivered answer is never requested again.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import random

@@ -5,8 +5,6 @@ Leaves to adapters how a step becomes messages. Invariant: a step's reward belon
 not recorded, since it is not 0.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import itertools

@@ -1,8 +1,6 @@
 """From a CallRequest to an episode that is played, and back: the fields, the environment variables, the signal. Or to
 rows of what plays it."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ Each episode has its own client, with its own key and connections. They share wh
 has nothing of an episode: the certificates that they trust.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import ssl

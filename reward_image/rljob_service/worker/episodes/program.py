@@ -4,8 +4,6 @@ A class is made once for each process. Its `setup` is called before each episode
 ended. All three may be async.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import types

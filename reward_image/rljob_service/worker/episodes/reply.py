@@ -1,7 +1,5 @@
 """Reading what a program or an environment returned: the fields of an EpisodeReply, or a reason."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final
 

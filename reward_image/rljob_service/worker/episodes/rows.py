@@ -4,8 +4,6 @@ Owns pages: which rows, their limits, and that each is JSON. Leaves to adapters 
 split has. Invariant: a row is returned as it was made; only a missing `index` is added, its number in the split.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import json

@@ -1,7 +1,5 @@
 """An episode as user code and the adapters of environments see it, and how it ended. Standard library only."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

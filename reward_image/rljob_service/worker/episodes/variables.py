@@ -5,8 +5,6 @@ Where one process plays many episodes, each has variables of its own in a contex
 its tasks and to threads of asyncio.to_thread. Invariant: no episode finds the key of another.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, MutableMapping

@@ -5,8 +5,6 @@ Everything here runs in worker processes and imports only the standard library, 
 rljob_api.errors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ boolean, and a string that is JSON to an array or an object. Messages are writte
 was expected. Pure, standard library only.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

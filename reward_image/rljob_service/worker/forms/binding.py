@@ -1,7 +1,5 @@
 """A user's function, bound by a plan: how to call it for samples, and how to read its return value."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar

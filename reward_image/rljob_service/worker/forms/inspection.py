@@ -1,7 +1,5 @@
 """What a loaded entry point is, in the terms of rljob_api.functions.forms. Calls no user code."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

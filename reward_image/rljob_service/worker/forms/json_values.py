@@ -3,8 +3,6 @@
 NumPy and torch scalars are numbers. Lone surrogates, which UTF-8 cannot encode, are replaced. Standard library only.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

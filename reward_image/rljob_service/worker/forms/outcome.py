@@ -4,8 +4,6 @@ Owns the rule that a failure is never a zero: everything except a finite number 
 of rljob_api.wire.base.InvalidReason, repeated here since workers do not import pydantic (a test compares them).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ Builds what a function expects from JSON that fits its schema: records as their 
 library only.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import types

@@ -4,8 +4,6 @@ Invariant: a reply is JSON of a bounded size with finite numbers. What is missin
 Standard library only.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Reading what a function returned, for each kind of Convention.returns: never a zero by accident."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

@@ -6,8 +6,6 @@ and the score and components from the first step. The value returned for a sampl
 replaces its score; the components of both steps are kept. One instance lives as long as its worker.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

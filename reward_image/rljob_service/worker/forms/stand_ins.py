@@ -1,7 +1,5 @@
 """Modules of a project that is not installed, for sources that import its base classes. Standard library only."""
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import importlib.util

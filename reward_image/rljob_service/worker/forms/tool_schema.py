@@ -4,8 +4,6 @@ Types come from the annotations, texts from a docstring in Google's style. Calls
 annotation runs. Standard library only.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import textwrap

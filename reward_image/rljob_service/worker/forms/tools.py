@@ -3,8 +3,6 @@
 Invariant: user code runs only with arguments that fit its schema, and a result is a str of a bounded length.
 """
 
-from __future__ import annotations
-
 import difflib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence

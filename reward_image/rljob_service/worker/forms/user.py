@@ -4,8 +4,6 @@ Calls share nothing: `state` comes with the request, the function changes or rep
 Invariant: a reply is the fields of a UserReply as JSON, of a bounded size, or a reason.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 

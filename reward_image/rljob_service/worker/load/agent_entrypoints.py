@@ -4,8 +4,6 @@ Apart from the entry points of rewards, whose workers do not import this. Raises
 the place. Standard library only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import types

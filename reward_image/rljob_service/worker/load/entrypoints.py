@@ -3,8 +3,6 @@
 Raises UserErrors and FormErrors; loading adds the place. Standard library only.
 """
 
-from __future__ import annotations
-
 import inspect
 import types
 from collections.abc import Iterable

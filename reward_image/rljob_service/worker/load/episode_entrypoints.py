@@ -4,8 +4,6 @@ Apart from the other entry points, whose workers do not import this. Raises User
 place. Standard library only.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 import types

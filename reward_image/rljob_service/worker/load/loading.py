@@ -4,8 +4,6 @@ Owns the errors of a user's file: each is a UserError of one or two lines with f
 choose the convention, entrypoints what is served. Standard library only.
 """
 
-from __future__ import annotations
-
 import errno
 import importlib
 import inspect

@@ -4,8 +4,6 @@ Two words of memory that both map, so the server reads them also while the proce
 died. User code can write to them, and so falsify what is said of its own process alone. Standard library only.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 from typing import Final

@@ -5,8 +5,6 @@ of the request that it belongs to, and that many bytes of JSON. A length over th
 is broken. A frame over the reader's limit is skipped as it arrives, and never held in memory.
 """
 
-from __future__ import annotations
-
 import socket
 import struct
 from typing import NamedTuple

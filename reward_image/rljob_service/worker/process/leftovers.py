@@ -4,8 +4,6 @@ Timers are reset and files removed; what cannot be undone is a reason to replace
 server (pool/sample_processes.py). Invariant: nothing that the import created is touched.
 """
 
-from __future__ import annotations
-
 import errno
 import signal
 import sys

@@ -4,8 +4,6 @@ Files from the import stay; files of a request are removed before its answer; al
 worker cleans up after requests, within their timeout; the server removes the directory. Standard library only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

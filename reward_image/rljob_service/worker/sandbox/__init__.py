@@ -4,8 +4,6 @@ Runs in the worker before any user code, and uses only the standard library. ent
 offer. docs/isolation.md lists what each mechanism protects from.
 """
 
-from __future__ import annotations
-
 import array
 import contextlib
 import os

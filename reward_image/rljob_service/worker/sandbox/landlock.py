@@ -5,8 +5,6 @@ the server's token, and other workers. Reads of a function are not restricted: i
 the policy gets a further domain within that of its worker, which restricts reads, too.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

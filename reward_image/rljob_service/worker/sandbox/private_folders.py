@@ -5,8 +5,6 @@ not allow. /dev/shm is an empty tmpfs, /tmp a folder of the worker. Invariants: 
 what it still sees of the machine's /tmp cannot be written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -5,8 +5,6 @@ that depend on other processes (starting or signalling one) to the server (pool/
 are compared as the kernel reads them: integers of 32 bits.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -1,7 +1,5 @@
 """Numbers of system calls by architecture. Those above 423 are the same on all."""
 
-from __future__ import annotations
-
 import os
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

@@ -1,7 +1,5 @@
 """Raw system calls by ctypes, for what the standard library does not offer. Errors are OSErrors that name the call."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

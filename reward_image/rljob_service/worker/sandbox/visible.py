@@ -4,8 +4,6 @@ All of it is read-only, and so is what lies next to it. Code of the policy sees 
 only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

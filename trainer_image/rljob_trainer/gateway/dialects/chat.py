@@ -1,7 +1,5 @@
 """POST /v1/chat/completions: OpenAI's chat completions. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

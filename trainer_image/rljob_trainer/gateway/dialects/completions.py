@@ -4,8 +4,6 @@ No chat template and no tools: the prompt is what the policy continues, and the 
 sampled, without special tokens. Without max_tokens the job's limit holds, not the 16 tokens of OpenAI's server.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any

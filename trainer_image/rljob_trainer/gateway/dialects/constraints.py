@@ -5,8 +5,6 @@ as it would without them, the response names them, and the program's own checks 
 stay as they are; the dialects check them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

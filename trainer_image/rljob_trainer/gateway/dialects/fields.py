@@ -5,8 +5,6 @@ the policy may sample is refused, because the trained distribution is the job's.
 unknown ones, are ignored, and the response names them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

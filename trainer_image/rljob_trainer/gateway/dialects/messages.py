@@ -7,8 +7,6 @@
 A stop sequence ends an answer with end_turn: the engine does not say which one it was.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

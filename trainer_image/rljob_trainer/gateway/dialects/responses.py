@@ -8,8 +8,6 @@ The gateway keeps no conversations: requests with previous_response_id or conver
 own list is what the next request continues.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

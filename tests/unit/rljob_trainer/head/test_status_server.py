@@ -61,7 +61,7 @@ async def test_other_paths_require_the_token(board, path, status):
 
 
 async def test_token_of_any_bytes_is_refused(board):
-    reader, writer = await asyncio.open_connection(*ADDRESS.split(":"))
+    reader, writer = await asyncio.open_connection(ADDRESS, PORT_DRIVER)
     writer.write(b"GET /status HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\r\n\r\n")
     assert (await reader.readline()).split()[1] == b"401"
     writer.close()

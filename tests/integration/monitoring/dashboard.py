@@ -57,6 +57,11 @@ def list_queries(panel: dict[str, Any], *, window: str, span: str, **variables: 
     ]
 
 
+def list_annotations() -> list[str]:
+    """Return their queries, for all jobs."""
+    return [re.sub(r"\$\w+", ".*", each["expr"]) for each in read()["annotations"]["list"]]
+
+
 def list_variables() -> dict[str, str]:
     """Return name -> Grafana's query for the values."""
     return {v["name"]: v["query"] for v in read()["templating"]["list"] if v["type"] == "query"}

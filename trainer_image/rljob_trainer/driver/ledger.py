@@ -170,7 +170,7 @@ class Ledger:
     async def _describe_step(self, outcome: StepOutcome, progress: CollectionProgress) -> StepRecord:
         step, served, now, ended_at = self.history.step + 1, self._served.values(), time.monotonic(), time.time()
         clock = self.clock
-        generating, shares = clock.busy_seconds(now)["rollouts"], clock.busy_shares(now)
+        generating, shares = clock.roles.busy_seconds(now)["rollouts"], clock.roles.shares(now)
         phases, latencies = clock.close(), list(progress.latency_by_sample.values())
         generated = list(progress.episodes)
         # They read each token or each episode, and others wait for the loop.
@@ -199,7 +199,7 @@ class Ledger:
             merged_share=self._merged_share,
             num_rollouts=len(served),
             phase_seconds=phases,
-            step_seconds=clock.step_seconds(now),
+            step_seconds=now - clock.step_started_at,
             prompts=[group.prompt.index for group in outcome.groups],
             prompt_sources=[group.prompt.source for group in outcome.groups if group.prompt.source],
             training_share=clock.time.share,
@@ -323,7 +323,7 @@ class Ledger:
             reward_latency_p95_seconds=record.reward_latency_p95_seconds,
             gpu_seconds_per_step=gpu_seconds,
             schedule=schedule.model_dump(),
-            agent=_show_agent(record.agent or AgentNumbers()).model_dump(),
+            agent=(record.agent or AgentNumbers()).model_dump(include=set(AgentStatus.model_fields)),
         )
         log.info(
             "step %d: reward %s, invalid %d, logprob difference %s, %.1f s",
@@ -366,17 +366,4 @@ def _summarize_groups(
         summarize_episodes(episodes),
         summarize_rewards(groups, latencies, algorithm, success),
         count_staleness(episodes, finished_steps),
-    )
-
-
-def _show_agent(numbers: AgentNumbers) -> AgentStatus:
-    return AgentStatus(
-        turns_mean=numbers.turns_mean,
-        turn_reward_mean=numbers.turn_reward_mean,
-        tool_calls_mean=numbers.tool_calls_mean,
-        user_seconds_mean=numbers.user_seconds_mean,
-        segments_mean=numbers.segments_mean,
-        segments_by_cause=numbers.segments_by_cause,
-        episodes_by_end=numbers.episodes_by_end,
-        failures=numbers.failures,
     )

@@ -20,7 +20,7 @@ from rljob_api.run.folder import damaged_checkpoints
 from rljob_api.wire.contract import GRACE_SECONDS
 from rljob_api.wire.driver_status import DriverStatus, HungPart, LearningReason
 from rljob_trainer.algorithms.registry import build_algorithm
-from rljob_trainer.concurrency import run_in_thread
+from rljob_trainer.concurrency import run_in_thread, run_with_watcher
 from rljob_trainer.driver.assembly import DriverParts, build_loop
 from rljob_trainer.driver.cadence import Cadence
 from rljob_trainer.driver.checkpointer import Checkpointer, CheckpointSeconds
@@ -36,7 +36,6 @@ from rljob_trainer.driver.run_clock import RunClock
 from rljob_trainer.driver.step_clock import StepClock
 from rljob_trainer.driver.stopping import NOTHING_TRAINS, LastSave, PodLeavesError
 from rljob_trainer.driver.updates import StepOutcome
-from rljob_trainer.driver.watcher import run_with_watcher
 from rljob_trainer.history.damage import set_aside
 from rljob_trainer.history.disk import RunDisk
 from rljob_trainer.history.run_state import resume

@@ -28,6 +28,7 @@ from rljob_inputs.models.own_settings import load_model_settings
 from rljob_inputs.objects.access import ObjectAccess
 from rljob_inputs.objects.folder import ObjectFolder
 from rljob_trainer.calls.services import AgentServices
+from rljob_trainer.concurrency import run_with_watcher
 from rljob_trainer.driver.assembly import Datasets, DriverParts
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.fixed_model import as_evaluation, read_figures, start_fixed
@@ -38,7 +39,6 @@ from rljob_trainer.driver.role_clock import ROLE_OF_SERVICE, RoleClock
 from rljob_trainer.driver.run import Driver
 from rljob_trainer.driver.schedules import build_schedule
 from rljob_trainer.driver.status import StatusBoard
-from rljob_trainer.driver.watcher import run_with_watcher
 from rljob_trainer.gateway.forwarding import watch_models
 from rljob_trainer.head.agent import start_agent
 from rljob_trainer.head.environment import Environment, JobFile
@@ -47,7 +47,6 @@ from rljob_trainer.head.objects import find_versions, write_versions
 from rljob_trainer.head.origin import check_origin, keep_origin
 from rljob_trainer.head.start_model import find_start_model
 from rljob_trainer.head.status_server import StatusServer
-from rljob_trainer.head.tracing import tracing_episodes
 from rljob_trainer.head.watchdog import LoopWatchdog, watching_lag
 from rljob_trainer.history.disk import RunDisk
 from rljob_trainer.history.prometheus import PrometheusMetrics
@@ -67,6 +66,7 @@ from rljob_trainer.rewards.groups import RewardClients
 from rljob_trainer.rewards.requests import RequestBuilder
 from rljob_trainer.run_folder.location import read_run_id
 from rljob_trainer.run_folder.server import RunFileServer
+from rljob_trainer.traces import tracing_episodes
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,5 @@
-"""AdamW over sharded fp32 parameters: its state from the first update, and one step with clipping. Collectives."""
+"""AdamW over sharded fp32 parameters: its state from the first update, one step with clipping, and its learning
+rate."""
 
 import contextlib
 import math
@@ -81,3 +82,21 @@ def step(optimizer: torch.optim.AdamW, *, divisor: float, max_norm: float | None
         optimizer.step()
     optimizer.zero_grad()
     return norm
+
+
+def learning_rate(optimizer: Optimizer, update: int, total_updates: int) -> float:
+    """Return the rate of the 0-based `update`. A warm-up ends at the peak, linear and cosine at peak * min_ratio.
+
+    It follows from the update's index and the job's length alone, so resume is exact. If schedule.steps changes while
+    the job runs, each later update uses the rate of a job with the new length: a linear decay at 50 of 100 steps is at
+    half of its peak; once the job has 200 steps, it is at three quarters.
+    """
+    peak = optimizer.learning_rate
+    if update < optimizer.warmup_steps:
+        return peak * (update + 1) / optimizer.warmup_steps
+    if optimizer.schedule == "constant":
+        return peak
+    num_decay = max(1, total_updates - optimizer.warmup_steps)
+    progress = min(1.0, (update - optimizer.warmup_steps) / num_decay)
+    remaining = 1 - progress if optimizer.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
+    return peak * (optimizer.min_ratio + (1 - optimizer.min_ratio) * remaining)

@@ -30,9 +30,8 @@ from rljob_trainer.policy.arrays import to_device
 from rljob_trainer.policy.checkpoint_names import engine_parameters, to_checkpoint
 from rljob_trainer.policy.compilation import prepare_layers, start_compiler
 from rljob_trainer.policy.critic import Critic
-from rljob_trainer.policy.device_state import DeviceState
+from rljob_trainer.policy.host_copy import DeviceState
 from rljob_trainer.policy.lora import Adapters, MergeCost
-from rljob_trainer.policy.lr_schedule import learning_rate
 from rljob_trainer.policy.micro_batches import MicroBatch
 from rljob_trainer.policy.model_loading import (
     OpenedModel,
@@ -43,6 +42,7 @@ from rljob_trainer.policy.model_loading import (
     open_network,
     shard,
 )
+from rljob_trainer.policy.optimizer import learning_rate
 from rljob_trainer.policy.published import CONVERTED, Published, has_plain_matrices
 from rljob_trainer.policy.text_model import describe_config, require_decoder
 from rljob_trainer.policy.update_metrics import RankMetrics, TokenMetrics
@@ -68,7 +68,7 @@ class Policy:
         self._job, self._spec, self.source, self.device = job, job.spec, model, device
         self.algorithm, self._code = job.spec.algorithm, build_algorithm(job.spec)
         self.num_steps = job.spec.schedule.steps
-        """May change (see lr_schedule)."""
+        """May change (see optimizer.learning_rate)."""
         # Greedy sampling has no distribution; use the model's.
         self._temperature = job.spec.rollout.sampling.temperature or 1.0
         self.dtype: torch.dtype = getattr(torch, job.spec.trainer.dtype)

@@ -22,7 +22,7 @@ from rljob_api.wire.weights import WeightManifest
 from rljob_inputs.memory.trainer import Recomputation
 from rljob_trainer.devices.choose import choose_device
 from rljob_trainer.policy import checkpoints
-from rljob_trainer.policy.checkpoint_saver import CheckpointSaver
+from rljob_trainer.policy.checkpoints import CheckpointSaver
 from rljob_trainer.policy.layout import Layout, RankRows
 from rljob_trainer.policy.micro_batches import build_micro_batches
 from rljob_trainer.policy.policy import Policy

@@ -26,8 +26,8 @@ from rljob_api.wire.driver_status import TrainerChoices
 from rljob_api.wire.ports import listening_port
 from rljob_api.wire.weights import WeightManifest
 from rljob_trainer.algorithms.registry import build_algorithm
+from rljob_trainer.concurrency import run_with_watcher
 from rljob_trainer.driver.ports import FreedMemory, TrainerGroupDiedError
-from rljob_trainer.driver.watcher import run_with_watcher
 from rljob_trainer.episodes.types import TokenFacts, TrainRow, UpdateMetrics, UpdateVersions
 from rljob_trainer.history.disk import find_disk_error
 from rljob_trainer.policy.layout import PLAIN, RankRows, divide_rows
@@ -35,13 +35,11 @@ from rljob_trainer.policy.update_metrics import RankMetrics
 from rljob_trainer.progress.pace import Pace
 from rljob_trainer.progress.work import WatchedClock
 from rljob_trainer.ranks.actor import BEATS, SAVES, RankFacts, RankProcess
-from rljob_trainer.ranks.calls import future, wait_for
+from rljob_trainer.ranks.calls import Heartbeats, describe_silent, future, log_stacks, wait_for
 from rljob_trainer.ranks.failures import group_failure
-from rljob_trainer.ranks.heartbeats import Heartbeats
 from rljob_trainer.ranks.nodes import find_trainer_nodes, has_lost_node
 from rljob_trainer.ranks.rank_watch import HungRanks, RankWatch, hung_error
 from rljob_trainer.ranks.results import UpdateCounts, scatter_facts, summarize_update
-from rljob_trainer.ranks.stacks import describe_silent, log_stacks
 from rljob_trainer.run_folder.file_facts import Checkpoint, FileFacts
 from rljob_trainer.run_folder.location import RunFolder
 

@@ -35,9 +35,9 @@ from rljob_api.wire.weights import DigestUnit
 from rljob_trainer.rollout.initial_weights import fill  # its module also registers a load format in the workers
 from rljob_trainer.rollout.loaders import Loads
 from rljob_trainer.weights.checksum import Digest, digest_tensors
+from rljob_trainer.weights.hand_over import receive_tensors
 from rljob_trainer.weights.heap import keep_freed_memory, resident_bytes
 from rljob_trainer.weights.mapped import MappedFiles
-from rljob_trainer.weights.receive import receive_tensors
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -13,18 +13,11 @@ What fails in between ends the group, and the next one begins with the trainer's
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager
-from typing import Literal, Protocol
 
 from rljob_api.wire.weights import EnginesReport, Turn, WeightManifest
-from rljob_trainer.driver.ports import Engines, Trainer
-
-
-class TurnClock(Protocol):
-    """What counts the time of turns: RunClock."""
-
-    def phase(self, name: Literal["sleep", "wake"]) -> AbstractContextManager[None]: ...
-
+from rljob_trainer.driver.ports import Trainer
+from rljob_trainer.driver.run_clock import RunClock
+from rljob_trainer.replicas.engines import TrainerEngines
 
 RecordTurn = Callable[[Mapping[str, float], Mapping[str, int], EnginesReport], None]
 """Records a change of turns: the seconds of its parts, and what held how much, as in TurnNumbers."""
@@ -43,9 +36,9 @@ class Shared:
 
     def __init__(
         self,
-        engines: Engines,
+        engines: TrainerEngines,
         trainer: Trainer,
-        clock: TurnClock,
+        clock: RunClock,
         record: RecordTurn,
         until_idle: Callable[[], Awaitable[None]],
     ) -> None:

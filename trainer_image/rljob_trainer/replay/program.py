@@ -117,11 +117,7 @@ def build_ledger(
         RunClock(run_dir, history, board, prometheus, RoleClock(now), PhaseClock(now)),
         algorithm=algorithm,
         schedule=job.spec.schedule,
-        model=job.spec.model,
-        evaluation=job.spec.evaluation,
-        main_set="",
-        success=job.spec.data.curriculum.success if job.spec.data.curriculum else None,
-        trajectory_bytes=job.spec.tracking.trajectories_size.num_bytes,
+        spec=job.spec,
         disk=RunDisk(run_dir),
     )
 

@@ -40,9 +40,6 @@ async def run_in_thread(
         raise
 
 
-_Result = TypeVar("_Result")
-
-
 async def run_with_watcher(work: Coroutine[Any, Any, _Result], watcher: Coroutine[Any, Any, None]) -> _Result:
     """Run `work` until it ends or `watcher` raises; both then end. The watcher's error wins: it names the cause. A
     watcher that returns has nothing to report."""

@@ -9,14 +9,14 @@ Invariant: a ready replica's engine computed the same digest as the publisher, f
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rljob_api.errors import TransientError
 from rljob_api.wire.weights import MAX_PULL_ERROR_LENGTH, PullReport, RolloutWeights, WeightManifest
+from rljob_trainer.outages.waiting import double
 
 if TYPE_CHECKING:
     from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+_PAUSES = 0.25, 8.0
+"""Seconds between attempts: the first, and at most."""
 
 
 class ReplicaState:
@@ -120,7 +122,7 @@ class WeightPuller:
         self._state.record_change(is_warm=True)
 
     async def _watch(self) -> None:
-        backoff = _backoff_seconds()
+        backoff = double(*_PAUSES)
         while True:
             announced = self._state.announced
             try:
@@ -133,14 +135,14 @@ class WeightPuller:
                 self._state.head_error = f"the head is unreachable: {error}"
                 await self._sleep(next(backoff))
                 continue
-            backoff = _backoff_seconds()
+            backoff = double(*_PAUSES)
             self._state.head_error = ""
             if manifest is not None and manifest != announced:
                 logger.info("head announces weights %s", manifest.key)
                 self._state.record_change(announced=manifest, progress=0)
 
     async def _pull(self) -> None:
-        state, backoff = self._state, _backoff_seconds()
+        state, backoff = self._state, double(*_PAUSES)
         while True:
             await state.wait_until(state.must_load)
             manifest = state.announced
@@ -153,7 +155,7 @@ class WeightPuller:
                 state.record_change(error=f"weights {manifest.key}: {type(error).__name__}: {error}")
                 await self._unless_superseded(manifest, self._sleep(next(backoff)))
             else:
-                backoff = _backoff_seconds()
+                backoff = double(*_PAUSES)
 
     def _is_current(self, manifest: WeightManifest) -> bool:
         """Whether to go on with `manifest`: nothing else was announced meanwhile, and the engine was not put to
@@ -215,7 +217,3 @@ class WeightPuller:
             if not task.done():
                 task.cancel()
                 await asyncio.wait({task})  # a download may write its file until its task has ended
-
-
-def _backoff_seconds() -> Iterator[float]:
-    return itertools.chain((0.25, 0.5, 1.0, 2.0, 4.0), itertools.repeat(8.0))

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -20,6 +20,7 @@ from rljob_api.wire.base import InvalidReason, Lane
 from rljob_api.wire.calls import CallResult
 from rljob_trainer.episodes.types import Episode, ScoredResult, failed_as
 from rljob_trainer.history.metrics import NO_TOOL, own_components
+from rljob_trainer.services.client import ServiceClient
 
 log = logging.getLogger(__name__)
 
@@ -66,18 +67,6 @@ _AGENT_GAUGES = {
     "waiting_oldest_seconds": "Age of the oldest waiting call.",
     "replicas": "Ready replicas that were found.",
 }
-
-
-class ServiceStatistics(Protocol):
-    @property
-    def num_requests(self) -> Mapping[Lane, int]: ...
-    def statistics(self) -> Mapping[str, float]: ...
-
-
-class RewardStatistics(ServiceStatistics, Protocol):
-    @property
-    def timeout_seconds(self) -> float:
-        """The reward's own. A result that took longer from its episode's end is late."""
 
 
 def split_latency(result: ScoredResult) -> dict[LatencyPart, float]:
@@ -165,7 +154,7 @@ class PrometheusMetrics:
         for phase in PHASES:
             self.phases.labels(phase)
 
-    def register_rewards(self, clients: Mapping[str, RewardStatistics]) -> None:
+    def register_rewards(self, clients: Mapping[str, ServiceClient[Any]]) -> None:
         """Export all rewards, whose clients a scrape reads. Counters start at 0: rate() shows their first event."""
         for name, client in clients.items():
             self._late_after[name] = client.timeout_seconds
@@ -180,7 +169,7 @@ class PrometheusMetrics:
         collect = partial(_collect_services, "rljob_reward", "reward", clients, _REWARD_GAUGES, _REWARD_COUNTERS)
         self.registry.register(_Scraped(collect))
 
-    def register_agent(self, clients: Mapping[str, ServiceStatistics]) -> None:
+    def register_agent(self, clients: Mapping[str, ServiceClient[Any]]) -> None:
         """Export the simulated user, the tools and the runner. Counters start at 0: rate() shows their first event."""
         for name in clients:
             for lane in get_args(Lane):
@@ -325,7 +314,7 @@ class _Scraped(Collector):
 def _collect_services(
     prefix: str,
     label: str,
-    clients: Mapping[str, ServiceStatistics],
+    clients: Mapping[str, ServiceClient[Any]],
     gauges: Mapping[str, str],
     counters: Mapping[str, str],
 ) -> Iterator[Metric]:

@@ -14,11 +14,11 @@ from rljob_api.wire.ports import listening_port
 from rljob_trainer.calls.client import CallClient
 from rljob_trainer.concurrency import end_tasks
 from rljob_trainer.replicas.http import CONNECT_SECONDS
+from rljob_trainer.services.refusals import REFUSED_STATUSES
 
 log = logging.getLogger(__name__)
 
 _INFO_TIMEOUT_SECONDS = 10.0
-_USER_ERROR_STATUSES = (401, 403, 404, 405)
 
 
 class SchemaReader:
@@ -79,7 +79,7 @@ class SchemaReader:
         async with self._session.get(
             url, headers=self._client.headers, timeout=timeout, allow_redirects=False
         ) as response:
-            if response.status in _USER_ERROR_STATUSES:
+            if response.status in REFUSED_STATUSES:
                 text = await response.text()
                 raise UserError(f"{self._client.service.path}: {address} returned {response.status}: {text[:500]}")
             response.raise_for_status()

@@ -30,9 +30,8 @@ from rljob_trainer.concurrency import run_all
 from rljob_trainer.history.disk import RunDisk, disk_errors
 from rljob_trainer.history.run_state import read_best
 from rljob_trainer.mirror.checkpoints import Begin, CheckpointCopies
-from rljob_trainer.mirror.exports import ExportCopies
 from rljob_trainer.mirror.owner import RENEW_SECONDS, SILENCE_SECONDS, Owner, Ownership, refuse_living
-from rljob_trainer.mirror.records import RecordCopies
+from rljob_trainer.mirror.records import ExportCopies, RecordCopies
 from rljob_trainer.outages.registry import Outages
 from rljob_trainer.outages.waiting import wait_out
 from rljob_trainer.run_folder.location import read_run_id, write_run_id
@@ -143,7 +142,8 @@ class Mirror:
 
     async def watch(self) -> NoReturn:
         """Renew the ownership, and upload records and exports. Raise LostOwnershipError, and OutageError."""
-        await run_all([self.renew(), self._repeat(self._save_records), self._repeat(self._save_exports)])
+        save_records = partial(self._transfer, lambda begin: self._records.save(begin("", 0)))
+        await run_all([self.renew(), self._repeat(save_records), self._repeat(self._save_exports)])
         raise AssertionError("neither ends")
 
     async def renew(self) -> NoReturn:
@@ -157,9 +157,6 @@ class Mirror:
         while True:
             await asyncio.sleep(_RECORDS_SECONDS)
             await save()
-
-    async def _save_records(self) -> None:
-        await self._transfer(lambda begin: self._records.save(begin("", 0)))
 
     async def _save_exports(self) -> None:
         """Upload new exports, and delete those whose checkpoints are gone. The next checkpoint does not wait for it."""

@@ -1,17 +1,23 @@
-"""Copies of the run's records: metrics, trajectories and summaries. Synchronous.
+"""Copies of the run's records, metrics, trajectories and summaries, and of the models that it exports. Synchronous.
 
-Invariant: the copy has at least the lines and samples that its newest checkpoint counts.
+Invariants: the copy has at least the lines and samples that its newest checkpoint counts. An export in the copy has its
+config.json only while it is whole. The models of steps (checkpoint.export: every) go when their checkpoints do, here
+and in the copy.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from rljob_api.run.folder import (
+    EXPORT,
+    EXPORTS,
     FILE_BEST,
     FILE_DRIVER_SUMMARY,
     FILE_JOB,
     FILE_METRICS,
     TRAJECTORIES,
+    export_folder,
+    list_exports,
     list_trajectory_files,
 )
 from rljob_api.run.objects import FILE_OBJECTS
@@ -21,7 +27,19 @@ from rljob_api.run.start_model import FILE_PIN
 from rljob_inputs.objects.folder import Count, ObjectFolder
 from rljob_inputs.objects.listing import ObjectFacts
 from rljob_trainer.history.run_time import FILE_TIME
-from rljob_trainer.mirror.states import State, read_state
+
+State = tuple[int, int]
+"""Size, and time in nanoseconds."""
+
+
+def read_state(path: Path) -> State | None:
+    """Return the state of a file; None if it does not exist."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
 
 _FILES = (FILE_METRICS, FILE_DRIVER_SUMMARY, FILE_BEST, FILE_OBJECTS, FILE_ORIGIN, FILE_PIN, FILE_TIME)
 _TENSORBOARD = "tensorboard"
@@ -79,10 +97,53 @@ class RecordCopies:
         run_dir = self._run_dir
         found = {FILE_JOB: self._job_file, **{name: run_dir / name for name in _FILES}}
         found |= {f"{TRAJECTORIES}/{f.path.name}": f.path for f in list_trajectory_files(run_dir / TRAJECTORIES)}
-        found |= {path.relative_to(run_dir).as_posix(): path for path in _walk(run_dir)}
+        for folder in _FOLDERS:
+            files = sorted(path for path in (run_dir / folder).rglob("*") if not path.name.endswith(".partial"))
+            found |= {path.relative_to(run_dir).as_posix(): path for path in files}
         return {name: path for name, path in found.items() if path.is_file()}
 
 
-def _walk(run_dir: Path) -> Iterator[Path]:
-    for folder in _FOLDERS:
-        yield from sorted(path for path in (run_dir / folder).rglob("*") if not path.name.endswith(".partial"))
+_LAST = "config.json"
+"""Without it, no library takes a folder for a model."""
+
+
+class ExportCopies:
+    def __init__(self, run_dir: Path, folder: ObjectFolder) -> None:
+        self._run_dir, self._folder = run_dir, folder
+        self._sent: dict[str, dict[str, State]] = {}
+        """What the copy has, by folder and name."""
+
+    def save(self, count: Count) -> None:
+        """Replace the exports in the copy by those of this run that are new."""
+        for local in (self._run_dir / EXPORT, *list_exports(self._run_dir).values()):
+            name = local.relative_to(self._run_dir).as_posix()
+            try:
+                self._replace(name, local, count)
+            except FileNotFoundError:
+                if local.is_dir():
+                    raise
+                # Removed meanwhile, as its checkpoint: what was sent has no config.json, and `prune` deletes it.
+
+    def prune(self, steps: Collection[int]) -> None:
+        """Delete the models of other steps than these, and those that this run has: a checkpoint may be on its way."""
+        kept = {export_folder(Path(), step).name for step in (*steps, *list_exports(self._run_dir))}
+        for gone in [name for name in self._sent if name != EXPORT and name.removeprefix(f"{EXPORTS}/") not in kept]:
+            del self._sent[gone]
+        remote = self._folder / EXPORTS
+        names = [name for name in remote.list() if name.partition("/")[0] not in kept]
+        for name in sorted(names, key=lambda name: not name.endswith(f"/{_LAST}")):
+            remote.delete(name)
+
+    def _replace(self, name: str, local: Path, count: Count) -> None:
+        files = {path.relative_to(local).as_posix(): path for path in sorted(local.rglob("*")) if path.is_file()}
+        states = {file: state for file, path in files.items() if (state := read_state(path))}
+        if not states or states == self._sent.get(name):
+            return
+        remote = self._folder / name
+        before = remote.list()
+        for file in sorted(before, key=lambda file: file != _LAST):
+            if file == _LAST or file not in files:
+                remote.delete(file)
+        for file in sorted(files, key=lambda file: file == _LAST):
+            remote.upload(files[file], file, count)
+        self._sent[name] = states

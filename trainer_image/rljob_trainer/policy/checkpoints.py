@@ -153,15 +153,10 @@ def _write_model(policy: Policy, weights: dict[str, torch.Tensor], folder: Path,
     inline = None if template is None else template.inline
     save_chat(folder, tokenizer, policy.generation_config, chat_template=inline, stop=sampling.stop)
     weights |= {name: buffer.cpu() for name, buffer in persistent_buffers(network).items()}
-    owned = {name: _own_storage(tensor) for name, tensor in weights.items()}
+    # safetensors refuses a part of a larger storage: FSDP2 gathers what the ranks do not divide with padding.
+    owned = {name: t.clone() if t.nbytes < t.untyped_storage().nbytes() else t for name, t in weights.items()}
     tensors = policy.other_tensors.read() | to_checkpoint(network, owned)
     save_torch_state_dict(tensors, folder, max_shard_size=_SHARD_BYTES)
-
-
-def _own_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, copied if it is part of a larger storage, which safetensors refuses: FSDP2 gathers a parameter
-    that the ranks do not divide with padding."""
-    return tensor.clone() if tensor.nbytes < tensor.untyped_storage().nbytes() else tensor
 
 
 def _generators(policy: Policy) -> dict[str, torch.Tensor]:

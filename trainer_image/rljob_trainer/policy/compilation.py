@@ -150,16 +150,12 @@ def start_compiler(setting: Choice, *, decoder: Any, device: torch.device) -> Co
             f"spec.trainer.compile: torch.compile needs {obstacle}; use an image with one (trainer.image), "
             "or set compile: never"
         )
-    if setting == "auto" and (obstacle := obstacle or _find_obstacle(decoder)):
+    if setting == "auto" and getattr(decoder, "_is_stateful", False):
+        obstacle = obstacle or "layers with recurrences loop over the tokens, and each length would be compiled anew"
+    if obstacle:
         log.warning("spec.trainer.compile: auto compiles nothing: %s", obstacle)
         return None
     return CompiledLayers(is_required=setting == "always")
-
-
-def _find_obstacle(decoder: Any) -> str:
-    if getattr(decoder, "_is_stateful", False):
-        return "layers with recurrences loop over the tokens, and each length would be compiled anew"
-    return ""
 
 
 def _missing_compiler(device: torch.device) -> str:

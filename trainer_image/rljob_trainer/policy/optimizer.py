@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from rljob_api.manifest.algorithm import Optimizer
-from rljob_trainer.policy.sharding import shard_device
+from rljob_trainer.policy.sharding import fill_gradients, reshard
 
 _HALF_LOSS_SCALE = 2.0**4
 """Keeps float16 gradients out of the denormal range, and below its maximum where a micro-batch has thousands of tokens
@@ -61,6 +61,24 @@ def decays(name: str, parameter: nn.Parameter) -> bool:
     return parameter.dim() > 1 and not name.endswith("bias")
 
 
+def update(
+    model: nn.Module,
+    optimizer: torch.optim.AdamW,
+    settings: Optimizer,
+    denominator: float,
+    rate: float,
+    dtype: torch.dtype,
+) -> float:
+    """Run one update of a sharded model with its gradients over `denominator`; with 0, only clear them. Return the norm
+    before the clip. `dtype`: of the computation."""
+    if not denominator:
+        optimizer.zero_grad()
+        return 0.0
+    reshard(model)
+    fill_gradients(model)
+    return step(optimizer, divisor=denominator * loss_scale(dtype), max_norm=settings.max_grad_norm, rate=rate)
+
+
 def step(optimizer: torch.optim.AdamW, *, divisor: float, max_norm: float | None, rate: float) -> float:
     """Divide the gradients by `divisor`, clip them to the global `max_norm`, and step. Return the norm before the clip.
     Every parameter that requires a gradient must have one.
@@ -70,7 +88,7 @@ def step(optimizer: torch.optim.AdamW, *, divisor: float, max_norm: float | None
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     shards = [p.grad.to_local() for p in parameters if isinstance(p.grad, DTensor)]
     # Of shards in host memory, too, NCCL sums a number on the device.
-    squares = torch.stack(torch._foreach_norm(shards)).double().square().sum().to(shard_device(parameters[0]))
+    squares = torch.stack(torch._foreach_norm(shards)).double().square().sum().to(parameters[0].device_mesh.device_type)
     dist.all_reduce(squares)
     norm = math.sqrt(squares.item()) / divisor
     if math.isfinite(norm):

@@ -53,14 +53,15 @@ class Heartbeats:
         return errors + self._read(ranks)
 
     def _read(self, ranks: Sequence[ActorHandle]) -> list[BaseException]:
-        done = [(number, self._asked.pop(rank)) for number, rank in enumerate(ranks) if self._is_done(rank)]
+        done = [
+            (number, self._asked.pop(rank))
+            for number, rank in enumerate(ranks)
+            if rank in self._asked and self._asked[rank].done()
+        ]
         for number, call in done:
             if not call.exception():
                 self._watch.record_beat(number, call.result())
         return find_errors([call for _, call in done])
-
-    def _is_done(self, rank: ActorHandle) -> bool:
-        return rank in self._asked and self._asked[rank].done()
 
 
 def _read_error(call: asyncio.Future[Any]) -> None:

@@ -99,7 +99,9 @@ class RewardCall:
         """Return the results of a response with status 200; invalid ones if it breaks the protocol.  [samples]"""
         try:
             if self.protocol == "nemoGym":
-                return self._parse_nemo_gym(text, seconds)
+                reward, components = read_nemo_gym(text, self.payload())
+                result = _read_reward(self.samples[0].id, reward, None, seconds)
+                return [result.model_copy(update={"components": components}) if result.valid else result]
             return self._parse_openrlhf(text, seconds) if self.protocol == "openrlhf" else self._parse(text)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             return self.fail(InvalidReason.BAD_RETURN, f"invalid response {text[:200]}: {error}", seconds)
@@ -134,11 +136,6 @@ class RewardCall:
             _read_reward(sample.id, number, error, seconds)
             for sample, number, error in zip(self.samples, rewards, errors, strict=True)
         ]
-
-    def _parse_nemo_gym(self, text: str, seconds: float) -> list[ScoreResult]:
-        reward, components = read_nemo_gym(text, self.payload())
-        [result] = [_read_reward(sample.id, reward, None, seconds) for sample in self.samples]
-        return [result.model_copy(update={"components": components}) if result.valid else result]
 
     def fail(self, reason: InvalidReason, message: str, seconds: float = 0.0) -> list[ScoreResult]:
         """Return the same invalid result for each sample.  [samples]"""

@@ -29,20 +29,19 @@ class RequestBuilder:
             prompt_ids=segment.token_ids[:start].tolist(),
             completion_ids=segment.token_ids[start:end].tolist(),
         )
-        conversation = self._describe_conversation(episode) if episode.messages else None
+        conversation = None
+        if episode.messages:
+            conversation = Conversation(
+                messages=episode.messages,
+                turns=[_describe_turn(turn) for turn in episode.turns],
+                state=episode.state,
+                end=episode.end.value,
+                whole=None if episode.whole is None or self._choice == "last" else self._decode(episode.whole),
+            )
         request = score_requests.build_request(request_id, lane, prompt, answer, conversation, self._choice)
         if not episode.seat:
             return request
         return request.model_copy(update={"extra_info": {**request.extra_info, "seat": episode.seat}})
-
-    def _describe_conversation(self, episode: Episode) -> Conversation:
-        return Conversation(
-            messages=episode.messages,
-            turns=[_describe_turn(turn) for turn in episode.turns],
-            state=episode.state,
-            end=episode.end.value,
-            whole=None if episode.whole is None or self._choice == "last" else self._decode(episode.whole),
-        )
 
     def _decode(self, whole: Whole) -> WholeCompletion:
         prompt_ids, completion_ids = whole.prompt_ids.tolist(), whole.completion_ids.tolist()

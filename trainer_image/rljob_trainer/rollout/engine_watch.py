@@ -45,7 +45,8 @@ class EngineWatch:
             try:
                 while not answer.done():
                     await asyncio.wait((answer,), timeout=_PERIOD_SECONDS)
-                    piece.kind = max(piece.kind, self._kind(), key=_ANSWERS.index)
+                    kind = _ANSWERS[2] if self._is_loading() else _ANSWERS[1] if self._has_requests() else _ANSWERS[0]
+                    piece.kind = max(piece.kind, kind, key=_ANSWERS.index)
                     self._observe_tokens()
                     if not answer.done() and (hang := self._work.find_hang()):
                         return hang
@@ -84,9 +85,6 @@ class EngineWatch:
         if is_owed and self._tokens is None:
             self._tokens = self._work.begin(_TOKENS)
         self._num_outputs = num_outputs
-
-    def _kind(self) -> str:
-        return _ANSWERS[2] if self._is_loading() else _ANSWERS[1] if self._has_requests() else _ANSWERS[0]
 
 
 def count_outputs(processor: Any) -> Callable[[], int]:

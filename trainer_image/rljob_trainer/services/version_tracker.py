@@ -16,6 +16,7 @@ from rljob_api.wire.scores import PARTS, Part
 from rljob_trainer.concurrency import end_tasks
 from rljob_trainer.replicas.http import CONNECT_SECONDS
 from rljob_trainer.replicas.pool import ReplicaPool
+from rljob_trainer.services.refusals import REFUSED_STATUSES
 
 UNKNOWN_VERSION = "(unknown)"
 """The version of a server that reports none."""
@@ -72,7 +73,7 @@ def choose_version(versions: Sequence[str]) -> str | None:
 log = logging.getLogger(__name__)
 
 _INFO_TIMEOUT_SECONDS = 10.0
-_NO_VERSION_STATUSES = (401, 403, 404, 405)
+
 """The server has no such page, or denies it. A request for a score then fails with a message that users can act on."""
 
 
@@ -145,7 +146,7 @@ class VersionTracker:
             async with self._session.get(
                 url, headers=self._headers, timeout=timeout, allow_redirects=False
             ) as response:
-                if response.status in _NO_VERSION_STATUSES:
+                if response.status in REFUSED_STATUSES:
                     info = {}
                 else:
                     response.raise_for_status()

@@ -88,8 +88,8 @@ class HandOver:
     @property
     def num_waiting(self) -> int:
         with self._lock:
-            self._waiting, ended = _split(self._waiting, lambda channel: not channel.is_closed())
-            for channel in ended:
+            for channel in [each for each in self._waiting if each.is_closed()]:
+                self._waiting.remove(channel)
                 channel.close()
             return len(self._waiting)
 
@@ -199,11 +199,6 @@ class _Receiver:
 def _wait(receivers: Iterable[_Receiver]) -> None:
     for receiver in receivers:
         receiver.wait()
-
-
-def _split(channels: list[Channel], keep: Callable[[Channel], bool]) -> tuple[list[Channel], list[Channel]]:
-    kept = [channel for channel in channels if keep(channel)]
-    return kept, [channel for channel in channels if channel not in kept]
 
 
 _CONNECT_SECONDS = 5.0

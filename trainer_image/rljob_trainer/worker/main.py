@@ -47,6 +47,7 @@ from rljob_inputs.memory.object_store import trainer_store_bytes
 from rljob_inputs.models.defaults import resolve_job
 from rljob_inputs.models.own_settings import ModelSettings, load_model_settings
 from rljob_trainer.ranks import ray_node
+from rljob_trainer.temporary import TemporaryFolder
 from rljob_trainer.worker.engines import PodEngines
 from rljob_trainer.worker.supervisor import SupersededError
 
@@ -142,7 +143,7 @@ class Worker:
     def _run_node(self, head_address: str) -> None:
         log.info("joining the head at %s", head_address)
         started = time.monotonic()
-        with ray_node.ray_folder() as folder:
+        with TemporaryFolder("ray") as folder:
             command = build_command(self._address, head_address, self._num_gpus, folder, self._store_bytes)
             shared = {} if self._engines is None else self._engines.variables
             environment = build_environment({**os.environ, **shared})

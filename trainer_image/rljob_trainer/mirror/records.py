@@ -6,6 +6,7 @@ and in the copy.
 """
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rljob_api.run.folder import (
@@ -47,12 +48,15 @@ _FOLDERS = (ROWS, _TENSORBOARD)
 """Besides trajectories. A file that is gone here stays in the copy."""
 
 
+@dataclass
 class RecordCopies:
-    def __init__(self, run_dir: Path, folder: ObjectFolder, job_file: Path) -> None:
-        """`job_file`: of the head, which its folder may not have."""
-        self._run_dir, self._folder, self._job_file = run_dir, folder, job_file
-        self._sent: dict[str, State] = {}
-        """What the copy has."""
+    """`job_file`: of the head, which its folder may not have."""
+
+    run_dir: Path
+    folder: ObjectFolder
+    job_file: Path
+    _sent: dict[str, State] = field(default_factory=dict)
+    """What the copy has."""
 
     def recall(self, listed: Mapping[str, ObjectFacts]) -> None:
         """Take over what the copy has. A trajectory file of the same size is the same."""
@@ -66,15 +70,15 @@ class RecordCopies:
     def bring_back(self, listed: Mapping[str, ObjectFacts], count: Count) -> None:
         """Download all records but the export. Trajectories that only this machine has are of another history."""
         names = [name for name in listed if self.is_record(name)]
-        for file in list_trajectory_files(self._run_dir / TRAJECTORIES):
+        for file in list_trajectory_files(self.run_dir / TRAJECTORIES):
             if f"{TRAJECTORIES}/{file.path.name}" not in listed:
                 file.path.unlink()
         if FILE_ORIGIN not in listed:  # removed by a user: any job may go on from the copy's checkpoints
-            (self._run_dir / FILE_ORIGIN).unlink(missing_ok=True)
+            (self.run_dir / FILE_ORIGIN).unlink(missing_ok=True)
         for name in names:
-            if name == FILE_PIN and (self._run_dir / name).is_file():
+            if name == FILE_PIN and (self.run_dir / name).is_file():
                 continue  # `rljob run` has written it, beside the model
-            self._folder.download(name, self._run_dir / name, count)
+            self.folder.download(name, self.run_dir / name, count)
 
     @staticmethod
     def is_record(name: str) -> bool:
@@ -86,16 +90,16 @@ class RecordCopies:
         for name, path in here.items():
             state = read_state(path)
             if state is not None and state != self._sent.get(name):
-                self._folder.upload(path, name, count)
+                self.folder.upload(path, name, count)
                 self._sent[name] = state
         for name in [name for name in self._sent if name not in here and name.startswith(f"{TRAJECTORIES}/")]:
-            self._folder.delete(name)
+            self.folder.delete(name)
             del self._sent[name]
 
     def _list(self) -> dict[str, Path]:
         """Return the records that exist here, by name."""
-        run_dir = self._run_dir
-        found = {FILE_JOB: self._job_file, **{name: run_dir / name for name in _FILES}}
+        run_dir = self.run_dir
+        found = {FILE_JOB: self.job_file, **{name: run_dir / name for name in _FILES}}
         found |= {f"{TRAJECTORIES}/{f.path.name}": f.path for f in list_trajectory_files(run_dir / TRAJECTORIES)}
         for folder in _FOLDERS:
             files = sorted(path for path in (run_dir / folder).rglob("*") if not path.name.endswith(".partial"))
@@ -107,16 +111,17 @@ _LAST = "config.json"
 """Without it, no library takes a folder for a model."""
 
 
+@dataclass
 class ExportCopies:
-    def __init__(self, run_dir: Path, folder: ObjectFolder) -> None:
-        self._run_dir, self._folder = run_dir, folder
-        self._sent: dict[str, dict[str, State]] = {}
-        """What the copy has, by folder and name."""
+    run_dir: Path
+    folder: ObjectFolder
+    _sent: dict[str, dict[str, State]] = field(default_factory=dict)
+    """What the copy has, by folder and name."""
 
     def save(self, count: Count) -> None:
         """Replace the exports in the copy by those of this run that are new."""
-        for local in (self._run_dir / EXPORT, *list_exports(self._run_dir).values()):
-            name = local.relative_to(self._run_dir).as_posix()
+        for local in (self.run_dir / EXPORT, *list_exports(self.run_dir).values()):
+            name = local.relative_to(self.run_dir).as_posix()
             try:
                 self._replace(name, local, count)
             except FileNotFoundError:
@@ -126,10 +131,10 @@ class ExportCopies:
 
     def prune(self, steps: Collection[int]) -> None:
         """Delete the models of other steps than these, and those that this run has: a checkpoint may be on its way."""
-        kept = {export_folder(Path(), step).name for step in (*steps, *list_exports(self._run_dir))}
+        kept = {export_folder(Path(), step).name for step in (*steps, *list_exports(self.run_dir))}
         for gone in [name for name in self._sent if name != EXPORT and name.removeprefix(f"{EXPORTS}/") not in kept]:
             del self._sent[gone]
-        remote = self._folder / EXPORTS
+        remote = self.folder / EXPORTS
         names = [name for name in remote.list() if name.partition("/")[0] not in kept]
         for name in sorted(names, key=lambda name: not name.endswith(f"/{_LAST}")):
             remote.delete(name)
@@ -139,7 +144,7 @@ class ExportCopies:
         states = {file: state for file, path in files.items() if (state := read_state(path))}
         if not states or states == self._sent.get(name):
             return
-        remote = self._folder / name
+        remote = self.folder / name
         before = remote.list()
         for file in sorted(before, key=lambda file: file != _LAST):
             if file == _LAST or file not in files:

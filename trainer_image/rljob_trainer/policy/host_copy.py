@@ -6,6 +6,7 @@ until the next `stage`; `free` and `restore` change no bit of the state.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -69,6 +70,7 @@ class HostCopy(AsyncStager):
         """Nothing: the copies last as long as the rank."""
 
 
+@dataclass
 class DeviceState:
     """Moves weights and optimizer state, without gradients, to host memory and back. Both methods do nothing the second
     time.
@@ -77,22 +79,20 @@ class DeviceState:
     in host memory. Buffers stay, as there: they have kilobytes. FSDP2 keeps a second reference to each shard for its
     all-gather, with padding (FSDPParam._sharded_param_data). nn.Module._apply, which FSDPModule overrides, is its own
     way to replace shards: it changes the content of a parameter, not its identity, and renews that reference
-    (FSDPParam.reset_sharded_param). On CPUs there is no other memory: only what is gathered and freed goes back.
-    """
+    (FSDPParam.reset_sharded_param). On CPUs there is no other memory: only what is gathered and freed goes back."""
 
-    def __init__(
-        self, device: torch.device, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
-    ) -> None:
-        self._device, self._models, self._optimizers = device, models, optimizers
-        self._buffers = HostBuffers()
-        self._moved: set[int] = set()
-        """Numbers of the tensors that `free` moved. The others are in host memory all the time (trainer.offload)."""
-        self.is_free = False
+    device: torch.device
+    models: Sequence[nn.Module]
+    optimizers: Sequence[torch.optim.Optimizer]
+    _buffers: HostBuffers = field(default_factory=HostBuffers)
+    _moved: set[int] = field(default_factory=set)
+    """Numbers of the tensors that `free` moved. The others are in host memory all the time (trainer.offload)."""
+    is_free: bool = False
 
     def free(self) -> None:
         if self.is_free:
             return
-        for model in self._models:
+        for model in self.models:
             reshard(model)
         held = self._list_tensors()
         self._moved = {i for i, tensor in enumerate(held) if self._is_on_device(tensor)}
@@ -104,7 +104,7 @@ class DeviceState:
             return
         self._replace(
             self._list_tensors(),
-            lambda _, tensor: with_local(tensor, local_part(tensor).to(self._device, non_blocking=True, copy=True)),
+            lambda _, tensor: with_local(tensor, local_part(tensor).to(self.device, non_blocking=True, copy=True)),
         )
         self.is_free = False
 
@@ -114,8 +114,8 @@ class DeviceState:
 
     def _list_tensors(self) -> list[Tensor]:
         """Return all tensors, in the same order each time: tied parameters once, then the optimizers' state."""
-        parameters = dict.fromkeys(parameter for model in self._models for parameter in model.parameters())
-        states = (state for optimizer in self._optimizers for state in optimizer.state.values())
+        parameters = dict.fromkeys(parameter for model in self.models for parameter in model.parameters())
+        states = (state for optimizer in self.optimizers for state in optimizer.state.values())
         return [*parameters, *(value for state in states for value in state.values() if isinstance(value, Tensor))]
 
     def _replace(self, held: Sequence[Tensor], move: Callable[[int, Tensor], Tensor]) -> None:
@@ -124,9 +124,9 @@ class DeviceState:
             return
         new = {id(tensor): move(i, tensor) for i, tensor in enumerate(held) if i in self._moved}
         # Before FSDP2 copies a shard that needs padding, and before the source of a copy is used again.
-        torch.get_device_module(self._device).synchronize()
-        for model in self._models:
+        torch.get_device_module(self.device).synchronize()
+        for model in self.models:
             model._apply(lambda tensor: new.pop(id(tensor), tensor))  # once: tied parameters are visited twice
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             for state in optimizer.state.values():
                 state.update({name: new.pop(id(value), value) for name, value in state.items()})

@@ -24,6 +24,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -166,24 +167,26 @@ class HandOver:
         channel.close()
 
 
+@dataclass
 class _Receiver:
     """An engine's worker during a hand-over."""
 
-    def __init__(self, channel: Channel, answer_seconds: float) -> None:
-        self._channel, self._answer_seconds, self.is_lost = channel, answer_seconds, False
-        self._owes = False
+    channel: Channel
+    answer_seconds: float
+    is_lost: bool = False
+    _owes: bool = False
 
     def send(self, message: dict[str, str | int | bool | list[Part]], descriptor: int | None = None) -> None:
         if not self.is_lost:
             with self._losing():
-                self._channel.send(message, descriptor)
+                self.channel.send(message, descriptor)
                 self._owes = True
 
     def wait(self) -> None:
         """Wait for the answer to the last message."""
         if self._owes and not self.is_lost:
             with self._losing():
-                self._channel.receive(self._answer_seconds)
+                self.channel.receive(self.answer_seconds)
                 self._owes = False
 
     @contextlib.contextmanager
@@ -192,7 +195,7 @@ class _Receiver:
             yield
         except ClosedError as error:
             self.is_lost = True
-            self._channel.close()  # its load fails
+            self.channel.close()  # its load fails
             log.warning("an engine was lost in the hand-over of weights: %s", error)
 
 

@@ -11,8 +11,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
-from rljob_api.manifest.evaluation import Evaluation
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job_sections import Tracking
+from rljob_api.manifest.quantity import Size
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.driver.dispatcher import DispatchState
 from rljob_trainer.driver.ledger import Ledger
@@ -65,11 +66,7 @@ class Books:
             RunClock(run_dir, history, self.board, self.prometheus, RoleClock(now), PhaseClock(now)),
             algorithm=self.algorithm,
             schedule=job.spec.schedule,
-            evaluation=Evaluation(),
-            main_set="",
-            model=job.spec.model,
-            success=None,
-            trajectory_bytes=0,
+            spec=job.spec.model_copy(update={"tracking": Tracking(trajectories_size=Size("0"))}),
             disk=RunDisk(run_dir),
         )
         size = job.spec.tracking.trajectories_size.num_bytes

@@ -10,7 +10,7 @@ import sys
 
 
 def _add_recompute(module):
-    """`_RECOMPUTE`, the mark of a result to compute again: with one, policy/recomputation.py can be imported.
+    """`_RECOMPUTE`, the mark of a result to compute again: with one, policy/compilation.py can be imported.
     `trainer.gradientCheckpointing: selective` does not work without torch's own."""
     if not hasattr(module, "_RECOMPUTE"):
         module._RECOMPUTE = object()

@@ -22,9 +22,9 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401 - before the fork
 
 from rljob_api.manifest.algorithm import Algorithm
-from rljob_trainer.policy import checkpoint_saver, checkpoints
-from rljob_trainer.policy.checkpoint_saver import CheckpointSaver
+from rljob_trainer.policy import checkpoints
 from rljob_trainer.policy.checkpoint_storage import CheckpointWriter
+from rljob_trainer.policy.checkpoints import CheckpointSaver
 from rljob_trainer.policy.policy import Policy
 from rljob_trainer.run_folder.client import RemoteFolder
 from rljob_trainer.run_folder.file_facts import Checkpoint, DamagedCheckpointError, FileFacts
@@ -111,7 +111,7 @@ class CheckpointScenarios(Scenarios):
         self.train(policy, 1)
         for step in (2, 3):
             name, gate = f"{kind}-held-{step}", threading.Event()
-            with mock.patch.object(checkpoint_saver, "CheckpointWriter", build_gated(gate)):
+            with mock.patch.object(checkpoints, "CheckpointWriter", build_gated(gate)):
                 saver.begin(self.folder / f"checkpoint-{name}")
             self.train(policy, step)
             policy.gather_weights()
@@ -132,7 +132,7 @@ class CheckpointScenarios(Scenarios):
         """The disk of the last rank is full while the others write."""
         saver, gate, raised = CheckpointSaver(self.new("policy"), asynchronous=True), threading.Event(), []
         failure = OSError(errno.ENOSPC, "No space left on device") if self.rank == self.num_ranks - 1 else None
-        with mock.patch.object(checkpoint_saver, "CheckpointWriter", build_gated(gate, failure)):
+        with mock.patch.object(checkpoints, "CheckpointWriter", build_gated(gate, failure)):
             saver.begin(self.folder / "failed")
         gate.set()
         for _ in range(2):

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401 - before the fork
 
 from rljob_trainer.policy import checkpoints, sharding
-from rljob_trainer.policy.checkpoint_saver import CheckpointSaver
+from rljob_trainer.policy.checkpoints import CheckpointSaver
 from rljob_trainer.policy.policy import Policy
 from tests.support.checkpoint_scenarios import KINDS, full_state
 from tests.support.critic_scenarios import build_rows

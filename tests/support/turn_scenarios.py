@@ -16,8 +16,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from rljob_trainer.policy import checkpoints
-from rljob_trainer.policy.checkpoint_saver import CheckpointSaver
-from rljob_trainer.policy.device_state import DeviceState
+from rljob_trainer.policy.checkpoints import CheckpointSaver
+from rljob_trainer.policy.host_copy import DeviceState
 from rljob_trainer.policy.policy import Policy
 from tests.support.checkpoint_scenarios import KINDS, full_state
 from tests.support.critic_scenarios import build_rows

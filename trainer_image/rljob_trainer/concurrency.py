@@ -1,4 +1,6 @@
-"""Coroutines that run together and fail together, and work that must end before anything else happens."""
+"""Coroutines that run together and fail together, or under a watcher, and work that must end before anything else
+happens.
+"""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -36,3 +38,16 @@ async def run_in_thread(
     except asyncio.CancelledError:
         await asyncio.wait({running})
         raise
+
+
+async def run_with_watcher(work: Coroutine[Any, Any, _Result], watcher: Coroutine[Any, Any, None]) -> _Result:
+    """Run `work` until it ends or `watcher` raises; both then end. The watcher's error wins: it names the cause. A
+    watcher that returns has nothing to report."""
+    working, watching = asyncio.create_task(work), asyncio.create_task(watcher)
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if watching.done() and not (working.done() and working.exception() is None):
+            watching.result()
+        return await working
+    finally:
+        await end_tasks(working, watching)

@@ -15,10 +15,14 @@ HTTP; the rest begins with `rljob.`. Invariant: all spans end, also those of an 
 """
 
 import asyncio
+import os
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Self
 
+from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.roles import Sampling
+from rljob_api.tracing.exporting import exporting, is_configured
 from rljob_api.tracing.spans import STEP, Attributes, Span, current, root, span
 from rljob_api.wire.base import InvalidReason, Lane
 from rljob_api.wire.calls import CallResult
@@ -212,3 +216,12 @@ class MiniBatchSpans:
     def _begin(self, episode: Episode) -> Span:
         attributes = {**self._attributes, "rljob.advantage": episode.advantage}
         return span("train", attributes, parent=episode.traceparent, links=self._links)
+
+
+def tracing_episodes(job: RLJob) -> AbstractContextManager[None]:
+    """Return the context in which spans are recorded and sent. The field turns it on, and not a variable alone: others
+    may set it in all Pods of a cluster."""
+    if job.spec.tracing is None or not is_configured(os.environ):
+        return nullcontext()
+    attributes = {"service.namespace": job.metadata.namespace or "", "rljob.job": job.metadata.name}
+    return exporting("rljob-head", attributes, ratio=job.spec.tracing.sampling_ratio)

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from rljob_trainer.services.version_pin import VersionPin
+from rljob_trainer.services.version_tracker import VersionPin
 from tests.support import driver_harness
 from tests.support.reward_harness import RewardHarness
 

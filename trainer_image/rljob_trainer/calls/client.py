@@ -16,6 +16,7 @@ from rljob_api.wire.calls import CallRequest, CallResult
 from rljob_trainer.agents.base import EpisodeMessage
 from rljob_trainer.calls.messages import EpisodeRequest, FunctionCall
 from rljob_trainer.outages.registry import Dependency, Outages
+from rljob_trainer.outages.waiting import PAUSES, double
 from rljob_trainer.services.client import ServiceClient
 
 log = logging.getLogger(__name__)
@@ -23,9 +24,6 @@ log = logging.getLogger(__name__)
 _EPISODES_PER_SLOT: Final = 1
 """An episode lasts much longer than the way of a request: one that waits does so in the driver, for whichever replica
 is free first."""
-_FIRST_DELAY_SECONDS: Final = 1.0
-_MAX_DELAY_SECONDS: Final = 30.0
-"""Between two runs of an episode while what it calls is away."""
 
 
 class CallClient(ServiceClient[CallResult]):
@@ -83,7 +81,7 @@ class RunnerClient(ServiceClient[CallResult]):
 
     async def run(self, message: EpisodeMessage) -> tuple[CallResult, float]:
         """Return the result and the seconds until it. Raise UserError and TransientError."""
-        started_at, delay = time.monotonic(), _FIRST_DELAY_SECONDS
+        started_at, delays = time.monotonic(), double(*PAUSES)
         while True:
             sent_at = self.replicas.now()
             [result], _ = await self._run(EpisodeRequest(message))
@@ -92,8 +90,7 @@ class RunnerClient(ServiceClient[CallResult]):
             for each in self._calls:
                 each.check()
             log.warning("episode %s is run again, since what it calls was away: %s", message.id, result.message)
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, _MAX_DELAY_SECONDS)
+            await asyncio.sleep(next(delays))
 
     def describe_wait(self) -> str:
         """Return `3 episodes in the runner, oldest 41 s, 2 wait for a free slot`; empty if nothing is in flight."""

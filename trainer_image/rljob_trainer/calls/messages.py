@@ -4,7 +4,6 @@ Invariant: a response becomes one result, or an invalid result with a reason if 
 """
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -28,36 +27,33 @@ _MAX_RESPONSE_BYTES = _MAX_VALUE_BYTES + (64 << 10)
 """A value with the other fields of its result."""
 
 
-class _OneCall(ABC):
-    """One request to /v1/call, as services.messages.Call describes it."""
+@dataclass(frozen=True)
+class FunctionCall:
+    """A call of the simulated user or a tool: a request to /v1/call, as services.messages.Call describes it. Retries
+    send the same one, with the same id."""
+
+    request: CallRequest | EpisodeMessage
+    num_results = 1
+    path = UrlPath.CALL.value
+    max_response_bytes = _MAX_RESPONSE_BYTES
+    is_short = False
 
     @property
-    @abstractmethod
-    def id(self) -> str: ...
+    def lane(self) -> Lane:
+        return self.request.lane
 
-    @property
-    def num_results(self) -> int:
-        return 1
+    def encode(self, reads: Collection[Part] = ()) -> bytes:
+        """Return the body. Raise ValueError for arguments without a JSON form, such as NaN or too deep a nesting."""
+        assert isinstance(self.request, CallRequest)
+        return _encode(self.request)
 
-    @property
-    def path(self) -> str:
-        return UrlPath.CALL.value
-
-    @property
-    def max_response_bytes(self) -> int:
-        return _MAX_RESPONSE_BYTES
-
-    @property
-    def is_short(self) -> bool:
-        return False
-
-    @abstractmethod
-    def end(self) -> None: ...
+    def end(self) -> None:
+        """A retry is the same call."""
 
     def read(self, text: str, seconds: float) -> list[CallResult]:
         try:
             result = CallResult.model_validate_json(text, extra="ignore")
-            if result.id != self.id:
+            if result.id != self.request.id:
                 raise ValueError(f"it is for {result.id}")
             if result.valid != (result.reason is None):
                 raise ValueError("a result must be valid without a reason, or invalid with one")
@@ -66,51 +62,24 @@ class _OneCall(ABC):
         return [result]
 
     def fail(self, reason: InvalidReason, message: str, seconds: float = 0.0) -> list[CallResult]:
-        return [CallResult(id=self.id, valid=False, reason=reason, message=message[:2000], execute_seconds=seconds)]
+        failed = CallResult(
+            id=self.request.id, valid=False, reason=reason, message=message[:2000], execute_seconds=seconds
+        )
+        return [failed]
 
 
 @dataclass(frozen=True)
-class FunctionCall(_OneCall):
-    """A call of the simulated user or a tool. Retries send the same one, with the same id."""
-
-    request: CallRequest
-
-    @property
-    def id(self) -> str:
-        return self.request.id
-
-    @property
-    def lane(self) -> Lane:
-        return self.request.lane
-
-    def encode(self, reads: Collection[Part] = ()) -> bytes:
-        """Return the body. Raise ValueError for arguments without a JSON form, such as NaN or too deep a nesting."""
-        return _encode(self.request)
-
-    def end(self) -> None:
-        """A retry is the same call."""
-
-
-@dataclass(frozen=True)
-class EpisodeRequest(_OneCall):
+class EpisodeRequest(FunctionCall):
     """An episode. Retries have the same id and another attempt."""
 
-    message: EpisodeMessage
-
-    @property
-    def id(self) -> str:
-        return self.message.id
-
-    @property
-    def lane(self) -> Lane:
-        return self.message.lane
+    request: EpisodeMessage
 
     def encode(self, reads: Collection[Part] = ()) -> bytes:
         """Begin an attempt, and return its body. Raise ValueError for a row without a JSON form."""
-        return _encode(self.message.next_attempt())
+        return _encode(self.request.next_attempt())
 
     def end(self) -> None:
-        self.message.end_attempt()
+        self.request.end_attempt()
 
 
 def _encode(request: CallRequest) -> bytes:

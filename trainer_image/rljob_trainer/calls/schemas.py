@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -14,19 +15,20 @@ from rljob_api.wire.ports import listening_port
 from rljob_trainer.calls.client import CallClient
 from rljob_trainer.concurrency import end_tasks
 from rljob_trainer.replicas.http import CONNECT_SECONDS
+from rljob_trainer.services.refusals import REFUSED_STATUSES
 
 log = logging.getLogger(__name__)
 
 _INFO_TIMEOUT_SECONDS = 10.0
-_USER_ERROR_STATUSES = (401, 403, 404, 405)
 
 
+@dataclass
 class SchemaReader:
-    def __init__(self, client: CallClient, session: aiohttp.ClientSession) -> None:
-        self._client, self._session = client, session
-        self._schemas: list[ToolSchema] | None = None
-        self._version = ""
-        self._reading: asyncio.Task[None] | None = None
+    client: CallClient
+    session: aiohttp.ClientSession
+    _schemas: list[ToolSchema] | None = None
+    _version: str = ""
+    _reading: asyncio.Task[None] | None = None
 
     async def read(self) -> list[ToolSchema]:
         """Return the newest schemas that are known; wait for them only if there are none yet.
@@ -59,7 +61,7 @@ class SchemaReader:
     async def _read(self) -> None:
         tried: set[str] = set()
         while True:
-            async with self._client.replicas.lease(tried) as lease:
+            async with self.client.replicas.lease(tried) as lease:
                 tried.add(lease.address)
                 try:
                     info = await self._request(lease.address)
@@ -76,12 +78,12 @@ class SchemaReader:
     async def _request(self, address: str) -> dict[str, Any]:
         timeout = aiohttp.ClientTimeout(total=_INFO_TIMEOUT_SECONDS, sock_connect=CONNECT_SECONDS)
         url = f"http://{address}:{listening_port(PORT_SERVICE)}{UrlPath.INFO.value}"
-        async with self._session.get(
-            url, headers=self._client.headers, timeout=timeout, allow_redirects=False
+        async with self.session.get(
+            url, headers=self.client.headers, timeout=timeout, allow_redirects=False
         ) as response:
-            if response.status in _USER_ERROR_STATUSES:
+            if response.status in REFUSED_STATUSES:
                 text = await response.text()
-                raise UserError(f"{self._client.service.path}: {address} returned {response.status}: {text[:500]}")
+                raise UserError(f"{self.client.service.path}: {address} returned {response.status}: {text[:500]}")
             response.raise_for_status()
             info = await response.json()
         if not isinstance(info, dict):
@@ -89,7 +91,7 @@ class SchemaReader:
         return info
 
     def _parse(self, address: str, info: dict[str, Any]) -> list[ToolSchema]:
-        path = self._client.service.path
+        path = self.client.service.path
         try:
             schemas = [ToolSchema.model_validate(each, extra="ignore") for each in info.get("tools") or []]
         except (ValidationError, TypeError) as error:

@@ -94,15 +94,11 @@ def _parse_llama3(text: str) -> Answer:
         except (ValueError, RecursionError):
             value, end = None, len(text)
         is_call = _has_name(value) and any(key in value for key in _LLAMA_KEYS)
-        if not is_call and not _is_attempt(text):
+        if not is_call and _LLAMA_ATTEMPT.match(text.strip().removeprefix(_PYTHON_TAG)) is None:
             return Answer(text)
         calls.append(_read_call(text[position:end], value, _LLAMA_KEYS))
         position = text.find("{", end)
     return Answer("" if calls else text, calls)
-
-
-def _is_attempt(text: str) -> bool:
-    return _LLAMA_ATTEMPT.match(text.strip().removeprefix(_PYTHON_TAG)) is not None
 
 
 def _load(text: str) -> Any:

@@ -240,7 +240,10 @@ class TurnTree:
         return separate_reasoning(turn.message, opening)
 
     def _read_added(self, turn: Turn) -> list[Message]:
-        return [{"role": "user", "content": self._decode_context(turn)}] if turn.is_raw else turn.added
+        if not turn.is_raw:
+            return turn.added
+        start = 0 if turn.parent is None else turn.parent.end
+        return [{"role": "user", "content": self._decode(self._read_ids(turn.segment, start, turn.start))}]
 
     def _open(self, plan: Plan, prompt_hash: int) -> int:
         """Begin a segment, and record why. Return its index."""
@@ -318,7 +321,8 @@ class TurnTree:
             return None
 
     def _describe(self, turn: Turn, sampled: list[int], previous: str, closed: str) -> Answered:
-        tail = self._find_tail(turn)
+        messages = [*self.read_rendered(turn.parent), *turn.added, {"role": "assistant", "content": ANSWER_SENTINEL}]
+        tail = self._template.render(messages, turn.tools, generate=False).rpartition(ANSWER_SENTINEL)[2]
         end = self._decode(sampled[-1:]) if self._has_end(turn, sampled, tail) else ""
         content = turn.rendered.get("content")
         if isinstance(content, str):
@@ -332,10 +336,6 @@ class TurnTree:
             tail=tail,
             unsampled=self._drop_end(tail, end),
         )
-
-    def _find_tail(self, turn: Turn) -> str:
-        messages = [*self.read_rendered(turn.parent), *turn.added, {"role": "assistant", "content": ANSWER_SENTINEL}]
-        return self._template.render(messages, turn.tools, generate=False).rpartition(ANSWER_SENTINEL)[2]
 
     def _has_end(self, turn: Turn, sampled: list[int], tail: str) -> bool:
         """Whether the last sampled token ends the answer, instead of being a part of its text."""
@@ -362,11 +362,6 @@ class TurnTree:
     def read_rendered(self, turn: Turn | None) -> list[Message]:
         """Return the conversation up to the turn's answer as the template gets it."""
         return [message for each in _path(turn) for message in (*each.added, each.rendered)]
-
-    def _decode_context(self, turn: Turn) -> str:
-        """Return the text between the parent's answer, or the start, and this answer."""
-        start = 0 if turn.parent is None else turn.parent.end
-        return self._decode(self._read_ids(turn.segment, start, turn.start))
 
     def _decode_until(self, segment: int, end: int) -> str:
         return self._decode(self._read_ids(segment, 0, end))

@@ -98,7 +98,8 @@ def check_product(device: torch.device) -> Check:
                 result.mean().backward()
             _synchronize(device)
         seconds = (time.monotonic() - started) / _REPETITIONS
-        expected = {"product": (result, size * 0.5), "gradient": (_gradient(left) * size, 1.0)}
+        assert left.grad is not None
+        expected = {"product": (result, size * 0.5), "gradient": (left.grad * size, 1.0)}
         wrong = [what for what, (value, is_) in expected.items() if not _is_close(value, is_)]
     except RuntimeError as error:
         return Check(name, "failed", find_line(str(error)), "the GPU or its driver does not work: use another node")
@@ -109,11 +110,6 @@ def check_product(device: torch.device) -> Check:
             name, "failed", f"{found}; wrong {' and '.join(wrong)}", "the device computes wrongly: do not use it"
         )
     return Check(name, "ok", found)
-
-
-def _gradient(tensor: torch.Tensor) -> torch.Tensor:
-    assert tensor.grad is not None
-    return tensor.grad
 
 
 def _is_close(value: torch.Tensor, expected: float) -> bool:

@@ -4,17 +4,20 @@ Invariant: the last step is evaluated and saved, wherever the schedule's steps, 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from rljob_api.manifest.evaluation import HeldOutSet
 from rljob_api.manifest.schedule import Schedule
 
 
+@dataclass
 class Cadence:
-    def __init__(self, schedule: Schedule, held_out: Sequence[HeldOutSet], *, checkpoint_every: int) -> None:
-        """`checkpoint_every`: spec.checkpoint.everySteps."""
-        self.schedule = schedule
-        """As it is now."""
-        self._held_out, self._checkpoint_every = held_out, checkpoint_every
+    """`checkpoint_every`: spec.checkpoint.everySteps."""
+
+    schedule: Schedule
+    """As it is now."""
+    held_out: Sequence[HeldOutSet]
+    checkpoint_every: int
 
     def update(self, read: Schedule | None) -> str:
         """Take the fields of `read` that may change while the job runs; None: nothing was read. Return what they are
@@ -31,13 +34,13 @@ class Cadence:
 
     def list_due_sets(self, step: int, evaluated_at: Mapping[str, int]) -> list[str]:
         """Return the names of the sets to evaluate. `evaluated_at`: finished steps at their last evaluations."""
-        return [each.name for each in self._held_out if evaluated_at.get(each.name) != step and self._has(each, step)]
+        return [each.name for each in self.held_out if evaluated_at.get(each.name) != step and self._has(each, step)]
 
     def _has(self, each: HeldOutSet, step: int) -> bool:
         return each.at_start if step == 0 else self._is_due(each.every_steps, step)
 
     def checkpoint_is_due(self, step: int) -> bool:
-        return step > 0 and self._is_due(self._checkpoint_every, step)
+        return step > 0 and self._is_due(self.checkpoint_every, step)
 
     def _is_due(self, every: int, step: int) -> bool:
         return self.is_over(step) or (every > 0 and step % every == 0)

@@ -19,7 +19,7 @@ from pathlib import Path
 from rljob_api.run.folder import checkpoint_folder, last_checkpoint
 from rljob_trainer.concurrency import end_tasks, run_in_thread
 from rljob_trainer.driver.exporter import Exporter
-from rljob_trainer.driver.ports import Copies, Trainer
+from rljob_trainer.driver.ports import Trainer
 from rljob_trainer.history.disk import DiskError, RunDisk, disk_errors
 from rljob_trainer.history.run_state import (
     History,
@@ -28,6 +28,7 @@ from rljob_trainer.history.run_state import (
     complete_checkpoint,
     remove_old_checkpoints,
 )
+from rljob_trainer.mirror.mirror import Mirror
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class Checkpointer:
         exporter: Exporter,
         disk: RunDisk | None = None,
         list_kept: Callable[[], set[int]] = set,
-        copies: Copies | None = None,
+        copies: Mirror | None = None,
     ) -> None:
         """`record` gets what a complete checkpoint cost. `list_kept` returns the steps whose checkpoints stay besides
         the newest `keep`: the best one, and the one that may become it. `copies`: where checkpoints must be, too."""

@@ -9,6 +9,7 @@ group starts, which has the weights of the newest checkpoint, or at the end.
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -29,53 +30,49 @@ _FIELD = "spec.checkpoint.export"
 _REMEDY = "set it to last to export the last step"
 
 
+@dataclass
 class Exporter:
-    def __init__(
-        self,
-        run_dir: Path,
-        trainer: Trainer,
-        steps: ExportedSteps,
-        *,
-        tokenizer_source: str,
-        disk: RunDisk,
-        record: Callable[[Path, int, float | None], None],
-    ) -> None:
-        """`steps`: spec.checkpoint.export. `record` gets the export that the run ends with, its step, and how much of
-        the adapters' update it has; None if this group has not written it, or without adapters."""
-        self._run_dir, self._trainer, self._steps, self._disk, self._record = run_dir, trainer, steps, disk, record
-        self._tokenizer_source = tokenizer_source
-        self._merged_share: float | None = None
-        """That of the model that `prepare` wrote."""
+    """`steps`: spec.checkpoint.export. `record` gets the export that the run ends with, its step, and how much of
+    the adapters' update it has; None if this group has not written it, or without adapters."""
+
+    run_dir: Path
+    trainer: Trainer
+    steps: ExportedSteps
+    tokenizer_source: str
+    disk: RunDisk
+    record: Callable[[Path, int, float | None], None]
+    _merged_share: float | None = None
+    """That of the model that `prepare` wrote."""
 
     async def prepare(self) -> None:
         """A checkpoint of the trainer's weights begins: write their model, if each checkpoint has one."""
-        if self._steps == "every":
+        if self.steps == "every":
             await self._write(None)
 
     async def place(self, step: int) -> None:
         """The checkpoint of a step is complete: place what `prepare` wrote, and remove the models whose checkpoints are
         removed."""
-        if self._steps == "every":
-            await self._place(export_folder(self._run_dir, step))
-            await run_in_thread(remove_exports, self._run_dir, lambda each: not checkpoint_exists(self._run_dir, each))
+        if self.steps == "every":
+            await self._place(export_folder(self.run_dir, step))
+            await run_in_thread(remove_exports, self.run_dir, lambda each: not checkpoint_exists(self.run_dir, each))
 
     async def restore(self, step: int) -> None:
         """The trainer starts with the weights of a step: write its model, if a crash has prevented it."""
-        folder = export_folder(self._run_dir, step)
-        if self._steps == "every" and checkpoint_exists(self._run_dir, step) and not folder.is_dir():
+        folder = export_folder(self.run_dir, step)
+        if self.steps == "every" and checkpoint_exists(self.run_dir, step) and not folder.is_dir():
             await self.prepare()
             await self.place(step)
 
     async def finish(self, history: History, give_turn: Callable[[], Awaitable[None]]) -> None:
         """No step follows: write and record the model that the run ends with. `give_turn`: gives the trainer
         the devices. Raise UserError if the checkpoint of the best step is missing or damaged."""
-        if self._steps == "never":
+        if self.steps == "never":
             return
-        if self._steps == "every":
-            if (folder := export_folder(self._run_dir, history.step)).is_dir():
-                self._record(folder, history.step, self._merged_share)
+        if self.steps == "every":
+            if (folder := export_folder(self.run_dir, history.step)).is_dir():
+                self.record(folder, history.step, self._merged_share)
             return
-        step = history.step if self._steps == "last" else _choose(history.best)
+        step = history.step if self.steps == "last" else _choose(history.best)
         if step is None:
             return
         await give_turn()  # it gathers whole parameters
@@ -84,21 +81,21 @@ class Exporter:
         except DamagedCheckpointError as error:
             problem = f"the checkpoint of the best step, {step}, is damaged: {error}"
             raise UserError(f"{_FIELD}: {problem}; {_REMEDY}") from None
-        await self._place(self._run_dir / EXPORT)
-        self._record(self._run_dir / EXPORT, step, self._merged_share)
+        await self._place(self.run_dir / EXPORT)
+        self.record(self.run_dir / EXPORT, step, self._merged_share)
 
     def _open(self, step: int) -> Checkpoint:
-        if not checkpoint_exists(self._run_dir, step):
+        if not checkpoint_exists(self.run_dir, step):
             raise UserError(f"{_FIELD}: the best step, {step}, no longer has a checkpoint; {_REMEDY}")
-        return open_checkpoint(checkpoint_folder(self._run_dir, step), FILE_DRIVER)
+        return open_checkpoint(checkpoint_folder(self.run_dir, step), FILE_DRIVER)
 
     async def _write(self, checkpoint: Checkpoint | None) -> None:
-        write = partial(self._trainer.export, tokenizer_source=self._tokenizer_source, checkpoint=checkpoint)
-        work = partial(write_partial, self._run_dir, write)
-        self._merged_share = await self._disk.run(self._run_dir / EXPORT, work)
+        write = partial(self.trainer.export, tokenizer_source=self.tokenizer_source, checkpoint=checkpoint)
+        work = partial(write_partial, self.run_dir, write)
+        self._merged_share = await self.disk.run(self.run_dir / EXPORT, work)
 
     async def _place(self, folder: Path) -> None:
-        await self._disk.write(folder, partial(place_export, self._run_dir, folder))
+        await self.disk.write(folder, partial(place_export, self.run_dir, folder))
 
 
 def _choose(best: BestStep | None) -> int | None:

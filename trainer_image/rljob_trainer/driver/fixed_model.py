@@ -6,19 +6,19 @@ or write them is a mistake of the driver.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NoReturn, cast
 
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.status import EvaluationFigure
+from rljob_api.run.comparisons import list_figures
+from rljob_api.run.folder import FILE_METRICS
+from rljob_api.run.metrics import read_metrics
 from rljob_api.wire.driver_status import TrainerChoices
 from rljob_api.wire.weights import OWN_WEIGHTS, WeightManifest
-from rljob_trainer.driver.ports import FreedMemory, Trainer
-from rljob_trainer.episodes.types import TokenFacts, TrainRow, UpdateMetrics, UpdateVersions
-from rljob_trainer.run_folder.file_facts import Checkpoint, FileFacts
+from rljob_trainer.driver.ports import Trainer
+from rljob_trainer.run_folder.file_facts import Checkpoint
 
 _NO_TRAINER = "a job that evaluates has no trainer"
 
@@ -35,13 +35,20 @@ def as_evaluation(job: RLJob) -> RLJob:
     )
 
 
+def read_figures(run_dir: Path) -> list[EvaluationFigure]:
+    """Return the results of the job, as its status shows them: from the lines of metrics.jsonl."""
+    fields = set(EvaluationFigure.model_fields)
+    figures = list_figures(read_metrics(run_dir / FILE_METRICS).evaluations)
+    return [EvaluationFigure.model_validate(figure.model_dump(include=fields)) for figure in figures]
+
+
 async def start_fixed(*, generation: str, checkpoint: Checkpoint | None, report: Callable[[str], None]) -> Trainer:
     """As StartTrainer."""
-    return FixedModel()
+    return cast(Trainer, FixedModel())
 
 
 class FixedModel:
-    """Implements Trainer."""
+    """Implements what the driver calls of Trainer."""
 
     choices = TrainerChoices()
 
@@ -49,41 +56,8 @@ class FixedModel:
         assert version == OWN_WEIGHTS.version, _NO_TRAINER
         return OWN_WEIGHTS
 
-    async def score(self, rows: Sequence[TrainRow]) -> list[NDArray[np.float32]]:
-        raise AssertionError("nothing trains")
-
-    async def inspect(self, rows: Sequence[TrainRow]) -> list[TokenFacts]:
-        raise AssertionError(_NO_TRAINER)
-
-    async def accumulate(self, rows: Sequence[TrainRow], versions: UpdateVersions) -> None:
-        raise AssertionError(_NO_TRAINER)
-
-    async def apply(self, denominator: float) -> UpdateMetrics:
-        raise AssertionError(_NO_TRAINER)
-
-    async def set_steps(self, steps: int) -> None:
-        raise AssertionError(_NO_TRAINER)
-
-    async def save(self, folder: Path) -> None:
-        raise AssertionError(_NO_TRAINER)
-
-    async def saved(self) -> dict[str, FileFacts]:
-        raise AssertionError(_NO_TRAINER)
-
-    async def export(self, folder: Path, tokenizer_source: str, checkpoint: Checkpoint | None = None) -> float | None:
-        raise AssertionError(_NO_TRAINER)
-
-    async def free(self) -> FreedMemory:
-        raise AssertionError(_NO_TRAINER)
-
-    async def restore(self) -> None:
-        raise AssertionError(_NO_TRAINER)
-
-    async def offer_weights(self) -> None:
-        raise AssertionError(_NO_TRAINER)
-
-    async def withdraw_weights(self) -> None:
-        raise AssertionError(_NO_TRAINER)
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AssertionError(f"{name}: {_NO_TRAINER}")
 
     async def watch(self) -> NoReturn:
         while True:

@@ -9,14 +9,12 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from rljob_api.manifest.evaluation import Evaluation
-from rljob_api.manifest.job_sections import Model
+from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.schedule import Schedule
-from rljob_api.run.folder import FILE_DRIVER_SUMMARY, FILE_METRICS
+from rljob_api.run.folder import FILE_DRIVER_SUMMARY, FILE_METRICS, damaged_checkpoints
 from rljob_api.run.metrics import (
     AgentNumbers,
     AnyRecord,
@@ -28,7 +26,7 @@ from rljob_api.run.metrics import (
     TurnNumbers,
     append_records,
 )
-from rljob_api.run.summaries import DeliveryCounts
+from rljob_api.run.summaries import DeliveryCounts, DriverSummary, format_summary
 from rljob_api.wire.driver_status import AgentStatus, BusyShares, ScheduleStatus, TrainerChoices
 from rljob_api.wire.weights import EnginesReport, RolloutWeights, WeightManifest
 from rljob_inputs.models.adapters import EXPORTED_ADAPTER, MIN_MERGED_SHARE
@@ -45,6 +43,7 @@ from rljob_trainer.driver.updates import StepOutcome
 from rljob_trainer.episodes.progress import CollectionProgress
 from rljob_trainer.episodes.types import Group
 from rljob_trainer.history.disk import DiskError, RunDisk
+from rljob_trainer.history.durable import write_durably
 from rljob_trainer.history.metrics import (
     count_staleness,
     mean,
@@ -53,9 +52,9 @@ from rljob_trainer.history.metrics import (
     summarize_schedule,
     summarize_updates,
 )
-from rljob_trainer.history.run_state import History, write_best, write_summary
+from rljob_trainer.history.run_state import History, name_checkpoint, write_best
 from rljob_trainer.history.trajectory_log import TrajectoryLog
-from rljob_trainer.history.versions import find_model_commit
+from rljob_trainer.history.versions import find_model_commit, find_versions
 
 log = logging.getLogger(__name__)
 
@@ -74,24 +73,21 @@ class Ledger:
         *,
         algorithm: AlgorithmCode,
         schedule: Schedule,
-        model: Model,
-        evaluation: Evaluation,
-        main_set: str,
-        success: float | None,
-        trajectory_bytes: int,
+        spec: RLJobSpec,
         disk: RunDisk,
     ) -> None:
-        """`main_set`: name of the evaluation set whose accuracy is that of the run. `success`:
-        spec.data.curriculum.success. `trajectory_bytes`: spec.tracking.trajectoriesSize."""
-        self.history, self.clock = history, clock
-        self._evaluation, self._main_set = evaluation, main_set
+        """`schedule`: as it is now."""
+        self.history, self.clock, self._spec = history, clock, spec
+        self._main_set = next((each.name for each in spec.held_out_sets), "")
+        """The evaluation set whose accuracy is that of the run."""
+        self._success = spec.data.curriculum.success if spec.data.curriculum else None
         self.weight_digests: dict[str, str] = {}
         self.export: Path | None = None
         self.export_step: int | None = None
         self.export_merged_share: float | None = None
         """How much of the adapters' update the weights of the export have."""
         self.choices: TrainerChoices | None = None
-        self._run_dir, self._algorithm, self._model, self._success = run_dir, algorithm, model, success
+        self._run_dir, self._algorithm = run_dir, algorithm
         self._board, self._trackers, self._prometheus = reports.board, reports.trackers, reports.prometheus
         self._recent: deque[StepRecord] = deque(maxlen=NUM_STEPS)
         self._warnings = ("", "", "")
@@ -103,12 +99,13 @@ class Ledger:
         """Those of the step."""
         self._tracked: dict[str, DeliveryCounts] = {}
         self.disk = disk
-        self.trajectories = TrajectoryLog(run_dir, trajectory_bytes, reports.decode, disk)
+        num_bytes = spec.tracking.trajectories_size.num_bytes
+        self.trajectories = TrajectoryLog(run_dir, num_bytes, reports.decode, disk)
         """The driver flushes it before a checkpoint, which counts its samples."""
         self._trackers.restart_at(history.step)
         self._board.update(step=history.step, total_steps=schedule.steps, accuracy=history.accuracy_after)
         self._board.update(accuracies=history.accuracies)
-        history.best = choose_best(history.best, evaluation.best, ())
+        history.best = choose_best(history.best, spec.evaluation.best, ())
         self._name_best()
         status = ScheduleStatus(type=schedule.type, max_staleness=schedule.staleness)
         self._board.update(schedule=status.model_dump())
@@ -170,7 +167,7 @@ class Ledger:
     async def _describe_step(self, outcome: StepOutcome, progress: CollectionProgress) -> StepRecord:
         step, served, now, ended_at = self.history.step + 1, self._served.values(), time.monotonic(), time.time()
         clock = self.clock
-        generating, shares = clock.busy_seconds(now)["rollouts"], clock.busy_shares(now)
+        generating, shares = clock.roles.busy_seconds(now)["rollouts"], clock.roles.shares(now)
         phases, latencies = clock.close(), list(progress.latency_by_sample.values())
         generated = list(progress.episodes)
         # They read each token or each episode, and others wait for the loop.
@@ -199,7 +196,7 @@ class Ledger:
             merged_share=self._merged_share,
             num_rollouts=len(served),
             phase_seconds=phases,
-            step_seconds=clock.step_seconds(now),
+            step_seconds=now - clock.step_started_at,
             prompts=[group.prompt.index for group in outcome.groups],
             prompt_sources=[group.prompt.source for group in outcome.groups if group.prompt.source],
             training_share=clock.time.share,
@@ -216,8 +213,8 @@ class Ledger:
             self._count(record, found.groups, record.num_results)
             history.evaluated_at[record.set] = record.step
             self._show_evaluation(record)
-        history.best = choose_best(history.best, self._evaluation.best, records)
-        if unknown := describe_unknown(self._evaluation.best, records):
+        history.best = choose_best(history.best, self._spec.evaluation.best, records)
+        if unknown := describe_unknown(self._spec.evaluation.best, records):
             log.warning("%s", unknown)
         self._name_best()
 
@@ -268,21 +265,35 @@ class Ledger:
         )
 
     async def write_summary(self) -> None:
+        """Write driver-summary.json, from which `rljob run` builds summary.json."""
         self.clock.close()
-        write = partial(
-            write_summary,
-            self._run_dir,
-            self.history,
+        history, time = self.history, self.clock.time
+        summary = DriverSummary(
+            steps=history.step,
+            phase_seconds=history.phase_seconds,
+            training_share=time.share,
+            lost_seconds=dict(time.lost.items()),
+            samples_trained=history.samples_trained,
+            rewards_served=history.rewards_served,
+            invalid_by_reason=history.invalid_by_reason,
+            accuracy_before=history.accuracy_before,
+            accuracy_after=history.accuracy_after,
+            eval_before=history.eval_before,
+            eval_after=history.eval_after,
+            best=history.best and name_checkpoint(self._run_dir, history.best),
+            restarts=history.restarts,
             weight_digests=self.weight_digests,
-            export=self.export,
+            export=str(self.export) if self.export else None,
             export_step=self.export_step,
             export_merged_share=self.export_merged_share,
-            model_commit=find_model_commit(self._model),
+            versions=find_versions(),
+            model_commit=find_model_commit(self._spec.model),
             choices=self.choices,
+            damaged_checkpoints=damaged_checkpoints(self._run_dir),
             trackers=self._tracked,
-            time=self.clock.time,
         )
-        await self.disk.write(self._run_dir / FILE_DRIVER_SUMMARY, write)
+        path = self._run_dir / FILE_DRIVER_SUMMARY
+        await self.disk.write(path, lambda: write_durably(path, format_summary(summary)))
 
     async def flush_trackers(self) -> None:
         """Give the trackers some seconds for what they have not sent, for the summary."""
@@ -323,7 +334,7 @@ class Ledger:
             reward_latency_p95_seconds=record.reward_latency_p95_seconds,
             gpu_seconds_per_step=gpu_seconds,
             schedule=schedule.model_dump(),
-            agent=_show_agent(record.agent or AgentNumbers()).model_dump(),
+            agent=(record.agent or AgentNumbers()).model_dump(include=set(AgentStatus.model_fields)),
         )
         log.info(
             "step %d: reward %s, invalid %d, logprob difference %s, %.1f s",
@@ -366,17 +377,4 @@ def _summarize_groups(
         summarize_episodes(episodes),
         summarize_rewards(groups, latencies, algorithm, success),
         count_staleness(episodes, finished_steps),
-    )
-
-
-def _show_agent(numbers: AgentNumbers) -> AgentStatus:
-    return AgentStatus(
-        turns_mean=numbers.turns_mean,
-        turn_reward_mean=numbers.turn_reward_mean,
-        tool_calls_mean=numbers.tool_calls_mean,
-        user_seconds_mean=numbers.user_seconds_mean,
-        segments_mean=numbers.segments_mean,
-        segments_by_cause=numbers.segments_by_cause,
-        episodes_by_end=numbers.episodes_by_end,
-        failures=numbers.failures,
     )

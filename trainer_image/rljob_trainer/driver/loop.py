@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from rljob_api.tracing.spans import span
 from rljob_trainer import traces
+from rljob_trainer.concurrency import run_with_watcher
 from rljob_trainer.driver.between_steps import BetweenSteps
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.exporter import Exporter
@@ -27,7 +28,6 @@ from rljob_trainer.driver.ports import Trainer, Turns
 from rljob_trainer.driver.publisher import Publisher
 from rljob_trainer.driver.train_lane import TrainLane
 from rljob_trainer.driver.updates import StepOutcome, StepUpdates
-from rljob_trainer.driver.watcher import run_with_watcher
 from rljob_trainer.services.demand import Forecaster
 
 

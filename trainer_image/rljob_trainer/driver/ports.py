@@ -1,6 +1,6 @@
 """What the driver needs from the trainer group, and how it fails."""
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn, Protocol
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rljob_api.errors import TransientError
 from rljob_api.wire.driver_status import HungPart, TrainerChoices
-from rljob_api.wire.weights import EnginesReport, WeightManifest
+from rljob_api.wire.weights import WeightManifest
 from rljob_trainer.episodes.types import TokenFacts, TrainRow, UpdateMetrics, UpdateVersions
 from rljob_trainer.failures.devices import GpuFaultError
 from rljob_trainer.run_folder.file_facts import Checkpoint, FileFacts
@@ -103,34 +103,6 @@ class Trainer(Protocol):
 
     async def watch(self) -> NoReturn: ...
     async def close(self) -> None: ...
-
-
-class Copies(Protocol):
-    """Copies of the run's files, outside of the head's Pod (rljob_trainer.mirror)."""
-
-    @property
-    def newest(self) -> int | None:
-        """The step of the newest checkpoint there."""
-        ...
-
-    async def save(self, step: int, *, keep: int, others: Container[int]) -> None:
-        """Return once the complete checkpoint of a step is there. Then only the newest `keep` are, and those of the
-        steps `others`."""
-        ...
-
-
-class Engines(Protocol):
-    """The rollouts in the trainer's Pods, as one. A method returns once all Pods have confirmed. It may be repeated. It
-    raises TransientError if a Pod does not confirm in the time that rollouts have to start."""
-
-    async def sleep(self) -> EnginesReport:
-        """Free the memory of their devices. Requests in flight are aborted."""
-        ...
-
-    async def wake(self, manifest: WeightManifest) -> EnginesReport:
-        """Let those that sleep get their memory back and load `manifest`, which must be announced, and let those that
-        have died start. RolloutClient.sync waits for the load."""
-        ...
 
 
 class Turns(Protocol):

@@ -9,6 +9,7 @@ Invariant: at most one update of the rollouts is under way, and each wait for it
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from rljob_api.wire.weights import WeightManifest
 from rljob_trainer.concurrency import end_tasks
@@ -19,24 +20,21 @@ from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.replicas.rollout_client import RolloutClient
 
 
+@dataclass
 class Publisher:
-    """Use it as a context: leaving it ends an update of the rollouts."""
+    """Use it as a context: leaving it ends an update of the rollouts.
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        turns: Turns,
-        rollouts: RolloutClient,
-        board: StatusBoard,
-        ledger: Ledger,
-        held_out: EvalLane,
-        *,
-        spans_updates: bool,
-    ) -> None:
-        """`spans_updates`: whether requests may run while weights change."""
-        self._trainer, self._turns, self._rollouts, self._board = trainer, turns, rollouts, board
-        self._ledger, self._held_out, self._spans_updates = ledger, held_out, spans_updates
-        self._syncing: asyncio.Task[None] | None = None
+    `spans_updates`: whether requests may run while weights change.
+    """
+
+    trainer: Trainer
+    turns: Turns
+    rollouts: RolloutClient
+    board: StatusBoard
+    ledger: Ledger
+    held_out: EvalLane
+    spans_updates: bool
+    _syncing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Publisher:
         return self
@@ -49,18 +47,18 @@ class Publisher:
         run while weights change, the next step begins meanwhile."""
         await self.wait()
         # All completions of an evaluation must come from the same weights.
-        with self._ledger.clock.phase("evaluate"):
-            await self._held_out.wait_until_generated()
-        with self._ledger.clock.publishing():
-            manifest = await self._trainer.publish(version)
-        self._ledger.record_published(manifest)
+        with self.ledger.clock.phase("evaluate"):
+            await self.held_out.wait_until_generated()
+        with self.ledger.clock.publishing():
+            manifest = await self.trainer.publish(version)
+        self.ledger.record_published(manifest)
         # Before any group of the next step starts: its tokens must not be older than its ticket.
-        self._rollouts.require(manifest)
-        await self._board.announce(manifest)
-        await self._turns.give_to_rollouts(manifest)
+        self.rollouts.require(manifest)
+        await self.board.announce(manifest)
+        await self.turns.give_to_rollouts(manifest)
         self._syncing = asyncio.create_task(self._sync(manifest))
-        if version == 0 or not self._spans_updates:
-            with self._ledger.clock.phase("sync"):
+        if version == 0 or not self.spans_updates:
+            with self.ledger.clock.phase("sync"):
                 await self.wait()
 
     async def wait(self) -> None:
@@ -69,4 +67,4 @@ class Publisher:
             await asyncio.shield(self._syncing)  # a cancelled wait leaves it as it is
 
     async def _sync(self, manifest: WeightManifest) -> None:
-        self._ledger.record_weights(manifest, await self._rollouts.sync(manifest))
+        self.ledger.record_weights(manifest, await self.rollouts.sync(manifest))

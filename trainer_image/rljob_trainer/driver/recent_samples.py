@@ -14,7 +14,7 @@ from rljob_api.run.trajectories import ResultRow, SampleRow
 from rljob_api.wire.base import Lane
 from rljob_api.wire.scores import ScoreResult
 from rljob_trainer.episodes.types import Episode, Group
-from rljob_trainer.history.trajectory_log import describe_result
+from rljob_trainer.history.trajectory_log import describe_result, describe_scored
 
 _MAX_SAMPLES = 512
 _MAX_CHARACTERS = 1_000
@@ -29,7 +29,9 @@ class RecentSampleLog:
         self._next = 0
 
     def record(self, lane: Lane, step: int, group: Group, episode: Episode) -> None:
-        self._rows.append(describe_scored(lane, step, group, episode))
+        rewards = [_describe_result(*each) for each in islice(episode.results.items(), _MAX_RESULTS)]
+        scored = describe_scored(lane, step, group, episode, _shorten)
+        self._rows.append(scored.model_copy(update={"rewards": rewards}))
         self._next += 1
 
     def read(self, after: int) -> RecentSamples:
@@ -37,30 +39,6 @@ class RecentSampleLog:
         first = self._next - len(self._rows)
         samples = list(islice(self._rows, max(0, after - first), None)) if after <= self._next else []
         return RecentSamples(feed=self._feed, next=self._next, samples=samples)
-
-
-def describe_scored(lane: Lane, step: int, group: Group, episode: Episode) -> SampleRow:
-    truth = group.prompt.ground_truth
-    return SampleRow(
-        step=step,
-        lane=lane,
-        set=group.held_out or None,
-        group=episode.group,
-        sample=episode.sample,
-        seat=episode.seat or None,
-        trajectory=episode.trajectory,
-        prompt_index=episode.prompt_index,
-        prompt=_shorten(group.prompt.prompt),
-        ground_truth=None if truth is None else _shorten(truth),
-        completion=_shorten(episode.text),
-        truncated=episode.truncated,
-        num_tokens=episode.num_tokens,
-        num_sampled_tokens=episode.num_sampled,
-        score=episode.score,
-        rewards=[_describe_result(*each) for each in islice(episode.results.items(), _MAX_RESULTS)],
-        failure=_shorten(str(episode.failure)) if episode.failure else None,
-        own_reward=episode.own_reward,
-    )
 
 
 def _describe_result(name: str, result: ScoreResult) -> ResultRow:

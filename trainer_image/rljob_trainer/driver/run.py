@@ -20,10 +20,13 @@ from rljob_api.run.folder import damaged_checkpoints
 from rljob_api.wire.contract import GRACE_SECONDS
 from rljob_api.wire.driver_status import DriverStatus, HungPart, LearningReason
 from rljob_trainer.algorithms.registry import build_algorithm
-from rljob_trainer.concurrency import run_in_thread
-from rljob_trainer.driver.assembly import DriverParts, build_loop
+from rljob_trainer.concurrency import run_in_thread, run_with_watcher
+from rljob_trainer.driver.assembly import DriverParts, build_turns, plan_set
+from rljob_trainer.driver.between_steps import BetweenSteps
 from rljob_trainer.driver.cadence import Cadence
 from rljob_trainer.driver.checkpointer import Checkpointer, CheckpointSeconds
+from rljob_trainer.driver.collection import CollectionPlan
+from rljob_trainer.driver.evaluation import EvalLane
 from rljob_trainer.driver.exporter import Exporter
 from rljob_trainer.driver.learning import describe_failure, describe_skipped, judge
 from rljob_trainer.driver.ledger import Ledger
@@ -31,12 +34,14 @@ from rljob_trainer.driver.live_status import describe_live
 from rljob_trainer.driver.loop import TrainLoop
 from rljob_trainer.driver.ports import Trainer, TrainerGroupDiedError
 from rljob_trainer.driver.problems import find_problems
+from rljob_trainer.driver.publisher import Publisher
 from rljob_trainer.driver.rank_failures import RankFailureLog
 from rljob_trainer.driver.run_clock import RunClock
 from rljob_trainer.driver.step_clock import StepClock
 from rljob_trainer.driver.stopping import NOTHING_TRAINS, LastSave, PodLeavesError
-from rljob_trainer.driver.updates import StepOutcome
-from rljob_trainer.driver.watcher import run_with_watcher
+from rljob_trainer.driver.train_lane import TrainLane, read_lane_state
+from rljob_trainer.driver.updates import StepOutcome, StepUpdates
+from rljob_trainer.feed.prompt_feed import PromptFeed
 from rljob_trainer.history.damage import set_aside
 from rljob_trainer.history.disk import RunDisk
 from rljob_trainer.history.run_state import resume
@@ -92,8 +97,8 @@ class Driver:
         self._num_restarts = 0
         self._rank_failures = RankFailureLog(job.spec.trainer)
         self._algorithm = build_algorithm(job.spec)
-        self._held_out = job.spec.held_out_sets
-        self._cadence = Cadence(job.spec.schedule, self._held_out, checkpoint_every=job.spec.checkpoint.every_steps)
+        every = job.spec.checkpoint.every_steps
+        self._cadence = Cadence(job.spec.schedule, job.spec.held_out_sets, checkpoint_every=every)
         self._trainer_steps = job.spec.schedule.steps
         """Which the trainer's learning rate follows."""
         self._checkpoint_seconds = 0.0
@@ -172,7 +177,7 @@ class Driver:
         if history.head_job_uid == self._head_job_uid:  # the previous driver had restarts, too
             self._num_restarts = max(self._num_restarts, history.restarts.get("trainer", 0))
         history.head_job_uid, history.restarts = self._head_job_uid, {"trainer": self._num_restarts}
-        spec, reports, collector = self._spec, self._parts.reports, self._parts.collector
+        reports, collector = self._parts.reports, self._parts.collector
         clock = RunClock(self._run_dir, history, reports.board, reports.prometheus, collector.roles, collector.phases)
         ledger = Ledger(
             self._run_dir,
@@ -181,11 +186,7 @@ class Driver:
             clock,
             algorithm=self._algorithm,
             schedule=self._cadence.schedule,
-            model=spec.model,
-            evaluation=spec.evaluation,
-            main_set=self._held_out[0].name if self._held_out else "",
-            success=spec.data.curriculum.success if spec.data.curriculum else None,
-            trajectory_bytes=spec.tracking.trajectories_size.num_bytes,
+            spec=self._spec,
             disk=self._disk,
         )
         with clock.until_end():
@@ -210,6 +211,9 @@ class Driver:
             await trainer.close()
 
     def _build_loop(self, trainer: Trainer, ledger: Ledger, generation: str) -> TrainLoop:
+        """Return the loop of `trainer`, whose weights are published as `generation`, from where the ledger's history
+        is."""
+
         def record_checkpoint(seconds: CheckpointSeconds) -> None:
             self._checkpoint_seconds = seconds.wait - seconds.export + seconds.write
             ledger.record_checkpoint(seconds)
@@ -232,19 +236,56 @@ class Driver:
             list_kept=lambda: self._list_kept(ledger),
             copies=self._parts.copies,
         )
-        return build_loop(
-            self._spec,
-            self._parts,
-            trainer,
-            ledger,
-            generation,
-            algorithm=self._algorithm,
-            cadence=self._cadence,
-            checkpoints=checkpoints,
+        spec, parts, collector, seed = self._spec, self._parts, self._parts.collector, self._spec.schedule.seed
+        train_plan = CollectionPlan(
+            "train", 0, spec.algorithm.group_size, spec.rollout.sampling, seed, generation, spec.training_rewards
+        )
+        state = read_lane_state(ledger.history)
+        lane = TrainLane(
+            collector,
+            PromptFeed(parts.data.train, state.feed, spec.data.curriculum, seed=seed, shuffle=spec.data.shuffle),
+            train_plan,
+            spec.schedule,
+            self._algorithm,
+            state,
+            rewards_sleep=bool(spec.models_in_trainer),
+        )
+        held_out = EvalLane(collector, [plan_set(spec, each, parts, generation) for each in spec.held_out_sets])
+        turns = build_turns(spec, parts.engines, trainer, ledger, lane, held_out)
+        return TrainLoop(
+            between=BetweenSteps(
+                self._cadence,
+                partial(self._follow_schedule, trainer),
+                held_out,
+                checkpoints,
+                ledger,
+                decides_best=spec.evaluation.best.set if spec.evaluation.best else "",
+            ),
+            trainer=trainer,
+            turns=turns,
+            lane=lane,
+            updates=StepUpdates(
+                spec.schedule,
+                self._algorithm,
+                trainer,
+                ledger.clock.training,
+                full_tokens=spec.trainer.micro_batch_tokens * spec.trainer.num_ranks,
+            ),
+            publisher=Publisher(
+                trainer,
+                turns,
+                collector.rollouts,
+                parts.reports.board,
+                ledger,
+                held_out,
+                spans_updates=lane.schedule.spans_updates,
+            ),
+            ledger=ledger,
             exporter=exporter,
-            follow_schedule=partial(self._follow_schedule, trainer),
+            collector=collector,
             forecaster=self._forecaster,
             judge=partial(self._judge, ledger),
+            check=parts.check,
         )
 
     async def _run_loop(self, loop: TrainLoop) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rljob_api.errors import UserError
 from rljob_trainer.driver.ports import TrainerGroupDiedError
-from rljob_trainer.driver.role_clock import Phase, PhaseClock, Role, RoleClock
+from rljob_trainer.driver.role_clock import Phase, PhaseClock, RoleClock
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.run_state import History
@@ -36,8 +36,9 @@ class RunClock:
         """`roles`, `phases`: which the lanes feed, too. The time since the last driver, or the last trainer group, is
         counted now."""
         self._run_dir, self._history, self._board, self._prometheus = run_dir, history, board, prometheus
-        self._roles, self._phases = roles, phases
-        self._step_started_at = time.monotonic()
+        self.roles, self._phases = roles, phases
+        """`roles`: reset when a step begins."""
+        self.step_started_at = time.monotonic()
         self._away_seconds = board.outages.seconds()
         """Those of outages that are counted."""
         self._is_replaced = False
@@ -57,35 +58,23 @@ class RunClock:
     @contextmanager
     def training(self) -> Iterator[None]:
         """Within, the trainer computes an update."""
-        with self._phases.within("update", time.monotonic), self._roles.working("trainer", time.monotonic):
+        with self._phases.within("update", time.monotonic), self.roles.working("trainer", time.monotonic):
             yield
 
     @contextmanager
     def publishing(self) -> Iterator[None]:
-        with self.phase("publish"), self._roles.working("trainer", time.monotonic):
+        with self.phase("publish"), self.roles.working("trainer", time.monotonic):
             yield
 
     def begin_step(self) -> None:
         self.close()  # the phases of evaluation and checkpoint, between two steps
         self._has_begun = True
-        self._step_started_at = time.monotonic()
-        self._roles.reset(self._step_started_at)
-
-    def step_seconds(self, now: float) -> float:
-        """Return the time since the step began. `now`: time.monotonic()."""
-        return now - self._step_started_at
-
-    def busy_seconds(self, now: float) -> dict[Role, float]:
-        """Return the work of each role since the step began. `now`: time.monotonic()."""
-        return self._roles.busy_seconds(now)
-
-    def busy_shares(self, now: float) -> dict[Role, float]:
-        """Return the share of the time since the step began in which each role worked. `now`: time.monotonic()."""
-        return self._roles.shares(now)
+        self.step_started_at = time.monotonic()
+        self.roles.reset(self.step_started_at)
 
     def pipeline_seconds(self) -> float:
         """Return the work of the busier of trainer and rollouts since the step began."""
-        busy = self.busy_seconds(time.monotonic())
+        busy = self.roles.busy_seconds(time.monotonic())
         return max(busy["trainer"], busy["rollouts"])
 
     @property

@@ -38,9 +38,6 @@ class StatusBoard:
         fields = {name: None if _is_not_finite(value) else value for name, value in fields.items()}
         self.status = DriverStatus.model_validate(self.status.model_dump() | fields)
 
-    def name_model(self, location: str) -> None:
-        self.model = location
-
     def set_phase(self, phase: str, waits_for: str = "") -> None:
         self.update(phase=phase, waits_for=waits_for)
 

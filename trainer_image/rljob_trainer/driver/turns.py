@@ -13,18 +13,12 @@ What fails in between ends the group, and the next one begins with the trainer's
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager
-from typing import Literal, Protocol
+from dataclasses import dataclass
 
 from rljob_api.wire.weights import EnginesReport, Turn, WeightManifest
-from rljob_trainer.driver.ports import Engines, Trainer
-
-
-class TurnClock(Protocol):
-    """What counts the time of turns: RunClock."""
-
-    def phase(self, name: Literal["sleep", "wake"]) -> AbstractContextManager[None]: ...
-
+from rljob_trainer.driver.ports import Trainer
+from rljob_trainer.driver.run_clock import RunClock
+from rljob_trainer.replicas.engines import TrainerEngines
 
 RecordTurn = Callable[[Mapping[str, float], Mapping[str, int], EnginesReport], None]
 """Records a change of turns: the seconds of its parts, and what held how much, as in TurnNumbers."""
@@ -38,48 +32,46 @@ class Separate:
     async def give_to_rollouts(self, manifest: WeightManifest) -> None: ...
 
 
+@dataclass
 class Shared:
-    """The turns of one trainer group, which begins with the trainer's."""
+    """The turns of one trainer group, which begins with the trainer's.
 
-    def __init__(
-        self,
-        engines: Engines,
-        trainer: Trainer,
-        clock: TurnClock,
-        record: RecordTurn,
-        until_idle: Callable[[], Awaitable[None]],
-    ) -> None:
-        """`until_idle`: returns once no completion is open, and none can follow in this turn."""
-        self._engines, self._trainer, self._until_idle = engines, trainer, until_idle
-        self._clock, self._record = clock, record
-        self._turn: Turn = "trainer"
+    `until_idle`: returns once no completion is open, and none can follow in this turn.
+    """
+
+    engines: TrainerEngines
+    trainer: Trainer
+    clock: RunClock
+    record: RecordTurn
+    until_idle: Callable[[], Awaitable[None]]
+    _turn: Turn = "trainer"
 
     async def give_to_trainer(self) -> None:
         if self._turn == "trainer":
             return
-        await self._until_idle()
-        with self._clock.phase("sleep"):
+        await self.until_idle()
+        with self.clock.phase("sleep"):
             started = time.monotonic()
-            await self._trainer.withdraw_weights()
-            report = await self._engines.sleep()
+            await self.trainer.withdraw_weights()
+            report = await self.engines.sleep()
             asleep = time.monotonic()
-            await self._trainer.restore()
+            await self.trainer.restore()
         self._turn = "trainer"
         seconds = {"sleep": asleep - started, "restore": time.monotonic() - asleep}
-        self._record(seconds, _name_bytes("asleep", report), report)
+        self.record(seconds, _name_bytes("asleep", report), report)
 
     async def give_to_rollouts(self, manifest: WeightManifest) -> None:
         assert self._turn == "trainer", "weights are published in the trainer's turn"
-        with self._clock.phase("wake"):
+        with self.clock.phase("wake"):
             started = time.monotonic()
-            memory = await self._trainer.free()
+            memory = await self.trainer.free()
             freed = time.monotonic()
-            report = await self._engines.wake(manifest)
-            await self._trainer.offer_weights()
+            report = await self.engines.wake(manifest)
+            await self.trainer.offer_weights()
         self._turn = "rollouts"
         seconds = {"free": freed - started, "wake": time.monotonic() - freed}
         held = {"trainer_update": memory.before, "trainer_freed": memory.after}
-        self._record(seconds, held | _name_bytes("awake", report), report)
+        self.record(seconds, held | _name_bytes("awake", report), report)
 
 
 def _name_bytes(state: str, report: EnginesReport) -> dict[str, int]:

@@ -106,20 +106,20 @@ def read_grace_seconds(variables: Mapping[str, str]) -> float:
     return float(variables.get(contract.ENV_GRACE_SECONDS) or contract.GRACE_SECONDS)
 
 
+@dataclass
 class JobFile:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._read: tuple[int, int, int] | None = None
-        self._schedule: Schedule | None = None
+    path: Path
+    _read: tuple[int, int, int] | None = None
+    _schedule: Schedule | None = None
 
     def read_schedule(self) -> Schedule | None:
         """Return the schedule of the newest readable file; None if no file was readable yet."""
         try:
-            found = self._path.stat()
+            found = self.path.stat()
             identity = (found.st_ino, found.st_mtime_ns, found.st_size)
             if identity != self._read:
                 self._read = identity
-                self._schedule = load_job_file(self._path).spec.schedule
+                self._schedule = load_job_file(self.path).spec.schedule
         except (OSError, UserError) as error:
             log.warning("the job's file is unusable, so the schedule is unchanged: %s", error)
         return self._schedule

@@ -37,12 +37,17 @@ def find_versions(run_dir: Path, sources: Mapping[str, str], access: ObjectAcces
     listings = {field: _list(field, url, access) for field, url in sources.items() if is_object(url)}
     if not listings:
         return None
-    found = {field: _read_tags(listing) for field, listing in listings.items()}
+    found = {
+        field: {listing.url_of(name): each.tag for name, each in listing.objects.items()}
+        for field, listing in listings.items()
+    }
     known = _read_record(run_dir) if last_checkpoint(run_dir) is not None else None
     before = known.tags if known else {}
     for field, tags in found.items():
         if changes := find_changes(before.get(field, tags), tags):
-            raise InputError(field, describe_changes(changes))
+            listed = list_some(changes, _MAX_NAMED)
+            problem = f"{listed} changed after the run began ({FILE_OBJECTS}); restore it, or start a new run"
+            raise InputError(field, problem)
     pinned = {field: pin(sources[field], listing.digest) for field, listing in listings.items()}
     return Versions(ObjectsRecord(tags={**before, **found}), pinned)
 
@@ -57,20 +62,11 @@ def find_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]
     return [url for url in sorted(before.keys() | now.keys()) if before.get(url) != now.get(url)]
 
 
-def describe_changes(changes: list[str]) -> str:
-    listed = list_some(changes, _MAX_NAMED)
-    return f"{listed} changed after the run began ({FILE_OBJECTS}); restore it, or start a new run"
-
-
 def _list(field: str, url: str, access: ObjectAccess) -> Listing:
     try:
         return list_objects(url, access)
     except UserError as error:
         raise InputError(field, str(error)) from error
-
-
-def _read_tags(listing: Listing) -> dict[str, str]:
-    return {listing.url_of(name): found.tag for name, found in listing.objects.items()}
 
 
 def _read_record(run_dir: Path) -> ObjectsRecord | None:

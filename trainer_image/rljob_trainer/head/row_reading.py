@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job_sections import DataSource
@@ -19,6 +19,7 @@ from rljob_api.run.rows import RowsRecord, digest_rows, read_lines, read_record,
 from rljob_api.wire.calls import RowsReply
 from rljob_api.wire.contract import MAX_ROWS_OF_PAGE
 from rljob_inputs.errors import InputError
+from rljob_trainer.calls.rows import RowsClient
 from rljob_trainer.history.disk import RunDisk
 from rljob_trainer.history.durable import rename_durably, write_durably
 
@@ -37,14 +38,6 @@ class Wanted:
     """The first source that needs the most rows: spec.data.train."""
     num_rows: int | None
     """From the first one on. None: all."""
-
-
-class Pages(Protocol):
-    """The runner: RowsClient."""
-
-    environment: str
-
-    async def read(self, split: str, start: int, count: int = MAX_ROWS_OF_PAGE) -> RowsReply: ...
 
 
 def list_wanted(sources: Mapping[str, DataSource]) -> list[Wanted]:
@@ -89,7 +82,7 @@ class RowReading:
         wanted = self.wanted.num_rows
         return self._is_whole or (wanted is not None and len(self.lines) >= wanted)
 
-    async def read(self, runner: Pages) -> None:
+    async def read(self, runner: RowsClient) -> None:
         """Read what is missing. Raise InputError if the environment has no usable rows, and TransientError."""
         num_bytes = sum(map(len, self.lines))
         while not self.is_complete:
@@ -101,7 +94,7 @@ class RowReading:
             self._check(runner, page, num_bytes)
         await self._disk.write(rows_file(self._run_dir, self.wanted.split), self._write)
 
-    async def _ask(self, runner: Pages, start: int, count: int) -> RowsReply:
+    async def _ask(self, runner: RowsClient, start: int, count: int) -> RowsReply:
         try:
             return await runner.read(self.wanted.split, start, min(count, MAX_ROWS_OF_PAGE))
         except TransientError as error:
@@ -109,7 +102,7 @@ class RowReading:
         except UserError as error:
             raise self._fail(str(error)) from error
 
-    def _check(self, runner: Pages, page: RowsReply, num_bytes: int) -> None:
+    def _check(self, runner: RowsClient, page: RowsReply, num_bytes: int) -> None:
         if not self.lines and page.is_last:
             raise self._fail(f"{runner.environment} has no rows in this split; name another split, or a file")
         if not page.rows and not page.is_last:

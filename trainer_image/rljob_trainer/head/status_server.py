@@ -7,6 +7,7 @@ That it answers shows that the driver's event loop runs: it has no thread of its
 import hmac
 import logging
 import os
+import random
 import time
 from collections.abc import Callable
 
@@ -21,7 +22,30 @@ from rljob_api.wire.weights import PullReport
 from rljob_trainer.driver.recent_samples import RecentSampleLog
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.stopping import NOTHING_TRAINS
-from rljob_trainer.replicas.peers import Peers
+
+NUM_PEERS = 8
+"""For each replica: random ones, so that parts reach all replicas in a few hops."""
+_MAX_AGE_SECONDS = 90.0
+"""A replica polls at least every 30 s."""
+
+
+class Peers:
+    """Which replicas may give each other parts of the weights: those that poll the head and serve their download.
+    Pure."""
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng or random.Random()
+        self._polled_at: dict[str, float] = {}
+        """By address."""
+
+    def record(self, address: str, now: float) -> None:
+        self._polled_at = {a: at for a, at in self._polled_at.items() if now - at < _MAX_AGE_SECONDS} | {address: now}
+
+    def choose(self, address: str, now: float) -> list[str]:
+        """Return peers for the replica with this address."""
+        others = [a for a, at in self._polled_at.items() if a != address and now - at < _MAX_AGE_SECONDS]
+        return self._rng.sample(others, min(NUM_PEERS, len(others)))
+
 
 log = logging.getLogger(__name__)
 

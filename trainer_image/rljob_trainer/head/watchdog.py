@@ -1,4 +1,5 @@
-"""Ends the driver's process if its event loop no longer turns. A thread watches it.
+"""How late the driver's event loop runs what is due, and the end of the process if it no longer turns.
+Everything of the driver is in one loop: a piece of work that holds it delays /status, the gateway and all rewards.
 
 A blocked loop answers no probe, and not each node probes. Invariant: the stacks of all threads are in the log
 before the process ends. A process that is stopped as a whole has no thread that runs: its probe finds that.
@@ -9,17 +10,39 @@ import contextlib
 import faulthandler
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from rljob_api.manifest.job_sections import HangDetection
+from rljob_trainer.concurrency import end_tasks
 from rljob_trainer.progress.pace import Pace
 from rljob_trainer.progress.work import WatchedClock, Work
 
 _PERIOD_SECONDS = 1.0
+_LAG_PERIOD_SECONDS = 0.1
 _KIND = "a turn of the event loop"
 
 
+@contextlib.asynccontextmanager
+async def watching_lag(observe: Callable[[float], None], period: float = _LAG_PERIOD_SECONDS) -> AsyncIterator[None]:
+    """Within, call `observe` in each period with the seconds by which the loop was late."""
+
+    async def watch() -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + period
+            await asyncio.sleep(period)
+            observe(max(0.0, loop.time() - due))
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        await end_tasks(task)
+
+
 class LoopWatchdog:
+    """A thread watches the loop."""
+
     def __init__(
         self,
         bounds: HangDetection,

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import aiohttp
 
+from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.pod_engines import find_engines
 from rljob_api.wire.contract import ENV_TOKEN, ExitCode
@@ -25,10 +26,12 @@ from rljob_inputs.hub.repository import HubAccess
 from rljob_inputs.memory.object_store import head_store_bytes
 from rljob_inputs.models.own_settings import load_model_settings
 from rljob_inputs.objects.access import ObjectAccess
+from rljob_inputs.objects.folder import ObjectFolder
 from rljob_trainer.calls.services import AgentServices
+from rljob_trainer.concurrency import run_with_watcher
 from rljob_trainer.driver.assembly import Datasets, DriverParts
 from rljob_trainer.driver.collection import Collector
-from rljob_trainer.driver.fixed_model import as_evaluation, start_fixed
+from rljob_trainer.driver.fixed_model import as_evaluation, read_figures, start_fixed
 from rljob_trainer.driver.model_check import ModelCheck
 from rljob_trainer.driver.recent_samples import RecentSampleLog
 from rljob_trainer.driver.reports import Reports
@@ -36,25 +39,21 @@ from rljob_trainer.driver.role_clock import ROLE_OF_SERVICE, RoleClock
 from rljob_trainer.driver.run import Driver
 from rljob_trainer.driver.schedules import build_schedule
 from rljob_trainer.driver.status import StatusBoard
-from rljob_trainer.driver.watcher import run_with_watcher
 from rljob_trainer.gateway.forwarding import watch_models
 from rljob_trainer.head.agent import start_agent
 from rljob_trainer.head.environment import Environment, JobFile
 from rljob_trainer.head.inputs import STARTING, HubWait, read_inputs
-from rljob_trainer.head.loop_lag import watching_lag
 from rljob_trainer.head.objects import find_versions, write_versions
-from rljob_trainer.head.origin import keep_origin
-from rljob_trainer.head.run_copy import open_run_copy
+from rljob_trainer.head.origin import check_origin, keep_origin
 from rljob_trainer.head.start_model import find_start_model
 from rljob_trainer.head.status_server import StatusServer
-from rljob_trainer.head.tracing import tracing_episodes
-from rljob_trainer.head.watchdog import LoopWatchdog
+from rljob_trainer.head.watchdog import LoopWatchdog, watching_lag
 from rljob_trainer.history.disk import RunDisk
-from rljob_trainer.history.figures import read_figures
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.run_state import check_disk_space
 from rljob_trainer.history.tracking import build_trackers
 from rljob_trainer.mirror.mirror import Mirror
+from rljob_trainer.mirror.owner import Ownership
 from rljob_trainer.outages.registry import Dependency, Outages
 from rljob_trainer.progress.pace import Pace
 from rljob_trainer.ranks.group import TrainerGroup, connect, disconnect
@@ -67,6 +66,7 @@ from rljob_trainer.rewards.groups import RewardClients
 from rljob_trainer.rewards.requests import RequestBuilder
 from rljob_trainer.run_folder.location import read_run_id
 from rljob_trainer.run_folder.server import RunFileServer
+from rljob_trainer.traces import tracing_episodes
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +89,29 @@ async def _start_ray(stack: AsyncExitStack, address: str, store_bytes: int) -> C
 async def _watch_nothing() -> NoReturn:
     while True:
         await asyncio.Event().wait()
+
+
+async def _open_copy(
+    environment: Environment, access: ObjectAccess, outages: Outages, disk: RunDisk, report: Callable[[str], None]
+) -> Mirror | None:
+    """Return the copy of the run's files in object storage, which this head owns, once its folder has what a resume
+    needs; None without spec.checkpoint.storage. `report`: gets what the head waits for. Raise UserError if the copy is
+    of another job or run."""
+    job, url = environment.job, environment.job.copy_url
+    if url is None:
+        return None
+    folder = ObjectFolder(url, access)
+    ownership = Ownership(folder, f"{job.metadata.namespace}/{job.metadata.name}", environment.head_job_uid)
+    check = partial(check_origin, environment)
+    mirror = Mirror(environment.run_dir, folder, ownership, environment.shown_job_file, outages, disk, report, check)
+    report(f"reads the copy of the run at {url}")
+    await mirror.take_over()
+    try:
+        await run_with_watcher(mirror.bring_back(), mirror.renew())
+    except UserError:
+        await mirror.close(saves=False)
+        raise
+    return mirror
 
 
 async def _run_driver(driver: Driver, copy: Mirror | None) -> None:
@@ -217,7 +240,7 @@ async def run_head(
         await stack.enter_async_context(watching_lag(prometheus.loop_lag.observe))
 
         access = HubAccess.from_environment(os.environ).objects
-        copy = await open_run_copy(environment, access, outages, disk, board.waits_for)
+        copy = await _open_copy(environment, access, outages, disk, board.waits_for)
         if copy is not None:
             stack.push_async_callback(copy.close)
             board.update(run_id=read_run_id(run_dir))
@@ -232,7 +255,7 @@ async def run_head(
         board.waits_for(STARTING)
         hub = HubWait(outages, board, spec.sources.values())
         environment = await _pin_sources(environment, hub, disk, access)
-        board.name_model(environment.model)
+        board.model = environment.model
         settings = await hub.read(partial(load_model_settings, environment.job, environment.model))
         job = settings.job
         for each in settings.from_model:

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from rljob_api.run.summaries import DeliveryCounts
 
@@ -31,7 +31,8 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-_Client = TypeVar("_Client", bound=Closable)
+Send = Callable[[Any], None]
+"""Gives a record to the client."""
 
 
 @dataclass(frozen=True)
@@ -46,22 +47,22 @@ def retry_seconds(num_failures: int, first: float = FIRST_RETRY_SECONDS) -> floa
     return min(MAX_RETRY_SECONDS, first * 2 ** min(num_failures - 1, 16))
 
 
-class Delivery(Generic[_Client]):
+class Delivery:
     """Sends what is submitted, in order. A thread starts with the first record."""
 
-    def __init__(self, name: str, connect: Callable[[], _Client], limits: DeliveryLimits | None = None) -> None:
+    def __init__(self, name: str, connect: Callable[[], Closable], limits: DeliveryLimits | None = None) -> None:
         """`connect` returns a client. It is called again after a failure, since a client may be broken by it."""
         self.name = name
         self._connect, self._limits = connect, limits or DeliveryLimits()
         self._changed = threading.Condition()
-        self._queue: deque[tuple[float, Callable[[_Client], None]]] = deque()
+        self._queue: deque[tuple[float, Send]] = deque()
         self._sending = False
         self._num_sent = self._num_lost = self._num_failures = 0
         self._ends_at: float | None = None
-        self._client: _Client | None = None
+        self._client: Closable | None = None
         self._thread = threading.Thread(target=self._run, name=f"tracker-{name}", daemon=True)
 
-    def submit(self, send: Callable[[_Client], None]) -> None:
+    def submit(self, send: Send) -> None:
         """Queue a call. If the queue is full, its oldest record is lost."""
         with self._changed:
             if self._ends_at is not None:
@@ -123,7 +124,7 @@ class Delivery(Generic[_Client]):
                 self._changed.notify_all()
         self._disconnect()
 
-    def _take(self) -> tuple[float, Callable[[_Client], None]] | None:
+    def _take(self) -> tuple[float, Send] | None:
         """Wait for the next record; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._ends_at is not None)
@@ -132,13 +133,16 @@ class Delivery(Generic[_Client]):
             self._sending = True
             return self._queue.popleft()
 
-    def _deliver(self, submitted_at: float, send: Callable[[_Client], None]) -> str | None:
+    def _deliver(self, submitted_at: float, send: Send) -> str | None:
         """Send one record. Return why it is lost, or None."""
         while True:
             client = self._client
             try:
                 if client is None:
-                    client = self._client = self._connect_client()
+                    try:
+                        client = self._client = self._connect()
+                    except RefusedError as error:  # not the record's fault, and someone may correct the server
+                        raise ConnectionError(str(error)) from error
                 send(client)
             except RefusedError as error:
                 return f"the server refuses it: {error}"
@@ -150,12 +154,6 @@ class Delivery(Generic[_Client]):
                     log.info("%s answers again", self.name)
                 self._num_failures = 0
                 return None
-
-    def _connect_client(self) -> _Client:
-        try:
-            return self._connect()
-        except RefusedError as error:  # not the record's fault, and someone may correct the server
-            raise ConnectionError(str(error)) from error
 
     def _wait_after(self, error: Exception, submitted_at: float) -> str:
         """Wait before the next attempt. Return why there is none, else an empty text."""

@@ -27,7 +27,7 @@ from rljob_trainer.algorithms.advantages import average, deviation
 from rljob_trainer.algorithms.base import AlgorithmCode
 from rljob_trainer.algorithms.rows import has_signal, training_scores
 from rljob_trainer.algorithms.settings import Settings
-from rljob_trainer.episodes.types import NOT_SAMPLED, Episode, Group, ToolCall, UpdateMetrics, failed_as
+from rljob_trainer.episodes.types import NOT_SAMPLED, Episode, Group, UpdateMetrics, failed_as
 
 NO_TOOL = "_none"
 """Stands for the tool of calls that were not made: no function has their name, or they cannot be read."""
@@ -146,19 +146,16 @@ def _summarize_sources(
     """Return the numbers of each source; none if the prompts do not name theirs."""
     names = sorted({group.prompt.source for group in groups} - {""})
     parts = {name: [group for group in groups if group.prompt.source == name] for name in names}
-    return {name: _summarize_source(part, len(groups), algorithm, success) for name, part in parts.items()}
-
-
-def _summarize_source(
-    part: Sequence[Group], num_groups: int, algorithm: AlgorithmCode, success: float | None
-) -> SourceNumbers:
-    totals = [total for group in part for t in group.episodes if (total := t.total_reward) is not None]
-    return SourceNumbers(
-        share=len(part) / num_groups,
-        reward=mean(totals),
-        success=None if success is None else mean(total >= success for total in totals),
-        zero_signal_share=mean(not has_signal(group, algorithm) for group in part),
-    )
+    found = {}
+    for name, part in parts.items():
+        totals = [total for group in part for t in group.episodes if (total := t.total_reward) is not None]
+        found[name] = SourceNumbers(
+            share=len(part) / len(groups),
+            reward=mean(totals),
+            success=None if success is None else mean(total >= success for total in totals),
+            zero_signal_share=mean(not has_signal(group, algorithm) for group in part),
+        )
+    return found
 
 
 def _summarize_each_reward(episodes: Sequence[Episode], settings: Settings) -> dict[str, float | None]:
@@ -250,20 +247,19 @@ def summarize_conversations(episodes: Sequence[Episode]) -> AgentNumbers | None:
         user_seconds_mean=mean(user_seconds),
         user_seconds_max=max(user_seconds, default=None),
         tool_calls_mean=mean(sum(len(turn.tool_calls) for turn in episode.turns) for episode in episodes),
-        tools={name or NO_TOOL: _summarize_calls(of_tool) for name, of_tool in by_tool.items()},
+        tools={
+            name or NO_TOOL: ToolNumbers(
+                calls=len(of_tool),
+                errors=sum(bool(call.error) for call in of_tool),
+                seconds_mean=mean(call.seconds for call in of_tool),
+                seconds_max=max(call.seconds for call in of_tool),
+            )
+            for name, of_tool in by_tool.items()
+        },
         segments_mean=mean(len(episode.segments) for episode in episodes),
         segments_by_cause=Counter(each.cause for episode in episodes for each in episode.breaks),
         episodes_by_end=Counter(episode.end.value for episode in episodes),
         failures=Counter(episode.failure.service for episode in episodes if episode.failure),
-    )
-
-
-def _summarize_calls(calls: Sequence[ToolCall]) -> ToolNumbers:
-    return ToolNumbers(
-        calls=len(calls),
-        errors=sum(bool(call.error) for call in calls),
-        seconds_mean=mean(call.seconds for call in calls),
-        seconds_max=max(call.seconds for call in calls),
     )
 
 

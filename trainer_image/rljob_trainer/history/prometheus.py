@@ -4,7 +4,9 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Literal, Protocol, get_args
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -18,6 +20,7 @@ from rljob_api.wire.base import InvalidReason, Lane
 from rljob_api.wire.calls import CallResult
 from rljob_trainer.episodes.types import Episode, ScoredResult, failed_as
 from rljob_trainer.history.metrics import NO_TOOL, own_components
+from rljob_trainer.services.client import ServiceClient
 
 log = logging.getLogger(__name__)
 
@@ -64,18 +67,6 @@ _AGENT_GAUGES = {
     "waiting_oldest_seconds": "Age of the oldest waiting call.",
     "replicas": "Ready replicas that were found.",
 }
-
-
-class ServiceStatistics(Protocol):
-    @property
-    def num_requests(self) -> Mapping[Lane, int]: ...
-    def statistics(self) -> Mapping[str, float]: ...
-
-
-class RewardStatistics(ServiceStatistics, Protocol):
-    @property
-    def timeout_seconds(self) -> float:
-        """The reward's own. A result that took longer from its episode's end is late."""
 
 
 def split_latency(result: ScoredResult) -> dict[LatencyPart, float]:
@@ -163,7 +154,7 @@ class PrometheusMetrics:
         for phase in PHASES:
             self.phases.labels(phase)
 
-    def register_rewards(self, clients: Mapping[str, RewardStatistics]) -> None:
+    def register_rewards(self, clients: Mapping[str, ServiceClient[Any]]) -> None:
         """Export all rewards, whose clients a scrape reads. Counters start at 0: rate() shows their first event."""
         for name, client in clients.items():
             self._late_after[name] = client.timeout_seconds
@@ -175,26 +166,46 @@ class PrometheusMetrics:
                     self._parts.labels(name, lane, part)
                 for reason in InvalidReason:
                     self._invalid.labels(name, lane, reason.value)
-        self.registry.register(
-            _ServiceCollector("rljob_reward", "reward", clients, gauges=_REWARD_GAUGES, counters=_REWARD_COUNTERS)
-        )
+        collect = partial(_collect_services, "rljob_reward", "reward", clients, _REWARD_GAUGES, _REWARD_COUNTERS)
+        self.registry.register(_Scraped(collect))
 
-    def register_agent(self, clients: Mapping[str, ServiceStatistics]) -> None:
+    def register_agent(self, clients: Mapping[str, ServiceClient[Any]]) -> None:
         """Export the simulated user, the tools and the runner. Counters start at 0: rate() shows their first event."""
         for name in clients:
             for lane in get_args(Lane):
                 self._calls.labels(name, lane, VALID)
-        self.registry.register(_ServiceCollector("rljob_agent", "service", clients, gauges=_AGENT_GAUGES))
+        self.registry.register(
+            _Scraped(partial(_collect_services, "rljob_agent", "service", clients, _AGENT_GAUGES, {}))
+        )
 
     def register_gateway(self, read_statistics: Callable[[], Mapping[str, float]]) -> None:
         """Export what the model gateway does now, which a scrape reads."""
         for part in GATEWAY_PARTS:
             self._gateway_overhead.labels(part)
-        self.registry.register(_GatewayCollector(read_statistics))
+
+        def collect() -> Iterator[Metric]:
+            values = read_statistics()
+            for name, text in _GATEWAY_GAUGES.items():
+                yield GaugeMetricFamily(f"rljob_gateway_{name}", text, value=values[name])
+
+        self.registry.register(_Scraped(collect))
 
     def register_trackers(self, read_counts: Callable[[], Mapping[str, DeliveryCounts]]) -> None:
         """Export what became of the records for each tracker."""
-        self.registry.register(_TrackerCollector(read_counts))
+
+        def collect() -> Iterator[Metric]:
+            text = "Records for a tracker (tensorboard, wandb, mlflow): sent, or lost."
+            records = CounterMetricFamily("rljob_tracker_records", text, labels=["tracker", "outcome"])
+            text = "Records that wait for a tracker's server."
+            waiting = GaugeMetricFamily("rljob_tracker_waiting_records", text, labels=["tracker"])
+            for name, counts in read_counts().items():
+                records.add_metric([name, "sent"], counts.sent)
+                records.add_metric([name, "lost"], counts.lost)
+                waiting.add_metric([name], counts.waiting)
+            yield records
+            yield waiting
+
+        self.registry.register(_Scraped(collect))
 
     def record_response(self, api: str, model: str, status: int) -> None:
         """`api`: path without /v1/, such as chat/completions. `model`: policy, or one of agent.models."""
@@ -290,72 +301,34 @@ class PrometheusMetrics:
         return generate_latest(self.registry)
 
 
-class _ServiceCollector(Collector):
-    """What the clients of services do now: rewards, or the user, the tools and the runner of an agent."""
+@dataclass(frozen=True)
+class _Scraped(Collector):
+    """What a scrape reads: `collect` is called then."""
 
-    def __init__(
-        self,
-        prefix: str,
-        label: str,
-        clients: Mapping[str, ServiceStatistics],
-        *,
-        gauges: Mapping[str, str],
-        counters: Mapping[str, str] | None = None,
-    ) -> None:
-        self._prefix, self._label, self._clients = prefix, label, clients
-        self._families = ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters or {}))
+    collect: Callable[[], Iterator[Metric]]
 
     def describe(self) -> list[Metric]:
         return []  # so that registering does not collect
 
-    def collect(self) -> Iterator[Metric]:
-        statistics = {name: client.statistics() for name, client in self._clients.items()}
-        for family, texts in self._families:
-            for metric_name, text in texts.items():
-                metric = family(f"{self._prefix}_{metric_name}", text, labels=[self._label])
-                for name, values in statistics.items():
-                    metric.add_metric([name], values[metric_name])
-                yield metric
-        text = "Requests, with retries and hedges."
-        attempts = CounterMetricFamily(f"{self._prefix}_attempts", text, labels=[self._label, "lane"])
-        for name, client in self._clients.items():
-            for lane in get_args(Lane):
-                attempts.add_metric([name, lane], client.num_requests[lane])
-        yield attempts
 
-
-class _TrackerCollector(Collector):
-    """What became of the records for each tracker."""
-
-    def __init__(self, read_counts: Callable[[], Mapping[str, DeliveryCounts]]) -> None:
-        self._read_counts = read_counts
-
-    def describe(self) -> list[Metric]:
-        return []  # so that registering does not collect
-
-    def collect(self) -> Iterator[Metric]:
-        text = "Records for a tracker (tensorboard, wandb, mlflow): sent, or lost."
-        records = CounterMetricFamily("rljob_tracker_records", text, labels=["tracker", "outcome"])
-        text = "Records that wait for a tracker's server."
-        waiting = GaugeMetricFamily("rljob_tracker_waiting_records", text, labels=["tracker"])
-        for name, counts in self._read_counts().items():
-            records.add_metric([name, "sent"], counts.sent)
-            records.add_metric([name, "lost"], counts.lost)
-            waiting.add_metric([name], counts.waiting)
-        yield records
-        yield waiting
-
-
-class _GatewayCollector(Collector):
-    """What the model gateway does now."""
-
-    def __init__(self, read_statistics: Callable[[], Mapping[str, float]]) -> None:
-        self._read_statistics = read_statistics
-
-    def describe(self) -> list[Metric]:
-        return []  # so that registering does not collect
-
-    def collect(self) -> Iterator[Metric]:
-        values = self._read_statistics()
-        for name, text in _GATEWAY_GAUGES.items():
-            yield GaugeMetricFamily(f"rljob_gateway_{name}", text, value=values[name])
+def _collect_services(
+    prefix: str,
+    label: str,
+    clients: Mapping[str, ServiceClient[Any]],
+    gauges: Mapping[str, str],
+    counters: Mapping[str, str],
+) -> Iterator[Metric]:
+    """Yield what the clients of services do now: rewards, or the user, the tools and the runner of an agent."""
+    statistics = {name: client.statistics() for name, client in clients.items()}
+    for family, texts in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+        for metric_name, text in texts.items():
+            metric = family(f"{prefix}_{metric_name}", text, labels=[label])
+            for name, values in statistics.items():
+                metric.add_metric([name], values[metric_name])
+            yield metric
+    text = "Requests, with retries and hedges."
+    attempts = CounterMetricFamily(f"{prefix}_attempts", text, labels=[label, "lane"])
+    for name, client in clients.items():
+        for lane in get_args(Lane):
+            attempts.add_metric([name, lane], client.num_requests[lane])
+    yield attempts

@@ -6,8 +6,7 @@ the log, and stays empty.
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,6 @@ from rljob_api.run.trajectories import (
     REPLAY_COLUMNS,
     ResultRow,
     SampleRow,
-    SegmentRow,
-    ToolCallRow,
     TurnRow,
 )
 from rljob_api.wire.base import InvalidReason
@@ -45,28 +42,16 @@ from rljob_trainer.episodes.types import (
 )
 
 
-@dataclass(frozen=True)
-class _Tokens:
-    """The tokens of a sample, of all segments."""
-
-    token_ids: NDArray[Any]
-    """[tokens]"""
-    logprobs: NDArray[Any]
-    """[sampled]"""
-    versions: NDArray[Any]
-    """[sampled]"""
-
-
 def read_groups(path: Path) -> list[Group]:
     """Return the groups of a step of training, in the order in which they trained. Raise UserError if the file cannot
     be read, or lacks what a replay needs."""
     table = _read_table(path)
     samples = [SampleRow.model_validate(row) for row in table.drop_columns(list(REPLAY_COLUMNS)).to_pylist()]
-    tokens = map(_Tokens, *(_split(table[name]) for name in ("token_ids", "logprobs", "versions")))
+    tokens = zip(*(_split(table[name]) for name in ("token_ids", "logprobs", "versions")), strict=True)
     places = zip(*(table[name].to_pylist() for name in ("update", "part", "position")), strict=True)
     groups: dict[int, Group] = {}
     for row, recorded, place in zip(samples, tokens, places, strict=True):
-        episode = build_episode(row, recorded.token_ids, recorded.logprobs, recorded.versions)
+        episode = build_episode(row, *recorded)
         group = groups.setdefault(row.group, Group(row.group, _build_prompt(row, episode), [], TrainedAs(*place)))
         group.episodes.append(episode)
     return sorted(groups.values(), key=_position)
@@ -141,23 +126,17 @@ def _first_sampled(segment: Segment) -> int:
 def _build_segments(
     row: SampleRow, token_ids: NDArray[Any], logprobs: NDArray[Any], versions: NDArray[Any]
 ) -> list[Segment]:
-    turns = _single_turn_of_token(len(token_ids), len(logprobs)) if row.segments is None else _read_turns(row.segments)
+    if row.segments is None:
+        lengths, turns = [len(token_ids)], np.full(len(token_ids), NOT_SAMPLED, np.int32)
+        turns[len(token_ids) - len(logprobs) :] = 0
+    else:
+        lengths, spans = [each.num_tokens for each in row.segments], [each.spans for each in row.segments]
+        parts = [np.full(span.end - span.start, span.turn, np.int32) for span in chain.from_iterable(spans)]
+        turns = np.concatenate([np.zeros(0, np.int32), *parts])
     mask = turns != NOT_SAMPLED
-    lengths = [len(token_ids)] if row.segments is None else [each.num_tokens for each in row.segments]
     arrays = (token_ids, mask, _spread(logprobs, mask, 0.0), _spread(versions, mask, NOT_SAMPLED), turns)
     bounds = np.cumsum(lengths)[:-1]
-    return [Segment(*parts) for parts in zip(*(np.split(array, bounds) for array in arrays), strict=True)]
-
-
-def _single_turn_of_token(num_tokens: int, num_sampled: int) -> NDArray[np.int32]:
-    turns = np.full(num_tokens, NOT_SAMPLED, np.int32)
-    turns[num_tokens - num_sampled :] = 0
-    return turns
-
-
-def _read_turns(segments: Sequence[SegmentRow]) -> NDArray[np.int32]:  # [tokens]
-    parts = [np.full(span.end - span.start, span.turn, np.int32) for each in segments for span in each.spans]
-    return np.concatenate([np.zeros(0, np.int32), *parts])
+    return [Segment(*each) for each in zip(*(np.split(array, bounds) for array in arrays), strict=True)]
 
 
 def _spread(sampled: NDArray[Any], mask: NDArray[np.bool_], elsewhere: float) -> NDArray[Any]:
@@ -178,15 +157,16 @@ def _build_turn(row: TurnRow) -> Turn:
         row.text,
         row.truncated,
         row.reward,
-        [_build_call(call) for call in row.tool_calls],
+        [
+            ToolCall(
+                call.id, call.name, _load(call.arguments, None), call.error or "", call.seconds or 0.0, call.tool or ""
+            )
+            for call in row.tool_calls
+        ],
         row.user_seconds,
         _load(row.user_info, {}),
         row.advantage,
     )
-
-
-def _build_call(row: ToolCallRow) -> ToolCall:
-    return ToolCall(row.id, row.name, _load(row.arguments, None), row.error or "", row.seconds or 0.0, row.tool or "")
 
 
 def _build_failure(text: str) -> EpisodeFailure:

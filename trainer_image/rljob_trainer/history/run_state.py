@@ -23,20 +23,16 @@ from rljob_api.run.folder import (
     TRAJECTORIES,
     checkpoint_folder,
     complete_checkpoints,
-    damaged_checkpoints,
     last_checkpoint,
     list_exports,
     list_trajectory_files,
 )
-from rljob_api.run.summaries import BestStep, DeliveryCounts, DriverSummary, format_summary
-from rljob_api.wire.driver_status import TrainerChoices
+from rljob_api.run.summaries import BestStep, format_summary
 from rljob_trainer.concurrency import run_in_thread
 from rljob_trainer.history.damage import check_any_left, open_checkpoint, set_aside, write_complete
 from rljob_trainer.history.disk import DiskError, disk_errors
 from rljob_trainer.history.durable import sync, write_durably
 from rljob_trainer.history.exports import remove_exports
-from rljob_trainer.history.run_time import RunTime
-from rljob_trainer.history.versions import find_versions
 from rljob_trainer.run_folder.file_facts import Checkpoint, DamagedCheckpointError, FileFacts, describe_file
 
 FILE_DRIVER = "driver.json"
@@ -221,46 +217,3 @@ def write_best(run_dir: Path, best: BestStep | None) -> None:
             path.unlink(missing_ok=True)
         else:
             write_durably(path, format_summary(name_checkpoint(run_dir, best)))
-
-
-def write_summary(
-    run_dir: Path,
-    history: History,
-    *,
-    weight_digests: dict[str, str],
-    export: Path | None,
-    export_step: int | None,
-    export_merged_share: float | None,
-    model_commit: str | None,
-    choices: TrainerChoices | None,
-    trackers: dict[str, DeliveryCounts],
-    time: RunTime,
-) -> None:
-    """Write driver-summary.json, from which `rljob run` builds summary.json. `trackers`: counts of sent and lost
-    records, known at the end of the run."""
-    summary = DriverSummary(
-        steps=history.step,
-        phase_seconds=history.phase_seconds,
-        training_share=time.share,
-        lost_seconds=dict(time.lost.items()),
-        samples_trained=history.samples_trained,
-        rewards_served=history.rewards_served,
-        invalid_by_reason=history.invalid_by_reason,
-        accuracy_before=history.accuracy_before,
-        accuracy_after=history.accuracy_after,
-        eval_before=history.eval_before,
-        eval_after=history.eval_after,
-        best=history.best and name_checkpoint(run_dir, history.best),
-        restarts=history.restarts,
-        weight_digests=weight_digests,
-        export=str(export) if export else None,
-        export_step=export_step,
-        export_merged_share=export_merged_share,
-        versions=find_versions(),
-        model_commit=model_commit,
-        choices=choices,
-        damaged_checkpoints=damaged_checkpoints(run_dir),
-        trackers=trackers,
-    )
-    with disk_errors(run_dir):
-        write_durably(run_dir / FILE_DRIVER_SUMMARY, format_summary(summary))

@@ -129,9 +129,12 @@ class MlFlow:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
         from mlflow import MlflowClient
+        from mlflow.entities import Param
 
         self._client = MlflowClient()
-        experiment = self._find_experiment(job.spec.tracking.mlflow_experiment or "")
+        name = job.spec.tracking.mlflow_experiment or ""
+        known = self._client.get_experiment_by_name(name)
+        experiment = str(known.experiment_id if known else self._client.create_experiment(name))
         found = self._client.search_runs([experiment], f"tags.`{_MLFLOW_RUN_TAG}` = '{run_id}'", max_results=1)
         if found:
             self._run = found[0].info.run_id
@@ -139,17 +142,9 @@ class MlFlow:
         else:  # the parameters of a run cannot change
             tags = {_MLFLOW_RUN_TAG: run_id}
             self._run = self._client.create_run(experiment, run_name=job.metadata.name, tags=tags).info.run_id
-            self._log_parameters(redact_job(job.to_manifest(exclude_defaults=True))["spec"])
-
-    def _find_experiment(self, name: str) -> str:
-        found = self._client.get_experiment_by_name(name)
-        return str(found.experiment_id if found else self._client.create_experiment(name))
-
-    def _log_parameters(self, spec: dict[str, Any]) -> None:
-        from mlflow.entities import Param
-
-        parameters = [Param(mlflow_name(name), str(value)) for name, value in _flatten_settings(spec)]
-        self._client.log_batch(self._run, params=parameters[:_MLFLOW_MAX_PARAMETERS])
+            settings = _flatten_settings(redact_job(job.to_manifest(exclude_defaults=True))["spec"])
+            parameters = [Param(mlflow_name(name), str(value)) for name, value in settings[:_MLFLOW_MAX_PARAMETERS]]
+            self._client.log_batch(self._run, params=parameters)
 
     def restart_at(self, step: int) -> None:
         """Do nothing: MLflow cannot drop steps. A repeated step has two points."""

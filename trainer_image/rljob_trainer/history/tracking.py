@@ -37,7 +37,7 @@ class Trackers:
     """All trackers of a job."""
 
     def __init__(
-        self, deliveries: Sequence[Delivery[Tracker]] = (), redactor: Redactor | None = None, *, num_samples: int = 0
+        self, deliveries: Sequence[Delivery] = (), redactor: Redactor | None = None, *, num_samples: int = 0
     ) -> None:
         """`num_samples`: of each step and evaluation, for the table of samples. `redactor`: hides the job's secrets."""
         self._deliveries, self._num_samples = deliveries, num_samples
@@ -106,7 +106,7 @@ def build_trackers(job: RLJob, run_dir: Path) -> Trackers:
     for package, field_name in tracking.packages.items():
         if not has_module(package):
             raise UserError(f"spec.tracking.{field_name} {describe_tracker(package)}, or use RLJob's own image")
-    deliveries: list[Delivery[Tracker]] = []
+    deliveries: list[Delivery] = []
     if tracking.tensorboard:
         deliveries.append(Delivery("tensorboard", partial(TensorBoard, run_dir / "tensorboard")))
     if tracking.wandb_project:

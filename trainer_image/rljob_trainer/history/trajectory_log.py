@@ -37,7 +37,7 @@ from rljob_api.run.trajectories import (
 )
 from rljob_api.wire.base import Lane
 from rljob_api.wire.scores import ScoreResult
-from rljob_trainer.episodes.types import ContextBreak, Episode, Group, ScoredResult, Segment, ToolCall, Turn, failed_as
+from rljob_trainer.episodes.types import ContextBreak, Episode, Group, ScoredResult, Segment, Turn, failed_as
 from rljob_trainer.history.disk import RunDisk, disk_errors
 from rljob_trainer.history.durable import rename_durably
 
@@ -165,7 +165,7 @@ class TrajectoryLog:
 def write_file(path: Path, lane: Lane, step: int, groups: Sequence[Group], decode: Decode | None = None) -> None:
     """Write one step's samples atomically, in the order of the data."""
     samples = (
-        (describe_sample(lane, step, group, episode, decode), group, episode)
+        (_describe_sample(lane, step, group, episode, decode), group, episode)
         for group in groups
         for episode in group.episodes
     )
@@ -216,12 +216,9 @@ def _build_lists(arrays: Sequence[NDArray[Any] | None], dtype: DTypeLike) -> pa.
     return pa.ListArray.from_arrays(offsets, pa.array(values), mask=pa.array([array is None for array in arrays]))
 
 
-def describe_sample(lane: Lane, step: int, group: Group, episode: Episode, decode: Decode | None = None) -> SampleRow:
-    prompt = group.prompt
-    breaks = [None, *episode.breaks]
-    segments = [_describe_segment(*pair, decode) for pair in zip(episode.segments, breaks, strict=True)]
-    is_conversation = bool(episode.messages)
-    has_parts = is_conversation or not _is_single(episode)
+def describe_scored(lane: Lane, step: int, group: Group, episode: Episode, write: Callable[[Any], str]) -> SampleRow:
+    """Return what is known of a sample once it is scored. `write`: returns a text of a value."""
+    truth = group.prompt.ground_truth
     return SampleRow(
         step=step,
         lane=lane,
@@ -230,39 +227,45 @@ def describe_sample(lane: Lane, step: int, group: Group, episode: Episode, decod
         sample=episode.sample,
         seat=episode.seat or None,
         trajectory=episode.trajectory,
-        within_episode=episode.baseline == "episode",
         prompt_index=episode.prompt_index,
-        data_source=_text(prompt.data_source),
-        prompt=_text(prompt.prompt),
-        ground_truth=None if prompt.ground_truth is None else _text(prompt.ground_truth),
-        completion=_text(episode.text),
+        prompt=write(group.prompt.prompt),
+        ground_truth=None if truth is None else write(truth),
+        completion=write(episode.text),
         truncated=episode.truncated,
         num_tokens=episode.num_tokens,
         num_sampled_tokens=episode.num_sampled,
-        weights=f"{episode.generation}:{episode.versions[0]}",
         score=episode.score,
-        advantage=episode.advantage,
-        rewards=[describe_result(name, result) for name, result in episode.results.items()],
-        end=episode.end.value,
-        failure=_text(str(episode.failure)) if episode.failure else None,
-        messages=_text(episode.messages) if is_conversation else None,
-        state=_text(episode.state) if is_conversation else None,
+        failure=write(str(episode.failure)) if episode.failure else None,
         own_reward=episode.own_reward,
-        info=_text(episode.info) if episode.info else None,
-        turns=[_describe_turn(turn) for turn in episode.turns] if has_parts else None,
-        segments=segments if has_parts else None,
     )
+
+
+def _describe_sample(lane: Lane, step: int, group: Group, episode: Episode, decode: Decode | None) -> SampleRow:
+    breaks = [None, *episode.breaks]
+    segments = [_describe_segment(*pair, decode) for pair in zip(episode.segments, breaks, strict=True)]
+    is_conversation = bool(episode.messages)
+    has_parts = is_conversation or not _is_single(episode)
+    added = {
+        "within_episode": episode.baseline == "episode",
+        "data_source": _text(group.prompt.data_source),
+        "weights": f"{episode.generation}:{episode.versions[0]}",
+        "advantage": episode.advantage,
+        "rewards": [describe_result(name, result) for name, result in episode.results.items()],
+        "end": episode.end.value,
+        "messages": _text(episode.messages) if is_conversation else None,
+        "state": _text(episode.state) if is_conversation else None,
+        "info": _text(episode.info) if episode.info else None,
+        "turns": [_describe_turn(turn) for turn in episode.turns] if has_parts else None,
+        "segments": segments if has_parts else None,
+    }
+    return describe_scored(lane, step, group, episode, _text).model_copy(update=added)
 
 
 def _is_single(episode: Episode) -> bool:
     """Return whether it is one prompt and at most one answer to it, which needs no spans."""
-    is_short = len(episode.turns) <= 1 and all(vars(turn) == vars(_plain(turn)) for turn in episode.turns)
+    plain = [Turn(turn.text, turn.truncated, advantage=turn.advantage) for turn in episode.turns]
+    is_short = len(plain) <= 1 and plain == episode.turns
     return is_short and len(episode.segments) == 1 and len(_find_spans(episode.segments[0].turns)) <= 2
-
-
-def _plain(turn: Turn) -> Turn:
-    """Return the turn with its values in the row of a sample alone."""
-    return Turn(turn.text, turn.truncated, advantage=turn.advantage)
 
 
 def _describe_turn(turn: Turn) -> TurnRow:
@@ -273,18 +276,17 @@ def _describe_turn(turn: Turn) -> TurnRow:
         truncated=turn.truncated,
         user_seconds=turn.user_seconds,
         user_info=_text(turn.user_info) if turn.user_info else None,
-        tool_calls=[_describe_call(call) for call in turn.tool_calls],
-    )
-
-
-def _describe_call(call: ToolCall) -> ToolCallRow:
-    return ToolCallRow(
-        id=call.id,
-        name=_text(call.name),
-        tool=call.tool or None,
-        arguments=None if call.arguments is None else _text(call.arguments),
-        error=_text(call.error) if call.error else None,
-        seconds=call.seconds,
+        tool_calls=[
+            ToolCallRow(
+                id=call.id,
+                name=_text(call.name),
+                tool=call.tool or None,
+                arguments=None if call.arguments is None else _text(call.arguments),
+                error=_text(call.error) if call.error else None,
+                seconds=call.seconds,
+            )
+            for call in turn.tool_calls
+        ],
     )
 
 

@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Callable, Collection, Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rljob_api.run.folder import CHECKPOINTS, FILE_COMPLETE, checkpoint_folder
@@ -28,13 +29,14 @@ Begin = Callable[[str, int], Count]
 """Says that a transfer of so many bytes begins, and returns what counts them."""
 
 
+@dataclass
 class CheckpointCopies:
-    def __init__(self, run_dir: Path, folder: ObjectFolder) -> None:
-        self._run_dir, self._folder = run_dir, folder
-        self._complete: dict[int, bytes] = {}
-        """COMPLETE of those in the copy, by step."""
-        self._sent: dict[int, dict[str, str]] = {}
-        """By step and name: the hashes of what an unfinished upload has sent."""
+    run_dir: Path
+    folder: ObjectFolder
+    _complete: dict[int, bytes] = field(default_factory=dict)
+    """COMPLETE of those in the copy, by step."""
+    _sent: dict[int, dict[str, str]] = field(default_factory=dict)
+    """By step and name: the hashes of what an unfinished upload has sent."""
 
     @property
     def newest(self) -> int | None:
@@ -61,7 +63,7 @@ class CheckpointCopies:
                 self._download(step, files[step], count)
                 return step
             except DamagedCheckpointError as error:
-                set_aside(self._run_dir, error)
+                set_aside(self.run_dir, error)
         return None
 
     def bring_back_other(self, step: int, listed: Mapping[str, ObjectFacts], begin: Begin) -> None:
@@ -74,11 +76,11 @@ class CheckpointCopies:
             self._download(step, files, count)
         except DamagedCheckpointError as error:
             log.warning("the checkpoint of step %d is not brought back: %s", step, error)
-            shutil.rmtree(checkpoint_folder(self._run_dir, step))
+            shutil.rmtree(checkpoint_folder(self.run_dir, step))
 
     def save(self, step: int, begin: Begin) -> None:
         """Upload a complete checkpoint, unless the copy has it."""
-        local, remote = checkpoint_folder(self._run_dir, step), self._open(step)
+        local, remote = checkpoint_folder(self.run_dir, step), self._open(step)
         complete = (local / FILE_COMPLETE).read_bytes()
         if self._complete.get(step) == complete:
             return
@@ -103,7 +105,7 @@ class CheckpointCopies:
         """Delete all but the newest `keep` up to the step `last`, and those of the steps `others`; also what is not
         whole. Later ones are of a history that ended with a damaged checkpoint: a head would resume from them."""
         newest = sorted(step for step in self._complete if step <= last)[-keep:]
-        listed = (self._folder / CHECKPOINTS).list()
+        listed = (self.folder / CHECKPOINTS).list()
         for step, files in _by_step({f"{CHECKPOINTS}/{name}": facts for name, facts in listed.items()}).items():
             if step in self._complete and (step in newest or step in others):
                 continue
@@ -117,7 +119,7 @@ class CheckpointCopies:
             del self._complete[step]
 
     def _download(self, step: int, files: Mapping[str, ObjectFacts], count: Count) -> None:
-        local, remote = checkpoint_folder(self._run_dir, step), self._open(step)
+        local, remote = checkpoint_folder(self.run_dir, step), self._open(step)
         for name in files:
             if name != FILE_COMPLETE:
                 remote.download(name, local / name, count)
@@ -126,7 +128,7 @@ class CheckpointCopies:
         verify_files(local, found.files, found.files)
 
     def _open(self, step: int) -> ObjectFolder:
-        return self._folder / checkpoint_folder(Path(), step).as_posix()
+        return self.folder / checkpoint_folder(Path(), step).as_posix()
 
 
 def _by_step(listed: Mapping[str, ObjectFacts]) -> dict[int, dict[str, ObjectFacts]]:

@@ -31,9 +31,8 @@ from rljob_trainer.concurrency import run_all
 from rljob_trainer.history.disk import RunDisk, disk_errors
 from rljob_trainer.history.run_state import read_best
 from rljob_trainer.mirror.checkpoints import Begin, CheckpointCopies
-from rljob_trainer.mirror.exports import ExportCopies
 from rljob_trainer.mirror.owner import RENEW_SECONDS, SILENCE_SECONDS, Owner, Ownership, refuse_living
-from rljob_trainer.mirror.records import RecordCopies
+from rljob_trainer.mirror.records import ExportCopies, RecordCopies
 from rljob_trainer.outages.registry import Outages
 from rljob_trainer.outages.waiting import wait_out
 from rljob_trainer.run_folder.location import read_run_id, write_run_id

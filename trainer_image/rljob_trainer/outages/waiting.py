@@ -2,14 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
 from rljob_trainer.outages.registry import Dependency
 
 log = logging.getLogger(__name__)
 
-_FIRST_DELAY_SECONDS, _MAX_DELAY_SECONDS = 1.0, 30.0
+PAUSES = 1.0, 30.0
+"""Seconds between attempts: the first, and at most."""
 _Result = TypeVar("_Result")
 
 
@@ -18,18 +19,25 @@ async def wait_out(
 ) -> _Result:
     """Return the result of `work`. `explain`: why an error is an outage; empty if it is none, and then it is raised.
     Raise OutageError after spec.outageSeconds."""
-    delay = _FIRST_DELAY_SECONDS
+    delays = double(*PAUSES)
     while True:
         try:
             result = await work()
         except Exception as error:
             if not (why := explain(error)):
                 raise
-            log.warning("%s is away, and is tried again in %.0f s: %s", dependency.what, delay, why)
+            log.warning("%s is away, and is tried again in %.0f s: %s", dependency.what, delay := next(delays), why)
             dependency.failed(why)
             dependency.check()
             await asyncio.sleep(delay)
-            delay = min(2 * delay, _MAX_DELAY_SECONDS)
+
         else:
             dependency.succeeded()
             return result
+
+
+def double(first: float, most: float) -> Iterator[float]:
+    """Yield the waits between attempts: each is twice the one before, up to `most`."""
+    while True:
+        yield first
+        first = min(2 * first, most)

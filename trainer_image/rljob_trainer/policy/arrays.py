@@ -7,6 +7,7 @@ host. A micro-batch has a dozen such arrays. Some are needed only after its forw
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -15,3 +16,7 @@ def to_device(values: Any, device: torch.device, dtype: torch.dtype | None = Non
     torch keeps the pinned memory until the copy has ended."""
     host = torch.tensor(values, dtype=dtype)
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+
+
+def integers(values: NDArray[Any], device: torch.device) -> Tensor:
+    return to_device(values, device, torch.int64)

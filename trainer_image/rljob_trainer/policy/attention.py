@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rljob_api.errors import UserError
-from rljob_trainer.policy.arrays import to_device
+from rljob_trainer.policy.arrays import integers, to_device
 from rljob_trainer.policy.layout import MASKED_TREES, PACKED_ROWS, PACKED_TREES, PLAIN, Layout
 from rljob_trainer.policy.micro_batches import MicroBatch
 
@@ -50,7 +50,9 @@ def install(decoder: Any, wanted: str, *, dtype: torch.dtype, device: torch.devi
         return
     obstacle = _obstacle(decoder, dtype, device)
     if obstacle is None:
-        _register()
+        from transformers import AttentionInterface
+
+        AttentionInterface.register(PACKED, packed_attention)
         decoder.set_attn_implementation(PACKED)
     elif wanted == "packed":
         raise UserError(f"spec.trainer.attention: packed is not possible, because {obstacle}; use auto or sdpa")
@@ -88,20 +90,20 @@ def attention_inputs(config: Any, batch: MicroBatch, *, dtype: torch.dtype, devi
     need none: the causal mask hides padding on the right."""
     if config._attn_implementation == PACKED:
         segments = find_segments(batch.trees[0], batch.branches[0], device)
-        return {"position_ids": _integers(batch.position_ids, device), "packed": segments}
+        return {"position_ids": integers(batch.position_ids, device), "packed": segments}
     if batch.is_plain:
         return {}
     if config._attn_implementation == "flash_attention_2":
         segments = find_segments(batch.trees[0], batch.branches[0], device)
         return {
-            "position_ids": _integers(batch.position_ids, device),
+            "position_ids": integers(batch.position_ids, device),
             "cu_seq_lens_q": segments.query_ends,
             "cu_seq_lens_k": segments.key_ends,
             "max_length_q": segments.max_queries,
             "max_length_k": segments.max_keys,
         }
     return {
-        "position_ids": _integers(batch.position_ids, device),
+        "position_ids": integers(batch.position_ids, device),
         "attention_mask": _dense_mask(batch, dtype, device),
     }
 
@@ -137,7 +139,7 @@ def find_segments(
     return Segments(
         query_ends=_cumulative(num_queries, device),
         key_ends=_cumulative(num_keys, device),
-        keys=None if keys is None else _integers(keys, device),
+        keys=None if keys is None else integers(keys, device),
         max_queries=int(num_queries.max()),
         max_keys=int(num_keys.max()),
     )
@@ -218,12 +220,6 @@ class _Copies(torch.autograd.Function):
         return total.index_add_(0, columns, gradient.float()).to(gradient.dtype), None
 
 
-def _register() -> None:
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(PACKED, packed_attention)
-
-
 def _obstacle(decoder: Any, dtype: torch.dtype, device: torch.device) -> str | None:
     """Return why the model cannot use packed attention on `device`; None if it can."""
     config = decoder.config
@@ -262,8 +258,8 @@ def _has_full_attention(decoder: Any) -> bool:
 
 
 def _dense_mask(batch: MicroBatch, dtype: torch.dtype, device: torch.device) -> Tensor:  # [lines, 1, query, key]
-    trees = _integers(batch.trees, device)  # [lines, length]
-    branches = _integers(batch.branches, device)
+    trees = integers(batch.trees, device)  # [lines, length]
+    branches = integers(batch.branches, device)
     length = trees.shape[1]
     visible = trees[:, :, None] == trees[:, None, :]  # [lines, query, key]
     visible &= (branches[:, None, :] == 0) | (branches[:, None, :] == branches[:, :, None])
@@ -274,7 +270,3 @@ def _dense_mask(batch: MicroBatch, dtype: torch.dtype, device: torch.device) -> 
 
 def _cumulative(lengths: NDArray[np.int64], device: torch.device) -> Tensor:
     return to_device(np.concatenate([[0], np.cumsum(lengths)]), device, torch.int32)
-
-
-def _integers(values: NDArray[Any], device: torch.device) -> Tensor:
-    return to_device(values, device, torch.int64)

@@ -8,8 +8,9 @@ number of updates are the same bit for bit; later updates differ by the order in
 
 import contextlib
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -20,18 +21,17 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from rljob_inputs.models.adapters import EXPORTED_ADAPTER
 from rljob_inputs.models.files import place_model
 from rljob_trainer.policy.checkpoint_names import persistent_buffers, to_checkpoint
 from rljob_trainer.policy.checkpoint_storage import METADATA, CheckpointWriter, build_reader, first_failure, restore
-from rljob_trainer.policy.exported_chat import save_chat
-from rljob_trainer.policy.exported_config import write_config
+from rljob_trainer.policy.exported_files import copy_other_files, save_chat, write_config
+from rljob_trainer.policy.host_copy import HostCopy
 from rljob_trainer.policy.lora import MergeCost
 from rljob_trainer.policy.optimizer import keeping_settings
 from rljob_trainer.policy.policy import Policy
-from rljob_trainer.policy.source_files import copy_other_files
 from rljob_trainer.run_folder.client import RemoteFolder
 from rljob_trainer.run_folder.file_facts import Checkpoint, FileFacts, verify_files
 from rljob_trainer.temporary import TemporaryFolder
@@ -149,15 +149,10 @@ def _write_model(policy: Policy, weights: dict[str, torch.Tensor], folder: Path,
     inline = None if template is None else template.inline
     save_chat(folder, tokenizer, policy.generation_config, chat_template=inline, stop=sampling.stop)
     weights |= {name: buffer.cpu() for name, buffer in persistent_buffers(network).items()}
-    owned = {name: _own_storage(tensor) for name, tensor in weights.items()}
+    # safetensors refuses a part of a larger storage: FSDP2 gathers what the ranks do not divide with padding.
+    owned = {name: t.clone() if t.nbytes < t.untyped_storage().nbytes() else t for name, t in weights.items()}
     tensors = policy.other_tensors.read() | to_checkpoint(network, owned)
     save_torch_state_dict(tensors, folder, max_shard_size=_SHARD_BYTES)
-
-
-def _own_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, copied if it is part of a larger storage, which safetensors refuses: FSDP2 gathers a parameter
-    that the ranks do not divide with padding."""
-    return tensor.clone() if tensor.nbytes < tensor.untyped_storage().nbytes() else tensor
 
 
 def _generators(policy: Policy) -> dict[str, torch.Tensor]:
@@ -183,3 +178,54 @@ def _trained(policy: Policy, model: dict[str, Any]) -> dict[str, Any]:
         return model
     trained = {name for name, parameter in policy.model.named_parameters() if parameter.requires_grad}
     return {name: value for name, value in model.items() if name in trained}
+
+
+class CheckpointSaver:
+    """Saves the checkpoints of one rank: at once, or in the background from a copy in the host's memory.
+
+        begin: state --> copy      wait: .-- the copy is written by a thread, next to updates, publishing and inspecting
+                                         '-> its error, or what this rank wrote
+
+    Invariant: what is written is the state at `begin`, whatever happens to the policy until the write has ended.
+    """
+
+    def __init__(self, policy: Policy, *, asynchronous: bool) -> None:
+        """A collective."""
+        self._policy, self._asynchronous = policy, asynchronous
+        self._writing: Future[Any] | None = None
+        self._files: dict[str, FileFacts] = {}
+        if asynchronous:
+            # The ranks' threads meet in a separate group: the order of collectives in the others is that of
+            # training. gloo, because no part of the copy is on a GPU.
+            self._group = dist.new_group(backend="gloo")
+            self._copy = HostCopy()
+
+    def begin(self, folder: Path | RemoteFolder) -> None:
+        """Return once training may continue: with a copy of what is then written to FOLDER/trainer, or after the write.
+        A checkpoint that is still being written is waited for."""
+        self.wait()
+        if not self._asynchronous:
+            self._files = save_checkpoint(self._policy, folder)
+            return
+        writer = CheckpointWriter(folder / TRAINER_FOLDER)
+        self._files = writer.files  # to be filled
+        self._writing = cast(
+            "Future[Any]",
+            async_save(
+                read_state(self._policy),
+                storage_writer=writer,
+                process_group=self._group,
+                async_stager=self._copy,
+            ),
+        )
+
+    def wait(self) -> dict[str, FileFacts]:
+        """Wait until the last checkpoint is written by all ranks, and return this rank's files, by name. Raise why it
+        was not written, once: the next one may be."""
+        if (writing := self._writing) is not None:
+            try:
+                with first_failure():
+                    writing.result()
+            finally:
+                self._writing = None
+        return self._files

@@ -98,8 +98,9 @@ class Critic:
         gradient that is not finite, no parameter changes."""
         sums, _ = self._metrics.reduce()
         self._metrics = TokenMetrics()
-        norm = self._step(denominator, rate) if denominator else 0.0
-        self.optimizer.zero_grad()
+        norm = optimizer.update(self.model, self.optimizer, self._settings, denominator, rate, self._dtype)
+        if not math.isfinite(norm):
+            log.warning("the norm of the critic's gradient is %s; its update is skipped", norm)
         num_tokens = max(1.0, sums.get("num_tokens", 0.0))
         return CriticMetrics(
             loss=sums.get("loss", 0.0) / num_tokens,
@@ -123,17 +124,6 @@ class Critic:
     def reshard(self) -> None:
         """Free what the last forward gathered, so that parameters are the shards that the optimizer updates."""
         sharding.reshard(self.model)
-
-    def _step(self, denominator: float, rate: float) -> float:
-        """Return the norm before the clip."""
-        self.reshard()
-        sharding.fill_gradients(self.model)
-        divisor = denominator * optimizer.loss_scale(self._dtype)
-        max_norm = self._settings.max_grad_norm
-        norm = optimizer.step(self.optimizer, divisor=divisor, max_norm=max_norm, rate=rate)
-        if not math.isfinite(norm):
-            log.warning("the norm of the critic's gradient is %s; its update is skipped", norm)
-        return norm
 
     def _tensor(self, values: Any) -> Tensor:
         return to_device(values, self._device)

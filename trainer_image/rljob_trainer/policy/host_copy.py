@@ -1,16 +1,21 @@
-"""A rank's copy of its state in the host's memory, which is written while training changes the state.
+"""A rank's state in the host's memory: a copy that is written while training changes the state, or all of it while
+others use the device.
 
-torch's own stagers copy device meshes too, or shards twice. Invariant: a copy has the bits of the state at `stage`,
-until the next `stage`.
+torch's own stagers copy device meshes too, or shards twice. Invariants: a copy has the bits of the state at `stage`,
+until the next `stage`; `free` and `restore` change no bit of the state.
 """
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from rljob_trainer.policy.sharding import reshard
 
 
 class HostBuffers:
@@ -63,3 +68,65 @@ class HostCopy(AsyncStager):
 
     def close(self) -> None:
         """Nothing: the copies last as long as the rank."""
+
+
+@dataclass
+class DeviceState:
+    """Moves weights and optimizer state, without gradients, to host memory and back. Both methods do nothing the second
+    time.
+
+    Afterwards all is as under FSDP2's CPUOffloadPolicy: a parameter is a DTensor of the device's mesh, with its shard
+    in host memory. Buffers stay, as there: they have kilobytes. FSDP2 keeps a second reference to each shard for its
+    all-gather, with padding (FSDPParam._sharded_param_data). nn.Module._apply, which FSDPModule overrides, is its own
+    way to replace shards: it changes the content of a parameter, not its identity, and renews that reference
+    (FSDPParam.reset_sharded_param). On CPUs there is no other memory: only what is gathered and freed goes back."""
+
+    device: torch.device
+    models: Sequence[nn.Module]
+    optimizers: Sequence[torch.optim.Optimizer]
+    _buffers: HostBuffers = field(default_factory=HostBuffers)
+    _moved: set[int] = field(default_factory=set)
+    """Numbers of the tensors that `free` moved. The others are in host memory all the time (trainer.offload)."""
+    is_free: bool = False
+
+    def free(self) -> None:
+        if self.is_free:
+            return
+        for model in self.models:
+            reshard(model)
+        held = self._list_tensors()
+        self._moved = {i for i, tensor in enumerate(held) if self._is_on_device(tensor)}
+        self._replace(held, self._buffers.copy)
+        self.is_free = True
+
+    def restore(self) -> None:
+        if not self.is_free:
+            return
+        self._replace(
+            self._list_tensors(),
+            lambda _, tensor: with_local(tensor, local_part(tensor).to(self.device, non_blocking=True, copy=True)),
+        )
+        self.is_free = False
+
+    @staticmethod
+    def _is_on_device(tensor: Tensor) -> bool:
+        return local_part(tensor).device.type != "cpu"
+
+    def _list_tensors(self) -> list[Tensor]:
+        """Return all tensors, in the same order each time: tied parameters once, then the optimizers' state."""
+        parameters = dict.fromkeys(parameter for model in self.models for parameter in model.parameters())
+        states = (state for optimizer in self.optimizers for state in optimizer.state.values())
+        return [*parameters, *(value for state in states for value in state.values() if isinstance(value, Tensor))]
+
+    def _replace(self, held: Sequence[Tensor], move: Callable[[int, Tensor], Tensor]) -> None:
+        """Replace the moved tensors by what `move` returns for their numbers."""
+        if not self._moved:
+            return
+        new = {id(tensor): move(i, tensor) for i, tensor in enumerate(held) if i in self._moved}
+        # Before FSDP2 copies a shard that needs padding, and before the source of a copy is used again.
+        torch.get_device_module(self.device).synchronize()
+        for model in self.models:
+            model._apply(lambda tensor: new.pop(id(tensor), tensor))  # once: tied parameters are visited twice
+        for optimizer in self.optimizers:
+            for state in optimizer.state.values():
+                state.update({name: new.pop(id(value), value) for name, value in state.items()})

@@ -11,19 +11,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from rljob_api.errors import TransientError, UserError
 from rljob_inputs.models.files import place_model
 from rljob_inputs.models.logits import find_logit_transform
 from rljob_inputs.objects.errors import CopyError, RefusedObjectError, StorageAwayError
 from rljob_trainer.failures.configuration import ErrorFacts, SourceAwayError, is_infrastructure_error, summarize
-from rljob_trainer.policy.arrays import to_device
+from rljob_trainer.policy.arrays import integers
 from rljob_trainer.policy.attention import attention_inputs, initial_attention
 from rljob_trainer.policy.micro_batches import MicroBatch
 from rljob_trainer.policy.rope import fix_frequencies
@@ -36,7 +34,6 @@ from rljob_trainer.policy.sharded_weights import (
     find_files,
     require_weights,
 )
-from rljob_trainer.policy.sharding import build_offload
 from rljob_trainer.policy.shared_memory import use_shared_memory
 from rljob_trainer.policy.text_model import find_class, is_remote, keep_text, require_decoder
 
@@ -56,7 +53,7 @@ class ScoringModel(nn.Module):
         head = self.network.get_output_embeddings()
         device = head.weight.device
         chosen = source_states(require_decoder(self.network), batch, device, self.dtype)
-        targets = _integers(batch.targets, device)
+        targets = integers(batch.targets, device)
         return selected_logprobs(
             chosen, head.weight, targets, temperature, entropy_gradient, self._transform, self._logits_dtype
         )
@@ -65,15 +62,11 @@ class ScoringModel(nn.Module):
 def source_states(decoder: Any, batch: MicroBatch, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return the hidden states that predict the targets.  [targets, hidden]"""
     hidden = decoder(
-        input_ids=_integers(batch.token_ids, device),
+        input_ids=integers(batch.token_ids, device),
         use_cache=False,
         **attention_inputs(decoder.config, batch, dtype=dtype, device=device),
     ).last_hidden_state  # [lines, length, hidden]
-    return hidden.flatten(0, 1)[_integers(batch.sources, device)]
-
-
-def _integers(values: NDArray[np.int32], device: torch.device) -> Tensor:
-    return to_device(values, device, torch.int64)
+    return hidden.flatten(0, 1)[integers(batch.sources, device)]
 
 
 @dataclass(frozen=True)
@@ -201,7 +194,8 @@ def shard_units(
     embeddings share a unit. `offload`: keep the shards and their gradients in host memory. A collective."""
     compute_as_sampled(network)
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    place = build_offload(mesh, is_offloaded=offload)
+    # On CPUs there is no other memory, and nothing to pin.
+    place = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy()
     for layer in decoder_layers(network):
         fully_shard(
             layer, mesh=mesh, mp_policy=precision, reshard_after_forward=not keep_gathered, offload_policy=place

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,22 +17,21 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rljob_api.manifest.job import RLJob, RLJobSpec
+from rljob_api.manifest.job import RLJob
 from rljob_inputs.memory.plan import ModelFacts, Question, find_recomputation
-from rljob_inputs.memory.trainer import Recomputation
 from rljob_inputs.models.adapters import publishes_adapter
 from rljob_trainer.algorithms.base import LossInputs
 from rljob_trainer.algorithms.corrections import loglinear_proximal
 from rljob_trainer.algorithms.losses import update_loss
 from rljob_trainer.algorithms.registry import build_algorithm
+from rljob_trainer.episodes.types import TokenFacts
 from rljob_trainer.policy import attention, optimizer, sharding
 from rljob_trainer.policy.arrays import to_device
 from rljob_trainer.policy.checkpoint_names import engine_parameters, to_checkpoint
 from rljob_trainer.policy.compilation import prepare_layers, start_compiler
 from rljob_trainer.policy.critic import Critic
-from rljob_trainer.policy.device_state import DeviceState
+from rljob_trainer.policy.host_copy import DeviceState
 from rljob_trainer.policy.lora import Adapters, MergeCost
-from rljob_trainer.policy.lr_schedule import learning_rate
 from rljob_trainer.policy.micro_batches import MicroBatch
 from rljob_trainer.policy.model_loading import (
     OpenedModel,
@@ -43,6 +42,7 @@ from rljob_trainer.policy.model_loading import (
     open_network,
     shard,
 )
+from rljob_trainer.policy.optimizer import learning_rate
 from rljob_trainer.policy.published import CONVERTED, Published, has_plain_matrices
 from rljob_trainer.policy.text_model import describe_config, require_decoder
 from rljob_trainer.policy.update_metrics import RankMetrics, TokenMetrics
@@ -53,22 +53,13 @@ _PREFIX = "network."
 """Prefix of parameter names in ScoringModel; the rest is the Hugging Face name."""
 
 
-@dataclass(frozen=True)
-class BatchFacts:
-    """What `inspect` or `score` found out about a micro-batch's targets. All [targets]; None: not needed."""
-
-    reference_logprobs: NDArray[Any] | None = None
-    values: NDArray[Any] | None = None
-    logprobs: NDArray[Any] | None = None
-
-
 class Policy:
     def __init__(self, job: RLJob, model: str, device: torch.device) -> None:
         """`model`: the resolved source of spec.model: a folder, or hf://org/name."""
-        self._job, self._spec, self.source, self.device = job, job.spec, model, device
+        self._job, self.spec, self.source, self.device = job, job.spec, model, device
         self.algorithm, self._code = job.spec.algorithm, build_algorithm(job.spec)
         self.num_steps = job.spec.schedule.steps
-        """May change (see lr_schedule)."""
+        """May change (see optimizer.learning_rate)."""
         # Greedy sampling has no distribution; use the model's.
         self._temperature = job.spec.rollout.sampling.temperature or 1.0
         self.dtype: torch.dtype = getattr(torch, job.spec.trainer.dtype)
@@ -89,7 +80,10 @@ class Policy:
         self._publishes_adapter = publishes_adapter(job.spec, describe_config(self.config))
         self.layout = attention.find_layout(require_decoder(network))
         self.other_tensors = opened.other_tensors
-        num_trained, num_frozen = _count_parameters(network)
+        counts = {True: 0, False: 0}
+        for parameter in network.parameters():
+            counts[parameter.requires_grad] += parameter.numel()
+        num_trained, num_frozen = counts[True], counts[False]
         num_copied = num_trained if lora is None else num_frozen
         self._mode = sharding.choose_mode(
             num_trained + num_copied * has_critic,
@@ -105,8 +99,7 @@ class Policy:
         self.num_updates = 0
         # FSDP creates its streams in the first forward. Before that, parameters can only be gathered one by one.
         self._has_run_forward = False
-        self._published: dict[str, Tensor] | None = None
-        """All weights on the meta device, once they were published (see _describe_published)."""
+
         self._metrics = TokenMetrics()
         self._has_reference = has_reference
         self.micro_batch: tuple[int, int] | None = None
@@ -130,19 +123,19 @@ class Policy:
             )
         self._device_state = DeviceState(device, *self._list_models())
 
-    def inspect(self, batches: Sequence[MicroBatch]) -> list[BatchFacts]:
+    def inspect(self, batches: Sequence[MicroBatch]) -> list[TokenFacts]:
         """Return what the algorithm needs to know about each micro-batch before it computes advantages."""
         references = self._reference_logprobs(batches)
         values = [None] * len(batches) if self.critic is None else self.critic.values(batches)
-        return [BatchFacts(_to_numpy(logprobs), _to_numpy(v)) for logprobs, v in zip(references, values, strict=True)]
+        return [TokenFacts(_to_numpy(logprobs), _to_numpy(v)) for logprobs, v in zip(references, values, strict=True)]
 
-    def score(self, batches: Sequence[MicroBatch]) -> list[BatchFacts]:
+    def score(self, batches: Sequence[MicroBatch]) -> list[TokenFacts]:
         """Return the policy's log-probs of each micro-batch's targets at temperature 1."""
         self._has_run_forward = True
         self.model.eval()  # without the dropout of adapters
         # Compiled for these rows alone, layers would cost more than the rows.
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            found = [BatchFacts(logprobs=_to_numpy(self.model(batch, 1.0)[0])) for batch in batches]
+            found = [TokenFacts(logprobs=_to_numpy(self.model(batch, 1.0)[0])) for batch in batches]
         compute_as_sampled(self.model.network)
         self.reshard()
         return found
@@ -163,10 +156,11 @@ class Policy:
         finite, nothing changes but the number of updates."""
         sums, maxima = self._metrics.reduce()
         self._metrics = TokenMetrics()
-        total_updates = self.num_steps * self._spec.schedule.mini_batches
+        total_updates = self.num_steps * self.spec.schedule.mini_batches
         rate = learning_rate(self.algorithm.optimizer, self.num_updates, total_updates)
-        norm = self._step(denominator, rate) if denominator else 0.0
-        self.optimizer.zero_grad()
+        norm = optimizer.update(self.model, self.optimizer, self.algorithm.optimizer, denominator, rate, self.dtype)
+        if not math.isfinite(norm):
+            log.warning("update %d: the gradient's norm is %s; the update is skipped", self.num_updates, norm)
         critic = None
         if self.critic is not None:
             critic_rate = learning_rate(self.algorithm.critic, self.num_updates, total_updates)
@@ -184,11 +178,7 @@ class Policy:
     @property
     def streams_weights(self) -> bool:
         """Whether what rollouts load are weights that each rank can gather one by one. A collective the first time."""
-        if self._publishes_adapter:
-            return False
-        if self._published is None:
-            self._published = self._describe_published()
-        return self._published is not CONVERTED
+        return not self._publishes_adapter and self._published is not CONVERTED
 
     def stream_published(self, *, on_all_ranks: bool = False) -> Published:
         """Return what rollouts load: all weights as in a checkpoint, or the adapters. `on_all_ranks`: each rank yields
@@ -196,8 +186,6 @@ class Policy:
         if self.adapters is not None and self._publishes_adapter:
             adapters = self.adapters.scale(self.adapters.gather())
             return Published.of({name: tensor.to(self.dtype) for name, tensor in adapters.items()})
-        if self._published is None:
-            self._published = self._describe_published()
         cost = MergeCost() if self.adapters is not None else None
         if self._published is not CONVERTED:
             is_plain = has_plain_matrices(self.model.network)
@@ -217,8 +205,9 @@ class Policy:
         """Free what the last forward gathered, so that parameters are the shards that the optimizer updates."""
         sharding.reshard(self.model)
 
-    def _describe_published(self) -> dict[str, Tensor]:
-        """Return all weights on the meta device; CONVERTED if a checkpoint holds them otherwise."""
+    @cached_property
+    def _published(self) -> dict[str, Tensor]:
+        """All weights on the meta device; CONVERTED if a checkpoint holds them otherwise. Found by a collective."""
         parameters: Iterator[tuple[str, Tensor]] = (
             (name.removeprefix(_PREFIX), torch.empty(parameter.shape, dtype=self.dtype, device="meta"))
             for name, parameter in self.model.named_parameters()
@@ -294,46 +283,28 @@ class Policy:
             yield self.reference
             sharding.reshard(self.reference)
 
-    def _step(self, denominator: float, rate: float) -> float:
-        """Return the norm before the clip."""
-        self.reshard()
-        sharding.fill_gradients(self.model)
-        divisor = denominator * optimizer.loss_scale(self.dtype)
-        max_norm = self.algorithm.optimizer.max_grad_norm
-        norm = optimizer.step(self.optimizer, divisor=divisor, max_norm=max_norm, rate=rate)
-        if not math.isfinite(norm):
-            log.warning("update %d: the gradient's norm is %s; the update is skipped", self.num_updates, norm)
-        return norm
-
     def _load(self, dtype: torch.dtype) -> OpenedModel:
-        trainer = self._spec.trainer
+        trainer = self.spec.trainer
         opened = open_network(
             self.source,
             dtype=dtype,
             attention=trainer.attention,
             options=self.source_options,
-            max_model_len=self._spec.rollout.max_model_len,
+            max_model_len=self.spec.rollout.max_model_len,
         )
         decoder = require_decoder(opened.network)
         attention.install(decoder, trainer.attention, dtype=self.dtype, device=self.device)
         compiled = start_compiler(trainer.compile, decoder=decoder, device=self.device)
-        self.recomputation = self._choose_recomputation(opened.network)
+        network = opened.network
+        facts = ModelFacts(network.config.to_dict(), sum(parameter.numel() for parameter in network.parameters()))
+        self.recomputation = find_recomputation(Question(self._job, {self.spec.model.source: facts}, self._gpu_bytes))
         prepare_layers(decoder_layers(opened.network), self.recomputation, compiled=compiled)
         self.is_compiled = compiled is not None
         return opened
 
-    def _choose_recomputation(self, network: Any) -> Recomputation:
-        """Return what the backward pass computes again: the same on all ranks, and for all models of a rank."""
-        facts = ModelFacts(network.config.to_dict(), sum(parameter.numel() for parameter in network.parameters()))
-        return find_recomputation(Question(self._job, {self._spec.model.source: facts}, self._gpu_bytes))
-
-    @property
-    def spec(self) -> RLJobSpec:
-        return self._spec
-
     @property
     def source_options(self) -> dict[str, Any]:
-        model = self._spec.model
+        model = self.spec.model
         return {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
 
     def _shard(self, opened: OpenedModel, *, offload: bool) -> ScoringModel:
@@ -362,14 +333,6 @@ class Policy:
 
     def _tensor(self, values: Any) -> Tensor:
         return to_device(values, self.device)
-
-
-def _count_parameters(network: torch.nn.Module) -> tuple[int, int]:
-    """Return the number of parameters that are trained, and of those that are not."""
-    counts = {True: 0, False: 0}
-    for parameter in network.parameters():
-        counts[parameter.requires_grad] += parameter.numel()
-    return counts[True], counts[False]
 
 
 def _to_numpy(values: Tensor | None) -> NDArray[Any] | None:

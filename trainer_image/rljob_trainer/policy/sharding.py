@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from rljob_inputs.memory.limits import ShardingMode as ShardingMode  # its home for the trainer
@@ -20,16 +20,6 @@ from rljob_inputs.memory.limits import choose_sharding
 def build_mesh(device: torch.device) -> DeviceMesh:
     """Return the mesh of all ranks, over which parameters are sharded. A collective."""
     return init_device_mesh(device.type, (dist.get_world_size(),))
-
-
-def shard_device(parameter: DTensor) -> str:
-    """Return the type of the device on which the ranks exchange the parameter, wherever its shard is."""
-    return parameter.device_mesh.device_type
-
-
-def build_offload(mesh: DeviceMesh, *, is_offloaded: bool) -> OffloadPolicy:
-    """Return where FSDP2 keeps the shards of a model. On CPUs there is no other memory, and nothing to pin."""
-    return CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if is_offloaded else OffloadPolicy()
 
 
 def gather(shard: Tensor, dtype: torch.dtype | None = None) -> Tensor:

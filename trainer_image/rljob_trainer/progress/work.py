@@ -6,7 +6,7 @@ watcher that was stopped, or whose whole machine slept, finds nothing to blame f
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rljob_trainer.progress.pace import Pace
 
@@ -46,12 +46,13 @@ class WatchedClock:
             self.seconds += min(max(gap, 0.0), MAX_TICK_SECONDS)
 
 
+@dataclass
 class Work:
     """Pieces of work of any kinds at once. The caller ticks `clock`, and asks `find_hang` after it."""
 
-    def __init__(self, pace: Pace, clock: WatchedClock) -> None:
-        self.pace, self.clock = pace, clock
-        self._running: list[Piece] = []
+    pace: Pace
+    clock: WatchedClock
+    _running: list[Piece] = field(default_factory=list)
 
     def begin(self, kind: str) -> Piece:
         piece = Piece(kind, self.clock.seconds)

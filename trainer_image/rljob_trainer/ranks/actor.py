@@ -17,12 +17,12 @@ from torch._C._distributed_c10d import TCPStore
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import ENV_POD_IP, ENV_TOKEN
+from rljob_api.wire.driver_status import TrainerChoices
 from rljob_api.wire.logs import choose_format, configure_logging
 from rljob_api.wire.weights import WeightManifest
-from rljob_inputs.memory.trainer import Recomputation
 from rljob_trainer.devices.choose import choose_device
 from rljob_trainer.policy import checkpoints
-from rljob_trainer.policy.checkpoint_saver import CheckpointSaver
+from rljob_trainer.policy.checkpoints import CheckpointSaver
 from rljob_trainer.policy.layout import Layout, RankRows
 from rljob_trainer.policy.micro_batches import build_micro_batches
 from rljob_trainer.policy.policy import Policy
@@ -32,7 +32,7 @@ from rljob_trainer.ranks.failures import typed_errors
 from rljob_trainer.ranks.heartbeat import Beat, count_collectives, describe_process, dump_stacks
 from rljob_trainer.ranks.ray_node import ENV_NUM_THREADS
 from rljob_trainer.ranks.results import RowFacts, split_facts
-from rljob_trainer.ranks.weight_transport import Kind, WeightTransport, build_transport
+from rljob_trainer.ranks.weight_transport import WeightTransport, build_transport
 from rljob_trainer.run_folder.client import RemoteFolder, reach
 from rljob_trainer.run_folder.file_facts import Checkpoint, FileFacts
 from rljob_trainer.run_folder.location import RunFolder
@@ -52,14 +52,9 @@ class RankFacts(NamedTuple):
 
     layout: Layout
     """How rows may share micro-batches."""
-    recomputation: Recomputation
-    """What the backward pass computes again."""
-    is_compiled: bool
-    """Whether decoder layers run compiled."""
-    transport: Kind
-    """How weights come to the rollouts."""
+    choices: TrainerChoices
     why_file: str
-    """Why they come through a file, although the devices are shared; else empty."""
+    """Why weights come to the rollouts through a file, although the devices are shared; else empty."""
 
 
 class RankProcess:
@@ -69,7 +64,7 @@ class RankProcess:
         if choose_format() == "json":  # Ray sends it to the head's log
             configure_logging(logging.WARNING)
         self.address = os.environ.get(ENV_POD_IP) or ray.util.get_node_ip_address()
-        self._transport: WeightTransport | None = None
+        self._transport: WeightTransport
 
     def describe(self) -> tuple[str, str, int, int]:
         """Return machine, address, process id, and a free port for the rendezvous."""
@@ -108,9 +103,12 @@ class RankProcess:
             checkpoints.load_checkpoint(self.policy, folder)
         self._saver = CheckpointSaver(self.policy, asynchronous=job.spec.saves_asynchronously)
         self._transport, why_file = build_transport(self.policy, self.address)
-        return RankFacts(
-            self.policy.layout, self.policy.recomputation, self.policy.is_compiled, self._transport.kind, why_file
+        choices = TrainerChoices(
+            recomputation=self.policy.recomputation,
+            compiled=self.policy.is_compiled,
+            weight_transfer=self._transport.kind,
         )
+        return RankFacts(self.policy.layout, choices, why_file)
 
     @typed_errors
     def inspect(self, part: RankRows) -> RowFacts:
@@ -136,20 +134,17 @@ class RankProcess:
     @typed_errors
     def publish(self, generation: str, version: int) -> WeightManifest | None:
         """Gather what rollouts load. Rank 0 returns its manifest."""
-        assert self._transport is not None
         return self._transport.publish(generation, version)
 
     @typed_errors
     def give_weights(self, is_first: bool) -> int:
         """Hand the published weights over to the engines on this device that wait for them. Return their number.
         `is_first`: they are expected."""
-        assert self._transport is not None
         return self._transport.give(is_first=is_first)
 
     @typed_errors
     def withdraw_weights(self) -> None:
         """Let no engine ask for weights until the next version."""
-        assert self._transport is not None
         self._transport.withdraw()
 
     @typed_errors
@@ -184,9 +179,10 @@ class RankProcess:
 
     @ray.method(concurrency_group=BEATS)
     def beat(self) -> Beat:
-        policy: Policy | None = getattr(self, "policy", None)  # not before `start` has built it
-        num_waiting = self._transport.num_waiting if self._transport is not None else 0
-        return Beat(count_collectives(), policy.micro_batch if policy else None, num_waiting)
+        # Not before `start` has built them.
+        micro_batch = self.policy.micro_batch if hasattr(self, "policy") else None
+        num_waiting = self._transport.num_waiting if hasattr(self, "_transport") else 0
+        return Beat(count_collectives(), micro_batch, num_waiting)
 
     @ray.method(concurrency_group=BEATS)
     def dump_stacks(self) -> str:
@@ -197,7 +193,7 @@ class RankProcess:
         return describe_process(pid)
 
     def close(self) -> None:
-        if self._transport is not None:
+        if hasattr(self, "_transport"):
             self._transport.close()
 
     def _reach(self, folder: Path) -> Path | RemoteFolder:

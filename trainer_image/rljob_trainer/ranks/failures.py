@@ -46,17 +46,16 @@ def typed_errors(method: Method) -> Method:
         except RLJobError:
             raise
         except RuntimeError as error:
-            if (remedy := _find_remedy(error)) is not None:
+            remedy = find_remedy(str(error))
+            if isinstance(error, torch.OutOfMemoryError):
+                remedy = Remedy.LESS_MEMORY
+            if remedy is not None:
                 raise _explain_gpu(remedy, error, method.__name__, args) from None
             if isinstance(error, dist.DistError) or _COLLECTIVE_ERRORS.search(str(error)):
                 raise RankLostError(str(error).splitlines()[0]) from None
             raise
 
     return call  # type: ignore[return-value]
-
-
-def _find_remedy(error: RuntimeError) -> Remedy | None:
-    return Remedy.LESS_MEMORY if isinstance(error, torch.OutOfMemoryError) else find_remedy(str(error))
 
 
 def _explain_gpu(remedy: Remedy, error: RuntimeError, method: str, args: Sequence[Any]) -> RLJobError:
@@ -121,7 +120,10 @@ def group_failure(method: str, errors: Sequence[BaseException]) -> BaseException
     causes = [error.cause if isinstance(error, RayTaskError) and error.cause else error for error in errors]
     for cause in causes:  # peers of a rank whose GPU failed report lost ranks
         if isinstance(cause, (GpuFaultError, DeviceMemoryError, GpuError)):
-            return _gpu_failure(method, cause)
+            died = TrainerGroupDiedError(f"a trainer rank failed ({method}): {cause}")
+            died.gpu_fault = cause if isinstance(cause, GpuFaultError) else None
+            died.out_of_memory = str(cause) if isinstance(cause, DeviceMemoryError) else ""
+            return died
     for cause in causes:
         is_permanent = isinstance(cause, RLJobError) and not isinstance(cause, TransientError)
         if is_permanent or isinstance(cause, SourceAwayError):
@@ -132,13 +134,6 @@ def group_failure(method: str, errors: Sequence[BaseException]) -> BaseException
             return TransientError(f"a trainer rank failed in {method}: {summarize(ErrorFacts.of(cause))}")
     reason = next(filter(str.strip, str(causes[0]).splitlines()), type(causes[0]).__name__)
     return TrainerGroupDiedError(f"a trainer rank died ({method}): {reason}")
-
-
-def _gpu_failure(method: str, cause: RLJobError) -> TrainerGroupDiedError:
-    died = TrainerGroupDiedError(f"a trainer rank failed ({method}): {cause}")
-    died.gpu_fault = cause if isinstance(cause, GpuFaultError) else None
-    died.out_of_memory = str(cause) if isinstance(cause, DeviceMemoryError) else ""
-    return died
 
 
 def _is_lost_rank(cause: BaseException) -> bool:

@@ -26,8 +26,8 @@ from rljob_api.wire.driver_status import TrainerChoices
 from rljob_api.wire.ports import listening_port
 from rljob_api.wire.weights import WeightManifest
 from rljob_trainer.algorithms.registry import build_algorithm
+from rljob_trainer.concurrency import run_with_watcher
 from rljob_trainer.driver.ports import FreedMemory, TrainerGroupDiedError
-from rljob_trainer.driver.watcher import run_with_watcher
 from rljob_trainer.episodes.types import TokenFacts, TrainRow, UpdateMetrics, UpdateVersions
 from rljob_trainer.history.disk import find_disk_error
 from rljob_trainer.policy.layout import PLAIN, RankRows, divide_rows
@@ -35,13 +35,11 @@ from rljob_trainer.policy.update_metrics import RankMetrics
 from rljob_trainer.progress.pace import Pace
 from rljob_trainer.progress.work import WatchedClock
 from rljob_trainer.ranks.actor import BEATS, SAVES, RankFacts, RankProcess
-from rljob_trainer.ranks.calls import future, wait_for
+from rljob_trainer.ranks.calls import Heartbeats, describe_silent, future, log_stacks, wait_for
 from rljob_trainer.ranks.failures import group_failure
-from rljob_trainer.ranks.heartbeats import Heartbeats
 from rljob_trainer.ranks.nodes import find_trainer_nodes, has_lost_node
 from rljob_trainer.ranks.rank_watch import HungRanks, RankWatch, hung_error
 from rljob_trainer.ranks.results import UpdateCounts, scatter_facts, summarize_update
-from rljob_trainer.ranks.stacks import describe_silent, log_stacks
 from rljob_trainer.run_folder.file_facts import Checkpoint, FileFacts
 from rljob_trainer.run_folder.location import RunFolder
 
@@ -129,7 +127,7 @@ class TrainerGroup:
         group = cls(job, generation, ranks, nodes, pace=pace, is_paused=is_paused)
         report("loads the model on the trainers")
         try:
-            await run_with_watcher(group._load(model, run, checkpoint), group._watch_hangs())
+            await run_with_watcher(group._load(model, run, checkpoint), group._watch_ranks(raises_deaths=False))
         except BaseException:
             group._kill()
             raise
@@ -211,7 +209,7 @@ class TrainerGroup:
     async def watch(self) -> NoReturn:
         """Raise TrainerGroupDiedError once a rank died or hangs: rollouts may need the weights that it serves at any
         time. Hand over those that are offered."""
-        await run_with_watcher(self._give_weights(), self._watch_ranks(self._raise_death))
+        await run_with_watcher(self._give_weights(), self._watch_ranks(raises_deaths=True))
         raise AssertionError("neither ends")
 
     async def _give_weights(self) -> NoReturn:
@@ -224,27 +222,21 @@ class TrainerGroup:
                 log.info("weights handed over to %d workers in %.2f s", sum(counts), time.monotonic() - started)
             self._wanted.clear()  # beats from before do not count
 
-    async def _watch_hangs(self) -> None:
-        """As `watch`, for hangs alone: the call that runs reports a death."""
-        await self._watch_ranks(_ignore)
-
-    async def _watch_ranks(self, on_errors: Callable[[Sequence[BaseException]], Awaitable[None]]) -> NoReturn:
+    async def _watch_ranks(self, *, raises_deaths: bool) -> NoReturn:
+        """`raises_deaths`: not while the ranks load, which raises why one died."""
         heartbeats = Heartbeats(self._watch)
         while True:
             self._watch.clock.tick(time.monotonic(), is_paused=self._is_paused())
             errors = await heartbeats.ask(self._ranks)
-            if errors and self._ranks:  # else a failed method killed them and raises the reason
-                await on_errors(errors)
+            if errors and self._ranks and raises_deaths:  # else a failed method killed them and raises the reason
+                self._kill()
+                raise await self._judge("watch", errors)
             if self._is_offered and self._watch.num_waiting:
                 self._wanted.set()
             returned = {rank for rank, call in enumerate(self._calls) if call.done()}
             if (hung := self._watch.find_hung(returned)) is not None and self._ranks:
                 await self._raise_hang(hung)
             await asyncio.sleep(_WATCH_SECONDS)
-
-    async def _raise_death(self, errors: Sequence[BaseException]) -> None:
-        self._kill()
-        raise await self._judge("watch", errors)
 
     async def _raise_hang(self, hung: HungRanks) -> NoReturn:
         """Log what shows the cause, kill all ranks, and raise."""
@@ -299,10 +291,8 @@ class TrainerGroup:
         ]
         # The same on all ranks: they have the same model, and the smallest GPU decides.
         facts: list[RankFacts] = await self._call_all("start", calls)
-        self._layout, self._hands_over = facts[0].layout, facts[0].transport == "device"
-        self.choices = TrainerChoices(
-            recomputation=facts[0].recomputation, compiled=facts[0].is_compiled, weight_transfer=facts[0].transport
-        )
+        self._layout, self.choices, _ = facts[0]
+        self._hands_over = self.choices.weight_transfer == "device"
         setting = self._job.spec.trainer.gradient_checkpointing
         log.info(
             "trainer.gradientCheckpointing: %s%s", self.choices.recomputation, " (auto)" if setting == "auto" else ""
@@ -379,9 +369,6 @@ class TrainerGroup:
         ranks, self._ranks = self._ranks, []
         for rank in ranks:
             ray.kill(rank)
-
-
-async def _ignore(_: Sequence[BaseException]) -> None: ...
 
 
 def connect() -> None:

@@ -5,7 +5,6 @@ no end counts twice, and a drain does not count.
 """
 
 import asyncio
-import socket
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,11 +12,11 @@ from typing import Any
 import ray
 
 from rljob_api.wire.contract import RAY_RESOURCE_TRAINER
+from rljob_trainer.ranks.ray_node import is_listening
 
 SETTLE_SECONDS = 5.0
 """A Pod that is deleted ends its rank and its raylet at about the same time; either may be noticed first."""
 _POLL_SECONDS = 0.5
-_CONNECT_SECONDS = 2.0
 
 Node = dict[str, Any]
 """As ray.nodes() describes it."""
@@ -46,9 +45,4 @@ def is_any_lost(members: frozenset[str], nodes: Iterable[Node], is_listening: Ca
 
 
 def is_raylet_listening(node: Node) -> bool:
-    try:
-        address = (node["NodeManagerAddress"], node["NodeManagerPort"])
-        socket.create_connection(address, timeout=_CONNECT_SECONDS).close()
-    except OSError:
-        return False
-    return True
+    return is_listening(node["NodeManagerAddress"], node["NodeManagerPort"])

@@ -10,12 +10,14 @@ import logging
 import os
 import signal
 import socket
+from functools import partial
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.wire.contract import PORT_RAY
 from rljob_api.wire.ports import listening_port
 from rljob_inputs.memory.limits import OBJECT_STORE_BYTES
 from rljob_trainer.ranks import ray_node
+from rljob_trainer.temporary import TemporaryFolder
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +35,7 @@ class RayHead:
         """`store_bytes`: size of the object store."""
         self._address, self._store_bytes = address, store_bytes
         self._process: asyncio.subprocess.Process | None = None
-        self._folder = ray_node.ray_folder()
+        self._folder = TemporaryFolder("ray")
 
     async def start(self) -> None:
         await self._wait_for_port()
@@ -44,8 +46,9 @@ class RayHead:
         ]  # fmt: skip
         command = ray_node.build_start_command(arguments, self._address, self._folder.name, self._store_bytes)
         environment = {**os.environ, **ray_node.ray_environment()}
+        die_with_parent = partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGTERM)
         self._process = await asyncio.create_subprocess_exec(
-            *command, env=environment, preexec_fn=_die_with_parent, stdout=asyncio.subprocess.DEVNULL
+            *command, env=environment, preexec_fn=die_with_parent, stdout=asyncio.subprocess.DEVNULL
         )
         try:
             async with asyncio.timeout(_START_SECONDS):
@@ -95,11 +98,6 @@ class RayHead:
                 f"cannot listen on {self._address}:{listening_port(PORT_RAY)} (Ray): the port is in use; "
                 "stop the process that holds it"
             ) from error
-
-
-def _die_with_parent() -> None:
-    """Runs in the child: have the kernel send it SIGTERM when the driver dies, whatever the cause."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _is_taken(address: str) -> bool:

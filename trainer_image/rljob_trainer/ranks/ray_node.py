@@ -11,7 +11,6 @@ import psutil
 from rljob_api.wire.contract import ENV_TOKEN, PORT_RAY
 from rljob_api.wire.logs import choose_format
 from rljob_api.wire.ports import listening_port
-from rljob_trainer.temporary import TemporaryFolder
 
 ENV_NUM_THREADS = "RLJOB_NUM_THREADS"
 """The user's OMP_NUM_THREADS, which the worker passes to its ranks: Ray sets that variable to 1."""
@@ -36,11 +35,6 @@ def ray_environment() -> dict[str, str]:
     }
 
 
-def ray_folder() -> TemporaryFolder:
-    """Create a folder for a node's files."""
-    return TemporaryFolder("ray")
-
-
 def build_start_command(arguments: Sequence[str], address: str, folder: str, store_bytes: int) -> list[str]:
     """Return `ray start --block` for a node on `address`, with its files in `folder` and an object store of
     `store_bytes`. It offers no CPUs: ranks are the only actors."""
@@ -51,9 +45,11 @@ def build_start_command(arguments: Sequence[str], address: str, folder: str, sto
     ]  # fmt: skip
 
 
-def is_listening(address: str) -> bool:
+def is_listening(address: str, port: int | None = None) -> bool:
+    """`port`: of the Ray head, by default."""
     try:
-        socket.create_connection((address, listening_port(PORT_RAY)), timeout=_CONNECT_SECONDS).close()
+        place = (address, listening_port(PORT_RAY) if port is None else port)
+        socket.create_connection(place, timeout=_CONNECT_SECONDS).close()
     except OSError:
         return False
     return True

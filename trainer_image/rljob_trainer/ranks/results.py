@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from rljob_trainer.episodes.types import TokenFacts, TrainRow, UpdateMetrics
 from rljob_trainer.policy.micro_batches import MicroBatch
-from rljob_trainer.policy.policy import BatchFacts
 from rljob_trainer.policy.update_metrics import RankMetrics
 
 
@@ -54,20 +53,20 @@ def summarize_update(metrics: RankMetrics, update: UpdateCounts, denominator: fl
     )
 
 
-RowFacts = dict[int, BatchFacts]
+RowFacts = dict[int, TokenFacts]
 """By index of the row in the call. Arrays are [sampled tokens of the row]."""
 
 
-def split_facts(batches: Sequence[MicroBatch], facts: Sequence[BatchFacts]) -> RowFacts:
+def split_facts(batches: Sequence[MicroBatch], facts: Sequence[TokenFacts]) -> RowFacts:
     """Return what a rank found out, by row.  facts  # [micro-batches]"""
     found: RowFacts = {}
     for batch, of_batch in zip(batches, facts, strict=True):
         bounds = np.searchsorted(batch.rows, np.arange(1, len(batch.row_indices)))
-        arrays = {field.name: getattr(of_batch, field.name) for field in fields(BatchFacts)}
+        arrays = {field.name: getattr(of_batch, field.name) for field in fields(TokenFacts)}
         parts = {name: np.split(values, bounds) for name, values in arrays.items() if values is not None}
         for number, index in enumerate(batch.row_indices.tolist()):
             if index >= 0:
-                found[index] = BatchFacts(**{name: of_rows[number] for name, of_rows in parts.items()})
+                found[index] = TokenFacts(**{name: of_rows[number] for name, of_rows in parts.items()})
     return found
 
 

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -36,30 +36,6 @@ _ANOTHER = "another rank cannot hand its weights over: see its log"
 Kind = Literal["file", "device"]
 
 
-class WeightTransport(Protocol):
-    kind: Kind
-
-    def publish(self, generation: str, version: int) -> WeightManifest | None:
-        """Make the policy's weights a version. Return its manifest on rank 0."""
-        ...
-
-    def give(self, *, is_first: bool) -> int:
-        """Hand the version over to the engines that wait for it. Return how many have got it. `is_first`: they are
-        expected."""
-        ...
-
-    def withdraw(self) -> None:
-        """Let no engine ask for weights until the next version. Not a collective."""
-        ...
-
-    @property
-    def num_waiting(self) -> int:
-        """Engines that wait for weights. For any thread."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class FileTransport:
     """Rank 0 writes a file, which rollouts map or download whenever they need it."""
 
@@ -71,6 +47,7 @@ class FileTransport:
         self._store: WeightStore | None = None
 
     def publish(self, generation: str, version: int) -> WeightManifest | None:
+        """Make the policy's weights a version. Return its manifest on rank 0."""
         published = self._policy.stream_published()
         if dist.get_rank() != 0:
             _take(published.tensors)
@@ -105,6 +82,7 @@ class DeviceTransport:
         self.hand_over = HandOver(folder, token, policy.device, BUCKET_BYTES, min(ANSWER_SECONDS, limit / 2))
 
     def publish(self, generation: str, version: int) -> WeightManifest | None:
+        """Make the policy's weights a version. Return its manifest on rank 0."""
         published = self._policy.stream_published()
         manifest = None
         if dist.get_rank() == 0:
@@ -114,19 +92,26 @@ class DeviceTransport:
         return manifest
 
     def give(self, *, is_first: bool) -> int:
+        """Hand the version over to the engines that wait for it. Return how many have got it. `is_first`: they are
+        expected."""
         tensors = self._policy.stream_published(on_all_ranks=True).tensors
         wait_seconds = _FIRST_SECONDS if is_first else 0.0
         return self.hand_over.give(tensors, wait_seconds, lambda: release_unused(self._policy.device))
 
     def withdraw(self) -> None:
+        """Let no engine ask for weights until the next version. Not a collective."""
         self.hand_over.allow("")
 
     @property
     def num_waiting(self) -> int:
+        """Engines that wait for weights. For any thread."""
         return self.hand_over.num_waiting
 
     def close(self) -> None:
         self.hand_over.close()
+
+
+WeightTransport = FileTransport | DeviceTransport
 
 
 def build_transport(policy: Policy, address: str) -> tuple[WeightTransport, str]:

@@ -9,6 +9,7 @@ trainer alone. The step itself is that of driver.loop: StepUpdates builds the ro
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from rljob_trainer.driver.dispatcher import DispatchState
 from rljob_trainer.driver.ledger import Ledger
@@ -20,27 +21,29 @@ from rljob_trainer.episodes.types import Group
 from rljob_trainer.replay.source import RecordedGroups
 
 
+@dataclass
 class ReplayLoop:
-    def __init__(
-        self, trainer: Trainer, updates: StepUpdates, ledger: Ledger, read: Callable[[int], list[Group]]
-    ) -> None:
-        """`read`: returns the groups of a step, in the order in which they trained."""
-        self._trainer, self._updates, self._ledger, self._read = trainer, updates, ledger, read
+    """`read`: returns the groups of a step, in the order in which they trained."""
+
+    trainer: Trainer
+    updates: StepUpdates
+    ledger: Ledger
+    read: Callable[[int], list[Group]]
 
     async def run(self, steps: Sequence[int]) -> None:
         """Train on these steps, one after the other."""
         for step in steps:
-            await self._replay(step, await asyncio.to_thread(self._read, step))
-        await self._ledger.trajectories.flush()
-        await self._ledger.write_summary()
+            await self._replay(step, await asyncio.to_thread(self.read, step))
+        await self.ledger.trajectories.flush()
+        await self.ledger.write_summary()
 
     async def _replay(self, step: int, groups: list[Group]) -> None:
-        ledger = self._ledger
+        ledger = self.ledger
         ledger.history.step = step - 1
         ledger.begin_step()
         outcome = await self._update(step - 1, RecordedGroups(groups))
         with ledger.clock.publishing():
-            manifest = await self._trainer.publish(step)
+            manifest = await self.trainer.publish(step)
         ledger.record_published(manifest)
         ledger.record_weights(manifest, {})
         await ledger.trajectories.flush()  # of the previous step: never hold two in memory
@@ -48,10 +51,10 @@ class ReplayLoop:
 
     async def _update(self, version: int, source: ScoredGroups) -> StepOutcome:
         outcome = StepOutcome()
-        for batch in self._updates.mini_batches(version):
-            async for rows in self._updates.rows(batch, source):
-                with self._ledger.clock.training():
-                    await self._trainer.accumulate(rows, batch.versions)
-            with self._ledger.clock.training():
-                outcome.add(batch, await self._trainer.apply(batch.denominator))
+        for batch in self.updates.mini_batches(version):
+            async for rows in self.updates.rows(batch, source):
+                with self.ledger.clock.training():
+                    await self.trainer.accumulate(rows, batch.versions)
+            with self.ledger.clock.training():
+                outcome.add(batch, await self.trainer.apply(batch.denominator))
         return outcome

@@ -20,6 +20,7 @@ from rljob_inputs.models.own_settings import load_model_settings
 from rljob_trainer.algorithms.base import AlgorithmCode
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.algorithms.rows import weighted_score
+from rljob_trainer.concurrency import run_with_watcher
 from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.reports import Reports
@@ -27,7 +28,6 @@ from rljob_trainer.driver.role_clock import PhaseClock, RoleClock
 from rljob_trainer.driver.run_clock import RunClock
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.updates import StepUpdates
-from rljob_trainer.driver.watcher import run_with_watcher
 from rljob_trainer.episodes.types import Group
 from rljob_trainer.head.environment import Environment
 from rljob_trainer.head.status_server import StatusServer
@@ -117,11 +117,7 @@ def build_ledger(
         RunClock(run_dir, history, board, prometheus, RoleClock(now), PhaseClock(now)),
         algorithm=algorithm,
         schedule=job.spec.schedule,
-        model=job.spec.model,
-        evaluation=job.spec.evaluation,
-        main_set="",
-        success=job.spec.data.curriculum.success if job.spec.data.curriculum else None,
-        trajectory_bytes=job.spec.tracking.trajectories_size.num_bytes,
+        spec=job.spec,
         disk=RunDisk(run_dir),
     )
 

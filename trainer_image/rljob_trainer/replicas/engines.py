@@ -46,9 +46,12 @@ class TrainerEngines:
         self._timeout_seconds = startup_seconds + _MARGIN_SECONDS
 
     async def sleep(self) -> EnginesReport:
+        """Free the memory of their devices. Requests in flight are aborted."""
         return await self._change("trainer", {})
 
     async def wake(self, manifest: WeightManifest) -> EnginesReport:
+        """Let those that sleep get their memory back and load `manifest`, which must be announced, and let those that
+        have died start. RolloutClient.sync waits for the load."""
         return await self._change("rollouts", {"want": manifest.key})
 
     async def _change(self, turn: Turn, query: Mapping[str, str]) -> EnginesReport:

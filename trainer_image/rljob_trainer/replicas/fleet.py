@@ -79,7 +79,7 @@ class Fleet:
         """Return the usable replica with the fewest requests, and count one more for it. A replica in `avoid` is the
         last resort; with `only_others` it is never picked."""
         usable = [replica for replica in self.replicas.values() if self._is_usable(replica, now)]
-        if any(self._is_established(replica) for replica in self.replicas.values()):
+        if any(not r.draining and not r.num_failures and self._is_suitable(r) for r in self.replicas.values()):
             usable = [replica for replica in usable if not replica.draining]
         others = [replica for replica in usable if replica.address not in avoid]
         candidates = others or ([] if only_others else usable)
@@ -220,10 +220,6 @@ class Fleet:
         limit = 1 if replica.num_failures else self._max_in_flight
         has_room = limit is None or replica.in_flight < limit
         return self._is_suitable(replica) and now >= replica.not_before and has_room
-
-    def _is_established(self, replica: Replica) -> bool:
-        """Whether it is healthy and not draining, though perhaps full now."""
-        return not replica.draining and not replica.num_failures and self._is_suitable(replica)
 
     def _release(self, address: str) -> Replica | None:
         if replica := self.replicas.get(address):

@@ -26,13 +26,13 @@ _TICK_SECONDS = 0.1
 """Interval at which waiters notice the end of a backoff."""
 
 
+@dataclass
 class ReplicaLease:
     """One request's place on one replica. Ends with its outcome; without one, as unused."""
 
-    def __init__(self, pool: ReplicaPool, address: str) -> None:
-        self.address = address
-        self._pool = pool
-        self._open = True
+    pool: ReplicaPool
+    address: str
+    _open: bool = True
 
     def done(self) -> None:
         self._end(lambda fleet, now: fleet.record_done(self.address))
@@ -42,16 +42,16 @@ class ReplicaLease:
         self._end(lambda fleet, now: fleet.record_answered(self.address))
 
     def failed(self, reason: str) -> None:
-        log.warning("%s %s: %s", self._pool.name, self.address, reason)
+        log.warning("%s %s: %s", self.pool.name, self.address, reason)
         self._end(lambda fleet, now: fleet.record_failed(self.address, now, f"{self.address}: {reason}"))
 
     def progressed(self) -> None:
         """The replica works on the request."""
-        self._pool.fleet.record_progress(self.address, self._pool.now())
+        self.pool.fleet.record_progress(self.address, self.pool.now())
 
     def silent(self, seconds: float) -> None:
         """The request got nothing for `seconds`. If the replica served others meanwhile, it is only overloaded."""
-        log.warning("%s %s: no token for %.0f s", self._pool.name, self.address, seconds)
+        log.warning("%s %s: no token for %.0f s", self.pool.name, self.address, seconds)
         self._end(lambda fleet, now: fleet.record_silent(self.address, now, seconds))
 
     def updated(self) -> None:
@@ -67,8 +67,8 @@ class ReplicaLease:
     def _end(self, record: Callable[[Fleet, float], None]) -> None:
         if self._open:
             self._open = False
-            record(self._pool.fleet, self._pool.now())
-            self._pool.dispatch()
+            record(self.pool.fleet, self.pool.now())
+            self.pool.dispatch()
 
 
 @dataclass(order=True)

@@ -168,7 +168,9 @@ class RolloutClient:
                 log.info("%s: a completion of weights %s met an update; it is retried", lease.address, key)
                 lease.updated()
             case "foreign":
-                lease.failed(f"generated with weights {_describe_versions(completion)} instead of {key}")
+                versions = sorted({completion.versions[0], completion.versions[-1]})
+                found = " to ".join(f"{completion.generation}:{version}" for version in versions)
+                lease.failed(f"generated with weights {found} instead of {key}")
         return None
 
     async def _stream(self, lease: ReplicaLease, payload: dict[str, Any]) -> Completion:
@@ -322,8 +324,3 @@ def judge_versions(completion: Completion, key: str, *, spans_updates: bool) -> 
     if completion.generation != generation or min(completion.versions) < int(version):
         return "foreign"
     return "accept" if spans_updates or max(completion.versions) == int(version) else "updated"
-
-
-def _describe_versions(completion: Completion) -> str:
-    versions = sorted({completion.versions[0], completion.versions[-1]})
-    return " to ".join(f"{completion.generation}:{version}" for version in versions)

@@ -73,19 +73,16 @@ class RewardClients:
     def demand(self, forecast: ScoreForecast, held_out: ScoreForecast | None = None) -> dict[str, RewardDemand]:
         """Return the demand in executions: of groups with scope group, else of samples, since a group step is short.
         `held_out`: the part of evaluations, which is all that some rewards score; None: nothing."""
-        return {
-            name: _demand_on(client, forecast, held_out or ScoreForecast()) for name, client in self.clients.items()
-        }
+        demand = {}
+        for name, client in self.clients.items():
+            found = held_out or ScoreForecast() if client.reward.use == "evaluation" else forecast
+            demand[name] = (found.in_groups() if client.reward.scope == "group" else found).demand_on(client.load())
+        return demand
 
     def describe_wait(self, num_open: int, num_total: int) -> str:
         """Describe the wait for scores; empty if no request is in flight."""
         waits = [wait for client in self.clients.values() if (wait := client.describe_wait())]
         return f"waits for {num_open} of {num_total} rewards {'; '.join(waits)}" if waits else ""
-
-
-def _demand_on(client: RewardClient, forecast: ScoreForecast, held_out: ScoreForecast) -> RewardDemand:
-    of_reward = held_out if client.reward.use == "evaluation" else forecast
-    return (of_reward.in_groups() if client.reward.scope == "group" else of_reward).demand_on(client.load())
 
 
 Peers = tuple[str, int | None]
@@ -167,27 +164,22 @@ class GroupScorer:
     async def _score_part(self, client: RewardClient, group_id: str, members: Sequence[_Member]) -> list[ScoredResult]:
         """Score samples together; with results of samples, only the valid ones.  [samples]"""
         with traces.begin_group([member.traceparent for member in members]):
-            return await self._score_members(client, group_id, members)
-
-    async def _score_members(
-        self, client: RewardClient, group_id: str, members: Sequence[_Member]
-    ) -> list[ScoredResult]:
-        if client.reward.scope == "group":
-            samples = [member.request for member in members]
-            return await client.score(GroupRequest(id=group_id, lane=self._lane, samples=samples))
-        sample_results = [member.result for member in members if member.result is not None]
-        valid = [(each.request, each.result) for each in members if each.result is not None and each.result.valid]
-        if not valid:
-            return sample_results
-        fields = set(ScoreResult.model_fields)
-        request = GroupRequest(
-            id=group_id,
-            lane=self._lane,
-            samples=[request for request, _ in valid],
-            results=[ScoreResult(**result.model_dump(include=fields)) for _, result in valid],
-        )
-        group_results = iter(await client.score(request))
-        return [merge(result, next(group_results)) if result.valid else result for result in sample_results]
+            if client.reward.scope == "group":
+                samples = [member.request for member in members]
+                return await client.score(GroupRequest(id=group_id, lane=self._lane, samples=samples))
+            sample_results = [member.result for member in members if member.result is not None]
+            valid = [(each.request, each.result) for each in members if each.result is not None and each.result.valid]
+            if not valid:
+                return sample_results
+            fields = set(ScoreResult.model_fields)
+            request = GroupRequest(
+                id=group_id,
+                lane=self._lane,
+                samples=[request for request, _ in valid],
+                results=[ScoreResult(**result.model_dump(include=fields)) for _, result in valid],
+            )
+            group_results = iter(await client.score(request))
+            return [merge(result, next(group_results)) if result.valid else result for result in sample_results]
 
 
 def _describe(peers: Peers) -> str:

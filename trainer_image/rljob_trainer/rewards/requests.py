@@ -1,6 +1,7 @@
 """From an episode to the request that its rewards get. rljob_inputs.score_requests defines what that is."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,10 +14,12 @@ from rljob_inputs.score_requests import Answer, Conversation, Decoder
 from rljob_trainer.episodes.types import NOT_SAMPLED, Episode, Segment, Turn, Whole
 
 
+@dataclass
 class RequestBuilder:
-    def __init__(self, decoder: Decoder, choice: CompletionChoice = "auto") -> None:
-        """`choice`: spec.agent.completion."""
-        self._decoder, self._choice = decoder, choice
+    """`choice`: spec.agent.completion."""
+
+    decoder: Decoder
+    choice: CompletionChoice = "auto"
 
     def build(self, request_id: str, lane: Lane, prompt: Prompt, episode: Episode) -> ScoreRequest:
         """Return the request for an episode. A conversation adds its messages, turns, state and end to extra_info, and
@@ -29,24 +32,23 @@ class RequestBuilder:
             prompt_ids=segment.token_ids[:start].tolist(),
             completion_ids=segment.token_ids[start:end].tolist(),
         )
-        conversation = self._describe_conversation(episode) if episode.messages else None
-        request = score_requests.build_request(request_id, lane, prompt, answer, conversation, self._choice)
+        conversation = None
+        if episode.messages:
+            conversation = Conversation(
+                messages=episode.messages,
+                turns=[_describe_turn(turn) for turn in episode.turns],
+                state=episode.state,
+                end=episode.end.value,
+                whole=None if episode.whole is None or self.choice == "last" else self._decode(episode.whole),
+            )
+        request = score_requests.build_request(request_id, lane, prompt, answer, conversation, self.choice)
         if not episode.seat:
             return request
         return request.model_copy(update={"extra_info": {**request.extra_info, "seat": episode.seat}})
 
-    def _describe_conversation(self, episode: Episode) -> Conversation:
-        return Conversation(
-            messages=episode.messages,
-            turns=[_describe_turn(turn) for turn in episode.turns],
-            state=episode.state,
-            end=episode.end.value,
-            whole=None if episode.whole is None or self._choice == "last" else self._decode(episode.whole),
-        )
-
     def _decode(self, whole: Whole) -> WholeCompletion:
         prompt_ids, completion_ids = whole.prompt_ids.tolist(), whole.completion_ids.tolist()
-        text = self._decoder.decode(completion_ids, skip_special_tokens=True)
+        text = self.decoder.decode(completion_ids, skip_special_tokens=True)
         return WholeCompletion(text=text, messages=whole.messages, prompt_ids=prompt_ids, completion_ids=completion_ids)
 
 

@@ -12,7 +12,7 @@ import contextlib
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -35,9 +35,9 @@ from rljob_api.wire.weights import DigestUnit
 from rljob_trainer.rollout.initial_weights import fill  # its module also registers a load format in the workers
 from rljob_trainer.rollout.loaders import Loads
 from rljob_trainer.weights.checksum import Digest, digest_tensors
+from rljob_trainer.weights.hand_over import receive_tensors
 from rljob_trainer.weights.heap import keep_freed_memory, resident_bytes
 from rljob_trainer.weights.mapped import MappedFiles
-from rljob_trainer.weights.receive import receive_tensors
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -154,27 +154,27 @@ class WorkerExtension:
         return int(total - free)
 
 
+@dataclass
 class ReadBack:
     """Digests the parameters in the engine after a load.
 
     Usually it reads the parameters of the layer. vLLM's CPU kernels remove them: the layer keeps an opaque packed copy
     and an empty parameter. In that case it digests the tensor that is about to be packed. It also reads some columns of
-    every packed matrix back through the layer's kernel, to detect a stale copy.
-    """
+    every packed matrix back through the layer's kernel, to detect a stale copy."""
 
-    def __init__(self, model: nn.Module, loads: Loads) -> None:
-        self._model, self._loads = model, loads
-        self.unit: DigestUnit = "element"
-        """Unit of the update's digest."""
-        self._packed: set[nn.Module] = set()
-        self._removed: dict[nn.Module, tuple[Digest, Probe]] = {}
-        self._restore: list[Callable[[], None]] = []
+    model: nn.Module
+    loads: Loads
+    unit: DigestUnit = "element"
+    """Unit of the update's digest."""
+    _packed: set[nn.Module] = field(default_factory=set)
+    _removed: dict[nn.Module, tuple[Digest, Probe]] = field(default_factory=dict)
+    _restore: list[Callable[[], None]] = field(default_factory=list)
 
     def begin(self) -> None:
         """Observe the packing of every layer until end()."""
         self._packed.clear()
         self._removed.clear()
-        for layer in self._model.modules():
+        for layer in self.model.modules():
             method = getattr(layer, "quant_method", None)
             # Several layers may share one method object.
             if isinstance(method, QuantizeMethodBase) and "process_weights_after_loading" not in vars(method):
@@ -195,7 +195,7 @@ class ReadBack:
             probe = self._removed[layer][1] if layer in self._removed else Probe.of(cast(Tensor, layer.weight))
             if not probe.matches(layer):
                 raise RuntimeError(f"{type(layer).__name__}: the kernel does not hold the loaded weights")
-        owned = [tensor for layer in self._model.modules() for tensor in self._digested(layer)]
+        owned = [tensor for layer in self.model.modules() for tensor in self._digested(layer)]
         return sum((digest for digest, _ in self._removed.values()), start=digest_tensors(owned, self.unit))
 
     def _digested(self, layer: nn.Module) -> Iterator[Tensor]:
@@ -204,8 +204,8 @@ class ReadBack:
         if isinstance(layer, MLAAttention):
             _check_latent(layer)
             return
-        for name, parameter in _owned_parameters(layer, self._loads).items():
-            given = self._loads.given(layer, name) if (type(layer).__name__, name) in _COMPUTED else None
+        for name, parameter in _owned_parameters(layer, self.loads).items():
+            given = self.loads.given(layer, name) if (type(layer).__name__, name) in _COMPUTED else None
             if given is None:
                 yield parameter
                 continue
@@ -217,13 +217,13 @@ class ReadBack:
                 yield given
 
     def _packed_layers(self) -> list[nn.Module]:
-        return [layer for layer in self._model.modules() if hasattr(layer, "cpu_linear")]
+        return [layer for layer in self.model.modules() if hasattr(layer, "cpu_linear")]
 
     def _observe(self, method: QuantizeMethodBase) -> None:
         pack = method.process_weights_after_loading
 
         def process(layer: nn.Module) -> None:
-            owned, whole = _owned_parameters(layer, self._loads), dict(layer.named_parameters(recurse=False))
+            owned, whole = _owned_parameters(layer, self.loads), dict(layer.named_parameters(recurse=False))
             pack(layer)
             if isinstance(layer, RoutedExperts):
                 _pack_experts(layer)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from rljob_trainer.progress.work import Hang, Piece, Work
@@ -20,43 +21,41 @@ _ANSWERS = ("an answer without requests", "an answer between two steps", "an ans
 _TOKENS = "tokens of its requests"
 
 
+@dataclass
 class EngineWatch:
-    def __init__(
-        self,
-        work: Work,
-        ask: Callable[[], Awaitable[object]],
-        has_requests: Callable[[], bool],
-        is_loading: Callable[[], bool],
-        count_outputs: Callable[[], int],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`ask`: returns once the engine's process has answered. `is_loading`: whether its weights or its memory are
-        being changed. `count_outputs`: the number of outputs with tokens so far."""
-        self._work, self._ask, self._has_requests, self._is_loading = work, ask, has_requests, is_loading
-        self._count_outputs, self._now = count_outputs, clock
-        self._tokens: Piece | None = None
-        self._num_outputs = 0
+    """`ask`: returns once the engine's process has answered. `is_loading`: whether its weights or its memory are
+    being changed. `count_outputs`: the number of outputs with tokens so far."""
+
+    work: Work
+    ask: Callable[[], Awaitable[object]]
+    has_requests: Callable[[], bool]
+    is_loading: Callable[[], bool]
+    count_outputs: Callable[[], int]
+    clock: Callable[[], float] = time.monotonic
+    _tokens: Piece | None = None
+    _num_outputs: int = 0
 
     async def run(self) -> Hang:
         """Return once the engine hangs."""
         while True:
-            self._work.clock.tick(self._now())  # what was slept is no part of the answer
-            piece, answer = self._work.begin(_ANSWERS[0]), asyncio.ensure_future(self._ask())
+            self.work.clock.tick(self.clock())  # what was slept is no part of the answer
+            piece, answer = self.work.begin(_ANSWERS[0]), asyncio.ensure_future(self.ask())
             try:
                 while not answer.done():
                     await asyncio.wait((answer,), timeout=_PERIOD_SECONDS)
-                    piece.kind = max(piece.kind, self._kind(), key=_ANSWERS.index)
+                    kind = _ANSWERS[2] if self.is_loading() else _ANSWERS[1] if self.has_requests() else _ANSWERS[0]
+                    piece.kind = max(piece.kind, kind, key=_ANSWERS.index)
                     self._observe_tokens()
-                    if not answer.done() and (hang := self._work.find_hang()):
+                    if not answer.done() and (hang := self.work.find_hang()):
                         return hang
                 # A dead engine ends the server: that is no hang.
-                (self._work.drop if answer.exception() else self._work.finish)(piece)
+                (self.work.drop if answer.exception() else self.work.finish)(piece)
             except asyncio.CancelledError:
-                self._work.drop(piece)
+                self.work.drop(piece)
                 raise
             finally:
                 answer.cancel()
-            if hang := self._work.find_hang():
+            if hang := self.work.find_hang():
                 return hang
             await asyncio.sleep(_PERIOD_SECONDS)
 
@@ -64,29 +63,26 @@ class EngineWatch:
         """Ask now. Return why the engine gives no answer within `seconds`; empty if it does."""
         with contextlib.suppress(Exception):
             async with asyncio.timeout(seconds):
-                await self._ask()
+                await self.ask()
                 return self.reason_silent()
         return self.reason_silent(0.0) or "the engine does not answer"
 
     def reason_silent(self, share: float = 0.5) -> str:
         """Return what the engine owes for more than this share of its limit; else nothing."""
-        late = self._work.find_hang(share)
+        late = self.work.find_hang(share)
         if late is None:
             return ""
         return f"the engine owes {late.kind} for {late.seconds:.0f} s; {late.limit_seconds:.0f} s are allowed"
 
     def _observe_tokens(self) -> None:
-        self._work.clock.tick(self._now())
-        num_outputs, is_owed = self._count_outputs(), self._has_requests() and not self._is_loading()
+        self.work.clock.tick(self.clock())
+        num_outputs, is_owed = self.count_outputs(), self.has_requests() and not self.is_loading()
         if self._tokens is not None and (num_outputs > self._num_outputs or not is_owed):
-            (self._work.finish if num_outputs > self._num_outputs else self._work.drop)(self._tokens)
+            (self.work.finish if num_outputs > self._num_outputs else self.work.drop)(self._tokens)
             self._tokens = None
         if is_owed and self._tokens is None:
-            self._tokens = self._work.begin(_TOKENS)
+            self._tokens = self.work.begin(_TOKENS)
         self._num_outputs = num_outputs
-
-    def _kind(self) -> str:
-        return _ANSWERS[2] if self._is_loading() else _ANSWERS[1] if self._has_requests() else _ANSWERS[0]
 
 
 def count_outputs(processor: Any) -> Callable[[], int]:

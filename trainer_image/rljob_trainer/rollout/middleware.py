@@ -46,7 +46,9 @@ class ClosedMiddleware(ABC):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
-        elif scope["path"] in _OPEN_PATHS or self._is_authorized(scope):
+            return
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        if scope["path"] in _OPEN_PATHS or hmac.compare_digest(given, self._authorization):
             if response := await self._respond(scope):
                 await response(scope, receive, send)
             else:
@@ -56,10 +58,6 @@ class ClosedMiddleware(ABC):
         else:
             text = "the job's token is required: Authorization: Bearer TOKEN"
             await PlainTextResponse(text, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
-
-    def _is_authorized(self, scope: Scope) -> bool:
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        return hmac.compare_digest(given, self._authorization)
 
     @abstractmethod
     async def _respond(self, scope: Scope) -> Response | None:

@@ -6,6 +6,7 @@ loads no older one. A request may be repeated.
 
 import logging
 import time
+from dataclasses import dataclass
 
 from rljob_api.wire.weights import EngineMemory, RolloutWeights
 from rljob_trainer.rollout.puller import ReplicaState
@@ -18,26 +19,28 @@ class NotWarmError(Exception):
     """The engine has not answered its first request."""
 
 
+@dataclass
 class Naps:
-    def __init__(self, state: ReplicaState, engine: EngineLoader, level: Level) -> None:
-        self._state, self._engine, self._level = state, engine, level
+    state: ReplicaState
+    engine: EngineLoader
+    level: Level
 
     async def sleep(self) -> EngineMemory:
         """Abort all requests, wait for a running load, and free the engine's memory. Raise NotWarmError."""
         begin = self._begin()
         self._fall_asleep()
-        async with self._engine.exclusive:
+        async with self.engine.exclusive:
             self._fall_asleep()
-            await self._engine.sleep(self._level)
+            await self.engine.sleep(self.level)
             return await self._measure("asleep", begin)
 
     async def wake(self, generation: str, version: int) -> EngineMemory:
         """Allocate the weights again. The puller loads this version once it is announced, or a newer one, and then
         wakes the cache. Raise NotWarmError."""
-        begin, state = self._begin(), self._state
-        async with self._engine.exclusive:
+        begin, state = self._begin(), self.state
+        async with self.engine.exclusive:
             if state.is_asleep:
-                await self._engine.wake_weights(self._level)
+                await self.engine.wake_weights(self.level)
             known = state.announced
             if known is not None and (known.generation != generation or known.version < version):
                 known = None  # the head announces the version by now: this is from before
@@ -45,15 +48,15 @@ class Naps:
             return await self._measure("awake", begin)
 
     def _begin(self) -> float:
-        if not self._state.is_warm:
-            raise NotWarmError(self._state.reason_not_ready())
+        if not self.state.is_warm:
+            raise NotWarmError(self.state.reason_not_ready())
         return time.perf_counter()
 
     def _fall_asleep(self) -> None:
-        self._state.record_change(is_asleep=True, is_broken=False, error="", serving=RolloutWeights())
+        self.state.record_change(is_asleep=True, is_broken=False, error="", serving=RolloutWeights())
 
     async def _measure(self, what: str, begin: float) -> EngineMemory:
-        return record_memory(what, await self._engine.measure(), begin)
+        return record_memory(what, await self.engine.measure(), begin)
 
 
 def record_memory(what: str, num_bytes: int, begin: float) -> EngineMemory:

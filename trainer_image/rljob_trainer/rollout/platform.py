@@ -1,6 +1,6 @@
 """Whether vLLM computes on what the spec asks for. vLLM takes the device that its build and the node happen to have."""
 
-from typing import Protocol
+from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_trainer.devices.choose import explain_missing_gpu, read_cuda_facts
@@ -8,14 +8,7 @@ from rljob_trainer.devices.choose import explain_missing_gpu, read_cuda_facts
 _FIELD = "spec.rollout.gpusPerReplica"
 
 
-class VllmPlatform(Protocol):
-    """What is used of vllm.platforms.current_platform."""
-
-    def is_cpu(self) -> bool: ...
-    def is_cuda_alike(self) -> bool: ...
-
-
-def check_platform(num_gpus: int, platform: VllmPlatform) -> None:
+def check_platform(num_gpus: int, platform: Any) -> None:
     """Raise UserError if vLLM would compute on another kind of device than the spec says; GpuFaultError if the node's
     GPU does not start. Starts CUDA only if vLLM cannot use it, since vLLM's child processes must be forked before."""
     if num_gpus and platform.is_cpu():

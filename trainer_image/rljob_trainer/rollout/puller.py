@@ -9,14 +9,15 @@ Invariant: a ready replica's engine computed the same digest as the publisher, f
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rljob_api.errors import TransientError
 from rljob_api.wire.weights import MAX_PULL_ERROR_LENGTH, PullReport, RolloutWeights, WeightManifest
+from rljob_trainer.outages.waiting import double
 
 if TYPE_CHECKING:
     from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+_PAUSES = 0.25, 8.0
+"""Seconds between attempts: the first, and at most."""
 
 
 class ReplicaState:
@@ -95,18 +98,15 @@ class ReplicaState:
             await self._changed.wait()
 
 
+@dataclass
 class WeightPuller:
     """Runs until cancelled, or until the engine cannot warm up."""
 
-    def __init__(
-        self,
-        state: ReplicaState,
-        client: WeightClient,
-        engine: EngineLoader,
-        address: str,
-        sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
-    ) -> None:
-        self._state, self._client, self._engine, self._address, self._sleep = state, client, engine, address, sleep
+    state: ReplicaState
+    client: WeightClient
+    engine: EngineLoader
+    address: str
+    sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -116,31 +116,31 @@ class WeightPuller:
             tasks.create_task(self._pull())
 
     async def _warm_up(self) -> None:
-        await self._engine.warm_up()
-        self._state.record_change(is_warm=True)
+        await self.engine.warm_up()
+        self.state.record_change(is_warm=True)
 
     async def _watch(self) -> None:
-        backoff = _backoff_seconds()
+        backoff = double(*_PAUSES)
         while True:
-            announced = self._state.announced
+            announced = self.state.announced
             try:
-                report = self._state.report(self._address)
-                manifest = await self._client.fetch_manifest(announced.key if announced else "", report)
+                report = self.state.report(self.address)
+                manifest = await self.client.fetch_manifest(announced.key if announced else "", report)
             except TransientError as error:
                 # While the head restarts, keep serving what it announced last.
-                if not self._state.head_error:  # once in an outage: each job ends with one
+                if not self.state.head_error:  # once in an outage: each job ends with one
                     logger.warning("head unreachable, retrying: %s", error)
-                self._state.head_error = f"the head is unreachable: {error}"
-                await self._sleep(next(backoff))
+                self.state.head_error = f"the head is unreachable: {error}"
+                await self.sleep(next(backoff))
                 continue
-            backoff = _backoff_seconds()
-            self._state.head_error = ""
+            backoff = double(*_PAUSES)
+            self.state.head_error = ""
             if manifest is not None and manifest != announced:
                 logger.info("head announces weights %s", manifest.key)
-                self._state.record_change(announced=manifest, progress=0)
+                self.state.record_change(announced=manifest, progress=0)
 
     async def _pull(self) -> None:
-        state, backoff = self._state, _backoff_seconds()
+        state, backoff = self.state, double(*_PAUSES)
         while True:
             await state.wait_until(state.must_load)
             manifest = state.announced
@@ -151,36 +151,36 @@ class WeightPuller:
                 # The loop must survive any failure: the next attempt, or the next version, may succeed.
                 logger.exception("cannot serve weights %s", manifest.key)
                 state.record_change(error=f"weights {manifest.key}: {type(error).__name__}: {error}")
-                await self._unless_superseded(manifest, self._sleep(next(backoff)))
+                await self._unless_superseded(manifest, self.sleep(next(backoff)))
             else:
-                backoff = _backoff_seconds()
+                backoff = double(*_PAUSES)
 
     def _is_current(self, manifest: WeightManifest) -> bool:
         """Whether to go on with `manifest`: nothing else was announced meanwhile, and the engine was not put to
         sleep."""
-        return self._state.announced == manifest and not self._state.is_asleep
+        return self.state.announced == manifest and not self.state.is_asleep
 
     async def _switch_to(self, manifest: WeightManifest) -> None:
         """Fetch and load one version, unless it is superseded meanwhile (see _is_current)."""
         try:
             await self._fetch_and_load(manifest)
         finally:
-            self._client.release()
+            self.client.release()
 
     async def _fetch_and_load(self, manifest: WeightManifest) -> None:
-        state, started_at = self._state, time.perf_counter()
+        state, started_at = self.state, time.perf_counter()
         path = None
         if manifest.url:  # else the ranks hand the weights over during the load
-            fetching = self._client.fetch_file(manifest, self._record_received)
+            fetching = self.client.fetch_file(manifest, self._record_received)
             path = await self._unless_superseded(manifest, fetching)
         transfer_seconds = time.perf_counter() - started_at
         await state.wait_until(lambda: state.is_warm)
-        async with self._engine.exclusive:
+        async with self.engine.exclusive:
             if (manifest.url and path is None) or not self._is_current(manifest):
                 logger.info("weights %s were superseded during the transfer", manifest.key)
                 return
             try:
-                served = await self._engine.load(path, manifest, self._record_draining)
+                served = await self.engine.load(path, manifest, self._record_draining)
             except BaseException:
                 state.record_change(is_broken=True, serving=RolloutWeights())
                 raise
@@ -196,17 +196,17 @@ class WeightPuller:
         )
 
     def _record_received(self, num_bytes: int) -> None:
-        self._state.progress = num_bytes
+        self.state.progress = num_bytes
 
     def _record_draining(self, is_draining: bool) -> None:
-        self._state.is_draining = is_draining
+        self.state.is_draining = is_draining
         if not is_draining:
-            self._state.progress += 1
+            self.state.progress += 1
 
     async def _unless_superseded(self, manifest: WeightManifest, work: Coroutine[Any, Any, Result]) -> Result | None:
         """Return the result of `work`; cancel it and return None once it is no longer for the current version."""
         task = asyncio.ensure_future(work)
-        superseded = asyncio.ensure_future(self._state.wait_until(lambda: not self._is_current(manifest)))
+        superseded = asyncio.ensure_future(self.state.wait_until(lambda: not self._is_current(manifest)))
         try:
             await asyncio.wait({task, superseded}, return_when=asyncio.FIRST_COMPLETED)
             return task.result() if task.done() else None
@@ -215,7 +215,3 @@ class WeightPuller:
             if not task.done():
                 task.cancel()
                 await asyncio.wait({task})  # a download may write its file until its task has ended
-
-
-def _backoff_seconds() -> Iterator[float]:
-    return itertools.chain((0.25, 0.5, 1.0, 2.0, 4.0), itertools.repeat(8.0))

@@ -90,7 +90,15 @@ def build_arguments(
         arguments += ["--tensor-parallel-size", str(rollout.gpus_per_replica)]
         arguments += ["--gpu-memory-utilization", str(job.spec.rollout_gpu_share)]
     else:
-        arguments += _cpu_arguments(rollout.kv_cache_memory.num_bytes)
+        arguments += [
+            "--enforce-eager",  # compiling costs more than a short job gains
+            # A seeded prompt that is prefilled in chunks kills the engine: vLLM then rewinds the request's random
+            # generator by an offset, which torch's CPU generator does not support.
+            "--no-enable-chunked-prefill",
+            *("--kv-cache-memory-bytes", str(rollout.kv_cache_memory.num_bytes)),
+            # On CPUs this is only a check of free memory, which would fail needlessly on a shared machine.
+            *("--gpu-memory-utilization", "0.1"),
+        ]
         if architecture is not None and architecture.is_hybrid:
             # Where layers have a state, a cache of prefixes needs prefills in chunks.
             arguments.append("--no-enable-prefix-caching")
@@ -103,18 +111,6 @@ def build_arguments(
         # The first pull replaces all weights, so the checkpoint is not read (initial_weights).
         arguments += ["--load-format", "dummy"]
     return [*arguments, *rollout.extra_args]
-
-
-def _cpu_arguments(kv_cache_bytes: int) -> list[str]:
-    return [
-        "--enforce-eager",  # compiling costs more than a short job gains
-        # A seeded prompt that is prefilled in chunks kills the engine: vLLM then rewinds the request's random generator
-        # by an offset, which torch's CPU generator does not support.
-        "--no-enable-chunked-prefill",
-        *("--kv-cache-memory-bytes", str(kv_cache_bytes)),
-        # On CPUs this is only a check of free memory, which would fail needlessly on a shared machine.
-        *("--gpu-memory-utilization", "0.1"),
-    ]
 
 
 def main() -> int:

@@ -4,15 +4,37 @@ Level 1 frees the cache, level 2 the weights, too. Waking up allocates nothing: 
 touched. Invariant: after level 2, each packed copy of a layer fails until the layer is loaded again.
 """
 
-from collections.abc import Iterator
+import ctypes
+import mmap
+import os
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn, cast
 
 from torch import Tensor, nn
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from rljob_trainer.rollout.pages import drop_pages
 from rljob_trainer.weights.heap import return_freed_memory
+
+_MADV_DONTNEED = 4  # madvise(2)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def drop_pages(tensors: Iterable[Tensor]) -> None:
+    """Give back the memory of the tensors' storages. OSError if the system refuses, as for locked memory.
+
+    The tensors keep their addresses, so that views and kernels stay valid. Afterwards their content is zeros, except
+    for the first and the last page.
+    """
+    storages = {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
+    for address, num_bytes in storages.items():
+        begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if begin < end and _libc.madvise(begin, end - begin, _MADV_DONTNEED):
+            error = ctypes.get_errno()
+            raise OSError(error, f"madvise: {os.strerror(error)}")
 
 
 class SleepingCPUWorker(CPUWorker):

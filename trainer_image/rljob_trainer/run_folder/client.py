@@ -120,17 +120,19 @@ def _check_status(response: HTTPResponse, what: str, expected: int) -> None:
         raise TransientError(f"{what}: HTTP {response.status}: {response.read().decode(errors='replace')}")
 
 
+@dataclass
 class RemoteFile:
     """Reads ranges of one file over one connection."""
 
-    def __init__(self, folder: RemoteFolder, name: str, connection: HTTPConnection) -> None:
-        self._folder, self._name, self._connection = folder, name, connection
+    folder: RemoteFolder
+    name: str
+    connection: HTTPConnection
 
     def read_range(self, offset: int, length: int) -> bytes:
-        self._folder._request(self._connection, self._name, {"Range": f"bytes={offset}-{offset + length - 1}"})
-        body = self._folder._check(self._connection, self._name, 206)
+        self.folder._request(self.connection, self.name, {"Range": f"bytes={offset}-{offset + length - 1}"})
+        body = self.folder._check(self.connection, self.name, 206)
         if len(body) != length:
-            raise HeadUnreachableError(f"{self._folder / self._name}: {len(body)} bytes instead of {length}")
+            raise HeadUnreachableError(f"{self.folder / self.name}: {len(body)} bytes instead of {length}")
         return body
 
 

@@ -5,7 +5,7 @@ long is data, and so are as many as run at once. Invariant: a replica that answe
 """
 
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rljob_api.wire.driver_status import HungPart
 
@@ -22,12 +22,15 @@ class _Silence:
     message: str
 
 
+@dataclass
 class Hangs:
-    def __init__(self, role: str, limit_seconds: float, slots: int) -> None:
-        """`role`: as in status.roles. `limit_seconds`: of one execution. `slots`: executions at once in a replica."""
-        self._role, self._limit, self._slots = role, limit_seconds, slots
-        self._silences: dict[str, _Silence] = {}
-        """By address of the replica."""
+    """`role`: as in status.roles. `limit_seconds`: of one execution. `slots`: executions at once in a replica."""
+
+    role: str
+    limit_seconds: float
+    slots: int
+    _silences: dict[str, _Silence] = field(default_factory=dict)
+    """By address of the replica."""
 
     def record_timeout(self, replica: str, sent_at: float, now: float, message: str) -> None:
         """An execution, or a whole request, took longer than its limit."""
@@ -41,19 +44,19 @@ class Hangs:
 
     def list_hung(self, known: Container[str], now: float) -> list[HungPart]:
         """Return the replicas that only time out. `known`: those that exist."""
-        shown = max(_SHOWN_SECONDS, 2 * self._limit)
+        shown = max(_SHOWN_SECONDS, 2 * self.limit_seconds)
         self._silences = {
             replica: each for replica, each in self._silences.items() if replica in known and now - each.last < shown
         }
         return [
             HungPart(
-                role=self._role,
+                role=self.role,
                 name=replica,
                 seconds=now - each.since,
-                limit_seconds=self._limit,
+                limit_seconds=self.limit_seconds,
                 doing=f"{each.num_timeouts} requests in a row timed out, the last one: {each.message}",
                 action="its server replaces their processes, and other replicas get the requests",
             )
             for replica, each in self._silences.items()
-            if each.num_timeouts > self._slots
+            if each.num_timeouts > self.slots
         ]

@@ -4,29 +4,17 @@ from collections.abc import Collection, Sequence
 from typing import Protocol, TypeVar
 
 from rljob_api.wire.base import InvalidReason, Lane
+from rljob_api.wire.calls import CallResult
 from rljob_api.wire.retry_after import parse_retry_after
-from rljob_api.wire.scores import Part
+from rljob_api.wire.scores import Part, ScoreResult
 
 _FINAL_REASONS = (InvalidReason.ABSTAINED, InvalidReason.BAD_REQUEST)
 _DEFAULT_RETRY_AFTER_SECONDS = 1.0
 _MIN_RETRY_AFTER_SECONDS = 0.05
 
 
-class Outcome(Protocol):
-    """One result of a server: of a sample, or of a call."""
-
-    @property
-    def valid(self) -> bool: ...
-    @property
-    def reason(self) -> InvalidReason | None: ...
-    @property
-    def message(self) -> str: ...
-    @property
-    def execute_seconds(self) -> float: ...
-    @property
-    def version(self) -> str: ...
-
-
+Outcome = ScoreResult | CallResult
+"""One result of a server: of a sample, or of a call."""
 R = TypeVar("R", bound=Outcome)
 
 

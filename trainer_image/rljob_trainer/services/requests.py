@@ -314,7 +314,8 @@ class Requests(Generic[R]):
             raise UserError(f"{self._where}: {describe_redirect(lease.address, status, response.headers)}")
         if status == _MALFORMED_STATUS and not self._is_external:
             raise UserError(f"{self._where}: {lease.address} returned {status}: {text[:500]}")
-        if status in _UNAVAILABLE_STATUSES or (_is_away(status) and not self._is_external):
+        is_away = status >= 500 or status in REFUSED_STATUSES
+        if status in _UNAVAILABLE_STATUSES or (is_away and not self._is_external):
             lease.failed(f"{status} {text[:200]}")
             return None
         if status != 200:
@@ -342,11 +343,6 @@ class Requests(Generic[R]):
             return None
         lease.done()
         return results
-
-
-def _is_away(status: int) -> bool:
-    """Whether one of our servers answers no request now: they refuse no single sample so."""
-    return status >= 500 or status in REFUSED_STATUSES
 
 
 async def _read_text(response: aiohttp.ClientResponse, max_bytes: int) -> str:

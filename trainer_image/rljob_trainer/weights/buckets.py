@@ -41,7 +41,7 @@ def pack(tensors: Iterable[tuple[str, Tensor]], buckets: Sequence[Tensor]) -> It
             size = min(len(source) - begin, len(buckets[number]) - used)
             buckets[number][used : used + size].copy_(source[begin : begin + size])
             parts.append(Part(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), begin, size, used))
-            begin, used = begin + size, _align(used + size)
+            begin, used = begin + size, -(-(used + size) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
             if used >= len(buckets[number]):
                 yield number, parts
                 number, used, parts = (number + 1) % len(buckets), 0, []
@@ -82,7 +82,3 @@ class Assembly:
 def _as_bytes(tensor: Tensor) -> Tensor:
     """Return the content [bytes]."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
-
-
-def _align(offset: int) -> int:
-    return -(-offset // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

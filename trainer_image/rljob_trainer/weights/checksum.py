@@ -45,7 +45,7 @@ _BLOCK_WORDS = CHUNK_BYTES // _WORD_BYTES
 """A chunk of a weight file, which a core has in its cache when it digests it."""
 _PIECE_UNITS = 1 << 19
 """Piece of a tensor, for one thread."""
-_BITS_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+BITS_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MIN_SHARDS = 8
 """Tensor-parallel sizes that divide it may be set in rollout.extraArgs, too."""
 
@@ -134,7 +134,7 @@ def digest_on_device(tensor: Tensor, unit: DigestUnit) -> Tensor:
 def _bits(tensor: Tensor, unit: DigestUnit) -> Tensor:
     """Return the units as integers [units]."""
     flat = tensor.detach().contiguous().view(-1)
-    return flat.view(torch.int64 if unit == "word" else _BITS_DTYPES[tensor.element_size()])
+    return flat.view(torch.int64 if unit == "word" else BITS_DTYPES[tensor.element_size()])
 
 
 def _split(bits: Tensor) -> Iterable[Tensor]:

@@ -1,6 +1,6 @@
-"""A rank's side of the hand-over on the device: it gives the engines that wait for a version its tensors, by bucket.
+"""The hand-over on the device: a rank gives the engines that wait for a version its tensors, by bucket.
 
-    engine                                  rank
+    engine (`receive_tensors`)              rank (`HandOver`)
     token, key                    -->       (waits in a thread)
                                   <--       handle of the staging memory          `give`
     mapped                        -->
@@ -11,8 +11,8 @@
                                   <--       end
 
 Invariant: `give` takes every tensor of the stream, which is a collective, whatever becomes of the receivers; and it
-frees the staging memory. A receiver that ends, or does not answer in time, is dropped: its load fails, and no
-other.
+frees the staging memory. An engine unmaps it when its stream has ended, by its last tensor or by an error. A receiver
+that ends, or does not answer in time, is dropped: its load fails, and no other.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ import hmac
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from rljob_trainer.weights.buckets import Part, pack
+from rljob_api.errors import TransientError
+from rljob_trainer.weights.buckets import Assembly, Part, pack
 from rljob_trainer.weights.channel import Channel, ClosedError
-from rljob_trainer.weights.staging import Staging, create_staging, socket_path, synchronize
+from rljob_trainer.weights.staging import Staging, create_staging, map_staging, socket_path, synchronize
 
 log = logging.getLogger(__name__)
 
@@ -87,8 +89,8 @@ class HandOver:
     @property
     def num_waiting(self) -> int:
         with self._lock:
-            self._waiting, ended = _split(self._waiting, lambda channel: not channel.is_closed())
-            for channel in ended:
+            for channel in [each for each in self._waiting if each.is_closed()]:
+                self._waiting.remove(channel)
                 channel.close()
             return len(self._waiting)
 
@@ -165,24 +167,26 @@ class HandOver:
         channel.close()
 
 
+@dataclass
 class _Receiver:
     """An engine's worker during a hand-over."""
 
-    def __init__(self, channel: Channel, answer_seconds: float) -> None:
-        self._channel, self._answer_seconds, self.is_lost = channel, answer_seconds, False
-        self._owes = False
+    channel: Channel
+    answer_seconds: float
+    is_lost: bool = False
+    _owes: bool = False
 
     def send(self, message: dict[str, str | int | bool | list[Part]], descriptor: int | None = None) -> None:
         if not self.is_lost:
             with self._losing():
-                self._channel.send(message, descriptor)
+                self.channel.send(message, descriptor)
                 self._owes = True
 
     def wait(self) -> None:
         """Wait for the answer to the last message."""
         if self._owes and not self.is_lost:
             with self._losing():
-                self._channel.receive(self._answer_seconds)
+                self.channel.receive(self.answer_seconds)
                 self._owes = False
 
     @contextlib.contextmanager
@@ -191,7 +195,7 @@ class _Receiver:
             yield
         except ClosedError as error:
             self.is_lost = True
-            self._channel.close()  # its load fails
+            self.channel.close()  # its load fails
             log.warning("an engine was lost in the hand-over of weights: %s", error)
 
 
@@ -200,6 +204,42 @@ def _wait(receivers: Iterable[_Receiver]) -> None:
         receiver.wait()
 
 
-def _split(channels: list[Channel], keep: Callable[[Channel], bool]) -> tuple[list[Channel], list[Channel]]:
-    kept = [channel for channel in channels if keep(channel)]
-    return kept, [channel for channel in channels if channel not in kept]
+_CONNECT_SECONDS = 5.0
+_WAIT_SECONDS = 100.0
+"""For the rank to begin, and to gather the next bucket. Less than a rollout has to fall asleep: then the load ends."""
+
+
+def receive_tensors(folder: Path, token: str, key: str, device: torch.device) -> Generator[tuple[str, Tensor]]:
+    """Yield the tensors of version `key`, in memory of their own on `device`. Raise TransientError if the rank ends,
+    or offers another version."""
+    try:
+        with contextlib.closing(Channel.connect(socket_path(folder, device), _CONNECT_SECONDS)) as channel:
+            channel.send({"token": token, "key": key})
+            yield from _receive(channel, device)
+    except ClosedError as error:
+        raise TransientError(f"the trainer's rank hands over no weights {key}: {error}") from error
+
+
+def _receive(channel: Channel, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    first = channel.receive(_WAIT_SECONDS)
+    if "refused" in first:
+        raise ClosedError(first["refused"])
+    descriptor, channel.descriptor = channel.descriptor, None
+    staging = map_staging(base64.b64decode(first["handle"]), descriptor, first["num_bytes"], device)
+    assembly = Assembly(device)
+    try:
+        channel.send({})
+        while "parts" in (message := channel.receive(_WAIT_SECONDS)):
+            bucket = staging.tensor[message["start"] :]
+            done = [assembly.add(Part(*part), bucket) for part in message["parts"]]
+            synchronize(device)
+            del bucket
+            channel.send({})  # before the load of what is complete: the rank gathers meanwhile
+            yield from (tensor for tensor in done if tensor is not None)
+    finally:
+        staging.close()
+    if not assembly.is_complete:
+        raise ClosedError("a tensor is not complete")
+    channel.send({})
+    if "end" not in channel.receive(_WAIT_SECONDS):
+        raise ClosedError("it sends more than all tensors")

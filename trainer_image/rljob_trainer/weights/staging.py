@@ -6,36 +6,10 @@ Both sides have it mapped for one hand-over. What is written is there for the ot
 import mmap
 import os
 from pathlib import Path
-from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from rljob_trainer.weights.cuda_ipc import CudaMemory, MappedCudaMemory
-
-
-class Staging(Protocol):
-    """A rank's."""
-
-    tensor: Tensor
-    """[bytes] uint8"""
-    handle: bytes
-    """With which a process of the same machine can map it."""
-    descriptor: int | None
-    """A file that the other process needs, too."""
-
-    def close(self) -> None:
-        """Free it. Call it after every receiver has unmapped it, or is lost."""
-        ...
-
-
-class MappedStaging(Protocol):
-    """A receiver's."""
-
-    tensor: Tensor
-    """[bytes] uint8"""
-
-    def close(self) -> None: ...
 
 
 class HostMemory:
@@ -56,6 +30,13 @@ class HostMemory:
 
 class DeviceMemory(CudaMemory):
     descriptor: int | None = None
+
+
+Staging = HostMemory | DeviceMemory
+"""A rank's. `tensor`: [bytes] uint8; `handle`: with which a process of the same machine can map it; `descriptor`: a
+file that the other process needs, too. Close it after every receiver has unmapped it, or is lost."""
+MappedStaging = HostMemory | MappedCudaMemory
+"""A receiver's."""
 
 
 def create_staging(num_bytes: int, device: torch.device) -> Staging:

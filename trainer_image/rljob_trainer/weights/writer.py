@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from rljob_api.wire.weights import DigestUnit
-from rljob_trainer.weights.checksum import Digest, digest_on_device, digest_tensor
+from rljob_trainer.weights.checksum import BITS_DTYPES, Digest, digest_on_device, digest_tensor
 from rljob_trainer.weights.file_hash import CHUNK_BYTES, hash_chunk
 from rljob_trainer.weights.mapped import Layout, MappedFile, TensorSpec
 
 _MAX_PENDING_CHUNKS = 256
-_UNIT_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass
@@ -119,7 +118,7 @@ class WeightWriter:
             # Not copy_, which would start more threads.
             ctypes.memmove(target.data_ptr(), part.source.data_ptr() + part.begin, part.num_bytes)
             if not part.is_digested:
-                digest += digest_tensor(target.view(_UNIT_DTYPES[part.item_bytes]), self._unit)
+                digest += digest_tensor(target.view(BITS_DTYPES[part.item_bytes]), self._unit)
         chunk = self._file.data[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
         self._hashes[index] = hash_chunk(chunk)
         return digest

@@ -5,15 +5,14 @@ Invariant: the Pod's Ray node may join only after `sleep_all` was true for it, s
 
 import asyncio
 import concurrent.futures
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from aiohttp import web
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.pod_engines import PodEngine, find_engines
+from rljob_api.manifest.pod_engines import find_engines
 from rljob_api.wire.contract import ENV_HAND_OVER, ENV_POD_IP, ENV_TOKEN, PORT_ENGINES, ExitCode, UrlPath
 from rljob_api.wire.ports import listening_port
 from rljob_api.wire.weights import EnginesReport
@@ -35,22 +34,16 @@ class PodEngines:
         self._folder = TemporaryFolder("engines")
         self.variables = {ENV_HAND_OVER: self._folder.name}
         """Variables of the ranks, which meet the engines in this folder."""
-        engines = find_engines(job.spec)
-        environments = [
+        self._engines = find_engines(job.spec)
+        self._environments = [
             engine_environment(
                 {**environment, **self.variables},
                 engine,
                 job.spec.trainer.gpus_per_replica,
                 Path(self._folder.name, f"engine-{engine.number}"),
             )
-            for engine in engines
+            for engine in self._engines
         ]
-
-        def start(number: int) -> EngineProcess:
-            command = SERVED_MODEL if engines[number].model else ROLLOUT
-            return EngineProcess(number, environments[number], command)
-
-        self._create = partial(_create_supervisor, engines, start)
         self._supervisor: Supervisor
         self._loop: asyncio.AbstractEventLoop
         app = web.Application(middlewares=[require_token(environment[ENV_TOKEN])])
@@ -87,10 +80,15 @@ class PodEngines:
         return "; ".join(f"engine {number}: {reason}" for number, reason in sorted(self._supervisor.reasons.items()))
 
     async def _supervise(self, _: web.Application) -> AsyncIterator[None]:
-        self._loop, self._supervisor = asyncio.get_running_loop(), self._create()
+        engines = Engines([Engine(each.startup_seconds, each.gpus, each.model) for each in self._engines])
+        self._loop, self._supervisor = asyncio.get_running_loop(), Supervisor(engines, self._start)
         async with EngineClient(self._address) as client, self._supervisor.running(client):
             yield
         await self._supervisor.stop(self._stop_seconds)
+
+    def _start(self, number: int) -> EngineProcess:
+        command = SERVED_MODEL if self._engines[number].model else ROLLOUT
+        return EngineProcess(number, self._environments[number], command)
 
     async def _change(self, request: web.Request) -> web.Response:
         try:
@@ -102,10 +100,6 @@ class PodEngines:
         except SupersededError as error:
             raise web.HTTPConflict(text=str(error)) from error
         return web.Response(text=report.model_dump_json(), content_type="application/json")
-
-
-def _create_supervisor(engines: Sequence[PodEngine], start: Callable[[int], EngineProcess]) -> Supervisor:
-    return Supervisor(Engines([Engine(each.startup_seconds, each.gpus, each.model) for each in engines]), start)
 
 
 def parse_order(query: Mapping[str, str]) -> Order:

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import FrameType
@@ -47,6 +48,7 @@ from rljob_inputs.memory.object_store import trainer_store_bytes
 from rljob_inputs.models.defaults import resolve_job
 from rljob_inputs.models.own_settings import ModelSettings, load_model_settings
 from rljob_trainer.ranks import ray_node
+from rljob_trainer.temporary import TemporaryFolder
 from rljob_trainer.worker.engines import PodEngines
 from rljob_trainer.worker.supervisor import SupersededError
 
@@ -86,14 +88,16 @@ def build_environment(values: Mapping[str, str]) -> dict[str, str]:
     return {**compilers, **values, **ray_node.ray_environment(), **num_threads}
 
 
+@dataclass
 class Worker:
-    def __init__(
-        self, address: str, head: str, num_gpus: int, store_bytes: int, engines: PodEngines | None = None
-    ) -> None:
-        """`engines`: rollouts that share the Pod's devices."""
-        self._address, self._head, self._num_gpus, self._store_bytes = address, head, num_gpus, store_bytes
-        self._engines = engines
-        self._is_stopped = False
+    """`engines`: rollouts that share the Pod's devices."""
+
+    address: str
+    head: str
+    num_gpus: int
+    store_bytes: int
+    engines: PodEngines | None = None
+    _is_stopped: bool = False
 
     def stop(self, number: int, _: FrameType | None) -> None:
         log.info("received %s; stopping", signal.Signals(number).name)
@@ -106,13 +110,13 @@ class Worker:
 
     @property
     def _stopping(self) -> bool:
-        return self._is_stopped or (self._engines is not None and self._engines.failure is not None)
+        return self._is_stopped or (self.engines is not None and self.engines.failure is not None)
 
     def _wait_for_engines(self) -> bool:
         """Wait until all engines sleep; the first time, until each was warm before. Return False when stopped."""
-        if self._engines is None:
+        if self.engines is None:
             return True
-        asleep, next_log = self._engines.sleep_all(), 0.0
+        asleep, next_log = self.engines.sleep_all(), 0.0
         while not self._stopping:
             try:
                 asleep.result(_POLL_SECONDS)
@@ -120,9 +124,9 @@ class Worker:
             except TimeoutError:
                 pass
             except SupersededError:  # by a driver that lost its ranks and does not know it
-                asleep = self._engines.sleep_all()
+                asleep = self.engines.sleep_all()
             if time.monotonic() >= next_log:
-                log.info("waiting for the engines, before joining a head: %s", self._engines.reason_not_warm())
+                log.info("waiting for the engines, before joining a head: %s", self.engines.reason_not_warm())
                 next_log = time.monotonic() + _WAIT_LOG_SECONDS
         return False
 
@@ -130,11 +134,11 @@ class Worker:
         """Return the address of a head that accepts connections; None when stopped."""
         next_log = 0.0
         while not self._stopping:
-            for address in discovery.resolve(self._head):
+            for address in discovery.resolve(self.head):
                 if ray_node.is_listening(address):
                     return address
             if time.monotonic() >= next_log:
-                log.info("waiting for the head: %s:%d", self._head, listening_port(PORT_RAY))
+                log.info("waiting for the head: %s:%d", self.head, listening_port(PORT_RAY))
                 next_log = time.monotonic() + _WAIT_LOG_SECONDS
             time.sleep(_POLL_SECONDS)
         return None
@@ -142,9 +146,9 @@ class Worker:
     def _run_node(self, head_address: str) -> None:
         log.info("joining the head at %s", head_address)
         started = time.monotonic()
-        with ray_node.ray_folder() as folder:
-            command = build_command(self._address, head_address, self._num_gpus, folder, self._store_bytes)
-            shared = {} if self._engines is None else self._engines.variables
+        with TemporaryFolder("ray") as folder:
+            command = build_command(self.address, head_address, self.num_gpus, folder, self.store_bytes)
+            shared = {} if self.engines is None else self.engines.variables
             environment = build_environment({**os.environ, **shared})
             node = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
             try:
@@ -153,7 +157,7 @@ class Worker:
                 if self._is_stopped:
                     log.info("the driver: %s", announce_leave(head_address, os.environ))
             finally:
-                keep = self._engines.sessions if self._engines is not None else set
+                keep = self.engines.sessions if self.engines is not None else set
                 terminate_descendants(_STOP_SECONDS if self._stopping else 0, keep)
         # A node that cannot join must not be restarted in a tight loop.
         while not self._stopping and time.monotonic() < started + _HEAD_GONE_SECONDS:
@@ -174,7 +178,7 @@ class Worker:
             elif now - last_seen > _HEAD_GONE_SECONDS:
                 return "the head accepts no connection"
             if now - last_lookup > _LOOKUP_SECONDS:
-                addresses = discovery.resolve(self._head)
+                addresses = discovery.resolve(self.head)
                 if addresses and head_address not in addresses:  # no address proves nothing: DNS may be down
                     return "the head has another address"
                 last_lookup = time.monotonic()

@@ -8,33 +8,19 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol
 
 from rljob_api.errors import TransientError
 from rljob_api.wire.contract import ExitCode
 from rljob_api.wire.termination import GPU_FAULT_PREFIX
-from rljob_api.wire.weights import EngineMemory, EnginesReport
+from rljob_api.wire.weights import EnginesReport
 from rljob_trainer.concurrency import end_tasks
+from rljob_trainer.worker.engine_client import EngineClient
+from rljob_trainer.worker.engine_process import EngineProcess
 from rljob_trainer.worker.turns import Engines, Order
 
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
-
-
-class Process(Protocol):
-    """An EngineProcess."""
-
-    session: int
-
-    def poll(self) -> int | None: ...
-    def message(self) -> str: ...
-    def terminate(self) -> None: ...
-    def kill(self) -> None: ...
-
-
-class Client(Protocol):
-    async def ask(self, number: int, wish: str, timeout: float, *, is_warm: bool) -> EngineMemory | None: ...
 
 
 class SupersededError(Exception):
@@ -44,10 +30,10 @@ class SupersededError(Exception):
 class Supervisor:
     """All methods but those of a program's end are for one event loop."""
 
-    def __init__(self, engines: Engines, start: Callable[[int], Process]) -> None:
+    def __init__(self, engines: Engines, start: Callable[[int], EngineProcess]) -> None:
         """`start`: starts the engine with this number."""
         self._engines, self._start = engines, start
-        self._processes: dict[int, Process] = {}
+        self._processes: dict[int, EngineProcess] = {}
         self._dying: set[int] = set()
         """Engines that are being killed."""
         self._begun = asyncio.Event()
@@ -61,7 +47,7 @@ class Supervisor:
         return {process.session for process in list(self._processes.values())}
 
     @contextlib.asynccontextmanager
-    async def running(self, client: Client) -> AsyncIterator[None]:
+    async def running(self, client: EngineClient) -> AsyncIterator[None]:
         tasks = [asyncio.create_task(self._run(client, number)) for number in range(len(self._engines.engines))]
         tasks.append(asyncio.create_task(self._begin()))
         try:
@@ -105,12 +91,12 @@ class Supervisor:
         self._engines.order = Order("trainer")
         self._begun.set()
 
-    async def _run(self, client: Client, number: int) -> None:
+    async def _run(self, client: EngineClient, number: int) -> None:
         while True:
             await self._act(client, number)
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def _act(self, client: Client, number: int) -> None:
+    async def _act(self, client: EngineClient, number: int) -> None:
         process = self._processes.get(number)
         if process is not None and (code := process.poll()) is not None:
             await self._record_end(number, code, process.message())
@@ -130,7 +116,7 @@ class Supervisor:
         elif step == "ask":
             await self._ask(client, number)
 
-    async def _ask(self, client: Client, number: int) -> None:
+    async def _ask(self, client: EngineClient, number: int) -> None:
         engine = self._engines.engines[number]
         wish = self._engines.order.wish_of(engine)
         try:

@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 import torch
 from rljob_trainer.weights.checksum import digest_tensors
-from rljob_trainer.weights.receive import receive_tensors
+from rljob_trainer.weights.hand_over import receive_tensors
 tensors = []
 for name, tensor in receive_tensors(Path(sys.argv[1]), "secret", "g:1", torch.device("cpu")):
     tensors.append(tensor)

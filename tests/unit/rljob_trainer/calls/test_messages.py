@@ -52,7 +52,7 @@ class Attempts:
 
 def test_each_body_of_an_episode_is_another_attempt_with_the_same_id():
     episode = EpisodeRequest(Attempts())
-    assert (episode.id, episode.lane, episode.path, episode.num_results) == ("e/0", "eval", "/v1/call", 1)
+    assert (episode.request.id, episode.lane, episode.path, episode.num_results) == ("e/0", "eval", "/v1/call", 1)
     bodies = [json.loads(episode.encode()) for _ in range(2)]
     assert [body["arguments"] for body in bodies] == [{"attempt": 0}, {"attempt": 1}]
     assert {body["id"] for body in bodies} == {"e/0"}

@@ -3,8 +3,7 @@
 import pytest
 
 from rljob_api.wire.weights import OWN_WEIGHTS
-from rljob_trainer.driver.fixed_model import FixedModel, as_evaluation, start_fixed
-from rljob_trainer.history.figures import read_figures
+from rljob_trainer.driver.fixed_model import as_evaluation, read_figures, start_fixed
 
 
 @pytest.fixture
@@ -54,7 +53,9 @@ async def test_driver_that_is_restarted_evaluates_from_the_start(evaluating):
 
 
 async def test_what_would_change_weights_is_a_mistake_of_the_driver(tmp_path):
-    model = FixedModel()
-    for call in (model.save(tmp_path), model.set_steps(3), model.apply(1.0), model.publish(1)):
-        with pytest.raises(AssertionError):
-            await call
+    model = await start_fixed(generation="", checkpoint=None, report=print)
+    for call in (lambda: model.save(tmp_path), lambda: model.set_steps(3), lambda: model.apply(1.0)):
+        with pytest.raises(AssertionError, match="no trainer"):
+            await call()
+    with pytest.raises(AssertionError, match="no trainer"):
+        await model.publish(1)

@@ -73,7 +73,7 @@ def test_export_that_is_being_written_is_waited_for(runs):
 
 
 async def test_head_starts_once_the_export_has_its_name(runs, monkeypatch):
-    monkeypatch.setattr(waiting, "_FIRST_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(waiting, "PAUSES", (0.0, 0.0))
     partial, reports = runs / "sums" / EXPORT_PARTIAL, []
     partial.mkdir()
 

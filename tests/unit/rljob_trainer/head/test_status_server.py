@@ -74,7 +74,7 @@ async def test_rollouts_wait_until_the_head_has_found_the_version_of_the_model(b
     asking = asyncio.create_task(find_model(outages.watch("the head")))
     await wait_until(lambda: outages._dependencies[0].failing_since is not None)
     assert "has not found the model yet" in outages._dependencies[0].last_error
-    board.name_model("s3+abc://bucket/model")
+    board.model = "s3+abc://bucket/model"
     assert await asking == "s3+abc://bucket/model"
     monkeypatch.setenv("RLJOB_MODEL", "hf://org/name")
     assert await find_model(outages.watch("the head")) == "hf://org/name", "the head is not asked"
@@ -83,7 +83,7 @@ async def test_rollouts_wait_until_the_head_has_found_the_version_of_the_model(b
 async def test_rollouts_have_the_step_of_a_run_that_the_head_has_chosen(board, monkeypatch):
     for name, value in {"RLJOB_HEAD": ADDRESS, "RLJOB_MODEL": "/mnt/pvc/runs/sums", "RLJOB_MODEL_STEP": "last"}.items():
         monkeypatch.setenv(name, value)
-    board.name_model("/mnt/pvc/runs/sums/exports/step-000020")
+    board.model = "/mnt/pvc/runs/sums/exports/step-000020"
     assert await find_model(Outages().watch("the head")) == "/mnt/pvc/runs/sums/exports/step-000020"
 
 

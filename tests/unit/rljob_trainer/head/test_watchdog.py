@@ -1,12 +1,13 @@
-"""The watchdog of the driver's event loop, in simulated time."""
+"""The watchdog of the driver's event loop, in simulated time, and the loop's lag, which is what held it."""
 
 import asyncio
 import threading
+import time
 
 import pytest
 
 from rljob_api.manifest.job_sections import HangDetection
-from rljob_trainer.head.watchdog import LoopWatchdog
+from rljob_trainer.head.watchdog import LoopWatchdog, watching_lag
 
 
 class Process:
@@ -46,3 +47,15 @@ async def test_a_loop_that_turns_is_left_alone(watchdog, process):
             process.now += 1
             await asyncio.sleep(0.005)
     assert not process.ended.is_set()
+
+
+async def test_what_holds_the_loop_is_observed_and_the_watch_ends():
+    observed = []
+    async with watching_lag(observed.append, period=0.001):
+        await asyncio.sleep(0.01)
+        time.sleep(0.2)  # noqa: ASYNC251 - this is what it measures
+        await asyncio.sleep(0.01)
+    assert max(observed) >= 0.2 - 0.01
+    count = len(observed)
+    await asyncio.sleep(0.01)
+    assert len(observed) == count

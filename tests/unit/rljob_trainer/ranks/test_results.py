@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from rljob_trainer.episodes.types import NOT_SAMPLED, TrainRow
+from rljob_trainer.episodes.types import NOT_SAMPLED, TokenFacts, TrainRow
 from rljob_trainer.policy.micro_batches import plan_micro_batches
-from rljob_trainer.policy.policy import BatchFacts
 from rljob_trainer.policy.update_metrics import RankMetrics
 from rljob_trainer.ranks.results import UpdateCounts, scatter_facts, split_facts, summarize_update
 
@@ -27,7 +26,7 @@ ROWS = [
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_facts_are_scattered_to_their_tokens(num_ranks):
     plans = plan_micro_batches(ROWS, num_ranks=num_ranks, micro_batch_tokens=16)
-    answers = [split_facts(plan, [BatchFacts(-batch.targets.astype(np.float32)) for batch in plan]) for plan in plans]
+    answers = [split_facts(plan, [TokenFacts(-batch.targets.astype(np.float32)) for batch in plan]) for plan in plans]
     facts = scatter_facts(ROWS, answers)
     found = [fact.reference_logprobs.tolist() for fact in facts]
     assert found == [[0, 0, -10, -11], [0, 0, -12, 0, -14], [0, 0], [0, -15]]

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from rljob_api.errors import TransientError
-from rljob_trainer.weights import receive
 from rljob_trainer.weights.channel import Channel
-from rljob_trainer.weights.hand_over import HandOver
+from rljob_trainer.weights.hand_over import HandOver, receive_tensors
 from rljob_trainer.weights.staging import socket_path
 from tests.support.waiting import wait_for
 
@@ -38,7 +37,7 @@ class World:
 
     def ask(self, key: str = "g:1", token: str = "secret") -> Future[dict[str, torch.Tensor]]:
         """Let an engine ask. It has loaded what the future returns."""
-        return self.threads.submit(lambda: dict(receive.receive_tensors(self.folder, token, key, CPU)))
+        return self.threads.submit(lambda: dict(receive_tensors(self.folder, token, key, CPU)))
 
     def ask_and_wait(self, number: int = 1) -> list[Future[dict[str, torch.Tensor]]]:
         asking = [self.ask() for _ in range(number)]
@@ -168,7 +167,7 @@ def test_a_gathering_that_fails_ends_the_loads_and_frees_the_memory(world: World
 
 def test_a_load_that_fails_closes_the_engines_side(world: World) -> None:
     def load() -> None:
-        for _ in receive.receive_tensors(world.folder, "secret", "g:1", CPU):
+        for _ in receive_tensors(world.folder, "secret", "g:1", CPU):
             raise ValueError("no such parameter")
 
     loading = world.threads.submit(load)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rljob_trainer.driver.watcher import run_with_watcher
+from rljob_trainer.concurrency import run_with_watcher
 
 
 class WatcherError(Exception):

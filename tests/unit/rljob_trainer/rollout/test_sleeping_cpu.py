@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rljob_trainer.rollout.pages import drop_pages
+from rljob_trainer.rollout.sleeping_cpu import drop_pages
 from rljob_trainer.weights.heap import resident_bytes
 
 NUM_BYTES = 64 << 20

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_trainer.replicas.fleet import Fleet
-from rljob_trainer.services.version_pin import ABSENT_SECONDS, PENDING, UNKNOWN_VERSION, VersionPin, choose_version
+from rljob_trainer.services.version_tracker import ABSENT_SECONDS, PENDING, UNKNOWN_VERSION, VersionPin, choose_version
 
 VERSIONS = st.lists(st.sampled_from(["a", "b", "c"]), max_size=6)
 

@@ -10,9 +10,9 @@ import pytest
 from rljob_api.manifest.job_sections import HangDetection
 from rljob_trainer.progress.pace import Pace
 from rljob_trainer.progress.work import WatchedClock
-from rljob_trainer.ranks import heartbeats as heartbeats_module
+from rljob_trainer.ranks import calls
+from rljob_trainer.ranks.calls import Heartbeats
 from rljob_trainer.ranks.heartbeat import Beat
-from rljob_trainer.ranks.heartbeats import Heartbeats
 from rljob_trainer.ranks.rank_watch import RankWatch
 
 
@@ -40,7 +40,7 @@ def watch():
 
 @pytest.fixture
 def heartbeats(monkeypatch, watch):
-    monkeypatch.setattr(heartbeats_module, "_ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr(calls, "_ANSWER_SECONDS", 0.01)
     return Heartbeats(watch)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rljob_api.manifest.algorithm import Optimizer
-from rljob_trainer.policy.lr_schedule import learning_rate
+from rljob_trainer.policy.optimizer import learning_rate
 
 
 def rates(total: int, **settings: object) -> list[float]:

@@ -3,7 +3,7 @@
 import pytest
 
 from rljob_api.tracing import spans
-from rljob_trainer.head.tracing import tracing_episodes
+from rljob_trainer.traces import tracing_episodes
 from tests.support.job_simulation import make_job
 from tests.support.traces import Collector
 

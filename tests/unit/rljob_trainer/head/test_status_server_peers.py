@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from rljob_trainer.replicas.peers import NUM_PEERS, Peers
+from rljob_trainer.head.status_server import NUM_PEERS, Peers
 
 
 def test_replica_gets_some_of_the_others_that_poll() -> None:

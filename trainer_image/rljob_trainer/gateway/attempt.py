@@ -214,10 +214,18 @@ class Attempt:
             created=int(time.time()),
             message=message,
             finish_reason="length" if completion.truncated else is_call,
+            stop=self._find_stop(request, completion),
             completion=completion,
             num_prompt_tokens=len(pending.prompt),
             token_texts=texts,
         )
+
+    def _find_stop(self, request: ModelRequest, completion: Completion) -> str:
+        """Return the request's stop string that ended the answer: its tokens have it, and the text does not."""
+        if not request.stop or completion.truncated:
+            return ""
+        rest = self._policy.template.decode(completion.token_ids)[len(completion.text) :]
+        return next((text for text in request.stop if text in rest), "")
 
     def _record(self, pending: PendingAnswer, answer: ModelAnswer) -> None:
         completion = answer.completion

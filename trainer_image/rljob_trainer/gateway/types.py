@@ -64,6 +64,8 @@ class ModelAnswer:
     num_prompt_tokens: int
     token_texts: list[str] = field(default_factory=list)
     """[sampled] Text of each token, if log-probs were asked for."""
+    stop: str = ""
+    """The request's stop string that ended it. Empty: none did."""
 
 
 class Dialect(Protocol):

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -506,6 +507,21 @@ async def test_halves_of_surrogate_pairs_are_replaced(bench):
     assert (await client.chat({"role": "user", "content": "\ud800"}, stop="\udfff"))[0] == 200
     assert (await client.post("/v1/completions", json={"model": "policy", "prompt": "\ud800"}))[0] == 200
     assert policy.stops[0] == ["?"]
+
+
+@pytest.mark.parametrize(("text", "reason"), [("Action", "stop_sequence"), ("", "end_turn")])
+async def test_the_messages_api_names_the_stop_sequence_that_ended_the_answer(bench, text, reason):
+    class Stopped(SpelledPolicy):
+        async def __call__(self, token_ids, max_tokens=None, stop=()):
+            completion = await super().__call__(token_ids, max_tokens, stop)
+            sampled = build_template(self.family).encode(f"{completion.text}{text}")
+            return replace(completion, token_ids=sampled, logprobs=[0.0] * len(sampled), versions=[0] * len(sampled))
+
+    _, client = bench.begin(Stopped("abc"))
+    body = {"model": "policy", "max_tokens": 9, "messages": [USER], "stop_sequences": ["Other", "Action"]}
+    _, found = await client.post("/v1/messages", json=body)
+    assert (found["content"][0]["text"], found["stop_reason"]) == ("abc", reason)
+    assert found["stop_sequence"] == (text or None)
 
 
 @pytest.mark.parametrize("prompt", [[10**9], [-1], []])

@@ -4,7 +4,7 @@
     tool_result    a message of the role tool
     thinking       the reasoning of the assistant's message; answers show it if the request enables thinking
 
-A stop sequence ends an answer with end_turn: the engine does not say which one it was.
+Other blocks are text.
 """
 
 import json
@@ -47,14 +47,15 @@ class Messages:
         )
 
     def write(self, request: ModelRequest, answer: ModelAnswer) -> dict[str, Any]:
+        stop = answer.stop if answer.stop and answer.finish_reason == "stop" else None
         return {
             "id": answer.id,
             "type": "message",
             "role": "assistant",
             "model": request.model,
             "content": _write_blocks(request, answer),
-            "stop_reason": _STOP_REASONS[answer.finish_reason],
-            "stop_sequence": None,
+            "stop_reason": "stop_sequence" if stop else _STOP_REASONS[answer.finish_reason],
+            "stop_sequence": stop,
             "usage": {"input_tokens": answer.num_prompt_tokens, "output_tokens": len(answer.completion.token_ids)},
         }
 
@@ -64,9 +65,10 @@ class Messages:
             **whole,
             "content": [],
             "stop_reason": None,
+            "stop_sequence": None,
             "usage": {"input_tokens": answer.num_prompt_tokens, "output_tokens": 0},
         }
-        delta = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+        delta = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
         events: list[dict[str, Any]] = [{"type": "message_start", "message": started}]
         for index, block in enumerate(whole["content"]):
             start, deltas = _split_block(block)

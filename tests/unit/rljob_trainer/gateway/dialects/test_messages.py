@@ -1,6 +1,7 @@
 """Anthropic's Messages API."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from anthropic.types import Message
@@ -107,6 +108,16 @@ def test_answer_is_text(make_answer):
 @pytest.mark.parametrize(("finish", "reason"), [("length", "max_tokens"), ("stop", "end_turn")])
 def test_stop_reasons(make_answer, finish, reason):
     assert DIALECT.write(read(), make_answer(finish=finish))["stop_reason"] == reason
+
+
+def test_the_stop_sequence_that_ended_an_answer_is_named(make_answer, read_events):
+    answer = replace(make_answer(), stop="END")
+    response = Message.model_validate(DIALECT.write(read(), answer))
+    assert (response.stop_reason, response.stop_sequence) == ("stop_sequence", "END")
+    delta = read_events(DIALECT.events(read(stream=True), answer))[-2]["delta"]
+    assert delta == {"stop_reason": "stop_sequence", "stop_sequence": "END"}
+    calls = replace(make_answer(calls=[("add", "{}")]), stop="END")
+    assert DIALECT.write(read(), calls)["stop_reason"] == "tool_use"
 
 
 def test_an_empty_answer_has_a_block(make_answer):

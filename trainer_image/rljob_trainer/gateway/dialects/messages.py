@@ -1,7 +1,7 @@
 """POST /v1/messages: Anthropic's Messages API. Pure.
 
     tool_use       a call of the assistant's message
-    tool_result    a message of the role tool
+    tool_result    a message of the role tool; one with is_error begins with "Error: "
     thinking       the reasoning of the assistant's message; answers show it if the request enables thinking
 
 Other blocks are text.
@@ -122,7 +122,8 @@ def _read_user(content: Any, path: str) -> list[Message]:
         if block.get("type") == "tool_result":
             call_id = fields.read_string(block.get("tool_use_id"), f"{path}[{index}].tool_use_id")
             text = fields.read_text(block.get("content"), f"{path}[{index}].content")
-            results.append({"role": "tool", "tool_call_id": call_id, "content": text})
+            error = "Error: " if block.get("is_error") else ""
+            results.append({"role": "tool", "tool_call_id": call_id, "content": f"{error}{text}"})
         else:
             texts.append(fields.read_part(block, f"{path}[{index}]"))
     return [*results, {"role": "user", "content": "\n".join(texts)}] if texts or not results else results

@@ -47,7 +47,7 @@ def test_results_come_before_the_text_of_the_user():
 
     assert read(messages=[QUESTION, {"role": "user", "content": blocks}]).messages[1:] == [
         {"role": "tool", "tool_call_id": "call_0_0", "content": "4"},
-        {"role": "tool", "tool_call_id": "call_0_1", "content": "failed"},
+        {"role": "tool", "tool_call_id": "call_0_1", "content": "Error: failed"},
         {"role": "tool", "tool_call_id": "call_0_2", "content": ""},
         {"role": "user", "content": "Continue."},
     ]

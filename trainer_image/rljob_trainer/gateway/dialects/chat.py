@@ -11,7 +11,7 @@ from rljob_trainer.gateway.types import ModelAnswer, ModelRequest
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Roles of requests -> roles that chat templates know."""
 _REASONING = ("reasoning_content", "reasoning")
-"""Names under which clients send reasoning back."""
+"""Names of reasoning, which clients send back."""
 
 
 class ChatCompletions:
@@ -40,7 +40,7 @@ class ChatCompletions:
     def write(self, request: ModelRequest, answer: ModelAnswer) -> dict[str, Any]:
         choice = {
             "index": 0,
-            "message": {**answer.message, "refusal": None},
+            "message": {**answer.message, **_write_reasoning(answer), "refusal": None},
             "logprobs": _write_logprobs(request, answer),
             "finish_reason": answer.finish_reason,
         }
@@ -78,7 +78,12 @@ def _read_message(value: Any, path: str) -> Message:
     role = _ROLES.get(str(given.get("role")))
     if role is None:
         raise fields.refuse(f"{path}.role", f"must be one of {', '.join(_ROLES)}, got {given.get('role')!r}")
-    message: Message = {"role": role, "content": fields.read_text(given.get("content"), f"{path}.content")}
+    parts = given.get("content")
+    if role == "assistant" and isinstance(parts, list):  # LiteLLM writes Anthropic's thinking as parts
+        thinking = [part for part in parts if isinstance(part, dict) and str(part.get("type")).endswith("thinking")]
+        given = {"reasoning": "".join(str(part.get("thinking") or "") for part in thinking), **given}
+        parts = [part for part in parts if part not in thinking]
+    message: Message = {"role": role, "content": fields.read_text(parts, f"{path}.content")}
     if role == "assistant":
         if reasoning := next((text for name in _REASONING if (text := given.get(name))), None):
             message["reasoning_content"] = fields.read_string(reasoning, f"{path}.reasoning_content")
@@ -98,11 +103,7 @@ def _read_call(value: Any, path: str) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         arguments = fields.read_string(arguments, f"{path}.function.arguments")
     name = fields.read_string(function.get("name"), f"{path}.function.name")
-    return {
-        "id": str(call.get("id") or ""),
-        "type": "function",
-        "function": {"name": name, "arguments": arguments},
-    }
+    return fields.write_call(str(call.get("id") or ""), name, arguments)
 
 
 def _read_limit(body: Mapping[str, Any]) -> int | None:
@@ -137,13 +138,19 @@ def _split(request: ModelRequest, answer: ModelAnswer) -> Iterator[dict[str, Any
     """Yield the choices of the stream: role, reasoning, content, each call, and the reason of the end."""
     message, logprobs = answer.message, _write_logprobs(request, answer)
     yield _write_delta({"role": "assistant", "content": "", "refusal": None})
-    if message.get("reasoning_content"):
-        yield _write_delta({"reasoning_content": message["reasoning_content"]})
+    if reasoning := _write_reasoning(answer):
+        yield _write_delta(reasoning)
     if message.get("content") or logprobs:
         yield {**_write_delta({"content": message.get("content") or ""}), "logprobs": logprobs}
     for index, call in enumerate(message.get("tool_calls") or []):
         yield _write_delta({"tool_calls": [{"index": index, **call}]})
     yield {**_write_delta({}), "finish_reason": answer.finish_reason}
+
+
+def _write_reasoning(answer: ModelAnswer) -> dict[str, Any]:
+    """Return it under both names: vLLM renamed it, and clients read one of them."""
+    text = answer.message.get("reasoning_content")
+    return dict.fromkeys(_REASONING, text) if text else {}
 
 
 def _write_delta(delta: dict[str, Any]) -> dict[str, Any]:

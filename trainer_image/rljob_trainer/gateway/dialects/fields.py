@@ -106,8 +106,8 @@ def read_tool(name: Any, description: Any, parameters: Any, path: str) -> ToolSc
         raise refuse(".".join([path, *map(str, problem["loc"])]), str(problem["msg"])) from None
 
 
-def write_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """Return a tool call as messages have it. `arguments`: JSON text."""
+def write_call(call_id: str, name: str, arguments: str | dict[str, Any]) -> dict[str, Any]:
+    """Return a tool call as messages have it. `arguments`: JSON text, or the object."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 

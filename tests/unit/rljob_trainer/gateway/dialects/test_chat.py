@@ -40,6 +40,18 @@ def test_messages_keep_what_belongs_to_the_conversation():
     ]
 
 
+def test_thinking_parts_are_the_reasoning_of_an_answer():
+    parts = [
+        {"type": "thinking", "thinking": "why", "signature": "s"},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "text", "text": "4"},
+    ]
+    [_, answer, _] = read(messages=[USER, {"role": "assistant", "content": parts}, USER]).messages
+    assert answer == {"role": "assistant", "content": "4", "reasoning_content": "why"}
+    with pytest.raises(RequestError, match=r"messages\[0\].content\[0\].type: .*text alone"):
+        read(messages=[{"role": "user", "content": parts}])
+
+
 @pytest.mark.parametrize(
     ("messages", "problem"),
     [
@@ -103,7 +115,7 @@ def test_answer_is_a_chat_completion(make_answer):
 
     choice = response.choices[0]
     assert (choice.message.content, choice.finish_reason, choice.message.refusal) == ("Four", "stop", None)
-    assert choice.message.reasoning_content == "why"
+    assert choice.message.reasoning_content == choice.message.reasoning == "why"
     assert [(each.token, each.logprob) for each in choice.logprobs.content] == [("Fo", -0.5), ("ur", -0.25)]
     assert bytes(choice.logprobs.content[0].bytes) == b"Fo"
     assert (response.usage.prompt_tokens, response.usage.completion_tokens, response.usage.total_tokens) == (7, 2, 9)

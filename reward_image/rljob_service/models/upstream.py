@@ -230,8 +230,8 @@ class UpstreamClient:
 
 
 def _find_error(text: str) -> int:
-    """Return the status that an answer of the status 200 has in its body, as gateways of several models write the
-    error of one; 200 without one."""
+    """Return the status that an answer with the status 200 has in its body, as gateways of many models write the error
+    of a model's server; 200 without an error."""
     if '"error"' not in text:
         return 200
     with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError):

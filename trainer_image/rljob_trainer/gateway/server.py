@@ -2,7 +2,7 @@
 
     POST /v1/chat/completions | /v1/completions | /v1/responses | /v1/messages     an answer of the policy
     POST /v1/rewards                                                               see rewards.py
-    POST /v1/messages/count_tokens                                                 no turn
+    POST /v1/messages/count_tokens | /v1/responses/input_tokens                    no turn
     GET  /v1/models
     the paths of answers, for another model                                        see forwarding.py
 
@@ -101,8 +101,8 @@ class ModelGateway:
             app.router.add_post(dialect.path, self._serve(dialect, self._answer))
         openai = DIALECTS[0]
         app.router.add_post("/v1/rewards", self._serve(openai, self._reward))
-        anthropic = DIALECTS[-1]
-        app.router.add_post(f"{anthropic.path}/count_tokens", self._serve(anthropic, self._count_tokens))
+        for dialect, name in zip(DIALECTS[-2:], ("input_tokens", "count_tokens"), strict=True):
+            app.router.add_post(f"{dialect.path}/{name}", self._serve(dialect, self._count_tokens))
         app.router.add_get("/v1/models", self._serve(openai, self._list_models))
         app.router.add_get("/v1/models/{model:.+}", self._serve(openai, self._get_model))
         # A client that leaves cancels its handler, which learns of it in no other way.
@@ -269,7 +269,7 @@ class ModelGateway:
             return await self._forward(request, body, attempts.main)
         asked = self._read(dialect, body, request)
         attempt = attempts.choose(self._name_trajectory(asked.model, request))
-        return _respond({"input_tokens": await attempt.count_tokens(asked)})
+        return _respond({"object": "response.input_tokens", "input_tokens": await attempt.count_tokens(asked)})
 
     async def _list_models(self, dialect: Dialect, request: web.Request, attempts: Attempts) -> web.StreamResponse:
         names = (*self._seats.models(), *self._others.names)
@@ -311,7 +311,9 @@ async def _write_missing_route(request: web.Request, handler: _Handler) -> web.S
         if error.status not in (404, 405):
             raise
         paths = ", ".join([*(dialect.path for dialect in DIALECTS), "/v1/rewards", "/v1/models"])
-        message = f"{request.method} {request.path} not found; the paths are {paths}"
+        compacts = "/compact" in request.path
+        reason = "; the gateway keeps no conversations, and compacts none: ask the model for a summary" * compacts
+        message = f"{request.method} {request.path} not found{reason}; the paths are {paths}"
         return _refuse(DIALECTS[0], RequestError(error.status, "not_found", message))
 
 

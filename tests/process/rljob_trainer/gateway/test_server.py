@@ -216,6 +216,24 @@ async def test_only_reward_events_of_agent_lightning_are_rewards(bench):
     assert episode.read().reward == 0.5
 
 
+async def test_both_apis_count_the_tokens_of_a_request(bench):
+    policy = SpelledPolicy("4")
+    _, client = bench.begin(policy)
+    for path, body in (("responses/input_tokens", {"input": [USER]}), ("messages/count_tokens", {"messages": [USER]})):
+        status, found = await client.post(f"/v1/{path}", json={"model": "policy", **body})
+        assert (status, found["object"]) == (200, "response.input_tokens")
+        assert not policy.prompts
+    await client.ask()
+    assert found["input_tokens"] == len(policy.prompts[0])
+
+
+async def test_compaction_is_the_programs_own(bench):
+    _, client = bench.begin(SpelledPolicy())
+    status, body = await client.post("/v1/responses/compact", json={"model": "policy", "input": [USER]})
+    assert (status, body["error"]["code"]) == (404, "not_found")
+    assert "no conversations, and compacts none: ask the model for a summary" in body["error"]["message"]
+
+
 async def test_other_models_and_paths_are_not_found(bench):
     episode, client = bench.begin(SpelledPolicy())
 

@@ -148,7 +148,7 @@ def _split(request: ModelRequest, answer: ModelAnswer) -> Iterator[dict[str, Any
 
 
 def _write_reasoning(answer: ModelAnswer) -> dict[str, Any]:
-    """Return it under both names: vLLM renamed it, and clients read one of them."""
+    """Return it under both names: vLLM renamed it, and each client reads one name."""
     text = answer.message.get("reasoning_content")
     return dict.fromkeys(_REASONING, text) if text else {}
 

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from rljob_api.manifest.base import ClusterRule, Spec, yaml_fields
 from rljob_api.manifest.roles import Role
 from rljob_api.manifest.schedule import MUTABLE_SCHEDULE_FIELDS
+from rljob_api.wire.redaction import redact_job
 
 
 def _unchanged(path: str) -> ClusterRule:
@@ -121,7 +122,8 @@ def read_resume_fields(spec: Spec) -> ResumeFields:
 
 
 def pick_resume_fields(spec: Mapping[str, Any]) -> ResumeFields:
-    """Return the same of a spec as it is written in a file. Rewards are by name."""
+    """Return the same of a spec as it is written in a file, without its secrets. Rewards are by name."""
+    spec = redact_job(spec)
     fixed, recorded = ({f"spec.{path}": _find(spec, path.split(".")) for path in paths} for paths in (FIXED, RECORDED))
     if rewards := recorded["spec.rewards"]:
         recorded["spec.rewards"] = {each["name"]: _without(each, {"name"}) for each in rewards}

@@ -8,14 +8,21 @@ earlier version accepted runs on with a warning, too (`Rule.is_ratcheted`).
 import logging
 from pathlib import Path
 
+import yaml
 from pydantic import ValidationError
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.read.documents import read_documents
 from rljob_api.read.load import InvalidManifestError, load_job
 from rljob_api.read.unknown_fields import drop_unknown_fields
+from rljob_api.wire.redaction import redact_job
 
 log = logging.getLogger(__name__)
+
+
+def describe_job_file(path: str | Path) -> str:
+    """Return the file of a Pod without its secrets, for the records of the run."""
+    return yaml.safe_dump(redact_job(yaml.safe_load(Path(path).read_bytes())), sort_keys=False, allow_unicode=True)
 
 
 def load_job_file(path: str | Path) -> RLJob:

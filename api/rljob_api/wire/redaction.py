@@ -1,9 +1,10 @@
-"""Hides secrets in what others may read: logs, and the job in a report. Pure, and of the standard library only.
+"""Hides secrets in what others may read: logs, records, trackers, pages. Pure, and of the standard library only.
 
 A text is a secret by the name of its variable, option or field; by its form, as the password in a URL or a key of a
 known provider; or because it contains the value of a variable that is one. Invariant: nothing but secrets is changed.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +12,9 @@ from typing import Any, Final
 
 HIDDEN: Final = "(hidden)"
 _SECRET_NAME = re.compile(
-    r"token(?!iz)|key|secret|passw|pwd|credential|auth|webhook|dsn|cookie|signature|connection_?string", re.IGNORECASE
+    r"token(?!iz)|key|secret|passw|passphrase|pwd|credential|auth|webhook|dsn|cookie|signature|connection_?string"
+    r"|(?<![a-z])(?:pat|pin|cred)s?(?![a-z])",
+    re.IGNORECASE,
 )
 _NO_SECRET_NAME = re.compile(r"(_path|_file|_dir|_sock|_mode|_url|_uri|_host|_user(name)?|^(old)?pwd)$", re.IGNORECASE)
 """Names of variables that say where a secret is, or how it is used, and the shell's working directory, PWD. What is
@@ -36,6 +39,7 @@ _FORMS = [
     re.compile(r"\b(?:Account|SharedAccess)(?:Key|Signature)=(?P<secret>[^\s;&#\"'<>\\]+)", re.IGNORECASE),  # Azure
     re.compile(r"(?<=hooks\.slack\.com/)(?:services|workflows)/(?P<secret>[^\s\"'<>]+)"),
     re.compile(r"(?<=discord\.com/api/)webhooks/(?P<secret>[^\s\"'<>]+)"),
+    re.compile(r"\bCookie[\"'\\]{0,2}\s?[:=]\s?[\"'\\]{0,2}(?P<secret>\w+=[^\"'\n]+)", re.IGNORECASE),
     re.compile(
         r"\bAuthorization[\"'\\]{0,2}\s?[:=]\s?[\"'\\]{0,2}(?:\w{1,16}\s+)?(?P<secret>[A-Za-z0-9._~+/=-]{8,})",
         re.IGNORECASE,
@@ -53,6 +57,7 @@ _FORMS = [
     re.compile(r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}"),  # Slack
     re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),  # AWS
     re.compile(r"\bAIza[\w-]{35}"),  # Google
+    re.compile(r"\bnvapi-[\w-]{20,}"),  # NVIDIA
     re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"),  # JSON Web Tokens
 ]
 """What is secret by its form: the group `secret`, or the whole match."""
@@ -85,15 +90,12 @@ class Redactor:
 
     def _redact_item(self, before: Any, value: Any) -> Any:
         """An argument may be the value of the option before it."""
-        is_value = isinstance(before, str) and before.startswith("-") and _SECRET_OPTION.match(before)
-        return HIDDEN if is_value and isinstance(value, str) else self.redact(value)
+        return HIDDEN if _is_argument(before, value) else self.redact(value)
 
     def _redact_field(self, name: Any, value: Any) -> Any:
         if name == "env":
             return self._redact_env(value)
-        if value and isinstance(value, str) and _SECRET_OPTION.match(str(name)):
-            return HIDDEN
-        return self.redact(value)
+        return HIDDEN if _is_field(name, value) else self.redact(value)
 
     def _redact_env(self, env: Any) -> Any:
         """`env` maps names to values, or is a Pod's list of name and value."""
@@ -108,6 +110,14 @@ class Redactor:
                 for each in env
             ]
         return env
+
+
+def _is_argument(before: Any, value: Any) -> bool:
+    return isinstance(before, str) and before.startswith("-") and _is_field(before, value)
+
+
+def _is_field(name: Any, value: Any) -> bool:
+    return bool(value and isinstance(value, str) and _SECRET_OPTION.match(str(name)))
 
 
 def redact_job(job: Mapping[str, Any]) -> Any:
@@ -145,9 +155,12 @@ def _is_secret_name(name: str) -> bool:
 
 
 def find_values(value: Any) -> Iterator[str]:
-    """Yield the values of all secret variables of a manifest that are secret wherever they stand."""
+    """Yield the values of all secret variables, options and fields that are secret wherever they stand."""
     if isinstance(value, dict):
         yield from _find_rare(value.get("env"))
+        yield from (str(each) for name, each in value.items() if _is_field(name, each))
+    elif isinstance(value, list):
+        yield from (str(each) for before, each in itertools.pairwise(value) if _is_argument(before, each))
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from find_values(each)
 

@@ -28,6 +28,7 @@ from rljob_api.run.folder import (
 from rljob_api.run.metrics import Metrics, read_metrics
 from rljob_api.run.origin import Change, read_origin
 from rljob_api.run.summaries import read_run_summary
+from rljob_api.wire.redaction import redact_job
 from rljob_core.children.common import to_yaml
 
 
@@ -111,7 +112,7 @@ def prepare(folder: Path, job: RLJob) -> None:
     """Create the folder and write the job. A run that starts over removes an earlier run's results, so that they are
     not mistaken for new. One that resumes keeps them until it has better ones, but for those that say how it ended."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / FILE_JOB).write_text(to_yaml(dump(job)))
+    (folder / FILE_JOB).write_text(to_yaml(redact_job(dump(job))))
     ended, pages = (FILE_DRIVER_SUMMARY, FILE_SUMMARY), (FILE_SESSIONS, FILE_METRICS, FILE_REPORT)
     for name in ended if has_checkpoint(folder) else ended + pages:
         (folder / name).unlink(missing_ok=True)

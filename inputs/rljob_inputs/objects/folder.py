@@ -7,8 +7,9 @@ error of this machine's disk is an OSError, and one of the storage is of `errors
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,11 @@ class ObjectFolder:
     url: str
     """Without a slash at its end."""
     access: ObjectAccess
+    before_change: Callable[[], object] = lambda: None
+    """Called before each change of a file. What it raises prevents the change."""
 
     def __truediv__(self, name: str) -> ObjectFolder:
-        return ObjectFolder(f"{self.url}/{name}", self.access)
+        return replace(self, url=f"{self.url}/{name}")
 
     def list(self) -> dict[str, ObjectFacts]:
         """Return the files by name, such as checkpoints/step-000010/COMPLETE; empty if there are none. Raise UserError
@@ -56,10 +59,26 @@ class ObjectFolder:
             return None
 
     def write(self, name: str, content: bytes) -> None:
+        self.before_change()
         with self._explained(name, "s3:PutObject"):
             self._client.pipe_file(self._path(name), content)
 
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a file unless it exists. Return whether it was written; storages that know no condition write it."""
+        condition = {"overwrite": False} if self.url.startswith("az://") else {"mode": "create"}
+        with self._explained(name, "s3:PutObject"):
+            try:
+                self._client.pipe_file(self._path(name), content, **condition)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno != errno.ENOSYS:
+                    raise
+                self.write(name, content)
+        return True
+
     def upload(self, file: Path, name: str, count: Count) -> None:
+        self.before_change()
         with self._explained(name, "s3:PutObject"):
             self._client.put_file(str(file), self._path(name), callback=_hook(count))
 
@@ -73,6 +92,7 @@ class ObjectFolder:
 
     def delete(self, name: str) -> None:
         """Delete a file that exists."""
+        self.before_change()
         with self._explained(name, "s3:DeleteObject"):
             self._client.rm_file(self._path(name))
 

@@ -33,6 +33,8 @@ IDLE_SECONDS = 120
 """Longer than clients keep an idle connection: they close it first, so no request meets a closed connection."""
 LEFT = 0
 """Instead of a status: the client has disconnected."""
+_MAX_PIPELINED = 16
+"""Requests that wait while one is answered. What follows them is not read, and the connection ends with the last."""
 _TICK_SECONDS = 1.0
 _BACKLOG = 8192
 _JSON = b"application/json"
@@ -60,6 +62,7 @@ class Request:
         "authorization",
         "body",
         "expects_continue",
+        "framing",
         "keeps_alive",
         "method",
         "path",
@@ -73,6 +76,8 @@ class Request:
         self.authorization = b""
         self.traceparent = b""
         self.body = b""
+        self.framing = b""
+        """The headers that say where its body ends."""
         self.keeps_alive = True
         self.expects_continue = False
         self._on_left: Callable[[], None] | None = None
@@ -140,7 +145,7 @@ class Request:
 
 
 class Connection(asyncio.Protocol):
-    """Parses requests and answers them one at a time; pipelined ones wait."""
+    """Parses requests and answers them one at a time; pipelined ones wait for a later turn of the loop."""
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
@@ -156,6 +161,8 @@ class Connection(asyncio.Protocol):
         self._in_head = False
         self._answering: Request | None = None
         self._pipelined: deque[Request] = deque()
+        self._has_answered = False
+        """In this turn of the loop."""
         self._is_rejected = False
         self.is_authenticated = False
 
@@ -183,10 +190,9 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._parser is None:
             return
+        self._has_answered = False
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:  # ignored, as RFC 9110 permits; what follows is not HTTP
-            self._stop_parsing()
+            self._feed(data)
         except httptools.HttpParserCallbackError as error:
             logger.error("a request could not be handled", exc_info=error.__context__)
             self.abort()
@@ -196,6 +202,20 @@ class Connection(asyncio.Protocol):
             self._num_head_bytes += len(data)
             if self._num_head_bytes > MAX_HEAD_BYTES:
                 self._reject_stream(431, f"request line and headers must have at most {MAX_HEAD_BYTES} bytes")
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            cast(httptools.HttpRequestParser, self._parser).feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            request, self._request = self._request, None
+            if request is None or request.method == b"CONNECT":  # what follows is not HTTP
+                self._stop_parsing()
+                return
+            # The offer of another protocol is ignored, as RFC 9110 permits. The parser has taken the body for that.
+            self._parser = httptools.HttpRequestParser(self)
+            head = b"%b %b HTTP/1.1\r\nauthorization: %b\r\ntraceparent: %b\r\n%b\r\n"
+            values = (request.method, request.path, request.authorization, request.traceparent, request.framing)
+            self._feed(head % values + data[upgrade.args[0] :])
 
     def pause_writing(self) -> None:
         self._transport.pause_reading()  # a client that does not read its responses gets no more of them
@@ -236,6 +256,8 @@ class Connection(asyncio.Protocol):
             request.expects_continue = value.lower() == b"100-continue"
         elif len(name) == 11 and name.lower() == b"traceparent":
             request.traceparent = value
+        elif len(name) in (14, 17) and name.lower() in (b"content-length", b"transfer-encoding"):
+            request.framing += b"%b: %b\r\n" % (name, value)
 
     def on_headers_complete(self) -> None:
         request, parser = self._request, self._parser
@@ -261,18 +283,26 @@ class Connection(asyncio.Protocol):
             self._request.reject(413, f"the request body must have at most {limit}; raise maxRequestSize")
 
     def on_message_complete(self) -> None:
-        request, self._request = self._request, None
+        request, parser = self._request, self._parser
+        if request is not None and parser is not None and parser.should_upgrade():
+            return  # data_received begins it again
+        self._request = None
         if request is None:
             if self._is_rejected:
                 self._transport.close()
             return
         request.body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks = []
-        if self._answering is not None:
-            self._pipelined.append(request)
-            self._transport.pause_reading()
-        else:
+        if self._answering is None and not self._has_answered:
+            self._has_answered = True
             self._answer(request)
+            return
+        self._pipelined.append(request)
+        self._transport.pause_reading()
+        if self._answering is None and len(self._pipelined) == 1:
+            asyncio.get_running_loop().call_soon(self._answer_next)
+        if len(self._pipelined) == _MAX_PIPELINED:
+            self._stop_parsing()
 
     def _answer(self, request: Request) -> None:
         self._server.record_working(self)

@@ -33,6 +33,9 @@ WAITS_FOR_COMPLETION = "waited for a completion"
 _Result = TypeVar("_Result")
 _MAX_SHORT_BYTES = 16 * 2**10
 """Limit of the body of a request whose prompt takes a few milliseconds at most."""
+_PIECE, _CHARACTERS_PER_TOKEN = 2**16, 8
+"""A text of more characters per token than texts have is counted in pieces of so many, before it is tokenized whole:
+that takes 150 times its size."""
 _MAX_SHORT_TOKENS = 500
 """Limit of an answer whose tokens are decoded one by one, for the response's log-probs."""
 
@@ -171,6 +174,7 @@ class Attempt:
         return await asyncio.get_running_loop().run_in_executor(self._policy.threads, locked)
 
     def _plan(self, request: ModelRequest) -> PendingAnswer:
+        self._refuse_endless(request)
         if request.messages is None:
             return self._transcript.plan_tokens(self._read_prompt(request.prompt or ""))
         try:
@@ -179,6 +183,19 @@ class Attempt:
             return self._transcript.plan(request.messages, request.tools)
         except UserError as error:
             raise RequestError(400, "template_error", str(error)) from error
+
+    def _refuse_endless(self, request: ModelRequest) -> None:
+        """Raise RequestError for texts that cannot fit, without the memory of their tokens."""
+        length, num_tokens = self._policy.context_length, 0
+        contents = [request.prompt, *(message.get("content") for message in request.messages or [])]
+        texts = [text for text in contents if isinstance(text, str)]
+        if length is None or sum(map(len, texts)) <= _CHARACTERS_PER_TOKEN * length:
+            return
+        for text in texts:
+            for start in range(0, len(text), _PIECE):
+                num_tokens += len(self._policy.template.encode(_to_text(text[start : start + _PIECE])))
+                if num_tokens > 2 * length:  # more than the ends of the pieces add
+                    raise _refuse_length(num_tokens, length)
 
     def _read_prompt(self, prompt: str | list[int]) -> list[int]:
         """Return the token ids of a prompt without messages. The engine refuses unknown and no tokens, as errors of the

@@ -37,7 +37,7 @@ class AttemptKeys:
         """Return the attempt of a key; None if this gateway did not make it."""
         prefix, _, rest = key.partition(".")
         body, _, signature = rest.rpartition(".")
-        if prefix != _PREFIX or not hmac.compare_digest(signature.encode(), self._sign(body).encode()):
+        if prefix != _PREFIX or not hmac.compare_digest(signature.encode(errors="replace"), self._sign(body).encode()):
             return None
         episode, _, attempt = body.rpartition(".")
         return AttemptName(_decode(episode).decode(), int(attempt))

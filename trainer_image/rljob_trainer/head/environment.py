@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import logging
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.schedule import Schedule
-from rljob_api.read.pod_files import load_job_file
+from rljob_api.read.pod_files import describe_job_file, load_job_file
 from rljob_api.wire import contract
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,13 @@ class Environment:
     def is_on_cluster(self) -> bool:
         """Whether this head's Pod is of a Kubernetes Job, and not of `rljob run`."""
         return bool(self.head_job_uid)
+
+    @cached_property
+    def shown_job_file(self) -> Path:
+        """The job's file without its secrets, for the files of the run and their copy."""
+        path = Path(tempfile.mkdtemp(prefix="rljob-job-"), contract.FILE_JOB)
+        path.write_text(describe_job_file(self.job_file), encoding="utf-8")
+        return path
 
     @property
     def sources(self) -> dict[str, str]:

@@ -28,7 +28,7 @@ async def open_run_copy(
     folder = ObjectFolder(url, access)
     ownership = Ownership(folder, f"{job.metadata.namespace}/{job.metadata.name}", environment.head_job_uid)
     check = partial(check_origin, environment)
-    mirror = Mirror(run_dir, folder, ownership, environment.job_file, outages, disk, report, check)
+    mirror = Mirror(run_dir, folder, ownership, environment.shown_job_file, outages, disk, report, check)
     report(f"reads the copy of the run at {url}")
     await mirror.take_over()
     try:

@@ -124,7 +124,7 @@ class StatusServer:
 async def require_token(request: web.Request, handler: Callable[[web.Request], object]) -> web.StreamResponse:
     """Reject requests without the job's token, except for probes and metrics."""
     expected = f"Bearer {os.environ.get(ENV_TOKEN, '')}".encode()
-    given = request.headers.get("Authorization", "").encode()
+    given = request.headers.get("Authorization", "").encode(errors="replace")
     if request.path not in _PUBLIC_PATHS and not hmac.compare_digest(given, expected):
         return web.Response(status=401, text="the job's token is required\n")
     return await handler(request)  # type: ignore[misc]

@@ -225,7 +225,7 @@ async def run_head(
         if environment.model_step:
             environment, step = await find_start_model(environment, disk, outages, board.waits_for)
             board.update(start_step=step)
-        files = RunFileServer(run_dir, environment.address, os.environ.get(ENV_TOKEN, ""), environment.job_file)
+        files = RunFileServer(run_dir, environment.address, os.environ.get(ENV_TOKEN, ""), environment.shown_job_file)
         stack.callback(files.close)
         if spec.trains:
             await _check_disk(environment, disk)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rljob_api.manifest.job import RLJob
+from rljob_api.wire.redaction import redact_job
 from rljob_trainer.history.delivery import RefusedError
 
 W_AND_B_FINISH_SECONDS = 15.0
@@ -99,7 +100,7 @@ class WeightsAndBiases:
             resume="allow",
             reinit="finish_previous",
             dir=str(run_dir),
-            config=job.to_manifest()["spec"],
+            config=redact_job(job.to_manifest())["spec"],
             # The console has the lines of all roles, which `rljob logs` shows.
             settings=wandb.Settings(console="off", finish_timeout=W_AND_B_FINISH_SECONDS),
         )
@@ -138,7 +139,7 @@ class MlFlow:
         else:  # the parameters of a run cannot change
             tags = {_MLFLOW_RUN_TAG: run_id}
             self._run = self._client.create_run(experiment, run_name=job.metadata.name, tags=tags).info.run_id
-            self._log_parameters(job.to_manifest(exclude_defaults=True)["spec"])
+            self._log_parameters(redact_job(job.to_manifest(exclude_defaults=True))["spec"])
 
     def _find_experiment(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)

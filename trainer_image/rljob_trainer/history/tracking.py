@@ -18,6 +18,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.run.gauges import flatten, name_series
 from rljob_api.run.metrics import AnyRecord
 from rljob_api.run.summaries import DeliveryCounts
+from rljob_api.wire.redaction import Redactor, find_values
 from rljob_inputs.machine.installation import describe_tracker, has_module
 from rljob_trainer.episodes.types import Group
 from rljob_trainer.history.delivery import Delivery
@@ -35,13 +36,18 @@ _MAX_CHARACTERS = 10_000
 class Trackers:
     """All trackers of a job."""
 
-    def __init__(self, deliveries: Sequence[Delivery[Tracker]] = (), *, num_samples: int = 0) -> None:
-        """`num_samples`: of each step and evaluation, for the table of samples."""
+    def __init__(
+        self, deliveries: Sequence[Delivery[Tracker]] = (), redactor: Redactor | None = None, *, num_samples: int = 0
+    ) -> None:
+        """`num_samples`: of each step and evaluation, for the table of samples. `redactor`: hides the job's secrets."""
         self._deliveries, self._num_samples = deliveries, num_samples
+        self._redactor = redactor or Redactor()
 
     def log(self, record: AnyRecord, groups: Sequence[Group] = ()) -> None:
         samples = describe_samples(record.step, groups, self._num_samples) if self._deliveries else []
-        tracked = TrackedRecord(name_series(record), record.step, flatten(record), samples=samples)
+        tracked = TrackedRecord(
+            name_series(record), record.step, flatten(record), samples=self._redactor.redact(samples)
+        )
         self._submit(lambda tracker: tracker.log(tracked))
 
     def restart_at(self, step: int) -> None:
@@ -111,4 +117,5 @@ def build_trackers(job: RLJob, run_dir: Path) -> Trackers:
                 "spec.tracking.mlflowExperiment is set, but MLFLOW_TRACKING_URI is not; set it in spec.head.env"
             )
         deliveries.append(Delivery("mlflow", partial(MlFlow, job, run_id)))
-    return Trackers(deliveries, num_samples=tracking.wandb_samples if tracking.wandb_project else 0)
+    redactor = Redactor(find_values(job.to_manifest()))
+    return Trackers(deliveries, redactor, num_samples=tracking.wandb_samples if tracking.wandb_project else 0)

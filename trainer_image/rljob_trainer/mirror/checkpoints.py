@@ -18,7 +18,6 @@ from rljob_inputs.objects.folder import Count, ObjectFolder
 from rljob_inputs.objects.listing import ObjectFacts
 from rljob_trainer.history.damage import open_checkpoint, set_aside
 from rljob_trainer.history.durable import write_durably
-from rljob_trainer.mirror.owner import Ownership
 from rljob_trainer.run_folder.file_facts import DamagedCheckpointError, verify_files
 
 log = logging.getLogger(__name__)
@@ -30,8 +29,8 @@ Begin = Callable[[str, int], Count]
 
 
 class CheckpointCopies:
-    def __init__(self, run_dir: Path, folder: ObjectFolder, ownership: Ownership) -> None:
-        self._run_dir, self._folder, self._ownership = run_dir, folder, ownership
+    def __init__(self, run_dir: Path, folder: ObjectFolder) -> None:
+        self._run_dir, self._folder = run_dir, folder
         self._complete: dict[int, bytes] = {}
         """COMPLETE of those in the copy, by step."""
         self._sent: dict[int, dict[str, str]] = {}
@@ -78,7 +77,7 @@ class CheckpointCopies:
             shutil.rmtree(checkpoint_folder(self._run_dir, step))
 
     def save(self, step: int, begin: Begin) -> None:
-        """Upload a complete checkpoint, unless the copy has it. Raise LostOwnershipError."""
+        """Upload a complete checkpoint, unless the copy has it."""
         local, remote = checkpoint_folder(self._run_dir, step), self._open(step)
         complete = (local / FILE_COMPLETE).read_bytes()
         if self._complete.get(step) == complete:
@@ -96,7 +95,6 @@ class CheckpointCopies:
             list(pool.map(upload, missing))
         for name in remote.list().keys() - files.keys():  # of an earlier attempt, by another head
             remote.delete(name)
-        self._ownership.check()
         remote.write(FILE_COMPLETE, complete)
         self._complete[step] = complete
         del self._sent[step]

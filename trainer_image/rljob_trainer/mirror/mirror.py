@@ -16,6 +16,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Container, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -61,9 +62,10 @@ class Mirror:
         """`folder`: of this job alone. `report`: gets what the head waits for. `check`: called with the copy's records
         in the run's folder, before its checkpoints come; raises UserError if this job may not resume from them."""
         self._run_dir, self._folder, self._ownership, self._disk = run_dir, folder, ownership, disk
-        self._records = RecordCopies(run_dir, folder, job_file)
-        self._checkpoints = CheckpointCopies(run_dir, folder, ownership)
-        self._exports = ExportCopies(run_dir, folder)
+        owned = replace(folder, before_change=ownership.check)
+        self._records = RecordCopies(run_dir, owned, job_file)
+        self._checkpoints = CheckpointCopies(run_dir, owned)
+        self._exports = ExportCopies(run_dir, owned)
         self._health = outages.watch(f"spec.checkpoint.storage ({folder.url})", _REMEDY)
         self._report, self._check, self._is_ours = report, check, False
         self._lock, self._exports_lock = asyncio.Lock(), asyncio.Lock()
@@ -90,7 +92,7 @@ class Mirror:
                 )
             run_id = found.run_id
             write_run_id(self._run_dir, run_id)
-        await self._do(lambda _: self._ownership.take(run_id))
+        await self._do(lambda _: self._ownership.take(run_id, is_new=found is None))
         self._is_ours = True
 
     async def _watch_other(self, found: Owner, run_id: str, sleep: Sleep) -> None:
@@ -134,7 +136,6 @@ class Mirror:
         of the steps `others`."""
 
         def work(begin: Begin) -> None:
-            self._ownership.check()
             self._records.save(begin("", 0))
             self._checkpoints.save(step, begin)
             self._checkpoints.prune(step, keep, others)
@@ -165,7 +166,6 @@ class Mirror:
         """Upload new exports, and delete those whose checkpoints are gone. The next checkpoint does not wait for it."""
 
         def work(begin: Begin) -> None:
-            self._ownership.check()
             self._exports.save(begin("", 0))
             self._exports.prune(self._checkpoints.steps)
 
@@ -173,12 +173,7 @@ class Mirror:
 
     async def finish(self) -> None:
         """Upload the last records and the export, after the last step."""
-
-        def work(begin: Begin) -> None:
-            self._ownership.check()
-            self._records.save(begin("", 0))
-
-        await self._transfer(work)
+        await self._save_records()
         await self._save_exports()
 
     async def close(self, *, saves: bool = True) -> None:
@@ -188,7 +183,6 @@ class Mirror:
             return
 
         def work(begin: Begin) -> None:
-            self._ownership.check()
             if saves:
                 with contextlib.suppress(TransferEndedError):
                     self._records.save(begin("", 0))

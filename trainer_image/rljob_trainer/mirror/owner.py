@@ -4,8 +4,8 @@
     of the same job by name --> taken once it was not renewed for a while; refused if it is
     of another job --> refused
 
-Invariant: a head that finds another one in owner.json writes nothing more that counts. Storages have no lock, so two
-heads that begin in the same second may both write until they read it again; the later one stays.
+Invariant: a head reads owner.json before each of its changes, and changes nothing once it names another head. Of two
+heads that begin a copy in the same second, one creates owner.json, where the storage knows If-None-Match.
 """
 
 import secrets
@@ -88,10 +88,13 @@ class Ownership:
     def judge(self, found: Owner | None, run_id: str) -> Verdict:
         return decide(found, self._job, run_id, self._head_job_uid, self._folder.url)
 
-    def take(self, run_id: str) -> None:
-        """Begin to write as this head."""
+    def take(self, run_id: str, *, is_new: bool) -> None:
+        """Begin to write as this head. `is_new`: nobody has written the copy. Raise as `check`."""
         self._run_id = run_id
-        self._write(released=False)
+        if not is_new:
+            self._folder.write(FILE_OWNER, self._describe())
+        elif not self._folder.create(FILE_OWNER, self._describe()):
+            self.check()  # it passes where only the answer to our own request was lost
 
     def check(self) -> None:
         """Raise LostOwnershipError if another head has taken over."""
@@ -109,14 +112,14 @@ class Ownership:
         """Raise as `check`."""
         self.check()
         self._renewals += 1
-        self._write(released=False)
+        self._folder.write(FILE_OWNER, self._describe())
 
     def release(self) -> None:
         """Let the next head begin at once. Raise as `check`."""
         self.check()
-        self._write(released=True)
+        self._folder.write(FILE_OWNER, self._describe(released=True))
 
-    def _write(self, *, released: bool) -> None:
+    def _describe(self, *, released: bool = False) -> bytes:
         owner = Owner(
             job=self._job,
             run_id=self._run_id,
@@ -125,4 +128,4 @@ class Ownership:
             renewals=self._renewals,
             released=released,
         )
-        self._folder.write(FILE_OWNER, owner.model_dump_json(indent=1).encode())
+        return owner.model_dump_json(indent=1).encode()

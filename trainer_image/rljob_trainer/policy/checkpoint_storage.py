@@ -1,8 +1,8 @@
 """Where torch's distributed checkpoints are written to and read from: a folder, or the head.
 
 Through the head, each rank's file is one stream, and each tensor one read. Writers hash what they write. Invariants: no
-file is whole in memory, or on a disk of the rank's Pod; nothing in a checkpoint is run, since `rljob export` reads
-those of a cluster's jobs.
+file is whole in memory, or on a disk of the rank's Pod; nothing in a checkpoint is run, neither its index nor its
+values, since `rljob export` reads those of a cluster's jobs.
 """
 
 import contextlib
@@ -19,8 +19,12 @@ from typing import IO, Any, cast
 import torch
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint import metadata as records
+from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from rljob_trainer.run_folder.client import RemoteFile, RemoteFolder
 from rljob_trainer.run_folder.file_facts import DamagedCheckpointError, FileFacts, HashedStream
@@ -64,6 +68,13 @@ class CheckpointWriter(FileSystemWriter):
 
 def build_reader(folder: Path | RemoteFolder) -> FileSystemReader:
     return _Reader(folder) if isinstance(folder, Path) else _HeadReader(folder)
+
+
+def restore(state: dict[str, Any], folder: Path | RemoteFolder) -> None:
+    """Read the values of `state` from a checkpoint, in place. Collective. Raise DamagedCheckpointError for what no
+    checkpoint has."""
+    with first_failure():
+        load(state, storage_reader=build_reader(folder), planner=_Values())
 
 
 @contextlib.contextmanager
@@ -151,6 +162,19 @@ class _Reader(FileSystemReader):
         index.storage_meta = index.storage_meta or records.StorageMeta()
         index.storage_meta.load_id = self.load_id
         return index
+
+
+class _Values(DefaultLoadPlanner):
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """torch pickles what is no tensor, and would run what it reads."""
+        name = read_item.dest_index.fqn
+        if isinstance(self.state_dict[name], torch.Tensor):
+            raise DamagedCheckpointError(f"{name} is a tensor, and the checkpoint has another kind of value")
+        try:
+            found = torch.load(value, weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise DamagedCheckpointError(f"{name} has a value that no checkpoint has: {error}") from error
+        set_element(self.original_state_dict, self.mappings[name], found)
 
 
 class _HeadReader(_Reader):

@@ -20,13 +20,12 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from rljob_inputs.models.adapters import EXPORTED_ADAPTER
 from rljob_inputs.models.files import place_model
 from rljob_trainer.policy.checkpoint_names import persistent_buffers, to_checkpoint
-from rljob_trainer.policy.checkpoint_storage import METADATA, CheckpointWriter, build_reader, first_failure
+from rljob_trainer.policy.checkpoint_storage import METADATA, CheckpointWriter, build_reader, first_failure, restore
 from rljob_trainer.policy.exported_chat import save_chat
 from rljob_trainer.policy.exported_config import write_config
 from rljob_trainer.policy.lora import MergeCost
@@ -70,15 +69,13 @@ def read_state(policy: Policy) -> dict[str, Any]:
 
 def load_checkpoint(policy: Policy, folder: Path | RemoteFolder) -> None:
     """Restore what save_checkpoint wrote. A rank beyond the number of saved ranks keeps its own generator."""
-    reader = build_reader(folder / TRAINER_FOLDER)
-    saved = reader.read_metadata().state_dict_metadata
+    saved = build_reader(folder / TRAINER_FOLDER).read_metadata().state_dict_metadata
     policy.reshard()
     state = _state(policy)
     state["num_updates"] = 0
     generators = {name: value for name, value in _generators(policy).items() if name in saved}
     state |= generators
-    with first_failure():
-        load(state, storage_reader=reader)
+    restore(state, folder / TRAINER_FOLDER)
     with keeping_settings(policy.optimizer):
         set_state_dict(
             policy.model,
@@ -101,8 +98,7 @@ def load_weights(policy: Policy, folder: Path | RemoteFolder) -> None:
     """Restore the trained parameters that save_checkpoint wrote, and nothing else."""
     policy.reshard()
     state = {"model": _trained(policy, get_model_state_dict(policy.model))}
-    with first_failure():
-        load(state, storage_reader=build_reader(folder / TRAINER_FOLDER))
+    restore(state, folder / TRAINER_FOLDER)
     options = StateDictOptions(strict=policy.adapters is None)
     set_model_state_dict(policy.model, state["model"], options=options)
 

@@ -7,10 +7,10 @@ worker cleans up after requests, within their timeout; the server removes the di
 import contextlib
 import fcntl
 import os
-import shutil
 import stat
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 _FOLDER = "workers"
@@ -19,7 +19,12 @@ _MIN_FILE_BYTES = 512
 """Counted for an empty file."""
 _CLOCK_TICK_NS = 50_000_000
 """Longer than the resolution of the times of files."""
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _TEMPORARY_PREFIX, _UNLOCKED_PREFIX = "rljob-reward-", ".rljob-reward-"
+
+
+class _CountedError(Exception):
+    """Enough is counted."""
 
 
 def make_temporary() -> tuple[str, int]:
@@ -47,7 +52,7 @@ def is_temporary(path: str) -> bool:
 
 
 def _lock(path: str | Path) -> int:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = os.open(path, _FOLDER_FLAGS)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -100,18 +105,70 @@ def temporary_of(path: str | Path) -> str:
 
 def remove(path: str | Path) -> None:
     """Remove a tree, even if its owner has revoked permissions on its folders. What cannot be removed stays."""
-    shutil.rmtree(path, ignore_errors=True)
-    _make_writable(os.fspath(path))
-    for folder, subfolders, _ in os.walk(path):  # lists a folder before it descends into its subfolders
-        for name in subfolders:
-            _make_writable(os.path.join(folder, name))
-    shutil.rmtree(path, ignore_errors=True)
 
+    def remove_files(folder: int) -> list[str]:
+        with os.scandir(folder) as found:
+            entries = list(found)
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.name, dir_fd=folder)
+        return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
 
-def _make_writable(folder: str) -> None:
+    def remove_folder(parent: int, name: str) -> None:
+        with contextlib.suppress(OSError):
+            os.rmdir(name, dir_fd=parent)
+
+    _walk(path, remove_files, remove_folder, _open_writable)
     with contextlib.suppress(OSError):
-        if not os.path.islink(folder):
-            os.chmod(folder, stat.S_IRWXU)
+        os.rmdir(path)
+
+
+def _walk(
+    path: str | Path,
+    visit: Callable[[int], list[str]],
+    leave: Callable[[int, str], None] = lambda parent, name: None,
+    open_: Callable[[str | Path, int | None], int] = lambda name, parent: os.open(name, _FOLDER_FLAGS, dir_fd=parent),
+) -> None:
+    """Visit each folder of a tree, by its descriptor: `visit` returns the subfolders to go into. Without recursion, and
+    with one descriptor: a function can nest folders deeper than a stack, or a path, is long."""
+    names: list[str] = []
+    pending: list[list[str]] = [[]]
+    with contextlib.suppress(OSError):
+        folder = open_(path, None)
+        try:
+            pending[0] = visit(folder)
+            while pending:
+                if not pending[-1]:
+                    pending.pop()
+                    if names:
+                        folder = _step(folder, os.open("..", _FOLDER_FLAGS, dir_fd=folder))
+                        leave(folder, names.pop())
+                    continue
+                name = pending[-1].pop()
+                with contextlib.suppress(OSError):  # it is gone, or closed to us
+                    folder = _step(folder, open_(name, folder))
+                    names.append(name)
+                    pending.append([])
+                    pending[-1] = visit(folder)
+        finally:
+            os.close(folder)
+
+
+def _step(folder: int, other: int) -> int:
+    os.close(folder)
+    return other
+
+
+def _open_writable(name: str | Path, parent: int | None) -> int:
+    """Open a folder, whose owner may have closed it."""
+    found = os.open(name, _FOLDER_FLAGS | os.O_PATH, dir_fd=parent)
+    try:
+        with contextlib.suppress(OSError):
+            os.chmod(f"/proc/self/fd/{found}", stat.S_IRWXU)
+        return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    finally:
+        os.close(found)
 
 
 class ScratchCleaner:
@@ -211,15 +268,24 @@ def entry_bytes(path: str, limit: int) -> int:
 
 def used_bytes(path: str | Path, limit: int) -> int:
     """Return the disk usage below `path`; stops counting above `limit`, and at too many entries."""
-    total, num_entries, folders = 0, 0, [os.fspath(path)]
-    while folders:
-        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+    total = num_entries = 0
+
+    def count(folder: int) -> list[str]:
+        nonlocal total, num_entries
+        folders = []
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
                 num_entries += 1
                 status = entry.stat(follow_symlinks=False)
                 total += max(status.st_blocks * 512, _MIN_FILE_BYTES)
                 if stat.S_ISDIR(status.st_mode):
-                    folders.append(entry.path)
+                    folders.append(entry.name)
                 if total > limit or num_entries > _MAX_ENTRIES_COUNTED:
-                    return max(total, limit + 1)
+                    raise _CountedError
+        return folders
+
+    try:
+        _walk(path, count)
+    except _CountedError:
+        return max(total, limit + 1)
     return total

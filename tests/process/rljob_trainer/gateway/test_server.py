@@ -290,6 +290,19 @@ async def test_the_context_limit_refuses_a_prompt_and_cuts_an_answer():
         check_exact(episode.read(), policy)
 
 
+async def test_a_prompt_without_end_is_refused_before_it_is_tokenized_whole(monkeypatch):
+    sizes, encode = [], ChatTemplate.encode
+    monkeypatch.setattr(ChatTemplate, "encode", lambda self, text: sizes.append(len(text)) or encode(self, text))
+    async with run_bench(context_length=100) as bench:
+        _, client = bench.begin(SpelledPolicy("An answer"))
+        sizes.clear()
+        status, body = await client.chat(USER, {"role": "user", "content": "word " * 200_000})
+        assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+        assert sum(sizes) <= 2 * attempt._PIECE
+        status, body = await client.post("/v1/completions", json={"model": "policy", "prompt": "word " * 200_000})
+        assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+
+
 # Repeated and parallel requests
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from rljob_api.wire.redaction import HIDDEN
 from rljob_trainer.history.tracking import build_trackers
 from tests.support.driver_harness import make_job
 from tests.support.loopback import next_address
@@ -31,8 +32,10 @@ from tests.support.records import step_record
 
 async def main():
     tracking = {"wandbProject": "p", "wandbGroup": "g", "wandbTags": ["a", "b"], "wandbEntity": "e"}
-    trackers = build_trackers(make_job(tracking=tracking), Path(sys.argv[1]))
-    groups = [Group(0, Prompt(0, "1 + 1?", [1], ground_truth="2"), [episode(text="two", score=0.5)])]
+    env = {"JUDGE_TOKEN": "correct-horse", "MLFLOW_TRACKING_URI": "http://bob:hunter2@mlflow:5000"}
+    trackers = build_trackers(make_job(tracking=tracking, head={"env": env}), Path(sys.argv[1]))
+    answer = [episode(text="two correct-horse", score=0.5)]
+    groups = [Group(0, Prompt(0, "1 + 1?", [1], ground_truth="2"), answer)]
     for step in map(int, sys.argv[2:]):
         trackers.log(step_record(step, reward=step / 10), groups)
     await trackers.close()
@@ -92,7 +95,12 @@ def test_w_and_b_continues_the_run_of_the_folder_with_the_step_as_axis(tmp_path)
     assert [(row["step"], row["step/reward"]) for row in rows] == [(1, 0.1), (2, 0.2)]
     (table, _) = sorted(tmp_path.glob("wandb/offline-run-*/files/media/table/step/*.json"))
     (sample,) = json.loads(table.read_text())["data"]
-    assert sample[2:6] == ["1 + 1?", "2", "two", 0.5]
+    assert sample[2:6] == ["1 + 1?", "2", f"two {HIDDEN}", 0.5]
+    (config,) = [json.loads(each.value_json) for each in run.config.update if each.key == "head"]
+    assert config["env"] == {"JUDGE_TOKEN": HIDDEN, "MLFLOW_TRACKING_URI": f"http://{HIDDEN}@mlflow:5000"}
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert b"correct-horse" not in written
+    assert b"hunter2" not in written
 
     run_offline(tmp_path, 3)
     second = read_records(tmp_path)[-1]

@@ -46,6 +46,9 @@ def test_references_to_secrets_and_other_fields_stay():
         ("vllm serve --api-key abc --port 1", "vllm serve --api-key (hidden) --port 1"),
         ("--api-key=abc", "--api-key=(hidden)"),
         ("hf_" + "aB3" * 9, HIDDEN),
+        ("nvapi-" + "aB3-" * 9, HIDDEN),
+        ("Cookie: session=abc; theme=dark", "Cookie: (hidden)"),
+        ('{"Cookie": "session=abc"}', '{"Cookie": "(hidden)"}'),
         ("key sk-proj-abcdefghijkl1234 is wrong", "key (hidden) is wrong"),
         ("AKIAIOSFODNN7EXAMPLE", HIDDEN),
         ("-----BEGIN RSA PRIVATE KEY-----\nab\n-----END RSA PRIVATE KEY-----\nx", f"{HIDDEN}\nx"),
@@ -86,6 +89,18 @@ def test_a_secret_is_hidden_wherever_its_value_stands():
     assert Redactor(find_values(job)).hide("401: correct-horse is unknown") == "401: (hidden) is unknown"
     environment = {"MY_TOKEN": "correct-horse", "HOME": "/home/correct", "SHORT_KEY": "true"}
     assert redact_environment(environment).hide("correct-horse true /home/correct") == "(hidden) true /home/correct"
+
+
+def test_options_and_fields_that_are_secret_are_hidden_in_other_texts():
+    job = {"extraArgs": ["--api-key", "correct-horse", "--port", "8000"], "headers": {"X-Api-Key": "battery-staple"}}
+    assert redact(job)["extraArgs"][1] == redact(job)["headers"]["X-Api-Key"] == HIDDEN
+    assert Redactor(find_values(job)).hide("correct-horse, battery-staple, 8000") == "(hidden), (hidden), 8000"
+
+
+@pytest.mark.parametrize("name", ["PASSPHRASE", "MY_PAT", "PIN", "X_CRED", "github_pat"])
+def test_short_names_of_secrets_are_known_as_words(name):
+    env = {name: "correct-horse", "PATTERN": "a-pattern", "SPIN_RATE": "fast-spin", "PYTHONPATH": "/home/user"}
+    assert redact({"env": env}) == {"env": env | {name: HIDDEN}}
 
 
 def test_words_of_other_texts_stay_unless_they_are_passwords():

@@ -2,9 +2,10 @@
 
 import pytest
 
+from rljob_api.manifest.immutable_fields import pick_resume_fields
 from rljob_api.manifest.job import RLJob
 from rljob_api.run.metrics import Metrics
-from rljob_api.run.origin import FILE_ORIGIN, Origin
+from rljob_api.run.origin import FILE_ORIGIN, Origin, build_origin
 from rljob_cli.run import runfolder
 from tests.support.records import step_record
 
@@ -82,6 +83,18 @@ def complete(folder, step):
     checkpoint.mkdir(parents=True)
     (folder / FILE_ORIGIN).write_text(Origin(fields={}).model_dump_json())
     (checkpoint / "COMPLETE").touch()
+
+
+def test_job_of_a_run_has_no_secrets_and_a_changed_one_is_no_difference(tmp_path):
+    jobs = [build_job(rewards={"env": {"JUDGE_TOKEN": token}}) for token in ("correct-horse", "battery-staple")]
+    runfolder.prepare(tmp_path, jobs[0])
+    assert "correct-horse" not in (tmp_path / "job.yaml").read_text()
+    fields = pick_resume_fields(jobs[0].spec.to_manifest(exclude_defaults=True))
+    assert "correct-horse" not in build_origin(fields.fixed, fields.recorded).model_dump_json()
+    (tmp_path / FILE_ORIGIN).write_text(build_origin(fields.fixed, fields.recorded).model_dump_json())
+    (tmp_path / "checkpoints/step-000001").mkdir(parents=True)
+    (tmp_path / "checkpoints/step-000001/COMPLETE").touch()
+    assert runfolder.find_changed(tmp_path, jobs[1]) == ([], [])
 
 
 @pytest.mark.parametrize("has_checkpoint", [True, False])

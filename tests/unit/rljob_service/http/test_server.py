@@ -133,6 +133,51 @@ async def test_pipelined_requests_are_answered_in_their_order(start: Start) -> N
     assert await client.read_response() == (200, b"/again"), "reading has resumed"
 
 
+async def test_pipeline_without_end_is_answered_a_request_a_turn_and_not_read_further(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connector, turns, loop = await start(), [0], asyncio.get_running_loop()
+    turn_of_request: list[int] = []
+
+    def count_turns() -> None:
+        turns[0] += 1
+        loop.call_soon(count_turns)
+
+    def handle(request: Request) -> None:
+        turn_of_request.append(turns[0])
+        request.respond(200, b"")
+
+    monkeypatch.setattr(connector.handler, "handle", handle)
+    count_turns()
+    flood = await connector.connect(b"".join(GET % (b"/%d" % n) for n in range(5_000)))
+    await flood.read_until_closed()
+    assert len(turn_of_request) == 1 + http._MAX_PIPELINED
+    assert len(set(turn_of_request)) >= http._MAX_PIPELINED, "others have their turns between"
+
+
+@pytest.mark.parametrize(
+    "framing", [b"Content-Length: 4\r\n\r\nbody", b"Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n"]
+)
+@pytest.mark.parametrize("size", [1, 1000])
+async def test_offer_of_another_protocol_is_ignored_and_the_body_is_read(
+    start: Start, framing: bytes, size: int
+) -> None:
+    client = await (await start()).connect()
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    data = b"POST /x HTTP/1.1\r\nAuthorization: yes\r\n" + offer + framing + GET % b"/next"
+    for at in range(0, len(data), size):
+        client.send(data[at : at + size])
+        await asyncio.sleep(0)
+    assert await client.read_response() == (200, b"/xbody")
+    assert await client.read_response() == (200, b"/next")
+
+
+async def test_offer_of_another_protocol_with_the_wrong_token_is_refused(start: Start) -> None:
+    offer = b"Authorization: no\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    client = await (await start()).connect(b"GET /x HTTP/1.1\r\n" + offer)
+    assert (await client.read_response())[0] == 401
+
+
 @pytest.mark.parametrize("size", [1, 7])
 async def test_request_in_parts_is_put_together(start: Start, size: int) -> None:
     client = await (await start()).connect()

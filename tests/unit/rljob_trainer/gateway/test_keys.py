@@ -29,7 +29,10 @@ def test_a_key_with_any_other_character_is_unknown(data):
     assert KEYS.read(key[:place] + other + key[place + 1 :]) is None
 
 
-@pytest.mark.parametrize("key", ["", "sk-rljob", "sk-rljob..", "sk-rljob.a.1.", "EMPTY", "Ünï", "sk-rljob.\ud800.1.x"])
+@pytest.mark.parametrize(
+    "key",
+    ["", "sk-rljob", "sk-rljob..", "sk-rljob.a.1.", "EMPTY", "Ünï", "sk-rljob.\ud800.1.x", "sk-rljob.YQ.0.\udcff"],
+)
 def test_other_texts_are_unknown(key):
     assert KEYS.read(key) is None
 

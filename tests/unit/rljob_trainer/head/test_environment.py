@@ -1,10 +1,13 @@
 """The head's environment variables, and changes of the job's file while the job runs."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 
 from rljob_api.errors import UserError
-from rljob_trainer.head.environment import JobFile, read_environment
+from rljob_api.wire.redaction import HIDDEN
+from rljob_trainer.head.environment import Environment, JobFile, read_environment
 
 
 def manifest(steps, name="job"):
@@ -40,6 +43,16 @@ def volume(tmp_path):
     volume = Volume(tmp_path)
     volume.publish(manifest(3))
     return volume
+
+
+def test_file_that_others_may_read_has_no_secrets(volume):
+    job = yaml.safe_load(manifest(3))
+    job["spec"]["head"] = {"env": {"JUDGE_TOKEN": "correct-horse"}}
+    volume.publish(yaml.safe_dump(job))
+    environment = Environment(None, volume.folder / "job.yaml", Path(), "", "", "", {})
+    shown = yaml.safe_load(environment.shown_job_file.read_text())
+    assert shown["spec"].pop("head") == {"env": {"JUDGE_TOKEN": HIDDEN}}
+    assert shown == yaml.safe_load(manifest(3))
 
 
 def test_swapped_link_is_detected(volume):

@@ -60,6 +60,13 @@ async def test_other_paths_require_the_token(board, path, status):
     assert (await get(path, {"Authorization": "Bearer other"}))[0] == status
 
 
+async def test_token_of_any_bytes_is_refused(board):
+    reader, writer = await asyncio.open_connection(ADDRESS, PORT_DRIVER)
+    writer.write(b"GET /status HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\r\n\r\n")
+    assert (await reader.readline()).split()[1] == b"401"
+    writer.close()
+
+
 async def test_rollouts_wait_until_the_head_has_found_the_version_of_the_model(board, monkeypatch):
     for name, value in {"RLJOB_HEAD": ADDRESS, "RLJOB_MODEL": "s3://bucket/model"}.items():
         monkeypatch.setenv(name, value)

@@ -374,9 +374,25 @@ async def test_silent_head_is_replaced_and_a_living_one_is_not(server, prefix, t
     await asyncio.to_thread(lambda: first.step(2))
     with pytest.raises(LostOwnershipError, match="is now that of another head of default/sums; this head ends"):
         await first.mirror.save(2, keep=2, others=())
+    for change in (first.mirror._save_records, first.mirror.finish):
+        with pytest.raises(LostOwnershipError):
+            await change()
+    assert server.read(f"{prefix}/metrics.jsonl") == (tmp_path / "c/metrics.jsonl").read_bytes()
     assert steps_in(stored(server, prefix)) == ["step-000001"], "a head that was replaced changes nothing"
     await first.mirror.close()
     assert third.mirror._ownership.read().released is False, "it does not release the copy of the other"
+
+
+async def test_of_two_heads_that_find_no_owner_one_begins(server, prefix, tmp_path, monkeypatch):
+    first, second = (Head(server, prefix, tmp_path / name) for name in "ab")
+    read = second.mirror._ownership.read
+    await first.mirror.take_over()
+    answers = iter([lambda: None])  # the second head read before the first one wrote
+    monkeypatch.setattr(second.mirror._ownership, "read", lambda: next(answers, read)())
+    before = server.read(f"{prefix}/owner.json")
+    with pytest.raises(LostOwnershipError, match="is now that of another head"):
+        await second.mirror.take_over()
+    assert server.read(f"{prefix}/owner.json") == before
 
 
 async def test_pod_in_place_of_a_lost_one_does_not_wait(server, prefix, tmp_path):

@@ -9,7 +9,7 @@ from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, StorageMeta
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from rljob_trainer.policy.checkpoint_storage import METADATA, build_reader
+from rljob_trainer.policy.checkpoint_storage import METADATA, build_reader, restore
 from rljob_trainer.run_folder.file_facts import DamagedCheckpointError
 
 
@@ -29,6 +29,31 @@ def test_index_of_a_checkpoint_runs_no_code(tmp_path, function):
     with pytest.raises(DamagedCheckpointError, match=r"\.metadata has \w+\.\w+, which no checkpoint has"):
         build_reader(tmp_path).read_metadata()
     assert not made.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("weight", "weight is a tensor, and the checkpoint has another kind of value"),
+        ("num_updates", "no checkpoint has"),
+    ],
+)
+def test_value_of_a_checkpoint_runs_no_code(tmp_path, name, message):
+    made = tmp_path / "made"
+    evil = {"weight": torch.ones(2), "num_updates": 3} | {name: Program(os.mkdir, str(made))}
+    save(evil, storage_writer=FileSystemWriter(tmp_path / "saved"), no_dist=True)
+    with pytest.raises(DamagedCheckpointError, match=message):
+        restore({"weight": torch.zeros(2), "num_updates": 0}, tmp_path / "saved")
+    assert not made.exists()
+
+
+def test_values_are_read_as_torch_has_written_them(tmp_path):
+    state = {"weight": torch.ones(2), "group": {"lr": 0.1, "betas": (0.9, 0.99), "params": ["a"], "on": None}, "n": 3}
+    save(state, storage_writer=FileSystemWriter(tmp_path), no_dist=True)
+    read = {"weight": torch.zeros(2), "group": {"lr": 0, "betas": (), "params": [""], "on": 1}, "n": 0}
+    restore(read, tmp_path)
+    assert read["weight"].tolist() == [1, 1]
+    assert (read["group"], read["n"]) == (state["group"], 3)
 
 
 def test_index_is_read_as_torch_has_written_it(tmp_path):

@@ -119,3 +119,42 @@ def test_used_bytes_counts_nested_and_empty_files(tmp_path: Path) -> None:
     assert 10_000 <= scratch.used_bytes(tmp_path, 1 << 20) < 1 << 20
     assert scratch.used_bytes(tmp_path, 5_000) > 5_000
     assert scratch.used_bytes(tmp_path / "gone", 1) == 0
+
+
+def nest(folder: Path, depth: int) -> int:
+    """Create folders within each other, and return the descriptor of the innermost: its path is too long to be used."""
+    current = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("d", dir_fd=current)
+        inner = os.open("d", os.O_RDONLY, dir_fd=current)
+        os.close(current)
+        current = inner
+    return current
+
+
+def test_folders_nested_deeper_than_a_path_is_long_are_counted_and_removed(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    innermost = nest(root, 3_000)
+    file = os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=innermost)
+    os.write(file, bytes(1 << 20))
+    os.close(file)
+    os.close(innermost)
+    assert scratch.used_bytes(root, 1 << 40) > 1 << 20
+    scratch.remove(root)
+    assert not root.exists()
+
+
+def test_tree_without_permissions_is_removed_and_links_are_not_followed(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").touch()
+    root = tmp_path / "root"
+    (root / "closed" / "inner").mkdir(parents=True)
+    (root / "closed" / "inner" / "file").touch()
+    (root / "link").symlink_to(kept)
+    for folder in (root / "closed" / "inner", root / "closed", root):
+        folder.chmod(0)
+    scratch.remove(root)
+    assert not root.exists()
+    assert (kept / "file").exists()

@@ -62,6 +62,8 @@ class Attempt:
         self.exchanges = Exchanges(policy.retry_seconds)
         self.refusal = ""
         """Message of the last request that was refused."""
+        self.ignored: dict[str, None] = {}
+        """Fields of requests that had no effect, in order."""
         self._task, self._policy = task, policy
         self._transcript, self._lock = Transcript(policy.template), threading.Lock()
         self._turns: list[Turn] = []
@@ -134,6 +136,7 @@ class Attempt:
                 rewards=dict(self._rewards),
                 reward=self._reward,
                 refusal=self.refusal,
+                ignored=list(self.ignored),
                 waits_for=self._describe_wait(),
             )
 

@@ -186,6 +186,7 @@ class ModelGateway:
             return await self._forward(request, body, attempts.main)
         asked = self._read(dialect, body, request)
         attempt = attempts.choose(self._name_trajectory(asked.model, request))
+        attempt.ignored.update(dict.fromkeys(asked.ignored))
         digest = hashlib.sha256(request.path.encode() + b"\n" + data).digest()
         is_retry = request.headers.get(_RETRY_HEADER, "0") != "0"
         exchange = attempt.join(asked, digest, len(data), is_retry=is_retry)

@@ -249,6 +249,7 @@ def describe_sample(lane: Lane, step: int, group: Group, episode: Episode, decod
         state=_text(episode.state) if is_conversation else None,
         own_reward=episode.own_reward,
         info=_text(episode.info) if episode.info else None,
+        ignored=[*map(_text, episode.ignored)],
         turns=[_describe_turn(turn) for turn in episode.turns] if has_parts else None,
         segments=segments if has_parts else None,
     )

@@ -455,11 +455,12 @@ async def test_a_stream_reports_errors_by_its_status_while_it_can(bench):
 
 
 async def test_the_response_names_ignored_fields(bench):
-    _, client = bench.begin(SpelledPolicy("a", "b"))
+    episode, client = bench.begin(SpelledPolicy("a", "b"))
     await client.chat(temperature=0.5, seed=3, **{"x\r\nSet-Cookie": 1})
     assert client.headers["x-rljob-ignored"] == "seed, temperature, x??Set-Cookie"
     async with client.stream(temperature=0.5) as response:
         assert response.headers["x-rljob-ignored"] == "temperature"
+    assert episode.read().ignored == ["seed", "temperature", "x\r\nSet-Cookie"], "each once"
 
 
 # Rewards

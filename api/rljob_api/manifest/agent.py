@@ -188,8 +188,9 @@ class Agent(Spec):
     prompt, results of tools and replies of the user included. auto: as the project of the function's signature passes
     it; all for judges and reward models."""
     constraints: Literal["refuse", "ignore"] = "refuse"
-    """environment, program: what happens to requests that force a tool call or a form of the answer (tool_choice,
-    response_format). refuse: error 400. ignore: the policy answers freely; the header x-rljob-ignored names them."""
+    """environment, program: what happens to fields of requests that force a tool call or a form of the answer
+    (tool_choice, response_format), or change the prompt or the sampling, and to tools of the API's own servers. refuse:
+    error 400. ignore: the policy answers without them; the header x-rljob-ignored names them."""
     reward_weight: float = Field(default=1.0, allow_inf_nan=False)
     """environment, program: factor of the reward that the environment or the program gives an episode. It is added to
     the weighted sum of spec.rewards, which may then be empty."""

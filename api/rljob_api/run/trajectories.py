@@ -176,6 +176,8 @@ class SampleRow(Record):
     """Reward of the environment or the program for the episode, unweighted. Null: none."""
     info: str | None = None
     """JSON object that the environment or the program returned for the log. Null: none."""
+    ignored: Annotated[list[str], BeforeValidator(_as_list)] = []
+    """Fields of the program's requests that had no effect, such as temperature."""
     turns: list[TurnRow] | None = None
     """One entry for each answer of the policy."""
     segments: list[SegmentRow] | None = None

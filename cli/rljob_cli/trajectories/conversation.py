@@ -29,7 +29,7 @@ TRAINED, SAMPLED = ">>", ">"
 LEGEND = f"{TRAINED} sampled and trained, {SAMPLED} sampled and not trained (evaluation, or no advantage); else context"
 _STYLES = {TRAINED: "green", SAMPLED: "cyan", "": ""}
 _ASIDE = "dim"
-_EMPTY = (None, "{}")
+_EMPTY = (None, "", "{}")
 _OTHER_BRANCHES = ("branch", "unmatched")
 """Causes of segments whose answers need not be a part of `messages`."""
 
@@ -68,7 +68,7 @@ def _build_rewards(row: SampleRow) -> list[Padding]:
         lines.append(Text(f"runner's reward: {number(row.own_reward)}"))
     if row.failure:
         lines.append(Text(f"invalid: {row.failure}", style="red"))
-    asides = {"state": row.state, "info": row.info}
+    asides = {"state": row.state, "info": row.info, "ignored in requests": ", ".join(row.ignored)}
     lines += [Text(f"{name}: {text}", style=_ASIDE) for name, text in asides.items() if text not in _EMPTY]
     return [Padding(line, (0, 0, 0, 2), expand=False) for line in lines]
 

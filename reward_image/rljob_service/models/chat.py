@@ -25,6 +25,8 @@ from rljob_service.results import StartupReport
 from rljob_service.worker.forms.outcome import encodable
 
 _PATH = "/chat/completions"
+_REASONING = ("reasoning_content", "reasoning")
+"""Where servers write reasoning apart from the answer."""
 _EXPECTED_PROMPT_TOKENS = 1000
 """Estimate until actual numbers are known."""
 
@@ -160,12 +162,15 @@ def _build_payload(settings: ChatSettings) -> dict[str, Any]:
 
 
 def _text_of(answer: dict[str, Any], who: str, hide_key: Callable[[str], str]) -> str:
-    """Return the model's text. Raises NoScoreError if it is missing or incomplete, or if there is no chat
-    completion."""
+    """Return the model's text, or without one the arguments of a judge's last call. Raises NoScoreError if it is
+    missing or incomplete, or if there is no chat completion."""
     try:
         choice = answer["choices"][0]
-        text = encodable(_join_parts(choice["message"].get("content")))
-        refusal = choice["message"].get("refusal")
+        message = choice["message"]
+        text = encodable(_join_parts(message.get("content")))
+        refusal = message.get("refusal")
+        if who == "judge" and not text and message.get("tool_calls"):
+            text = encodable(str(message["tool_calls"][-1]["function"]["arguments"]))
         finish_reason = choice.get("finish_reason")
     except (KeyError, IndexError, TypeError, AttributeError):
         shown = describe(hide_key(str(answer)))
@@ -176,10 +181,12 @@ def _text_of(answer: dict[str, Any], who: str, hide_key: Callable[[str], str]) -
     if refusal and not text:
         raise NoScoreError(InvalidReason.REFUSED, f"the {who} refused: {describe(refusal)}")
     if finish_reason == "length":
-        message = f"the {who}'s answer was cut off at sampling.maxTokens: {describe(text)}"
-        raise NoScoreError(InvalidReason.BAD_RETURN, message)
+        problem = f"the {who}'s answer was cut off at sampling.maxTokens: {describe(text)}"
+        raise NoScoreError(InvalidReason.BAD_RETURN, problem)
     if not text:
-        raise NoScoreError(InvalidReason.EMPTY, f"the {who}'s answer is empty")
+        there = next((name for name in _REASONING if message.get(name)), "")
+        more = f"; it has {there} alone: {describe(message[there])}" if there else ""
+        raise NoScoreError(InvalidReason.EMPTY, f"the {who}'s answer is empty{more}")
     return text
 
 

@@ -163,7 +163,9 @@ class UpstreamClient:
             timeout=aiohttp.ClientTimeout(sock_connect=_CONNECT_SECONDS),
             allow_redirects=False,  # never send the key to another URL
         ) as response:
-            return _Response(response.status, await _read_text(response), response.headers.get("Retry-After"))
+            text = await _read_text(response)
+            status = _find_error(text) if response.status == 200 else response.status
+            return _Response(status, text, response.headers.get("Retry-After"))
 
     async def _handle_error(self, response: _Response, progress: ExecutionProgress, num_tries: int, last: str) -> None:
         """Wait before a retry. Raises NoScoreError if a retry cannot help or would be too late."""
@@ -225,6 +227,17 @@ class UpstreamClient:
             raise NoScoreError(InvalidReason.BAD_RETURN, message)
         self._metrics.record_tokens(answer)
         return answer
+
+
+def _find_error(text: str) -> int:
+    """Return the status that an answer with the status 200 has in its body, as gateways of many models write the error
+    of a model's server; 200 without an error."""
+    if '"error"' not in text:
+        return 200
+    with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError):
+        status = int(json.loads(text)["error"]["code"])
+        return status if 400 <= status < 600 else 200
+    return 200
 
 
 async def _read_text(response: aiohttp.ClientResponse) -> str:

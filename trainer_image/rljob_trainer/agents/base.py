@@ -142,6 +142,8 @@ class Recording:
     """Posted for the episode."""
     refusal: str = ""
     """Why the gateway last refused to answer, such as the turn limit. Empty: it did not."""
+    ignored: list[str] = field(default_factory=list)
+    """Fields of the program's requests that had no effect."""
     waits_for: str = ""
     """What the episode does now: `waited for a completion`, or `computes since its turn 2`."""
     seat: str = ""

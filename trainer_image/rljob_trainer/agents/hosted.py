@@ -112,6 +112,7 @@ class HostedLoop:
             info=reply.info,
             end=EpisodeEnd.RETURNED,
             breaks=recording.breaks,
+            ignored=recording.ignored,
             seat=recording.seat,
             trajectory=trajectory,
             baseline=reply.seats[0].baseline if reply.seats else "group",

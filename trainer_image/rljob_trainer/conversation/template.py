@@ -5,6 +5,7 @@ Leaves the conversation to conversation.py. Invariant: without tools, the ids of
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
@@ -49,7 +50,7 @@ class ChatTemplate:
                 "spec.agent: the model has no chat template, which conversations need; "
                 "use an instruction-tuned model, or set model.chatTemplate or agent.type: singleTurn"
             )
-        self._tokenizer, self._arguments = tokenizer, dict(arguments or {})
+        self._tokenizer, self.arguments = tokenizer, dict(arguments or {})
         self._given_format = tool_format
         self._special: dict[int, bool] = {}
 
@@ -67,7 +68,7 @@ class ChatTemplate:
     def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None, *, generate: bool) -> str:
         try:
             text: str = self._tokenizer.apply_chat_template(
-                messages, tools=tools, add_generation_prompt=generate, tokenize=False, **self._arguments
+                messages, tools=tools, add_generation_prompt=generate, tokenize=False, **self.arguments
             )
         except Exception as error:  # jinja2's own, and whatever the template raises
             roles = ", ".join(str(message.get("role")) for message in messages[-8:])
@@ -120,6 +121,10 @@ class ChatTemplate:
     def has_reasoning(self) -> bool:
         """Whether the template treats <think>...</think> in an answer as reasoning. If it does not, it is content."""
         return "</think>" in self._tokenizer.get_chat_template(tools=_PROBE)
+
+    def has_variable(self, name: str) -> bool:
+        """Whether the template reads a variable, such as enable_thinking."""
+        return bool(re.search(rf"\b{re.escape(name)}\b", self._tokenizer.get_chat_template(tools=_PROBE)))
 
     @cached_property
     def _writes_tools(self) -> bool:

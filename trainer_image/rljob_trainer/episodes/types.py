@@ -263,6 +263,8 @@ class Episode:
     """Calls that a sandbox itself failed, and that the policy got as messages. Code that fails is a result."""
     breaks: list[ContextBreak] = field(default_factory=list)
     """[segments - 1] Why each segment after the first one was needed."""
+    ignored: list[str] = field(default_factory=list)
+    """Fields of the program's requests that had no effect."""
     seat: str = ""
     """Who played it, in an episode with several seats. Empty: the episode has one player."""
     trajectory: int = 0

@@ -62,6 +62,8 @@ class Attempt:
         self.exchanges = Exchanges(policy.retry_seconds)
         self.refusal = ""
         """Message of the last request that was refused."""
+        self.ignored: dict[str, None] = {}
+        """Fields of requests that had no effect, in order."""
         self._task, self._policy = task, policy
         self._transcript, self._lock = Transcript(policy.template), threading.Lock()
         self._turns: list[Turn] = []
@@ -134,6 +136,7 @@ class Attempt:
                 rewards=dict(self._rewards),
                 reward=self._reward,
                 refusal=self.refusal,
+                ignored=list(self.ignored),
                 waits_for=self._describe_wait(),
             )
 
@@ -231,10 +234,18 @@ class Attempt:
             created=int(time.time()),
             message=message,
             finish_reason="length" if completion.truncated else is_call,
+            stop=self._find_stop(request, completion),
             completion=completion,
             num_prompt_tokens=len(pending.prompt),
             token_texts=texts,
         )
+
+    def _find_stop(self, request: ModelRequest, completion: Completion) -> str:
+        """Return the request's stop string that ended the answer: its tokens have it, and the text does not."""
+        if not request.stop or completion.truncated:
+            return ""
+        rest = self._policy.template.decode(completion.token_ids)[len(completion.text) :]
+        return next((text for text in request.stop if text in rest), "")
 
     def _record(self, pending: PendingAnswer, answer: ModelAnswer) -> None:
         completion = answer.completion

@@ -2,7 +2,7 @@
 
     POST /v1/chat/completions | /v1/completions | /v1/responses | /v1/messages     an answer of the policy
     POST /v1/rewards                                                               see rewards.py
-    POST /v1/messages/count_tokens                                                 no turn
+    POST /v1/messages/count_tokens | /v1/responses/input_tokens                    no turn
     GET  /v1/models
     the paths of answers, for another model                                        see forwarding.py
 
@@ -20,7 +20,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
@@ -34,7 +34,7 @@ from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.gateway.attempt import Attempt, Policy
 from rljob_trainer.gateway.dialects.chat import ChatCompletions
 from rljob_trainer.gateway.dialects.completions import Completions
-from rljob_trainer.gateway.dialects.constraints import drop_constraints
+from rljob_trainer.gateway.dialects.meaning import Rules
 from rljob_trainer.gateway.dialects.messages import Messages
 from rljob_trainer.gateway.dialects.responses import Responses
 from rljob_trainer.gateway.episodes import POLICY, Attempts, Episodes, Seats, TrajectoryName
@@ -91,7 +91,7 @@ class ModelGateway:
         each answer, once per sample."""
         self._on_response, self._on_turn = on_response, on_turn
         self._keep_alive_seconds = keep_alive_seconds
-        self._drops_constraints = agent.constraints == "ignore"
+        self._rules = Rules(agent.constraints == "ignore", template.arguments, template.has_variable)
         self._others = OtherModels(agent.models, api_keys or {}, health)
         self._seats = Seats(agent.seats, are_open=agent.type == "environment")
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="gateway")
@@ -101,8 +101,8 @@ class ModelGateway:
             app.router.add_post(dialect.path, self._serve(dialect, self._answer))
         openai = DIALECTS[0]
         app.router.add_post("/v1/rewards", self._serve(openai, self._reward))
-        anthropic = DIALECTS[-1]
-        app.router.add_post(f"{anthropic.path}/count_tokens", self._serve(anthropic, self._count_tokens))
+        for dialect, name in zip(DIALECTS[-2:], ("input_tokens", "count_tokens"), strict=True):
+            app.router.add_post(f"{dialect.path}/{name}", self._serve(dialect, self._count_tokens))
         app.router.add_get("/v1/models", self._serve(openai, self._list_models))
         app.router.add_get("/v1/models/{model:.+}", self._serve(openai, self._get_model))
         # A client that leaves cancels its handler, which learns of it in no other way.
@@ -186,6 +186,7 @@ class ModelGateway:
             return await self._forward(request, body, attempts.main)
         asked = self._read(dialect, body, request)
         attempt = attempts.choose(self._name_trajectory(asked.model, request))
+        attempt.ignored.update(dict.fromkeys(asked.ignored))
         digest = hashlib.sha256(request.path.encode() + b"\n" + data).digest()
         is_retry = request.headers.get(_RETRY_HEADER, "0") != "0"
         exchange = attempt.join(asked, digest, len(data), is_retry=is_retry)
@@ -215,12 +216,9 @@ class ModelGateway:
         return response
 
     def _read(self, dialect: Dialect, body: Mapping[str, Any], request: web.Request) -> ModelRequest:
-        dropped: tuple[str, ...] = ()
-        if self._drops_constraints:
-            body, dropped = drop_constraints(body)
-        asked = dialect.read(body, request.headers)
+        asked = self._rules.read(dialect, body, request.headers)
         self._check_model(asked.model)
-        return replace(asked, ignored=(*dropped, *asked.ignored))
+        return asked
 
     def _check_model(self, name: str) -> None:
         if self._seats.read(name) is None:
@@ -272,7 +270,7 @@ class ModelGateway:
             return await self._forward(request, body, attempts.main)
         asked = self._read(dialect, body, request)
         attempt = attempts.choose(self._name_trajectory(asked.model, request))
-        return _respond({"input_tokens": await attempt.count_tokens(asked)})
+        return _respond({"object": "response.input_tokens", "input_tokens": await attempt.count_tokens(asked)})
 
     async def _list_models(self, dialect: Dialect, request: web.Request, attempts: Attempts) -> web.StreamResponse:
         names = (*self._seats.models(), *self._others.names)
@@ -314,7 +312,9 @@ async def _write_missing_route(request: web.Request, handler: _Handler) -> web.S
         if error.status not in (404, 405):
             raise
         paths = ", ".join([*(dialect.path for dialect in DIALECTS), "/v1/rewards", "/v1/models"])
-        message = f"{request.method} {request.path} not found; the paths are {paths}"
+        compacts = "/compact" in request.path
+        reason = "; the gateway keeps no conversations, and compacts none: ask the model for a summary" * compacts
+        message = f"{request.method} {request.path} not found{reason}; the paths are {paths}"
         return _refuse(DIALECTS[0], RequestError(error.status, "not_found", message))
 
 

@@ -30,6 +30,8 @@ class ModelRequest:
     """Prompt of the completions API: text, or token ids."""
     tools: list[ToolSchema] = field(default_factory=list)
     """Empty if the request forbids calls."""
+    forms: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """What calls of a tool have besides those of a function: a namespace, or the type custom."""
     max_tokens: int | None = None
     """A limit besides the job's."""
     stop: list[str] = field(default_factory=list)
@@ -62,6 +64,8 @@ class ModelAnswer:
     num_prompt_tokens: int
     token_texts: list[str] = field(default_factory=list)
     """[sampled] Text of each token, if log-probs were asked for."""
+    stop: str = ""
+    """The request's stop string that ended it. Empty: none did."""
 
 
 class Dialect(Protocol):
@@ -69,11 +73,13 @@ class Dialect(Protocol):
 
     path: str
     """Such as /v1/chat/completions."""
+    reads: frozenset[str]
+    """The fields of a request that it reads."""
     keep_alive: bytes
     """What a stream sends while it waits for the answer."""
 
     def read(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> ModelRequest:
-        """Raise RequestError for what cannot be answered."""
+        """Read what meaning.Rules kept of a request. Raise RequestError for what cannot be answered."""
         ...
 
     def write(self, request: ModelRequest, answer: ModelAnswer) -> dict[str, Any]:

@@ -109,6 +109,7 @@ def build_episode(row: SampleRow, token_ids: NDArray[Any], logprobs: NDArray[Any
         info=_load(row.info, {}),
         end=EpisodeEnd(row.end or EpisodeEnd.ANSWERED),
         failure=failure,
+        ignored=row.ignored,
         breaks=[ContextBreak(each.cause or "", each.difference or "") for each in (row.segments or [])[1:]],
     )
 

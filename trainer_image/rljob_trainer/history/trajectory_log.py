@@ -237,6 +237,7 @@ def describe_scored(lane: Lane, step: int, group: Group, episode: Episode, write
         score=episode.score,
         failure=write(str(episode.failure)) if episode.failure else None,
         own_reward=episode.own_reward,
+        ignored=[write(each) for each in episode.ignored],
     )
 
 

@@ -22,9 +22,14 @@ def find_end_id(template: ChatTemplate, tokenizer: Any) -> int | None:
     return tokenizer.eos_token_id if template.end_token is None else template.end_token
 
 
-def build_completion(text: str, template: ChatTemplate, end_id: int | None, max_tokens: int) -> Completion:
-    """Return the text as a completion. Like the model's, it ends with the end token, or at the limit."""
-    token_ids = [*template.encode(text), *([] if end_id is None else [end_id])]
+def build_completion(
+    text: str, template: ChatTemplate, end_id: int | None, max_tokens: int, stop: Sequence[str] = ()
+) -> Completion:
+    """Return the text as a completion. Like the model's, it ends with the end token, before a stop string whose tokens
+    it has, or at the limit."""
+    found = [(text.index(each), each) for each in stop if each in text]
+    text, end = (text[: min(found)[0]], min(found)[1]) if found else (text, "")
+    token_ids = [*template.encode(f"{text}{end}"), *([] if end or end_id is None else [end_id])]
     truncated = len(token_ids) > max_tokens
     if truncated:
         token_ids = token_ids[:max_tokens]
@@ -41,6 +46,8 @@ class GivenAnswers:
     template: ChatTemplate
     end_id: int | None
     max_tokens: int
+    stop: Sequence[str] = ()
+    """The job's stop strings."""
     num_used: int = 0
     is_used_up: bool = False
 
@@ -54,7 +61,7 @@ class GivenAnswers:
         text = self.answers[self.num_used]
         self.num_used += 1
         limit = self.max_tokens if max_tokens is None else min(self.max_tokens, max_tokens)
-        return build_completion(text, self.template, self.end_id, limit)
+        return build_completion(text, self.template, self.end_id, limit, [*self.stop, *stop])
 
 
 def limit_turns(agent: Agent, num_answers: int) -> Agent:

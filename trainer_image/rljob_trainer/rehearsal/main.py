@@ -88,7 +88,7 @@ async def rehearse(environment: Environment, settings: Settings) -> None:
     assert sampling is not None, "the job's open settings are not resolved"
     plan = CollectionPlan("eval", 0, 1, sampling, spec.schedule.seed, GENERATION)
     end_id = find_end_id(template, tokenizer)
-    answers = GivenAnswers(settings.answers, template, end_id, plan.sampling.answer_tokens)
+    answers = GivenAnswers(settings.answers, template, end_id, plan.sampling.answer_tokens, plan.sampling.stop)
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(open_session())
         outages = Outages(spec.outage_seconds)

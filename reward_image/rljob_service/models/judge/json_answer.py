@@ -1,11 +1,11 @@
 """The JSON object in a judge's answer, and whether it meets the judge's schema. Pure.
 
-Endpoints may ignore a schema, so it is checked here. Prose around the object is tolerated: the last whole object
-counts, as the last match does for regex. Invariant: no answer and no schema can block the server.
+Endpoints may ignore a schema, so it is checked here. Prose around the object is tolerated: the last object that is a
+verdict counts, as the last match does for regex. Invariant: no answer and no schema can block the server.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jsonschema_rs
@@ -33,8 +33,9 @@ class SchemaChecker:
         return next((_describe(each) for each in errors if not _is_abstention(each, score_path)), "")
 
 
-def read_json(answer: str) -> Any:
-    """Return the answer as JSON, or else the last whole object in it. Raises ValueError."""
+def read_json(answer: str, is_verdict: Callable[[Any], bool]) -> Any:
+    """Return the answer as JSON, or else the last verdict in it, or without one the last whole object. Raises
+    ValueError."""
     try:
         return json.loads(_remove_fence(answer))
     except RecursionError as error:
@@ -43,7 +44,7 @@ def read_json(answer: str) -> Any:
         found = list(_find_objects(answer[-_MAX_SEARCHED_CHARACTERS:]))
         if not found:
             raise
-        return found[-1]
+        return next(filter(is_verdict, reversed(found)), found[-1])
 
 
 def _find_objects(text: str) -> Iterator[dict[str, Any]]:

@@ -79,17 +79,13 @@ class Parser:
     def _find(self, answer: str) -> tuple[Any, dict[str, float]]:
         """Return the value at scorePath, and the numbers on its level."""
         try:
-            value = read_json(_drop_reasoning(answer))
+            whole = read_json(_drop_reasoning(answer), self._is_verdict)
         except ValueError as error:
             raise _unreadable(f"the judge's answer is not JSON ({error}): {describe(answer)}") from None
-        whole = value
-        parent: Any = None
-        for part in self._path:
-            parent = value
-            try:
-                value = value[int(part)] if isinstance(value, list) else value[part]
-            except (KeyError, IndexError, TypeError, ValueError):
-                raise _unreadable(f"the judge's answer has no {self._spec.score_path}: {describe(answer)}") from None
+        try:
+            parent, value = self._follow(whole)
+        except (LookupError, TypeError, ValueError):
+            raise _unreadable(f"the judge's answer has no {self._spec.score_path}: {describe(answer)}") from None
         if self._schema and (problem := self._schema.find_problem(whole, self._path)):
             shown = f"{problem}: {describe(answer)}"
             raise _unreadable(f"the judge's answer does not meet judge.parser.jsonSchema: {shown}")
@@ -98,6 +94,21 @@ class Parser:
         if len(components) > MAX_COMPONENTS:
             raise _unreadable(f"the judge's answer has more than {MAX_COMPONENTS} components")
         return value, components
+
+    def _is_verdict(self, value: Any) -> bool:
+        """Whether a value has the score, and meets the schema."""
+        try:
+            self._follow(value)
+        except (LookupError, TypeError, ValueError):
+            return False
+        return not (self._schema and self._schema.find_problem(value, self._path))
+
+    def _follow(self, value: Any) -> tuple[Any, Any]:
+        """Return what has the value at scorePath, and that value."""
+        parent: Any = None
+        for part in self._path:
+            parent, value = value, value[int(part)] if isinstance(value, list) else value[part]
+        return parent, value
 
     def to_number(self, value: Any, answer: str) -> float:
         """Convert a number, or a word of judge.parser.scores. Raises NoScoreError for other values."""

@@ -205,7 +205,7 @@ def refuse_by_messages() -> None:
         (refuse_by_chat, openai.BadRequestError, "n: not supported"),
         (refuse_by_stream, openai.BadRequestError, "n: not supported"),
         (refuse_by_responses, openai.BadRequestError, "previous_response_id: not supported"),
-        (refuse_by_messages, anthropic.BadRequestError, 'tool_choice: "any" is not supported'),
+        (refuse_by_messages, anthropic.BadRequestError, "tool_choice: any is not supported"),
     ],
     ids=["chat", "stream", "responses", "messages"],
 )

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -213,6 +214,24 @@ async def test_only_reward_events_of_agent_lightning_are_rewards(bench):
     for event, data in (("reward", {"value": 0.5}), ("trace", {"steps": 3})):
         assert (await client.post("/v1/rewards", json={"event_type": event, "data": data}))[0] == 200
     assert episode.read().reward == 0.5
+
+
+async def test_both_apis_count_the_tokens_of_a_request(bench):
+    policy = SpelledPolicy("4")
+    _, client = bench.begin(policy)
+    for path, body in (("responses/input_tokens", {"input": [USER]}), ("messages/count_tokens", {"messages": [USER]})):
+        status, found = await client.post(f"/v1/{path}", json={"model": "policy", **body})
+        assert (status, found["object"]) == (200, "response.input_tokens")
+        assert not policy.prompts
+    await client.ask()
+    assert found["input_tokens"] == len(policy.prompts[0])
+
+
+async def test_compaction_is_the_programs_own(bench):
+    _, client = bench.begin(SpelledPolicy())
+    status, body = await client.post("/v1/responses/compact", json={"model": "policy", "input": [USER]})
+    assert (status, body["error"]["code"]) == (404, "not_found")
+    assert "no conversations, and compacts none: ask the model for a summary" in body["error"]["message"]
 
 
 async def test_other_models_and_paths_are_not_found(bench):
@@ -436,11 +455,12 @@ async def test_a_stream_reports_errors_by_its_status_while_it_can(bench):
 
 
 async def test_the_response_names_ignored_fields(bench):
-    _, client = bench.begin(SpelledPolicy("a", "b"))
+    episode, client = bench.begin(SpelledPolicy("a", "b"))
     await client.chat(temperature=0.5, seed=3, **{"x\r\nSet-Cookie": 1})
     assert client.headers["x-rljob-ignored"] == "seed, temperature, x??Set-Cookie"
     async with client.stream(temperature=0.5) as response:
         assert response.headers["x-rljob-ignored"] == "temperature"
+    assert episode.read().ignored == ["seed", "temperature", "x\r\nSet-Cookie"], "each once"
 
 
 # Rewards
@@ -519,6 +539,21 @@ async def test_halves_of_surrogate_pairs_are_replaced(bench):
     assert (await client.chat({"role": "user", "content": "\ud800"}, stop="\udfff"))[0] == 200
     assert (await client.post("/v1/completions", json={"model": "policy", "prompt": "\ud800"}))[0] == 200
     assert policy.stops[0] == ["?"]
+
+
+@pytest.mark.parametrize(("text", "reason"), [("Action", "stop_sequence"), ("", "end_turn")])
+async def test_the_messages_api_names_the_stop_sequence_that_ended_the_answer(bench, text, reason):
+    class Stopped(SpelledPolicy):
+        async def __call__(self, token_ids, max_tokens=None, stop=()):
+            completion = await super().__call__(token_ids, max_tokens, stop)
+            sampled = build_template(self.family).encode(f"{completion.text}{text}")
+            return replace(completion, token_ids=sampled, logprobs=[0.0] * len(sampled), versions=[0] * len(sampled))
+
+    _, client = bench.begin(Stopped("abc"))
+    body = {"model": "policy", "max_tokens": 9, "messages": [USER], "stop_sequences": ["Other", "Action"]}
+    _, found = await client.post("/v1/messages", json=body)
+    assert (found["content"][0]["text"], found["stop_reason"]) == ("abc", reason)
+    assert found["stop_sequence"] == (text or None)
 
 
 @pytest.mark.parametrize("prompt", [[10**9], [-1], []])

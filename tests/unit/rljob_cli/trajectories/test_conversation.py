@@ -216,8 +216,10 @@ def test_message_is_an_answer_even_without_its_calls_and_reasoning(message, text
 
 
 def test_rewards_and_info_of_the_agent_are_shown():
-    row = sample_row(own_reward=0.5, state="{}", info='{"wrong": 1}')
-    assert [line.renderable.plain for line in _build_rewards(row)] == ["runner's reward: 0.5", 'info: {"wrong": 1}']
+    row = sample_row(own_reward=0.5, state="{}", info='{"wrong": 1}', ignored=["seed", "tools.web_search"])
+    assert [line.renderable.plain for line in _build_rewards(row)] == [
+        "runner's reward: 0.5", 'info: {"wrong": 1}', "ignored in requests: seed, tools.web_search"
+    ]  # fmt: skip
 
 
 def test_conversation_as_json_has_the_columns_of_the_log(show):

@@ -212,3 +212,12 @@ async def test_error_of_the_runners_configuration_ends_the_job():
     with pytest.raises(UserError, match=r"spec.agent.runner: 127.0.0.1 returned 401"):
         await play_hosted(host, GivenPolicy())
     assert host.episodes[0].num_closed == 1
+
+
+async def test_what_requests_asked_in_vain_is_a_part_of_the_episode():
+    async def run(call, episode):
+        await episode.answer()
+        episode.recording.ignored = ["temperature"]
+        return {"reward": 1.0}
+
+    assert (await play_hosted(FakeHost(run), GivenPolicy("a"))).ignored == ["temperature"]

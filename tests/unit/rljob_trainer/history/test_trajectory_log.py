@@ -74,7 +74,7 @@ async def test_row_contains_everything_about_a_sample(tmp_path):
         "prompt": "6 x 7?", "ground_truth": "42", "completion": "42", "truncated": False, "num_tokens": 4,
         "num_sampled_tokens": 2, "weights": "g:3", "score": 1.0, "advantage": 0.5,
         "end": "answered", "failure": None, "messages": None, "state": None, "own_reward": None, "info": None,
-        "turns": None, "segments": None, "seat": None, "trajectory": 0,
+        "ignored": [], "turns": None, "segments": None, "seat": None, "trajectory": 0,
         "within_episode": False, "set": None, "update": None, "part": None, "position": None,
         "token_ids": [1, 2, 3, 4], "logprobs": [-1.0, -1.0], "versions": [3, 3],
     }  # fmt: skip

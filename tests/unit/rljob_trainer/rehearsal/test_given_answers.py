@@ -55,6 +55,18 @@ def test_answer_over_the_token_limit_is_cut_off_as_in_training() -> None:
     assert build_completion("It is four.", TEMPLATE, None, max_tokens=len(token_ids)).truncated is False
 
 
+@pytest.mark.parametrize("stop", [["STOP"], ["def", "STOP", "nowhere"]])
+def test_answer_ends_before_a_stop_string_as_in_training(stop: list[str]) -> None:
+    completion = build_completion("abcSTOPdef", TEMPLATE, END_ID, max_tokens=64, stop=stop)
+    assert (completion.text, completion.truncated) == ("abc", False)
+    assert completion.token_ids == TEMPLATE.encode("abcSTOP")  # no end token follows
+
+
+async def test_stop_strings_of_the_job_and_of_the_request_end_given_answers() -> None:
+    given = GivenAnswers(["a. b; c"] * 3, TEMPLATE, END_ID, max_tokens=64, stop=[";"])
+    assert [(await given([1], None, stop)).text for stop in ([], ["."], ["?"])] == ["a. b", "a", "a. b"]
+
+
 async def test_episode_ends_after_the_replies_to_the_last_given_answer() -> None:
     services = FakeServices(user=[reply("too low", -0.1), reply("too high", -0.2)])
     episode = await play(["3", "5"], services, user=True)

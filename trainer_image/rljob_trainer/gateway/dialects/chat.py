@@ -4,40 +4,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rljob_api.wire.base import Message
-from rljob_api.wire.calls import ToolSchema
 from rljob_trainer.gateway.dialects import fields
+from rljob_trainer.gateway.dialects.tools import read_tools
 from rljob_trainer.gateway.types import ModelAnswer, ModelRequest
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Roles of requests -> roles that chat templates know."""
-_USED = frozenset(
-    (
-        "model",
-        "messages",
-        "tools",
-        "tool_choice",
-        "max_tokens",
-        "max_completion_tokens",
-        "stop",
-        "stream",
-        "stream_options",
-        "logprobs",
-        "top_logprobs",
-    )
-)
-_REFUSED = {
-    **fields.REFUSED,
-    "functions": "it is replaced by tools",
-    "function_call": "it is replaced by tool_choice",
-    "web_search_options": "the policy has the tools of the request alone",
-    "audio": "the policy writes text",
-}
 _REASONING = ("reasoning_content", "reasoning")
-"""Names under which clients send reasoning back."""
+"""Names of reasoning, which clients send back."""
 
 
 class ChatCompletions:
     path = "/v1/chat/completions"
+    reads = frozenset(
+        {
+            *("model", "messages", "tools", "max_tokens", "max_completion_tokens", "stop"),
+            *("stream", "stream_options", "logprobs", "top_logprobs"),
+        }
+    )
     keep_alive = fields.KEEP_ALIVE
 
     def read(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> ModelRequest:
@@ -45,30 +29,33 @@ class ChatCompletions:
         return ModelRequest(
             model=fields.read_model(body),
             messages=_read_messages(body.get("messages")),
-            tools=_read_tools(body),
+            tools=read_tools(body.get("tools") or ()),
             max_tokens=_read_limit(body),
             stop=fields.read_stop(body.get("stop"), "stop"),
             stream=stream,
             with_usage=_asks_for_usage(body) or not stream,
             num_logprobs=_read_logprobs(body),
-            ignored=fields.find_ignored(body, _USED, _REFUSED),
         )
 
     def write(self, request: ModelRequest, answer: ModelAnswer) -> dict[str, Any]:
         choice = {
             "index": 0,
-            "message": {**answer.message, "refusal": None},
+            "message": {**answer.message, **_write_reasoning(answer), "refusal": None},
             "logprobs": _write_logprobs(request, answer),
             "finish_reason": answer.finish_reason,
         }
-        return {**_write_head(request, answer, "chat.completion"), "choices": [choice], "usage": _count_usage(answer)}
+        return {
+            **_write_head(request, answer, "chat.completion"),
+            "choices": [choice],
+            "usage": fields.write_usage(answer),
+        }
 
     def events(self, request: ModelRequest, answer: ModelAnswer) -> Sequence[bytes]:
         head = _write_head(request, answer, "chat.completion.chunk")
         usage = {"usage": None} if request.with_usage else {}
         chunks = [{**head, "choices": [choice], **usage} for choice in _split(request, answer)]
         if request.with_usage:
-            chunks.append({**head, "choices": [], "usage": _count_usage(answer)})
+            chunks.append({**head, "choices": [], "usage": fields.write_usage(answer)})
         return [*map(fields.write_event, chunks), fields.DONE]
 
     def error(self, status: int, code: str, message: str) -> dict[str, Any]:
@@ -91,7 +78,12 @@ def _read_message(value: Any, path: str) -> Message:
     role = _ROLES.get(str(given.get("role")))
     if role is None:
         raise fields.refuse(f"{path}.role", f"must be one of {', '.join(_ROLES)}, got {given.get('role')!r}")
-    message: Message = {"role": role, "content": fields.read_text(given.get("content"), f"{path}.content")}
+    parts = given.get("content")
+    if role == "assistant" and isinstance(parts, list):  # LiteLLM writes Anthropic's thinking as parts
+        thinking = [part for part in parts if isinstance(part, dict) and str(part.get("type")).endswith("thinking")]
+        given = {"reasoning": "".join(str(part.get("thinking") or "") for part in thinking), **given}
+        parts = [part for part in parts if part not in thinking]
+    message: Message = {"role": role, "content": fields.read_text(parts, f"{path}.content")}
     if role == "assistant":
         if reasoning := next((text for name in _REASONING if (text := given.get(name))), None):
             message["reasoning_content"] = fields.read_string(reasoning, f"{path}.reasoning_content")
@@ -111,28 +103,7 @@ def _read_call(value: Any, path: str) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         arguments = fields.read_string(arguments, f"{path}.function.arguments")
     name = fields.read_string(function.get("name"), f"{path}.function.name")
-    return {
-        "id": str(call.get("id") or ""),
-        "type": "function",
-        "function": {"name": name, "arguments": arguments},
-    }
-
-
-def _read_tools(body: Mapping[str, Any]) -> list[ToolSchema]:
-    """Return the tools that the policy sees."""
-    tools = fields.read_list(body.get("tools"), "tools")
-    schemas = [_read_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
-    return schemas if fields.may_call(body.get("tool_choice")) else []
-
-
-def _read_tool(value: Any, path: str) -> ToolSchema:
-    tool = fields.read_object(value, path)
-    if tool.get("type") != "function":
-        raise fields.refuse(f"{path}.type", f"must be function, got {tool.get('type')!r}", "unsupported_value")
-    function = fields.read_object(tool.get("function"), f"{path}.function")
-    return fields.read_tool(
-        function.get("name"), function.get("description"), function.get("parameters"), f"{path}.function"
-    )
+    return fields.write_call(str(call.get("id") or ""), name, arguments)
 
 
 def _read_limit(body: Mapping[str, Any]) -> int | None:
@@ -146,32 +117,20 @@ def _asks_for_usage(body: Mapping[str, Any]) -> bool:
 
 
 def _read_logprobs(body: Mapping[str, Any]) -> int | None:
-    if fields.read_count(body.get("top_logprobs"), "top_logprobs", minimum=0):
-        problem = "must be 0: only the log-probs of the sampled tokens are known; remove it"
-        raise fields.refuse("top_logprobs", problem, "unsupported_value")
-    return 0 if fields.read_flag(body.get("logprobs"), "logprobs") else None
+    num_top = fields.read_count(body.get("top_logprobs"), "top_logprobs", minimum=0)
+    return num_top or 0 if fields.read_flag(body.get("logprobs"), "logprobs") else None
 
 
 def _write_head(request: ModelRequest, answer: ModelAnswer, kind: str) -> dict[str, Any]:
     return {"id": answer.id, "object": kind, "created": answer.created, "model": request.model}
 
 
-def _count_usage(answer: ModelAnswer) -> dict[str, int]:
-    sampled = len(answer.completion.token_ids)
-    return {
-        "prompt_tokens": answer.num_prompt_tokens,
-        "completion_tokens": sampled,
-        "total_tokens": answer.num_prompt_tokens + sampled,
-    }
-
-
 def _write_logprobs(request: ModelRequest, answer: ModelAnswer) -> dict[str, Any] | None:
     if request.num_logprobs is None:
         return None
     pairs = zip(answer.token_texts, answer.completion.logprobs, strict=True)
-    content = [
-        {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []} for text, logprob in pairs
-    ]
+    entries = [{"token": text, "logprob": logprob, "bytes": list(text.encode())} for text, logprob in pairs]
+    content = [{**entry, "top_logprobs": [entry] if request.num_logprobs else []} for entry in entries]
     return {"content": content, "refusal": None}
 
 
@@ -179,13 +138,19 @@ def _split(request: ModelRequest, answer: ModelAnswer) -> Iterator[dict[str, Any
     """Yield the choices of the stream: role, reasoning, content, each call, and the reason of the end."""
     message, logprobs = answer.message, _write_logprobs(request, answer)
     yield _write_delta({"role": "assistant", "content": "", "refusal": None})
-    if message.get("reasoning_content"):
-        yield _write_delta({"reasoning_content": message["reasoning_content"]})
+    if reasoning := _write_reasoning(answer):
+        yield _write_delta(reasoning)
     if message.get("content") or logprobs:
         yield {**_write_delta({"content": message.get("content") or ""}), "logprobs": logprobs}
     for index, call in enumerate(message.get("tool_calls") or []):
         yield _write_delta({"tool_calls": [{"index": index, **call}]})
     yield {**_write_delta({}), "finish_reason": answer.finish_reason}
+
+
+def _write_reasoning(answer: ModelAnswer) -> dict[str, Any]:
+    """Return it under both names: vLLM renamed it, and each client reads one name."""
+    text = answer.message.get("reasoning_content")
+    return dict.fromkeys(_REASONING, text) if text else {}
 
 
 def _write_delta(delta: dict[str, Any]) -> dict[str, Any]:

@@ -11,19 +11,12 @@ from typing import Any
 from rljob_trainer.gateway.dialects import fields
 from rljob_trainer.gateway.types import ModelAnswer, ModelRequest
 
-_USED = frozenset({"model", "prompt", "max_tokens", "stop", "stream", "stream_options", "logprobs"})
-_REFUSED = {
-    **fields.REFUSED,
-    "echo": "the answer has the sampled tokens alone; put the prompt before it in the program",
-    "suffix": "the policy only continues a text; remove it",
-    "prompt_logprobs": "log-probs are those of sampled tokens; remove it",
-}
-
 
 class Completions:
     """The dialect of /v1/completions."""
 
     path = "/v1/completions"
+    reads = frozenset({"model", "prompt", "max_tokens", "stop", "stream", "stream_options", "logprobs"})
     keep_alive = fields.KEEP_ALIVE
 
     def read(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> ModelRequest:
@@ -36,7 +29,6 @@ class Completions:
             stream=fields.read_flag(body.get("stream"), "stream"),
             with_usage=fields.read_flag(options.get("include_usage"), "stream_options.include_usage"),
             num_logprobs=fields.read_count(body.get("logprobs"), "logprobs", minimum=0),
-            ignored=fields.find_ignored(body, _USED, _REFUSED),
         )
 
     def write(self, request: ModelRequest, answer: ModelAnswer) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """How the dialects read the fields of a request, and write events and errors. Pure.
 
-Each error names the field by its path, such as messages[2].content[0].type. A field that would change which tokens
-the policy may sample is refused, because the trained distribution is the job's. Fields without such an effect, also
-unknown ones, are ignored, and the response names them.
+Each error names the field by its path, such as messages[2].content[0].type. Leaves to meaning.py which fields are
+obeyed, and to tools.py the tools.
 """
 
 import json
@@ -16,59 +15,12 @@ from rljob_trainer.gateway.types import ModelAnswer, RequestError
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment in a stream: clients skip it."""
 
-_DISTRIBUTION = "it changes which tokens can be sampled, and the policy trains on the job's sampling; remove it"
-_PROMPT = (
-    "the prompt is that of the job's chat template, whose variables are spec.data.chatTemplateArguments; remove it"
-)
-_ONE_ANSWER = "one request gets one answer; send one request per answer"
-REFUSED: dict[str, str] = {
-    "n": _ONE_ANSWER,
-    "best_of": _ONE_ANSWER,
-    "use_beam_search": _ONE_ANSWER,
-    **dict.fromkeys(
-        (
-            "logit_bias",
-            "guided_grammar",
-            "allowed_token_ids",
-            "bad_words",
-            "min_tokens",
-            "ignore_eos",
-            "stop_token_ids",
-            "thinking_token_budget",
-            "logits_processors",
-        ),
-        _DISTRIBUTION,
-    ),
-    **dict.fromkeys(
-        ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
-        f"{_DISTRIBUTION}, or set agent.constraints: ignore",
-    ),
-    **dict.fromkeys(
-        ("chat_template", "chat_template_kwargs", "documents", "prompt_embeds", "truncate_prompt_tokens"), _PROMPT
-    ),
-}
-"""Fields of several APIs, of OpenAI and of vLLM, and why a request with them gets no answer."""
-
-_NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {}, {"type": "text"})
-"""Values of a refused field that ask for nothing."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 def refuse(path: str, problem: str, code: str = "invalid_value") -> RequestError:
     """Return the error for one field. `problem`: what is wrong and what to do."""
     return RequestError(400, code, f"{path}: {problem}")
-
-
-def find_ignored(
-    body: Mapping[str, Any], used: frozenset[str], refused: Mapping[str, str] = REFUSED
-) -> tuple[str, ...]:
-    """Return the fields that are given but not `used`, sorted. Raise RequestError for one of `refused`, which says why
-    for each field."""
-    for name in sorted(body.keys() & refused.keys()):
-        asks_for_one = name in ("n", "best_of") and body[name] == 1
-        if body[name] not in _NOTHING and not asks_for_one:
-            raise refuse(name, f"not supported: {refused[name]}", "unsupported_parameter")
-    return tuple(sorted(name for name, value in body.items() if value is not None and name not in {*used, *refused}))
 
 
 def read_model(body: Mapping[str, Any]) -> str:
@@ -154,22 +106,8 @@ def read_tool(name: Any, description: Any, parameters: Any, path: str) -> ToolSc
         raise refuse(".".join([path, *map(str, problem["loc"])]), str(problem["msg"])) from None
 
 
-def may_call(choice: Any) -> bool:
-    """Whether the policy sees the tools, by the field tool_choice: text, or an object with a type. Raise RequestError
-    if it asks for a call, which would need another distribution than the trained one."""
-    kind = choice.get("type") if isinstance(choice, dict) else choice
-    if kind not in (None, "auto", "none"):
-        raise refuse(
-            "tool_choice",
-            f"{_show(kind)} is not supported: a forced call is not the policy's own; use auto or none, or set "
-            "agent.constraints: ignore",
-            "unsupported_value",
-        )
-    return kind != "none"
-
-
-def write_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """Return a tool call as messages have it. `arguments`: JSON text."""
+def write_call(call_id: str, name: str, arguments: str | dict[str, Any]) -> dict[str, Any]:
+    """Return a tool call as messages have it. `arguments`: JSON text, or the object."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 

@@ -1,10 +1,10 @@
 """POST /v1/messages: Anthropic's Messages API. Pure.
 
     tool_use       a call of the assistant's message
-    tool_result    a message of the role tool
+    tool_result    a message of the role tool; one with is_error begins with "Error: "
     thinking       the reasoning of the assistant's message; answers show it if the request enables thinking
 
-A stop sequence ends an answer with end_turn: the engine does not say which one it was.
+Other blocks are text.
 """
 
 import json
@@ -12,21 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rljob_api.wire.base import Message
-from rljob_api.wire.calls import ToolSchema
 from rljob_trainer.gateway.dialects import fields
+from rljob_trainer.gateway.dialects.tools import read_tools
 from rljob_trainer.gateway.types import ModelAnswer, ModelRequest
 
-_USED = frozenset(
-    {"model", "messages", "system", "max_tokens", "stop_sequences", "stream", "tools", "tool_choice", "thinking"}
-)
-_SERVER = "the gateway has no such service; remove it"
-_REFUSED = {
-    **fields.REFUSED,
-    "output_format": fields.REFUSED["response_format"],
-    "container": _SERVER,
-    "mcp_servers": _SERVER,
-    "context_management": "it rewrites the conversation; do that in the program",
-}
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERROR_TYPES = {
     401: "authentication_error",
@@ -42,35 +31,31 @@ class Messages:
     """The dialect of /v1/messages."""
 
     path = "/v1/messages"
+    reads = frozenset({"model", "messages", "system", "max_tokens", "stop_sequences", "stream", "tools", "thinking"})
     keep_alive = fields.write_event({"type": "ping"}, "ping")
 
     def read(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> ModelRequest:
-        ignored = fields.find_ignored(body, _USED, _REFUSED)
-        output = fields.read_object(body.get("output_config") or {}, "output_config")
-        if output.get("format") is not None:
-            raise fields.refuse("output_config.format", f"not supported: {_REFUSED['output_format']}")
-        tools = _read_tools(body.get("tools"))
         thinking = fields.read_object(body.get("thinking") or {}, "thinking")
         return ModelRequest(
             model=fields.read_model(body),
             messages=_read_messages(body.get("system"), body.get("messages")),
-            tools=tools if fields.may_call(body.get("tool_choice")) else [],
+            tools=read_tools(body.get("tools") or ()),
             max_tokens=fields.read_count(body.get("max_tokens"), "max_tokens"),
             stop=fields.read_stop(body.get("stop_sequences"), "stop_sequences"),
             stream=fields.read_flag(body.get("stream"), "stream"),
             with_reasoning=thinking.get("type") in ("enabled", "adaptive"),
-            ignored=ignored,
         )
 
     def write(self, request: ModelRequest, answer: ModelAnswer) -> dict[str, Any]:
+        stop = answer.stop if answer.stop and answer.finish_reason == "stop" else None
         return {
             "id": answer.id,
             "type": "message",
             "role": "assistant",
             "model": request.model,
             "content": _write_blocks(request, answer),
-            "stop_reason": _STOP_REASONS[answer.finish_reason],
-            "stop_sequence": None,
+            "stop_reason": "stop_sequence" if stop else _STOP_REASONS[answer.finish_reason],
+            "stop_sequence": stop,
             "usage": {"input_tokens": answer.num_prompt_tokens, "output_tokens": len(answer.completion.token_ids)},
         }
 
@@ -80,9 +65,10 @@ class Messages:
             **whole,
             "content": [],
             "stop_reason": None,
+            "stop_sequence": None,
             "usage": {"input_tokens": answer.num_prompt_tokens, "output_tokens": 0},
         }
-        delta = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+        delta = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
         events: list[dict[str, Any]] = [{"type": "message_start", "message": started}]
         for index, block in enumerate(whole["content"]):
             start, deltas = _split_block(block)
@@ -99,19 +85,6 @@ class Messages:
 
     def error_event(self, status: int, code: str, message: str) -> bytes:
         return fields.write_event(self.error(status, code, message), "error")
-
-
-def _read_tools(tools: Any) -> list[ToolSchema]:
-    read: list[ToolSchema] = []
-    for index, value in enumerate(fields.read_list(tools, "tools")):
-        path = f"tools[{index}]"
-        tool = fields.read_object(value, path)
-        if tool.get("type") not in (None, "custom"):
-            raise fields.refuse(
-                f"{path}.type", f"{tool['type']} is a tool of Anthropic's servers; give a tool with an input_schema"
-            )
-        read.append(fields.read_tool(tool.get("name"), tool.get("description"), tool.get("input_schema"), path))
-    return read
 
 
 def _read_messages(system: Any, given: Any) -> list[Message]:
@@ -149,7 +122,8 @@ def _read_user(content: Any, path: str) -> list[Message]:
         if block.get("type") == "tool_result":
             call_id = fields.read_string(block.get("tool_use_id"), f"{path}[{index}].tool_use_id")
             text = fields.read_text(block.get("content"), f"{path}[{index}].content")
-            results.append({"role": "tool", "tool_call_id": call_id, "content": text})
+            error = "Error: " if block.get("is_error") else ""
+            results.append({"role": "tool", "tool_call_id": call_id, "content": f"{error}{text}"})
         else:
             texts.append(fields.read_part(block, f"{path}[{index}]"))
     return [*results, {"role": "user", "content": "\n".join(texts)}] if texts or not results else results

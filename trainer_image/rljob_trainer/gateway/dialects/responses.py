@@ -8,45 +8,25 @@ The gateway keeps no conversations: requests with previous_response_id or conver
 own list is what the next request continues.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rljob_api.wire.base import Message
-from rljob_api.wire.calls import ToolSchema
 from rljob_trainer.gateway.dialects import fields
+from rljob_trainer.gateway.dialects.tools import find_forms, read_tools
 from rljob_trainer.gateway.types import ModelAnswer, ModelRequest
 
-_USED = frozenset(
-    {
-        "model",
-        "input",
-        "instructions",
-        "max_output_tokens",
-        "stop",
-        "stream",
-        "tools",
-        "tool_choice",
-        "text",
-        "include",
-        "top_logprobs",
-    }
-)
 _SEND_ALL = "the gateway keeps no conversations; send the whole conversation as input"
-_REFUSED = {
-    **fields.REFUSED,
-    "previous_response_id": _SEND_ALL,
-    "conversation": _SEND_ALL,
-    "prompt": "the gateway keeps no prompts; send the text as instructions or input",
-    "background": "an answer is the response of its request; remove it",
-    "context_management": "it rewrites the conversation; do that in the program",
-}
 _LOGPROBS = "message.output_text.logprobs"
 _ITEM_ID = re.compile(r"(?:rs|msg|fc)_(.+)\.\d+")
 """Id of an item that this gateway wrote: the id of its answer is in the group."""
 _CALL_ID = re.compile(r"call_(\d+)_\d+")
 """Id of a call of this gateway (Transcript.read_answer): the number of its answer is in the group."""
+_CALL_FIELDS = {"arguments": "function_call_arguments", "input": "custom_tool_call_input"}
+"""What the policy wrote in the item of a call, and the events that have it."""
 _REASONING, _MESSAGE, _CALL = range(3)
 """The order of the items of an answer."""
 
@@ -55,24 +35,23 @@ class Responses:
     """The dialect of /v1/responses."""
 
     path = "/v1/responses"
+    reads = frozenset(
+        ("model", "input", "instructions", "max_output_tokens", "stop", "stream", "tools", "include", "top_logprobs")
+    )
     keep_alive = fields.KEEP_ALIVE
 
     def read(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> ModelRequest:
-        ignored = fields.find_ignored(body, _USED, _REFUSED)
-        text = fields.read_object(body.get("text") or {}, "text")
-        if fields.read_object(text.get("format") or {"type": "text"}, "text.format").get("type") != "text":
-            raise fields.refuse("text.format", f"not supported: {fields.REFUSED['response_format']}")
         num_top = fields.read_count(body.get("top_logprobs"), "top_logprobs", minimum=0)
-        tools = _read_tools(body.get("tools"))
+        tools = body.get("tools") or ()
         return ModelRequest(
             model=fields.read_model(body),
             messages=_read_input(body.get("instructions"), body.get("input")),
-            tools=tools if fields.may_call(body.get("tool_choice")) else [],
+            tools=read_tools(tools),
+            forms=find_forms(tools),
             max_tokens=fields.read_count(body.get("max_output_tokens"), "max_output_tokens"),
             stop=fields.read_stop(body.get("stop"), "stop"),
             stream=fields.read_flag(body.get("stream"), "stream"),
             num_logprobs=num_top or 0 if _LOGPROBS in fields.read_list(body.get("include"), "include") else None,
-            ignored=ignored,
         )
 
     def write(self, request: ModelRequest, answer: ModelAnswer) -> dict[str, Any]:
@@ -101,7 +80,8 @@ class Responses:
         yield {"type": "response.created", "response": start}
         yield {"type": "response.in_progress", "response": start}
         for index, item in enumerate(whole["output"]):
-            added = {**item, **({"arguments": ""} if item["type"] == "function_call" else {"content": []})}
+            empty: dict[str, Any] = {name: "" for name in _CALL_FIELDS if name in item}
+            added = {**item, **(empty or {"content": []})}
             yield {
                 "type": "response.output_item.added",
                 "output_index": index,
@@ -118,17 +98,6 @@ class Responses:
         # OpenAI's clients raise for the field `error`; others read the event's own fields.
         plain = {"type": "error", "code": code, "message": message, "param": None, "sequence_number": 0}
         return fields.write_event({**plain, **self.error(status, code, message)}, "error")
-
-
-def _read_tools(tools: Any) -> list[ToolSchema]:
-    read: list[ToolSchema] = []
-    for index, value in enumerate(fields.read_list(tools, "tools")):
-        path = f"tools[{index}]"
-        tool = fields.read_object(value, path)
-        if tool.get("type") != "function":
-            raise fields.refuse(f"{path}.type", f"{tool.get('type')} is not supported; give tools of type function")
-        read.append(fields.read_tool(tool.get("name"), tool.get("description"), tool.get("parameters"), path))
-    return read
 
 
 def _read_input(instructions: Any, given: Any) -> list[Message]:
@@ -179,12 +148,14 @@ class _History:
         kind = item.get("type") or "message"
         if kind == "message":
             self._add_message(item, path)
-        elif kind == "function_call":
+        elif kind in ("function_call", "custom_tool_call"):
             name = fields.read_string(item.get("name"), f"{path}.name")
-            arguments = fields.read_string(item.get("arguments"), f"{path}.arguments")
+            field = "arguments" if kind == "function_call" else "input"
+            arguments = fields.read_string(item.get(field), f"{path}.{field}")
+            arguments = arguments if kind == "function_call" else json.dumps({field: arguments})
             call = fields.write_call(fields.read_string(item.get("call_id"), f"{path}.call_id"), name, arguments)
             self._find_answer(item, _CALL).setdefault("tool_calls", []).append(call)
-        elif kind == "function_call_output":
+        elif kind in ("function_call_output", "custom_tool_call_output"):
             call_id = fields.read_string(item.get("call_id"), f"{path}.call_id")
             text = fields.read_text(item.get("output"), f"{path}.output")
             self.add_plain({"role": "tool", "tool_call_id": call_id, "content": text})
@@ -279,8 +250,13 @@ def _write_items(request: ModelRequest, answer: ModelAnswer) -> list[dict[str, A
         content = [_write_text(request, answer)]
         items.append({"type": "message", "id": f"msg_{answer.id}", "role": "assistant", "content": content})
     for call in calls:
-        function = {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
-        items.append({"type": "function_call", "id": f"fc_{answer.id}", "call_id": call["id"], **function})
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        form = request.forms.get(name, {})
+        item = {"id": f"fc_{answer.id}", "call_id": call["id"], "name": name}
+        if form.get("type") == "custom":
+            items.append({**item, "type": "custom_tool_call", "input": str(json.loads(arguments).get("input", ""))})
+        else:
+            items.append({**item, **form, "type": "function_call", "arguments": arguments})
     return [{**item, "id": f"{item['id']}.{index}", "status": status} for index, item in enumerate(items)]
 
 
@@ -301,11 +277,11 @@ def _write_logprobs(request: ModelRequest, answer: ModelAnswer) -> list[dict[str
 
 def _write_parts(item: Mapping[str, Any], place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Write the events between the start and the end of an item. `place`: the fields that name the item."""
-    if item["type"] == "function_call":
-        yield {"type": "response.function_call_arguments.delta", **place, "delta": item["arguments"]}
-        done = {"name": item["name"], "arguments": item["arguments"]}
-        yield {"type": "response.function_call_arguments.done", **place, **done}
-        return
+    for name, event in _CALL_FIELDS.items():
+        if name in item:
+            yield {"type": f"response.{event}.delta", **place, "delta": item[name]}
+            yield {"type": f"response.{event}.done", **place, "name": item["name"], name: item[name]}
+            return
     for index, part in enumerate(item["content"]):
         where = {**place, "content_index": index}
         logprobs = {"logprobs": part.get("logprobs", [])} if part["type"] == "output_text" else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -99,6 +100,12 @@ async def test_server_errors_are_retried(judge, endpoint, codes):
         (status(200, f'{{"error": "{"x" * 175} {KEY}"}}'), "bad_return", "xxx ***"),
         (lambda: completion(None), "empty", "the judge's answer is empty"),
         (lambda: completion("<think>Score: 1</think>"), "empty", "has its reasoning alone"),
+        (
+            lambda: completion("", message={"content": None, "reasoning_content": "It is Score: 1"}),
+            "empty",
+            "the judge's answer is empty; it has reasoning_content alone: 'It is Score: 1'",
+        ),
+        (lambda: completion("", message={"content": "", "reasoning": "Hm."}), "empty", "it has reasoning alone: 'Hm.'"),
         (lambda: completion("", message={"content": None, "refusal": "I cannot"}), "refused", "refused: 'I cannot'"),
         (
             lambda: completion("", finish_reason="content_filter"),
@@ -120,6 +127,22 @@ async def test_unusable_answer_is_invalid_with_its_beginning(judge, endpoint, an
     assert message in result.message
     assert KEY not in str(result)
     assert len(endpoint.requests) == 1, "a retry would not help"
+
+
+async def test_verdict_in_a_tool_call_is_read(make_judge, endpoint):
+    function = {"name": "verdict", "arguments": '{"score": 3, "clear": true}'}
+    calls = [{"id": "c", "type": "function", "function": function}]
+    message = {"role": "assistant", "content": None, "tool_calls": calls}
+    endpoint.reset(lambda body, number: completion(None, message=message, finish_reason="tool_calls"))
+    assert (await (await make_judge({"parser": {"jsonSchema": SCHEMA}})).score("x")).score == 3.0
+
+
+@pytest.mark.parametrize("code", [429, "429", 503])
+async def test_error_in_the_body_of_a_200_is_its_status(judge, endpoint, code):
+    body = json.dumps({"error": {"code": code, "message": "later"}})
+    endpoint.reset(answers(status(200, body), "Score: 1"))
+    assert (await judge.score("x")).score == 1.0
+    assert judge.metric(f'rljob_reward_calls_total{{outcome="{code}",reward="test"}}') == 1
 
 
 async def test_endpoint_that_refuses_everything_ends_the_server(make_judge, endpoint):

@@ -90,15 +90,21 @@ RATED = {
         'hm, or {"score": 1}</think>\n```json\n{"score": 3}\n```',
         'At first {"score": 1}.\nMy verdict: {"score": 3, "id": "a"}. Well {done}!',
         'Here:\n```json\n{"score": 3}\n```\nThat is all.',
+        '{"score": 3} because of {"x": 1}, and not {"score": 9}',
     ],
 )
 def test_last_object_outside_of_the_reasoning_counts(answer):
     assert make(jsonSchema=RATED).read(answer).value == 3
 
 
+def test_last_object_with_the_score_counts_where_the_schema_allows_others():
+    assert make(jsonSchema={"type": "object"}).read('{"score": 3}, not {"x": {"score": 1}}').value == 3
+
+
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
+        ('{"score": 9} or {"score": 8}', r"8 is not one of 1, 2 or 3 at \$.score"),
         ('{"score": 9}', r"9 is not one of 1, 2 or 3 at \$.score"),
         ('{"score": "3"}', '"3" is not of type "integer"'),
         ('{"score": 3, "id": "A"}', '"A" does not match'),

@@ -7,6 +7,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from rljob_trainer.gateway.dialects.chat import ChatCompletions
+from rljob_trainer.gateway.dialects.meaning import Rules
 from rljob_trainer.gateway.types import RequestError
 
 DIALECT = ChatCompletions()
@@ -16,7 +17,7 @@ CALL = {"id": "call_0_0", "type": "function", "function": {"name": "add", "argum
 
 
 def read(**body):
-    return DIALECT.read({"model": "policy", "messages": [USER], **body}, {})
+    return Rules().read(DIALECT, {"model": "policy", "messages": [USER], **body}, {})
 
 
 def test_messages_keep_what_belongs_to_the_conversation():
@@ -37,6 +38,18 @@ def test_messages_keep_what_belongs_to_the_conversation():
         {"role": "assistant", "content": "", "reasoning_content": "why", "tool_calls": [CALL]},
         {"role": "tool", "content": "2", "tool_call_id": "call_0_0"},
     ]
+
+
+def test_thinking_parts_are_the_reasoning_of_an_answer():
+    parts = [
+        {"type": "thinking", "thinking": "why", "signature": "s"},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "text", "text": "4"},
+    ]
+    [_, answer, _] = read(messages=[USER, {"role": "assistant", "content": parts}, USER]).messages
+    assert answer == {"role": "assistant", "content": "4", "reasoning_content": "why"}
+    with pytest.raises(RequestError, match=r"messages\[0\].content\[0\].type: .*text alone"):
+        read(messages=[{"role": "user", "content": parts}])
 
 
 @pytest.mark.parametrize(
@@ -75,10 +88,9 @@ def test_tools_are_read_and_none_hides_them():
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format: not supported"),
         ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "add"}}}, "tool_choice"),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, r"tools\[0\].type: must be function"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, r"tools\[0\].type: custom is not supported"),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, r"tools\[0\].function.name"),
         ({"functions": [{"name": "add"}]}, "functions: not supported"),
-        ({"logprobs": True, "top_logprobs": 5}, "top_logprobs: must be 0"),
         ({"max_tokens": 0}, "max_tokens: must be"),
         ({"max_tokens": "many"}, "max_tokens: must be"),
         ({"stream": "yes"}, "stream: not true or false"),
@@ -103,7 +115,7 @@ def test_answer_is_a_chat_completion(make_answer):
 
     choice = response.choices[0]
     assert (choice.message.content, choice.finish_reason, choice.message.refusal) == ("Four", "stop", None)
-    assert choice.message.reasoning_content == "why"
+    assert choice.message.reasoning_content == choice.message.reasoning == "why"
     assert [(each.token, each.logprob) for each in choice.logprobs.content] == [("Fo", -0.5), ("ur", -0.25)]
     assert bytes(choice.logprobs.content[0].bytes) == b"Fo"
     assert (response.usage.prompt_tokens, response.usage.completion_tokens, response.usage.total_tokens) == (7, 2, 9)

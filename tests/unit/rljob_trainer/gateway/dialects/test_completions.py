@@ -4,13 +4,14 @@ import pytest
 from openai.types import Completion
 
 from rljob_trainer.gateway.dialects.completions import Completions
+from rljob_trainer.gateway.dialects.meaning import Rules
 from rljob_trainer.gateway.types import RequestError
 
 DIALECT = Completions()
 
 
 def read(**body):
-    return DIALECT.read({"model": "policy", "prompt": "2 + 2 =", **body}, {})
+    return Rules().read(DIALECT, {"model": "policy", "prompt": "2 + 2 =", **body}, {})
 
 
 @pytest.mark.parametrize(

@@ -31,54 +31,6 @@ def test_an_image_is_refused_with_its_path():
     assert caught.value.status == 400
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("n", 2),
-        ("best_of", 3),
-        ("logit_bias", {"5": 1}),
-        ("response_format", {"type": "json_schema", "json_schema": {}}),
-        ("chat_template_kwargs", {"enable_thinking": False}),
-        ("structured_outputs", {"regex": "a"}),
-        ("min_tokens", 3),
-    ],
-)
-def test_a_field_that_changes_what_is_sampled_is_refused(name, value):
-    with pytest.raises(RequestError, match=f"{name}: not supported") as caught:
-        fields.find_ignored({name: value}, frozenset())
-
-    assert (caught.value.status, caught.value.code) == (400, "unsupported_parameter")
-
-
-@pytest.mark.parametrize(
-    "body", [{"n": 1}, {"logit_bias": {}}, {"logit_bias": None}, {"response_format": {"type": "text"}}, {"n": None}]
-)
-def test_a_refused_field_that_asks_for_nothing_is_accepted(body):
-    assert fields.find_ignored(body, frozenset()) == ()
-
-
-def test_fields_without_effect_are_named():
-    body = {"model": "policy", "temperature": 0.0, "seed": None, "top_p": 1, "of_tomorrow": [1]}
-
-    assert fields.find_ignored(body, frozenset({"model"})) == ("of_tomorrow", "temperature", "top_p")
-
-
-@pytest.mark.parametrize("choice", [None, "auto", {"type": "auto"}])
-def test_tools_are_shown(choice):
-    assert fields.may_call(choice)
-
-
-@pytest.mark.parametrize("choice", ["none", {"type": "none"}])
-def test_tools_are_hidden_if_calls_are_forbidden(choice):
-    assert not fields.may_call(choice)
-
-
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}, {"type": "any"}])
-def test_a_forced_call_is_refused(choice):
-    with pytest.raises(RequestError, match=r"tool_choice: .* a forced call is not the policy's own"):
-        fields.may_call(choice)
-
-
 def test_a_tool_needs_a_name():
     with pytest.raises(RequestError, match=r"tools\[0\].name"):
         fields.read_tool(None, None, None, "tools[0]")

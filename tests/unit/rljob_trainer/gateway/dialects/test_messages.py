@@ -1,12 +1,14 @@
 """Anthropic's Messages API."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from anthropic.types import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljob_trainer.gateway.dialects.meaning import Rules
 from rljob_trainer.gateway.dialects.messages import Messages
 from rljob_trainer.gateway.types import RequestError
 
@@ -22,7 +24,7 @@ JSON = st.recursive(
 
 
 def read(**body):
-    return DIALECT.read({"model": "policy", "max_tokens": 64, "messages": [QUESTION], **body}, {})
+    return Rules().read(DIALECT, {"model": "policy", "max_tokens": 64, "messages": [QUESTION], **body}, {})
 
 
 def test_system_text_is_the_first_message():
@@ -45,7 +47,7 @@ def test_results_come_before_the_text_of_the_user():
 
     assert read(messages=[QUESTION, {"role": "user", "content": blocks}]).messages[1:] == [
         {"role": "tool", "tool_call_id": "call_0_0", "content": "4"},
-        {"role": "tool", "tool_call_id": "call_0_1", "content": "failed"},
+        {"role": "tool", "tool_call_id": "call_0_1", "content": "Error: failed"},
         {"role": "tool", "tool_call_id": "call_0_2", "content": ""},
         {"role": "user", "content": "Continue."},
     ]
@@ -63,7 +65,7 @@ def test_tools_and_limits_are_read():
 
     assert [(tool.name, tool.description) for tool in request.tools] == [("add", "Adds.")]
     assert (request.max_tokens, request.stop) == (64, ["END"])
-    assert request.ignored == ("metadata", "temperature")
+    assert request.ignored == ("metadata", "temperature", "tool_choice.disable_parallel_tool_use")
     assert not request.with_reasoning
     assert read(tools=[ADD], tool_choice={"type": "none"}).tools == []
 
@@ -106,6 +108,16 @@ def test_answer_is_text(make_answer):
 @pytest.mark.parametrize(("finish", "reason"), [("length", "max_tokens"), ("stop", "end_turn")])
 def test_stop_reasons(make_answer, finish, reason):
     assert DIALECT.write(read(), make_answer(finish=finish))["stop_reason"] == reason
+
+
+def test_the_stop_sequence_that_ended_an_answer_is_named(make_answer, read_events):
+    answer = replace(make_answer(), stop="END")
+    response = Message.model_validate(DIALECT.write(read(), answer))
+    assert (response.stop_reason, response.stop_sequence) == ("stop_sequence", "END")
+    delta = read_events(DIALECT.events(read(stream=True), answer))[-2]["delta"]
+    assert delta == {"stop_reason": "stop_sequence", "stop_sequence": "END"}
+    calls = replace(make_answer(calls=[("add", "{}")]), stop="END")
+    assert DIALECT.write(read(), calls)["stop_reason"] == "tool_use"
 
 
 def test_an_empty_answer_has_a_block(make_answer):

@@ -56,6 +56,9 @@ class Convention(NamedTuple):
     """The entry of function.kwargs that names the key of the score in a dict."""
     bases: tuple[str, ...] = ()
     """Base classes whose subclasses have this form, whatever their parameters."""
+    literals: tuple[str, ...] = ()
+    """Texts, one of which the source has where it is of this version of its project. Without one, only
+    function.signature chooses the form. Empty: the parameters tell it."""
     constructor_parameter: str = ""
     """For classes: the constructor's parameter that gets function.factoryArgs as an object with attributes; empty: they
     are keyword arguments."""

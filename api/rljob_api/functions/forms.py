@@ -236,7 +236,7 @@ def _find_convention(function: Function, spec: FunctionSpec, for_groups: bool, k
         return found
     # Parameters that are mapped by hand may have any name: they identify nothing.
     unmapped = function._replace(named=tuple(name for name in function.named if name not in spec.columns))
-    marked = [convention for convention in known.conventions if _has_markers(unmapped, convention)]
+    marked = [c for c in known.conventions if _has_markers(unmapped, c) and _has_literals(unmapped, c)]
     # A column may give any parameter: a form that names all of them precedes one that does not.
     complete = [c for c in marked if not c.has_columns and not _missing(function, c, spec)]
     if complete or marked:
@@ -255,6 +255,10 @@ def describe_signature(name: str, known: Signatures) -> str:
 def _has_markers(function: Function, convention: Convention) -> bool:
     names = {*function.named, *(f"{name}: {annotation}" for name, annotation in function.annotations.items())}
     return names.issuperset(convention.markers)
+
+
+def _has_literals(function: Function, convention: Convention) -> bool:
+    return not convention.literals or bool(function.literals.intersection(convention.literals))
 
 
 def _missing(function: Function, convention: Convention, spec: FunctionSpec) -> list[str]:

@@ -115,12 +115,15 @@ PROMPT_IDS: Final = Value("prompt_ids", read_prompt_ids, "tokens")
 COMPLETION_IDS: Final = Value("completion_ids", read_completion_ids, "tokens")
 RENDERED_PROMPT: Final = Value("rendered_prompt", _rendered("prompt"), "rendered")
 """The prompt as the chat template wrote it."""
-QUERY: Final = Value("query", _rendered("query"), "rendered", is_completion=True)
+CONVERSATION: Final = Value("conversation", _rendered("query"), "rendered", is_completion=True)
 """Prompt and completion as one text, with special tokens."""
 
 COLUMNS: Final[Mapping[str, Value]] = {
     value.name: value
-    for value in (PROMPT, COMPLETION, GROUND_TRUTH, DATA_SOURCE, EXTRA_INFO, PROMPT_IDS, COMPLETION_IDS)
+    for value in (
+        *(PROMPT, PROMPT_TEXT, RENDERED_PROMPT, COMPLETION, COMPLETION_MESSAGES, CONVERSATION),
+        *(GROUND_TRUTH, DATA_SOURCE, EXTRA_INFO, PROMPT_IDS, COMPLETION_IDS),
+    )
 }
 """What function.columns may name, besides extra_info.KEY."""
 

@@ -53,6 +53,13 @@ def _check_interaction(method: Function) -> None:
 
 
 _EXTRA_INFO: Final = Value("verl_extra_info", _read_extra_info)
+_BEFORE_0_3: Final = (
+    "Assistant:",
+    "<|im_start|>assistant",
+    "<|start_header_id|>assistant",
+    "<|start_header_id|>assistant<|end_header_id|>",
+)
+"""Where the answer begins in what verl passed before March 2025 (verl#459)."""
 
 SIGNATURE: Final = SignaturePlugin(
     conventions=(
@@ -67,6 +74,20 @@ SIGNATURE: Final = SignaturePlugin(
                 "extra_info": _EXTRA_INFO,
             },
             whole=True,
+        ),
+        Convention(
+            "verl0.2",
+            "compute_score(solution_str, ground_truth), where solution_str is prompt and answer",
+            ("solution_str",),
+            {
+                "data_source": values.DATA_SOURCE,
+                "solution_str": values.CONVERSATION,
+                "ground_truth": values.GROUND_TRUTH,
+                "extra_info": values.EXTRA_INFO,
+            },
+            rank=90,
+            whole=True,
+            literals=_BEFORE_0_3,
         ),
         Convention(
             "verl",

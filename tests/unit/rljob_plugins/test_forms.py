@@ -28,6 +28,7 @@ from tests.support.plugins import KNOWN, REFERENCES
 
 CHAT = [{"role": "user", "content": "2+2?"}]
 REPLY = [{"role": "assistant", "content": "4"}]
+QUERY = "<user>2+2?<end><policy>4<end>"
 SAMPLE = {
     "id": "1",
     "prompt": CHAT,
@@ -37,7 +38,7 @@ SAMPLE = {
     "extra_info": {"level": 2, "index": 7, "num_tokens": 3, "truncated": False, "info": {"unit": "m"}},
     "prompt_ids": [1, 2],
     "completion_ids": [3, 4, 5],
-    "rendered": {"prompt": "<user>2+2?<end><policy>", "query": "<user>2+2?<end><policy>4<end>"},
+    "rendered": {"prompt": "<user>2+2?<end><policy>", "query": QUERY},
 }
 """A sample with every field. Its completion has three tokens."""
 
@@ -108,6 +109,16 @@ def positional(function):
     return lambda *args: function(*args)
 """
 
+OLD_VERL = f"""
+def find_answer(text):
+    if "Assistant:" in text:
+        text = text.split("Assistant:")[1]
+    return text if text.startswith("<user>") else None
+def compute_score(solution_str, ground_truth, method='strict', score=1.0):
+    return score if find_answer(solution_str) == {QUERY!r} else 0
+"""
+CONVERSATION = {"columns": {"solution_str": "conversation"}}
+
 FORMS = [
     # verl
     Form(
@@ -125,6 +136,10 @@ FORMS = [
         "verl with **kwargs",
         seen("solution_str, **kwargs", "set(kwargs) == {'data_source', 'ground_truth', 'extra_info'}"),
     ),
+    Form("verl before 0.3", OLD_VERL),
+    Form("verl before 0.3 by signature", seen("solution_str", f"solution_str == {QUERY!r}"), {"signature": "verl0.2"}),
+    Form("verl before 0.3 as verl now", OLD_VERL, {"signature": "verl"}, expected=Outcome(0.0, {})),
+    Form("verl before 0.3 by columns", seen("solution_str", f"solution_str == {QUERY!r}"), CONVERSATION),
     Form(
         "verl batch",
         seen("data_sources, solution_strs, ground_truths, extra_infos", "solution_strs == ground_truths", "[{}]"),
@@ -554,8 +569,8 @@ def test_entry_points_have_the_names_of_their_forms() -> None:
     assert KNOWN.broken == {}
     for name, reference in REFERENCES.items():
         plugin: SignaturePlugin = load_reference(reference)
-        assert {convention.name for convention in plugin.conventions} == {name}
-    assert KNOWN.names == ["auto", *sorted(["plain", *REFERENCES])]
+        assert {convention.name.rstrip(".0123456789") for convention in plugin.conventions} == {name}
+    assert KNOWN.names == ["auto", *sorted(["plain", "verl0.2", *REFERENCES])]
 
 
 def test_every_standard_name_is_a_valid_column() -> None:

@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from rljob_api.functions.values import COLUMNS
 from rljob_api.manifest import base
 from rljob_api.manifest.base import ObjectMeta, ObjectName, Rule, Spec, Url
 from rljob_api.manifest.pod_settings import PodSettings
@@ -17,7 +18,7 @@ from rljob_api.wire.contract import API_VERSION
 
 Scope = Literal["sample", "group", "sampleThenGroup"]
 
-_COLUMN_PATTERN = r"^(prompt|completion|ground_truth|data_source|extra_info(\..+)?|prompt_ids|completion_ids)$"
+_COLUMN_PATTERN = rf"^({'|'.join(COLUMNS)}|extra_info\..+)$"
 
 
 class FunctionReward(PythonFunction):
@@ -35,9 +36,10 @@ class FunctionReward(PythonFunction):
     columns: Annotated[
         dict[str, Annotated[str, Field(pattern=_COLUMN_PATTERN, max_length=256)]], Field(max_length=64)
     ] = {}
-    """What parameters get, by name, where no convention fits: prompt, completion, ground_truth, data_source,
-    extra_info, extra_info.KEY (a column of the data), prompt_ids or completion_ids. Example: `{text: completion, gold:
-    ground_truth}`."""
+    """What parameters get, by name, where no convention fits or another value is wanted: prompt, prompt_text,
+    rendered_prompt, completion, completion_messages, conversation (prompt and completion as one text with special
+    tokens), ground_truth, data_source, extra_info, extra_info.KEY (a column of the data), prompt_ids or
+    completion_ids. Example: `{text: completion, gold: ground_truth}`."""
 
 
 class HttpReward(Spec):

@@ -245,6 +245,12 @@ FORMS = [
     ),
     Form(
         "a list with an abstention",
+        "def right(completions, **kwargs): return [1]\ndef code(completions, **kwargs): return [None]\n"
+        "reward_funcs = [right, code]",
+        expected=Outcome(1.0, {"right": 1.0}, abstained=("code",)),
+    ),
+    Form(
+        "a list that abstains",
         "def right(completions, **kwargs): return [None]\nreward_funcs = [right, right]",
         expected=Outcome(None, {}, "abstained", "right: the function returned None for this sample"),
     ),

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rljob_api.manifest.services.reward import Reward
+from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.contract import MAX_TRAJECTORIES
 from rljob_trainer.algorithms import advantages as statistics
 from rljob_trainer.algorithms.base import AlgorithmCode, EpisodeAdvantages, EpisodeRewards
@@ -25,6 +26,32 @@ from rljob_trainer.episodes.types import Episode, Group, TokenFacts, TrainRow, h
 _NO_TOKENS, _NO_VALUES = np.zeros(0, np.int32), np.zeros(0)
 _MAX_GROUP_SIZE = 1024 * MAX_TRAJECTORIES
 """With the manifest's limit of samples. A trajectory's number is unique over all groups of a job."""
+
+
+def score_group(group: Group, rewards: Sequence[Reward], own_weight: float = 1.0) -> None:
+    """Set the score of each episode, among those with which it is compared. A reward that scores none of them and
+    abstains, as one for other tasks does, is left out. One that abstains from some masks these: their sums would lack a
+    term."""
+    for positions in group.compared():
+        episodes = [group.episodes[i] for i in positions if group.episodes[i].failure is None]
+        scoring = {name for each in episodes for name, result in each.results.items() if result.valid}
+        for episode in episodes:
+            kept = [each for each in rewards if each.name in scoring or not _abstains(each.name, episode)]
+            has_term = bool(kept) or not rewards or has_own_reward(episode)
+            lacks_part = any(_lacks_part(each.name, episode, episodes) for each in kept)
+            episode.score = weighted_score(episode, kept, own_weight) if has_term and not lacks_part else None
+
+
+def _abstains(name: str, episode: Episode) -> bool:
+    result = episode.results.get(name)
+    return result is not None and result.reason is InvalidReason.ABSTAINED
+
+
+def _lacks_part(name: str, episode: Episode, episodes: Sequence[Episode]) -> bool:
+    """Return whether a function of a list abstained from the episode, and not from all others."""
+    parts = [set(result.abstained) for each in episodes if (result := each.results.get(name)) and result.valid]
+    own = episode.results.get(name)
+    return own is not None and not set.intersection(*parts, {*own.abstained}) >= {*own.abstained}
 
 
 def weighted_score(episode: Episode, rewards: Sequence[Reward], own_weight: float = 1.0) -> float | None:

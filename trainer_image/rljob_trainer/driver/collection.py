@@ -24,7 +24,7 @@ from rljob_inputs.prompts import Prompt
 from rljob_trainer import traces
 from rljob_trainer.agents import AgentLoop
 from rljob_trainer.agents.base import EpisodeTask, Generate
-from rljob_trainer.algorithms.rows import weighted_score
+from rljob_trainer.algorithms.rows import score_group, weighted_score
 from rljob_trainer.calls.services import AgentServices
 from rljob_trainer.concurrency import end_tasks, run_all
 from rljob_trainer.driver.role_clock import PhaseClock, RoleClock
@@ -118,6 +118,7 @@ class Collector:
         samples = range(plan.group_size)
         found = await run_all([self._run_episode(group, i, plan, scorer, progress) for i in samples])
         group.episodes = [trajectory for trajectories in found for trajectory in trajectories]
+        score_group(group, plan.rewards, self._own_weight)
         return group
 
     async def rescore_stale(self, groups: Sequence[Group], plan: CollectionPlan, progress: ReadProgress) -> None:
@@ -227,6 +228,7 @@ class Collector:
                 await self._score(group.prompt, trajectories, plan, scorer, progress)
 
         await run_all([score(each) for each in episodes])
+        score_group(group, plan.rewards, self._own_weight)
         for name in names:
             self.rewards.clients[name].num_rescored += sum(episode.failure is None for episode in group.episodes)
 

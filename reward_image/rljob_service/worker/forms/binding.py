@@ -12,7 +12,7 @@ from rljob_api.functions.forms import CallPlan
 from rljob_api.functions.plugins import load_reference
 from rljob_api.functions.values import DATA_SOURCE, GROUND_TRUTH, Sample, as_whole
 from rljob_service.worker.forms import results
-from rljob_service.worker.forms.outcome import CallOutcome, Outcome, invalid
+from rljob_service.worker.forms.outcome import ABSTAINED, CallOutcome, Outcome, invalid
 
 _ROW_OVERRIDES = (GROUND_TRUTH, DATA_SOURCE)
 """Values that a column with the parameter's name replaces."""
@@ -184,18 +184,19 @@ def combine(parts: Sequence[NamedBinding]) -> Binding:
 
 
 def add(parts: Sequence[NamedBinding], outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the weighted sum; without a score if one part has none."""
+    """Return the weighted sum of the parts that do not abstain; without a score if all do, or one fails."""
     components: dict[str, float] = {}
     for part, each in zip(parts, outcomes, strict=True):
         components |= {f"{part.name}/{name}": value for name, value in each.components.items()}
         if each.score is not None:
             components[part.name] = each.score
+    abstained = [part.name for part, each in zip(parts, outcomes, strict=True) if each.reason == ABSTAINED]
     for part, each in zip(parts, outcomes, strict=True):
-        if each.reason is not None:
+        if each.reason is not None and (each.reason != ABSTAINED or len(abstained) == len(parts)):
             return invalid(each.reason, f"{part.name}: {each.message}", components)
     total = sum(part.weight * (each.score or 0.0) for part, each in zip(parts, outcomes, strict=True))
     pred = next((each.pred for each in outcomes if each.pred is not None), None)
-    return Outcome(total, components, pred=pred)
+    return Outcome(total, components, pred=pred, abstained=tuple(abstained))
 
 
 def one_by_one(binding: Binding) -> Binding:

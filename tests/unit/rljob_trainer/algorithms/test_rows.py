@@ -18,6 +18,7 @@ from rljob_trainer.algorithms.rows import (
     has_signal,
     inspection_rows,
     record_advantages,
+    score_group,
     should_replace,
     usable_scores,
     weighted_score,
@@ -125,6 +126,42 @@ def test_score_is_none_when_the_sum_overflows():
     assert weighted_score(trajectory(0, a=1.5e308, b=1.0), rewards) is None
     found = usable_scores(group_of(rewards, {"a": 1.5e308, "b": 1.0}, {"a": 0.5, "b": 1.0}), rewards)
     assert found == [None, 6.0], "an infinite score would leave its whole group without a signal"
+
+
+def abstaining(rewards, *scores, parts=(), own=None):
+    """Return the scores of a group. A score of "none" is an abstention. `parts`: those that abstain, by sample."""
+    group = Group(0, Prompt(0, "p", [1]), [])
+    for number, given in enumerate(scores):
+        each = trajectory(number, **{name: None if score == "none" else score for name, score in given.items()})
+        each.own_reward = own
+        for name, score in given.items():
+            changes = {"reason": InvalidReason.ABSTAINED} if score == "none" else {}
+            changes |= {"abstained": parts[number]} if parts else {}
+            each.results[name] = each.results[name].model_copy(update=changes)
+        group.episodes.append(each)
+    score_group(group, rewards)
+    return [each.score for each in group.episodes]
+
+
+def test_reward_that_abstains_from_the_whole_group_is_left_out():
+    """As TRL's rewards of several tasks, each of which returns None for the rows of the others."""
+    rewards = [reward("math", weight=2.0), reward("code")]
+    assert abstaining(rewards, {"math": 1.0, "code": "none"}, {"math": 0.0, "code": "none"}) == [2.0, 0.0]
+    assert abstaining(rewards, {"math": "none", "code": 1.0}) == [1.0]
+    some = {"math": 0.5, "code": "none"}, {"math": 0.5, "code": 1.0}
+    assert abstaining(rewards, *some) == [None, 2.0], "one that abstains from some masks these"
+    assert abstaining(rewards, {"math": "none", "code": "none"}) == [None], "no reward scored it"
+    assert abstaining(rewards, {"math": "none", "code": "none"}, own=0.25) == [0.25], "its environment did"
+    late = abstaining(rewards, {"math": None, "code": "none"}, {"math": 1.0, "code": "none"})
+    assert late == [None, 2.0], "the other reward timed out"
+    failed = abstaining(rewards, {"math": 1.0, "code": None}, {"math": 1.0, "code": "none"})
+    assert failed == [None, 2.0], "a failure is no abstention"
+
+
+def test_function_of_a_list_that_abstains_from_the_whole_group_is_left_out():
+    rewards, scores = [reward("r")], [{"r": 1.0}, {"r": 0.5}]
+    assert abstaining(rewards, *scores, parts=[["code"], ["code"]]) == [1.0, 0.5]
+    assert abstaining(rewards, *scores, parts=[["code"], []]) == [None, 0.5]
 
 
 def of_program(*own_rewards, rewards=(), turn_rewards=None, **scores):

@@ -29,42 +29,28 @@ _MAX_GROUP_SIZE = 1024 * MAX_TRAJECTORIES
 
 
 def score_group(group: Group, rewards: Sequence[Reward], own_weight: float = 1.0) -> None:
-    """Set the score of each episode, among those with which it is compared. A reward that scores none of them and
-    abstains, as one for other tasks does, is left out. One that abstains from some masks these: their sums would lack a
-    term."""
-    for positions in group.compared():
-        episodes = [group.episodes[i] for i in positions if group.episodes[i].failure is None]
-        scoring = {name for each in episodes for name, result in each.results.items() if result.valid}
+    """Set the score of each episode: the weighted sum of its rewards; None if one is missing or invalid, or the sum
+    overflows. `own_weight`: of what the environment or the program gave the episode, if it gave something.
+
+    Among episodes that are compared with each other, a reward that scores none and abstains, as one for other tasks
+    does, is left out, and so is such a function of a list. One that abstains from some masks these: their sums would
+    lack a term."""
+    for peers in {each.peers for each in group.episodes}:
+        episodes = [each for each in group.episodes if each.peers == peers and each.failure is None]
+        results = {reward.name: [each.results.get(reward.name) for each in episodes] for reward in rewards}
+        parts = {name: [{*each.abstained} for each in found if each and each.valid] for name, found in results.items()}
+        left_out = {name: set.intersection(*found) for name, found in parts.items() if found}
         for episode in episodes:
-            kept = [each for each in rewards if each.name in scoring or not _abstains(each.name, episode)]
-            has_term = bool(kept) or not rewards or has_own_reward(episode)
-            lacks_part = any(_lacks_part(each.name, episode, episodes) for each in kept)
-            episode.score = weighted_score(episode, kept, own_weight) if has_term and not lacks_part else None
-
-
-def _abstains(name: str, episode: Episode) -> bool:
-    result = episode.results.get(name)
-    return result is not None and result.reason is InvalidReason.ABSTAINED
-
-
-def _lacks_part(name: str, episode: Episode, episodes: Sequence[Episode]) -> bool:
-    """Return whether a function of a list abstained from the episode, and not from all others."""
-    parts = [set(result.abstained) for each in episodes if (result := each.results.get(name)) and result.valid]
-    own = episode.results.get(name)
-    return own is not None and not set.intersection(*parts, {*own.abstained}) >= {*own.abstained}
-
-
-def weighted_score(episode: Episode, rewards: Sequence[Reward], own_weight: float = 1.0) -> float | None:
-    """Return the weighted sum of an episode's rewards; None if one is missing or invalid, or the sum overflows.
-
-    `own_weight`: of what the environment or the program gave the episode, if it gave something."""
-    total = own_weight * (episode.own_reward or 0.0)
-    for reward in rewards:
-        result = episode.results.get(reward.name)
-        if result is None or result.score is None:
-            return None
-        total += reward.weight * result.score
-    return total if math.isfinite(total) else None
+            total, has_term, is_whole = own_weight * (episode.own_reward or 0.0), not rewards, True
+            for reward in rewards:
+                result = episode.results.get(reward.name)
+                if result is not None and result.score is not None:
+                    total += reward.weight * result.score
+                    has_term, is_whole = True, is_whole and left_out[reward.name].issuperset(result.abstained)
+                elif result is None or result.reason is not InvalidReason.ABSTAINED or reward.name in left_out:
+                    is_whole = False
+            is_known = is_whole and (has_term or has_own_reward(episode)) and math.isfinite(total)
+            episode.score = total if is_known else None
 
 
 def usable_scores(group: Group, rewards: Sequence[Reward]) -> list[float | None]:

@@ -24,7 +24,7 @@ from rljob_inputs.prompts import Prompt
 from rljob_trainer import traces
 from rljob_trainer.agents import AgentLoop
 from rljob_trainer.agents.base import EpisodeTask, Generate
-from rljob_trainer.algorithms.rows import score_group, weighted_score
+from rljob_trainer.algorithms.rows import score_group
 from rljob_trainer.calls.services import AgentServices
 from rljob_trainer.concurrency import end_tasks, run_all
 from rljob_trainer.driver.role_clock import PhaseClock, RoleClock
@@ -217,7 +217,7 @@ class Collector:
             request = self._requests.build(plan.trajectory_id(episode), plan.lane, prompt, episode)
             results = await scorer.score(episode.position, request, episode.ended_at, episode.peers)
             episode.results = {**episode.results, **results}
-        episode.score = weighted_score(episode, plan.rewards, self._own_weight)
+        score_group(Group(episode.group, prompt, [episode]), plan.rewards, self._own_weight)  # until its group ends
 
     async def _rescore(self, group: Group, names: set[str], plan: CollectionPlan, progress: ReadProgress) -> None:
         scorer = self.rewards.open_group(plan.group_id(group.index), plan.lane, plan.group_size, names)

@@ -21,7 +21,6 @@ from rljob_trainer.algorithms.rows import (
     score_group,
     should_replace,
     usable_scores,
-    weighted_score,
 )
 from rljob_trainer.episodes.types import (
     Completion,
@@ -75,9 +74,12 @@ def group_of(rewards, *scores, index=0):
 
 
 def scored(group, rewards):
-    for each in group.episodes:
-        each.score = weighted_score(each, rewards)
+    score_group(group, rewards)
     return group
+
+
+def weighted_score(each, rewards):
+    return scored(Group(0, Prompt(0, "p", [1]), [each]), rewards).episodes[0].score
 
 
 def answers(*lengths, scores=None, truncated=(), index=0):
@@ -172,9 +174,9 @@ def of_program(*own_rewards, rewards=(), turn_rewards=None, **scores):
     ]
     for number, given in (turn_rewards or {}).items():
         episodes[number].turns[0].reward = given
-    for each in episodes:
-        each.score = weighted_score(each, rewards, PROGRAM["rewardWeight"])
-    return Group(0, Prompt(0, "p", [1]), episodes)
+    group = Group(0, Prompt(0, "p", [1]), episodes)
+    score_group(group, rewards, PROGRAM["rewardWeight"])
+    return group
 
 
 def test_own_reward_of_a_program_is_added_with_its_weight():

@@ -109,8 +109,21 @@ def _run(settings: FunctionSettings) -> types.ModuleType:
     linecache.cache[path] = (len(settings.source), None, settings.source.splitlines(keepends=True), path)
     if os.path.isabs(path):
         sys.path.insert(0, os.path.dirname(path))
+        module.__package__, top = _find_package(path)
+        sys.path.append(top)
     exec(code, module.__dict__)
     return module
+
+
+def _find_package(path: str) -> tuple[str, str]:
+    """Return the package that a file is a part of, and the folder with it: its folder, and those above it while they
+    have an __init__.py."""
+    folder, name = os.path.split(os.path.dirname(path))
+    names = [name]
+    while os.path.exists(os.path.join(folder, "__init__.py")):
+        folder, name = os.path.split(folder)
+        names.insert(0, name)
+    return ".".join(names), folder
 
 
 def _remedy(error: BaseException, settings: FunctionSettings) -> str:
@@ -121,7 +134,7 @@ def _remedy(error: BaseException, settings: FunctionSettings) -> str:
     if settings.serves == EPISODES and type(error).__module__.partition(".")[0] in _CLIENTS:
         return "; create clients in run(): their addresses and keys exist only during an episode"
     if isinstance(error, ImportError) and "relative import" in str(error):
-        return "; a file is not a part of a package: import the files of its folder by their names, without dots"
+        return "; a file is a part of a package as far as the folders above it have an __init__.py"
     memory = format_bytes(settings.max_memory_bytes)
     if any(each in str(error) for each in _NO_ADDRESS_SPACE):
         return (

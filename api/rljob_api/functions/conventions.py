@@ -28,8 +28,8 @@ class Convention(NamedTuple):
     markers: tuple[str, ...]
     """Parameters that the form has. `NAME: str` is a parameter with that annotation."""
     arguments: Mapping[str, Value]
-    """What each parameter gets. A function takes those that it names, or all with **kwargs (token ids only if it reads
-    them)."""
+    """What each parameter gets. A function takes those that it names, or all with **kwargs (token ids and steps only if
+    it reads them)."""
     rank: int = 100
     """Forms that fit a function are tried in the order of their ranks. 100: markers that only this project has. Above
     it: markers that other forms have, too. RLJob's own have 500."""

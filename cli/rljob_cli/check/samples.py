@@ -47,6 +47,7 @@ class SampleBuilder:
         conversation = None if agent.type == "singleTurn" else self._describe_conversation(prompt, completion)
         answer = Answer(completion, num_tokens=num_tokens)
         request = build_request(request_id, "eval", prompt, answer, conversation, agent.completion)
+        request = request.model_copy(update={"finished_steps": 0, "total_steps": self._job.spec.schedule.steps})
         return request if self._tokenizer is not None else _stand_in(request)
 
     def build_row(self, request_id: str, row: Mapping[str, Any], position: int) -> ScoreRequest:

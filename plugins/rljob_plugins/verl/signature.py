@@ -20,10 +20,10 @@ def count_turns(sample: Sample) -> int:
 
 
 def read_tool_fields(sample: Sample) -> dict[str, Any]:
-    """Return what verl's agent loops add to extra_info: the rewards of turns."""
-    turns = values.read_extra_info(sample).get("turns") or ()
-    scores = [turn["reward"] for turn in turns if turn.get("reward") is not None]
-    return {"turn_scores": scores, "tool_rewards": []}
+    """Return what verl's agent loops add to extra_info: the rewards of turns, and of those that called tools."""
+    turns = [turn for turn in values.read_extra_info(sample).get("turns") or () if turn.get("reward") is not None]
+    of_tools = [turn["reward"] for turn in turns if turn.get("tool_calls")]
+    return {"turn_scores": [turn["reward"] for turn in turns], "tool_rewards": of_tools}
 
 
 def _read_extra_info(sample: Sample) -> dict[str, Any]:
@@ -84,6 +84,7 @@ SIGNATURE: Final = SignaturePlugin(
                 "solution_str": values.CONVERSATION,
                 "ground_truth": values.GROUND_TRUTH,
                 "extra_info": values.EXTRA_INFO,
+                "step": Value("verl_step", lambda sample: values.read_step(sample) + 1, "steps"),  # it counts from 1
             },
             rank=90,
             whole=True,

@@ -235,7 +235,6 @@ def test_openrlhf_fixture_runs_with_real_tensors() -> None:
         ("import math\nfrom math import sine", ") (while the file was imported)"),
         ("1/0", "function.py:1: ZeroDivisionError: division by zero (while the file was imported)"),
         ("import sys; sys.exit(0)", "function.py:1: SystemExit"),
-        ("def reward(completions, environments): return [1]", "environments, which the trl convention does not pass"),
         ("def compute_score(solution_str, /): return 1", "positional-only"),
         ("compute_score = max", "function.py: compute_score: its parameters cannot be read (no signature found"),
         ("\0", "function.py"),

@@ -35,9 +35,19 @@ SAMPLE = {
     "completion": "4",
     "ground_truth": "4",
     "data_source": "sums",
-    "extra_info": {"level": 2, "index": 7, "num_tokens": 3, "truncated": False, "info": {"unit": "m"}},
+    "extra_info": {
+        "level": 2,
+        "index": 7,
+        "num_tokens": 3,
+        "truncated": False,
+        "info": {"unit": "m"},
+        "state": {"score": 0.5},
+    },
     "prompt_ids": [1, 2],
     "completion_ids": [3, 4, 5],
+    "answer_column": "",
+    "finished_steps": 4,
+    "total_steps": 9,
     "rendered": {"prompt": "<user>2+2?<end><policy>", "query": QUERY},
 }
 """A sample with every field. Its completion has three tokens."""
@@ -70,6 +80,13 @@ class Match(ORM):
 class Overlong(ORM):
     def __call__(self, completions, **kwargs):
         return [float(len(ids) > self.args.max_length) for ids in kwargs.get("response_token_ids")]
+class Late(ORM):
+    def __call__(self, completions, **kwargs):
+        return [kwargs.get("trainer_state").global_step / 4 for _ in completions]
+class LastTurn(ORM):
+    def __call__(self, completions, **kwargs):
+        rows = [kwargs["trajectory_inputs"][id][-1] for id in kwargs["request_id"]]
+        return [float(row["messages"][-1]["content"] == row["solution"]) for row in rows]
 """
 RUBRIC = """
 class Rubric:
@@ -119,6 +136,8 @@ def compute_score(solution_str, ground_truth, method='strict', score=1.0):
 """
 CONVERSATION = {"columns": {"solution_str": "conversation"}}
 
+STATE = "(trainer_state.global_step, trainer_state.max_steps) == (4, 9)"
+
 FORMS = [
     # verl
     Form(
@@ -139,6 +158,11 @@ FORMS = [
     Form("verl before 0.3", OLD_VERL),
     Form("verl before 0.3 by signature", seen("solution_str", f"solution_str == {QUERY!r}"), {"signature": "verl0.2"}),
     Form("verl before 0.3 as verl now", OLD_VERL, {"signature": "verl"}, expected=Outcome(0.0, {})),
+    Form(
+        "verl before 0.3 with the step",  # which it counts from 1
+        "A = 'Assistant:'\n" + seen("solution_str, ground_truth, step=0", "step == 5", "({0}, 0.5, 'x')"),
+        expected=Outcome(1.0, {"value_2": 0.5}),
+    ),
     Form("verl before 0.3 by columns", seen("solution_str", f"solution_str == {QUERY!r}"), CONVERSATION),
     Form(
         "verl batch",
@@ -234,8 +258,18 @@ FORMS = [
     ),
     Form(
         "trl with environments",
-        seen("completions, environments", "1"),
-        expected="environments, which the trl convention",
+        "def reward_score(environments, **kwargs):\n    return [environment.score for environment in environments]",
+        expected=Outcome(0.5, {}),
+    ),
+    Form("trl with steps", seen("completions, trainer_state", STATE, "[float({})]", "def reward")),
+    Form(
+        "trl with steps in kwargs",
+        seen("completions, **kwargs", f"(trainer_state := kwargs['trainer_state']) and {STATE}", "[float({})]"),
+    ),
+    Form(
+        "steps by columns",
+        seen("done, end", "(done, end) == (4, 9)"),
+        {"columns": {"done": "step", "end": "total_steps"}},
     ),
     Form(
         "a list of functions",
@@ -361,6 +395,8 @@ FORMS = [
     Form(
         "ms-swift with options", ORM, {"entrypoint": "Overlong", "factory_args": {"max_length": 2}}, reads_tokens=True
     ),
+    Form("ms-swift with steps", ORM, {"entrypoint": "Late"}),
+    Form("ms-swift with its requests", ORM, {"entrypoint": "LastTurn"}),
     Form("ms-swift object", f"{ORM}reward = Match()"),
     # anyone
     Form("plain", seen("prompt: str, response: str", "(prompt, response) == ('2+2?', '4')", before="def reward")),

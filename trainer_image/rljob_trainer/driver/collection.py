@@ -214,7 +214,8 @@ class Collector:
             await scorer.skip()
             return
         if plan.rewards:
-            request = self._requests.build(plan.trajectory_id(episode), plan.lane, prompt, episode)
+            finished = plan.step - (plan.lane == "train")
+            request = self._requests.build(plan.trajectory_id(episode), plan.lane, prompt, episode, finished)
             results = await scorer.score(episode.position, request, episode.ended_at, episode.peers)
             episode.results = {**episode.results, **results}
         score_group(Group(episode.group, prompt, [episode]), plan.rewards, self._own_weight)  # until its group ends

@@ -111,7 +111,7 @@ async def rehearse(environment: Environment, settings: Settings) -> None:
                 end_after_given_answers(trajectory)
         rewards.begin()
         scorer = rewards.open_group(plan.group_id(0), plan.lane, 1)
-        requests = RequestBuilder(tokenizer, spec.agent.completion)
+        requests = RequestBuilder(tokenizer, spec.agent.completion, spec.schedule.steps)
         playable = [each for each in trajectories if each.failure is None and (specs or has_own_reward(each))]
         scorer.expect(len(playable))
 

@@ -62,7 +62,8 @@ class RewardCall:
         if self.protocol == "rljob":
             ids = set() if "tokens" in reads else {"prompt_ids", "completion_ids"}
             whole: Any = ids if "whole" in reads else True
-            excluded: Any = {**dict.fromkeys(ids, True), **({"whole": whole} if whole else {})}
+            steps = () if "steps" in reads else ("finished_steps", "total_steps")
+            excluded: Any = {**dict.fromkeys((*ids, *steps), True), **({"whole": whole} if whole else {})}
             request, is_group = self.request, isinstance(self.request, GroupRequest)
             if "rendered" in reads:  # texts that are made of token ids
                 samples = [sample.model_copy(update={"rendered": self._render(sample)}) for sample in self.samples]

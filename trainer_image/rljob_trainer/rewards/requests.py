@@ -14,13 +14,15 @@ from rljob_trainer.episodes.types import NOT_SAMPLED, Episode, Segment, Turn, Wh
 
 
 class RequestBuilder:
-    def __init__(self, decoder: Decoder, choice: CompletionChoice = "auto") -> None:
-        """`choice`: spec.agent.completion."""
-        self._decoder, self._choice = decoder, choice
+    def __init__(self, decoder: Decoder, choice: CompletionChoice = "auto", total_steps: int = 0) -> None:
+        """`choice`: spec.agent.completion. `total_steps`: spec.schedule.steps."""
+        self._decoder, self._choice, self._total_steps = decoder, choice, total_steps
 
-    def build(self, request_id: str, lane: Lane, prompt: Prompt, episode: Episode) -> ScoreRequest:
+    def build(
+        self, request_id: str, lane: Lane, prompt: Prompt, episode: Episode, finished_steps: int = 0
+    ) -> ScoreRequest:
         """Return the request for an episode. A conversation adds its messages, turns, state and end to extra_info, and
-        one of several seats the name of its seat."""
+        one of several seats the name of its seat. `finished_steps`: before it began."""
         segment, (start, end) = _find_last_answer(episode.segments)
         answer = Answer(
             text=episode.text,
@@ -31,9 +33,9 @@ class RequestBuilder:
         )
         conversation = self._describe_conversation(episode) if episode.messages else None
         request = score_requests.build_request(request_id, lane, prompt, answer, conversation, self._choice)
-        if not episode.seat:
-            return request
-        return request.model_copy(update={"extra_info": {**request.extra_info, "seat": episode.seat}})
+        extra = {**request.extra_info, "seat": episode.seat} if episode.seat else request.extra_info
+        steps = {"finished_steps": finished_steps, "total_steps": self._total_steps}
+        return request.model_copy(update={"extra_info": extra, **steps})
 
     def _describe_conversation(self, episode: Episode) -> Conversation:
         return Conversation(

@@ -54,8 +54,8 @@ class FunctionReward(PythonFunction):
     ] = {}
     """What parameters get, by name, where no convention fits or another value is wanted: prompt, prompt_text,
     rendered_prompt, completion, completion_messages, conversation (prompt and completion as one text with special
-    tokens), ground_truth, data_source, extra_info, extra_info.KEY (a column of the data), prompt_ids or
-    completion_ids. Example: `{text: completion, gold: ground_truth}`."""
+    tokens), ground_truth, data_source, extra_info, extra_info.KEY (a column of the data), prompt_ids, completion_ids,
+    step (how many have ended) or total_steps. Example: `{text: completion, gold: ground_truth}`."""
 
 
 class HttpReward(Spec):

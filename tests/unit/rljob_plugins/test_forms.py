@@ -163,7 +163,16 @@ FORMS = [
         "A = 'Assistant:'\n" + seen("solution_str, ground_truth, step=0", "step == 5", "({0}, 0.5, 'x')"),
         expected=Outcome(1.0, {"value_2": 0.5}),
     ),
-    Form("verl before 0.3 by columns", seen("solution_str", f"solution_str == {QUERY!r}"), CONVERSATION),
+    Form(
+        "verl before 0.3 by columns",
+        seen("solution_str, ground_truth, score=1", f"(solution_str, ground_truth) == ({QUERY!r}, '4')"),
+        CONVERSATION,
+    ),
+    Form(
+        "trl with texts by columns",
+        seen("completions, answer, **kwargs", "(completions, answer) == (['4'], ['4'])", "[float({})]", "def reward"),
+        {"columns": {"completions": "completion"}},
+    ),
     Form(
         "verl batch",
         seen("data_sources, solution_strs, ground_truths, extra_infos", "solution_strs == ground_truths", "[{}]"),

@@ -34,6 +34,7 @@ class SampleReply(Reply):
     score: FiniteFloat | None
     components: dict[str, FiniteFloat] = Field(max_length=MAX_COMPONENTS)
     pred: str | None = Field(default=None, max_length=1000)
+    abstained: list[str] = []
 
     @model_validator(mode="after")
     def _score_xor_reason(self) -> SampleReply:

@@ -28,8 +28,8 @@ class Convention(NamedTuple):
     markers: tuple[str, ...]
     """Parameters that the form has. `NAME: str` is a parameter with that annotation."""
     arguments: Mapping[str, Value]
-    """What each parameter gets. A function takes those that it names, or all with **kwargs (token ids only if it reads
-    them)."""
+    """What each parameter gets. A function takes those that it names, or all with **kwargs (token ids and steps only if
+    it reads them)."""
     rank: int = 100
     """Forms that fit a function are tried in the order of their ranks. 100: markers that only this project has. Above
     it: markers that other forms have, too. RLJob's own have 500."""
@@ -56,6 +56,9 @@ class Convention(NamedTuple):
     """The entry of function.kwargs that names the key of the score in a dict."""
     bases: tuple[str, ...] = ()
     """Base classes whose subclasses have this form, whatever their parameters."""
+    literals: tuple[str, ...] = ()
+    """Texts, one of which the source has where it is of this version of its project. Without one, only
+    function.signature chooses the form. Empty: the parameters tell it."""
     constructor_parameter: str = ""
     """For classes: the constructor's parameter that gets function.factoryArgs as an object with attributes; empty: they
     are keyword arguments."""

@@ -32,6 +32,8 @@ class Function(NamedTuple):
     """Name of *args; empty if there is none."""
     var_keyword: str = ""
     annotations: Mapping[str, str] = {}
+    literals: frozenset[str] = frozenset()
+    """Texts in its module."""
 
     @property
     def is_opaque(self) -> bool:

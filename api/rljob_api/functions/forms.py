@@ -234,15 +234,16 @@ def _find_convention(function: Function, spec: FunctionSpec, for_groups: bool, k
             what = f"{function.show()} does not match signature: {spec.signature}"
             raise FormError(f"{what}, which calls {named[0].form}")
         return found
-    # Parameters that are mapped by hand may have any name: they identify nothing.
+    # Parameters that are mapped by hand may have any name: they identify nothing, unless others have no value.
+    given = {*spec.columns, *spec.kwargs}
     unmapped = function._replace(named=tuple(name for name in function.named if name not in spec.columns))
-    marked = [convention for convention in known.conventions if _has_markers(unmapped, convention)]
+    marked = [c for c in known.conventions if _has_markers(unmapped, c) and _has_literals(unmapped, c)]
+    if not marked and given.issuperset(function.required):
+        return BY_COLUMNS._replace(lists=for_groups) if spec.columns else None
+    marked = marked or [c for c in known.conventions if _has_markers(function, c) and _has_literals(function, c)]
     # A column may give any parameter: a form that names all of them precedes one that does not.
     complete = [c for c in marked if not c.has_columns and not _missing(function, c, spec)]
-    if complete or marked:
-        return (complete or marked)[0]
-    given = {*spec.columns, *spec.kwargs}
-    return BY_COLUMNS._replace(lists=for_groups) if spec.columns and given.issuperset(function.required) else None
+    return next(iter(complete or marked), None)
 
 
 def describe_signature(name: str, known: Signatures) -> str:
@@ -255,6 +256,10 @@ def describe_signature(name: str, known: Signatures) -> str:
 def _has_markers(function: Function, convention: Convention) -> bool:
     names = {*function.named, *(f"{name}: {annotation}" for name, annotation in function.annotations.items())}
     return names.issuperset(convention.markers)
+
+
+def _has_literals(function: Function, convention: Convention) -> bool:
+    return not convention.literals or bool(function.literals.intersection(convention.literals))
 
 
 def _missing(function: Function, convention: Convention, spec: FunctionSpec) -> list[str]:

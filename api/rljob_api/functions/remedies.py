@@ -1,5 +1,6 @@
 """Messages for functions that cannot be called: what is wrong, and the lines or fields that adapt them."""
 
+import ast
 import difflib
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -34,14 +35,40 @@ _AMBIGUOUS: Final = frozenset(("answer", "solution"))
 """The completion, or if there is one the ground truth."""
 
 
+def find_training(source: str) -> tuple[int, str] | None:
+    """Return the line at which an import of the source would train, and what to move; None if it does not. The source
+    is valid Python."""
+    module = ast.parse(source.removeprefix("\ufeff"))
+    calls, pending = list[tuple[ast.Call, str]](), list[ast.AST]([module])
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+            calls.append((node, node.func.id if isinstance(node.func, ast.Name) else node.func.attr))
+        is_main = isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
+        if not is_main and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            pending += ast.iter_child_nodes(node)
+    lines = [call.lineno for call, name in calls if name == "train"]
+    if not lines or not any(name.endswith("Trainer") for _, name in calls):
+        return None
+    names = ", ".join(node.name for node in module.body if isinstance(node, ast.FunctionDef)) or "the functions"
+    return min(lines), (
+        f"the import would train, in the reward's server: move {names}, with the imports and constants that they use, "
+        "to a file of their own"
+    )
+
+
 def describe_missing_entrypoint(
-    entrypoint: str | None, scope: str, functions: Sequence[str], classes: Mapping[str, Iterable[str]]
+    entrypoint: str | None,
+    scope: str,
+    functions: Sequence[str],
+    classes: Mapping[str, Iterable[str]],
+    scorers: Sequence[str] = (),
 ) -> str:
-    """Return why a source has no entry point. `classes`: the names of their methods."""
+    """Return why a source has no entry point. `classes`: the names of their methods. `scorers`: what has a form."""
     if scope != "sampleThenGroup":
-        scorers = [name for name, methods in classes.items() if set(SCORER_METHODS) <= set(methods)]
-        if entrypoint is None and scorers and not functions:
-            return f"{scorers[0]} is a class that scores samples and groups; set scope: sampleThenGroup"
+        of_groups = [name for name, methods in classes.items() if set(SCORER_METHODS) <= set(methods)]
+        if entrypoint is None and of_groups and not functions:
+            return f"{of_groups[0]} is a class that scores samples and groups; set scope: sampleThenGroup"
     wanted = list(classes) if scope == "sampleThenGroup" else [*functions, *classes]
     kind = "class" if scope == "sampleThenGroup" else "function"
     found = f"it defines {', '.join(wanted)}" if wanted else f"it defines no {kind}"
@@ -49,7 +76,8 @@ def describe_missing_entrypoint(
         return describe_wrong_entrypoint(entrypoint, wanted, found)
     if kind == "class":
         return f"no class with {' and '.join(SCORER_METHODS)} was found ({found}); scope: sampleThenGroup requires one"
-    return f"none of {', '.join(DEFAULT_ENTRYPOINTS)} was found ({found}); set function.entrypoint"
+    several = f", or for their sum function.entrypoints: [{', '.join(scorers)}]" if len(scorers) > 1 else ""
+    return f"none of {', '.join(DEFAULT_ENTRYPOINTS)} was found ({found}); set function.entrypoint{several}"
 
 
 def describe_wrong_entrypoint(entrypoint: str, defined: Sequence[str], found: str) -> str:

@@ -4,7 +4,8 @@ Of an agent's episode a sample has the last answer and, in `whole`, all that fol
 from the other, so that each value has one definition. Plugins define further values of their projects.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Final, Literal, NamedTuple
 
 Sample = dict[str, Any]
@@ -18,10 +19,12 @@ class Value(NamedTuple):
     name: str
     read: Callable[[Sample], Any]
     """May raise MissingPartError, and KeyError for a column that the row lacks."""
-    part: Literal["", "tokens", "rendered"] = ""
-    """The part of a request that it needs, which the driver sends only to rewards that read it: token ids, or texts
-    with special tokens."""
+    part: Literal["", "tokens", "rendered", "steps"] = ""
+    """The part of a request that it needs, which the driver sends only to rewards that read it: token ids, texts with
+    special tokens, or the steps of the job."""
     is_completion: bool = False
+    read_all: Callable[[Sequence[Sample]], Any] | None = None
+    """Of functions of lists: reads one value for the whole call, in place of a list."""
 
 
 class MissingPartError(Exception):
@@ -78,6 +81,15 @@ def read_extra_info(sample: Sample) -> dict[str, Any]:
     return sample.get("extra_info", {})
 
 
+def read_step(sample: Sample) -> int:
+    return sample.get("finished_steps") or 0
+
+
+def read_trainer_state(samples: Sequence[Sample]) -> SimpleNamespace:
+    """Return what transformers' TrainerState says about steps."""
+    return SimpleNamespace(global_step=read_step(samples[0]), max_steps=samples[0].get("total_steps") or 0)
+
+
 def _token_ids(field: str) -> Callable[[Sample], list[int]]:
     def read(sample: Sample) -> list[int]:
         ids: list[int] | None = sample.get(field)
@@ -115,12 +127,21 @@ PROMPT_IDS: Final = Value("prompt_ids", read_prompt_ids, "tokens")
 COMPLETION_IDS: Final = Value("completion_ids", read_completion_ids, "tokens")
 RENDERED_PROMPT: Final = Value("rendered_prompt", _rendered("prompt"), "rendered")
 """The prompt as the chat template wrote it."""
-QUERY: Final = Value("query", _rendered("query"), "rendered", is_completion=True)
+CONVERSATION: Final = Value("conversation", _rendered("query"), "rendered", is_completion=True)
 """Prompt and completion as one text, with special tokens."""
+STEP: Final = Value("step", read_step, "steps")
+"""Steps that have ended."""
+TOTAL_STEPS: Final = Value("total_steps", lambda sample: sample.get("total_steps") or 0, "steps")
+TRAINER_STATE: Final = Value(
+    "trainer_state", lambda sample: read_trainer_state([sample]), "steps", read_all=read_trainer_state
+)
 
 COLUMNS: Final[Mapping[str, Value]] = {
     value.name: value
-    for value in (PROMPT, COMPLETION, GROUND_TRUTH, DATA_SOURCE, EXTRA_INFO, PROMPT_IDS, COMPLETION_IDS)
+    for value in (
+        *(PROMPT, PROMPT_TEXT, RENDERED_PROMPT, COMPLETION, COMPLETION_MESSAGES, CONVERSATION),
+        *(GROUND_TRUTH, DATA_SOURCE, EXTRA_INFO, PROMPT_IDS, COMPLETION_IDS, STEP, TOTAL_STEPS),
+    )
 }
 """What function.columns may name, besides extra_info.KEY."""
 

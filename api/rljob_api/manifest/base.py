@@ -28,6 +28,8 @@ ObjectName = Annotated[str, Field(min_length=1, max_length=253)]
 
 OBJECT_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 PART_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+REWARD_NAME_PATTERN = r"^[a-z0-9]([-_a-z0-9]*[a-z0-9])?$"
+FUNCTION_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]+)?$"
 URL_PATTERN = r"^https?://"
 OBJECT_PREFIX_PATTERN = r"^(s3|gs|az)://[A-Za-z0-9._-]+(/[A-Za-z0-9_=+@-][A-Za-z0-9._=+@-]*)*/?$"
@@ -42,6 +44,8 @@ LABEL_KEY_PATTERN = rf"^({_DOMAIN}/)?{_QUALIFIED}$"
 PATTERN_MESSAGES = {
     OBJECT_NAME_PATTERN: "must be lower-case letters, digits and '-', and begin with a letter",
     PART_NAME_PATTERN: "must be lower-case letters, digits and '-'",
+    REWARD_NAME_PATTERN: "must be lower-case letters, digits, '-' and '_'",
+    FUNCTION_PATTERN: "must be the name of a function",
     QUANTITY_PATTERN: "must be a Kubernetes quantity such as 500m, 2 or 16Gi",
     URL_PATTERN: "must begin with http:// or https://",
     OBJECT_PREFIX_PATTERN: "must be a prefix in object storage, such as s3://bucket/runs",

@@ -10,7 +10,15 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import Field
 
-from rljob_api.manifest.base import PART_NAME_PATTERN, Rule, ShortText, Spec, different_names, list_map
+from rljob_api.manifest.base import (
+    PART_NAME_PATTERN,
+    REWARD_NAME_PATTERN,
+    Rule,
+    ShortText,
+    Spec,
+    different_names,
+    list_map,
+)
 from rljob_api.manifest.job_sections import Data, DataSource
 from rljob_api.manifest.roles import Sampling
 from rljob_api.manifest.services.reward import Reward
@@ -21,7 +29,7 @@ MAX_SAMPLES: Final = 1024
 _MAX_SETS: Final = 16
 _METRIC_PATTERN = r"^(accuracy|majority|pass@[1-9][0-9]{0,3})$"
 SetName = Annotated[str, Field(pattern=PART_NAME_PATTERN, max_length=32)]
-RewardName = Annotated[str, Field(pattern=PART_NAME_PATTERN, max_length=15)]
+RewardName = Annotated[str, Field(pattern=REWARD_NAME_PATTERN, max_length=40)]
 PassAt = Annotated[list[Annotated[int, Field(ge=1, le=MAX_SAMPLES)]], Field(min_length=1, max_length=16)]
 
 

@@ -10,9 +10,9 @@ from pydantic import Field, SkipValidation, model_validator
 from rljob_api.wire.base import InvalidReason, Lane, Message, Wire
 from rljob_api.wire.contract import MAX_COMPONENTS
 
-Part = Literal["whole", "rendered", "tokens"]
+Part = Literal["whole", "rendered", "tokens", "steps"]
 """What a request has only for a server whose /v1/info names it in `reads`: texts and token ids of a long conversation
-are several times as long as the rest."""
+are several times as long as the rest, and steps make equal samples different."""
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
 
 
@@ -65,6 +65,10 @@ class ScoreRequest(Wire):
     """Token ids of the prompt. Part tokens."""
     completion_ids: SkipValidation[list[int] | None] = None
     """Token ids of the completion, with the end-of-sequence token. Part tokens."""
+    finished_steps: int | None = None
+    """Steps that had ended when the sample's began. Part steps."""
+    total_steps: int | None = None
+    """Steps of the job. Part steps."""
 
 
 class ScoreResult(Wire):
@@ -79,6 +83,8 @@ class ScoreResult(Wire):
     pred: str | None = None
     """The answer that the reward read in the completion: what the function returned as `pred`, at most 1,000
     characters. Samples of a prompt with the same text give the same answer (maj@n). Null: it named none."""
+    abstained: list[str] = []
+    """Of a list of functions, those that returned None: the score is the sum of the others."""
     reason: InvalidReason | None = None
     message: str = ""
     """Human-readable: the exception's last line, or the cause. At most 2,000 characters."""

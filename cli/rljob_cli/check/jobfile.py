@@ -126,6 +126,7 @@ def load_partial(
     problems += invalid
     for override in overrides:
         apply_override(document.data, override)
+    use_files_of_modules(document.data, path.parent)
     job, found = read_manifest(document)
     problems += found
     if not isinstance(job, RLJob):
@@ -158,6 +159,18 @@ def load_partial(
         relative=relative,
         start=start,
     )
+
+
+def use_files_of_modules(data: Any, folder: Path) -> None:
+    """Replace each function.module that is in the job's folder by function.file, which `rljob submit` takes along."""
+    for key, value in data.items() if isinstance(data, dict) else enumerate(data if isinstance(data, list) else ()):
+        use_files_of_modules(value, folder)
+        if key == "function" and isinstance(value, dict) and isinstance(value.get("module"), str):
+            place = Path(*value["module"].split("."))
+            files = (place.with_suffix(".py"), place / "__init__.py")
+            if found := next((file for file in files if (folder / file).is_file()), None):
+                del value["module"]
+                value["file"] = str(found)
 
 
 def _find_start(

@@ -47,25 +47,30 @@ class SampleBuilder:
         conversation = None if agent.type == "singleTurn" else self._describe_conversation(prompt, completion)
         answer = Answer(completion, num_tokens=num_tokens)
         request = build_request(request_id, "eval", prompt, answer, conversation, agent.completion)
+        request = request.model_copy(update={"finished_steps": 0, "total_steps": self._job.spec.schedule.steps})
         return request if self._tokenizer is not None else _stand_in(request)
 
     def build_row(self, request_id: str, row: Mapping[str, Any], position: int) -> ScoreRequest:
-        """Return the request for a row with a completion, and any of prompt, answer and other columns."""
-        source = self._job.spec.data.train
-        values = {name: value for name, value in row.items() if name not in (*_OWN_FIELDS, *_ANSWERS)}
-        rendered = self._render(row.get("prompt") or "", values, position)
-        unanswered = source.model_copy(update={"answer": None})
-        prompt = build_prompt(
-            unanswered, Row(values, position, f"row {position + 1}"), rendered, [], "train", "spec.data.train"
-        )
-        answer_column = source.answer if source.answer and "." not in source.answer else ""
-        truth = row.get("answer", row.get("ground_truth", values.get(answer_column)))
-        prompt = replace(prompt, ground_truth=truth, answer_column=answer_column)
+        """Return the request for a row with a completion, and any of prompt, answer and other columns. The answer is
+        that of the data's column, as in training, else that of `answer` or `ground_truth`."""
+        source, place = self._job.spec.data.train, f"row {position + 1}"
+        values = {name: value for name, value in row.items() if name not in _OWN_FIELDS}
+        rendered = self._render(row.get("prompt") or row.get(source.prompt) or "", values, position)
+        try:
+            if source.answer is None:
+                raise InputError("spec.data.train.answer", "is null")
+            prompt = build_prompt(source, Row(values, position, place), rendered, [], "train", "spec.data.train")
+        except InputError:
+            values = {name: value for name, value in values.items() if name not in _ANSWERS}
+            unanswered = source.model_copy(update={"answer": None})
+            prompt = build_prompt(unanswered, Row(values, position, place), rendered, [], "train", "spec.data.train")
+            answer_column = source.answer if source.answer and "." not in source.answer else ""
+            truth = row.get("answer", row.get("ground_truth"))
+            prompt = replace(prompt, ground_truth=truth, answer_column=answer_column)
         built = self.build(request_id, prompt, row["completion"])
         ids = {name: row[name] for name in ("prompt_ids", "completion_ids") if name in row}
         # A row may be of a recorded episode: what it says about itself counts.
-        own = values if not isinstance(values.get("extra_info"), dict) else values["extra_info"]
-        return built.model_copy(update={**ids, "extra_info": {**built.extra_info, **own}})
+        return built.model_copy(update={**ids, "extra_info": {**built.extra_info, **prompt.extra_info}})
 
     def _render(self, prompt: str | list[Message], values: Mapping[str, Any], position: int) -> str | list[Message]:
         data = self._job.spec.data

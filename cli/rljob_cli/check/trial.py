@@ -1,12 +1,15 @@
-"""One call of each function reward on one row of the data, in the server that training uses.
+"""Calls of each function reward on one row of the data, in the server that training uses.
 
-Finds a form that is unknown, an import that fails or hangs, a call that raises, and the components. Other servers are
+Finds a form that is unknown, an import that fails or hangs, a call that raises, the components, and whether right
+answers get another score than an empty and a wrong one. Other servers are
 only started: of a judge, which checks its template, since a call would cost money or need vLLM; of a simulated user,
 tools and a runner, whose calls need a conversation (`rljob test-agent`). Reward models and what needs packages to be
 installed are left out. Invariant: when it returns, no process that it started is alive.
 """
 
 import asyncio
+import contextlib
+import json
 import math
 import re
 import tempfile
@@ -43,6 +46,19 @@ _MAX_SHOWN_CHARACTERS = 60
 _INLINE_PLACE = re.compile(rf"\S+/{re.escape(FILE_FUNCTION)}:(\d+): ")
 """The place of an error in an inline function, which a Pod has as a file."""
 _SKIP = "skip this call with --no-call"
+_FORMS = (
+    *("12", "#### 12", "\\boxed{12}", "Answer: 12", "<answer>12</answer>"),
+    "<think>It is 12.</think>\n<answer>12</answer>",
+)
+"""In which rewards expect an answer, such as 12."""
+_WRONG = ("", "I do not know.")
+_MOST_SECONDS = 10.0
+"""For the calls after the first one, all together."""
+_OTHER_VERSIONS: Mapping[str, Mapping[str, Any]] = {
+    "verl": {"signature": "verl0.2"},
+    "trl": {"signature": "trl", "columns": {"completions": "completion"}},
+}
+"""By signature: fields of the function with which it gets what another version of the project passes."""
 
 Chat = TypeVar("Chat", JudgeReward, UserModel)
 Served = TypeVar("Served", Reward, Runner, SimulatedUser, Tool)
@@ -58,15 +74,38 @@ class Trial:
     start_seconds: float
     """Until the server was ready: the program's start and the function's import."""
     result: ScoreResult | None = None
-    longer: ScoreResult | None = None
-    """The result of a longer answer to the same prompt, scored alone. Only of functions that also score groups."""
+    """Of the row's answer in the form that scores most."""
+    form: str = ""
+    """That form. Empty: the answer alone."""
+    scores: tuple[float, ...] = ()
+    """Of the answer in all forms, and of the wrong ones. Empty: they were not tried."""
+    apart: tuple[ScoreResult, ...] = ()
+    """The results of the answer and of a longer one, scored alone. Only of functions that also score groups."""
     together: tuple[ScoreResult, ...] = ()
-    """The results of both answers, scored as one group."""
+    """The results of both, scored as one group."""
+    remedy: str = ""
+    """Fields of the function with which right answers get another score than wrong ones."""
+    signature: str = ""
     error: str = ""
     """Why there is no result."""
     kind: ServiceKind = "reward"
     serves: str = ""
     """The form of the user or the program, or the names of the tools. Empty for a reward."""
+
+    @property
+    def compares(self) -> bool:
+        """Whether it scores the samples of a group otherwise than one at a time."""
+        apart, together = _scores(self.apart), _scores(self.together)
+        return len(apart) == len(together) == 2 and not _are_close(apart, together)
+
+    @property
+    def raises(self) -> bool:
+        return self.result is not None and self.result.reason is InvalidReason.EXCEPTION
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether right answers get the same score as others."""
+        return len(self.scores) > 1 and len({*self.scores}) == 1 and not self.compares
 
     def describe(self) -> str:
         """`reward correct: score 1 (acc 1), ready after 0.8 s`, `tool math: add, multiply, ready after 0.8 s`."""
@@ -80,6 +119,10 @@ class Trial:
             return f"reward {self.name}: no score"
         components = ", ".join(f"{name} {value:.4g}" for name, value in self.result.components.items())
         shown = f" ({components})" if components else ""
+        if self.form:
+            shown = f" for `{self.form}`{shown}"
+        elif self.is_blind:
+            shown = f" for right, wrong and empty answers alike{shown}"
         return f"reward {self.name}: score {self.result.score:.4g}{shown}, ready after {self.start_seconds:.1f} s"
 
 
@@ -120,21 +163,30 @@ def call_rewards(
 ) -> list[Trial]:
     """Call or start the services of `find_callable`, all at once. `say` gets a line about what is waited for."""
     chosen = find_callable(job)
-    if not chosen:
-        return []
-    job = _without_served_models(job)
-    trials = _call_chosen(job, chosen, prompt, say, limit_seconds)
-    grouped = [trial.index for trial in trials if trial.longer is not None]
-    if not grouped:
-        return trials
-    found = _call_chosen(_with_groups(job), grouped, prompt, say, limit_seconds)
-    together = {trial.index: trial.together for trial in found}
-    return [replace(trial, together=together.get(trial.index, ())) for trial in trials]
+    job, again = _without_served_models(job), partial(_call_chosen, prompt=prompt, say=say, limit=limit_seconds)
+    trials = again(job, chosen)
+    grouped = {trial.index: {"scope": "group"} for trial in trials if len(trial.apart) > 1}
+    together = {trial.index: trial.together for trial in again(_change(job, grouped), [*grouped])}
+    trials = [replace(trial, together=together.get(trial.index, ())) for trial in trials]
+    doubted = [trial for trial in trials if trial.signature in _OTHER_VERSIONS and (trial.is_blind or trial.raises)]
+    others = {
+        trial.index: {"function": function.model_copy(update=_OTHER_VERSIONS[trial.signature])}
+        for trial in doubted
+        if (function := job.spec.rewards[trial.index].function)
+        and function.signature == "auto"
+        and not function.columns
+    }
+    found = again(_change(job, others), [*others])
+    better = {each.index for each in found if len({*each.scores}) > 1}
+    written = {name: json.dumps(fields)[1:-1].replace('"', "") for name, fields in _OTHER_VERSIONS.items()}
+    return [replace(each, remedy=written[each.signature]) if each.index in better else each for each in trials]
 
 
 def _call_chosen(
     job: RLJob, chosen: list[int], prompt: Prompt, say: Callable[[str], None], limit: float
 ) -> list[Trial]:
+    if not chosen:
+        return []
     with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
         cluster = LocalCluster(job, claim_block(folder), Path(folder))
         return asyncio.run(_call_all(job, chosen, prompt, cluster, say, limit))
@@ -171,9 +223,9 @@ def _single(service: Served) -> Served:
     return service.model_copy(update=changes)
 
 
-def _with_groups(job: RLJob) -> RLJob:
-    """Return the job with rewards that get all samples of a prompt in one call."""
-    rewards = [reward.model_copy(update={"scope": "group"}) for reward in job.spec.rewards]
+def _change(job: RLJob, changes: Mapping[int, Mapping[str, Any]]) -> RLJob:
+    """Return the job with other fields of some rewards, by index."""
+    rewards = [reward.model_copy(update=changes.get(index, {})) for index, reward in enumerate(job.spec.rewards)]
     return job.with_spec(rewards=rewards)
 
 
@@ -219,13 +271,27 @@ async def _try(
             info = await read_info(url, TOKEN)
             if not isinstance(settings, Reward):
                 return replace(trial, serves=_describe_forms(info))
-            answers = build_samples(prompt, samples)
+            pair, texts = build_samples(prompt, samples)
             if settings.scope == "sample" and not info["takes_groups"]:
-                answers = answers[:1]
-            (results,) = await score_all(url, TOKEN, job, settings, [answers])
-        if settings.scope == "sample":
-            return replace(trial, result=results[0], longer=results[1] if len(results) > 1 else None)
-        return replace(trial, result=results[0], together=tuple(results))
+                pair = pair[:1]
+            score = partial(score_all, url, TOKEN, job, settings)
+            (results,) = await score([pair])
+            trial = replace(trial, result=results[0], signature=info["signature"])
+            if settings.scope != "sample":
+                return replace(trial, together=tuple(results))
+            trial = replace(trial, apart=tuple(results))
+            with contextlib.suppress(TimeoutError):
+                # A function with network may pay for each call.
+                if texts and results[0].valid and settings.function and not settings.function.network:
+                    async with asyncio.timeout(_MOST_SECONDS):
+                        found = [each for (each,) in await score([[request] for request in texts.values()])]
+                    valid = [(each, form) for each, form in zip(found, texts, strict=True) if each.valid]
+                    best, form = max(valid, key=lambda pair: pair[0].score or 0.0, default=(results[0], ""))
+                    scores = (results[0].score or 0.0, *_scores(found))
+                    if (best.score or 0.0) > scores[0]:
+                        trial = replace(trial, result=best, form=form)
+                    trial = replace(trial, scores=scores)
+            return trial
     except TimeoutError:
         if settings.endpoint is not None:  # nothing is known to be wrong
             return trial
@@ -241,18 +307,26 @@ def _describe_forms(info: Mapping[str, Any]) -> str:
     return ", ".join(tool["name"] for tool in info.get("tools", ())) or str(info["entrypoint"])
 
 
-def build_samples(prompt: Prompt, samples: SampleBuilder) -> list[ScoreRequest]:
-    """Return what the driver would send if the model's answers were the data's, and a longer text with it."""
-    answer = _write_answer(prompt)
-    completions = (answer, f"The answer is not hard to find.\n{answer}")
-    return [samples.build(f"call-{number}", prompt, completion) for number, completion in enumerate(completions)]
+def build_samples(prompt: Prompt, samples: SampleBuilder) -> tuple[list[ScoreRequest], dict[str, ScoreRequest]]:
+    """Return what the driver would send if the model's answers were the data's, and a longer text with it; and for the
+    answer in other forms, and wrong ones. None of these if the answer is unknown."""
+    texts = write_answers(prompt.ground_truth)
+    answer = texts.pop(_FORMS[0], "")
+    pair = (answer, f"The answer is not hard to find.\n{answer}")
+    built = [samples.build(f"call-{number}", prompt, text) for number, text in enumerate([*pair, *texts.values()])]
+    return built[:2], dict(zip(texts, built[2:], strict=True))
 
 
-def _write_answer(prompt: Prompt) -> str:
-    """Return what a model would write that gives the answer of the data: text, or a number. Empty: that is unknown."""
-    truth = prompt.ground_truth
-    is_number = isinstance(truth, int | float) and not isinstance(truth, bool)
-    return str(truth) if is_number or isinstance(truth, str) else ""
+def write_answers(truth: Any) -> dict[str, str]:
+    """Return the answer of the data as models write it, by form, and wrong ones. Of an object, its first value, and all
+    of it as JSON. Empty: it is unknown."""
+    leaf = truth
+    while isinstance(leaf, dict | list) and leaf:
+        leaf = next(iter(leaf.values() if isinstance(leaf, dict) else leaf))
+    if isinstance(leaf, bool) or not isinstance(leaf, str | int | float) or leaf == "":
+        return {}
+    whole = {} if leaf is truth else {"JSON": json.dumps(truth, ensure_ascii=False)}
+    return {form: form.replace("12", str(leaf)) for form in _FORMS} | whole | dict(zip(_WRONG, _WRONG, strict=True))
 
 
 def find_problems(job: RLJob, trials: list[Trial]) -> Iterator[Finding]:
@@ -266,7 +340,8 @@ def find_problems(job: RLJob, trials: list[Trial]) -> Iterator[Finding]:
             yield _locate(service, Finding(path, f"cannot be used: {trial.error}", only=only))
         elif result is not None and result.reason not in (None, InvalidReason.ABSTAINED):
             why = f"{result.reason}: {result.message}"
-            message = f"is invalid for the first row, with the row's answer as the completion: {why}; {_SKIP}"
+            remedy = f"it scores with function.{trial.remedy}, so set that" if trial.remedy else _SKIP
+            message = f"is invalid for the first row, with the row's answer as the completion: {why}; {remedy}"
             yield _locate(service, Finding(path, message, only=only))
     yield from _find_missing_components(job, [trial for trial in trials if trial.kind == "reward"])
 
@@ -298,42 +373,38 @@ def _find_missing_components(job: RLJob, scored: list[Trial]) -> Iterator[Findin
 
 
 def find_unrewarded_answer(job: RLJob, trials: list[Trial], prompt: Prompt) -> Iterator[Finding]:
-    """Warn if the answer of the first row gets nothing. A reward that reads another column, or expects another form
-    than the data have, would score every right answer so, without an error; one that returns nothing abstains."""
-    rewards, answer = job.spec.rewards, _write_answer(prompt)
-    results = [trial.result for trial in trials if trial.kind == "reward" and trial.result is not None]
-    if job.spec.agent.is_hosted or not answer or not rewards or len(results) != len(rewards):
+    """Warn if no reward tells right answers from others. A reward that reads another column, or expects another form
+    or other texts than it gets, would score every right answer so, without an error; one that returns nothing
+    abstains."""
+    rewards, found = job.spec.rewards, [each for each in trials if each.kind == "reward" and each.result is not None]
+    answer = write_answers(prompt.ground_truth).get(_FORMS[0], "")
+    if job.spec.agent.is_hosted or not answer or not rewards or len(found) != len(rewards):
         return
-    path = "spec.rewards[0]" if len(rewards) == 1 else "spec.rewards"
     shown = answer if len(answer) <= _MAX_SHOWN_CHARACTERS else f"{answer[:_MAX_SHOWN_CHARACTERS]}..."
-    if all(result.reason == InvalidReason.ABSTAINED for result in results):
+    if all(trial.result and trial.result.reason == InvalidReason.ABSTAINED for trial in found):
         message = (
             f"returns None for the answer of the first row, {shown!r}: it abstains, and a sample without any score "
             "trains nothing. Return a number, unless this row is not one that it scores"
         )
-        yield Finding(path, message, is_warning=True)
-        return
-    scores = [result.score for result in results if result.score is not None]
-    if len(scores) != len(rewards) or any(reward.scope != "sample" for reward in rewards):
-        return  # of a group, the scores of two equal answers are relative to each other
-    if sum(reward.weight * score for reward, score in zip(rewards, scores, strict=True)) <= 0:
-        message = (
-            f"gives nothing to the answer of the first row, {shown!r}: right answers may score 0. Check "
-            "data.train.answer, the arguments of the function, and the form that it expects, with `rljob test-reward`"
+        yield Finding("spec.rewards[0]" if len(rewards) == 1 else "spec.rewards", message, is_warning=True)
+    for trial in found if all(trial.is_blind for trial in found) else ():
+        what = f"scores the first row's answer, {shown!r}, in every usual form as no answer and a wrong one"
+        remedy = (
+            f"right answers score otherwise with function.{trial.remedy}, so set that"
+            if trial.remedy
+            else "it may need another answer (data.train.answer), entry point, group (scope) or other texts "
+            "(function.columns: {PARAMETER: conversation}); try it with `rljob test-reward`"
         )
-        yield Finding(path, message, is_warning=True)
+        yield Finding(f"{job.spec.services[trial.index].path}.function", f"{what}: {remedy}", is_warning=True)
 
 
 def find_missed_groups(job: RLJob, trials: list[Trial]) -> Iterator[Finding]:
     """Warn of functions that compare the samples of a group, as lengths and ranks do, and get one sample a call."""
-    for trial in trials:
-        apart = _scores(filter(None, (trial.result, trial.longer)))
-        together = _scores(trial.together)
-        if len(apart) < 2 or len(together) < 2 or _are_close(apart, together):
-            continue
+    for trial in filter(lambda trial: trial.compares, trials):
         message = (
-            f"scores the answer of the first row, and a longer text with it, {_show(apart)} one at a time and "
-            f"{_show(together)} together: if it compares the samples of a prompt, set scope: group"
+            f"scores the answer of the first row, and a longer text with it, {_show(_scores(trial.apart))} one at a "
+            f"time and {_show(_scores(trial.together))} together: if it compares the samples of a prompt, set scope: "
+            "group"
         )
         yield Finding(f"{job.spec.services[trial.index].path}.scope", message, is_warning=True)
 

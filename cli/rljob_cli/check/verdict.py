@@ -145,7 +145,8 @@ def print_verdict(verdict: Verdict, target: Target | None) -> None:
         for problem in verdict.local:
             print(f"    {file.path}:{problem.line}: {problem}")
     if target is None and file.relative:
-        print(f"  on a cluster: `rljob submit {file.path}` takes {', '.join(file.relative.values())} along")
+        names = ", ".join(dict.fromkeys(file.relative.values()))
+        print(f"  on a cluster: `rljob submit {file.path}` takes {names} along")
     if target is None and file.unused:
         print(f"  {describe_unused(file)}")
 

@@ -153,10 +153,9 @@ def read_tree(source: LocalSource, folder: Path, job_file: Path | None = None) -
     if path.is_file() and source.kind == "program":
         raise UserError(f"{source.field}: {path} is a file; set its folder, and name the file in command")
     if path.is_file():
-        found = find_imported_files(path) if source.kind == "function" else [path]
-        return Tree(
-            path.name, False, tuple(_read_file(str(PurePosixPath(f.relative_to(path.parent))), f) for f in found)
-        )
+        found, folder = find_imported_files(path) if source.kind == "function" else ([path], path.parent)
+        files = tuple(_read_file(str(PurePosixPath(f.relative_to(folder))), f) for f in found)
+        return Tree(files[0].name, False, files)
     if source.kind == "function":
         raise UserError(f"{source.field}: {path} is a folder; set a Python file")
     files = sorted(file for file in path.rglob("*") if file.is_file())
@@ -183,28 +182,41 @@ def _is_left_out(name: str) -> bool:
     return name.startswith(".") or name == "__pycache__"
 
 
-def find_imported_files(path: Path) -> list[Path]:
-    """Return a Python file, and the modules and packages in its folder that it imports, directly or not."""
-    found, pending = [path], [path]
+def find_imported_files(path: Path) -> tuple[list[Path], Path]:
+    """Return a Python file with the modules and packages of its folder, or of its own package, that it imports,
+    directly or not; and the folder that all are in."""
+    top, is_packaged = path.parent, (path.parent / "__init__.py").is_file()
+    while (top / "__init__.py").is_file() or (top == path.parent and any(level for level, _ in _list_imports(path))):
+        top = top.parent
+    inits = [folder / "__init__.py" for folder in path.parents if folder.is_relative_to(top) and folder != top]
+    found = [path, *(file for file in inits if file.is_file() and file != path)]
+    pending = [*found]
     while pending:
-        for name in _list_imports(pending.pop()):
-            package = path.parent / name
-            files = [path.parent / f"{name}.py"] if not package.is_dir() else sorted(package.rglob("*.py"))
-            new = [file for file in files if file.is_file() and file not in found]
-            found += new
-            pending += new
-    return found
+        file = pending.pop()
+        for level, name in _list_imports(file):
+            for folder in [file.parents[level - 1]] if level else [path.parent, *([top] if is_packaged else [])]:
+                package = folder / name
+                files = [folder / f"{name}.py"] if not package.is_dir() else sorted(package.rglob("*.py"))
+                new = [each for each in files if each.is_file() and each not in found]
+                found += new
+                pending += new
+    return found, top
 
 
-def _list_imports(path: Path) -> set[str]:
-    """Return the first names of all absolute imports; none if the file is not valid Python, which others report."""
+def _list_imports(path: Path) -> set[tuple[int, str]]:
+    """Return the number of dots and the first name of each import; none if the file is not valid Python, which others
+    report."""
     try:
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
     except (SyntaxError, ValueError):
         return set()
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
-    return {name.partition(".")[0] for name in names}
+    named = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    found = [
+        (getattr(node, "level", 0), name)
+        for node in named
+        for name in ([alias.name for alias in node.names] if not getattr(node, "module", None) else [node.module])
+    ]
+    return {(level, name.partition(".")[0]) for level, name in found}
 
 
 def _read_file(name: str, path: Path) -> File:

@@ -38,6 +38,7 @@ AGENT = "agent"
 """The Pods of the simulated user, of the tools, and of the runner."""
 SERVING = (REWARD, AGENT)
 """The roles with a name: one per service of the job. They run rljob_service, and user code in it."""
+_MAX_SUFFIX = 22
 _SHARED = "shared"
 """Component of children that belong to no role, such as the token."""
 _NAME_LABELS = {REWARD: contract.LABEL_REWARD, AGENT: contract.LABEL_AGENT}
@@ -53,6 +54,9 @@ ANNOTATION_JOB_UID = "rljob.dev/job-uid"
 
 
 def child_name(owner: Owner, suffix: str) -> str:
+    """A DNS label: a job's name has at most 40 characters. A longer suffix, or one with `_`, ends with a digest."""
+    if len(suffix) > _MAX_SUFFIX or "_" in suffix:
+        suffix = f"{suffix[: _MAX_SUFFIX - 6].replace('_', '-')}-{hashlib.sha256(suffix.encode()).hexdigest()[:5]}"
     return f"{owner.metadata.name}-{suffix}"
 
 
@@ -61,7 +65,7 @@ def role_of_service(service: Service) -> str:
 
 
 def service_name(job: RLJob, service: Service) -> str:
-    """JOB-reward-NAME, JOB-agent-NAME: a DNS label, since a job's name has at most 40 characters and a service's 15."""
+    """JOB-reward-NAME, JOB-agent-NAME."""
     return child_name(job, f"{role_of_service(service)}-{service.settings.name}")
 
 

@@ -11,7 +11,7 @@ SIGNATURE: Final = SignaturePlugin(
             "openrlhf",
             "reward_func(queries, prompts, labels, **kwargs)",
             ("queries",),
-            {"queries": values.QUERY, "prompts": values.RENDERED_PROMPT, "labels": values.GROUND_TRUTH},
+            {"queries": values.CONVERSATION, "prompts": values.RENDERED_PROMPT, "labels": values.GROUND_TRUTH},
             lists=True,
             read_returned="rljob_plugins.openrlhf.returns:read_rewards",
             whole=True,

@@ -1,6 +1,7 @@
 """TRL's reward functions: lists of prompts and completions, with the columns of the data."""
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any, Final
 
 from rljob_api.functions import values
@@ -21,6 +22,11 @@ def _without_ids(message: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def _read_environment(sample: Sample) -> SimpleNamespace:
+    """Return the public attributes that the environment of the episode had at its end."""
+    return SimpleNamespace(**values.read_extra_info(sample).get("state", {}))
+
+
 def _entry(form: str, marker: str, rank: int) -> Convention:
     return Convention(
         "trl",
@@ -35,6 +41,8 @@ def _entry(form: str, marker: str, rank: int) -> Convention:
             "data_source": values.DATA_SOURCE,
             "prompt_ids": values.PROMPT_IDS,
             "completion_ids": values.COMPLETION_IDS,
+            "trainer_state": values.TRAINER_STATE,
+            "environments": Value("environments", _read_environment),
         },
         rank=rank,
         lists=True,
@@ -49,10 +57,7 @@ def _entry(form: str, marker: str, rank: int) -> Convention:
 SIGNATURE: Final = SignaturePlugin(
     conventions=(
         _entry("reward(prompts, completions, **columns)", "completions", rank=300),
+        _entry("reward(environments, **columns)", "environments", rank=310),
         _entry("reward(completion_ids, **columns)", "completion_ids", rank=700),
-    ),
-    not_sent={
-        "environments": "it exists only in TRL's trainer; give it a default",
-        "trainer_state": "it exists only in the project's trainer; give it a default",
-    },
+    )
 )

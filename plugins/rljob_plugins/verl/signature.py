@@ -20,10 +20,10 @@ def count_turns(sample: Sample) -> int:
 
 
 def read_tool_fields(sample: Sample) -> dict[str, Any]:
-    """Return what verl's agent loops add to extra_info: the rewards of turns."""
-    turns = values.read_extra_info(sample).get("turns") or ()
-    scores = [turn["reward"] for turn in turns if turn.get("reward") is not None]
-    return {"turn_scores": scores, "tool_rewards": []}
+    """Return what verl's agent loops add to extra_info: the rewards of turns, and of those that called tools."""
+    turns = [turn for turn in values.read_extra_info(sample).get("turns") or () if turn.get("reward") is not None]
+    of_tools = [turn["reward"] for turn in turns if turn.get("tool_calls")]
+    return {"turn_scores": [turn["reward"] for turn in turns], "tool_rewards": of_tools}
 
 
 def _read_extra_info(sample: Sample) -> dict[str, Any]:
@@ -53,6 +53,13 @@ def _check_interaction(method: Function) -> None:
 
 
 _EXTRA_INFO: Final = Value("verl_extra_info", _read_extra_info)
+_BEFORE_0_3: Final = (
+    "Assistant:",
+    "<|im_start|>assistant",
+    "<|start_header_id|>assistant",
+    "<|start_header_id|>assistant<|end_header_id|>",
+)
+"""Where the answer begins in what verl passed before March 2025 (verl#459)."""
 
 SIGNATURE: Final = SignaturePlugin(
     conventions=(
@@ -67,6 +74,21 @@ SIGNATURE: Final = SignaturePlugin(
                 "extra_info": _EXTRA_INFO,
             },
             whole=True,
+        ),
+        Convention(
+            "verl0.2",
+            "compute_score(solution_str, ground_truth), where solution_str is prompt and answer",
+            ("solution_str",),
+            {
+                "data_source": values.DATA_SOURCE,
+                "solution_str": values.CONVERSATION,
+                "ground_truth": values.GROUND_TRUTH,
+                "extra_info": values.EXTRA_INFO,
+                "step": Value("verl_step", lambda sample: values.read_step(sample) + 1, "steps"),  # it counts from 1
+            },
+            rank=90,
+            whole=True,
+            literals=_BEFORE_0_3,
         ),
         Convention(
             "verl",

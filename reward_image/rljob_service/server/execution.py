@@ -119,6 +119,7 @@ def _build_score_result(
         "score": scored.score if scored else None,
         "components": scored.components if scored else {},
         "pred": scored.pred if scored else None,
+        **({"abstained": scored.abstained} if scored and scored.abstained else {}),
         "reason": reply.reason,
         "message": reply.message,
         "queue_seconds": queue_seconds,

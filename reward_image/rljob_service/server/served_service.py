@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from rljob_api.errors import UserError
 from rljob_api.manifest.services.calls import CallService
 from rljob_api.manifest.services.function import PythonFunction
-from rljob_api.manifest.services.reward import Reward
+from rljob_api.manifest.services.reward import FunctionReward, Reward
 from rljob_api.read.unknown_fields import drop_unknown_fields
 from rljob_api.wire.contract import FILE_FUNCTION
 from rljob_service.kinds import KINDS
@@ -98,6 +98,8 @@ def _build_function_settings(
     fields = {"signature": "auto"} | function.model_dump(include=set(FunctionSettings._fields))
     sizes = {"max_memory_bytes": function.max_memory.num_bytes, "max_file_bytes": function.max_file_size.num_bytes}
     derived = {**sizes, "source": source, "path": path, "module": module, "requirements": tuple(function.requirements)}
+    if isinstance(function, FunctionReward) and function.entrypoints:
+        derived["entrypoint"] = ", ".join(function.entrypoints)
     return FunctionSettings(**fields | derived, serves=serves)
 
 

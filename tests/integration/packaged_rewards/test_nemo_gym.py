@@ -87,7 +87,9 @@ async def test_the_right_letter_alone_is_rewarded(gym: Gym) -> None:
             right = row["expected_answer"]
             wrong = "B" if right == "A" else "A"
             for answer in (right, wrong, None):
-                text = f"I think so. \\boxed{{{answer}}}" if answer else "I do not know."
+                other = wrong if answer == right else right
+                thought = f"<think>Or \\boxed{{{other}}}?</think>"  # which is no part of the answer
+                text = f"{thought}I think so. \\boxed{{{answer}}}" if answer else f"{thought}I do not know."
                 request = ScoreRequest(
                     id=f"{number}/{answer}",
                     prompt=row["responses_create_params"]["input"],

@@ -28,16 +28,27 @@ from tests.support.plugins import KNOWN, REFERENCES
 
 CHAT = [{"role": "user", "content": "2+2?"}]
 REPLY = [{"role": "assistant", "content": "4"}]
+QUERY = "<user>2+2?<end><policy>4<end>"
 SAMPLE = {
     "id": "1",
     "prompt": CHAT,
     "completion": "4",
     "ground_truth": "4",
     "data_source": "sums",
-    "extra_info": {"level": 2, "index": 7, "num_tokens": 3, "truncated": False, "info": {"unit": "m"}},
+    "extra_info": {
+        "level": 2,
+        "index": 7,
+        "num_tokens": 3,
+        "truncated": False,
+        "info": {"unit": "m"},
+        "state": {"score": 0.5},
+    },
     "prompt_ids": [1, 2],
     "completion_ids": [3, 4, 5],
-    "rendered": {"prompt": "<user>2+2?<end><policy>", "query": "<user>2+2?<end><policy>4<end>"},
+    "answer_column": "",
+    "finished_steps": 4,
+    "total_steps": 9,
+    "rendered": {"prompt": "<user>2+2?<end><policy>", "query": QUERY},
 }
 """A sample with every field. Its completion has three tokens."""
 
@@ -69,6 +80,13 @@ class Match(ORM):
 class Overlong(ORM):
     def __call__(self, completions, **kwargs):
         return [float(len(ids) > self.args.max_length) for ids in kwargs.get("response_token_ids")]
+class Late(ORM):
+    def __call__(self, completions, **kwargs):
+        return [kwargs.get("trainer_state").global_step / 4 for _ in completions]
+class LastTurn(ORM):
+    def __call__(self, completions, **kwargs):
+        rows = [kwargs["trajectory_inputs"][id][-1] for id in kwargs["request_id"]]
+        return [float(row["messages"][-1]["content"] == row["solution"]) for row in rows]
 """
 RUBRIC = """
 class Rubric:
@@ -108,6 +126,18 @@ def positional(function):
     return lambda *args: function(*args)
 """
 
+OLD_VERL = f"""
+def find_answer(text):
+    if "Assistant:" in text:
+        text = text.split("Assistant:")[1]
+    return text if text.startswith("<user>") else None
+def compute_score(solution_str, ground_truth, method='strict', score=1.0):
+    return score if find_answer(solution_str) == {QUERY!r} else 0
+"""
+CONVERSATION = {"columns": {"solution_str": "conversation"}}
+
+STATE = "(trainer_state.global_step, trainer_state.max_steps) == (4, 9)"
+
 FORMS = [
     # verl
     Form(
@@ -124,6 +154,24 @@ FORMS = [
     Form(
         "verl with **kwargs",
         seen("solution_str, **kwargs", "set(kwargs) == {'data_source', 'ground_truth', 'extra_info'}"),
+    ),
+    Form("verl before 0.3", OLD_VERL),
+    Form("verl before 0.3 by signature", seen("solution_str", f"solution_str == {QUERY!r}"), {"signature": "verl0.2"}),
+    Form("verl before 0.3 as verl now", OLD_VERL, {"signature": "verl"}, expected=Outcome(0.0, {})),
+    Form(
+        "verl before 0.3 with the step",  # which it counts from 1
+        "A = 'Assistant:'\n" + seen("solution_str, ground_truth, step=0", "step == 5", "({0}, 0.5, 'x')"),
+        expected=Outcome(1.0, {"value_2": 0.5}),
+    ),
+    Form(
+        "verl before 0.3 by columns",
+        seen("solution_str, ground_truth, score=1", f"(solution_str, ground_truth) == ({QUERY!r}, '4')"),
+        CONVERSATION,
+    ),
+    Form(
+        "trl with texts by columns",
+        seen("completions, answer, **kwargs", "(completions, answer) == (['4'], ['4'])", "[float({})]", "def reward"),
+        {"columns": {"completions": "completion"}},
     ),
     Form(
         "verl batch",
@@ -219,8 +267,18 @@ FORMS = [
     ),
     Form(
         "trl with environments",
-        seen("completions, environments", "1"),
-        expected="environments, which the trl convention",
+        "def reward_score(environments, **kwargs):\n    return [environment.score for environment in environments]",
+        expected=Outcome(0.5, {}),
+    ),
+    Form("trl with steps", seen("completions, trainer_state", STATE, "[float({})]", "def reward")),
+    Form(
+        "trl with steps in kwargs",
+        seen("completions, **kwargs", f"(trainer_state := kwargs['trainer_state']) and {STATE}", "[float({})]"),
+    ),
+    Form(
+        "steps by columns",
+        seen("done, end", "(done, end) == (4, 9)"),
+        {"columns": {"done": "step", "end": "total_steps"}},
     ),
     Form(
         "a list of functions",
@@ -230,6 +288,12 @@ FORMS = [
     ),
     Form(
         "a list with an abstention",
+        "def right(completions, **kwargs): return [1]\ndef code(completions, **kwargs): return [None]\n"
+        "reward_funcs = [right, code]",
+        expected=Outcome(1.0, {"right": 1.0}, abstained=("code",)),
+    ),
+    Form(
+        "a list that abstains",
         "def right(completions, **kwargs): return [None]\nreward_funcs = [right, right]",
         expected=Outcome(None, {}, "abstained", "right: the function returned None for this sample"),
     ),
@@ -340,6 +404,8 @@ FORMS = [
     Form(
         "ms-swift with options", ORM, {"entrypoint": "Overlong", "factory_args": {"max_length": 2}}, reads_tokens=True
     ),
+    Form("ms-swift with steps", ORM, {"entrypoint": "Late"}),
+    Form("ms-swift with its requests", ORM, {"entrypoint": "LastTurn"}),
     Form("ms-swift object", f"{ORM}reward = Match()"),
     # anyone
     Form("plain", seen("prompt: str, response: str", "(prompt, response) == ('2+2?', '4')", before="def reward")),
@@ -554,8 +620,8 @@ def test_entry_points_have_the_names_of_their_forms() -> None:
     assert KNOWN.broken == {}
     for name, reference in REFERENCES.items():
         plugin: SignaturePlugin = load_reference(reference)
-        assert {convention.name for convention in plugin.conventions} == {name}
-    assert KNOWN.names == ["auto", *sorted(["plain", *REFERENCES])]
+        assert {convention.name.rstrip(".0123456789") for convention in plugin.conventions} == {name}
+    assert KNOWN.names == ["auto", *sorted(["plain", "verl0.2", *REFERENCES])]
 
 
 def test_every_standard_name_is_a_valid_column() -> None:

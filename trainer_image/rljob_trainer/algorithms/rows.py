@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rljob_api.manifest.services.reward import Reward
+from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.contract import MAX_TRAJECTORIES
 from rljob_trainer.algorithms import advantages as statistics
 from rljob_trainer.algorithms.base import AlgorithmCode, EpisodeAdvantages, EpisodeRewards
@@ -27,17 +28,29 @@ _MAX_GROUP_SIZE = 1024 * MAX_TRAJECTORIES
 """With the manifest's limit of samples. A trajectory's number is unique over all groups of a job."""
 
 
-def weighted_score(episode: Episode, rewards: Sequence[Reward], own_weight: float = 1.0) -> float | None:
-    """Return the weighted sum of an episode's rewards; None if one is missing or invalid, or the sum overflows.
+def score_group(group: Group, rewards: Sequence[Reward], own_weight: float = 1.0) -> None:
+    """Set the score of each episode: the weighted sum of its rewards; None if one is missing or invalid, or the sum
+    overflows. `own_weight`: of what the environment or the program gave the episode, if it gave something.
 
-    `own_weight`: of what the environment or the program gave the episode, if it gave something."""
-    total = own_weight * (episode.own_reward or 0.0)
-    for reward in rewards:
-        result = episode.results.get(reward.name)
-        if result is None or result.score is None:
-            return None
-        total += reward.weight * result.score
-    return total if math.isfinite(total) else None
+    Among episodes that are compared with each other, a reward that scores none and abstains, as one for other tasks
+    does, is left out, and so is such a function of a list. One that abstains from some masks these: their sums would
+    lack a term."""
+    for peers in {each.peers for each in group.episodes}:
+        episodes = [each for each in group.episodes if each.peers == peers and each.failure is None]
+        results = {reward.name: [each.results.get(reward.name) for each in episodes] for reward in rewards}
+        parts = {name: [{*each.abstained} for each in found if each and each.valid] for name, found in results.items()}
+        left_out = {name: set.intersection(*found) for name, found in parts.items() if found}
+        for episode in episodes:
+            total, has_term, is_whole = own_weight * (episode.own_reward or 0.0), not rewards, True
+            for reward in rewards:
+                result = episode.results.get(reward.name)
+                if result is not None and result.score is not None:
+                    total += reward.weight * result.score
+                    has_term, is_whole = True, is_whole and left_out[reward.name].issuperset(result.abstained)
+                elif result is None or result.reason is not InvalidReason.ABSTAINED or reward.name in left_out:
+                    is_whole = False
+            is_known = is_whole and (has_term or has_own_reward(episode)) and math.isfinite(total)
+            episode.score = total if is_known else None
 
 
 def usable_scores(group: Group, rewards: Sequence[Reward]) -> list[float | None]:

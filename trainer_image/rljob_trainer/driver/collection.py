@@ -24,7 +24,7 @@ from rljob_inputs.prompts import Prompt
 from rljob_trainer import traces
 from rljob_trainer.agents import AgentLoop
 from rljob_trainer.agents.base import EpisodeTask, Generate
-from rljob_trainer.algorithms.rows import weighted_score
+from rljob_trainer.algorithms.rows import score_group
 from rljob_trainer.calls.services import AgentServices
 from rljob_trainer.concurrency import end_tasks, run_all
 from rljob_trainer.driver.role_clock import PhaseClock, RoleClock
@@ -118,6 +118,7 @@ class Collector:
         samples = range(plan.group_size)
         found = await run_all([self._run_episode(group, i, plan, scorer, progress) for i in samples])
         group.episodes = [trajectory for trajectories in found for trajectory in trajectories]
+        score_group(group, plan.rewards, self._own_weight)
         return group
 
     async def rescore_stale(self, groups: Sequence[Group], plan: CollectionPlan, progress: ReadProgress) -> None:
@@ -213,10 +214,11 @@ class Collector:
             await scorer.skip()
             return
         if plan.rewards:
-            request = self._requests.build(plan.trajectory_id(episode), plan.lane, prompt, episode)
+            finished = plan.step - (plan.lane == "train")
+            request = self._requests.build(plan.trajectory_id(episode), plan.lane, prompt, episode, finished)
             results = await scorer.score(episode.position, request, episode.ended_at, episode.peers)
             episode.results = {**episode.results, **results}
-        episode.score = weighted_score(episode, plan.rewards, self._own_weight)
+        score_group(Group(episode.group, prompt, [episode]), plan.rewards, self._own_weight)  # until its group ends
 
     async def _rescore(self, group: Group, names: set[str], plan: CollectionPlan, progress: ReadProgress) -> None:
         scorer = self.rewards.open_group(plan.group_id(group.index), plan.lane, plan.group_size, names)
@@ -227,6 +229,7 @@ class Collector:
                 await self._score(group.prompt, trajectories, plan, scorer, progress)
 
         await run_all([score(each) for each in episodes])
+        score_group(group, plan.rewards, self._own_weight)
         for name in names:
             self.rewards.clients[name].num_rescored += sum(episode.failure is None for episode in group.episodes)
 

@@ -308,7 +308,7 @@ async def run_head(
                 agent.loop,
                 clients.rollouts,
                 clients.rewards,
-                RequestBuilder(inputs.tokenizer, job.spec.agent.completion),
+                RequestBuilder(inputs.tokenizer, job.spec.agent.completion, job.spec.schedule.steps),
                 clients.services,
                 own_weight=job.spec.agent.reward_weight,
                 roles=clients.roles,

@@ -27,7 +27,7 @@ from rljob_inputs.hub.repository import HubAccess
 from rljob_inputs.models.own_settings import load_model_settings
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import EpisodeTask
-from rljob_trainer.algorithms.rows import weighted_score
+from rljob_trainer.algorithms.rows import score_group
 from rljob_trainer.calls.services import AgentServices
 from rljob_trainer.concurrency import run_all
 from rljob_trainer.conversation.template import ChatTemplate
@@ -111,7 +111,7 @@ async def rehearse(environment: Environment, settings: Settings) -> None:
                 end_after_given_answers(trajectory)
         rewards.begin()
         scorer = rewards.open_group(plan.group_id(0), plan.lane, 1)
-        requests = RequestBuilder(tokenizer, spec.agent.completion)
+        requests = RequestBuilder(tokenizer, spec.agent.completion, spec.schedule.steps)
         playable = [each for each in trajectories if each.failure is None and (specs or has_own_reward(each))]
         scorer.expect(len(playable))
 
@@ -119,10 +119,10 @@ async def rehearse(environment: Environment, settings: Settings) -> None:
             request = requests.build(plan.trajectory_id(trajectory), plan.lane, prompt, trajectory)
             results = await scorer.score(trajectory.position, request, time.monotonic(), trajectory.peers)
             trajectory.results = dict(results)
-            trajectory.score = weighted_score(trajectory, specs, spec.agent.reward_weight)
 
         await run_all([score(each) for each in playable])
     group = Group(0, prompt, trajectories)
+    score_group(group, specs, spec.agent.reward_weight)
     write_file(trajectory_file(environment.run_dir, 0, plan.lane), plan.lane, 0, [group], template.decode)
 
 

@@ -19,7 +19,7 @@ from rljob_inputs.memory.object_store import head_store_bytes
 from rljob_inputs.models.own_settings import load_model_settings
 from rljob_trainer.algorithms.base import AlgorithmCode
 from rljob_trainer.algorithms.registry import build_algorithm
-from rljob_trainer.algorithms.rows import weighted_score
+from rljob_trainer.algorithms.rows import score_group
 from rljob_trainer.concurrency import run_with_watcher
 from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.driver.ledger import Ledger
@@ -80,9 +80,7 @@ def read_step(run: Path, spec: RLJobSpec, step: int) -> list[Group]:
             "remove what the run did not score"
         )
     for group in groups:
-        for episode in group.episodes:
-            if episode.failure is None:
-                episode.score = weighted_score(episode, spec.training_rewards, spec.agent.reward_weight)
+        score_group(group, spec.training_rewards, spec.agent.reward_weight)
     return groups
 
 

@@ -5,14 +5,15 @@ Invariant: a response gives each sample one result, or invalid results with a re
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from rljob_api.wire.base import InvalidReason, Lane
-from rljob_api.wire.contract import MAX_COMPONENTS, MAX_RESULT_BYTES, UrlPath
+from rljob_api.wire.contract import MAX_RESULT_BYTES, UrlPath
 from rljob_api.wire.scores import GroupRequest, GroupResult, Part, Rendered, ScoreRequest, ScoreResult
 from rljob_inputs.score_requests import Decoder, render
+from rljob_trainer.rewards import nemo_gym
 
 _MAX_RESPONSE_BYTES_PER_SAMPLE = 2 * MAX_RESULT_BYTES
 """A result with its id, version and message."""
@@ -61,14 +62,15 @@ class RewardCall:
         if self.protocol == "rljob":
             ids = set() if "tokens" in reads else {"prompt_ids", "completion_ids"}
             whole: Any = ids if "whole" in reads else True
-            excluded: Any = {**dict.fromkeys(ids, True), **({"whole": whole} if whole else {})}
+            steps = () if "steps" in reads else ("finished_steps", "total_steps")
+            excluded: Any = {**dict.fromkeys((*ids, *steps), True), **({"whole": whole} if whole else {})}
             request, is_group = self.request, isinstance(self.request, GroupRequest)
             if "rendered" in reads:  # texts that are made of token ids
                 samples = [sample.model_copy(update={"rendered": self._render(sample)}) for sample in self.samples]
                 request = self.request.model_copy(update={"samples": samples}) if is_group else samples[0]
             return request.model_dump(mode="json", exclude={"samples": {"__all__": excluded}} if is_group else excluded)
         if self.protocol == "nemoGym":
-            return build_nemo_gym(self.samples[0])
+            return nemo_gym.build_body(self.samples[0])
         texts = [self._render(sample) for sample in self.samples]
         return {
             "query": [text.query for text in texts],
@@ -99,7 +101,7 @@ class RewardCall:
         """Return the results of a response with status 200; invalid ones if it breaks the protocol.  [samples]"""
         try:
             if self.protocol == "nemoGym":
-                reward, components = read_nemo_gym(text, self.payload())
+                reward, components = nemo_gym.read_reward(text, self.payload())
                 result = _read_reward(self.samples[0].id, reward, None, seconds)
                 return [result.model_copy(update={"components": components}) if result.valid else result]
             return self._parse_openrlhf(text, seconds) if self.protocol == "openrlhf" else self._parse(text)
@@ -157,47 +159,3 @@ def _read_reward(sample_id: str, number: float, error: Any, seconds: float) -> S
 
 def _flatten(value: Any) -> list[float]:
     return [number for each in value for number in _flatten(each)] if isinstance(value, list) else [float(value)]
-
-
-_PROMPT, _RESPONSE = "responses_create_params", "response"
-
-
-def build_nemo_gym(sample: ScoreRequest) -> dict[str, Any]:
-    """Return the body of POST /verify of a NeMo Gym resources server.
-
-    It has the columns of the row, `responses_create_params` with the prompt, and `response`, an answer of OpenAI's
-    Responses API with the completion as its text. A column `responses_create_params` keeps its other fields, such as
-    tools. The server sends all of it back, with `reward` and its own fields.
-    """
-    columns = dict(sample.extra_info)
-    if sample.answer_column:
-        columns[sample.answer_column] = sample.ground_truth
-    given = columns.get(_PROMPT)
-    prompt = sample.prompt if isinstance(sample.prompt, str) else [dict(message) for message in sample.prompt]
-    content = {"type": "output_text", "text": sample.completion, "annotations": []}
-    message = {"id": "msg_0", "type": "message", "role": "assistant", "status": "completed", "content": [content]}
-    response = {
-        "id": sample.id,
-        "object": "response",
-        "created_at": 0,
-        "model": "policy",
-        "output": [message],
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [],
-    }
-    params = {**(given if isinstance(given, Mapping) else {}), "input": prompt}
-    return {**columns, _PROMPT: params, _RESPONSE: response}
-
-
-def read_nemo_gym(text: str, sent: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
-    """Return the reward, and the numbers that the server added to what was `sent`. Raise ValueError, KeyError or
-    TypeError for another response."""
-    answer = json.loads(text)
-    reward = answer["reward"]
-    if isinstance(reward, bool) or not isinstance(reward, int | float):
-        raise TypeError(f"reward must be a number, got {reward!r:.80}")
-    numbers = ((name, value) for name, value in answer.items() if name != "reward" and name not in sent)
-    components = {name: float(value) for name, value in numbers if isinstance(value, int | float)}
-    finite = {name: value for name, value in components.items() if math.isfinite(value)}
-    return float(reward), dict(list(finite.items())[:MAX_COMPONENTS])

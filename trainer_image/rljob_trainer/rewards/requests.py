@@ -16,14 +16,17 @@ from rljob_trainer.episodes.types import NOT_SAMPLED, Episode, Segment, Turn, Wh
 
 @dataclass
 class RequestBuilder:
-    """`choice`: spec.agent.completion."""
+    """`choice`: spec.agent.completion. `total_steps`: spec.schedule.steps."""
 
     decoder: Decoder
     choice: CompletionChoice = "auto"
+    total_steps: int = 0
 
-    def build(self, request_id: str, lane: Lane, prompt: Prompt, episode: Episode) -> ScoreRequest:
+    def build(
+        self, request_id: str, lane: Lane, prompt: Prompt, episode: Episode, finished_steps: int = 0
+    ) -> ScoreRequest:
         """Return the request for an episode. A conversation adds its messages, turns, state and end to extra_info, and
-        one of several seats the name of its seat."""
+        one of several seats the name of its seat. `finished_steps`: before it began."""
         segment, (start, end) = _find_last_answer(episode.segments)
         answer = Answer(
             text=episode.text,
@@ -42,9 +45,9 @@ class RequestBuilder:
                 whole=None if episode.whole is None or self.choice == "last" else self._decode(episode.whole),
             )
         request = score_requests.build_request(request_id, lane, prompt, answer, conversation, self.choice)
-        if not episode.seat:
-            return request
-        return request.model_copy(update={"extra_info": {**request.extra_info, "seat": episode.seat}})
+        extra = {**request.extra_info, "seat": episode.seat} if episode.seat else request.extra_info
+        steps = {"finished_steps": finished_steps, "total_steps": self.total_steps}
+        return request.model_copy(update={"extra_info": extra, **steps})
 
     def _decode(self, whole: Whole) -> WholeCompletion:
         prompt_ids, completion_ids = whole.prompt_ids.tolist(), whole.completion_ids.tolist()

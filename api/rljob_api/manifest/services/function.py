@@ -41,11 +41,13 @@ class PythonFunction(Spec):
     inline: Annotated[str, Field(min_length=1, max_length=262144)] | None = None
     """Python source of the function, at most 256 KiB."""
     file: PathText | None = None
-    """Path of a Python file. With `rljob run` relative to the job file; on a cluster a path inside the image."""
+    """Path of a Python file, which is a part of the package of its folder. With `rljob run` relative to the job file;
+    on a cluster a path inside the image."""
     config_map_key_ref: ConfigMapKeyRef | None = None
     """Key of a ConfigMap that holds the source."""
     module: Annotated[str, Field(min_length=1, max_length=256, pattern=base.MODULE_PATTERN)] | None = None
-    """Module to import, such as `trl.rewards`, from a package in requirements or from the reward's image."""
+    """Module to import, such as `trl.rewards`, from a package next to the job file, in requirements or in the reward's
+    image."""
     requirements: list[Annotated[str, Field(min_length=1, max_length=512, pattern=base.REQUIREMENT_PATTERN)]] = Field(
         default=[], max_length=256
     )

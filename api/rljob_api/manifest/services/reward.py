@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from rljob_api.functions.values import COLUMNS
 from rljob_api.manifest import base
 from rljob_api.manifest.base import ObjectMeta, ObjectName, Rule, Spec, Url
 from rljob_api.manifest.pod_settings import PodSettings
@@ -17,13 +18,29 @@ from rljob_api.wire.contract import API_VERSION
 
 Scope = Literal["sample", "group", "sampleThenGroup"]
 
-_COLUMN_PATTERN = r"^(prompt|completion|ground_truth|data_source|extra_info(\..+)?|prompt_ids|completion_ids)$"
+_COLUMN_PATTERN = rf"^({'|'.join(COLUMNS)}|extra_info\..+)$"
 
 
 class FunctionReward(PythonFunction):
     """A Python function, run in worker processes of the reward server: exactly one of inline, file, configMapKeyRef and
     module."""
 
+    RULES: ClassVar = (
+        *PythonFunction.RULES,
+        Rule(
+            ("entrypoints",),
+            "must be empty with an entrypoint",
+            "name all functions in entrypoints",
+            lambda function: not function.entrypoints or function.entrypoint is None,
+            "!has(self.entrypoints) || size(self.entrypoints) == 0 || !has(self.entrypoint)",
+        ),
+    )
+
+    entrypoints: list[Annotated[str, Field(pattern=base.FUNCTION_PATTERN, max_length=128)]] = Field(
+        default=[], max_length=64
+    )
+    """Names of several functions of the source, in place of entrypoint. Their scores are summed, and each is a
+    component with its own curve. For a weight of its own, a function needs an entry of `rewards`."""
     signature: base.PluginName = "auto"
     """Convention of the function. auto: detected from its parameter names. plain: any of prompt, completion (or
     response), ground_truth (or answer), as strings. Else the name of a plugin: docs/rewards.md lists the forms of each
@@ -35,9 +52,10 @@ class FunctionReward(PythonFunction):
     columns: Annotated[
         dict[str, Annotated[str, Field(pattern=_COLUMN_PATTERN, max_length=256)]], Field(max_length=64)
     ] = {}
-    """What parameters get, by name, where no convention fits: prompt, completion, ground_truth, data_source,
-    extra_info, extra_info.KEY (a column of the data), prompt_ids or completion_ids. Example: `{text: completion, gold:
-    ground_truth}`."""
+    """What parameters get, by name, where no convention fits or another value is wanted: prompt, prompt_text,
+    rendered_prompt, completion, completion_messages, conversation (prompt and completion as one text with special
+    tokens), ground_truth, data_source, extra_info, extra_info.KEY (a column of the data), prompt_ids, completion_ids,
+    step (how many have ended) or total_steps. Example: `{text: completion, gold: ground_truth}`."""
 
 
 class HttpReward(Spec):
@@ -288,9 +306,9 @@ class Reward(RewardBase):
         ),
     )
 
-    # The reward's Service is named JOB-reward-NAME, which must fit the 63 characters of a DNS label.
-    name: str = Field(pattern=base.PART_NAME_PATTERN, max_length=15)
-    """Name in metrics and in the names of children. Unique within the job."""
+    name: str = Field(pattern=base.REWARD_NAME_PATTERN, max_length=40)
+    """Name in metrics and in the names of children, which have a digest in place of more than 15 characters or `_`.
+    Unique within the job."""
     reward_model_ref: RewardModelRef | None = None
     """A RewardModel, possibly shared by several jobs; it defines its own placement and replicas. `rljob run` reads it
     from the job file."""

@@ -1,6 +1,7 @@
 """Converts a container of a Pod into a local process: command, environment, folders. Pure.
 
-Invariant: every mount path in command, arguments and environment is replaced by the local folder of that mount.
+Invariant: every mount path in command, arguments and environment is replaced by the local folder of that mount, except
+/tmp: this machine has it, too, and RLJob's own values name no file there.
 """
 
 import base64
@@ -17,6 +18,7 @@ from rljob_core.plan.observed_job import name_of
 
 Find = Callable[[str, str], Manifest | None]
 """(kind, name) -> the object in the Pod's namespace, or None."""
+_TEMPORARY = "/tmp"
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
 
 
@@ -136,8 +138,8 @@ def expand(text: str, env: Mapping[str, str]) -> str:
 
 def replace_mounts(text: str, mounts: tuple[Mount, ...]) -> str:
     """Replace mount paths that are a complete prefix of a path: longest first, each occurrence once."""
-    if not mounts:
+    by_path = {path: str(mount.local) for mount in mounts if (path := mount.path.rstrip("/")) != _TEMPORARY}
+    if not by_path:
         return text
-    by_path = {mount.path.rstrip("/"): str(mount.local) for mount in mounts}
     paths = "|".join(re.escape(path) for path in sorted(by_path, key=len, reverse=True))
     return re.sub(rf"(?<![\w./-])({paths})(?![\w.-])", lambda match: by_path[match[1]], text)

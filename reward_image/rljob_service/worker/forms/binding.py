@@ -12,8 +12,10 @@ from rljob_api.functions.forms import CallPlan
 from rljob_api.functions.plugins import load_reference
 from rljob_api.functions.values import DATA_SOURCE, GROUND_TRUTH, Sample, as_whole
 from rljob_service.worker.forms import results
-from rljob_service.worker.forms.outcome import CallOutcome, Outcome, invalid
+from rljob_service.worker.forms.outcome import ABSTAINED, CallOutcome, Outcome, invalid
 
+_ASKED = ("tokens", "steps")
+"""Parts that **kwargs get only if the function reads them."""
 _ROW_OVERRIDES = (GROUND_TRUTH, DATA_SOURCE)
 """Values that a column with the parameter's name replaces."""
 
@@ -67,9 +69,9 @@ class NamedBinding(NamedTuple):
 
 def bind_call(function: Callable[..., Any], parameters: Function, plan: CallPlan) -> Binding:
     """Bind a function by the plan that was made for its parameters."""
-    read_ids = [name for name in plan.optional if plan.values[name].part == "tokens" and mentions(function, name)]
-    names = [*plan.passed, *(n for n in plan.optional if plan.values[n].part != "tokens" or n in read_ids)]
-    readers = {name: plan.values[name].read for name in names}
+    asked = [name for name in plan.optional if plan.values[name].part in _ASKED and mentions(function, name)]
+    names = [*plan.passed, *(n for n in plan.optional if plan.values[n].part not in _ASKED or n in asked)]
+    readers = {name: plan.values[name] for name in names}
     whole, lists = plan.convention.whole, plan.convention.lists
     fixed = _fixed(plan)
     reported: ContextVar[dict[str, float]] = ContextVar("reported")  # calls in flight together have one each
@@ -81,15 +83,18 @@ def bind_call(function: Callable[..., Any], parameters: Function, plan: CallPlan
         if whole:
             samples = [as_whole(sample) for sample in samples]
         if lists:
-            given: dict[str, Any] = {name: [read(sample) for sample in samples] for name, read in readers.items()}
+            given: dict[str, Any] = {
+                name: value.read_all(samples) if value.read_all else [value.read(sample) for sample in samples]
+                for name, value in readers.items()
+            }
         else:
-            given = {name: read(samples[0]) for name, read in readers.items()}
+            given = {name: value.read(samples[0]) for name, value in readers.items()}
         columns = _columns(samples, parameters, plan)
         if missing := [name for name in plan.required_columns if name not in columns]:
             raise MissingColumnError(_describe_missing(parameters, missing, samples, plan))
         return function(**{**given, **columns, **constants})
 
-    return Binding(call, _reader(plan, reported), plan.reads(read_ids), lists, is_coroutine_function(function))
+    return Binding(call, _reader(plan, reported), plan.reads(asked), lists, is_coroutine_function(function))
 
 
 def is_coroutine_function(function: Any) -> bool:
@@ -162,8 +167,14 @@ def mentions(function: Any, name: str) -> bool:
     """Return whether its code, or the code of its class's __call__, has the text `name`, as in kwargs["name"]."""
     inner = inspect.unwrap(getattr(function, "func", function))
     method = inner if inspect.isroutine(inner) else vars(type(inner)).get("__call__")
-    code = getattr(method, "__code__", None)
-    return isinstance(code, CodeType) and name in code.co_consts
+    pending = [getattr(method, "__code__", None)]
+    while pending:
+        code = pending.pop()
+        if isinstance(code, CodeType):
+            if name in code.co_consts:
+                return True
+            pending += code.co_consts  # with the code of what it defines
+    return False
 
 
 def combine(parts: Sequence[NamedBinding]) -> Binding:
@@ -184,18 +195,19 @@ def combine(parts: Sequence[NamedBinding]) -> Binding:
 
 
 def add(parts: Sequence[NamedBinding], outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the weighted sum; without a score if one part has none."""
+    """Return the weighted sum of the parts that do not abstain; without a score if all do, or one fails."""
     components: dict[str, float] = {}
     for part, each in zip(parts, outcomes, strict=True):
         components |= {f"{part.name}/{name}": value for name, value in each.components.items()}
         if each.score is not None:
             components[part.name] = each.score
+    abstained = [part.name for part, each in zip(parts, outcomes, strict=True) if each.reason == ABSTAINED]
     for part, each in zip(parts, outcomes, strict=True):
-        if each.reason is not None:
+        if each.reason is not None and (each.reason != ABSTAINED or len(abstained) == len(parts)):
             return invalid(each.reason, f"{part.name}: {each.message}", components)
     total = sum(part.weight * (each.score or 0.0) for part, each in zip(parts, outcomes, strict=True))
     pred = next((each.pred for each in outcomes if each.pred is not None), None)
-    return Outcome(total, components, pred=pred)
+    return Outcome(total, components, pred=pred, abstained=tuple(abstained))
 
 
 def one_by_one(binding: Binding) -> Binding:

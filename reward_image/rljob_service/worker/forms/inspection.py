@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rljob_api.functions.descriptions import Class, Description, Function, Other, Several
@@ -48,10 +48,22 @@ def _describe_callable(name: str, value: Callable[..., Any]) -> Function:
     """Describe a function; of the wrapper of a decorator without functools.wraps, what it passes its arguments to."""
     found = read_parameters(name, value)
     if not found.is_opaque:
-        return found
+        return found._replace(literals=frozenset(_list_literals(inspect.unwrap(getattr(value, "func", value)))))
     cells = getattr(value, "__closure__", None) or ()
     inner = [each for cell in cells if inspect.isfunction(each := _content(cell))]
     return _describe_callable(name, inner[0]) if len(inner) == 1 else found
+
+
+def _list_literals(function: Any) -> Iterator[str]:
+    """Yield the texts of the functions in its module, and those that are variables there."""
+    namespace = getattr(function, "__globals__", {})
+    functions = [each for each in namespace.values() if inspect.isfunction(each) and each.__globals__ is namespace]
+    codes = [each.__code__ for each in functions]
+    yield from (each.strip() for each in namespace.values() if isinstance(each, str))
+    while codes:
+        constants = codes.pop().co_consts
+        codes += [each for each in constants if inspect.iscode(each)]
+        yield from (each.strip() for each in constants if isinstance(each, str))
 
 
 def _content(cell: Any) -> Any:

@@ -5,7 +5,7 @@ of rljob_api.wire.base.InvalidReason, repeated here since workers do not import 
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from rljob_api.wire.contract import MAX_COMPONENTS
@@ -31,6 +31,8 @@ class Outcome(NamedTuple):
     message: str = ""
     pred: str | None = None
     """The answer that the function read in the completion."""
+    abstained: Sequence[str] = ()
+    """Of several functions, those that returned None for this sample."""
 
 
 class CallOutcome(NamedTuple):

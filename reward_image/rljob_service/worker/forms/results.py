@@ -50,7 +50,7 @@ def read_value(value: Any, key: str = "score") -> Outcome:
         outcome = read_score(fields[key], extras, expected)
         return outcome._replace(pred=read_pred(fields.get(PRED))) if PRED in fields else outcome
     if isinstance(value, (tuple, list)) and value:
-        return read_score(value[0], (), expected)
+        return read_score(value[0], ((f"value_{n}", each) for n, each in enumerate(value[1:], 2)), expected)
     return read_score(value, (), expected)
 
 

@@ -3,6 +3,7 @@
 Raises UserErrors and FormErrors; loading adds the place. Standard library only.
 """
 
+import contextlib
 import inspect
 import types
 from collections.abc import Iterable
@@ -10,12 +11,13 @@ from typing import Any, NamedTuple
 
 from rljob_api.errors import UserError
 from rljob_api.functions import remedies
-from rljob_api.functions.conventions import load_signatures
+from rljob_api.functions.conventions import Signatures, load_signatures
 from rljob_api.functions.descriptions import DEFAULT_ENTRYPOINTS, find_only_function
+from rljob_api.functions.forms import FormError, plan_entrypoint
 from rljob_service.worker import forms
 from rljob_service.worker.forms import sample_then_group
 from rljob_service.worker.forms.binding import NOT_ASYNC, Binding, CallBinding
-from rljob_service.worker.forms.inspection import name_of
+from rljob_service.worker.forms.inspection import describe, name_of
 from rljob_service.worker.settings import MODULE_NAME, FunctionSettings
 
 Named = list[tuple[str, Any]]
@@ -58,6 +60,10 @@ def find(module: types.ModuleType, settings: FunctionSettings) -> Found:
     own = list_own(module, settings)
     if settings.scope == "sampleThenGroup" and settings.entrypoint is None:
         candidates = [(name, value) for name, value in own if sample_then_group.is_scorer_class(value)]
+    elif settings.entrypoint and "," in settings.entrypoint:
+        names = settings.entrypoint.split(", ")
+        each = [find(module, settings._replace(entrypoint=name)).value for name in names]
+        return Found(settings.entrypoint, each)
     else:
         candidates = list_defined(module, (settings.entrypoint,) if settings.entrypoint else DEFAULT_ENTRYPOINTS)
     functions = {name: value for name, value in own if inspect.isfunction(value)}
@@ -66,8 +72,19 @@ def find(module: types.ModuleType, settings: FunctionSettings) -> Found:
     if candidates:
         return Found(*candidates[0])
     classes = {name: dir(value) for name, value in own if inspect.isclass(value)}
-    problem = remedies.describe_missing_entrypoint(settings.entrypoint, settings.scope, list(functions), classes)
+    known = load_signatures(settings.signatures)
+    scorers = [name for name, value in own if _has_form(name, value, settings, known)]
+    problem = remedies.describe_missing_entrypoint(
+        settings.entrypoint, settings.scope, list(functions), classes, scorers
+    )
     raise UserError(f"{settings.path}:1: {problem}")
+
+
+def _has_form(name: str, value: Any, settings: FunctionSettings, known: Signatures) -> bool:
+    with contextlib.suppress(FormError):
+        if not name.startswith("_") and (inspect.isfunction(value) or inspect.isclass(value)):
+            return bool(plan_entrypoint(describe(name, value), settings, settings.scope, known))
+    return False
 
 
 def bind(found: Found, settings: FunctionSettings, path: str) -> BoundFunction:

@@ -17,13 +17,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from rljob_api.errors import UserError
+from rljob_api.functions import remedies
 from rljob_api.functions.forms import FormError
 from rljob_api.quantity import format_bytes
 from rljob_service.worker import sandbox
 from rljob_service.worker.load import entrypoints
 from rljob_service.worker.load.entrypoints import BoundFunction
 from rljob_service.worker.sandbox import seccomp
-from rljob_service.worker.settings import EPISODES, MODULE_NAME, SCORE, FunctionSettings
+from rljob_service.worker.settings import EPISODES, MODULE_NAME, SCORE, SERVES, FunctionSettings
 
 _MAX_CAUSES = 100
 _NO_ADDRESS_SPACE = ("failed to map segment", "cannot map zero-fill pages", "cannot allocate memory")
@@ -36,6 +37,9 @@ _FIELDS = {
 """Modules of the image that run what a field names: errors name the field in place of a file."""
 _OWN_FOLDER = os.path.dirname(os.path.abspath(sandbox.__path__[0])) + os.sep
 """Folder of all code of a worker."""
+_OWN_FILES = "name a file next to the source as pathlib.Path(__file__).parent / NAME, or by an absolute path"
+_IMAGES = ("rewards[].image", "agent.user.image", "agent.tools[].image", "agent.runner.image")
+"""In the order of SERVES."""
 _CLIENTS = ("openai", "anthropic")
 """Packages whose clients read the addresses and keys of an episode when they are made."""
 
@@ -95,6 +99,8 @@ def _execute(settings: FunctionSettings) -> types.ModuleType:
         text = (error.text or "").strip()
         place = f"{error.filename or path}:{error.lineno}"
         raise UserError(f"{place}: {type(error).__name__}: {error.msg}: {text}") from error
+    except UserError:
+        raise
     except (Exception, SystemExit) as error:
         raise UserError(f"{explain(error, path)}{_remedy(error, settings)}") from error
 
@@ -102,6 +108,8 @@ def _execute(settings: FunctionSettings) -> types.ModuleType:
 def _run(settings: FunctionSettings) -> types.ModuleType:
     path = settings.path
     code = compile(settings.source.removeprefix(_BOM), path, "exec", dont_inherit=True)
+    if training := remedies.find_training(settings.source):
+        raise UserError(f"{path}:{training[0]}: {training[1]}")
     module = types.ModuleType(MODULE_NAME)
     module.__file__ = path
     # Pickling (multiprocessing), dataclasses and tracebacks need these entries.
@@ -109,27 +117,41 @@ def _run(settings: FunctionSettings) -> types.ModuleType:
     linecache.cache[path] = (len(settings.source), None, settings.source.splitlines(keepends=True), path)
     if os.path.isabs(path):
         sys.path.insert(0, os.path.dirname(path))
+        module.__package__, top = _find_package(path)
+        sys.path.append(top)
     exec(code, module.__dict__)
     return module
+
+
+def _find_package(path: str) -> tuple[str, str]:
+    """Return the package that a file is a part of, and the folder with it: its folder, and those above it while they
+    have an __init__.py."""
+    folder, name = os.path.split(os.path.dirname(path))
+    names = [name]
+    while os.path.exists(os.path.join(folder, "__init__.py")):
+        folder, name = os.path.split(folder)
+        names.insert(0, name)
+    return ".".join(names), folder
 
 
 def _remedy(error: BaseException, settings: FunctionSettings) -> str:
     if hint := describe_limit(error, settings):
         return hint
     if isinstance(error, ModuleNotFoundError):
-        return "; add its package to function.requirements, or install it into the reward's image (rewards[].image)"
+        image = _IMAGES[SERVES.index(settings.serves)]
+        return f"; add its package to function.requirements or to {image}, or its folder to PYTHONPATH in env"
     if settings.serves == EPISODES and type(error).__module__.partition(".")[0] in _CLIENTS:
         return "; create clients in run(): their addresses and keys exist only during an episode"
     if isinstance(error, ImportError) and "relative import" in str(error):
-        return "; a file is not a part of a package: import the files of its folder by their names, without dots"
+        return "; a file is a part of a package as far as the folders above it have an __init__.py"
     memory = format_bytes(settings.max_memory_bytes)
     if any(each in str(error) for each in _NO_ADDRESS_SPACE):
         return (
             f"; its libraries need more address space than function.maxMemory, {memory}: raise it, for torch to 16Gi. "
             "It is reserved, not used"
         )
-    if isinstance(error, OSError):
-        return f"; if memory ran out: function.maxMemory is {memory} of address space"
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return f"; function.maxMemory is {memory} of address space"
     return " (while the file was imported)"
 
 
@@ -138,8 +160,15 @@ def describe_limit(error: BaseException, settings: FunctionSettings) -> str:
     for cause in itertools.islice(_chain(error), _MAX_CAUSES):  # user code can make it a circle
         if isinstance(cause, MemoryError):
             return f" (maxMemory is {format_bytes(settings.max_memory_bytes)} of address space)"
+        if isinstance(cause, KeyError) and traceback.extract_tb(cause.__traceback__)[-1].filename == "<frozen os>":
+            return " (it does not get the variables of your shell: set it in env, or a key as a Secret in template)"
+        is_missing = isinstance(cause, FileNotFoundError) and not os.path.isabs(str(cause.filename))
+        if is_missing or "unable to open database file" in str(cause):
+            return f" (its working folder is a scratch folder: {_OWN_FILES})"
         if not isinstance(cause, OSError):
             continue
+        if cause.errno == errno.ECONNREFUSED:
+            return " (nothing listens there; a service of this job runs in its own Pod, with a localhost of its own)"
         if cause.errno == seccomp.BLOCKED_ERRNO:
             return " (function.network is false)"
         if cause.errno == errno.EFBIG:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -24,7 +25,7 @@ def body(*lines):
 def call(tmp_path):
     """Return the trials and findings of rewards by their sources."""
 
-    def call(*sources, limit=60.0, **reward):
+    def call(*sources, limit=60.0, prompt=None, **reward):
         rewards = []
         for index, source in enumerate(sources):
             (tmp_path / f"reward{index}.py").write_text(textwrap.dedent(source))
@@ -37,7 +38,8 @@ def call(tmp_path):
         job = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "j"}, "spec": spec}
         (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
         loaded, reports = load(tmp_path / "job.yaml").job, []
-        trials = call_rewards(loaded, PROMPT, reports.append, limit)
+        asked = replace(PROMPT, prompt=prompt or PROMPT.prompt)
+        trials = call_rewards(loaded, asked, reports.append, limit)
         findings = [*find_problems(loaded, trials), *find_missed_groups(loaded, trials)]
         found = [f"{finding.path} {finding.message}" for finding in findings]
         return trials, found, reports
@@ -45,13 +47,52 @@ def call(tmp_path):
     return call
 
 
-def test_each_reward_is_called_once_with_the_rows_answer(call):
+def test_each_reward_is_called_with_the_rows_answer(call):
     score = "return {'score': 1, 'same': solution_str == ground_truth, 'level': extra_info['level']}"
     trials, found, _ = call(body(score), body("return 0.25"))
     assert found == []
     assert [trial.result.score for trial in trials] == [1, 0.25]
     assert trials[0].result.components == {"same": 1, "level": 1}
-    assert trials[0].describe().startswith("reward r0: score 1 (same 1, level 1), ready after ")
+    assert (
+        "reward r0: score 1 for right, wrong and empty answers alike (same 1, level 1), ready" in trials[0].describe()
+    )
+
+
+OLD_VERL = """
+def extract(text):
+    found = text.split("<answer>")
+    return found[2].split("</answer>")[0] if len(found) > 2 else None
+def compute_score(solution_str, ground_truth):
+    return float(extract(solution_str) == ground_truth)
+"""
+TEXTS = """
+import re
+def correct(completions, answer, **kwargs):
+    return [float(bool(re.search(f"#### {a}$", text))) for text, a in zip(completions, answer)]
+"""
+
+
+def test_right_answers_are_tried_in_the_forms_that_rewards_expect(call):
+    boxed = "return {'score': float(solution_str == '\\\\boxed{2}'), 'length': len(solution_str)}"
+    trials, found, _ = call(body(boxed), body("return float(solution_str == ground_truth)"), body("return -1"))
+    assert found == []
+    assert [trial.result.score for trial in trials] == [1, 1, -1]
+    assert trials[0].describe().startswith("reward r0: score 1 for `\\boxed{12}` (length 9), ready after ")
+    assert trials[1].describe().startswith("reward r1: score 1, ready after ")
+    assert trials[2].describe().startswith("reward r2: score -1 for right, wrong and empty answers alike, ready after ")
+
+
+def test_what_a_reward_wants_instead_is_found_out(call, tmp_path):
+    """The old scorer counts the example in the prompt; the other one wants texts, where a chat has messages."""
+    prompt = [{"role": "user", "content": "1 + 1? Answer in tags, such as <answer> 7 </answer>"}]
+    trials, found, _ = call(OLD_VERL, TEXTS, prompt=prompt)
+    assert [trial.remedy for trial in trials] == [
+        "signature: verl0.2",
+        "signature: trl, columns: {completions: completion}",
+    ]
+    [problem] = found
+    assert "expected string or bytes-like object, got 'list'; it scores with function.signature: trl, col" in problem
+    assert trials[0].is_blind
 
 
 LENGTHS = """

@@ -63,6 +63,18 @@ def test_folder_of_a_command_starts_at_the_job_file(path):
     assert found.relative["spec.agent.runner.workingDir"] == "app"
 
 
+@pytest.mark.parametrize("file", ["kit/rewards.py", "kit/rewards/__init__.py"])
+def test_module_next_to_the_job_file_is_a_file_of_it(path, file):
+    (path.parent / file).parent.mkdir(parents=True)
+    (path.parent / file).touch()
+    found = load(path, ["spec.rewards[0].function={module: kit.rewards}"])
+    assert found.job.spec.rewards[0].function.file == str(path.parent / file)
+    assert found.relative["spec.rewards[0].function.file"] == file
+    assert found.document.data["spec"]["rewards"][0]["function"]["file"] == file, "which `rljob submit` reads"
+    other = load(path, ["spec.rewards[0].function={module: trl.rewards}"])
+    assert (other.job.spec.rewards[0].function.module, other.job.spec.rewards[0].function.file) == ("trl.rewards", None)
+
+
 def test_override_is_yaml_and_creates_missing_fields(path):
     overrides = ["spec.schedule.steps=3", "spec.rewards[0].slots=2", "spec.algorithm.optimizer.learningRate=1e-6"]
     spec = load(path, overrides).job.spec

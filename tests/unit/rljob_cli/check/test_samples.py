@@ -39,6 +39,20 @@ def test_row_has_the_columns_and_the_data_source_of_training():
     assert build({"final": "5"}).ground_truth == "5", "the data's own column"
 
 
+def test_nested_answer_is_read_as_in_training():
+    """verl's rows have it in reward_model.ground_truth."""
+    data = {"train": {**TRAIN, "answer": "reward_model.ground_truth"}}
+    row = {"reward_model": {"style": "rule", "ground_truth": {"target": 4}}, "answer": "the long solution"}
+    request = build(row, data)
+    assert (request.ground_truth, request.answer_column) == ({"target": 4}, "")
+    assert request.extra_info["answer"] == "the long solution", "a column as any other"
+    assert build({"answer": "4"}, data).ground_truth == "4", "where the row has no such column"
+
+
+def test_prompt_may_be_in_the_column_of_the_data():
+    assert build({"prompt": None, "question": "3+3?"}).prompt == [{"role": "user", "content": "3+3?"}]
+
+
 def test_tokens_are_counted_by_the_models_tokenizer(tmp_path):
     job = make_job(data={"train": TRAIN}, model={"source": str(write_model(tmp_path))})
     samples = SampleBuilder(job, load_job_tokenizer(job))

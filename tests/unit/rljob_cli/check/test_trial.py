@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.scores import ScoreResult
-from rljob_cli.check.samples import SampleBuilder
-from rljob_cli.check.trial import Trial, build_samples, describe_skipped, find_problems, find_unrewarded_answer
+from rljob_cli.check.trial import Trial, describe_skipped, find_problems, find_unrewarded_answer, write_answers
 from rljob_inputs.prompts import Prompt
 from tests.support.job_simulation import make_job
 
@@ -22,33 +21,65 @@ def test_functions_that_are_not_called_are_named_with_the_reason():
 PROMPT = Prompt(0, "1 + 1 =", [], "2", "sums", {})
 
 
-def find_warnings(*scores, prompt=PROMPT, **rewards):
+def find_warnings(*scores, prompt=PROMPT, remedy="", **trial):
+    """Return the warnings about rewards that give these scores to right and wrong answers. None: it was not called."""
     names = [f"r{number}" for number in range(len(scores))]
-    job = make_job(rewards=[{"name": name, "function": {"inline": "x"}} | rewards.get(name, {}) for name in names])
-    results = [ScoreResult(id="s", valid=True, score=score) for score in scores if score is not None]
-    trials = [Trial(number, names[number], 1.0, result) for number, result in enumerate(results)]
-    return [(found.path, found.is_warning) for found in find_unrewarded_answer(job, trials, prompt)]
+    job = make_job(rewards=[{"name": name, "function": {"inline": "x"}} for name in names])
+    trials = [
+        Trial(number, names[number], 1.0, RESULT, scores=given, remedy=remedy, **trial)
+        for number, given in enumerate(scores)
+        if given is not None
+    ]
+    assert all(found.is_warning for found in find_unrewarded_answer(job, trials, prompt))
+    return [(found.path, found.message) for found in find_unrewarded_answer(job, trials, prompt)]
 
 
-def test_answer_of_the_data_that_gets_nothing_is_a_warning():
-    assert find_warnings(0.0) == [("spec.rewards[0]", True)]
-    assert find_warnings(0.0, -0.5) == [("spec.rewards", True)]
+RESULT = ScoreResult(id="s", valid=True, score=0.0)
+LONGER = ScoreResult(id="s", valid=True, score=0.5)
 
 
-def test_answer_that_some_reward_pays_is_none():
-    assert find_warnings(1.0) == []
-    assert find_warnings(0.0, 0.5) == [], "of a penalty, 0 is the most"
-    assert find_warnings(0.0, 0.5, r1={"weight": 0.0}) == [("spec.rewards", True)]
+def test_reward_that_scores_right_and_wrong_answers_alike_is_a_warning():
+    [(path, message)] = find_warnings((0.0, 0.0, 0.0))
+    assert path == "spec.rewards[0].function"
+    assert message.startswith(
+        "scores the first row's answer, '2', in every usual form as no answer and a wrong one: it may"
+    )
+    assert len(find_warnings((0.0, 0.0), (-1.0, -1.0))) == 2
+    [(_, message)] = find_warnings((0.0, 0.0), remedy="signature: verl0.2")
+    assert message.endswith("right answers score otherwise with function.signature: verl0.2, so set that")
+    assert len(find_warnings((0.0, 0.0), prompt=replace(PROMPT, ground_truth={"target": {"value": 2}}))) == 1
 
 
-def test_answer_that_is_a_number_is_the_completion_as_text():
-    """A function that compares it with the text of a completion scores every right answer 0."""
-    number = replace(PROMPT, ground_truth=2)
-    completions = [sample.completion for sample in build_samples(number, SampleBuilder(make_job()))]
-    assert completions == ["2", "The answer is not hard to find.\n2"]
-    assert find_warnings(0.0, prompt=number) == [("spec.rewards[0]", True)]
-    for unknown in (True, ["2"], {"value": 2}):
-        assert find_warnings(0.0, prompt=replace(PROMPT, ground_truth=unknown)) == []
+def test_reward_that_tells_them_apart_is_none():
+    assert find_warnings((1.0, 0.0)) == []
+    assert find_warnings((0.0, 0.0), (0.5, 0.0)) == [], "one of format next to one of the answer"
+    assert find_warnings((0.0, 0.0), apart=(RESULT, RESULT), together=(RESULT, LONGER)) == [], "a rank or a length"
+
+
+def test_answer_is_written_as_models_do():
+    assert [*write_answers("7").values()] == [
+        *(
+            "7",
+            "#### 7",
+            "\\boxed{7}",
+            "Answer: 7",
+            "<answer>7</answer>",
+            "<think>It is 7.</think>\n<answer>7</answer>",
+        ),
+        *("", "I do not know."),
+    ]
+    assert write_answers(7) == write_answers("7"), "a function that compares it with a text scores every right answer 0"
+    nested = write_answers({"target": ["2,718"], "numbers": [1]})
+    assert (nested["12"], nested["JSON"]) == ("2,718", '{"target": ["2,718"], "numbers": [1]}')
+    for unknown in (True, None, [], {}, ""):
+        assert write_answers(unknown) == {}
+
+
+def test_form_that_scored_is_named():
+    scored = Trial(0, "r", 1.0, LONGER, "#### 12", (0.0, 0.5))
+    assert scored.describe() == "reward r: score 0.5 for `#### 12`, ready after 1.0 s"
+    assert replace(scored, form="").describe() == "reward r: score 0.5, ready after 1.0 s"
+    assert "for right, wrong and empty answers alike" in Trial(0, "r", 1.0, RESULT, scores=(0.0, 0.0)).describe()
 
 
 def test_reward_that_returns_nothing_for_the_answer_is_a_warning():
@@ -68,9 +99,9 @@ def test_reward_that_returns_nothing_for_the_answer_is_a_warning():
 
 
 def test_nothing_is_said_about_what_is_not_known():
-    assert find_warnings(0.0, None) == [], "the other reward was not called"
-    assert find_warnings(0.0, prompt=replace(PROMPT, ground_truth=None)) == []
-    assert find_warnings(0.0, r0={"scope": "group"}) == [], "equal answers may get 0 in their group"
+    assert find_warnings((0.0, 0.0), None) == [], "the other reward was not called"
+    assert find_warnings((0.0, 0.0), prompt=replace(PROMPT, ground_truth=None)) == []
+    assert find_warnings(()) == [], "of a group, or with network: other forms were not tried"
 
 
 def test_accuracy_of_a_set_must_be_a_component_of_its_own_rewards():

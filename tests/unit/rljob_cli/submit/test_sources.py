@@ -151,12 +151,11 @@ def test_source_that_cannot_be_copied_is_reported(tmp_path, path, kind, message)
 
 def test_function_comes_with_the_modules_of_its_folder_that_it_imports(tmp_path):
     texts = {
-        "reward.py": "import re, numbers_of\nfrom parsing.answers import last\nfrom . import relative\n",
+        "reward.py": "import re, numbers_of\nfrom parsing.answers import last\n",
         "numbers_of.py": "import words\ndef f():\n    import late\n",
         "words.py": "import numbers_of\n",
         "late.py": "",
         "unused.py": "",
-        "relative.py": "",
         "parsing/__init__.py": "",
         "parsing/answers.py": "",
         "parsing/table.json": "{}",
@@ -166,7 +165,29 @@ def test_function_comes_with_the_modules_of_its_folder_that_it_imports(tmp_path)
         (tmp_path / name).write_text(text)
     names = [file.name for file in read_tree(source("reward.py", "function"), tmp_path).files]
     assert names[0] == "reward.py"
-    assert {*names} == {*texts} - {"unused.py", "relative.py", "parsing/table.json"}
+    assert {*names} == {*texts} - {"unused.py", "parsing/table.json"}
+
+
+@pytest.mark.parametrize("has_init", [True, False])
+def test_function_of_a_package_comes_with_what_it_imports_of_it(tmp_path, has_init):
+    more = "\nfrom ..shared import x\nimport kit.more"
+    texts = {
+        "kit/rewards/math.py": "from .texts import strip\nfrom . import tables\nimport kit_of_others",
+        "kit/rewards/texts.py": "from . import late" + more * has_init,
+        "kit/rewards/late.py": "",
+        "kit/rewards/tables/__init__.py": "",
+    }
+    packaged = ("kit/__init__.py", "kit/rewards/__init__.py", "kit/shared.py", "kit/more.py")
+    texts |= dict.fromkeys(packaged * has_init, "")
+    for name, text in {**texts, "kit_of_others.py": "", "kit/rewards/unused.py": ""}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(text)
+    tree = read_tree(source("kit/rewards/math.py", "function"), tmp_path)
+    top = "" if has_init else "kit/"
+    names = {file.name for file in tree.files}
+    assert tree.name == tree.files[0].name == "kit/rewards/math.py".removeprefix(top)
+    assert names >= {name.removeprefix(top) for name in texts}
+    assert ("kit_of_others.py" in names, "kit/rewards/unused.py" in names) == (has_init, has_init)
 
 
 def test_function_that_is_not_python_comes_alone(tmp_path):

@@ -18,9 +18,9 @@ from rljob_trainer.algorithms.rows import (
     has_signal,
     inspection_rows,
     record_advantages,
+    score_group,
     should_replace,
     usable_scores,
-    weighted_score,
 )
 from rljob_trainer.episodes.types import (
     Completion,
@@ -74,9 +74,12 @@ def group_of(rewards, *scores, index=0):
 
 
 def scored(group, rewards):
-    for each in group.episodes:
-        each.score = weighted_score(each, rewards)
+    score_group(group, rewards)
     return group
+
+
+def weighted_score(each, rewards):
+    return scored(Group(0, Prompt(0, "p", [1]), [each]), rewards).episodes[0].score
 
 
 def answers(*lengths, scores=None, truncated=(), index=0):
@@ -127,6 +130,42 @@ def test_score_is_none_when_the_sum_overflows():
     assert found == [None, 6.0], "an infinite score would leave its whole group without a signal"
 
 
+def abstaining(rewards, *scores, parts=(), own=None):
+    """Return the scores of a group. A score of "none" is an abstention. `parts`: those that abstain, by sample."""
+    group = Group(0, Prompt(0, "p", [1]), [])
+    for number, given in enumerate(scores):
+        each = trajectory(number, **{name: None if score == "none" else score for name, score in given.items()})
+        each.own_reward = own
+        for name, score in given.items():
+            changes = {"reason": InvalidReason.ABSTAINED} if score == "none" else {}
+            changes |= {"abstained": parts[number]} if parts else {}
+            each.results[name] = each.results[name].model_copy(update=changes)
+        group.episodes.append(each)
+    score_group(group, rewards)
+    return [each.score for each in group.episodes]
+
+
+def test_reward_that_abstains_from_the_whole_group_is_left_out():
+    """As TRL's rewards of several tasks, each of which returns None for the rows of the others."""
+    rewards = [reward("math", weight=2.0), reward("code")]
+    assert abstaining(rewards, {"math": 1.0, "code": "none"}, {"math": 0.0, "code": "none"}) == [2.0, 0.0]
+    assert abstaining(rewards, {"math": "none", "code": 1.0}) == [1.0]
+    some = {"math": 0.5, "code": "none"}, {"math": 0.5, "code": 1.0}
+    assert abstaining(rewards, *some) == [None, 2.0], "one that abstains from some masks these"
+    assert abstaining(rewards, {"math": "none", "code": "none"}) == [None], "no reward scored it"
+    assert abstaining(rewards, {"math": "none", "code": "none"}, own=0.25) == [0.25], "its environment did"
+    late = abstaining(rewards, {"math": None, "code": "none"}, {"math": 1.0, "code": "none"})
+    assert late == [None, 2.0], "the other reward timed out"
+    failed = abstaining(rewards, {"math": 1.0, "code": None}, {"math": 1.0, "code": "none"})
+    assert failed == [None, 2.0], "a failure is no abstention"
+
+
+def test_function_of_a_list_that_abstains_from_the_whole_group_is_left_out():
+    rewards, scores = [reward("r")], [{"r": 1.0}, {"r": 0.5}]
+    assert abstaining(rewards, *scores, parts=[["code"], ["code"]]) == [1.0, 0.5]
+    assert abstaining(rewards, *scores, parts=[["code"], []]) == [None, 0.5]
+
+
 def of_program(*own_rewards, rewards=(), turn_rewards=None, **scores):
     """Return a group of a program that gave these rewards. `turn_rewards`: by number of the episode."""
     episodes = [
@@ -135,9 +174,9 @@ def of_program(*own_rewards, rewards=(), turn_rewards=None, **scores):
     ]
     for number, given in (turn_rewards or {}).items():
         episodes[number].turns[0].reward = given
-    for each in episodes:
-        each.score = weighted_score(each, rewards, PROGRAM["rewardWeight"])
-    return Group(0, Prompt(0, "p", [1]), episodes)
+    group = Group(0, Prompt(0, "p", [1]), episodes)
+    score_group(group, rewards, PROGRAM["rewardWeight"])
+    return group
 
 
 def test_own_reward_of_a_program_is_added_with_its_weight():

@@ -5,6 +5,7 @@ import pytest
 
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.episodes.types import ContextBreak, Episode, EpisodeEnd, Segment, ToolCall, Turn, Whole
+from rljob_trainer.rewards.messages import RewardCall
 from rljob_trainer.rewards.requests import RequestBuilder
 from tests.support.episodes import episode
 
@@ -44,6 +45,14 @@ def talk(**fields):
     return Episode(7, 0, 1, [segment], turns, **{**given, **fields})
 
 
+def test_request_has_the_steps_of_the_job_for_servers_that_read_them():
+    builder = RequestBuilder(Decoder(), total_steps=9)
+    request = builder.build("g/train/1/0/1", "train", PROMPT, episode([1, 2], [0, 1], index=(7, 0, 1)), 4)
+    sent = RewardCall(request).payload(["steps"])
+    assert (sent["finished_steps"], sent["total_steps"]) == (4, 9)
+    assert not {"finished_steps", "total_steps"}.intersection(RewardCall(request).payload(["whole"]))
+
+
 def test_request_of_one_answer_has_the_row_and_the_token_ids():
     request = build(episode([1, 2, 8, 9], [0, 0, 1, 1], text="4", index=(7, 0, 1)))
     assert request.model_dump(exclude_defaults=True) == {
@@ -55,6 +64,8 @@ def test_request_of_one_answer_has_the_row_and_the_token_ids():
         "extra_info": {"level": 3, "truncated": False, "num_tokens": 2},
         "prompt_ids": [1, 2],
         "completion_ids": [8, 9],
+        "finished_steps": 0,
+        "total_steps": 0,
     }
 
 

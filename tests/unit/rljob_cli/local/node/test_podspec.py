@@ -79,6 +79,13 @@ def test_mount_paths_are_replaced_as_complete_prefixes_longest_first():
     assert replace_mounts("/etc/rljobs /my/etc/rljob", MOUNTS) == "/etc/rljobs /my/etc/rljob"
 
 
+def test_paths_below_tmp_are_what_the_user_wrote():
+    mounts = (Mount("/tmp", Path("/run/tmp")), Mount("/tmp/cache", Path("/run/cache")))
+    assert replace_mounts("/tmp/data/x.json:/tmp", mounts) == "/tmp/data/x.json:/tmp"
+    assert replace_mounts("/tmp/cache/x", mounts) == "/run/cache/x", "a mount of the job's template"
+    assert replace_mounts("/tmp/x", mounts[:1]) == "/tmp/x"
+
+
 def test_python_is_this_interpreter_and_container_env_overrides_base_env():
     built = process(command=["python", "-m", "x"], env=[{"name": "LEVEL", "value": "own"}])
     assert built.argv[0] == sys.executable

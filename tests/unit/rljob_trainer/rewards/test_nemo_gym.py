@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rljob_api.wire.base import InvalidReason
-from rljob_api.wire.scores import ScoreRequest
+from rljob_api.wire.scores import ScoreRequest, WholeCompletion
 from rljob_trainer.rewards.messages import RewardCall
 
 PROMPT = [{"role": "user", "content": "2+2?"}]
@@ -34,6 +34,53 @@ def test_the_body_has_the_row_and_the_answer_as_a_response():
     assert message["content"] == [{"type": "output_text", "text": "It is A.", "annotations": []}]
     alone = ScoreRequest(id="s", prompt="2+2?", completion="4")
     assert RewardCall(alone, "nemoGym").payload()["responses_create_params"] == {"input": "2+2?"}
+
+
+def items(completion, messages=None):
+    whole = messages and WholeCompletion(text=completion, messages=messages)
+    sample = SAMPLE.model_copy(update={"completion": completion, "whole": whole})
+    found = RewardCall(sample, "nemoGym").payload()["response"]["output"]
+    texts = {
+        "message": lambda item: item["content"] if item["role"] == "user" else item["content"][0]["text"],
+        "reasoning": lambda item: item["summary"][0]["text"],
+        "function_call": lambda item: (item["call_id"], item["name"], item["arguments"]),
+        "function_call_output": lambda item: (item["call_id"], item["output"]),
+    }
+    return [(item["type"], texts[item["type"]](item)) for item in found]
+
+
+@pytest.mark.parametrize("opening", ["<think>\n", ""])
+def test_reasoning_is_no_part_of_the_answer(opening):
+    """NeMo Gym's servers take the first \\boxed{} of the text. A prompt may end with <think>."""
+    assert items(f"{opening}Is it \\boxed{{B}}?\n</think>\n\nIt is \\boxed{{A}}.") == [
+        ("reasoning", "Is it \\boxed{B}?"),
+        ("message", "It is \\boxed{A}."),
+    ]
+    assert items("<think>cut off") == [("reasoning", "cut off"), ("message", "")]
+
+
+def test_an_agents_calls_results_and_turns_are_items():
+    call = {"id": "c0", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
+    messages = [
+        {"role": "assistant", "content": None, "reasoning_content": "Add.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c0", "content": "4"},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "Sure?"},
+        {"role": "assistant", "content": "Yes."},
+    ]
+    assert items("Yes.", messages) == [
+        ("reasoning", "Add."),
+        ("function_call", ("c0", "add", '{"a": 2}')),
+        ("function_call_output", ("c0", "4")),
+        ("message", "4"),
+        ("message", "Sure?"),
+        ("message", "Yes."),
+    ]
+
+
+def test_components_of_the_reward_are_components():
+    answer = {"reward": 0.5, "reward_components": {"correctness": 1.0, "why": "x"}, "judged": 1}
+    assert CALL.read(json.dumps(answer), 0.0)[0].components == {"judged": 1.0, "correctness": 1.0}
 
 
 def test_numbers_that_the_server_adds_are_components():

@@ -78,7 +78,10 @@ _TO_FILE = re.compile(r"""(?<=\s)[12&]?>>?\s*(?:/|"?\$|[a-z])[^\s;|)]*""")
 @guard
 def write_translation(directory: Path, file: str, output: str) -> int:
     """Write the job, and print the settings that have no counterpart."""
-    settings = _read_settings(Path(file))
+    try:
+        settings = _read_settings(Path(file))
+    except (ValueError, SyntaxError, yaml.YAMLError) as error:
+        raise UserError(f"{file}: {error}; correct the file") from None
     known = {peer: sum(f"`{name}`" in str(_read_table(peer)) for name in settings) for peer in _ALWAYS}
     if not any(known.values()):
         raise UserError(
@@ -110,8 +113,12 @@ def _read_settings(path: Path) -> Settings:
     text = path.read_text()
     if path.suffix == ".py":
         return _read_python(text)
-    if path.suffix in (".toml", ".yaml", ".yml"):
-        return _flatten(tomllib.loads(text) if path.suffix == ".toml" else _parse(text), "")
+    if path.suffix == ".toml":
+        return _flatten(tomllib.loads(text), "")
+    if path.suffix in (".yaml", ".yml"):
+        # As its trainer reads it: a key n is text; in a job it is false.
+        settings = _flatten(yaml.safe_load(text), "")
+        return {name: _parse(value) if isinstance(value, str) else value for name, value in settings.items()}
     script = _EXPAND + _TO_FILE.sub(" ", text)
     done = subprocess.run(["bash", "-c", script], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     found = re.findall(r"(?:^|\0)[+~]*(\w+\.[\w.]+)=([^\0]*)", done.stdout)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -188,6 +189,17 @@ def test_file_without_known_settings_is_refused(tmp_path, monkeypatch):
     assert done.exit_code == 2
     assert "compose.yaml has no setting of verl, TRL, prime-rl" in done.stderr
     assert not (tmp_path / "job").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.toml", "max_steps ="), ("a.yaml", "a: ]"), ("a.py", "def"), ("a.sh", "")]
+)
+def test_file_that_cannot_be_read_is_named(tmp_path, monkeypatch, name, text):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(other_trainers.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=""))
+    (tmp_path / name).write_text(text)
+    done = CliRunner().invoke(app, ["init", "job", "--from", name])
+    assert (done.exit_code, done.stderr.startswith(name)) == (2, True)
 
 
 def test_the_tables_are_those_of_the_page():

@@ -65,6 +65,11 @@ _ALWAYS = {
 _CALLS = ("Config", "Trainer", "load_dataset")
 """Ends of the names of TRL's calls that have settings."""
 _AGENT = "{type: environment, environment: {framework: verifiers, id: ID, packages: [verifiers==0.4.0, ID]}}"
+_OF_VERL = """
+{module: verl.utils.reward_score, entrypoint: default_compute_score, requirements: [verl==0.9.1], maxMemory: 64Gi}
+"""
+_OF_TRL = "{module: trl.rewards, requirements: [trl==1.16.0, math-verify==0.9.0], maxMemory: 64Gi}"
+"""Functions of the packages; docs/coming-from.md has the same."""
 _EXPAND = """exec 3>&1 >/dev/null
 command_not_found_handle() { printf '%s\\0' "$@" >&3; return 1; }
 set() { :; }; cd() { :; }; source() { :; }; exit() { :; }; exec() { "$@"; }
@@ -200,10 +205,14 @@ def translate(settings: Settings, peer: str, directory: Path, file: str) -> tupl
         for field, value in fields.items():
             apply_override(job, f"spec.{field}={json.dumps(value)}")
         text = yaml.safe_dump(job, sort_keys=False)
-        problems = {each.path[5:]: str(each) for each in read_manifest(read_documents(text)[0][0])[1]}
-        if not (refused := problems.keys() & fields.keys()):
+        problems = read_manifest(read_documents(text)[0][0])[1]
+        # A rule names what it is about, which may be a part of the job with the field in it.
+        refused = {
+            field: str(each) for each in problems for field in fields if f"spec.{field}.".startswith(f"{each.path}.")
+        }
+        if not refused:
             return text, left
-        left += [(names.get(field, field), fields.pop(field), problems[field]) for field in sorted(refused)]
+        left += [(names.get(field, field), fields.pop(field), why) for field, why in refused.items()]
 
 
 def _explain(name: str, value: Any, peer: str) -> str:
@@ -223,26 +232,20 @@ def _describe(settings: Settings, peer: str, directory: Path, file: str) -> Sett
         environment = first.get("env", {})
         agent = _parse(_AGENT.replace("ID", environment.get("taskset", {}).pop("id", "TASKSET")))
         return {"agent": agent, "agent.environment.args": environment}
-    blocks = re.findall(r"```yaml\n(.*?)```", _PAGE, re.S)
     if peer == "TRL":
-        [known] = (_parse(block)["rewards"] for block in blocks if "module: trl.rewards" in block)
-        by_name = {each["function"]["entrypoint"]: each for each in known}
-        names = re.findall(r"\w+(?=[],}])", str(settings.pop("reward_funcs", "${reward}")))
         weights = settings.pop("reward_weights", None)
         rewards = []
-        for index, name in enumerate(names):
+        for index, name in enumerate(re.findall(r"\w+(?=[],}])", str(settings.pop("reward_funcs", "${reward}")))):
+            own = {"file": relative_to(file, directory), "entrypoint": name}
+            function = {**_parse(_OF_TRL), "entrypoint": name} if f"entrypoint: {name}\n" in _PAGE else own
             short = name.lower().replace("_", "-")[:12].strip("-")
-            own = {"function": {"file": relative_to(file, directory), "entrypoint": name}}
-            rewards.append(
-                by_name.get(name, own)
-                | {"name": f"{short}-{index}", "weight": weights[index] if isinstance(weights, list) else 1}
-            )
+            weight = weights[index] if isinstance(weights, list) else 1
+            rewards.append({"name": f"{short}-{index}", "weight": weight, "function": function})
         return {"rewards": rewards}
-    [rewards] = (_parse(block)["rewards"] for block in blocks if "entrypoint: default_compute_score" in block)
     custom = {name.split(".")[-1]: settings.pop(name) for name in [*settings] if "custom_reward_function." in name}
+    function = _parse(_OF_VERL)
     if path := custom.pop("path", None):
-        function = {"file": relative_to(path, directory), "entrypoint": custom.pop("name", "compute_score")}
-        rewards = [{"name": "reward", "function": function | {"kwargs": custom}}]
+        function = {"file": relative_to(path, directory), "entrypoint": custom.pop("name", None), "kwargs": custom}
     columns = {"prompt": settings.pop("data.prompt_key", "prompt"), "answer": "reward_model.ground_truth"}
     train: list[Settings] = []
     held_out: list[Settings] = []
@@ -257,7 +260,7 @@ def _describe(settings: Settings, peer: str, directory: Path, file: str) -> Sett
         settings["rows"] = sum(source["weight"] for source in train)
     sets = [{"name": source.pop("name"), "data": source} for source in held_out]
     return {
-        "rewards": rewards,
+        "rewards": [{"name": "reward", "function": function}],
         "data.train": train[0] if train else {"source": "./rows.parquet", **columns},
         "data.mix": train[1:],
         "evaluation.sets": sets,

@@ -142,6 +142,12 @@ def test_epochs_over_rows_that_are_not_here_are_listed(convert):
     assert spec.data.mix[0].weight == 1.0
 
 
+def test_setting_of_a_part_that_the_types_refuse_is_left_out(convert):
+    spec, left = convert("verl.yaml", VERL.replace("{adv_estimator: grpo,", "{adv_estimator: grpo, lam: 0.9,"))
+    assert spec.algorithm.gae.decay == 1
+    assert "is for type ppo alone" in left["algorithm.lam"]
+
+
 def test_configuration_of_prime_rl_becomes_a_job(convert):
     spec, left = convert("rl.toml", PRIME)
     assert (spec.schedule.type, spec.schedule.max_staleness, spec.schedule.steps) == ("bounded", 8, 20)
@@ -204,6 +210,13 @@ def test_file_that_cannot_be_read_is_named(tmp_path, monkeypatch, name, text):
 
 def test_the_tables_are_those_of_the_page():
     assert (ROOT / "docs" / "coming-from.md").read_text() == other_trainers._PAGE
+
+
+def test_functions_of_the_packages_are_those_of_the_page():
+    blocks = map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", other_trainers._PAGE, re.S))
+    shown = [reward["function"] for block in blocks for reward in block.get("rewards", []) if "function" in reward]
+    assert yaml.safe_load(other_trainers._OF_VERL) in shown
+    assert yaml.safe_load(other_trainers._OF_TRL) | {"entrypoint": "accuracy_reward"} in shown
 
 
 CELLS = [

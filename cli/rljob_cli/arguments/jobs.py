@@ -188,6 +188,8 @@ def init(
     if directory is None:
         raise typer.BadParameter("pass the folder to write: rljob init DIR")
     if source is not None:
+        if any(each is not None for each in (task, agent, model, num_gpus, data, prompt, answer)):
+            raise typer.BadParameter("--from takes all from its file; leave out the other options, and edit the job")
         from rljob_cli.check.other_trainers import write_translation
 
         raise typer.Exit(write_translation(directory, source, output))

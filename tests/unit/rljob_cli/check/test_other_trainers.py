@@ -188,6 +188,12 @@ def test_people_read_what_has_no_counterpart(tmp_path, monkeypatch):
     assert (again.exit_code, again.stderr) == (2, "job/rljob.yaml exists; choose another folder\n")
 
 
+def test_other_options_are_refused(tmp_path):
+    done = CliRunner().invoke(app, ["init", str(tmp_path / "job"), "--from", "rl.toml", "--model", "hf://org/name"])
+    assert done.exit_code == 2
+    assert "leave out the other options" in done.output
+
+
 def test_file_without_known_settings_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "compose.yaml").write_text("services: {a: {image: b}}")

@@ -170,6 +170,12 @@ def init(
     data: Annotated[str | None, typer.Option(help="Your rows: a file, folder or glob, or hf://org/name.")] = None,
     prompt: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the prompt in --data.")] = None,
     answer: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the answer in --data.")] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="FILE", help="Write the job from a verl script or yaml, a prime-rl toml or a TRL script."
+        ),
+    ] = None,
     list_tasks: Annotated[bool, typer.Option("--list-tasks", help="Print the tasks, and write nothing.")] = False,
     output: OutputOption = "text",
 ) -> None:
@@ -181,6 +187,12 @@ def init(
         raise typer.Exit(scaffold.list_tasks(output))
     if directory is None:
         raise typer.BadParameter("pass the folder to write: rljob init DIR")
+    if source is not None:
+        if any(each is not None for each in (task, agent, model, num_gpus, data, prompt, answer)):
+            raise typer.BadParameter("--from takes all from its file; leave out the other options, and edit the job")
+        from rljob_cli.check.other_trainers import write_translation
+
+        raise typer.Exit(write_translation(directory, source, output))
     if data is None and (prompt or answer):
         raise typer.BadParameter("--prompt and --answer name columns of --data")
     rows = OwnData(data, prompt, answer) if data else None

@@ -1,0 +1,278 @@
+"""`rljob init --from FILE`: a configuration of verl, TRL or prime-rl as a job, by the tables of docs/coming-from.md.
+
+The package has that page. A cell of its tables of settings is computed if it is one setting, or several with `/`, `x`,
+`+` or `with` (if the other one is on) between them, each with the trainer's default in parentheses; then come the
+values that stand for ours, in the same order. Other cells are for people, and for the list of what is near.
+
+Invariant: nothing of FILE runs. Python is read by its syntax tree. A shell script is expanded by bash in its restricted
+mode, which starts no program and writes no file. What the types of a job refuse is left out and listed.
+"""
+
+import ast
+import json
+import operator
+import os
+import re
+import subprocess
+import tomllib
+from fnmatch import fnmatch
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rljob_api.errors import UserError
+from rljob_api.manifest.job_sections import TrainSource
+from rljob_api.read.documents import read_documents
+from rljob_api.read.load import read_manifest
+from rljob_cli.check.jobfile import apply_override
+from rljob_cli.check.own_data import relative_to
+from rljob_cli.check.scaffold import name_job
+from rljob_cli.exits import guard
+from rljob_cli.output import print_json
+from rljob_inputs.data.rows import read_rows
+
+Settings = dict[str, Any]
+"""By name, with dots for tables in tables."""
+
+_PAGE = (resources.files("rljob_cli.check") / "coming-from.md").read_text()
+_TABLES = {"verl": ("## Settings\n", 2), "TRL": ("## Settings\n", 3), "prime-rl": ("## Settings of slime", 3)}
+"""By trainer: the heading and the column."""
+_TERM = r"(?:`[^`]+`|rows)(?: \([^)]*\))?"
+_CELL = re.compile(rf"({_TERM}(?: (?:[/x+]|with) {_TERM})*)(?:: ([\w., -]+))?")
+_SETTING = re.compile(r"`?([\w.]+)`?(?: \((?:([\w.-]+)|[^)]*)\))?(?: ([/x+]|with) |$)")
+"""With its default, and the sign before the next one."""
+_OPERATORS = {
+    "/": operator.floordiv,
+    "x": operator.mul,
+    "+": operator.add,
+    "with": lambda value, on: value if on else None,
+}
+_COMPUTED = "${"
+"""Begins what only a run of the file would tell, as OmegaConf's references do."""
+_JOB = """apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+metadata: {name: NAME}
+spec: {model: {source: ./model}, data: {train: {source: ./rows.jsonl}}}
+"""
+_ALWAYS = {
+    "verl": "{rollout.placement: trainer, data.train.answer: reward_model.ground_truth}",
+    "TRL": "{rollout.placement: trainer, rollout.gpusPerReplica: 1, trainer.gpusPerReplica: 1}",
+    "prime-rl": "{schedule.type: bounded, data.train.source: 'env://train'}",
+}
+"""By trainer: what it does without a setting."""
+_CALLS = ("Config", "Trainer", "load_dataset")
+"""Ends of the names of TRL's calls that have settings."""
+_AGENT = "{type: environment, environment: {framework: verifiers, id: ID, packages: [verifiers==0.4.0, ID]}}"
+_OF_VERL = """
+{module: verl.utils.reward_score, entrypoint: default_compute_score, requirements: [verl==0.9.1], maxMemory: 64Gi}
+"""
+_OF_TRL = "{module: trl.rewards, requirements: [trl==1.16.0, math-verify==0.9.0], maxMemory: 64Gi}"
+"""Functions of the packages; docs/coming-from.md has the same."""
+_EXPAND = """exec 3>&1 >/dev/null
+command_not_found_handle() { printf '%s\\0' "$@" >&3; return 1; }
+set() { :; }; cd() { :; }; source() { :; }; exit() { :; }; exec() { "$@"; }
+enable -n kill; ulimit -t 10; PATH=/nonexistent; builtin set -r
+"""
+"""Programs are not found, and their arguments printed. No error ends the script, but 10 s of CPU time do."""
+_TO_FILE = re.compile(r"""(?<=\s)[12&]?>>?\s*(?:/|"?\$|[a-z])[^\s;|)]*""")
+"""In the restricted mode, a command with it is refused."""
+
+
+@guard
+def write_translation(directory: Path, file: str, output: str) -> int:
+    """Write the job, and print the settings that have no counterpart."""
+    try:
+        settings = _read_settings(Path(file))
+    except (ValueError, SyntaxError, yaml.YAMLError) as error:
+        raise UserError(f"{file}: {error}; correct the file") from None
+    known = {peer: sum(f"`{name}`" in str(_read_table(peer)) for name in settings) for peer in _ALWAYS}
+    if not any(known.values()):
+        raise UserError(
+            f"{file} has no setting of {', '.join(known)}; pass the file that has them, as .sh, .yaml, .toml or .py"
+        )
+    peer = max(known, key=lambda peer: known[peer])
+    if (path := directory / "rljob.yaml").exists():
+        raise UserError(f"{path} exists; choose another folder")
+    job, left = translate(settings, peer, directory, file)
+    directory.mkdir(parents=True, exist_ok=True)
+    path.write_text(job)
+    if output == "json":
+        print_json(
+            {
+                "directory": str(directory),
+                "trainer": peer,
+                "left": [dict(zip(("setting", "value", "why"), each, strict=True)) for each in left],
+                "next": f"rljob validate {path}",
+            }
+        )
+    else:
+        print(f"wrote {path} from {len(settings)} settings of {peer}; without a counterpart:")
+        print(*(f"  {name} = {value}: {why}" for name, value, why in left), sep="\n")
+        print(f"next: rljob validate {path}")
+    return 0
+
+
+def _read_settings(path: Path) -> Settings:
+    text = path.read_text()
+    if path.suffix == ".py":
+        return _read_python(text)
+    if path.suffix == ".toml":
+        return _flatten(tomllib.loads(text), "")
+    if path.suffix in (".yaml", ".yml"):
+        # As its trainer reads it: a key n is text; in a job it is false.
+        settings = _flatten(yaml.safe_load(text), "")
+        return {name: _parse(value) if isinstance(value, str) else value for name, value in settings.items()}
+    script = _EXPAND + _TO_FILE.sub(" ", text)
+    done = subprocess.run(["bash", "-c", script], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    found = re.findall(r"(?:^|\0)[+~]*(\w+\.[\w.]+)=([^\0]*)", done.stdout)
+    return {name: _parse(value or _COMPUTED) for name, value in found}
+
+
+def _parse(text: str) -> Any:
+    """Return the value of YAML as in a job: 1e-6 is a number."""
+    documents, problems = read_documents(text)
+    return text if problems else documents[0].data if documents else None
+
+
+def _flatten(node: Any, path: str) -> Settings:
+    if not isinstance(node, dict):
+        return {path[1:]: node}
+    return {name: value for key, each in node.items() for name, value in _flatten(each, f"{path}.{key}").items()}
+
+
+def _read_python(text: str) -> Settings:
+    """Return the arguments of the trainer, its configurations and load_dataset; those that are no literals as text."""
+    known: dict[str, ast.expr] = {}
+    found: dict[str, ast.expr] = {}
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Assign([ast.Name(name)], value):
+                known[name] = value
+            case ast.Call(function, values, options) if ast.unparse(function).endswith(_CALLS):
+                found |= {each.arg: each.value for each in options if each.arg}
+                found |= dict(zip(("load_dataset", "subset"), values, strict=False))
+                found |= {"AsyncGRPOTrainer": ast.Constant(True)} if "Async" in ast.unparse(function) else {}
+    settings: Settings = {}
+    for name, value in found.items():
+        value = known.get(getattr(value, "id", ""), value)
+        try:
+            settings[name] = ast.literal_eval(value)
+        except ValueError:
+            settings[name] = f"{_COMPUTED}{ast.unparse(value)}}}"
+    return settings
+
+
+def _read_table(peer: str) -> list[tuple[str, str]]:
+    """Return the cells of the table of settings: ours, and the trainer's."""
+    heading, column = _TABLES[peer]
+    rows = re.findall(r"^\| `.*", _PAGE.partition(heading)[2].partition("\n## ")[0], re.M)
+    return [(cells[1].strip(), cells[column].strip()) for cells in (row.split("|") for row in rows)]
+
+
+def translate(settings: Settings, peer: str, directory: Path, file: str) -> tuple[str, list[tuple[str, Any, str]]]:
+    """Return a job; and by setting or field what is not in it, and why."""
+    fields: Settings = _parse(_ALWAYS[peer]) | _describe(settings, peer, directory, file)
+    names: dict[str, str] = {}
+    for name in [*settings]:
+        parent, _, key = name.rpartition(".")
+        if parent.endswith("chat_template_kwargs"):
+            settings.setdefault(parent, {})[key] = settings.pop(name)
+    for ours, theirs in _read_table(peer):
+        cell, field = _CELL.fullmatch(theirs), re.split("[`:]", ours)[1]
+        if not cell or field in names:
+            continue
+        terms = _SETTING.findall(cell[1])
+        value, *others = (settings.get(name, _parse(default or "null")) for name, default, _ in terms)
+        if _COMPUTED in str([value, *others]) or None in (value, *others):
+            continue
+        for (*_, sign), other in zip(terms, others, strict=False):
+            value = _OPERATORS[sign](value, other)
+        if cell[2]:
+            values = zip(cell[2].split(", "), ours.rpartition(": ")[2].split(", "), strict=False)
+            value = _parse(dict(values).get(str(value).lower(), "null"))
+        if value is not None:
+            fields[field] = value
+            names[field] = " ".join(name for name, *_ in terms)
+    fields |= {
+        each: _place(fields[each], directory) for each in ("model.source", "data.train.source") if each in fields
+    }
+    used = " ".join(["rows", *names.values()]).split()
+    left = [(name, value, _explain(name, value, peer)) for name, value in settings.items() if name not in used]
+    while True:
+        job = _parse(_JOB.replace("NAME", name_job(directory)))
+        for field, value in fields.items():
+            apply_override(job, f"spec.{field}={json.dumps(value)}")
+        text = yaml.safe_dump(job, sort_keys=False)
+        problems = read_manifest(read_documents(text)[0][0])[1]
+        # A rule names what it is about, which may be a part of the job with the field in it.
+        refused = {
+            field: str(each) for each in problems for field in fields if f"spec.{field}.".startswith(f"{each.path}.")
+        }
+        if not refused:
+            return text, left
+        left += [(names.get(field, field), fields.pop(field), why) for field, why in refused.items()]
+
+
+def _explain(name: str, value: Any, peer: str) -> str:
+    """Return why a setting has no counterpart, or what is near."""
+    near = [ours for ours, theirs in _read_table(peer) if f"`{name}`" in theirs]
+    table = re.findall(r"^\| (.*`) \| (.*) \|$", _PAGE.partition("## Settings without a counterpart")[2], re.M)
+    found = (why for patterns, why in table if any(fnmatch(name, each) for each in re.findall("`([^`]+)`", patterns)))
+    where = f"near: {near[0]}" if near else "nothing is near"
+    return next(found, "FILE computes it" if _COMPUTED in str(value) else where)
+
+
+def _describe(settings: Settings, peer: str, directory: Path, file: str) -> Settings:
+    """Return the fields of data, rewards and agent, and take what they are made of from the settings."""
+    if peer == "prime-rl":
+        first, *others = settings.pop("orchestrator.train.source", [{}])
+        settings |= {"orchestrator.train.source": others} if others else {}
+        environment = first.get("env", {})
+        agent = _parse(_AGENT.replace("ID", environment.get("taskset", {}).pop("id", "TASKSET")))
+        return {"agent": agent, "agent.environment.args": environment}
+    if peer == "TRL":
+        weights = settings.pop("reward_weights", None)
+        rewards = []
+        for index, name in enumerate(re.findall(r"\w+(?=[],}])", str(settings.pop("reward_funcs", "${reward}")))):
+            own = {"file": relative_to(file, directory), "entrypoint": name}
+            function = {**_parse(_OF_TRL), "entrypoint": name} if f"entrypoint: {name}\n" in _PAGE else own
+            short = name.lower().replace("_", "-")[:12].strip("-")
+            weight = weights[index] if isinstance(weights, list) else 1
+            rewards.append({"name": f"{short}-{index}", "weight": weight, "function": function})
+        return {"rewards": rewards}
+    custom = {name.split(".")[-1]: settings.pop(name) for name in [*settings] if "custom_reward_function." in name}
+    function = _parse(_OF_VERL)
+    if path := custom.pop("path", None):
+        function = {"file": relative_to(path, directory), "entrypoint": custom.pop("name", None), "kwargs": custom}
+    columns = {"prompt": settings.pop("data.prompt_key", "prompt"), "answer": "reward_model.ground_truth"}
+    train: list[Settings] = []
+    held_out: list[Settings] = []
+    for key, sources in (("data.train_files", train), ("data.val_files", held_out)):
+        files = () if _COMPUTED in str(settings.get(key)) else settings.pop(key, ())
+        for path in [files] if isinstance(files, str) else files or ():
+            name = re.sub("[^a-z0-9]+", "-", path.lower())[-32:].strip("-")
+            sources.append({"name": name, "source": _place(path, directory), **columns})
+            if sources is train and os.path.exists(path):
+                sources[-1]["weight"] = sum(1 for _ in read_rows(TrainSource(source=path), path, split="train"))
+    if train and all("weight" in source for source in train):
+        settings["rows"] = sum(source["weight"] for source in train)
+    sets = [{"name": source.pop("name"), "data": source} for source in held_out]
+    return {
+        "rewards": [{"name": "reward", "function": function}],
+        "data.train": train[0] if train else {"source": "./rows.parquet", **columns},
+        "data.mix": train[1:],
+        "evaluation.sets": sets,
+    }
+
+
+def _place(source: str, directory: Path) -> str:
+    """Return a model or data as a job names it. What is no path here, and could be a name on the Hub, is one."""
+    path = os.path.expanduser(source)
+    is_name = (
+        re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source)
+        and not os.path.exists(path)
+        and not source.endswith((".parquet", ".jsonl"))
+    )
+    return f"hf://{source}" if is_name else source if "://" in source else relative_to(path, directory)

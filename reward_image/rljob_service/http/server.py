@@ -192,7 +192,12 @@ class Connection(asyncio.Protocol):
             return
         self._has_answered = False
         try:
-            self._feed(data)
+            while self._parser is not None and data:
+                try:
+                    self._parser.feed_data(data)
+                    break
+                except httptools.HttpParserUpgrade as upgrade:
+                    data = self._ignore_offer(data[upgrade.args[0] :])
         except httptools.HttpParserCallbackError as error:
             logger.error("a request could not be handled", exc_info=error.__context__)
             self.abort()
@@ -203,19 +208,17 @@ class Connection(asyncio.Protocol):
             if self._num_head_bytes > MAX_HEAD_BYTES:
                 self._reject_stream(431, f"request line and headers must have at most {MAX_HEAD_BYTES} bytes")
 
-    def _feed(self, data: bytes) -> None:
-        try:
-            cast(httptools.HttpRequestParser, self._parser).feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            request, self._request = self._request, None
-            if request is None or request.method == b"CONNECT":  # what follows is not HTTP
-                self._stop_parsing()
-                return
-            # The offer of another protocol is ignored, as RFC 9110 permits. The parser has taken the body for that.
-            self._parser = httptools.HttpRequestParser(self)
-            head = b"%b %b HTTP/1.1\r\nauthorization: %b\r\ntraceparent: %b\r\n%b\r\n"
-            values = (request.method, request.path, request.authorization, request.traceparent, request.framing)
-            self._feed(head % values + data[upgrade.args[0] :])
+    def _ignore_offer(self, body: bytes) -> bytes:
+        """Begin a request anew that offers another protocol, which may be ignored by RFC 9110, section 7.8. Return what is
+        to be parsed: the parser took the body for that protocol."""
+        request, self._request = self._request, None
+        if request is None or request.method == b"CONNECT":  # what follows is not HTTP
+            self._stop_parsing()
+            return b""
+        self._parser = httptools.HttpRequestParser(self)
+        head = b"%b %b HTTP/1.1\r\nauthorization: %b\r\ntraceparent: %b\r\n%b\r\n"
+        values = (request.method, request.path, request.authorization, request.traceparent, request.framing)
+        return head % values + body
 
     def pause_writing(self) -> None:
         self._transport.pause_reading()  # a client that does not read its responses gets no more of them

@@ -209,8 +209,8 @@ class Connection(asyncio.Protocol):
                 self._reject_stream(431, f"request line and headers must have at most {MAX_HEAD_BYTES} bytes")
 
     def _ignore_offer(self, body: bytes) -> bytes:
-        """Begin a request anew that offers another protocol, which may be ignored by RFC 9110, section 7.8. Return what is
-        to be parsed: the parser took the body for that protocol."""
+        """Begin a request anew that offers another protocol, which RFC 9110 permits to ignore. Return what is to be
+        parsed: the parser took the body for that protocol."""
         request, self._request = self._request, None
         if request is None or request.method == b"CONNECT":  # what follows is not HTTP
             self._stop_parsing()

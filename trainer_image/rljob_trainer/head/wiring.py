@@ -28,15 +28,14 @@ from rljob_inputs.models.own_settings import load_model_settings
 from rljob_inputs.objects.access import ObjectAccess
 from rljob_inputs.objects.folder import ObjectFolder
 from rljob_trainer.calls.services import AgentServices
-from rljob_trainer.concurrency import run_with_watcher
-from rljob_trainer.driver.assembly import Datasets, DriverParts
+from rljob_trainer.concurrency import run_with_watcher, wait_forever
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.fixed_model import as_evaluation, read_figures, start_fixed
 from rljob_trainer.driver.model_check import ModelCheck
 from rljob_trainer.driver.recent_samples import RecentSampleLog
 from rljob_trainer.driver.reports import Reports
 from rljob_trainer.driver.role_clock import ROLE_OF_SERVICE, RoleClock
-from rljob_trainer.driver.run import Driver
+from rljob_trainer.driver.run import Datasets, Driver, DriverParts
 from rljob_trainer.driver.schedules import build_schedule
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.gateway.forwarding import watch_models
@@ -84,11 +83,6 @@ async def _start_ray(stack: AsyncExitStack, address: str, store_bytes: int) -> C
     await run_with_watcher(asyncio.to_thread(connect), ray_head.watch())
     stack.push_async_callback(asyncio.to_thread, disconnect)
     return ray_head.watch
-
-
-async def _watch_nothing() -> NoReturn:
-    while True:
-        await asyncio.Event().wait()
 
 
 async def _open_copy(
@@ -204,11 +198,6 @@ async def _start_clients(
     return _Clients(rollouts, rewards, services, models, roles)
 
 
-def _build_engines(spec: RLJobSpec, session: aiohttp.ClientSession, board: StatusBoard) -> TrainerEngines:
-    startup = max(engine.startup_seconds for engine in find_engines(spec))
-    return TrainerEngines(spec.trainer.replicas, startup, session, report=board.waits_for)
-
-
 async def run_head(
     environment: Environment,
     *,
@@ -266,7 +255,7 @@ async def run_head(
             store_bytes = head_store_bytes(job, settings.context_length)
             inputs, watch_ray = await asyncio.gather(read, _start_ray(stack, environment.address, store_bytes))
         else:
-            inputs, watch_ray = await read, _watch_nothing
+            inputs, watch_ray = await read, wait_forever
             job = as_evaluation(job)
         on_ray()
         board.waits_for("")
@@ -290,8 +279,11 @@ async def run_head(
             clients.models,
         )
         reports = Reports(board, trackers, prometheus, agent.template.decode if agent.template else None, recent=recent)
-        engines = _build_engines(job.spec, session, board) if job.spec.shares_trainer else None
-        reserve = None if engines is None else engines.sleep
+        engines, reserve = None, None
+        if job.spec.shares_trainer:
+            startup = max(engine.startup_seconds for engine in find_engines(job.spec))
+            engines = TrainerEngines(job.spec.trainer.replicas, startup, session, report=board.waits_for)
+            reserve = engines.sleep
         pace = Pace(job.spec.hang_detection)
         start = partial(
             TrainerGroup.start,

@@ -239,7 +239,10 @@ class PrometheusMetrics:
             if isinstance(result, ScoredResult):
                 outcome = VALID if cause is None else cause.value
                 self._latency.labels(name, lane, outcome).observe(result.latency_seconds)
-                self._record_parts(name, lane, result)
+                for part, seconds in split_latency(result).items():
+                    self._parts.labels(name, lane, part).observe(seconds)
+                if result.latency_seconds > self._late_after.get(name, math.inf):
+                    self._late.labels(name, lane).inc()
             if cause is not None:
                 counter = self._invalid if result.score is None else self._scored_failures
                 counter.labels(name, lane, cause.value).inc()
@@ -247,12 +250,6 @@ class PrometheusMetrics:
                 self._record_values(name, lane, result.score, result.components)
         if episode.own_reward is not None and episode.failure is None:
             self._record_values(RUNNER_SERVICE, lane, episode.own_reward, own_components(episode))
-
-    def _record_parts(self, reward: str, lane: Lane, result: ScoredResult) -> None:
-        for part, seconds in split_latency(result).items():
-            self._parts.labels(reward, lane, part).observe(seconds)
-        if result.latency_seconds > self._late_after.get(reward, math.inf):
-            self._late.labels(reward, lane).inc()
 
     def _record_values(self, reward: str, lane: Lane, score: float, components: Mapping[str, float]) -> None:
         self._record_value(reward, lane, SCORE, score)

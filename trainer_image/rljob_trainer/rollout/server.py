@@ -12,7 +12,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
-from rljob_api.errors import TransientError
+from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.roles import Lora, UpdateMode
 from rljob_api.manifest.schedule import ScheduleType
@@ -22,6 +22,7 @@ from rljob_api.wire.ports import listening_port
 from rljob_inputs.hub.repository import HubAccess, repository_name
 from rljob_inputs.models.architectures import find_architecture
 from rljob_inputs.models.files import place_model, read_config
+from rljob_trainer.devices.choose import explain_missing_gpu, read_cuda_facts
 from rljob_trainer.outages.registry import Outages
 from rljob_trainer.outages.storage import name_storage
 from rljob_trainer.outages.waiting import wait_out
@@ -31,7 +32,6 @@ from rljob_trainer.rollout.middleware import RolloutMiddleware
 from rljob_trainer.rollout.naps import Naps
 from rljob_trainer.rollout.own_weights import choose_level, serve_own_weights
 from rljob_trainer.rollout.pinned_model import find_model
-from rljob_trainer.rollout.platform import check_platform
 from rljob_trainer.rollout.plugin import BACKEND, SLEEPING_CPU_WORKER, WORKER_EXTENSION
 from rljob_trainer.rollout.program import run_program, set_defaults
 from rljob_trainer.rollout.puller import ReplicaState, WeightPuller
@@ -206,3 +206,23 @@ async def _pull_weights(loader: EngineLoader, state: ReplicaState, port: int) ->
         await WeightPuller(state, client, loader, f"{address}:{port}").run()
     finally:
         await client.close()
+
+
+_FIELD = "spec.rollout.gpusPerReplica"
+
+
+def check_platform(num_gpus: int, platform: Any) -> None:
+    """Raise UserError if vLLM would compute on another kind of device than the spec says; GpuFaultError if the node's
+    GPU does not start. Starts CUDA only if vLLM cannot use it, since vLLM's child processes must be forked before."""
+    if num_gpus and platform.is_cpu():
+        raise UserError(
+            f"{_FIELD} is {num_gpus}, and vLLM of this image is for CPUs only; set spec.rollout.image to one built "
+            "with EXTRA=gpu"
+        )
+    if num_gpus and not platform.is_cuda_alike():
+        raise explain_missing_gpu(num_gpus, _FIELD, read_cuda_facts())
+    if not num_gpus and not platform.is_cpu():
+        raise UserError(
+            f"{_FIELD} is 0, and vLLM of this image needs a GPU; set {_FIELD}, or spec.rollout.image to one built with "
+            "EXTRA=cpu"
+        )

@@ -46,7 +46,7 @@ def costs():
 @pytest.fixture
 def checkpointer(tmp_path, writer, costs):
     exporter = Exporter(tmp_path, writer, "never", tokenizer_source="", disk=RunDisk(tmp_path), record=None)
-    return Checkpointer(tmp_path, writer, keep=1, record=costs.append, exporter=exporter)
+    return Checkpointer(tmp_path, writer, keep=1, record=costs.append, exporter=exporter, disk=RunDisk(tmp_path))
 
 
 async def test_checkpoint_is_complete_once_the_ranks_have_written_it(tmp_path, checkpointer, writer, costs):

@@ -7,7 +7,7 @@ import pytest
 from rljob_api.errors import UserError
 from rljob_trainer.devices.choose import CudaFacts
 from rljob_trainer.rollout import platform
-from rljob_trainer.rollout.platform import check_platform
+from rljob_trainer.rollout.server import check_platform
 
 
 @dataclass

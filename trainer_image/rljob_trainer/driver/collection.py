@@ -85,7 +85,7 @@ class Collector:
     rewards: RewardClients
     requests: RequestBuilder
     services: AgentServices | None = None
-    """Of the agent, to describe what it waits for."""
+    """Those of the agent, to describe what it waits for."""
     own_weight: float = 1.0
     """spec.agent.rewardWeight"""
     roles: RoleClock = field(default_factory=lambda: RoleClock(time.monotonic()))

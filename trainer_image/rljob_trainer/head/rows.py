@@ -42,8 +42,7 @@ async def place_rows(environment: Environment, spec: JobSpec, board: StatusBoard
     files = {f"env://{each.split}": str(rows_file(environment.run_dir, each.split)) for each in wanted}
     return replace(
         environment,
-        train_data=files.get(environment.train_data, environment.train_data),
-        mix_data=tuple(files.get(each, each) for each in environment.mix_data),
+        train_data=tuple(files.get(each, each) for each in environment.train_data),
         held_out_data={name: files.get(each, each) for name, each in environment.held_out_data.items()},
     )
 

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -147,19 +146,6 @@ async def _pin_sources(environment: Environment, hub: HubWait, disk: RunDisk, ac
     return environment.with_sources(versions.pinned)
 
 
-@dataclass(frozen=True)
-class _Clients:
-    """Clients of what runs in other Pods."""
-
-    rollouts: RolloutClient
-    rewards: RewardClients
-    services: AgentServices
-    models: Mapping[str, Dependency]
-    """Health of the models of agent.models, by name."""
-    roles: RoleClock
-    """Which the services feed."""
-
-
 async def _start_clients(
     stack: AsyncExitStack,
     spec: RLJobSpec,
@@ -169,8 +155,9 @@ async def _start_clients(
     outages: Outages,
     prometheus: PrometheusMetrics,
     pulls: PullReports,
-) -> _Clients:
-    """Start the clients, until `stack` is closed."""
+) -> tuple[RolloutClient, RewardClients, AgentServices, Mapping[str, Dependency], RoleClock]:
+    """Start the clients of what runs in other Pods, until `stack` is closed. Return them, the health of the models of
+    agent.models, by name, and the clock that the services feed."""
     rollouts = RolloutClient(
         spec.rollout,
         session,
@@ -195,7 +182,7 @@ async def _start_clients(
     for client in (rollouts, rewards, services):
         await client.start()
         stack.push_async_callback(client.close)
-    return _Clients(rollouts, rewards, services, models, roles)
+    return rollouts, rewards, services, models, roles
 
 
 async def run_head(
@@ -264,7 +251,7 @@ async def run_head(
         prometheus.register_trackers(trackers.counts)
 
         session = await stack.enter_async_context(open_session())
-        clients = await _start_clients(
+        rollouts, rewards, services, models, roles = await _start_clients(
             stack, job.spec, settings.special_ids, session, inputs.tokenizer, outages, prometheus, pulls
         )
         agent = await start_agent(
@@ -272,11 +259,11 @@ async def run_head(
             job.spec,
             inputs.tokenizer,
             settings.context_length,
-            clients.services,
+            services,
             environment.address,
             prometheus,
             outages,
-            clients.models,
+            models,
         )
         reports = Reports(board, trackers, prometheus, agent.template.decode if agent.template else None, recent=recent)
         engines, reserve = None, None
@@ -298,12 +285,12 @@ async def run_head(
             start_trainer=partial(hub.start_trainer, start) if job.spec.trains else start_fixed,
             collector=Collector(
                 agent.loop,
-                clients.rollouts,
-                clients.rewards,
+                rollouts,
+                rewards,
                 RequestBuilder(inputs.tokenizer, job.spec.agent.completion),
-                clients.services,
+                services,
                 own_weight=job.spec.agent.reward_weight,
-                roles=clients.roles,
+                roles=roles,
                 on_scored=reports.record_scored,
                 job=job.metadata.name,
             ),

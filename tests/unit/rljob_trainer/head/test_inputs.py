@@ -62,7 +62,7 @@ def with_mix(environment, **source):
     spec = environment.job.spec.to_manifest()
     spec["data"]["mix"] = [{"name": "other", "weight": 2, "source": "/other", **source}]
     job = RLJob.model_validate({"metadata": {"name": "j"}, "spec": spec})
-    return replace(environment, job=job, mix_data=(str(file),))
+    return replace(environment, job=job, train_data=(*environment.train_data, str(file)))
 
 
 def load(environment):

@@ -95,7 +95,7 @@ class DeviceState:
         for model in self.models:
             reshard(model)
         held = self._list_tensors()
-        self._moved = {i for i, tensor in enumerate(held) if local_part(tensor).device.type != "cpu"}
+        self._moved = {i for i, tensor in enumerate(held) if self._is_on_device(tensor)}
         self._replace(held, self._buffers.copy)
         self.is_free = True
 
@@ -107,6 +107,10 @@ class DeviceState:
             lambda _, tensor: with_local(tensor, local_part(tensor).to(self.device, non_blocking=True, copy=True)),
         )
         self.is_free = False
+
+    @staticmethod
+    def _is_on_device(tensor: Tensor) -> bool:
+        return local_part(tensor).device.type != "cpu"
 
     def _list_tensors(self) -> list[Tensor]:
         """Return all tensors, in the same order each time: tied parameters once, then the optimizers' state."""

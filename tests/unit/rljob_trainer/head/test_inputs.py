@@ -42,7 +42,7 @@ def environment(tmp_path, monkeypatch):
     job = RLJob.model_validate({"metadata": {"name": "j"}, "spec": spec})
     train, held_out = (str(tmp_path / f"{name}.jsonl") for name in rows)
     return Environment(
-        job, tmp_path / "job.yaml", tmp_path / "run", "127.0.0.1", str(folder), train, {"eval": held_out}
+        job, tmp_path / "job.yaml", tmp_path / "run", "127.0.0.1", str(folder), (train,), {"eval": held_out}
     )
 
 

@@ -54,6 +54,7 @@ from rljob_trainer.episodes.types import Completion
 from rljob_trainer.gateway.server import ModelGateway, TurnTimes
 from rljob_trainer.replicas.http import auth_headers, open_session
 from rljob_trainer.replicas.rollout_client import RolloutClient
+from rljob_trainer.weights.mapped import TensorSpec
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ROOT / "bench/agents_load/programs.py"
@@ -141,7 +142,8 @@ async def _serve_weights(model: Path) -> None:
 
     store = WeightStore(TRAINER, TOKEN)
     weights = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).state_dict()
-    manifest = store.publish(weights, "bench", 0)
+    specs = {name: TensorSpec.of(tensor) for name, tensor in weights.items()}
+    manifest = store.publish_stream(specs, weights.items(), "bench", 0, "element")
 
     async def get_current(request: web.Request) -> web.Response:
         if request.query["after"] != manifest.key:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from rljob_api.manifest.job import RLJob
 from rljob_trainer.episodes.types import NOT_SAMPLED, TrainRow, UpdateVersions
+from rljob_trainer.policy.layout import divide_rows
 from rljob_trainer.policy.lora import MergeCost
-from rljob_trainer.policy.micro_batches import plan_micro_batches
+from rljob_trainer.policy.micro_batches import RankPlan, build_micro_batches
 from rljob_trainer.policy.policy import Policy
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples/quickstart"
@@ -78,7 +79,7 @@ def build_rows(network: Any, tokenizer: Any, questions: list[str], seed: int) ->
 
 
 def update(policy: Policy, rows: list[TrainRow], version: int) -> None:
-    batches = plan_micro_batches(
+    batches = _plan(
         rows,
         num_ranks=1,
         micro_batch_tokens=4096,
@@ -183,3 +184,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def _plan(rows: Sequence[TrainRow], **options: Any) -> list[RankPlan]:
+    return [build_micro_batches(part) for part in divide_rows(rows, **options)]

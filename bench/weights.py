@@ -41,7 +41,7 @@ from rljob_api.wire.weights import PullReport, RolloutWeights, WeightManifest
 from rljob_trainer.rollout.puller import ReplicaState, WeightPuller
 from rljob_trainer.rollout.weight_transfer import WeightClient
 from rljob_trainer.weights.checksum import Digest, choose_unit, digest_tensors
-from rljob_trainer.weights.mapped import MappedFiles
+from rljob_trainer.weights.mapped import MappedFiles, TensorSpec
 from rljob_trainer.weights.store import WeightStore
 
 TRAINER = "127.10.211.2"
@@ -209,7 +209,8 @@ def measure(gigabytes: float, num_receivers: int, num_versions: int, *, is_local
             receiver.next()
         for version in range(NUM_FIRST + num_versions):
             begin = time.perf_counter()
-            manifest = store.publish(parameters, "bench", version, unit)
+            specs = {name: TensorSpec.of(tensor) for name, tensor in parameters.items()}
+            manifest = store.publish_stream(specs, parameters.items(), "bench", version, unit)
             publish_seconds = time.perf_counter() - begin
             announced_at = time.monotonic()
             for receiver in receivers:

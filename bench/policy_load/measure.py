@@ -8,7 +8,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from rljob_api.manifest.job import RLJob
 from rljob_inputs.memory.shapes import read_shape
 from rljob_inputs.models.defaults import resolve_job
 from rljob_trainer.episodes.types import TrainRow, UpdateVersions
-from rljob_trainer.policy.micro_batches import plan_micro_batches
+from rljob_trainer.policy.layout import divide_rows
+from rljob_trainer.policy.micro_batches import RankPlan, build_micro_batches
 from rljob_trainer.policy.policy import Policy
 
 
@@ -152,7 +153,7 @@ def _update(policy: Policy, rows: list[TrainRow], limit: int, device: torch.devi
         return result
 
     def plan() -> Any:
-        return plan_micro_batches(
+        return _plan(
             rows,
             num_ranks=dist.get_world_size(),
             micro_batch_tokens=limit,
@@ -215,3 +216,7 @@ def _peak_memory(device: torch.device) -> int:
 
 def _progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def _plan(rows: Sequence[TrainRow], **options: Any) -> list[RankPlan]:
+    return [build_micro_batches(part) for part in divide_rows(rows, **options)]

@@ -19,6 +19,7 @@ from rljob_api.wire import contract
 from rljob_api.wire.weights import WeightManifest
 from rljob_trainer.policy.lora import Adapters, adapter_name, is_adapter
 from tests.integration import test_rollout_real as real
+from tests.support.weight_files import publish
 
 pytestmark = pytest.mark.real
 
@@ -48,7 +49,7 @@ class AdapterReplica(real.Replica):
         assert torch.equal(base.model.embed_tokens.weight, self.references[2].model.embed_tokens.weight)
 
     def publish(self, generation: str, version: int, reference: int) -> WeightManifest:
-        manifest = self.store.publish(self.adapters[reference], generation, version)
+        manifest = publish(self.store, self.adapters[reference], generation, version)
         self.head.announce(manifest)
         return manifest
 

@@ -21,6 +21,7 @@ from rljob_trainer.policy.checkpoint_names import persistent_buffers, to_checkpo
 from tests.integration import test_lora_real as lora
 from tests.integration import test_rollout_real as real
 from tests.support.tiny_qwen3 import TINY_QWEN3
+from tests.support.weight_files import publish
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -110,7 +111,7 @@ class ExpertsReplica(real.Replica):
         model = self.references[reference]
         parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
         weights = to_checkpoint(model, parameters | persistent_buffers(model))
-        manifest = self.store.publish(weights, generation, version)
+        manifest = publish(self.store, weights, generation, version)
         self.head.announce(manifest)
         return manifest
 

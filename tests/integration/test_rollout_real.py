@@ -38,6 +38,7 @@ from tests.support.episodes import listed
 from tests.support.loopback import next_address
 from tests.support.tiny_qwen3 import TINY_QWEN3
 from tests.support.waiting import DEADLINE_SECONDS
+from tests.support.weight_files import publish
 
 pytestmark = pytest.mark.real
 
@@ -141,7 +142,7 @@ class Replica:
 
     def publish(self, generation: str, version: int, reference: int) -> WeightManifest:
         """Publish and announce the weights of one of the reference models."""
-        manifest = self.store.publish(self.references[reference].state_dict(), generation, version)
+        manifest = publish(self.store, self.references[reference].state_dict(), generation, version)
         self.head.announce(manifest)
         return manifest
 

@@ -32,6 +32,7 @@ from rljob_trainer.weights.store import WeightStore
 from tests.integration import test_rollout_real as real
 from tests.support.tiny_qwen3 import TINY_QWEN3
 from tests.support.waiting import wait_for
+from tests.support.weight_files import publish
 
 pytestmark = pytest.mark.real
 
@@ -67,7 +68,7 @@ class Pod:
             self.process = subprocess.Popen(command, env=os.environ | variables, stdout=log, stderr=log)
 
     def publish(self, version: int, reference: int) -> WeightManifest:
-        return self.store.publish(self.references[reference].state_dict(), "g", version)
+        return publish(self.store, self.references[reference].state_dict(), "g", version)
 
     def engine(self) -> list[psutil.Process]:
         """Return the engine's processes, vLLM's server first."""

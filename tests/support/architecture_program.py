@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.support.micro_batches import plan_micro_batches
+
 os.environ |= {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "TORCH_COMPILE_DISABLE": "1",
@@ -38,7 +40,6 @@ from rljob_inputs.models.files import open_model
 from rljob_inputs.models.weights import count_parameters, find_weight_problems
 from rljob_trainer.driver.model_check import LIMITS, as_row, measure
 from rljob_trainer.policy import checkpoints
-from rljob_trainer.policy.micro_batches import plan_micro_batches
 from rljob_trainer.policy.policy import Policy
 from rljob_trainer.policy.rope import fix_frequencies
 from rljob_trainer.weights.checksum import digest_tensors

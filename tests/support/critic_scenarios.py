@@ -27,13 +27,14 @@ from rljob_trainer.episodes.types import Group, TokenFacts, TrainRow, UpdateMetr
 from rljob_trainer.policy import sharding
 from rljob_trainer.policy.critic import Critic
 from rljob_trainer.policy.layout import MASKED_TREES, PLAIN
-from rljob_trainer.policy.micro_batches import MicroBatch, plan_micro_batches
+from rljob_trainer.policy.micro_batches import MicroBatch
 from rljob_trainer.policy.model_loading import open_network
 from rljob_trainer.policy.policy import Policy
 from rljob_trainer.ranks.results import UpdateCounts, scatter_facts, split_facts, summarize_update
 from tests.support import policy_scenarios
 from tests.support.algorithms import algorithm_spec
 from tests.support.episodes import episode
+from tests.support.micro_batches import plan_micro_batches
 from tests.support.policy_scenarios import FIRST, all_invalid, denominator
 from tests.support.rank_programs import run_on_ranks
 

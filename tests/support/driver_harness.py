@@ -31,12 +31,11 @@ from rljob_inputs.models.defaults import resolve_job
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents import build_agent
 from rljob_trainer.calls.services import AgentServices
-from rljob_trainer.driver.assembly import Datasets, DriverParts
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.ports import TrainerGroupDiedError
 from rljob_trainer.driver.reports import Reports
 from rljob_trainer.driver.role_clock import ROLE_OF_SERVICE, RoleClock
-from rljob_trainer.driver.run import Driver
+from rljob_trainer.driver.run import Datasets, Driver, DriverParts
 from rljob_trainer.driver.schedules import build_schedule
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.feed.prompt_feed import PromptSource

@@ -27,12 +27,12 @@ from rljob_api.manifest.job import RLJob
 from rljob_inputs.models.defaults import resolve_job
 from rljob_trainer.episodes.types import NOT_SAMPLED, TrainRow, UpdateMetrics, UpdateVersions
 from rljob_trainer.policy import checkpoints, layout, sharding
-from rljob_trainer.policy.micro_batches import plan_micro_batches
 from rljob_trainer.policy.policy import Policy
 from rljob_trainer.policy.sharding import ShardingMode
 from rljob_trainer.ranks.results import UpdateCounts, scatter_facts, split_facts, summarize_update
 from rljob_trainer.run_folder.client import RemoteFolder
 from rljob_trainer.run_folder.location import EXPORT_PARTIAL
+from tests.support.micro_batches import plan_micro_batches
 from tests.support.rank_programs import run_on_ranks
 
 VOCABULARY = 256

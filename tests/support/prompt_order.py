@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain, count, islice
 
 from rljob_api.manifest.schedule import Schedule
-from rljob_trainer.feed.cursor import epoch_order
+from rljob_trainer.feed.prompt_feed import epoch_order
 from tests.paths import EXAMPLES
 
 

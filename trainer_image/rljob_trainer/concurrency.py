@@ -4,7 +4,7 @@ happens.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -51,3 +51,9 @@ async def run_with_watcher(work: Coroutine[Any, Any, _Result], watcher: Coroutin
         return await working
     finally:
         await end_tasks(working, watching)
+
+
+async def wait_forever() -> NoReturn:
+    """Stands for a watcher of what cannot fail."""
+    while True:
+        await asyncio.Event().wait()

@@ -10,16 +10,12 @@ from pydantic import ValidationError
 
 from rljob_api.errors import UserError
 from rljob_api.wire.calls import ToolSchema
-from rljob_api.wire.contract import PORT_SERVICE, UrlPath
-from rljob_api.wire.ports import listening_port
 from rljob_trainer.calls.client import CallClient
 from rljob_trainer.concurrency import end_tasks
-from rljob_trainer.replicas.http import CONNECT_SECONDS
+from rljob_trainer.services.messages import ask_info
 from rljob_trainer.services.refusals import REFUSED_STATUSES
 
 log = logging.getLogger(__name__)
-
-_INFO_TIMEOUT_SECONDS = 10.0
 
 
 @dataclass
@@ -76,11 +72,7 @@ class SchemaReader:
                 return
 
     async def _request(self, address: str) -> dict[str, Any]:
-        timeout = aiohttp.ClientTimeout(total=_INFO_TIMEOUT_SECONDS, sock_connect=CONNECT_SECONDS)
-        url = f"http://{address}:{listening_port(PORT_SERVICE)}{UrlPath.INFO.value}"
-        async with self.session.get(
-            url, headers=self.client.headers, timeout=timeout, allow_redirects=False
-        ) as response:
+        async with ask_info(self.session, address, self.client.headers) as response:
             if response.status in REFUSED_STATUSES:
                 text = await response.text()
                 raise UserError(f"{self.client.service.path}: {address} returned {response.status}: {text[:500]}")

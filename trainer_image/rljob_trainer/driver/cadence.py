@@ -34,10 +34,12 @@ class Cadence:
 
     def list_due_sets(self, step: int, evaluated_at: Mapping[str, int]) -> list[str]:
         """Return the names of the sets to evaluate. `evaluated_at`: finished steps at their last evaluations."""
-        return [each.name for each in self.held_out if evaluated_at.get(each.name) != step and self._has(each, step)]
-
-    def _has(self, each: HeldOutSet, step: int) -> bool:
-        return each.at_start if step == 0 else self._is_due(each.every_steps, step)
+        return [
+            each.name
+            for each in self.held_out
+            if evaluated_at.get(each.name) != step
+            and (each.at_start if step == 0 else self._is_due(each.every_steps, step))
+        ]
 
     def checkpoint_is_due(self, step: int) -> bool:
         return step > 0 and self._is_due(self.checkpoint_every, step)

@@ -46,28 +46,24 @@ class CheckpointSeconds:
     """The part of `wait` for the export."""
 
 
+@dataclass
 class Checkpointer:
-    def __init__(
-        self,
-        run_dir: Path,
-        trainer: Trainer,
-        *,
-        keep: int,
-        record: Callable[[CheckpointSeconds], None],
-        exporter: Exporter,
-        disk: RunDisk | None = None,
-        list_kept: Callable[[], set[int]] = set,
-        copies: Mirror | None = None,
-    ) -> None:
-        """`record` gets what a complete checkpoint cost. `list_kept` returns the steps whose checkpoints stay besides
-        the newest `keep`: the best one, and the one that may become it. `copies`: where checkpoints must be, too."""
-        self._list_kept, self._exporter, self._copies = list_kept, exporter, copies
-        self._disk = disk or RunDisk(run_dir)
-        self.is_owed = False
-        """Whether the disk had no room for the last one."""
-        self._run_dir, self._trainer, self._keep, self._record = run_dir, trainer, keep, record
-        self._writing: asyncio.Task[None] | None = None
-        self._step = 0
+    run_dir: Path
+    trainer: Trainer
+    keep: int
+    record: Callable[[CheckpointSeconds], None]
+    """Gets what a complete checkpoint cost."""
+    exporter: Exporter
+    disk: RunDisk
+    list_kept: Callable[[], set[int]] = set
+    """Returns the steps whose checkpoints stay besides the newest `keep`: the best one, and the one that may become
+    it."""
+    copies: Mirror | None = None
+    """Where checkpoints must be, too."""
+    is_owed: bool = False
+    """Whether the disk had no room for the last one."""
+    _writing: asyncio.Task[None] | None = None
+    _step: int = 0
 
     async def save(self, history: History, *, exports: bool = True) -> None:
         """Begin a checkpoint of this step, once the one before is complete. Training may continue when this returns.
@@ -76,13 +72,13 @@ class Checkpointer:
         await self.wait()
         waited_at = time.monotonic()
         if exports:
-            await self._exporter.prepare()
+            await self.exporter.prepare()
         export_seconds = time.monotonic() - waited_at if exports else None
-        self._step, path = history.step, checkpoint_folder(self._run_dir, history.step)
+        self._step, path = history.step, checkpoint_folder(self.run_dir, history.step)
 
         async def begin() -> asyncio.Task[None]:
-            kept = self._list_kept()  # as the history of this checkpoint has them
-            folder = await begin_checkpoint(self._run_dir, history, self._trainer.save)
+            kept = self.list_kept()  # as the history of this checkpoint has them
+            folder = await begin_checkpoint(self.run_dir, history, self.trainer.save)
             write = self._write(folder, history.step, kept, started_at, time.monotonic(), export_seconds)
             return asyncio.create_task(write)
 
@@ -90,9 +86,9 @@ class Checkpointer:
             await (await begin())
 
         if not self.is_owed:
-            self._writing = await self._disk.run(path, begin)
+            self._writing = await self.disk.run(path, begin)
             return
-        await self._disk.run(path, write)
+        await self.disk.run(path, write)
         self.is_owed = False
 
     async def wait(self) -> None:
@@ -108,17 +104,17 @@ class Checkpointer:
             try:
                 writing.result()
             except DiskError as error:
-                self._disk.record_failure(error)
+                self.disk.record_failure(error)
                 self.is_owed = True
 
     def exists(self, step: int) -> bool:
         """Whether a complete checkpoint has this step."""
-        return checkpoint_exists(self._run_dir, step)
+        return checkpoint_exists(self.run_dir, step)
 
     @property
     def newest(self) -> int | None:
         """Step of the newest complete checkpoint; with copies, of the newest one there."""
-        return last_checkpoint(self._run_dir) if self._copies is None else self._copies.newest
+        return last_checkpoint(self.run_dir) if self.copies is None else self.copies.newest
 
     @property
     def step(self) -> int | None:
@@ -143,16 +139,16 @@ class Checkpointer:
     ) -> None:
         try:
             with disk_errors(folder):
-                files = await self._trainer.saved()
+                files = await self.trainer.saved()
             await run_in_thread(complete_checkpoint, folder, files)
-            if self._copies is not None:
-                await self._copies.save(step, keep=self._keep, others=kept | self._list_kept())
-            others = kept | self._list_kept()
-            await run_in_thread(remove_old_checkpoints, self._run_dir, keep=self._keep, others=others)
+            if self.copies is not None:
+                await self.copies.save(step, keep=self.keep, others=kept | self.list_kept())
+            others = kept | self.list_kept()
+            await run_in_thread(remove_old_checkpoints, self.run_dir, keep=self.keep, others=others)
             if export_seconds is not None:
-                await self._exporter.place(step)
+                await self.exporter.place(step)
         except BaseException as error:
             log.warning("the checkpoint of step %d is not complete: %s: %s", step, type(error).__name__, error)
             raise
         write = time.monotonic() - copied_at
-        self._record(CheckpointSeconds(step, copied_at - started_at, write, export_seconds or 0.0))
+        self.record(CheckpointSeconds(step, copied_at - started_at, write, export_seconds or 0.0))

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rljob_api.manifest.roles import Sampling
 from rljob_api.manifest.services.reward import Reward
@@ -78,27 +78,23 @@ class CollectionPlan:
         return f"{self.episode_id(episode.group, episode.sample)}{own}"
 
 
+@dataclass
 class Collector:
-    def __init__(
-        self,
-        agent: AgentLoop,
-        rollouts: RolloutClient,
-        rewards: RewardClients,
-        requests: RequestBuilder,
-        services: AgentServices | None = None,
-        *,
-        own_weight: float = 1.0,
-        roles: RoleClock | None = None,
-        on_scored: Callable[[Lane, Group, Episode], None] = lambda lane, group, episode: None,
-        job: str = "",
-    ) -> None:
-        """`services`: of the agent, to describe what it waits for. `own_weight`: spec.agent.rewardWeight. `roles`:
-        the services feed them, too. `on_scored`: called once per episode, when its last reward arrives. `job`: its
-        name, in traces."""
-        self.agent, self.rollouts, self.rewards, self.services = agent, rollouts, rewards, services
-        self._requests, self._own_weight = requests, own_weight
-        self.roles, self.phases = roles or RoleClock(time.monotonic()), PhaseClock(time.monotonic())
-        self._on_scored, self._job = on_scored, job
+    agent: AgentLoop
+    rollouts: RolloutClient
+    rewards: RewardClients
+    requests: RequestBuilder
+    services: AgentServices | None = None
+    """Those of the agent, to describe what it waits for."""
+    own_weight: float = 1.0
+    """spec.agent.rewardWeight"""
+    roles: RoleClock = field(default_factory=lambda: RoleClock(time.monotonic()))
+    """The services feed them, too."""
+    on_scored: Callable[[Lane, Group, Episode], None] = lambda lane, group, episode: None
+    """Called once per episode, when its last reward arrives."""
+    job: str = ""
+    """Its name, in traces."""
+    phases: PhaseClock = field(default_factory=lambda: PhaseClock(time.monotonic()))
 
     def loads(self) -> dict[str, ServiceLoad]:
         """Return what the agent's services have measured, by name."""
@@ -135,8 +131,9 @@ class Collector:
         self, group: Group, sample: int, plan: CollectionPlan, scorer: GroupScorer, progress: ReadProgress
     ) -> list[Episode]:
         """Return the trajectories of the episode, scored."""
+        episode_id = plan.episode_id(group.index, sample)
         with traces.begin_episode(
-            plan.episode_id(group.index, sample),
+            episode_id,
             lane=plan.lane,
             step=plan.step,
             group=group.index,
@@ -144,35 +141,24 @@ class Collector:
             prompt=group.prompt.index,
             held_out=plan.held_out,
         ) as span:
-            trajectories = await self._play_and_score(group, sample, plan, scorer, progress, span.traceparent)
+            seed = plan.sample_seed(group.prompt.index, group.index, sample)
+            needs_reward = not plan.rewards
+            # The time of an open episode of training is that of generation.
+            is_generating = self.phases.within("generate", time.monotonic) if plan.lane == "train" else nullcontext()
+            with is_generating, traces.begin_agent(self.job, episode_id) as agent_span:
+                generate = self._bind_generate(group, sample, plan, agent_span.traceparent)
+                task = EpisodeTask(
+                    episode_id, plan.lane, group.prompt, group.index, sample, generate, seed, needs_reward
+                )
+                trajectories = await self.agent.run(task)
+            ended_at = time.monotonic()
+            for trajectory in trajectories:
+                trajectory.ended_at, trajectory.traceparent = ended_at, span.traceparent
+            progress().record_ended(trajectories)
+            await self._score(group.prompt, trajectories, plan, scorer, progress)
+            for trajectory in trajectories:
+                self.on_scored(plan.lane, group, trajectory)
             traces.record_episode(span, trajectories)
-        return trajectories
-
-    async def _play_and_score(
-        self,
-        group: Group,
-        sample: int,
-        plan: CollectionPlan,
-        scorer: GroupScorer,
-        progress: ReadProgress,
-        traceparent: str,
-    ) -> list[Episode]:
-        episode_id = plan.episode_id(group.index, sample)
-        seed = plan.sample_seed(group.prompt.index, group.index, sample)
-        needs_reward = not plan.rewards
-        # The time of an open episode of training is that of generation.
-        is_generating = self.phases.within("generate", time.monotonic) if plan.lane == "train" else nullcontext()
-        with is_generating, traces.begin_agent(self._job, episode_id) as span:
-            generate = self._bind_generate(group, sample, plan, span.traceparent)
-            task = EpisodeTask(episode_id, plan.lane, group.prompt, group.index, sample, generate, seed, needs_reward)
-            trajectories = await self.agent.run(task)
-        ended_at = time.monotonic()
-        for trajectory in trajectories:
-            trajectory.ended_at, trajectory.traceparent = ended_at, traceparent
-        progress().record_ended(trajectories)
-        await self._score(group.prompt, trajectories, plan, scorer, progress)
-        for trajectory in trajectories:
-            self._on_scored(plan.lane, group, trajectory)
         return trajectories
 
     def _bind_generate(self, group: Group, sample: int, plan: CollectionPlan, traceparent: str = "") -> Generate:
@@ -215,10 +201,10 @@ class Collector:
             return
         if plan.rewards:
             finished = plan.step - (plan.lane == "train")
-            request = self._requests.build(plan.trajectory_id(episode), plan.lane, prompt, episode, finished)
+            request = self.requests.build(plan.trajectory_id(episode), plan.lane, prompt, episode, finished)
             results = await scorer.score(episode.position, request, episode.ended_at, episode.peers)
             episode.results = {**episode.results, **results}
-        score_group(Group(episode.group, prompt, [episode]), plan.rewards, self._own_weight)  # until its group ends
+        score_group(Group(episode.group, prompt, [episode]), plan.rewards, self.own_weight)  # until its group ends
 
     async def _rescore(self, group: Group, names: set[str], plan: CollectionPlan, progress: ReadProgress) -> None:
         scorer = self.rewards.open_group(plan.group_id(group.index), plan.lane, plan.group_size, names)

@@ -5,7 +5,6 @@ So the driver runs a job of no steps, whose one evaluation is that before the fi
 or write them is a mistake of the driver.
 """
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, cast
@@ -17,6 +16,7 @@ from rljob_api.run.folder import FILE_METRICS
 from rljob_api.run.metrics import read_metrics
 from rljob_api.wire.driver_status import TrainerChoices
 from rljob_api.wire.weights import OWN_WEIGHTS, WeightManifest
+from rljob_trainer.concurrency import wait_forever
 from rljob_trainer.driver.ports import Trainer
 from rljob_trainer.run_folder.file_facts import Checkpoint
 
@@ -60,8 +60,7 @@ class FixedModel:
         raise AssertionError(f"{name}: {_NO_TRAINER}")
 
     async def watch(self) -> NoReturn:
-        while True:
-            await asyncio.Event().wait()
+        await wait_forever()
 
     async def close(self) -> None:
         """Nothing runs."""

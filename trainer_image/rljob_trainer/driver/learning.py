@@ -92,16 +92,15 @@ def judge(counts: StepsWithoutSignal, step: int, limit: int, zero_std_threshold:
 def describe_failure(counts: StepsWithoutSignal, problems: Sequence[DriverProblem], rewards: Sequence[Reward]) -> str:
     """Return why a job without valid samples fails, with its most frequent problems. The first word is the field."""
     top = sorted(problems, key=lambda problem: -problem.count)[:_MAX_REASONS]
-    reasons = [f"{each.count} x {each.reason} of {_name(each)}: {each.message}" for each in top]
+    reasons = [
+        f"{each.count} x {each.reason} of {'' if is_field(each) else 'reward '}{each.reward}: {each.message}"
+        for each in top
+    ]
     return (
         f"{_field(top, rewards)}: no sample of the last {counts.without_valid} steps has a valid score, so the model "
         f"learned nothing: {'; '.join(reasons) or 'no weighted sum of scores is finite'}; fix that, or set "
         "spec.schedule.maxStepsWithoutSignal to 0 to continue regardless"
     )
-
-
-def _name(problem: DriverProblem) -> str:
-    return problem.reward if is_field(problem) else f"reward {problem.reward}"
 
 
 def _field(problems: Sequence[DriverProblem], rewards: Sequence[Reward]) -> str:

@@ -3,7 +3,6 @@
 Invariant: bounded in number and in the length of each text, so that neither long answers nor large steps cost memory.
 """
 
-import json
 import secrets
 from collections import deque
 from itertools import islice
@@ -14,7 +13,7 @@ from rljob_api.run.trajectories import ResultRow, SampleRow
 from rljob_api.wire.base import Lane
 from rljob_api.wire.scores import ScoreResult
 from rljob_trainer.episodes.types import Episode, Group
-from rljob_trainer.history.trajectory_log import describe_result, describe_scored
+from rljob_trainer.history.trajectory_log import describe_result, describe_scored, to_text
 
 _MAX_SAMPLES = 512
 _MAX_CHARACTERS = 1_000
@@ -49,8 +48,8 @@ def _describe_result(name: str, result: ScoreResult) -> ResultRow:
 
 def _shorten(value: Any) -> str:
     """Return a text, or anything else as JSON, without its middle. Lone surrogates become '?'."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    text = to_text(value)
     half = _MAX_CHARACTERS // 2
     if len(text) > _MAX_CHARACTERS:
         text = f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
-    return text.encode("utf-8", "replace").decode()
+    return text

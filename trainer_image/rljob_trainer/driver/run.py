@@ -10,43 +10,51 @@ import io
 import logging
 import secrets
 import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.schedule import Schedule
 from rljob_api.run.folder import damaged_checkpoints
 from rljob_api.wire.contract import GRACE_SECONDS
 from rljob_api.wire.driver_status import DriverStatus, HungPart, LearningReason
+from rljob_inputs.prompts import Prompt
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.concurrency import run_in_thread, run_with_watcher
-from rljob_trainer.driver.assembly import DriverParts, build_turns, plan_set
 from rljob_trainer.driver.between_steps import BetweenSteps
 from rljob_trainer.driver.cadence import Cadence
 from rljob_trainer.driver.checkpointer import Checkpointer, CheckpointSeconds
-from rljob_trainer.driver.collection import CollectionPlan
-from rljob_trainer.driver.evaluation import EvalLane
+from rljob_trainer.driver.collection import CollectionPlan, Collector
+from rljob_trainer.driver.evaluation import EvalLane, HeldOut
 from rljob_trainer.driver.exporter import Exporter
 from rljob_trainer.driver.learning import describe_failure, describe_skipped, judge
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.live_status import describe_live
 from rljob_trainer.driver.loop import TrainLoop
-from rljob_trainer.driver.ports import Trainer, TrainerGroupDiedError
+from rljob_trainer.driver.model_check import ModelCheck
+from rljob_trainer.driver.ports import StartTrainer, Trainer, TrainerGroupDiedError
 from rljob_trainer.driver.problems import find_problems
 from rljob_trainer.driver.publisher import Publisher
 from rljob_trainer.driver.rank_failures import RankFailureLog
+from rljob_trainer.driver.reports import Reports
 from rljob_trainer.driver.run_clock import RunClock
 from rljob_trainer.driver.step_clock import StepClock
 from rljob_trainer.driver.stopping import NOTHING_TRAINS, LastSave, PodLeavesError
 from rljob_trainer.driver.train_lane import TrainLane, read_lane_state
+from rljob_trainer.driver.turns import build_turns
 from rljob_trainer.driver.updates import StepOutcome, StepUpdates
-from rljob_trainer.feed.prompt_feed import PromptFeed
+from rljob_trainer.feed.prompt_feed import PromptFeed, PromptSource
 from rljob_trainer.history.damage import set_aside
 from rljob_trainer.history.disk import RunDisk
 from rljob_trainer.history.run_state import resume
-from rljob_trainer.outages.registry import OutageError
+from rljob_trainer.mirror.mirror import Mirror
+from rljob_trainer.outages.registry import OutageError, Outages
 from rljob_trainer.progress.pace import Pace
+from rljob_trainer.replicas.engines import TrainerEngines
 from rljob_trainer.run_folder.file_facts import Checkpoint, DamagedCheckpointError
 from rljob_trainer.services.demand import Forecaster
 
@@ -68,6 +76,35 @@ def describe_tasks() -> str:
 log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Datasets:
+    train: Sequence[PromptSource]
+    """In the order of the job."""
+    held_out: Mapping[str, Sequence[Prompt]]
+    """By the name of an evaluation set."""
+
+
+@dataclass(frozen=True)
+class DriverParts:
+    start_trainer: StartTrainer
+    collector: Collector
+    """With the clients of the rollouts and of the rewards."""
+    reports: Reports
+    data: Datasets
+    model: str
+    """The resolved source of spec.model, for the export."""
+    read_schedule: Callable[[], Schedule | None]
+    """Reads the current schedule; None: it is still the one at the job's start."""
+    engines: TrainerEngines | None = None
+    """Rollouts that share the trainer's devices. They sleep when `start_trainer` places ranks."""
+    outages: Outages = field(default_factory=Outages)
+    """Which of what the job depends on is away."""
+    copies: Mirror | None = None
+    """The copy of the run's files in object storage. None: there is none."""
+    check: ModelCheck | None = None
+    """Compares rollouts with the trainer at the start. None: nothing trains."""
 
 
 class _NoValidSamplesError(UserError):
@@ -250,7 +287,15 @@ class Driver:
             state,
             rewards_sleep=bool(spec.models_in_trainer),
         )
-        held_out = EvalLane(collector, [plan_set(spec, each, parts, generation) for each in spec.held_out_sets])
+        sets = []
+        for each in spec.held_out_sets:
+            assert each.sampling is not None, "the job's open settings are not resolved"
+            rewards = [reward for reward in spec.rewards if reward.name in each.rewards]
+            eval_plan = CollectionPlan(
+                "eval", 0, each.samples_per_prompt, each.sampling, seed, generation, rewards, each.name
+            )
+            sets.append(HeldOut(each, parts.data.held_out[each.name], eval_plan))
+        held_out = EvalLane(collector, sets)
         turns = build_turns(spec, parts.engines, trainer, ledger, lane, held_out)
         return TrainLoop(
             between=BetweenSteps(

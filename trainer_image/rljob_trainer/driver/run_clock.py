@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rljob_api.errors import UserError
@@ -23,42 +24,39 @@ _PHASES_OF_TRAINER: tuple[Phase, ...] = ("update", "publish")
 """The trainer works: an outage costs nothing meanwhile."""
 
 
+@dataclass
 class RunClock:
-    def __init__(
-        self,
-        run_dir: Path,
-        history: History,
-        board: StatusBoard,
-        prometheus: PrometheusMetrics,
-        roles: RoleClock,
-        phases: PhaseClock,
-    ) -> None:
-        """`roles`, `phases`: which the lanes feed, too. The time since the last driver, or the last trainer group, is
-        counted now."""
-        self._run_dir, self._history, self._board, self._prometheus = run_dir, history, board, prometheus
-        self.roles, self._phases = roles, phases
-        """`roles`: reset when a step begins."""
-        self.step_started_at = time.monotonic()
-        self._away_seconds = board.outages.seconds()
+    run_dir: Path
+    history: History
+    board: StatusBoard
+    prometheus: PrometheusMetrics
+    roles: RoleClock
+    """Which the lanes feed, too; reset when a step begins."""
+    phases: PhaseClock
+    step_started_at: float = field(default_factory=time.monotonic)
+    _is_replaced: bool = False
+    """Whether the driver ends because it hangs."""
+    _has_begun: bool = False
+    """Whether this group has begun a step."""
+
+    def __post_init__(self) -> None:
+        """The time since the last driver, or the last trainer group, is counted now."""
+        self._away_seconds = self.board.outages.seconds()
         """Those of outages that are counted."""
-        self._is_replaced = False
-        """Whether the driver ends because it hangs."""
-        self._has_begun = False
-        """Whether this group has begun a step."""
         self.time = self._resume()
         """That of the whole run, as far as phases are closed."""
 
     @contextmanager
     def phase(self, name: Phase, waits_for: str = "") -> Iterator[None]:
         """Count the time within as that of a phase, unless a phase that takes precedence is active."""
-        self._board.set_phase(name, waits_for)
-        with self._phases.within(name, time.monotonic):
+        self.board.set_phase(name, waits_for)
+        with self.phases.within(name, time.monotonic):
             yield
 
     @contextmanager
     def training(self) -> Iterator[None]:
         """Within, the trainer computes an update."""
-        with self._phases.within("update", time.monotonic), self.roles.working("trainer", time.monotonic):
+        with self.phases.within("update", time.monotonic), self.roles.working("trainer", time.monotonic):
             yield
 
     @contextmanager
@@ -107,8 +105,8 @@ class RunClock:
         closed = self._take_phases()
         self._lose_outages(closed)
         self.time.close(closed, None if self._has_begun else "start")
-        self._board.update(training_share=self.time.share, lost_seconds=self.lost_seconds)
-        write_run_time(self._run_dir, self.time)
+        self.board.update(training_share=self.time.share, lost_seconds=self.lost_seconds)
+        write_run_time(self.run_dir, self.time)
         return closed
 
     def _end(self) -> None:
@@ -116,8 +114,8 @@ class RunClock:
         self.close()
 
     def _resume(self) -> RunTime:
-        now, taken, trained = time.time(), self._take_phases(), self._history.trained_seconds
-        found = read_run_time(self._run_dir)
+        now, taken, trained = time.time(), self._take_phases(), self.history.trained_seconds
+        found = read_run_time(self.run_dir)
         if found is None:
             found = RunTime(trained=trained, until=now - sum(taken.values()))
             found.close(taken, "start")
@@ -127,14 +125,14 @@ class RunClock:
 
     def _lose_outages(self, closed: Mapping[str, float]) -> None:
         """Count outages since the last phases were closed, as far as training waited."""
-        away = self._board.outages.seconds()
+        away = self.board.outages.seconds()
         waited = sum(seconds for phase, seconds in closed.items() if phase not in _PHASES_OF_TRAINER)
         self.time.add("outage", min(away - self._away_seconds, waited))
         self._away_seconds = away
 
     def _take_phases(self) -> dict[str, float]:
-        closed: dict[str, float] = dict(self._phases.take(time.monotonic()).items())
+        closed: dict[str, float] = dict(self.phases.take(time.monotonic()).items())
         for name, seconds in closed.items():
-            self._history.phase_seconds[name] = self._history.phase_seconds.get(name, 0.0) + seconds
-            self._prometheus.phases.labels(name).inc(seconds)
+            self.history.phase_seconds[name] = self.history.phase_seconds.get(name, 0.0) + seconds
+            self.prometheus.phases.labels(name).inc(seconds)
         return closed

@@ -35,8 +35,10 @@ class StatusBoard:
 
     def update(self, **fields: object) -> None:
         """Set fields. A measurement that is not finite, such as the mean of immense scores, counts as unknown."""
-        fields = {name: None if _is_not_finite(value) else value for name, value in fields.items()}
-        self.status = DriverStatus.model_validate(self.status.model_dump() | fields)
+        infinite = {
+            name: None for name, value in fields.items() if isinstance(value, float) and not math.isfinite(value)
+        }
+        self.status = DriverStatus.model_validate(self.status.model_dump() | fields | infinite)
 
     def set_phase(self, phase: str, waits_for: str = "") -> None:
         self.update(phase=phase, waits_for=waits_for)
@@ -79,7 +81,3 @@ class StatusBoard:
 
     def _is_new(self, key: str) -> bool:
         return self.manifest is not None and self.manifest.key != key
-
-
-def _is_not_finite(value: object) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)

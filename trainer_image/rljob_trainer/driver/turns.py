@@ -15,9 +15,13 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from rljob_api.manifest.job import RLJobSpec
 from rljob_api.wire.weights import EnginesReport, Turn, WeightManifest
-from rljob_trainer.driver.ports import Trainer
+from rljob_trainer.driver.evaluation import EvalLane
+from rljob_trainer.driver.ledger import Ledger
+from rljob_trainer.driver.ports import Trainer, Turns
 from rljob_trainer.driver.run_clock import RunClock
+from rljob_trainer.driver.train_lane import TrainLane
 from rljob_trainer.replicas.engines import TrainerEngines
 
 RecordTurn = Callable[[Mapping[str, float], Mapping[str, int], EnginesReport], None]
@@ -77,3 +81,25 @@ class Shared:
 def _name_bytes(state: str, report: EnginesReport) -> dict[str, int]:
     models = {} if report.model_bytes is None else {f"models_{state}": report.model_bytes}
     return {f"rollouts_{state}": report.num_bytes} | models
+
+
+def build_turns(
+    spec: RLJobSpec,
+    engines: TrainerEngines | None,
+    trainer: Trainer,
+    ledger: Ledger,
+    lane: TrainLane,
+    held_out: EvalLane,
+) -> Turns:
+    if engines is None:
+        return Separate()
+
+    async def until_idle() -> None:
+        await lane.wait_until_scored()
+        with ledger.clock.phase("evaluate"):
+            if spec.models_in_trainer:
+                await held_out.wait_until_scored()
+            else:
+                await held_out.wait_until_generated()
+
+    return Shared(engines, trainer, ledger.clock, ledger.record_turn, until_idle)

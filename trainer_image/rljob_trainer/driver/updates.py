@@ -81,39 +81,33 @@ class MiniBatch:
     """In which the rows of these groups were handed over."""
 
 
+@dataclass
 class StepUpdates:
     """Builds the rows of one step after the other."""
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        algorithm: AlgorithmCode,
-        trainer: Trainer,
-        training: Callable[[], AbstractContextManager[None]],
-        *,
-        full_tokens: int,
-    ) -> None:
-        """`training`: the context of each call of the trainer, for the clocks. `full_tokens`: rows with fewer tokens
-        do not fill a micro-batch on each rank."""
-        self._algorithm, self._trainer, self._training = algorithm, trainer, training
-        self._num_groups, self._num_batches = schedule.prompts_per_step, schedule.mini_batches
-        self._full_tokens = full_tokens
-        self._of_step: list[_Prepared] = []
-        """For an algorithm that needs all groups of the step at once."""
+    schedule: Schedule
+    algorithm: AlgorithmCode
+    trainer: Trainer
+    training: Callable[[], AbstractContextManager[None]]
+    """The context of each call of the trainer, for the clocks."""
+    full_tokens: int
+    """Rows with fewer tokens do not fill a micro-batch on each rank."""
+    _of_step: list[_Prepared] = field(default_factory=list)
+    """For an algorithm that needs all groups of the step at once."""
 
     def mini_batches(self, version: int) -> Iterator[MiniBatch]:
         """Yield the updates of the step that begins with weights of `version`."""
-        for number in range(self._num_batches):
-            current = version + number / self._num_batches
-            end = version + 1 if self._algorithm.DEFAULTS.clips_stale_tokens else current
+        for number in range(self.schedule.mini_batches):
+            current = version + number / self.schedule.mini_batches
+            end = version + 1 if self.algorithm.DEFAULTS.clips_stale_tokens else current
             yield MiniBatch(number, UpdateVersions(version, current, end))
 
     async def rows(self, batch: MiniBatch, source: ScoredGroups) -> AsyncIterator[list[TrainRow]]:
         """Yield the rows of a mini-batch, in few parts: for each, the trainer reads all weights and reduces all
         gradients. So wait for a full micro-batch while completions are open, and after that for scores that follow at
         once."""
-        size, pending = self._num_groups // self._num_batches, list[Group]()
-        if self._algorithm.needs.whole_step:
+        size, pending = self.schedule.prompts_per_step // self.schedule.mini_batches, list[Group]()
+        if self.algorithm.needs.whole_step:
             if batch.number == 0:
                 self._of_step = await self._prepare_step(source)
             part = self._of_step[batch.number * size : (batch.number + 1) * size]
@@ -125,7 +119,7 @@ class StepUpdates:
             pending += taken
             num_tokens = sum(episode.num_tokens for group in pending for episode in group.episodes)
             more_may_come = len(taken) < missing and (bool(taken) or source.is_generating())
-            if more_may_come and num_tokens < self._full_tokens:
+            if more_may_come and num_tokens < self.full_tokens:
                 continue
             prepared = await self._prepare(source, pending)
             pending = []
@@ -134,23 +128,23 @@ class StepUpdates:
     async def _prepare_step(self, source: ScoredGroups) -> list[_Prepared]:
         """Wait for all groups of the step. A statistic of all of them enters each advantage."""
         groups: list[Group] = []
-        while missing := self._num_groups - len(groups):
+        while missing := self.schedule.prompts_per_step - len(groups):
             groups += await source.take(missing)
         return await self._prepare(source, groups)
 
     async def _prepare(self, source: ScoredGroups, groups: Sequence[Group]) -> list[_Prepared]:
         """Build the rows of each group, in a thread: they have all tokens of a step, and others wait for the loop."""
         await source.rescore_stale(groups)
-        algorithm, facts = self._algorithm, None
+        algorithm, facts = self.algorithm, None
         settings, needs = algorithm.settings, algorithm.needs
         if needs.reference or needs.values:
-            with self._training():
-                facts = await self._trainer.inspect(await asyncio.to_thread(inspection_rows, groups, settings))
+            with self.training():
+                facts = await self.trainer.inspect(await asyncio.to_thread(inspection_rows, groups, settings))
         return await asyncio.to_thread(_prepare_groups, groups, algorithm, facts)
 
     def _add(self, batch: MiniBatch, prepared: Sequence[_Prepared]) -> list[TrainRow]:
         """Add groups to a mini-batch as its next part, and return their rows."""
-        first = batch.number * (self._num_groups // self._num_batches) + len(batch.groups)
+        first = batch.number * (self.schedule.prompts_per_step // self.schedule.mini_batches) + len(batch.groups)
         for position, each in enumerate(prepared, first):
             each.group.trained_as = TrainedAs(batch.number, batch.num_parts, position)
         batch.num_parts += 1

@@ -29,12 +29,13 @@ class Environment:
     run_dir: Path
     address: str
     model: str
-    train_data: str
+    train_data: tuple[str, ...]
+    """Where this process finds spec.data.train, and the other sources of the mixture."""
     held_out_data: Mapping[str, str]
     """Sources by the name of an evaluation set."""
     model_step: str = ""
     """If set, `model` is the folder of another job's run, and this the step to start from: a number, last or best."""
-    mix_data: tuple[str, ...] = ()
+
     head_job_uid: str = ""
     grace_seconds: float = contract.GRACE_SECONDS
 
@@ -57,20 +58,18 @@ class Environment:
         found = {"spec.model.source": self.model}
         if spec.trains:
             train = [each.path for each in spec.data.train_sources]
-            found |= {f"{path}.source": at for path, at in zip(train, (self.train_data, *self.mix_data), strict=True)}
+            found |= {f"{path}.source": at for path, at in zip(train, self.train_data, strict=True)}
         return found | {f"{each.data_path}.source": self.held_out_data[each.name] for each in spec.held_out_sets}
 
     def with_sources(self, pinned: Mapping[str, str]) -> Environment:
         """Return it with other locations of these sources, by field."""
         found, spec = {**self.sources, **pinned}, self.job.spec
-        train = [found[f"{each.path}.source"] for each in spec.data.train_sources] if spec.trains else []
-        train_data, *mix_data = train or [self.train_data, *self.mix_data]
+        train = tuple(found[f"{each.path}.source"] for each in spec.data.train_sources) if spec.trains else ()
         return replace(
             self,
             model=found["spec.model.source"],
             model_step="",
-            train_data=train_data,
-            mix_data=tuple(mix_data),
+            train_data=train or self.train_data,
             held_out_data={each.name: found[f"{each.data_path}.source"] for each in spec.held_out_sets},
         )
 
@@ -92,10 +91,9 @@ def read_environment(variables: dict[str, str]) -> Environment:
         run_dir=Path(variables[contract.ENV_RUN_DIR]),
         address=variables[contract.ENV_POD_IP],
         model=variables[contract.ENV_MODEL],
-        train_data=variables[contract.ENV_TRAIN_DATA],
+        train_data=(variables[contract.ENV_TRAIN_DATA], *json.loads(variables.get(contract.ENV_MIX_DATA) or "[]")),
         held_out_data=json.loads(variables.get(contract.ENV_EVAL_DATA) or "{}"),
         model_step=variables.get(contract.ENV_MODEL_STEP, ""),
-        mix_data=tuple(json.loads(variables.get(contract.ENV_MIX_DATA) or "[]")),
         head_job_uid=variables.get(contract.ENV_HEAD_JOB_UID, ""),
         grace_seconds=read_grace_seconds(variables),
     )

@@ -65,10 +65,9 @@ def load_inputs(environment: Environment, settings: ModelSettings) -> Inputs:
         name = source.name if spec.data.tells_sources_apart else ""
         return PromptSource(source.name, source.weight, prompts.named(name))
 
-    train_at, held_out_at = [environment.train_data, *environment.mix_data], environment.held_out_data
     sources = spec.data.train_sources if spec.trains else []
-    train = [load_source(*each) for each in zip(sources, train_at, strict=spec.trains)]
-    sets = spec.held_out_sets
+    train = [load_source(*each) for each in zip(sources, environment.train_data, strict=spec.trains)]
+    sets, held_out_at = spec.held_out_sets, environment.held_out_data
     held_out = {s.name: list(load(s.data, held_out_at[s.name], s.data_path, s).by_row.values()) for s in sets}
     return Inputs(train, held_out, tokenizer)
 

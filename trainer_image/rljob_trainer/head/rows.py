@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 async def place_rows(environment: Environment, spec: JobSpec, board: StatusBoard, disk: RunDisk) -> Environment:
     """Return the environment with a file of the run's folder in the place of each env:// source. Raise InputError if
     the job's environment has no usable rows."""
-    sources = {path: source for path, source in spec.env_sources.items() if spec.trains or not _is_trained(spec, path)}
+    trained = {each.path for each in spec.data.train_sources}
+    sources = {path: source for path, source in spec.env_sources.items() if spec.trains or path not in trained}
     is_resumed = last_checkpoint(environment.run_dir) is not None
     wanted = list_wanted(sources)
     begin = partial(RowReading, environment.run_dir, disk=disk, is_resumed=is_resumed)
@@ -41,14 +42,9 @@ async def place_rows(environment: Environment, spec: JobSpec, board: StatusBoard
     files = {f"env://{each.split}": str(rows_file(environment.run_dir, each.split)) for each in wanted}
     return replace(
         environment,
-        train_data=files.get(environment.train_data, environment.train_data),
-        mix_data=tuple(files.get(each, each) for each in environment.mix_data),
+        train_data=tuple(files.get(each, each) for each in environment.train_data),
         held_out_data={name: files.get(each, each) for name, each in environment.held_out_data.items()},
     )
-
-
-def _is_trained(spec: JobSpec, path: str) -> bool:
-    return path in {each.path for each in spec.data.train_sources}
 
 
 @contextlib.asynccontextmanager

@@ -50,7 +50,7 @@ class Peers:
 log = logging.getLogger(__name__)
 
 _MAX_POLL_SECONDS = 60.0
-_PUBLIC_PATHS = (UrlPath.READY.value, UrlPath.LIVE.value, UrlPath.METRICS.value)
+_PUBLIC_PATHS = (UrlPath.READY, UrlPath.LIVE, UrlPath.METRICS)
 
 
 class StatusServer:
@@ -68,15 +68,15 @@ class StatusServer:
         self._recent = recent or RecentSampleLog()
         self._peers = Peers()
         app = web.Application(middlewares=[require_token])
-        app.router.add_get(UrlPath.READY.value, self._ready)
-        app.router.add_get(UrlPath.LIVE.value, self._ready)
-        app.router.add_post(UrlPath.HUNG.value, self._hung)
-        app.router.add_get(UrlPath.METRICS.value, self._metrics)
-        app.router.add_get(UrlPath.STATUS.value, self._status)
-        app.router.add_get(UrlPath.SAMPLES.value, self._samples)
-        app.router.add_get(UrlPath.WEIGHTS_CURRENT.value, self._weights)
-        app.router.add_post(UrlPath.LEAVE.value, self._leave)
-        app.router.add_get(UrlPath.MODEL.value, self._model)
+        app.router.add_get(UrlPath.READY, self._ready)
+        app.router.add_get(UrlPath.LIVE, self._ready)
+        app.router.add_post(UrlPath.HUNG, self._hung)
+        app.router.add_get(UrlPath.METRICS, self._metrics)
+        app.router.add_get(UrlPath.STATUS, self._status)
+        app.router.add_get(UrlPath.SAMPLES, self._samples)
+        app.router.add_get(UrlPath.WEIGHTS_CURRENT, self._weights)
+        app.router.add_post(UrlPath.LEAVE, self._leave)
+        app.router.add_get(UrlPath.MODEL, self._model)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
 
     async def start(self, address: str) -> None:

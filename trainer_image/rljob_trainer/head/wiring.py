@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,15 +27,14 @@ from rljob_inputs.models.own_settings import load_model_settings
 from rljob_inputs.objects.access import ObjectAccess
 from rljob_inputs.objects.folder import ObjectFolder
 from rljob_trainer.calls.services import AgentServices
-from rljob_trainer.concurrency import run_with_watcher
-from rljob_trainer.driver.assembly import Datasets, DriverParts
+from rljob_trainer.concurrency import run_with_watcher, wait_forever
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.fixed_model import as_evaluation, read_figures, start_fixed
 from rljob_trainer.driver.model_check import ModelCheck
 from rljob_trainer.driver.recent_samples import RecentSampleLog
 from rljob_trainer.driver.reports import Reports
 from rljob_trainer.driver.role_clock import ROLE_OF_SERVICE, RoleClock
-from rljob_trainer.driver.run import Driver
+from rljob_trainer.driver.run import Datasets, Driver, DriverParts
 from rljob_trainer.driver.schedules import build_schedule
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.gateway.forwarding import watch_models
@@ -84,11 +82,6 @@ async def _start_ray(stack: AsyncExitStack, address: str, store_bytes: int) -> C
     await run_with_watcher(asyncio.to_thread(connect), ray_head.watch())
     stack.push_async_callback(asyncio.to_thread, disconnect)
     return ray_head.watch
-
-
-async def _watch_nothing() -> NoReturn:
-    while True:
-        await asyncio.Event().wait()
 
 
 async def _open_copy(
@@ -153,19 +146,6 @@ async def _pin_sources(environment: Environment, hub: HubWait, disk: RunDisk, ac
     return environment.with_sources(versions.pinned)
 
 
-@dataclass(frozen=True)
-class _Clients:
-    """Clients of what runs in other Pods."""
-
-    rollouts: RolloutClient
-    rewards: RewardClients
-    services: AgentServices
-    models: Mapping[str, Dependency]
-    """Health of the models of agent.models, by name."""
-    roles: RoleClock
-    """Which the services feed."""
-
-
 async def _start_clients(
     stack: AsyncExitStack,
     spec: RLJobSpec,
@@ -175,8 +155,9 @@ async def _start_clients(
     outages: Outages,
     prometheus: PrometheusMetrics,
     pulls: PullReports,
-) -> _Clients:
-    """Start the clients, until `stack` is closed."""
+) -> tuple[RolloutClient, RewardClients, AgentServices, Mapping[str, Dependency], RoleClock]:
+    """Start the clients of what runs in other Pods, until `stack` is closed. Return them, the health of the models of
+    agent.models, by name, and the clock that the services feed."""
     rollouts = RolloutClient(
         spec.rollout,
         session,
@@ -201,12 +182,7 @@ async def _start_clients(
     for client in (rollouts, rewards, services):
         await client.start()
         stack.push_async_callback(client.close)
-    return _Clients(rollouts, rewards, services, models, roles)
-
-
-def _build_engines(spec: RLJobSpec, session: aiohttp.ClientSession, board: StatusBoard) -> TrainerEngines:
-    startup = max(engine.startup_seconds for engine in find_engines(spec))
-    return TrainerEngines(spec.trainer.replicas, startup, session, report=board.waits_for)
+    return rollouts, rewards, services, models, roles
 
 
 async def run_head(
@@ -266,7 +242,7 @@ async def run_head(
             store_bytes = head_store_bytes(job, settings.context_length)
             inputs, watch_ray = await asyncio.gather(read, _start_ray(stack, environment.address, store_bytes))
         else:
-            inputs, watch_ray = await read, _watch_nothing
+            inputs, watch_ray = await read, wait_forever
             job = as_evaluation(job)
         on_ray()
         board.waits_for("")
@@ -275,7 +251,7 @@ async def run_head(
         prometheus.register_trackers(trackers.counts)
 
         session = await stack.enter_async_context(open_session())
-        clients = await _start_clients(
+        rollouts, rewards, services, models, roles = await _start_clients(
             stack, job.spec, settings.special_ids, session, inputs.tokenizer, outages, prometheus, pulls
         )
         agent = await start_agent(
@@ -283,15 +259,18 @@ async def run_head(
             job.spec,
             inputs.tokenizer,
             settings.context_length,
-            clients.services,
+            services,
             environment.address,
             prometheus,
             outages,
-            clients.models,
+            models,
         )
         reports = Reports(board, trackers, prometheus, agent.template.decode if agent.template else None, recent=recent)
-        engines = _build_engines(job.spec, session, board) if job.spec.shares_trainer else None
-        reserve = None if engines is None else engines.sleep
+        engines, reserve = None, None
+        if job.spec.shares_trainer:
+            startup = max(engine.startup_seconds for engine in find_engines(job.spec))
+            engines = TrainerEngines(job.spec.trainer.replicas, startup, session, report=board.waits_for)
+            reserve = engines.sleep
         pace = Pace(job.spec.hang_detection)
         start = partial(
             TrainerGroup.start,
@@ -306,12 +285,12 @@ async def run_head(
             start_trainer=partial(hub.start_trainer, start) if job.spec.trains else start_fixed,
             collector=Collector(
                 agent.loop,
-                clients.rollouts,
-                clients.rewards,
+                rollouts,
+                rewards,
                 RequestBuilder(inputs.tokenizer, job.spec.agent.completion, job.spec.schedule.steps),
-                clients.services,
+                services,
                 own_weight=job.spec.agent.reward_weight,
-                roles=clients.roles,
+                roles=roles,
                 on_scored=reports.record_scored,
                 job=job.metadata.name,
             ),

@@ -96,11 +96,19 @@ class PrometheusMetrics:
             "The latency by what took it: wait at the driver, queue and execution at the server, and earlier attempts.",
             ["reward", "lane", "part"], registry=registry, buckets=LATENCY_BUCKETS_SECONDS,
         )  # fmt: skip
-        text = "Results later than the reward's timeoutSeconds after their episode's end."
-        self._late = Counter("rljob_reward_late", text, ["reward", "lane"], registry=registry)
+        self._late = Counter(
+            "rljob_reward_late",
+            "Results later than the reward's timeoutSeconds after their episode's end.",
+            ["reward", "lane"],
+            registry=registry,
+        )
         self._late_after: dict[str, float] = {}
-        text = "timeoutSeconds of the reward, after which a result is late."
-        self._timeout = Gauge("rljob_reward_timeout_seconds", text, ["reward"], registry=registry)
+        self._timeout = Gauge(
+            "rljob_reward_timeout_seconds",
+            "timeoutSeconds of the reward, after which a result is late.",
+            ["reward"],
+            registry=registry,
+        )
         self._score = Histogram(
             "rljob_reward_score", "Valid scores (component: score) and what else the reward returned.",
             by_component, registry=registry, buckets=SCORE_BUCKETS,
@@ -113,20 +121,31 @@ class PrometheusMetrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=registry)
 
-        text = "Samples without a valid score, after the last attempt."
-        self._invalid = counter("rljob_reward_invalid", text, "reward", "lane", "reason")
-        text = "Failed samples that failurePolicy.scores gave a score."
-        self._scored_failures = counter("rljob_reward_scored_failures", text, "reward", "lane", "reason")
+        self._invalid = counter(
+            "rljob_reward_invalid", "Samples without a valid score, after the last attempt.", "reward", "lane", "reason"
+        )
+        self._scored_failures = counter(
+            "rljob_reward_scored_failures",
+            "Failed samples that failurePolicy.scores gave a score.",
+            "reward",
+            "lane",
+            "reason",
+        )
         self._samples = counter("rljob_samples", "Samples scored.", "lane")
         self._tokens = counter("rljob_sampled_tokens", "Tokens sampled.", "lane")
         self.phases = counter("rljob_phase_seconds", "The driver's time; of a step, known at its end.", "phase")
-        text = "Trained tokens, by the steps between the weights that sampled them and their training."
-        self._trained_tokens = counter("rljob_trained_tokens", text, "staleness")
-        text = "Time in which each role worked, known at the end of a step. Roles overlap."
-        self._busy = counter("rljob_busy_seconds", text, "role")
+        self._trained_tokens = counter(
+            "rljob_trained_tokens",
+            "Trained tokens, by the steps between the weights that sampled them and their training.",
+            "staleness",
+        )
+        self._busy = counter(
+            "rljob_busy_seconds", "Time in which each role worked, known at the end of a step. Roles overlap.", "role"
+        )
         self._skipped = counter("rljob_skipped_updates", "Updates left out, because a number was not finite.")
-        text = "Groups replaced by those of other prompts, because their scores were equal."
-        self._replaced = counter("rljob_replaced_groups", text)
+        self._replaced = counter(
+            "rljob_replaced_groups", "Groups replaced by those of other prompts, because their scores were equal."
+        )
         self.mismatches = counter("rljob_weight_mismatches", "Rollouts that served weights with a wrong digest.")
         self.restarts = counter("rljob_restarts", "Restarts by the driver.", "role")
         self._calls = Histogram(
@@ -136,8 +155,12 @@ class PrometheusMetrics:
         self._episodes = counter("rljob_agent_episodes", "Conversations, by what ended them.", "lane", "end")
         self._turns = counter("rljob_agent_turns", "Answers of the policy in conversations.", "lane")
         self._tool_calls = counter("rljob_agent_tool_calls", "Calls that the policy wrote.", "lane", "tool", "outcome")
-        text = "Token sequences after the first one of a conversation, by why the chat template does not continue it."
-        self._segments = counter("rljob_agent_further_segments", text, "lane", "cause")
+        self._segments = counter(
+            "rljob_agent_further_segments",
+            "Token sequences after the first one of a conversation, by why the chat template does not continue it.",
+            "lane",
+            "cause",
+        )
         self._gateway_responses = counter(
             "rljob_gateway_responses", "Responses of the model gateway; 499: the client left.", "api", "model", "status"
         )
@@ -149,8 +172,9 @@ class PrometheusMetrics:
             "rljob_driver_loop_lag_seconds", "How late the driver's event loop runs what is due, ten times a second.",
             registry=registry, buckets=LAG_BUCKETS_SECONDS,
         )  # fmt: skip
-        text = "Conversations without a score, by what failed."
-        self._failures = counter("rljob_agent_failures", text, "lane", "service", "reason")
+        self._failures = counter(
+            "rljob_agent_failures", "Conversations without a score, by what failed.", "lane", "service", "reason"
+        )
         for phase in PHASES:
             self.phases.labels(phase)
 
@@ -194,10 +218,14 @@ class PrometheusMetrics:
         """Export what became of the records for each tracker."""
 
         def collect() -> Iterator[Metric]:
-            text = "Records for a tracker (tensorboard, wandb, mlflow): sent, or lost."
-            records = CounterMetricFamily("rljob_tracker_records", text, labels=["tracker", "outcome"])
-            text = "Records that wait for a tracker's server."
-            waiting = GaugeMetricFamily("rljob_tracker_waiting_records", text, labels=["tracker"])
+            records = CounterMetricFamily(
+                "rljob_tracker_records",
+                "Records for a tracker (tensorboard, wandb, mlflow): sent, or lost.",
+                labels=["tracker", "outcome"],
+            )
+            waiting = GaugeMetricFamily(
+                "rljob_tracker_waiting_records", "Records that wait for a tracker's server.", labels=["tracker"]
+            )
             for name, counts in read_counts().items():
                 records.add_metric([name, "sent"], counts.sent)
                 records.add_metric([name, "lost"], counts.lost)
@@ -239,7 +267,10 @@ class PrometheusMetrics:
             if isinstance(result, ScoredResult):
                 outcome = VALID if cause is None else cause.value
                 self._latency.labels(name, lane, outcome).observe(result.latency_seconds)
-                self._record_parts(name, lane, result)
+                for part, seconds in split_latency(result).items():
+                    self._parts.labels(name, lane, part).observe(seconds)
+                if result.latency_seconds > self._late_after.get(name, math.inf):
+                    self._late.labels(name, lane).inc()
             if cause is not None:
                 counter = self._invalid if result.score is None else self._scored_failures
                 counter.labels(name, lane, cause.value).inc()
@@ -247,12 +278,6 @@ class PrometheusMetrics:
                 self._record_values(name, lane, result.score, result.components)
         if episode.own_reward is not None and episode.failure is None:
             self._record_values(RUNNER_SERVICE, lane, episode.own_reward, own_components(episode))
-
-    def _record_parts(self, reward: str, lane: Lane, result: ScoredResult) -> None:
-        for part, seconds in split_latency(result).items():
-            self._parts.labels(reward, lane, part).observe(seconds)
-        if result.latency_seconds > self._late_after.get(reward, math.inf):
-            self._late.labels(reward, lane).inc()
 
     def _record_values(self, reward: str, lane: Lane, score: float, components: Mapping[str, float]) -> None:
         self._record_value(reward, lane, SCORE, score)
@@ -326,8 +351,7 @@ def _collect_services(
             for name, values in statistics.items():
                 metric.add_metric([name], values[metric_name])
             yield metric
-    text = "Requests, with retries and hedges."
-    attempts = CounterMetricFamily(f"{prefix}_attempts", text, labels=[label, "lane"])
+    attempts = CounterMetricFamily(f"{prefix}_attempts", "Requests, with retries and hedges.", labels=[label, "lane"])
     for name, client in clients.items():
         for lane in get_args(Lane):
             attempts.add_metric([name, lane], client.num_requests[lane])

@@ -22,7 +22,6 @@ from rljob_api.run.trajectories import (
     REPLAY_COLUMNS,
     ResultRow,
     SampleRow,
-    TurnRow,
 )
 from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.scores import ScoreResult
@@ -115,13 +114,12 @@ def build_episode(row: SampleRow, token_ids: NDArray[Any], logprobs: NDArray[Any
 
 
 def _build_prompt(row: SampleRow, episode: Episode) -> Prompt:
-    segment = episode.segments[0] if episode.segments else None
-    ids = [] if segment is None else segment.token_ids[: _first_sampled(segment)].tolist()
+    ids: list[int] = []
+    if episode.segments:
+        first = episode.segments[0]
+        num_tokens = int(first.loss_mask.argmax()) if first.loss_mask.any() else len(first.token_ids)
+        ids = first.token_ids[:num_tokens].tolist()
     return Prompt(row.prompt_index, row.prompt, ids, row.ground_truth, row.data_source)
-
-
-def _first_sampled(segment: Segment) -> int:
-    return int(segment.loss_mask.argmax()) if segment.loss_mask.any() else len(segment.token_ids)
 
 
 def _build_segments(
@@ -150,24 +148,21 @@ def _build_turns(row: SampleRow, *, has_answer: bool) -> list[Turn]:
     if row.turns is None:
         single = Turn(row.completion, row.truncated, advantage=row.advantage)
         return [single] if has_answer or row.failure is None else []
-    return [_build_turn(turn) for turn in row.turns]
-
-
-def _build_turn(row: TurnRow) -> Turn:
-    return Turn(
-        row.text,
-        row.truncated,
-        row.reward,
-        [
-            ToolCall(
-                call.id, call.name, _load(call.arguments, None), call.error or "", call.seconds or 0.0, call.tool or ""
-            )
-            for call in row.tool_calls
-        ],
-        row.user_seconds,
-        _load(row.user_info, {}),
-        row.advantage,
-    )
+    return [
+        Turn(
+            turn.text,
+            turn.truncated,
+            turn.reward,
+            [
+                ToolCall(c.id, c.name, _load(c.arguments, None), c.error or "", c.seconds or 0.0, c.tool or "")
+                for c in turn.tool_calls
+            ],
+            turn.user_seconds,
+            _load(turn.user_info, {}),
+            turn.advantage,
+        )
+        for turn in row.turns
+    ]
 
 
 def _build_failure(text: str) -> EpisodeFailure:

@@ -5,7 +5,6 @@ counted and shown.
 """
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from rljob_inputs.machine.installation import describe_tracker, has_module
 from rljob_trainer.episodes.types import Group
 from rljob_trainer.history.delivery import Delivery
 from rljob_trainer.history.trackers import MlFlow, TensorBoard, TrackedRecord, Tracker, WeightsAndBiases
+from rljob_trainer.history.trajectory_log import to_text
 from rljob_trainer.run_folder.location import read_run_id
 
 FLUSH_SECONDS = 15.0
@@ -95,8 +95,7 @@ def describe_samples(step: int, groups: Sequence[Group], count: int) -> list[tup
 def _shorten(value: Any) -> str:
     if value is None:
         return ""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    text = text.encode("utf-8", "replace").decode()
+    text = to_text(value)
     return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]} ... ({len(text)} characters)"
 
 

@@ -248,18 +248,18 @@ def _describe_sample(lane: Lane, step: int, group: Group, episode: Episode, deco
     has_parts = is_conversation or not _is_single(episode)
     added = {
         "within_episode": episode.baseline == "episode",
-        "data_source": _text(group.prompt.data_source),
+        "data_source": to_text(group.prompt.data_source),
         "weights": f"{episode.generation}:{episode.versions[0]}",
         "advantage": episode.advantage,
         "rewards": [describe_result(name, result) for name, result in episode.results.items()],
         "end": episode.end.value,
-        "messages": _text(episode.messages) if is_conversation else None,
-        "state": _text(episode.state) if is_conversation else None,
-        "info": _text(episode.info) if episode.info else None,
+        "messages": to_text(episode.messages) if is_conversation else None,
+        "state": to_text(episode.state) if is_conversation else None,
+        "info": to_text(episode.info) if episode.info else None,
         "turns": [_describe_turn(turn) for turn in episode.turns] if has_parts else None,
         "segments": segments if has_parts else None,
     }
-    return describe_scored(lane, step, group, episode, _text).model_copy(update=added)
+    return describe_scored(lane, step, group, episode, to_text).model_copy(update=added)
 
 
 def _is_single(episode: Episode) -> bool:
@@ -271,19 +271,19 @@ def _is_single(episode: Episode) -> bool:
 
 def _describe_turn(turn: Turn) -> TurnRow:
     return TurnRow(
-        text=_text(turn.text),
+        text=to_text(turn.text),
         reward=turn.reward,
         advantage=turn.advantage,
         truncated=turn.truncated,
         user_seconds=turn.user_seconds,
-        user_info=_text(turn.user_info) if turn.user_info else None,
+        user_info=to_text(turn.user_info) if turn.user_info else None,
         tool_calls=[
             ToolCallRow(
                 id=call.id,
-                name=_text(call.name),
+                name=to_text(call.name),
                 tool=call.tool or None,
-                arguments=None if call.arguments is None else _text(call.arguments),
-                error=_text(call.error) if call.error else None,
+                arguments=None if call.arguments is None else to_text(call.arguments),
+                error=to_text(call.error) if call.error else None,
                 seconds=call.seconds,
             )
             for call in turn.tool_calls
@@ -294,12 +294,12 @@ def _describe_turn(turn: Turn) -> TurnRow:
 def _describe_segment(segment: Segment, reason: ContextBreak | None, decode: Decode | None) -> SegmentRow:
     spans = []
     for start, end in _find_spans(segment.turns):
-        text = _text(decode(segment.token_ids[start:end].tolist())) if decode else None
+        text = to_text(decode(segment.token_ids[start:end].tolist())) if decode else None
         spans.append(SpanRow(start=start, end=end, turn=int(segment.turns[start]), text=text))
     return SegmentRow(
         num_tokens=len(segment.token_ids),
         cause=reason.cause if reason else None,
-        difference=_text(reason.difference) if reason else None,
+        difference=to_text(reason.difference) if reason else None,
         spans=spans,
     )
 
@@ -317,10 +317,10 @@ def describe_result(name: str, result: ScoreResult) -> ResultRow:
         name=name,
         valid=result.valid,
         score=result.score,
-        components={_text(key): value for key, value in result.components.items()},
+        components={to_text(key): value for key, value in result.components.items()},
         reason=None if cause is None else str(cause),
-        message=_text(result.message),
-        version=_text(result.version),
+        message=to_text(result.message),
+        version=to_text(result.version),
         attempts=result.attempts if isinstance(result, ScoredResult) else None,
         queue_seconds=result.queue_seconds,
         execute_seconds=result.execute_seconds,
@@ -328,7 +328,7 @@ def describe_result(name: str, result: ScoreResult) -> ResultRow:
     )
 
 
-def _text(value: Any) -> str:
+def to_text(value: Any) -> str:
     """Return a string unchanged, and anything else as JSON. Lone surrogates, which UTF-8 cannot encode, become '?'."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return text.encode("utf-8", "replace").decode()

@@ -45,20 +45,6 @@ class Owner(BaseModel):
     """Whether its head has ended in order."""
 
 
-def decide(found: Owner | None, job: str, run_id: str, head_job_uid: str, url: str) -> Verdict:
-    """Return whether a head may write the copy, or has to watch first whether the other one lives. `run_id`: of the
-    head's folder, if it has one. Raise UserError if the copy is of another job."""
-    if found is None:
-        return "take"
-    if found.job != job:
-        raise UserError(
-            f"spec.checkpoint.storage: {url} has the files of the job {found.job}; choose another prefix, or remove "
-            f"these files to use it for {job}"
-        )
-    is_own = (head_job_uid and found.head_job_uid == head_job_uid) or (run_id and found.run_id == run_id)
-    return "take" if found.released or is_own else "watch"
-
-
 def refuse_living(found: Owner, url: str) -> UserError:
     """Return the error for a copy that another head renews."""
     return UserError(
@@ -86,7 +72,19 @@ class Ownership:
             ) from error
 
     def judge(self, found: Owner | None, run_id: str) -> Verdict:
-        return decide(found, self._job, run_id, self._head_job_uid, self._folder.url)
+        """Return whether this head may write the copy, or has to watch first whether the other one lives. `run_id`: of
+        its folder, if it has one. Raise UserError if the copy is of another job."""
+        if found is None:
+            return "take"
+        if found.job != self._job:
+            raise UserError(
+                f"spec.checkpoint.storage: {self._folder.url} has the files of the job {found.job}; choose another "
+                f"prefix, or remove these files to use it for {self._job}"
+            )
+        is_own = (self._head_job_uid and found.head_job_uid == self._head_job_uid) or (
+            run_id and found.run_id == run_id
+        )
+        return "take" if found.released or is_own else "watch"
 
     def take(self, run_id: str, *, is_new: bool) -> None:
         """Begin to write as this head. `is_new`: nobody has written the copy. Raise as `check`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from yarl import URL
@@ -31,19 +32,21 @@ class OutageError(UserError):
     """Something that the job depends on was away for longer than spec.outageSeconds."""
 
 
+@dataclass
 class Dependency:
     """An endpoint, the replicas of a service, the Hub, or the volume of the run's folder."""
 
-    def __init__(self, outages: Outages, what: str, remedy: str, first_answer_seconds: float) -> None:
-        self.what = what
-        self.has_answered = False
-        """Now, or before the checkpoint from which the run resumed."""
-        self.failing_since: float | None = None
-        """Start of the period in which attempts were made and none succeeded."""
-        self.last_error = ""
-        self._outages, self._remedy, self._first_answer_seconds = outages, remedy, first_answer_seconds
-        self._ended_seconds = 0.0
-        self._outage_ended_at = -math.inf
+    outages: Outages
+    what: str
+    remedy: str
+    first_answer_seconds: float
+    has_answered: bool = False
+    """Now, or before the checkpoint from which the run resumed."""
+    failing_since: float | None = None
+    """Start of the period in which attempts were made and none succeeded."""
+    last_error: str = ""
+    _ended_seconds: float = 0.0
+    _outage_ended_at: float = -math.inf
 
     def succeeded(self) -> None:
         self.has_answered = True
@@ -53,7 +56,7 @@ class Dependency:
         """No attempt has succeeded since the last one that did."""
         self.last_error = clean_line(error, _MAX_MESSAGE_LENGTH)
         if self.failing_since is None:
-            self.failing_since = self._outages.now()
+            self.failing_since = self.outages.now()
 
     def clear(self) -> None:
         """It is not known to be away: nothing is tried, an attempt may well succeed, or it answered that it is busy."""
@@ -62,7 +65,7 @@ class Dependency:
     @property
     def failing_seconds(self) -> float:
         """Since the first failure after the last success; 0 without one."""
-        return 0.0 if self.failing_since is None else self._outages.now() - self.failing_since
+        return 0.0 if self.failing_since is None else self.outages.now() - self.failing_since
 
     @property
     def away_seconds(self) -> float:
@@ -72,7 +75,7 @@ class Dependency:
     @property
     def is_open(self) -> bool:
         """Whether this is an outage: something that answered before, and no longer does."""
-        return self.has_answered and self.failing_since is not None and self._outages.is_long(self.failing_seconds)
+        return self.has_answered and self.failing_since is not None and self.outages.is_long(self.failing_seconds)
 
     def was_away(self, since: float) -> bool:
         """Whether it fails now, or an outage ended after `since`: what depends on it and failed may not be to blame."""
@@ -82,17 +85,17 @@ class Dependency:
         """Raise OutageError if it is away for longer than the job waits."""
         if self.failing_since is None:
             return
-        if not self.has_answered and self.failing_seconds >= self._first_answer_seconds:
+        if not self.has_answered and self.failing_seconds >= self.first_answer_seconds:
             raise OutageError(
                 f"{self.what}: has not answered once in {self.failing_seconds:.0f} s; last error: {self.last_error}; "
-                f"{self._remedy}"
+                f"{self.remedy}"
             )
-        if self.failing_seconds < self._outages.limit_seconds:
+        if self.failing_seconds < self.outages.limit_seconds:
             return
-        since = datetime.fromtimestamp(self._outages.wall() - self.failing_seconds, UTC)
+        since = datetime.fromtimestamp(self.outages.wall() - self.failing_seconds, UTC)
         raise OutageError(
             f"{self.what}: away since {since:%Y-%m-%dT%H:%M:%SZ}, for longer than spec.outageSeconds "
-            f"({self._outages.limit_seconds:g} s); last error: {self.last_error}; {self._remedy}, or raise "
+            f"({self.outages.limit_seconds:g} s); last error: {self.last_error}; {self.remedy}, or raise "
             "spec.outageSeconds; the job resumes from its last checkpoint"
         )
 
@@ -100,15 +103,15 @@ class Dependency:
         return Outage(
             what=self.what,
             seconds=self.failing_seconds,
-            limit_seconds=self._outages.limit_seconds,
+            limit_seconds=self.outages.limit_seconds,
             message=self.last_error,
         )
 
     def _end(self) -> None:
         if self.failing_since is not None:
             if self.is_open:
-                self._outages.record_ended(self.failing_since)
-                self._outage_ended_at = self._outages.now()
+                self.outages.record_ended(self.failing_since)
+                self._outage_ended_at = self.outages.now()
             self._ended_seconds += self.failing_seconds
             self.failing_since = None
 

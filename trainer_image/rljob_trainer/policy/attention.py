@@ -50,9 +50,7 @@ def install(decoder: Any, wanted: str, *, dtype: torch.dtype, device: torch.devi
         return
     obstacle = _obstacle(decoder, dtype, device)
     if obstacle is None:
-        from transformers import AttentionInterface
-
-        AttentionInterface.register(PACKED, packed_attention)
+        _register()
         decoder.set_attn_implementation(PACKED)
     elif wanted == "packed":
         raise UserError(f"spec.trainer.attention: packed is not possible, because {obstacle}; use auto or sdpa")
@@ -218,6 +216,12 @@ class _Copies(torch.autograd.Function):
         (columns,) = ctx.saved_tensors
         total = gradient.new_zeros((ctx.num_tokens, *gradient.shape[1:]), dtype=torch.float32)
         return total.index_add_(0, columns, gradient.float()).to(gradient.dtype), None
+
+
+def _register() -> None:
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(PACKED, packed_attention)
 
 
 def _obstacle(decoder: Any, dtype: torch.dtype, device: torch.device) -> str | None:

@@ -7,14 +7,12 @@ are padded, and the result equals that of separate sequences.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rljob_trainer.algorithms.corrections import proximal_shares
-from rljob_trainer.episodes.types import TrainRow
-from rljob_trainer.policy.layout import RankRows, divide_rows
+from rljob_trainer.policy.layout import RankRows
 
 _IDLE = -1
 
@@ -64,11 +62,6 @@ class MicroBatch:
 
 RankPlan = list[MicroBatch]
 """The micro-batches of one rank."""
-
-
-def plan_micro_batches(rows: Sequence[TrainRow], **options: Any) -> list[RankPlan]:
-    """Return one plan per rank, as if this process were all ranks. `options`: of divide_rows."""
-    return [build_micro_batches(part) for part in divide_rows(rows, **options)]
 
 
 def build_micro_batches(part: RankRows) -> RankPlan:

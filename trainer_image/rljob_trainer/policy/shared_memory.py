@@ -61,8 +61,7 @@ class Slots:
         announced = [path]
         dist.broadcast_object_list(announced, group=group, group_src=0)
         path = announced[0]
-        # A rank that sees the path shares its memory: the random name is of no other machine or Pod.
-        is_visible = torch.tensor(int(path is not None and path.exists()))
+        is_visible = torch.tensor(int(path is not None and _sees(path)))
         dist.all_reduce(is_visible, dist.ReduceOp.MIN, group=group)
         memory = None
         if is_visible:
@@ -140,6 +139,11 @@ class SharedReduceScatter(_Collective):
 
 def _others(slots: Slots) -> list[int]:
     return [rank for rank in range(slots.num_ranks) if rank != slots.rank]
+
+
+def _sees(path: Path) -> bool:
+    """Whether this rank shares the file's memory: its random name is of no other machine or Pod."""
+    return path.exists()
 
 
 def _create(num_bytes: int) -> tuple[Path, int] | tuple[None, None]:

@@ -69,10 +69,11 @@ def read_settings(path: Path) -> Settings:
 
 def read_first_prompt(environment: Environment, data: Data, tokenizer: Any) -> Prompt:
     access = HubAccess.from_environment(os.environ)
-    rows = read_rows(data.train, environment.train_data, split="train", access=access)
+    source, *_ = environment.train_data
+    rows = read_rows(data.train, source, split="train", access=access)
     prompt = next(build_prompts(data, data.train, rows, tokenizer, split="train"), None)
     if prompt is None:
-        raise UserError(f"spec.data.train.source: {environment.train_data} has no rows")
+        raise UserError(f"spec.data.train.source: {source} has no rows")
     return prompt
 
 

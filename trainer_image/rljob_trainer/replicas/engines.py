@@ -17,7 +17,7 @@ from rljob_api.wire import contract
 from rljob_api.wire.discovery import resolve
 from rljob_api.wire.ports import listening_port
 from rljob_api.wire.weights import EnginesReport, Turn, WeightManifest
-from rljob_trainer.replicas.http import CONNECT_SECONDS, auth_headers
+from rljob_trainer.replicas.http import CONNECT_SECONDS, send
 
 log = logging.getLogger(__name__)
 
@@ -75,14 +75,10 @@ class TrainerEngines:
 
     async def _ask(self, address: str, query: Mapping[str, str], deadline: float) -> EnginesReport | str:
         """Return the report of a Pod's supervisor, or why there is none."""
-        url = f"http://{address}:{listening_port(contract.PORT_ENGINES)}{contract.UrlPath.ENGINES.value}"
-        timeout = aiohttp.ClientTimeout(
-            total=max(CONNECT_SECONDS, deadline - time.monotonic()), sock_connect=CONNECT_SECONDS
-        )
+        url = f"http://{address}:{listening_port(contract.PORT_ENGINES)}{contract.UrlPath.ENGINES}"
+        seconds = max(CONNECT_SECONDS, deadline - time.monotonic())
         try:
-            async with self._session.post(
-                url, params=query, headers=auth_headers(), timeout=timeout, allow_redirects=False
-            ) as response:
+            async with send(self._session, "POST", url, seconds, params=query) as response:
                 if response.status != 200:
                     return f"{response.status} {(await response.text())[:_MAX_REASON_LENGTH]}"
                 return EnginesReport.model_validate(await response.json())

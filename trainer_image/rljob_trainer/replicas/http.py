@@ -2,6 +2,8 @@
 
 import os
 import socket
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aiohttp
@@ -44,3 +46,18 @@ def _keepalive_socket(info: tuple[Any, ...]) -> socket.socket:
     for name, value in _KEEPALIVE.items():
         sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return sock
+
+
+def send(
+    session: aiohttp.ClientSession,
+    method: str,
+    url: str,
+    seconds: float,
+    headers: Mapping[str, str] | None = None,
+    **others: Any,
+) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    """Send a request that may take `seconds`. A redirect is an answer, and not followed: it would get the token.
+    `headers`: None: those with the job's token."""
+    timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
+    headers = auth_headers() if headers is None else headers
+    return session.request(method, url, headers=headers, timeout=timeout, allow_redirects=False, **others)

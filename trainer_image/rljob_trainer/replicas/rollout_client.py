@@ -28,7 +28,7 @@ from rljob_trainer.concurrency import end_tasks
 from rljob_trainer.episodes.types import Completion, PromptTooLongError
 from rljob_trainer.outages.registry import Outages
 from rljob_trainer.replicas import generate
-from rljob_trainer.replicas.http import CONNECT_SECONDS, auth_headers
+from rljob_trainer.replicas.http import CONNECT_SECONDS, auth_headers, send
 from rljob_trainer.replicas.pool import ReplicaLease, ReplicaPool
 from rljob_trainer.replicas.pull_reports import PullReports
 
@@ -123,13 +123,12 @@ class RolloutClient:
 
     async def _post(self, path: str, payload: dict[str, Any]) -> Any:
         """Return the body of a rollout's response; None if it refuses the request. TransientError as `complete`."""
-        avoid, timeout = set[str](), aiohttp.ClientTimeout(total=self._role.stall_timeout_seconds)
+        avoid = set[str]()
         for _ in range(_MAX_ATTEMPTS):
             async with self.replicas.lease(avoid) as lease:
                 try:
-                    async with self._session.post(
-                        f"http://{lease.address}{path}", json=payload, headers=auth_headers(), timeout=timeout
-                    ) as response:
+                    url, seconds = f"http://{lease.address}{path}", self._role.stall_timeout_seconds
+                    async with send(self._session, "POST", url, seconds, json=payload) as response:
                         if response.status in _REFUSALS:
                             log.info("%s refuses %s: %s", lease.address, path, (await response.text())[:500])
                             lease.answered()
@@ -197,8 +196,7 @@ class RolloutClient:
         """Raise PromptTooLongError if the replica takes no prompt of `num_tokens`. Its engine alone knows: arguments
         and variables of vLLM can change the limit, and replicas can differ while they are replaced."""
         url = f"http://{address}/v1/models"
-        timeout = aiohttp.ClientTimeout(total=self._role.stall_timeout_seconds, sock_connect=CONNECT_SECONDS)
-        async with self._session.get(url, headers=auth_headers(), timeout=timeout, allow_redirects=False) as response:
+        async with send(self._session, "GET", url, self._role.stall_timeout_seconds) as response:
             response.raise_for_status()
             limit = generate.read_context_length(await response.json())
         if limit is not None and num_tokens >= limit:
@@ -269,13 +267,11 @@ class RolloutClient:
     async def _verify(self, address: str, manifest: WeightManifest) -> None:
         """Ask one replica what it serves. It delays its answer until it serves the required weights."""
         fleet = self.replicas.fleet
-        url = f"http://{address}{contract.UrlPath.ROLLOUT_WEIGHTS.value}"
+        url = f"http://{address}{contract.UrlPath.ROLLOUT_WEIGHTS}"
         query = {"want": manifest.key, "timeout": str(_POLL_SECONDS)}
-        timeout = aiohttp.ClientTimeout(total=_POLL_SECONDS + 10, sock_connect=CONNECT_SECONDS)
+
         try:
-            async with self._session.get(
-                url, params=query, headers=auth_headers(), timeout=timeout, allow_redirects=False
-            ) as response:
+            async with send(self._session, "GET", url, _POLL_SECONDS + 10, params=query) as response:
                 response.raise_for_status()
                 served = RolloutWeights.model_validate(await response.json())
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:

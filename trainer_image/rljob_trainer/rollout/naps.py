@@ -1,12 +1,12 @@
-"""The sleep of a replica that shares its devices with a trainer: on request, for the trainer's turn.
-
-Invariants: an engine that sleeps serves nothing, loads nothing, and reports no weights. It wakes for one version, and
-loads no older one. A request may be repeated.
+"""The sleep of engines that share their devices with a trainer: on request, for the trainer's turn. A request may be
+repeated.
 """
 
+import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from rljob_api.wire.weights import EngineMemory, RolloutWeights
 from rljob_trainer.rollout.puller import ReplicaState
@@ -21,6 +21,10 @@ class NotWarmError(Exception):
 
 @dataclass
 class Naps:
+    """The sleep of a replica. Invariants: an engine that sleeps serves nothing, loads nothing, and reports no weights.
+    It wakes for one version, and loads no older one.
+    """
+
     state: ReplicaState
     engine: EngineLoader
     level: Level
@@ -64,3 +68,54 @@ def record_memory(what: str, num_bytes: int, begin: float) -> EngineMemory:
     memory = EngineMemory(num_bytes=num_bytes, seconds=time.perf_counter() - begin)
     logger.info("%s after %.2f s, holds %.2f GiB", what, memory.seconds, memory.num_bytes / 2**30)
     return memory
+
+
+_LEVEL = 1
+
+
+@dataclass
+class ModelNaps:
+    """The sleep of an engine that serves a model of its own, such as a reward's.
+
+    It sleeps at level 1: its weights never change, so they wait in host memory, from where they return faster than from
+    files. Invariant: an engine that sleeps, or that waits for its last requests before it does, takes no further ones.
+    Those in flight end first: an answer that is cut off could be read as a score.
+    """
+
+    engine: Any
+    is_warm: bool = False
+    """Whether the engine has answered its first request."""
+    _is_asleep: bool = False
+    exclusive: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the engine's memory is changed."""
+
+    def reason_not_ready(self) -> str:
+        """Return why it gets no requests; empty if it may."""
+        if not self.is_warm:
+            return "the engine is warming up"
+        return "the engine is asleep: it is the trainer's turn" if self._is_asleep else ""
+
+    async def sleep(self) -> EngineMemory:
+        """Refuse new requests, wait for those in flight, and free the engine's memory. Raise NotWarmError."""
+        begin = self._begin()
+        self._is_asleep = True
+        async with self.exclusive:
+            await self.engine.sleep(_LEVEL, mode="wait")
+            return await self._measure("asleep", begin)
+
+    async def wake(self) -> EngineMemory:
+        """Get the memory back, and serve. Raise NotWarmError."""
+        begin = self._begin()
+        async with self.exclusive:
+            if self._is_asleep:
+                await self.engine.wake_up()
+                self._is_asleep = False
+            return await self._measure("awake", begin)
+
+    def _begin(self) -> float:
+        if not self.is_warm:
+            raise NotWarmError(self.reason_not_ready())
+        return time.perf_counter()
+
+    async def _measure(self, what: str, begin: float) -> EngineMemory:
+        return record_memory(what, sum(await self.engine.collective_rpc("rljob_memory")), begin)

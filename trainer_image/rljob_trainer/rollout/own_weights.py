@@ -3,10 +3,10 @@ the whole model, in a job without a trainer."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, NoReturn
 
 from rljob_api.wire.weights import OWN_WEIGHTS
+from rljob_trainer.concurrency import wait_forever
 from rljob_trainer.rollout.weight_transfer import Level
 
 if TYPE_CHECKING:
@@ -34,5 +34,4 @@ async def serve_own_weights(engine: EngineLoader, state: ReplicaState) -> NoRetu
     """In place of the puller, where nothing trains: be ready once the engine is warm, with what it has loaded."""
     await engine.warm_up()
     state.record_change(is_warm=True, announced=OWN_WEIGHTS, serving=await engine.adopt(OWN_WEIGHTS))
-    while True:  # as a puller, it ends with its server
-        await asyncio.Event().wait()
+    await wait_forever()  # as a puller, it ends with its server

@@ -18,7 +18,7 @@ from rljob_api.wire import contract
 from rljob_api.wire.ports import listening_port
 from rljob_trainer.rollout.engine_end import build_watch, end_if_it_hangs, report_to_head
 from rljob_trainer.rollout.middleware import ModelMiddleware
-from rljob_trainer.rollout.model_naps import ModelNaps
+from rljob_trainer.rollout.naps import ModelNaps
 from rljob_trainer.rollout.plugin import SLEEPING_CPU_WORKER, WORKER_EXTENSION
 from rljob_trainer.rollout.program import place_argument, run_program, set_defaults
 from rljob_trainer.rollout.startup import StartupFields, parse_arguments, startup_errors
@@ -84,7 +84,7 @@ async def _serve(args: Namespace, bounds: HangDetection, warm: asyncio.Event) ->
 
         async def warm_up() -> None:
             await _send_first_request(engine)
-            naps.record_warm()
+            naps.is_warm = True
             warm.set()
 
         await serving.run(app, asyncio.create_task(warm_up()), "the first request")

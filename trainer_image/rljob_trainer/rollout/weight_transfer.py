@@ -265,8 +265,6 @@ class EngineLoader:
 
     async def _replace(self, path: Path | None, manifest: WeightManifest) -> list[str]:
         """Replace the weights, or the adapter. Return the digest of each worker's part."""
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
         engine = self._engine
         if self._adapter is not None:
             assert path is not None, "adapters are published as files"
@@ -275,9 +273,7 @@ class EngineLoader:
             return await engine.collective_rpc("rljob_adapter_digest")
         await engine.start_weight_update()
         try:
-            source = {"key": manifest.key} if path is None else {"path": str(path)}
-            update_info = {**source, "digest_unit": manifest.digest_unit}
-            await engine.update_weights(WeightTransferUpdateRequest(update_info=update_info))
+            await engine.update_weights(_build_update(path, manifest))
         except Exception:
             # Of several workers, those that got their weights would refuse to start the next update.
             with contextlib.suppress(Exception):
@@ -285,3 +281,10 @@ class EngineLoader:
             raise
         await engine.finish_weight_update()
         return await engine.collective_rpc("rljob_digest")
+
+
+def _build_update(path: Path | None, manifest: WeightManifest) -> Any:
+    from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+    source = {"key": manifest.key} if path is None else {"path": str(path)}
+    return WeightTransferUpdateRequest(update_info={**source, "digest_unit": manifest.digest_unit})

@@ -90,12 +90,9 @@ class ServiceClient(ABC, Generic[R]):
             self.headers,
             self.replicas,
             self.versions,
+            settings,
             url=url,
             hedging=hedging,
-            health=self.health,
-            timeout_seconds=settings.timeout_seconds,
-            retries=settings.retries,
-            deadline_seconds=settings.deadline_seconds,
             hangs=None if url else Hangs(role, settings.timeout_seconds, settings.slots),
         )
         self.num_requests = self.requests.num_requests

@@ -1,16 +1,23 @@
 """What every request to a service has, and every result: of a reward, a function or an episode. Pure."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol, TypeVar
+
+import aiohttp
 
 from rljob_api.wire.base import InvalidReason, Lane
 from rljob_api.wire.calls import CallResult
+from rljob_api.wire.contract import PORT_SERVICE, UrlPath
+from rljob_api.wire.ports import listening_port
 from rljob_api.wire.retry_after import parse_retry_after
 from rljob_api.wire.scores import Part, ScoreResult
+from rljob_trainer.replicas.http import send
 
 _FINAL_REASONS = (InvalidReason.ABSTAINED, InvalidReason.BAD_REQUEST)
 _DEFAULT_RETRY_AFTER_SECONDS = 1.0
 _MIN_RETRY_AFTER_SECONDS = 0.05
+_INFO_TIMEOUT_SECONDS = 10.0
 
 
 Outcome = ScoreResult | CallResult
@@ -60,3 +67,11 @@ def busy_seconds(retry_after: str | None) -> float:
     seconds = parse_retry_after(retry_after)
     seconds = _DEFAULT_RETRY_AFTER_SECONDS if seconds is None else seconds
     return max(seconds, _MIN_RETRY_AFTER_SECONDS)
+
+
+def ask_info(
+    session: aiohttp.ClientSession, address: str, headers: Mapping[str, str]
+) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    """Ask a replica what it serves."""
+    url = f"http://{address}:{listening_port(PORT_SERVICE)}{UrlPath.INFO}"
+    return send(session, "GET", url, _INFO_TIMEOUT_SECONDS, headers)

@@ -18,7 +18,8 @@ from typing import Generic
 import aiohttp
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.services.reward import Hedging
+from rljob_api.manifest.services.calls import CallService
+from rljob_api.manifest.services.reward import Hedging, Reward
 from rljob_api.tracing.spans import Span
 from rljob_api.wire.base import InvalidReason, Lane
 from rljob_api.wire.contract import PORT_SERVICE
@@ -26,7 +27,6 @@ from rljob_api.wire.driver_status import HungPart
 from rljob_api.wire.ports import listening_port
 from rljob_trainer import traces
 from rljob_trainer.outages.deadline import deadline
-from rljob_trainer.outages.registry import Dependency
 from rljob_trainer.replicas.http import CONNECT_SECONDS
 from rljob_trainer.replicas.pool import ReplicaLease, ReplicaPool
 from rljob_trainer.services.hangs import Hangs
@@ -78,19 +78,15 @@ class Requests(Generic[R]):
         headers: Mapping[str, str],
         replicas: ReplicaPool,
         versions: VersionTracker | None,
+        settings: Reward | CallService,
         *,
-        health: Dependency,
-        timeout_seconds: float,
-        retries: int,
-        deadline_seconds: float,
         url: str = "",
         hedging: Hedging | None = None,
         hangs: Hangs | None = None,
     ) -> None:
-        """`where`: the service in messages to the user, such as spec.rewards: NAME. `timeout_seconds`: of an execution.
-        `url`: of an external endpoint; empty for replicas. `health`: of this service. `deadline_seconds`: of a request,
-        without the time in which the service was away. `hangs`: learns of
-        timeouts; None for an endpoint."""
+        """`where`: the service in messages to the user, such as spec.rewards: NAME. `settings`: its
+        deadline is without the time in which the service was away. `url`: of an external endpoint; empty for replicas.
+        `hangs`: learns of timeouts; None for an endpoint."""
         self.in_flight: set[PendingRequest[R]] = set()
         self.num_requests: Counter[Lane] = Counter()
         """Sent so far, including retries and hedges."""
@@ -98,11 +94,11 @@ class Requests(Generic[R]):
         self._hangs = hangs
         self._where, self._url, self._is_external = where, url, bool(url)
         # Two requests per slot: the second waits for the whole execution of the first.
-        queue_seconds = 0.0 if url else max(_MIN_QUEUE_SECONDS, timeout_seconds)
-        self.timeout_seconds = timeout_seconds + queue_seconds
+        queue_seconds = 0.0 if url else max(_MIN_QUEUE_SECONDS, settings.timeout_seconds)
+        self.timeout_seconds = settings.timeout_seconds + queue_seconds
         """Maximum time from sending a request to its response."""
         self._session, self._headers, self._replicas, self._versions = session, headers, replicas, versions
-        self._health, self._retries, self._deadline_seconds = health, retries, deadline_seconds
+        self._health, self._settings = replicas.fleet.health, settings
         self._refusals = Refusals(self._probe)
 
     async def run(self, call: Call[R], since: float | None = None) -> tuple[list[R], PendingRequest[R]]:
@@ -113,7 +109,7 @@ class Requests(Generic[R]):
         pending = PendingRequest(call, started_at=now, waits_since=now)
         self.in_flight.add(pending)
         try:
-            async with deadline(self._deadline_seconds, lambda: self._health.away_seconds) as scope:
+            async with deadline(self._settings.deadline_seconds, lambda: self._health.away_seconds) as scope:
                 results = await self._run_attempts(pending, since)
         except TimeoutError:
             if not scope.expired():
@@ -129,7 +125,7 @@ class Requests(Generic[R]):
         is_unreachable = pending.num_failures == pending.num_requests > 0
         reason = InvalidReason.UNREACHABLE if is_unreachable else InvalidReason.DEADLINE
         message = (
-            f"no result within {self._deadline_seconds:g} s and {pending.num_requests} requests; "
+            f"no result within {self._settings.deadline_seconds:g} s and {pending.num_requests} requests; "
             f"waited for {pending.waits_for}"
         )
         return pending.call.fail(reason, message)
@@ -150,7 +146,7 @@ class Requests(Generic[R]):
             if num_valid(results) >= num_valid(best):
                 best = results
             num_invalid += not is_final(results)
-            if is_final(results) or num_invalid > self._retries:
+            if is_final(results) or num_invalid > self._settings.retries:
                 return best
 
     def num_waiting(self) -> int:

@@ -10,12 +10,10 @@ from collections.abc import Mapping, Sequence
 
 import aiohttp
 
-from rljob_api.wire.contract import PORT_SERVICE, UrlPath
-from rljob_api.wire.ports import listening_port
 from rljob_api.wire.scores import PARTS, Part
 from rljob_trainer.concurrency import end_tasks
-from rljob_trainer.replicas.http import CONNECT_SECONDS
 from rljob_trainer.replicas.pool import ReplicaPool
+from rljob_trainer.services.messages import ask_info
 from rljob_trainer.services.refusals import REFUSED_STATUSES
 
 UNKNOWN_VERSION = "(unknown)"
@@ -72,7 +70,6 @@ def choose_version(versions: Sequence[str]) -> str | None:
 
 log = logging.getLogger(__name__)
 
-_INFO_TIMEOUT_SECONDS = 10.0
 
 """The server has no such page, or denies it. A request for a score then fails with a message that users can act on."""
 
@@ -140,12 +137,9 @@ class VersionTracker:
         self._replicas.dispatch()
 
     async def _identify(self, address: str) -> None:
-        fleet, url = self._replicas.fleet, f"http://{address}:{listening_port(PORT_SERVICE)}{UrlPath.INFO.value}"
-        timeout = aiohttp.ClientTimeout(total=_INFO_TIMEOUT_SECONDS, sock_connect=CONNECT_SECONDS)
+        fleet = self._replicas.fleet
         try:
-            async with self._session.get(
-                url, headers=self._headers, timeout=timeout, allow_redirects=False
-            ) as response:
+            async with ask_info(self._session, address, self._headers) as response:
                 if response.status in REFUSED_STATUSES:
                     info = {}
                 else:

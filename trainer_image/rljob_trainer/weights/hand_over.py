@@ -21,6 +21,8 @@ import base64
 import contextlib
 import hmac
 import logging
+import mmap
+import os
 import socket
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -33,7 +35,58 @@ from torch import Tensor
 from rljob_api.errors import TransientError
 from rljob_trainer.weights.buckets import Assembly, Part, pack
 from rljob_trainer.weights.channel import Channel, ClosedError
-from rljob_trainer.weights.staging import Staging, create_staging, map_staging, socket_path, synchronize
+from rljob_trainer.weights.cuda_ipc import CudaMemory, MappedCudaMemory
+
+
+class HostMemory:
+    def __init__(self, num_bytes: int, descriptor: int | None = None) -> None:
+        """`descriptor`: of another process's memory, to map it. Without one, create it."""
+        self.handle = b""
+        self._file = os.memfd_create("rljob-weights") if descriptor is None else descriptor
+        self.descriptor: int | None = self._file
+        if descriptor is None:
+            os.ftruncate(self._file, num_bytes)
+        # Its pages live until the last view, here and there, is gone.
+        self.tensor = torch.frombuffer(mmap.mmap(self._file, num_bytes), dtype=torch.uint8)
+
+    def close(self) -> None:
+        os.close(self._file)
+        del self.tensor
+
+
+class DeviceMemory(CudaMemory):
+    descriptor: int | None = None
+
+
+Staging = HostMemory | DeviceMemory
+"""A rank's. `tensor`: [bytes] uint8; `handle`: with which a process of the same machine can map it; `descriptor`: a
+file that the other process needs, too. Close it after every receiver has unmapped it, or is lost."""
+MappedStaging = HostMemory | MappedCudaMemory
+"""A receiver's."""
+
+
+def create_staging(num_bytes: int, device: torch.device) -> Staging:
+    return HostMemory(num_bytes) if device.type == "cpu" else DeviceMemory(num_bytes, device)
+
+
+def map_staging(handle: bytes, descriptor: int | None, num_bytes: int, device: torch.device) -> MappedStaging:
+    if device.type != "cpu":
+        return MappedCudaMemory(handle, num_bytes, device)
+    assert descriptor is not None
+    return HostMemory(num_bytes, descriptor)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what was asked of it in this thread."""
+    if device.type != "cpu":
+        torch.get_device_module(device).current_stream(device).synchronize()
+
+
+def socket_path(folder: Path, device: torch.device) -> Path:
+    """Return where the rank of this device listens: a GPU has the same UUID for all processes of the machine."""
+    name = "cpu" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
+    return folder / f"{name}.sock"
+
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from rljob_api.wire.contract import PORT_WEIGHTS
 from rljob_api.wire.ports import listening_port
 from rljob_api.wire.weights import DigestUnit, LocalFile, WeightManifest
 from rljob_inputs.memory.limits import NUM_KEPT_VERSIONS
-from rljob_trainer.weights.checksum import memory_key
 from rljob_trainer.weights.file_hash import hash_file
 from rljob_trainer.weights.file_server import ServedFile, WeightServer
 from rljob_trainer.weights.mapped import Layout, MappedFile, TensorSpec, boot_id
@@ -73,14 +72,6 @@ class WeightStore:
         self._threads.shutdown()
         for slot in (*self._published, *([self._spare] if self._spare else [])):
             slot.delete()
-
-    def publish(
-        self, weights: Mapping[str, Tensor], generation: str, version: int, unit: DigestUnit = "element"
-    ) -> WeightManifest:
-        """Publish gathered tensors. Of tied names, the first is published: a file cannot share memory."""
-        distinct = _without_ties(weights)
-        specs = {name: TensorSpec.of(tensor) for name, tensor in distinct.items()}
-        return self.publish_stream(specs, distinct.items(), generation, version, unit)
 
     def publish_stream(
         self,
@@ -148,11 +139,3 @@ class WeightStore:
         finally:
             with self._lock:
                 found.num_readers -= 1
-
-
-def _without_ties(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Keep the first of tied names: safetensors cannot store shared memory."""
-    first_names: dict[object, str] = {}
-    for name, tensor in weights.items():
-        first_names.setdefault(memory_key(tensor), name)
-    return {name: weights[name] for name in first_names.values()}

@@ -47,7 +47,7 @@ class PodEngines:
         self._supervisor: Supervisor
         self._loop: asyncio.AbstractEventLoop
         app = web.Application(middlewares=[require_token(environment[ENV_TOKEN])])
-        app.router.add_post(UrlPath.ENGINES.value, self._change)
+        app.router.add_post(UrlPath.ENGINES, self._change)
         app.cleanup_ctx.append(self._supervise)
         port = listening_port(PORT_ENGINES)
         try:

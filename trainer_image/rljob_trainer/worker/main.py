@@ -192,9 +192,7 @@ def announce_leave(head_address: str, values: Mapping[str, str]) -> str:
     seconds = _LEAVE_SHARE * float(values.get(ENV_GRACE_SECONDS) or GRACE_SECONDS)
     connection = HTTPConnection(head_address, listening_port(PORT_DRIVER), timeout=seconds)
     try:
-        connection.request(
-            "POST", UrlPath.LEAVE.value, headers={"Authorization": f"Bearer {values.get(ENV_TOKEN, '')}"}
-        )
+        connection.request("POST", UrlPath.LEAVE, headers={"Authorization": f"Bearer {values.get(ENV_TOKEN, '')}"})
         response = connection.getresponse()
         return response.read().decode(errors="replace") if response.status == 200 else f"HTTP {response.status}"
     except (OSError, HTTPException) as error:  # it ends, too

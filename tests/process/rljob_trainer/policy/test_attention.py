@@ -7,8 +7,8 @@ import torch
 from rljob_trainer.episodes.types import NOT_SAMPLED, TrainRow
 from rljob_trainer.policy import attention
 from rljob_trainer.policy.compilation import prepare_layers
-from rljob_trainer.policy.micro_batches import plan_micro_batches
 from rljob_trainer.policy.model_loading import ScoringModel, compute_as_sampled, decoder_layers
+from tests.support.micro_batches import plan_micro_batches
 
 CONFIGS = {
     "llama": {},

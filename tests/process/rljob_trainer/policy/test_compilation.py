@@ -10,8 +10,8 @@ from policy_load.shapes import MODELS, write_model
 from torch._dynamo.utils import counters
 
 from rljob_trainer.episodes.types import UpdateVersions
-from rljob_trainer.policy.micro_batches import plan_micro_batches
 from rljob_trainer.policy.policy import Policy
+from tests.support.micro_batches import plan_micro_batches
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rljob_trainer.policy.micro_batches import plan_micro_batches
+from tests.support.micro_batches import plan_micro_batches
 from tests.support.policy_scenarios import FIRST, PLAIN, Scenarios, build_rows, capture_gradients
 from tests.support.tiny_models import MODELS, write_model
 

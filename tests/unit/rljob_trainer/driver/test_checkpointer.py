@@ -46,7 +46,7 @@ def costs():
 @pytest.fixture
 def checkpointer(tmp_path, writer, costs):
     exporter = Exporter(tmp_path, writer, "never", tokenizer_source="", disk=RunDisk(tmp_path), record=None)
-    return Checkpointer(tmp_path, writer, keep=1, record=costs.append, exporter=exporter)
+    return Checkpointer(tmp_path, writer, keep=1, record=costs.append, exporter=exporter, disk=RunDisk(tmp_path))
 
 
 async def test_checkpoint_is_complete_once_the_ranks_have_written_it(tmp_path, checkpointer, writer, costs):
@@ -150,10 +150,17 @@ class Storage:
 
 
 async def test_older_checkpoint_stays_until_the_copy_has_the_new_one(tmp_path, writer, costs):
-    storage = Storage(tmp_path)
-    exporter = Exporter(tmp_path, writer, "never", tokenizer_source="", disk=RunDisk(tmp_path), record=None)
+    storage, disk = Storage(tmp_path), RunDisk(tmp_path)
+    exporter = Exporter(tmp_path, writer, "never", tokenizer_source="", disk=disk, record=None)
     checkpoints = Checkpointer(
-        tmp_path, writer, keep=1, record=costs.append, exporter=exporter, list_kept=lambda: {7}, copies=storage
+        tmp_path,
+        writer,
+        keep=1,
+        record=costs.append,
+        exporter=exporter,
+        disk=disk,
+        list_kept=lambda: {7},
+        copies=storage,
     )
     writer.gate.set()
     storage.gate.set()

@@ -109,4 +109,4 @@ def test_step_of_another_run_is_replaced_by_its_model(volume):
     environment = read_environment(variables | {"RLJOB_MODEL_STEP": "20"})
     assert (environment.model, environment.model_step) == ("/mnt/pvc/runs/sums", "20")
     found = environment.with_sources({"spec.model.source": "/mnt/pvc/runs/sums/export"})
-    assert (found.model, found.model_step, found.train_data) == ("/mnt/pvc/runs/sums/export", "", "/t.jsonl")
+    assert (found.model, found.model_step, found.train_data) == ("/mnt/pvc/runs/sums/export", "", ("/t.jsonl",))

@@ -42,7 +42,7 @@ def environment(tmp_path, monkeypatch):
     job = RLJob.model_validate({"metadata": {"name": "j"}, "spec": spec})
     train, held_out = (str(tmp_path / f"{name}.jsonl") for name in rows)
     return Environment(
-        job, tmp_path / "job.yaml", tmp_path / "run", "127.0.0.1", str(folder), train, {"eval": held_out}
+        job, tmp_path / "job.yaml", tmp_path / "run", "127.0.0.1", str(folder), (train,), {"eval": held_out}
     )
 
 
@@ -62,7 +62,7 @@ def with_mix(environment, **source):
     spec = environment.job.spec.to_manifest()
     spec["data"]["mix"] = [{"name": "other", "weight": 2, "source": "/other", **source}]
     job = RLJob.model_validate({"metadata": {"name": "j"}, "spec": spec})
-    return replace(environment, job=job, mix_data=(str(file),))
+    return replace(environment, job=job, train_data=(*environment.train_data, str(file)))
 
 
 def load(environment):

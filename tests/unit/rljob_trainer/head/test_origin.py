@@ -16,7 +16,7 @@ CLAIM = {"checkpoint": {"persistentVolumeClaim": {"claimName": "runs"}}}
 
 def begin(run_dir, *, is_on_cluster=True, **spec):
     uid = "u1" if is_on_cluster else ""
-    keep_origin(Environment(make_job(**spec), Path(), run_dir, "", "/m", "/data", {}, head_job_uid=uid))
+    keep_origin(Environment(make_job(**spec), Path(), run_dir, "", "/m", ("/data",), {}, head_job_uid=uid))
 
 
 def save(run_dir):

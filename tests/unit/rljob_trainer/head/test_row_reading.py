@@ -21,7 +21,7 @@ from rljob_trainer.history.disk import RunDisk
 
 @dataclass
 class Environment:
-    """Implements row_reading.Pages: pages of two rows at most."""
+    """In the place of a RowsClient: pages of two rows at most."""
 
     num_rows: int | None = 5
     """None: without end."""

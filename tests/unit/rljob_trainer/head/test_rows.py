@@ -54,7 +54,7 @@ def environment(tmp_path, monkeypatch):
     held_out = {"eval": "env://train", "hard": "env://hard"}
     run = tmp_path / "run"
     run.mkdir()
-    return Environment(job, tmp_path / "job.yaml", run, "127.0.0.1", str(folder), "env://train", held_out)
+    return Environment(job, tmp_path / "job.yaml", run, "127.0.0.1", str(folder), ("env://train",), held_out)
 
 
 def answer(body):

@@ -82,7 +82,7 @@ async def test_head_starts_once_the_export_has_its_name(runs, monkeypatch):
         partial.rename(export_folder(runs / "sums", 4))
 
     job = make_job(model={"source": "job://sums@4"})
-    environment = Environment(job, Path(), runs / "new", "", str(runs / "sums"), "/data", {}, model_step="4")
+    environment = Environment(job, Path(), runs / "new", "", str(runs / "sums"), ("/data",), {}, model_step="4")
     found, step = await find_start_model(environment, RunDisk(runs / "new"), Outages(), place)
     assert (found.model, found.model_step, step) == (str(export_folder(runs / "sums", 4)), "", 4)
     assert "sums writes an export" in reports[0]
@@ -94,7 +94,7 @@ async def test_head_without_the_runs_files_begins_with_the_step_of_the_status(ru
     job = make_job(model={"source": SOURCE})
     placed = StartModelStatus(job="sums", claim="runs", step=2)
     job = job.model_copy(update={"status": job.status.model_copy(update={"start_model": placed})})
-    environment = Environment(job, Path(), runs / "new", "", str(runs / "sums"), "/data", {}, model_step="last")
+    environment = Environment(job, Path(), runs / "new", "", str(runs / "sums"), ("/data",), {}, model_step="last")
     found, step = await find_start_model(environment, RunDisk(runs / "new"), Outages(), print)
     assert (found.model, step) == (str(export_folder(runs / "sums", 2)), 2)
     assert read_pin(runs / "new").step == 2

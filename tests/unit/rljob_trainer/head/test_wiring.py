@@ -16,7 +16,7 @@ from tests.support.loopback import next_address
 
 async def test_checkpoints_of_another_job_are_refused(tmp_path):
     def describe(source):
-        return Environment(make_job(model={"source": source}), Path(), tmp_path, next_address(), source, "/data", {})
+        return Environment(make_job(model={"source": source}), Path(), tmp_path, next_address(), source, ("/data",), {})
 
     keep_origin(describe("/models/a"))
     checkpoint_folder(tmp_path, 2).mkdir(parents=True)

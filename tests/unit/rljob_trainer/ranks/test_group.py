@@ -131,7 +131,7 @@ class Ranks:
         self.calls, self.fails, self.running = [], False, 0
         self.given = asyncio.Event()
         monkeypatch.setattr(TrainerGroup, "_call_alone", lambda _, method, arguments: self._call(method, arguments))
-        monkeypatch.setattr(TrainerGroup, "_watch_ranks", lambda *_: asyncio.Event().wait())
+        monkeypatch.setattr(TrainerGroup, "_watch_ranks", lambda *_, **__: asyncio.Event().wait())
         self.group = TrainerGroup(job_of(), "g", [])
         self.group._ranks, self.group._hands_over = [object(), object()], True
 

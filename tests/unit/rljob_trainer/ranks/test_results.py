@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from rljob_trainer.episodes.types import NOT_SAMPLED, TokenFacts, TrainRow
-from rljob_trainer.policy.micro_batches import plan_micro_batches
 from rljob_trainer.policy.update_metrics import RankMetrics
 from rljob_trainer.ranks.results import UpdateCounts, scatter_facts, split_facts, summarize_update
+from tests.support.micro_batches import plan_micro_batches
 
 
 def row(token_ids: list[int], mask: list[int]) -> TrainRow:

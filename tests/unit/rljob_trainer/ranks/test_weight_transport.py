@@ -17,6 +17,7 @@ from rljob_trainer.ranks import weight_transport
 from rljob_trainer.ranks.weight_transport import DeviceTransport, FileTransport, build_transport, choose_kind
 from rljob_trainer.weights.store import WeightStore
 from tests.support.loopback import next_address
+from tests.support.weight_files import publish
 
 WEIGHTS = {
     "matrix": torch.randn(64, 64, dtype=torch.bfloat16),
@@ -118,7 +119,7 @@ def test_an_engine_that_hangs_is_dropped_before_its_rank_counts_as_hung(
 def test_digest_and_size_are_those_of_a_file(unit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store = WeightStore(next_address(), "secret")
     try:
-        from_file = store.publish(WEIGHTS, "g", 3, unit)
+        from_file = publish(store, WEIGHTS, "g", 3, unit)
     finally:
         store.close()
     found = weight_transport.digest_published(Published.of(WEIGHTS), "g", 3, unit)

@@ -96,7 +96,7 @@ async def test_replay_makes_the_same_calls_of_the_trainer(make_harness, tmp_path
 
 def ignore_full_tokens(self, name, value):
     """Each group fills a micro-batch."""
-    object.__setattr__(self, name, 1 if name == "_full_tokens" else value)
+    object.__setattr__(self, name, 1 if name == "full_tokens" else value)
 
 
 async def test_replay_from_a_checkpoint_repeats_the_later_steps(make_harness, tmp_path):

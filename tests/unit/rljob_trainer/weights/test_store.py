@@ -17,6 +17,7 @@ from rljob_trainer.weights.file_hash import hash_file
 from rljob_trainer.weights.mapped import MappedFile, TensorSpec
 from rljob_trainer.weights.store import WeightStore
 from tests.support.loopback import next_address
+from tests.support.weight_files import publish
 from tests.support.weight_hashes import hash_chunks
 
 TOKEN = "secret"
@@ -44,14 +45,14 @@ def _weights(seed: int = 0) -> dict[str, torch.Tensor]:
 
 async def test_published_file_matches_its_manifest(store: WeightStore) -> None:
     weights = _weights()
-    manifest = store.publish(weights, "g1", 3)
+    manifest = publish(store, weights, "g1", 3)
     assert manifest.url == f"http://{HOST}:8200/weights/g1-3.safetensors"
     status, body = await _get(manifest.url)
     assert status == 200
     file_hash = hash_file(hash_chunks(memoryview(body)))
     assert (len(body), file_hash) == (manifest.num_bytes, manifest.file_hash)
     assert manifest.checksum == str(digest_tensors(weights.values()))
-    other = store.publish({"a": torch.arange(64.0)}, "g1", 4, "word")
+    other = publish(store, {"a": torch.arange(64.0)}, "g1", 4, "word")
     assert (other.digest_unit, other.checksum) == ("word", str(digest_tensors([torch.arange(64.0)], "word")))
     received = load(body)
     assert received.keys() == weights.keys()
@@ -59,7 +60,7 @@ async def test_published_file_matches_its_manifest(store: WeightStore) -> None:
 
 
 async def test_ranges_and_the_hashes_of_chunks_are_served(store: WeightStore) -> None:
-    manifest = store.publish({"a": torch.arange(1 << 20)}, "g1", 0)
+    manifest = publish(store, {"a": torch.arange(1 << 20)}, "g1", 0)
     _, body = await _get(manifest.url)
     headers = {"Authorization": f"Bearer {TOKEN}", "Range": "bytes=1000-2999"}
     async with aiohttp.ClientSession() as session, session.get(manifest.url, headers=headers) as response:
@@ -73,29 +74,29 @@ async def test_ranges_and_the_hashes_of_chunks_are_served(store: WeightStore) ->
 
 @pytest.mark.parametrize("token", [None, "", "wrong", "secret2"])
 async def test_nothing_is_served_without_the_token(store: WeightStore, token: str | None) -> None:
-    manifest = store.publish(_weights(), "g1", 0)
+    manifest = publish(store, _weights(), "g1", 0)
     assert (await _get(manifest.url, token))[0] == 401
     assert (await _get(f"http://{HOST}:8200/", token))[0] == 401
 
 
 async def test_newest_two_versions_are_kept(store: WeightStore, tmp_path: Path) -> None:
-    manifests = [store.publish(_weights(seed), "g1", seed) for seed in range(4)]
+    manifests = [publish(store, _weights(seed), "g1", seed) for seed in range(4)]
     assert [(await _get(manifest.url))[0] for manifest in manifests] == [404, 404, 200, 200]
     assert len(os.listdir(tmp_path)) == 3, "two are kept, and one is written again"
 
 
 def test_memory_of_old_versions_is_used_again(store: WeightStore) -> None:
-    files = [store.publish(_weights(seed), "g1", seed).local for seed in range(6)]
+    files = [publish(store, _weights(seed), "g1", seed).local for seed in range(6)]
     inodes = [file.inode for file in files if file is not None]
     assert inodes == inodes[:3] * 2
 
 
 def test_file_that_is_read_does_not_change(store: WeightStore) -> None:
-    manifests = [store.publish(_weights(seed), "g1", seed) for seed in range(2)]
+    manifests = [publish(store, _weights(seed), "g1", seed) for seed in range(2)]
     assert manifests[0].local is not None
     reader = MappedFile(Path(manifests[0].local.path))
     assert reader.lock(exclusive=False)
-    manifests += [store.publish(_weights(seed), "g1", seed) for seed in (2, 3, 4)]
+    manifests += [publish(store, _weights(seed), "g1", seed) for seed in (2, 3, 4)]
     found = dict(reader.tensors())
     assert all(torch.equal(found[name], tensor) for name, tensor in _weights(0).items())
     assert reader.is_deleted(), "it must not occupy memory for longer than it is read"
@@ -105,12 +106,12 @@ async def test_download_of_an_old_version_continues(store: WeightStore) -> None:
     def large(seed: int) -> dict[str, torch.Tensor]:
         return {"a": torch.full((16 << 20,), seed, dtype=torch.int8)}
 
-    manifest = store.publish(large(1), "g1", 1)
+    manifest = publish(store, large(1), "g1", 1)
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with aiohttp.ClientSession() as session, session.get(manifest.url, headers=headers) as response:
         start = await response.content.readexactly(1 << 20)
         for version in range(2, 6):
-            store.publish(large(version), "g1", version)
+            publish(store, large(version), "g1", version)
         body = start + await response.content.read()
     assert hash_file(hash_chunks(memoryview(body))) == manifest.file_hash
 
@@ -139,7 +140,7 @@ def test_file_of_many_chunks_and_dtypes_is_what_safetensors_reads(
         for dtype in dtypes
     }
     weights["transposed"] = torch.randn(40, 30).T
-    manifest = store.publish(weights, "g1", 0)
+    manifest = publish(store, weights, "g1", 0)
     body = (tmp_path / "g1-0.safetensors").read_bytes()
     found, mapped = load(body), dict(MappedFile(tmp_path / "g1-0.safetensors").tensors())
     assert found.keys() == mapped.keys() == weights.keys()
@@ -151,7 +152,7 @@ def test_file_of_many_chunks_and_dtypes_is_what_safetensors_reads(
 
 
 async def test_only_published_names_are_served(store: WeightStore, tmp_path: Path) -> None:
-    store.publish(_weights(), "g1", 0)
+    publish(store, _weights(), "g1", 0)
     (tmp_path / "other.safetensors").write_bytes(b"not published")
     for name in ("other.safetensors", "..%2F..%2Fetc%2Fpasswd", "%2Fetc%2Fpasswd"):
         assert (await _get(f"http://{HOST}:8200/weights/{name}"))[0] == 404
@@ -159,7 +160,7 @@ async def test_only_published_names_are_served(store: WeightStore, tmp_path: Pat
 
 def test_tied_names_are_written_once(store: WeightStore, tmp_path: Path) -> None:
     embedding = torch.randn(16, 4)
-    manifest = store.publish({"embed": embedding, "head": embedding, "view": embedding.view(16, 4)}, "g1", 0)
+    manifest = publish(store, {"embed": embedding, "head": embedding, "view": embedding.view(16, 4)}, "g1", 0)
     assert load((tmp_path / "g1-0.safetensors").read_bytes()).keys() == {"embed"}
     assert manifest.checksum == str(digest_tensors([embedding]))
 

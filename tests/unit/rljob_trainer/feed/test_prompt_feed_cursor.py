@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rljob_inputs.data.prompts import PromptSet
 from rljob_inputs.prompts import Prompt
-from rljob_trainer.feed.cursor import Cursor, EpochReader, epoch_order
+from rljob_trainer.feed.prompt_feed import Cursor, EpochReader, epoch_order
 
 
 def prompts_of(num_rows, left_out=()):

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from rljob_trainer.rollout.model_naps import ModelNaps
-from rljob_trainer.rollout.naps import NotWarmError
+from rljob_trainer.rollout.naps import ModelNaps, NotWarmError
 
 ASLEEP = "the engine is asleep: it is the trainer's turn"
 
@@ -35,7 +34,7 @@ class FakeEngine:
 def warm() -> tuple[ModelNaps, FakeEngine]:
     engine = FakeEngine()
     naps = ModelNaps(engine)
-    naps.record_warm()
+    naps.is_warm = True
     return naps, engine
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from rljob_api.errors import UserError
 from rljob_trainer.devices.choose import CudaFacts
-from rljob_trainer.rollout import platform
-from rljob_trainer.rollout.platform import check_platform
+from rljob_trainer.rollout import server
+from rljob_trainer.rollout.server import check_platform
 
 
 @dataclass
@@ -40,6 +40,6 @@ def test_build_for_the_device_of_the_spec_is_accepted(num_gpus, found):
     ],
 )
 def test_other_device_is_a_user_error(monkeypatch, num_gpus, found, message):
-    monkeypatch.setattr(platform, "read_cuda_facts", lambda: CudaFacts("2.13.0", "13.0", None, "no driver"))
+    monkeypatch.setattr(server, "read_cuda_facts", lambda: CudaFacts("2.13.0", "13.0", None, "no driver"))
     with pytest.raises(UserError, match=rf"^spec\.rollout\.{message}"):
         check_platform(num_gpus, found)

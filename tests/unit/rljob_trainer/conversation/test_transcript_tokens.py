@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_trainer.conversation.token_index import TokenIndex
+from rljob_trainer.conversation.transcript import TokenIndex
 from rljob_trainer.conversation.turns import TurnTree
 from rljob_trainer.episodes.types import Completion
 from tests.support.chat_templates import build_template

@@ -36,7 +36,8 @@ SCHEMAS = {
 class Provider(Protocol):
     """Runs code. `problem`: why this worker must be replaced, or an empty text."""
 
-    problem: str
+    @property
+    def problem(self) -> str: ...
 
     def run(self, language: str, code: str, episode: str) -> str:
         """Return what the model sees. `episode`: empty, or shared by all calls of an episode. Raise any Exception if

@@ -97,11 +97,12 @@ def build_table(
     *others, last = header
     columns = [c if isinstance(c, Column) else Column(c) for c in others]
     columns.append(last if isinstance(last, Column) else Column(last, drop=-1, is_text=True))
-    return FittedTable(columns, [[_cell(value) for value in row] for row in rows], gap, header_style)
-
-
-def _cell(value: str | Text) -> Text:
-    return Text(clean(value)) if isinstance(value, str) else value
+    return FittedTable(
+        columns,
+        [[Text(clean(value)) if isinstance(value, str) else value for value in row] for row in rows],
+        gap,
+        header_style,
+    )
 
 
 class CleanConsole(Console):

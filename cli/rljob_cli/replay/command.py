@@ -9,16 +9,14 @@ from typing import Any
 import yaml
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.job import RLJob
 from rljob_api.run.folder import FILE_JOB, FILE_METRICS, TRAJECTORIES, complete_checkpoints, list_trajectory_files
 from rljob_api.run.metrics import StepRecord, read_metrics
 from rljob_cli.check.job_source import require_weights
 from rljob_cli.check.jobfile import load
-from rljob_cli.check.preflight import read_trained_config
-from rljob_cli.commands import parse_claims
+from rljob_cli.commands import parse_claims, use_fast_types
 from rljob_cli.exits import EXIT_INTERRUPTED, guard
 from rljob_cli.local.network import claim_block
-from rljob_cli.local.node.cpus import has_bfloat16, use_float32
+from rljob_cli.options import RunOptions
 from rljob_cli.output import print_json
 from rljob_cli.replay.comparison import ComparedStep, compare_steps, describe_result, to_json
 from rljob_cli.replay.compatibility import find_changes, find_obstacles
@@ -33,24 +31,14 @@ _SHOWN = {"loss": "loss", "grad norm": "grad_norm"}
 
 
 @guard
-def replay_command(
-    path: Path,
-    run: str,
-    directory: Path,
-    overrides: list[str],
-    volumes: list[str],
-    steps: str | None,
-    fresh: bool,
-    output: str,
-    block: str | None,
-) -> int:
+def replay_command(options: RunOptions, run: str) -> int:
     require(find_device_extra(), "rljob run --from-trajectories")
-    claims, requested = parse_claims(volumes), None if steps is None else parse_steps(steps)
-    file, source = load(path, overrides, runs=directory), find_run(run, directory).resolve()
+    path, directory, output = options.files.path, options.directory, options.output
+    claims, requested = parse_claims(options.volumes), None if options.steps is None else parse_steps(options.steps)
+    file, source = load(path, options.overrides or [], runs=directory), find_run(run, directory).resolve()
     require_weights(file.start)
     job = file.job
-    if not has_bfloat16():
-        use_float32(job, read_trained_config(job, claims))
+    use_fast_types(job, claims)
     plan = plan_run(source, requested)
     before, now = _read_spec(source), runfolder.dump(job)["spec"]
     if obstacles := find_obstacles(before, now, plan.checkpoint):
@@ -62,11 +50,15 @@ def replay_command(
     if folder == source:
         raise UserError(f"{source}: the replay would be written to the folder that it reads; pass another --dir")
     with runfolder.lock(folder):
-        _prepare(folder, job, fresh, say)
+        if (folder / FILE_JOB).exists() and not options.fresh:
+            raise UserError(f"{folder} has an earlier replay; pass --fresh, which renames it, or another --dir")
+        if options.fresh and (old := runfolder.set_aside(folder)):
+            say(f"the earlier replay is now {old}")
+        runfolder.prepare(folder, job)
         say(plan.describe(requested))
         say("; ".join(["changed", *changes]) if changes else "the job is that of the run")
         recorded = {record.step: record for record in read_metrics(source / FILE_METRICS).steps}
-        network = claim_block(str(folder), block)
+        network = claim_block(str(folder), options.network)
         try:
             run_replay(job, source, plan, folder, network, claims, functools.partial(_show_step, say, recorded))
         except (KeyboardInterrupt, asyncio.CancelledError):
@@ -96,14 +88,6 @@ def _read_spec(run: Path) -> dict[str, Any]:
             f"{run / FILE_JOB}: cannot be read; a replay compares its job with that of the run: copy the file that "
             "`rljob run` has written next to the log"
         ) from None
-
-
-def _prepare(folder: Path, job: RLJob, fresh: bool, say: Callable[[str], None]) -> None:
-    if (folder / FILE_JOB).exists() and not fresh:
-        raise UserError(f"{folder} has an earlier replay; pass --fresh, which renames it, or another --dir")
-    if fresh and (old := runfolder.set_aside(folder)):
-        say(f"the earlier replay is now {old}")
-    runfolder.prepare(folder, job)
 
 
 def _show_step(say: Callable[[str], None], recorded: dict[int, StepRecord], record: StepRecord) -> None:

@@ -98,15 +98,15 @@ def add_agent(row: SampleRow) -> SampleRow:
         reason, _, message = failure.partition(": ")
         result = ResultRow(name=path, valid=False, reason=reason, message=message)
     elif row.own_reward is not None:
-        numbers = {name: value for name, value in json.loads(row.info or "{}").items() if _is_number(value)}
+        numbers = {
+            name: value
+            for name, value in json.loads(row.info or "{}").items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        }
         result = ResultRow(name=RUNNER_SERVICE, valid=True, score=row.own_reward, components=numbers)
     else:
         return row
     return row.model_copy(update={"rewards": [*row.rewards, result]})
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 class Reading(NamedTuple):

@@ -17,8 +17,8 @@ from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job_sections import DataSource
 from rljob_inputs.data.files import choose_files, find_files, has_saved, read_file
 from rljob_inputs.data.text_files import Values
-from rljob_inputs.errors import InputError
-from rljob_inputs.hub.repository import HubAccess, MissingRevisionError, Repository, find_repository, offline_mode
+from rljob_inputs.errors import InputError, first_line
+from rljob_inputs.hub.repository import HubAccess, Repository, at_source, find_repository, offline_mode
 from rljob_inputs.objects.access import ObjectAccess, is_object
 from rljob_inputs.objects.copies import Copy, open_copy
 from rljob_inputs.objects.listing import Listing
@@ -69,21 +69,16 @@ def read_rows(
 
 
 def _read_local(path: Path, split: str, field: str) -> Iterator[tuple[Values, str]]:
-    try:
+    with at_source(field):
         for file in find_files(path):
             yield from read_file(file, split)
-    except UserError as error:
-        raise InputError(f"{field}.source", str(error)) from error
 
 
 def _read_hub(
     source: DataSource, location: str, split: str, field: str, access: HubAccess, *, is_check: bool
 ) -> Iterator[tuple[Values, str]]:
-    try:
+    with at_source(field):
         repository = find_repository(location, "dataset", source.revision, access)
-    except UserError as error:
-        name = "revision" if isinstance(error, MissingRevisionError) else "source"
-        raise InputError(f"{field}.{name}", str(error)) from error
     try:
         table = _load_table(source, repository, split, is_check=is_check)
         if source.limit is not None and not is_check:
@@ -115,7 +110,7 @@ def _load_table(source: DataSource, repository: Repository, split: str, *, is_ch
 
 
 def _explain(error: Exception, source: DataSource, location: str, split: str, field: str) -> InputError:
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    reason = first_line(error) or type(error).__name__
     if "BuilderConfig" in reason or "Config name is missing" in reason:
         given = f"has no subset {source.subset}" if source.subset else "has several subsets"
         return InputError(f"{field}.subset", f"{location} {given}: {_shorten(str(error))}")

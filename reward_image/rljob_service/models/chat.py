@@ -26,7 +26,7 @@ from rljob_service.models.execution import ExecutionProgress, NoScoreError
 from rljob_service.models.metrics import UpstreamMetrics, count_tokens
 from rljob_service.models.rate_limiter import RateLimiter
 from rljob_service.models.texts import describe
-from rljob_service.models.upstream import UpstreamClient
+from rljob_service.models.upstream import Json, UpstreamClient
 from rljob_service.results import StartupReport
 from rljob_service.worker.forms.outcome import encodable
 
@@ -91,7 +91,7 @@ class ChatSettings:
     """Requests of one execution, sent at once."""
     system_prompt: str | None = None
     """System message of the warm-up."""
-    payload: dict[str, Any] = field(default_factory=dict)
+    payload: Json = field(default_factory=dict)
     """Additional fields of each request."""
 
 
@@ -192,9 +192,9 @@ def _take_key(endpoint: JudgeEndpoint) -> str:
     return key
 
 
-def _build_payload(settings: ChatSettings) -> dict[str, Any]:
+def _build_payload(settings: ChatSettings) -> Json:
     endpoint, sampling = settings.endpoint, settings.sampling
-    payload: dict[str, Any] = {
+    payload: Json = {
         "model": endpoint.model if endpoint else vllm_sidecar.SERVED_MODEL_NAME,
         **({} if sampling.temperature is None else {"temperature": sampling.temperature}),
         endpoint.max_tokens_field if endpoint else "max_tokens": sampling.max_tokens,
@@ -204,7 +204,7 @@ def _build_payload(settings: ChatSettings) -> dict[str, Any]:
     return payload | settings.payload | sampling.extra_body
 
 
-def _text_of(answer: dict[str, Any], who: str, hide_key: Callable[[str], str]) -> str:
+def _text_of(answer: Json, who: str, hide_key: Callable[[str], str]) -> str:
     """Return the model's text. Raises NoScoreError if it is missing or incomplete, or if there is no chat
     completion."""
     try:

@@ -28,6 +28,8 @@ from rljob_service.models.metrics import UpstreamMetrics, count_tokens
 from rljob_service.models.rate_limiter import RateLimiter
 from rljob_service.models.shared_engines import SharedEngines
 
+Json = dict[str, Any]
+"""A request or an answer."""
 _OPERATIONS = {"/chat/completions": "chat", "/completions": "text_completion"}
 
 
@@ -79,7 +81,7 @@ class UpstreamClient:
         self._headers = {**(headers or {}), **({"Authorization": f"Bearer {secret}"} if secret else {})}
         self._name = name
         self._on_refused = on_refused
-        self._answered: dict[str, Any] | None = None
+        self._answered: Json | None = None
         """The payload that was answered last."""
         self._probe: asyncio.Task[None] | None = None
         self._is_away = False
@@ -106,7 +108,7 @@ class UpstreamClient:
         if self._engines is None and self._answered is not None and (self._probe is None or self._probe.done()):
             self._probe = asyncio.create_task(self._ask_again(self._answered))
 
-    async def _ask_again(self, payload: dict[str, Any]) -> None:
+    async def _ask_again(self, payload: Json) -> None:
         await self._limiter.acquire_retry()
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
@@ -120,7 +122,7 @@ class UpstreamClient:
             self._metrics.record_request("connection")
             self._set_away(True)
 
-    async def post(self, payload: dict[str, Any], progress: ExecutionProgress) -> dict[str, Any]:
+    async def post(self, payload: Json, progress: ExecutionProgress) -> Json:
         """Return the JSON object of the answer. Raises NoScoreError, and AwayError if all engines are away."""
         num_tries = 0
         last = ""
@@ -152,7 +154,7 @@ class UpstreamClient:
                 continue
             await self._handle_error(response, progress, num_tries, last)
 
-    def _accept(self, payload: dict[str, Any], response: _Response, span: Span) -> dict[str, Any]:
+    def _accept(self, payload: Json, response: _Response, span: Span) -> Json:
         self._metrics.record_request(str(response.status))
         self._answered = payload
         self._set_away(False)
@@ -160,7 +162,7 @@ class UpstreamClient:
         record_answer(span, answer)
         return answer
 
-    async def _send(self, url: str, payload: dict[str, Any]) -> _Response:
+    async def _send(self, url: str, payload: Json) -> _Response:
         async with self._session.post(
             url,
             json=payload,
@@ -219,7 +221,7 @@ class UpstreamClient:
         with begin_wait(seconds, last):
             await asyncio.sleep(seconds)
 
-    def _read_answer(self, text: str) -> dict[str, Any]:
+    def _read_answer(self, text: str) -> Json:
         """Return the JSON object of an answer, and count its tokens."""
         try:
             answer = json.loads(text)
@@ -242,7 +244,7 @@ async def _read_text(response: aiohttp.ClientResponse) -> str:
     return body[:_MAX_ANSWER_BYTES].decode(errors="replace")
 
 
-def begin_try(url: str, payload: dict[str, Any], number: int) -> Span:
+def begin_try(url: str, payload: Json, number: int) -> Span:
     """One request. `number`: from 1."""
     if not is_on():
         return NOT_RECORDED
@@ -268,7 +270,7 @@ def record_status(attempt: Span, status: int) -> None:
     attempt.fail(str(status))
 
 
-def record_answer(attempt: Span, answer: dict[str, Any]) -> None:
+def record_answer(attempt: Span, answer: Json) -> None:
     """`answer`: JSON, whatever it says."""
     reported = answer.get("model")
     attempt.set(

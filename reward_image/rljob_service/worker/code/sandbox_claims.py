@@ -23,13 +23,16 @@ _FIRST_WAIT_SECONDS, _MAX_WAIT_SECONDS, _GROWTH = 0.05, 1.0, 1.5
 _MIN_REQUEST_SECONDS, _MAX_REQUEST_SECONDS = 1.0, 30.0
 _MAX_SHOWN_CHARACTERS = 300
 
+_Object = dict[str, Any]
+"""One of the API server."""
+
 
 class ClaimError(Exception):
     """No sandbox could be claimed."""
 
 
 class KubernetesApi(Protocol):
-    def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+    def request(self, method: str, path: str, body: _Object | None = None) -> tuple[int, _Object]:
         """Return the status and the object. Raise OSError and http.client.HTTPException."""
 
 
@@ -46,7 +49,7 @@ class InClusterApi(NamedTuple):
         """Namespace of this Pod."""
         return (self.account / "namespace").read_text().strip()
 
-    def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+    def request(self, method: str, path: str, body: _Object | None = None) -> tuple[int, _Object]:
         """Make one request, with the current token: the kubelet replaces it every hour."""
         context = ssl.create_default_context(cafile=str(self.account / "ca.crt"))
         # After the deadline, too: the claim of a call that took all its time is still deleted.
@@ -95,7 +98,7 @@ class Claims(NamedTuple):
         """Delete the episode's claim, and with it its sandbox. Raise ClaimError."""
         self._request("DELETE", self._path("sandboxclaims", build_name(self.pool, episode)))
 
-    def _create(self, episode: str) -> dict[str, Any]:
+    def _create(self, episode: str) -> _Object:
         pool = self._request("GET", self._path("sandboxwarmpools", self.pool))
         if pool is None:
             raise ClaimError(f"the SandboxWarmPool {self.pool} does not exist: the job ends or is suspended")
@@ -108,7 +111,7 @@ class Claims(NamedTuple):
         path = f"/apis/{_GROUP}/namespaces/{self.namespace}/{plural}"
         return f"{path}/{name}" if name else path
 
-    def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any] | None:
+    def _request(self, method: str, path: str, body: _Object | None = None) -> _Object | None:
         """Return the object; None if it does not exist, or if one to create exists."""
         try:
             status, answer = self.api.request(method, path, body)
@@ -127,7 +130,7 @@ def build_name(pool: str, episode: str) -> str:
     return f"rljob-{sha256(f'{pool}/{episode}'.encode()).hexdigest()[:32]}"
 
 
-def build_claim(pool: dict[str, Any], name: str, expiry: datetime) -> dict[str, Any]:
+def build_claim(pool: _Object, name: str, expiry: datetime) -> _Object:
     """Return the SandboxClaim. `pool`: metadata of the warm pool, to which it belongs."""
     owner = {"apiVersion": _GROUP, "kind": "SandboxWarmPool", "name": pool["name"], "uid": pool["uid"]}
     return {
@@ -141,18 +144,18 @@ def build_claim(pool: dict[str, Any], name: str, expiry: datetime) -> dict[str, 
     }
 
 
-def _read_address(claim: dict[str, Any]) -> str:
+def _read_address(claim: _Object) -> str:
     """Return the address of the sandbox's Pod; empty until it is ready."""
     status = claim.get("status") or {}
     addresses = (status.get("sandbox") or {}).get("podIPs") or []
     return str(addresses[0]) if addresses and _find_ready(status).get("status") == "True" else ""
 
 
-def _describe(claim: dict[str, Any]) -> str:
+def _describe(claim: _Object) -> str:
     ready = _find_ready(claim.get("status") or {})
     text = f"{ready.get('reason', '')}: {ready.get('message', '')}" if ready else ""
     return text[:_MAX_SHOWN_CHARACTERS]
 
 
-def _find_ready(status: dict[str, Any]) -> dict[str, Any]:
+def _find_ready(status: _Object) -> _Object:
     return next((each for each in status.get("conditions") or [] if each.get("type") == "Ready"), {})

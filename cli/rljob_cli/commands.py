@@ -28,7 +28,7 @@ from rljob_cli.local.node.cpus import has_bfloat16, use_float32
 from rljob_cli.options import PlanOptions, RunOptions, ValidateOptions
 from rljob_cli.output import print_error, print_json
 from rljob_cli.run import runfolder
-from rljob_cli.tables import make_console, make_error_console
+from rljob_cli.tables import choose_console, print_lines_on
 from rljob_core.children.start_model import FIELD, locate_model, parse_start, with_any_claim
 from rljob_inputs.findings import describe_lengths
 from rljob_inputs.machine.installation import find_device_extra, require
@@ -93,8 +93,8 @@ def _run_locked(file: JobFile, folder: Path, claims: dict[str, Path], options: R
 
     if file.unused:
         print(describe_unused(file), file=sys.stderr)
-    console = make_error_console() if output == "json" else make_console()
-    say = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
+    console = choose_console(output)
+    say = print_lines_on(console)
     if fresh and (old := runfolder.set_aside(folder)):
         say(f"the earlier run is now {old}")
     elif step := last_checkpoint(folder):

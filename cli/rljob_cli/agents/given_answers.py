@@ -6,7 +6,7 @@ Invariant: when `play_answers` returns or raises, no process that it started is 
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,10 +17,10 @@ from rljob_cli.check.waits import describe_end, describe_error, find_ended_conta
 from rljob_cli.local.cluster import LocalCluster, build_objects, running
 from rljob_cli.local.network import claim_block
 from rljob_cli.manifests import is_ready, labels_of, phase_of, role_of
+from rljob_cli.output import Say
 from rljob_core.backend import Manifest
 from rljob_core.children.common import AGENT, HEAD, REWARD, read_role_name
 
-Say = Callable[[str], None]
 _SETTINGS = "rehearsal.json"
 _KINDS = ("Secret", "ConfigMap", "Service", "Deployment", "Job")
 _POLL_SECONDS = 0.05

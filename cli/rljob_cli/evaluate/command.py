@@ -27,7 +27,7 @@ from rljob_cli.options import EvaluateOptions
 from rljob_cli.run import runfolder
 from rljob_cli.run.command import Run
 from rljob_cli.run.live import PlainOutput
-from rljob_cli.tables import make_console, make_error_console
+from rljob_cli.tables import choose_console
 from rljob_inputs.machine.installation import find_device_extra, require
 
 
@@ -107,7 +107,7 @@ def _describe(job: _Job, phase: str, message: str = "") -> ModelResult:
 def _run(job: _Job, claims: dict[str, Path], options: EvaluateOptions) -> ModelResult:
     runfolder.prepare(job.folder, job.file.job)
     network = claim_block(str(job.folder), options.network)
-    output = PlainOutput(make_error_console() if options.output == "json" else make_console())
+    output = PlainOutput(choose_console(options.output))
     run = Run(job.file.job, job.folder, network, claims, output)
     phase = asyncio.run(run.execute())
     metrics = read_metrics(job.folder / FILE_METRICS)

@@ -9,7 +9,7 @@ other file.
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.sources import parse_source
 from rljob_api.run.folder import EXPORT, current_export, export_folder
 from rljob_cli.export.steps import export_step, is_step, read_step
+from rljob_cli.output import Say
 from rljob_cli.trajectories.log import find_run
 from rljob_inputs.objects.access import is_object
 
@@ -110,7 +111,7 @@ def _find_step(given: str, run: Path, suffix: str) -> Candidate:
     return Candidate(given, str(folder), run=run, step=None if current_export(run, step) else step)
 
 
-def export(candidate: Candidate, say: Callable[[str], None]) -> None:
+def export(candidate: Candidate, say: Say) -> None:
     """Write the model of a checkpoint, unless it is there and current. Raise UserError if it fails."""
     if candidate.step is None:
         return

@@ -20,7 +20,7 @@ from rljob_cli.export.destinations import Destination, find_destination
 from rljob_cli.export.steps import export_step, is_step, read_step
 from rljob_cli.options import ExportOptions
 from rljob_cli.output import print_json, say
-from rljob_cli.report.collect import read_job, read_summary
+from rljob_cli.report.collect import name_run, read_job, read_summary
 from rljob_cli.run.runfolder import dump
 from rljob_cli.run.summary import build_serve_command
 from rljob_cli.trajectories.log import find_run
@@ -108,7 +108,7 @@ def _write_model(source: _Source, to: Path, given: str) -> tuple[str, Mapping[st
         source.export.rename(to)  # the copy is on the same disk
     job = _complete(read_job(folder / FILE_JOB)[0])
     metrics = read_metrics(folder / FILE_METRICS)
-    job_name = str(((job or {}).get("metadata") or {}).get("name") or folder.name)
+    job_name = name_run(job, folder)
     summary = read_summary(folder, job_name, job, metrics)
     (to / FILE_CARD).write_text(build_card(job_name, step, job or {}, metrics, summary), encoding="utf-8")
     return job_name, (((job or {}).get("spec") or {}).get("data") or {}).get("chatTemplateArguments") or {}

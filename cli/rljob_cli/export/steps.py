@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from rljob_api.errors import UserError
@@ -18,6 +17,7 @@ from rljob_api.run.folder import current_export, last_checkpoint
 from rljob_api.run.start_model import FILE_PIN
 from rljob_cli.check.job_source import FIELD, MODEL, StartModel
 from rljob_cli.local.node.volumes import write_atomically
+from rljob_cli.output import Say
 from rljob_inputs.machine.installation import find_device_extra, require
 
 LAST, BEST = "last", "best"
@@ -54,7 +54,7 @@ def export_step(run: Path, step: int, to: Path, given: str) -> None:
         raise UserError(f"{given}: {reason.removeprefix('error: ')}")
 
 
-def provide_model(start: StartModel, folder: Path, say: Callable[[str], None]) -> str:
+def provide_model(start: StartModel, folder: Path, say: Say) -> str:
     """Export the step to the run's folder, unless it is there. Return its path. Raise UserError if that fails."""
     model, pin = folder / MODEL, start.pin
     if start.is_pinned:

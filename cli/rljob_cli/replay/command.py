@@ -2,7 +2,7 @@
 
 import asyncio
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,13 @@ from rljob_cli.commands import parse_claims, use_fast_types
 from rljob_cli.exits import EXIT_INTERRUPTED, guard
 from rljob_cli.local.network import claim_block
 from rljob_cli.options import RunOptions
-from rljob_cli.output import print_json
+from rljob_cli.output import Say, print_json
 from rljob_cli.replay.comparison import ComparedStep, compare_steps, describe_result, to_json
 from rljob_cli.replay.compatibility import find_changes, find_obstacles
 from rljob_cli.replay.plan import ReplayPlan, StepRange, parse_steps, plan_replay
 from rljob_cli.replay.processes import run_replay
 from rljob_cli.run import runfolder
-from rljob_cli.tables import build_table, make_console, make_error_console, show
+from rljob_cli.tables import build_table, choose_console, print_lines_on, show
 from rljob_cli.trajectories.log import find_run
 from rljob_inputs.machine.installation import find_device_extra, require
 
@@ -44,8 +44,7 @@ def replay_command(options: RunOptions, run: str) -> int:
     if obstacles := find_obstacles(before, now, plan.checkpoint):
         raise UserError("\n".join(f"{path}: {obstacle}" for obstacle in obstacles))
     changes = [change.describe() for change in find_changes(before, now)]
-    console = make_error_console() if output == "json" else make_console()
-    say = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
+    say = print_lines_on(choose_console(output))
     folder = (directory / f"{job.metadata.name}-replay").resolve()
     if folder == source:
         raise UserError(f"{source}: the replay would be written to the folder that it reads; pass another --dir")
@@ -90,7 +89,7 @@ def _read_spec(run: Path) -> dict[str, Any]:
         ) from None
 
 
-def _show_step(say: Callable[[str], None], recorded: dict[int, StepRecord], record: StepRecord) -> None:
+def _show_step(say: Say, recorded: dict[int, StepRecord], record: StepRecord) -> None:
     [step] = compare_steps([recorded[record.step]] if record.step in recorded else [], [record])
     same = "equal" if step.is_equal else f"loss {_number(record.loss)}, grad norm {_number(record.grad_norm)}"
     say(f"step {record.step}: {same}, {record.step_seconds:.1f} s")

@@ -13,7 +13,7 @@ from rljob_api.manifest.status import RewardProblem, RLJobStatus
 from rljob_api.run.metrics import EvaluationRecord, StepRecord
 from rljob_api.run.sessions import ContainerFailure
 from rljob_api.wire.contract import ExitCode
-from rljob_api.wire.driver_status import DriverStatus, LearningReason, Outage
+from rljob_api.wire.driver_status import DriverStatus, LearningReason, Outage, ScheduleStatus
 from rljob_cli.manifests import is_ready, role_of
 from rljob_cli.run.reward_rows import RewardRow
 from rljob_cli.run.summary import describe_uncounted
@@ -117,6 +117,12 @@ def diff_snapshots(old: Snapshot, new: Snapshot) -> list[Change]:
         changes.append(Change(f"resumed after step {last}", {"type": "resumed", "step": last}))
     changes += [_format_step(record, new.total_steps) for record in new.steps if record.step > last]
     return changes
+
+
+def describe_groups(schedule: ScheduleStatus) -> str:
+    """Return how many groups are where, as far as it is known."""
+    groups = {"in flight": schedule.groups_in_flight, "scored": schedule.groups_scored, "due": schedule.groups_due}
+    return ", ".join(f"{count} {name}" for name, count in groups.items() if count is not None)
 
 
 def describe_work(snapshot: Snapshot) -> list[Change]:

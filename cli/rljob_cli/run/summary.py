@@ -66,7 +66,7 @@ def build_summary(
         prompts_trained=metrics.prompts_trained,
         accuracy_before=before.accuracy,
         accuracy_after=after.accuracy,
-        logprob_difference=_known(step.logprob_difference for step in metrics.steps),
+        logprob_difference=list_known(step.logprob_difference for step in metrics.steps),
         restarts={role: restarts.get(role, 0) + by_driver.get(role, 0) for role in sorted({*restarts, *by_driver})},
         pause_seconds=_mean(step.pause_seconds for step in metrics.steps),
         transfer_seconds=_mean(step.transfer_seconds for step in metrics.steps),
@@ -82,12 +82,17 @@ def build_summary(
     )
 
 
-def _known(values: Iterable[float | None]) -> list[float]:
+def sort_phases(summary: RunSummary) -> list[tuple[str, float]]:
+    """Return the phases that took time, with their seconds, longest first."""
+    return sorted(((name, taken) for name, taken in summary.phase_seconds.items() if taken), key=lambda item: -item[1])
+
+
+def list_known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = _known(values)
+    known = list_known(values)
     return sum(known) / len(known) if known else None
 
 
@@ -167,8 +172,7 @@ def summary_lines(summary: RunSummary) -> Iterator[tuple[str, str]]:
     yield "steps", _describe_progress(summary)
     if without := summary.steps_without_signal:
         yield "steps without signal", f"{without} of {summary.steps}: no sample had an advantage to learn from"
-    phases = {name: seconds for name, seconds in summary.phase_seconds.items() if seconds}
-    parts = [f"{name} {seconds:.1f} s" for name, seconds in sorted(phases.items(), key=lambda item: -item[1])]
+    parts = [f"{name} {seconds:.1f} s" for name, seconds in sort_phases(summary)]
     in_sessions = f" in {len(summary.sessions)} sessions" if len(summary.sessions) > 1 else ""
     wall = "not recorded" if summary.wall_seconds is None else f"{summary.wall_seconds:.1f} s{in_sessions}"
     yield "wall time", wall + (f": {', '.join(parts)}" if parts else "")

@@ -9,11 +9,12 @@ the cache of Hugging Face has links only. Invariant: the chunks have `count_byte
 
 import secrets
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rljob_api.errors import UserError
 from rljob_cli.cluster.client import Cluster, ClusterError
 from rljob_cli.cluster.pod_start import wait_until_ready
+from rljob_cli.output import Say
 from rljob_cli.submit.plan import LABEL_FILES, Upload
 from rljob_cli.submit.sources import File, Tree
 from rljob_core.backend import Manifest
@@ -66,7 +67,7 @@ def build_pod(head: Manifest, job: str, claim: str) -> Manifest:
     }
 
 
-async def upload(cluster: Cluster, pod: Manifest, uploads: Sequence[Upload], say: Callable[[str], None]) -> int:
+async def upload(cluster: Cluster, pod: Manifest, uploads: Sequence[Upload], say: Say) -> int:
     """Copy what the claim does not have yet. Return the number of bytes. Raise ClusterError if a copy fails."""
     name = pod["metadata"]["name"]
     await cluster.apply(POD, pod)
@@ -77,7 +78,7 @@ async def upload(cluster: Cluster, pod: Manifest, uploads: Sequence[Upload], say
         await cluster.delete(POD, name)
 
 
-async def _copy(cluster: Cluster, pod: str, item: Upload, say: Callable[[str], None]) -> int:
+async def _copy(cluster: Cluster, pod: str, item: Upload, say: Say) -> int:
     folder = f"{_MOUNT}/{item.folder}"
     if (await cluster.execute(pod, ["test", "-e", f"{folder}/{_MARKER}"])).exit_code == 0:
         say(f"{item.path} is already on the claim, in {item.folder}")
@@ -92,7 +93,7 @@ async def _copy(cluster: Cluster, pod: str, item: Upload, say: Callable[[str], N
     return item.tree.num_bytes
 
 
-def report_progress(chunks: Iterable[bytes], size: int, say: Callable[[str], None]) -> Iterator[bytes]:
+def report_progress(chunks: Iterable[bytes], size: int, say: Say) -> Iterator[bytes]:
     """Yield the chunks; report each tenth of a large archive."""
     num_sent, num_reported = 0, 0
     for chunk in chunks:

@@ -1,15 +1,28 @@
 """The typer application that all commands are added to."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import is_dataclass
+from inspect import Parameter, Signature, signature
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from rljob_cli.exits import EXIT_BAD_INPUT
-from rljob_cli.groups import group_commands
 from rljob_cli.output import choose_format, is_json, print_error
+
+_GROUPS = {
+    "Job files": ("init", "validate", "plan", "render", "test-reward", "test-agent"),
+    "On this machine": ("run", "evaluate"),
+    "Data of a run": ("ui", "trajectories", "report", "export"),
+    "In a cluster": ("submit", "top", "explain", "logs", "suspend", "resume", "retry", "restart"),
+}
+
+_OTHERS = "Other commands"
+
+_INDENT = 6
+"""Columns that a list of commands takes besides names and texts."""
 
 
 class _Commands(TyperGroup):
@@ -72,3 +85,50 @@ def options(
     ] = False,
 ) -> None:
     """Reinforcement-learning post-training of language models, on this machine or in a cluster."""
+
+
+def command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., int]], None]:
+    """Add a command: a function that returns its exit code. A parameter that is a dataclass stands for its fields: each
+    is an argument or an option."""
+
+    def add(function: Callable[..., int]) -> None:
+        def run(**given: Any) -> None:
+            raise typer.Exit(_call(function, given))
+
+        parameters = list(_flatten(function))
+        run.__doc__, run.__name__ = function.__doc__, function.__name__
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        app.command(name, **settings)(run)
+
+    return add
+
+
+def _flatten(function: Callable[..., Any]) -> Iterator[Parameter]:
+    for each in signature(function).parameters.values():
+        if is_dataclass(each.annotation):
+            yield from _flatten(each.annotation)  # type: ignore[arg-type]
+        else:
+            yield each.replace(kind=Parameter.KEYWORD_ONLY)
+
+
+def _call(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """Call a function, or build a dataclass, with its part of the given values."""
+    values = {}
+    for name, each in signature(function).parameters.items():
+        kind = each.annotation
+        values[name] = _call(kind, given) if is_dataclass(kind) else given[name]  # type: ignore[arg-type]
+    return function(**values)
+
+
+def group_commands(commands: Iterable[Any], width: int) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Yield the title of each group, and its commands with a line of help for a terminal of this width."""
+    shown = {command.name: command for command in commands if not command.hidden}
+    limit = width - max(map(len, shown), default=0) - _INDENT
+    groups = {title: [name for name in names if name in shown] for title, names in _GROUPS.items()}
+    known = {name for names in groups.values() for name in names}
+    groups[_OTHERS] = [name for name in shown if name not in known]
+    longest = max(map(len, shown), default=0)
+    for title, names in groups.items():
+        if names:
+            yield title, [(name.ljust(longest), shown[name].get_short_help_str(limit)) for name in names]

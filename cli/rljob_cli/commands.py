@@ -1,14 +1,11 @@
 """The commands run, validate, plan and render, from arguments to exit code."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.manifest.job import RLJob
@@ -25,25 +22,23 @@ from rljob_cli.check.preflight import check_objects, locate, read_trained_config
 from rljob_cli.check.tenant_policy import load_policy
 from rljob_cli.check.verdict import describe_unused, find_policy_problems, judge, print_verdict, to_json
 from rljob_cli.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, guard
-from rljob_cli.export.start_model import provide_model
+from rljob_cli.export.steps import provide_model
 from rljob_cli.local.network import claim_block
 from rljob_cli.local.node.cpus import has_bfloat16, use_float32
+from rljob_cli.options import PlanOptions, RunOptions, ValidateOptions
 from rljob_cli.output import print_error, print_json
 from rljob_cli.run import runfolder
-from rljob_cli.tables import make_console, make_error_console
+from rljob_cli.tables import choose_console, print_lines_on
 from rljob_core.children.start_model import FIELD, locate_model, parse_start, with_any_claim
 from rljob_inputs.findings import describe_lengths
 from rljob_inputs.machine.installation import find_device_extra, require
 
-if TYPE_CHECKING:
-    from rljob_cli.cluster.client import Target as Namespace
-
 _RENDERED_TOKEN = "RENDERED-WITHOUT-A-TOKEN"
 
 
-def parse_claims(volumes: list[str]) -> dict[str, Path]:
+def parse_claims(volumes: list[str] | None) -> dict[str, Path]:
     claims = {}
-    for volume in volumes:
+    for volume in volumes or []:
         claim, separator, folder = volume.partition("=")
         if not separator or not claim or not folder:
             raise UserError(f"--volume must be CLAIM=DIR, got {volume}")
@@ -51,39 +46,28 @@ def parse_claims(volumes: list[str]) -> dict[str, Path]:
     return claims
 
 
+def use_fast_types(job: RLJob, claims: dict[str, Path]) -> list[str]:
+    """Let CPUs without instructions for bfloat16 compute in float32. Return the changed fields."""
+    return [] if has_bfloat16() else use_float32(job, read_trained_config(job, claims))
+
+
 @guard
-def run_command(
-    path: Path,
-    directory: Path,
-    overrides: list[str],
-    volumes: list[str],
-    fresh: bool,
-    output: str,
-    block: str | None,
-    should_call: bool,
-) -> int:
+def run_command(options: RunOptions) -> int:
     require(find_device_extra(), "rljob run")
-    claims = parse_claims(volumes)
-    file = load_partial(path, overrides, runs=directory, resumes=not fresh)
+    claims, directory = parse_claims(options.volumes), options.directory
+    file = load_partial(options.files.path, options.overrides or [], runs=directory, resumes=not options.fresh)
     folder = (directory / file.job.metadata.name).resolve()
     with runfolder.lock(folder):
-        return _run_locked(file, folder, claims, fresh, output, block, should_call)
+        return _run_locked(file, folder, claims, options)
 
 
-def _run_locked(
-    file: JobFile,
-    folder: Path,
-    claims: dict[str, Path],
-    fresh: bool,
-    output: str,
-    block: str | None,
-    should_call: bool,
-) -> int:
+def _run_locked(file: JobFile, folder: Path, claims: dict[str, Path], options: RunOptions) -> int:
     problems: list[Problem] = []
+    fresh, output = options.fresh, options.output
     machine = Machine()
     sharing = share_machine(file.job, functools.partial(locate, claims=claims), machine)
     file = replace(file, job=sharing.apply(file.job))
-    changed = [] if has_bfloat16() else use_float32(file.job, read_trained_config(file.job, claims))
+    changed = use_fast_types(file.job, claims)
     allowed: list[Change] = []
     if not fresh:
         refused, allowed = _find_changed(file, folder)
@@ -96,11 +80,11 @@ def _run_locked(
             return 0
     problems += [file.problem("spec.checkpoint.storage", each) for each in _find_old_copy(file.job, fresh)]
     try:
-        network = claim_block(str(folder), block)
+        network = claim_block(str(folder), options.network)
     except UserError as error:
         problems.append(Problem("", file.document.line_of(()), str(error)))
     with show_downloads(is_wanted=output != "json"):
-        verdict = judge(file, folder, claims, target="local", extra=problems, should_call=should_call)
+        verdict = judge(file, folder, claims, target="local", extra=problems, should_call=not options.no_call)
     verdict.raise_problems()
     verdict.print_warnings()
     from rljob_cli.report.command import write_report
@@ -109,8 +93,8 @@ def _run_locked(
 
     if file.unused:
         print(describe_unused(file), file=sys.stderr)
-    console = make_error_console() if output == "json" else make_console()
-    say = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
+    console = choose_console(output)
+    say = print_lines_on(console)
     if fresh and (old := runfolder.set_aside(folder)):
         say(f"the earlier run is now {old}")
     elif step := last_checkpoint(folder):
@@ -181,25 +165,18 @@ def _print_result(folder: Path, phase: str, output: str) -> None:
 
 
 @guard
-def validate_command(
-    paths: list[Path],
-    overrides: list[str],
-    volumes: list[str],
-    output: str,
-    target: Target | None,
-    should_call: bool,
-    policy_file: Path | None = None,
-) -> int:
-    claims, found = parse_claims(volumes), []
-    policy = load_policy(policy_file) if policy_file else None
-    for path in paths:
+def validate_command(options: ValidateOptions) -> int:
+    claims, output, found = parse_claims(options.volumes), options.output, []
+    target: Target | None = "cluster" if options.cluster else "local" if options.local else None
+    policy = load_policy(options.policy) if options.policy else None
+    for path in options.files.paths:
         verdict, error = None, None
         try:
-            file = load_partial(path, overrides)
+            file = load_partial(path, options.overrides or [])
             folder = Path("runs").resolve() / file.job.metadata.name
             extra, doubts = find_policy_problems(file, policy)
             with show_downloads(is_wanted=output != "json"):
-                verdict = judge(file, folder, claims, target=target, extra=extra, should_call=should_call)
+                verdict = judge(file, folder, claims, target=target, extra=extra, should_call=not options.no_call)
             verdict = replace(verdict, warnings=[*verdict.warnings, *doubts])
             verdict.raise_problems()
         except UserError as caught:
@@ -218,30 +195,22 @@ def validate_command(
 
 
 @guard
-def plan_command(
-    paths: list[Path],
-    overrides: list[str],
-    volumes: list[str],
-    gpu: str | None,
-    num_gpus: int | None,
-    output: str,
-    policy_file: Path | None = None,
-    namespace: Namespace | None = None,
-) -> int:
-    """`namespace`: whose policy counts; None: that of `policy_file`, or none."""
+def plan_command(options: PlanOptions) -> int:
+    """By the policy of the namespace that the options name, or of the file, or by none."""
     from rljob_cli.check.memory_command import show_plans
 
-    policy = load_policy(policy_file) if policy_file else None
-    if namespace is not None:
+    policy = load_policy(options.policy) if options.policy else None
+    if options.target:
         from rljob_cli.cluster.client import ClusterError
         from rljob_cli.cluster.policy import fetch_policy
 
         try:
-            policy = fetch_policy(namespace)
+            policy = fetch_policy(options.target)
         except ClusterError as error:
             print_error(error, EXIT_FAILED)
             return EXIT_FAILED
-    fits = show_plans(paths, overrides, parse_claims(volumes), gpu, num_gpus, output, policy)
+    claims, overrides = parse_claims(options.volumes), options.overrides or []
+    fits = show_plans(options.files.paths, overrides, claims, options.gpu, options.gpus, options.output, policy)
     return 0 if fits else EXIT_BAD_INPUT
 
 

@@ -1,23 +1,15 @@
-"""Shell completion of names: runs on this machine, jobs in the cluster. Silent: an error completes nothing.
+"""Shell completion of the names of jobs in the cluster, and of tasks. Silent: an error completes nothing.
 
 The shell's script is typer's (`rljob --install-completion`).
 """
 
 import contextlib
-from pathlib import Path
 
 import typer
 
+from rljob_cli.options import Target
+
 _CLUSTER_TIMEOUT_SECONDS = 2.0
-
-
-def complete_runs(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the names of the run folders."""
-    parent = Path(context.params.get("directory") or "runs")
-    with contextlib.suppress(OSError):
-        names = sorted(folder.name for folder in parent.iterdir() if folder.is_dir())
-        return [name for name in names if name.startswith(incomplete)]
-    return []
 
 
 def complete_jobs(context: typer.Context, incomplete: str) -> list[str]:
@@ -25,9 +17,9 @@ def complete_jobs(context: typer.Context, incomplete: str) -> list[str]:
     import asyncio
 
     from rljob_api.errors import RLJobError
-    from rljob_cli.cluster.client import Target, connect
+    from rljob_cli.cluster.client import connect
 
-    target = Target(*(context.params.get(option) for option in ("kubeconfig", "context", "namespace")))
+    target = Target(*(context.params.get(option) for option in ("namespace", "context", "kubeconfig")))
 
     async def list_names() -> list[str]:
         async with asyncio.timeout(_CLUSTER_TIMEOUT_SECONDS), connect(target) as cluster:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,6 +18,11 @@ def namespace_of(manifest: Manifest) -> str:
 
 def labels_of(manifest: Manifest) -> dict[str, str]:
     return dict(manifest["metadata"].get("labels") or {})
+
+
+def containers_of(pod: Mapping[str, Any]) -> list[Manifest]:
+    """Return the containers of a Pod's spec, those that run first included."""
+    return [*(pod.get("initContainers") or []), *pod["containers"]]
 
 
 def role_of(pod: Manifest) -> str:

@@ -1,14 +1,16 @@
-"""Arguments and options that several commands of `rljob` take.
+"""The arguments and options of the commands of `rljob`: those of several, and of each command with many as one class,
+which its work gets whole.
 
-A command that takes files takes `JobsArgument` and `FilenameOption`, and one that prints a result takes `OutputOption`.
+A command that takes files takes `JobFiles`, one that reaches a cluster `Target`, and one that prints a result
+`OutputOption`.
 """
 
+import contextlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 import typer
-
-from rljob_cli.completion import complete_jobs
 
 Given = TypeVar("Given", str, list[str], None)
 
@@ -22,8 +24,22 @@ def check_text(given: Given) -> Given:
     return given
 
 
+def complete_runs(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the names of the run folders, for the shell; an error completes nothing."""
+    parent = Path(context.params.get("directory") or RUNS)
+    with contextlib.suppress(OSError):
+        names = sorted(folder.name for folder in parent.iterdir() if folder.is_dir())
+        return [name for name in names if name.startswith(incomplete)]
+    return []
+
+
 RUNS = Path("runs")
 """Default parent of the folders of runs."""
+DirectoryOption = Annotated[Path, typer.Option("--dir", help="Parent of the run folders.")]
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run's folder, job file, or job's name.", autocompletion=complete_runs)
+]
+OpenOption = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 JobsArgument = Annotated[
     list[Path] | None,
     typer.Argument(metavar="JOB.yaml", show_default=False, help="Files with an RLJob each; - is stdin."),
@@ -51,9 +67,6 @@ NetworkOption = Annotated[
 ContextOption = Annotated[str | None, typer.Option(help="Context of the kubeconfig. Default: the current one.")]
 KubeconfigOption = Annotated[str | None, typer.Option(help="Kubeconfig. Default: $KUBECONFIG, then ~/.kube/config.")]
 NamespaceOption = Annotated[str | None, typer.Option("-n", "--namespace", help="Default: the context's.")]
-NameArgument = Annotated[
-    str, typer.Argument(metavar="NAME", help="An RLJob in the cluster.", autocompletion=complete_jobs)
-]
 Format = Literal["text", "json"]
 ForceOption = Annotated[bool, typer.Option("--force", help="Even if training loses its steps: no claim has them.")]
 OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Format of the result and of errors.")]
@@ -66,6 +79,181 @@ Sort = Literal["latency", "reward"]
 SortOption = Annotated[
     Sort | None, typer.Option(help="Slowest reward, or highest score, first; with --reward those of this reward.")
 ]
+
+
+@dataclass(frozen=True)
+class JobFiles:
+    jobs: JobsArgument = None
+    filenames: FilenameOption = None
+
+    @property
+    def paths(self) -> list[Path]:
+        return files_of(self.jobs, self.filenames)
+
+    @property
+    def path(self) -> Path:
+        return file_of(self.jobs, self.filenames)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The cluster and namespace, as in kubectl's options. None: as the kubeconfig says."""
+
+    namespace: NamespaceOption = None
+    context: ContextOption = None
+    kubeconfig: KubeconfigOption = None
+
+    def __bool__(self) -> bool:
+        """Whether an option names it: commands that also work without a cluster then use it."""
+        return any((self.namespace, self.context, self.kubeconfig))
+
+
+@dataclass(frozen=True)
+class PolicyTarget(Target):
+    namespace: Annotated[
+        str | None,
+        typer.Option("-n", "--namespace", help="With -n, --context or --kubeconfig: the cluster's RLJobPolicy counts."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    files: JobFiles
+    directory: Annotated[Path, typer.Option("--dir", help="Parent of run folders; this run uses DIR/NAME.")] = RUNS
+    overrides: SetOption = None
+    volumes: VolumeOption = None
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the existing run folder is renamed.")] = False
+    recorded: Annotated[
+        str | None,
+        typer.Option(
+            "--from-trajectories",
+            metavar="RUN",
+            help="Train on the recorded episodes of a run (folder, job file or name), without rollouts and rewards; "
+            "compare each step with the run's. Uses DIR/NAME-replay.",
+            autocompletion=complete_runs,
+        ),
+    ] = None
+    steps: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A:B", help="With --from-trajectories: only these steps, from the run's weights before A."
+        ),
+    ] = None
+    output: Annotated[
+        Literal["live", "plain", "json"],
+        typer.Option("-o", "--output", help="live needs a terminal, else it is plain. json: one object per line."),
+    ] = "live"
+    network: NetworkOption = None
+    no_call: NoCallOption = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidateOptions:
+    files: JobFiles
+    overrides: SetOption = None
+    volumes: VolumeOption = None
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="For `kubectl apply`: needs no GPU, memory or file of this machine.")
+    ] = False
+    local: Annotated[bool, typer.Option("--local", help="For `rljob run` on this machine.")] = False
+    policy: PolicyOption = None
+    no_call: NoCallOption = False
+    output: OutputOption = "text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    files: JobFiles
+    overrides: SetOption = None
+    volumes: VolumeOption = None
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|SIZE", help="Memory of each GPU: h100-80gb, 80GiB. Default: labels of nodePool."),
+    ] = None
+    gpus: Annotated[
+        int | None, typer.Option(min=0, metavar="COUNT", help="GPUs that there are in all. Default: enough.")
+    ] = None
+    policy: PolicyOption = None
+    target: PolicyTarget
+    output: OutputOption = "text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    files: JobFiles
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            metavar="SOURCE|RUN@STEP",
+            help="A folder, hf://org/name or pvc://claim/path; or a checkpoint of a run: its step, best, last or "
+            "export. Repeatable. Default: spec.model.",
+            autocompletion=complete_runs,
+        ),
+    ] = None
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Parent of run folders; results are in DIR/NAME-evaluate.")
+    ] = RUNS
+    overrides: SetOption = None
+    volumes: VolumeOption = None
+    network: NetworkOption = None
+    should_submit: Annotated[bool, typer.Option("--submit", help="In the cluster: one job for each model.")] = False
+    wait: Annotated[
+        bool, typer.Option("-w", "--wait", help="With --submit: wait for the end of all jobs, and print the table.")
+    ] = False
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --submit: print the objects; contact no cluster.")
+    ] = False
+    claim: Annotated[
+        str | None, typer.Option(help="With --submit: claim for models and large data. Default: a new one each.")
+    ] = None
+    no_call: NoCallOption = False
+    target: Target
+    output: OutputOption = "text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions:
+    """How `rljob trajectories` shows the samples that it selects."""
+
+    sort: SortOption = None
+    limit: Annotated[
+        int | None, typer.Option(min=0, help="Maximum rows; 0: all. Default: text 20, conversations 5, json all.")
+    ] = None
+    full: Annotated[bool, typer.Option("--full", help="Show long texts in full.")] = False
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Conversations: the text of each span of tokens, and which were trained.")
+    ] = False
+    directory: DirectoryOption = RUNS
+    output: Annotated[Format, typer.Option("-o", "--output", help="json: one object per line.")] = "text"
+    target: Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    run: RunArgument
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="DIR|URL", help="A new folder for the model and its card; s3://... or hf://..."),
+    ]
+    step: Annotated[str, typer.Option(metavar="N|last|best", help="Which checkpoint.")] = "last"
+    public: Annotated[bool, typer.Option("--public", help="A new repository of hf://org/name is public.")] = False
+    directory: DirectoryOption = RUNS
+    output: OutputOption = "text"
+    target: Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    run: RunArgument
+    file: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE.html", help="Default: report.html in the run.")
+    ] = None
+    should_open: OpenOption = False
+    reason: ReasonOption = None
+    sort: SortOption = None
+    directory: DirectoryOption = RUNS
+    target: Target
 
 
 def files_of(jobs: list[Path] | None, filenames: list[Path] | None) -> list[Path]:

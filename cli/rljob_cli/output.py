@@ -8,12 +8,14 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
+Say = Callable[[str], None]
+"""Prints a line."""
 _as_json: ContextVar[bool] = ContextVar("as_json", default=False)
 _OUTPUT_OPTIONS = ("-o", "--output")
 _MORE_CONTROLS = re.compile(r"[\x7f-\x9f]")

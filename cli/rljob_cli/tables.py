@@ -4,10 +4,11 @@ Invariant: on a terminal no line is wider than the terminal. Whole columns are l
 is cut, with an ellipsis, so a number is never a part of itself. In a pipe everything is shown in full.
 """
 
+import functools
 import io
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -97,11 +98,12 @@ def build_table(
     *others, last = header
     columns = [c if isinstance(c, Column) else Column(c) for c in others]
     columns.append(last if isinstance(last, Column) else Column(last, drop=-1, is_text=True))
-    return FittedTable(columns, [[_cell(value) for value in row] for row in rows], gap, header_style)
-
-
-def _cell(value: str | Text) -> Text:
-    return Text(clean(value)) if isinstance(value, str) else value
+    return FittedTable(
+        columns,
+        [[Text(clean(value)) if isinstance(value, str) else value for value in row] for row in rows],
+        gap,
+        header_style,
+    )
 
 
 class CleanConsole(Console):
@@ -129,6 +131,15 @@ def make_console() -> Console:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _PIPE_WIDTH
     return console
+
+
+def choose_console(output: str) -> Console:
+    """Return the console for what people read: that of stderr, if stdout has JSON."""
+    return make_error_console() if output == "json" else make_console()
+
+
+def print_lines_on(console: Console) -> Callable[..., None]:
+    return functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
 
 
 def make_error_console() -> Console:

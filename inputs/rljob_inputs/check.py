@@ -141,7 +141,12 @@ def _check_all(job: RLJob, locate: Callable[[str], str | None], access: HubAcces
         report, model = _check_trained_model(job, locate(job.spec.model.source), access)
     for future in served:
         _merge(report, future.result())
-    _check_copy(report, job, access)
+    # Only the job itself writes to the storage for its files; here it is listed.
+    try:
+        if job.copy_url:
+            has_objects(job.copy_url, access.objects)
+    except RLJobError as error:
+        report.add_error(error, "spec.checkpoint.storage")
     report.resolved = resolve(job.spec, model.own if model else None)
     rollout, is_renderable = job.spec.rollout, not find_argument_problem(job.spec.data.chat_template_arguments)
     tokenizer = model.tokenizer if model and is_renderable else None
@@ -177,15 +182,6 @@ def _check_held_out(
                 f"{len(both)} of {len(held_out)} prompts are trained, too, so its figures are not of new prompts: "
             )
             report.add(path, f"{message}{places}; hold out other rows", is_warning=True)
-
-
-def _check_copy(report: InputsReport, job: RLJob, access: HubAccess) -> None:
-    """Check that the storage for the run's files can be listed. Only the job itself writes to it."""
-    try:
-        if job.copy_url:
-            has_objects(job.copy_url, access.objects)
-    except RLJobError as error:
-        report.add_error(error, "spec.checkpoint.storage")
 
 
 def find_access(job: RLJob, environment: Mapping[str, str]) -> HubAccess:
@@ -423,7 +419,7 @@ def _measure_prompts(
     tokenizer: tokenizers.LightTokenizer,
     limit: PromptLimit,
 ) -> None:
-    rows = _spread(sample.rows, _MAX_MEASURED_ROWS)
+    rows = sample.rows[:: max(1, -(-len(sample.rows) // _MAX_MEASURED_ROWS))]  # at even distances
     rendered: list[Any] = []
     num_characters = 0
     for row in rows:
@@ -443,9 +439,3 @@ def _measure_prompts(
         report.add(f"{path}.source", describe_all_too_long(table), is_warning=is_sample)
     elif table.num_too_long:
         report.add(f"{path}.source", describe_too_long(table), is_warning=True)
-
-
-def _spread(rows: list[Row], count: int) -> list[Row]:
-    """Return `count` rows at even distances, or all."""
-    step = max(1, -(-len(rows) // count))
-    return rows[::step]

@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rljob_cli.cluster import commands
-from rljob_cli.cluster.client import ClusterError, Target
+from rljob_cli.cluster.client import ClusterError
+from rljob_cli.options import Target
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 _NAME = "qwen3-gsm8k"
@@ -116,7 +117,7 @@ def main(arguments: list[str]) -> int:
     commands.utc_now = lambda: NOW
     for name in [_NAME] if "--watch" in arguments else [None, _NAME]:
         options = {"everywhere": False, "watch": "--watch" in arguments, "output": "text"}
-        code = commands.top_command(Target(None, None, None), name, **options)
+        code = commands.top_command(Target(), name, **options)
         print(flush=True)
     return code
 

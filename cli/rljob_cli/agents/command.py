@@ -1,6 +1,9 @@
 """`rljob test-agent`: plays episodes on one row of the data and shows each turn. The base model or the user answers.
 
 Trains nothing. The episodes are rows of a trajectory log, so they look as those of a run.
+
+The base model plays in an evaluation of a local run, which is stopped before it trains; the sampling is that of
+training. Invariant: when `play_model` returns or raises, no process that it started is alive.
 """
 
 import asyncio
@@ -13,23 +16,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_sections import Checkpoint, Tracking
 from rljob_api.manifest.services.runner import Runner
-from rljob_api.run.folder import TRAJECTORIES
+from rljob_api.run.folder import TRAJECTORIES, list_trajectory_files
 from rljob_api.run.trajectories import SampleRow
-from rljob_cli.agents.base_model import play_model
 from rljob_cli.agents.given_answers import find_playable, play_answers
 from rljob_cli.check import env_rows
 from rljob_cli.check.job_source import require_weights
 from rljob_cli.check.jobfile import check_file, load
-from rljob_cli.check.preflight import locate, read_trained_config
+from rljob_cli.check.preflight import locate
 from rljob_cli.check.rewards import check_service
-from rljob_cli.commands import parse_claims
+from rljob_cli.commands import parse_claims, use_fast_types
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
-from rljob_cli.local.node.cpus import has_bfloat16, use_float32
+from rljob_cli.local.network import claim_block
 from rljob_cli.output import print_json, say
+from rljob_cli.run import runfolder
+from rljob_cli.run.command import STOPPED, Run
+from rljob_cli.run.live import PlainOutput
 from rljob_cli.tables import make_error_console, show
 from rljob_cli.trajectories.conversation import LEGEND, build_conversation
 from rljob_cli.trajectories.log import Filter, read_rows
@@ -90,13 +97,12 @@ def _scratch_folder() -> Iterator[Path]:
 
 
 def _play(
-    job: RLJob, answers: Sequence[str], folder: Path, claims: Mapping[str, Path], block: str | None
+    job: RLJob, answers: Sequence[str], folder: Path, claims: dict[str, Path], block: str | None
 ) -> list[SampleRow]:
     if answers:
         play_answers(job, answers, folder, claims, block, say)
     else:
-        if not has_bfloat16():
-            use_float32(job, read_trained_config(job, claims))
+        use_fast_types(job, claims)
         if play_model(job, folder, claims, block, make_error_console()) == "Interrupted":
             raise KeyboardInterrupt
     return list(read_rows(folder / TRAJECTORIES, Filter(lane="eval")))
@@ -182,3 +188,23 @@ def describe_rest(rows: Sequence[SampleRow], job: RLJob, answers: Sequence[str])
     elif any(row.end == "max_turns" and len(row.turns or []) < limit for row in rows):
         lines.append(f"the policy would answer next, up to {limit} times; add --answer")
     return lines
+
+
+def play_model(job: RLJob, folder: Path, claims: Mapping[str, Path], block: str | None, console: Console) -> str:
+    """Play one episode for each row of data.eval; they are then in the trajectory log of `folder`.
+
+    Return the phase: Interrupted after a signal. Raise TransientError if the run ends before the episodes do.
+    """
+    network = claim_block(str(folder), block)
+    runfolder.prepare(folder, job)
+
+    def has_played() -> bool:
+        return bool(list_trajectory_files(folder / TRAJECTORIES))
+
+    run = Run(job, folder, network, claims, PlainOutput(console), until=has_played)
+    phase = asyncio.run(run.execute())
+    if phase not in (STOPPED, "Interrupted"):
+        raise TransientError(
+            f"the run ended before its first episodes: {run.message or phase}; logs: {folder / 'logs'}"
+        )
+    return phase

@@ -6,23 +6,21 @@ Invariant: when `play_answers` returns or raises, no process that it started is 
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.contract import LABEL_ROLE, PATH_RUN
-from rljob_cli.check.try_reward import TOKEN
+from rljob_api.wire.contract import LABEL_ROLE
 from rljob_cli.check.waits import describe_end, describe_error, find_ended_container, report
-from rljob_cli.local.cluster import LOCAL_DEFAULTS, LocalCluster, running
+from rljob_cli.local.cluster import LocalCluster, build_objects, running
 from rljob_cli.local.network import claim_block
 from rljob_cli.manifests import is_ready, labels_of, phase_of, role_of
+from rljob_cli.output import Say
 from rljob_core.backend import Manifest
 from rljob_core.children.common import AGENT, HEAD, REWARD, read_role_name
-from rljob_core.plan.job import render_children
 
-Say = Callable[[str], None]
 _SETTINGS = "rehearsal.json"
 _KINDS = ("Secret", "ConfigMap", "Service", "Deployment", "Job")
 _POLL_SECONDS = 0.05
@@ -47,18 +45,15 @@ def play_answers(
 def build_rehearsal(job: RLJob, rewards: Collection[str]) -> list[Manifest]:
     """Return the job's objects without trainers, rollouts and other rewards. The head's Pod has another program."""
     names = {HEAD, *(f"{REWARD}-{name}" for name in rewards)}
-    kept = []
-    for child in render_children(job, TOKEN, defaults=LOCAL_DEFAULTS):
-        labels, template = labels_of(child), child.get("spec", {}).get("template", {}).get("spec", {})
-        role = labels.get(LABEL_ROLE, "")
-        if child["kind"] not in _KINDS or (role and role != AGENT and read_role_name(labels) not in names):
-            continue
+
+    def keeps(child: Manifest) -> bool:
+        labels = labels_of(child)
+        return labels.get(LABEL_ROLE, AGENT) == AGENT or read_role_name(labels) in names
+
+    kept = build_objects(job, _KINDS, f"rljob_trainer.rehearsal {_SETTINGS}", keeps)
+    for child in kept:
         if child["kind"] == "Deployment":
             child["spec"]["replicas"] = 1
-        for container in template.get("containers", []) if child["kind"] == "Job" else []:
-            if container["name"] == HEAD:
-                container["command"] = ["python", "-m", "rljob_trainer.rehearsal", f"{PATH_RUN}/{_SETTINGS}"]
-        kept.append(child)
     return kept
 
 

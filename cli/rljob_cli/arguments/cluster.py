@@ -4,27 +4,19 @@ from typing import Annotated, Literal
 
 import typer
 
-from rljob_cli.app import app
+from rljob_cli.app import command
 from rljob_cli.completion import complete_jobs
-from rljob_cli.options import (
-    ContextOption,
-    FilenameOption,
-    ForceOption,
-    JobsArgument,
-    KubeconfigOption,
-    NameArgument,
-    NamespaceOption,
-    NoCallOption,
-    OutputOption,
-    SetOption,
-    files_of,
-)
+from rljob_cli.options import ForceOption, JobFiles, NoCallOption, OutputOption, SetOption, Target
+
+_NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="An RLJob in the cluster.", autocompletion=complete_jobs)
+]
 
 
-@app.command()
+@command()
 def submit(
-    jobs: JobsArgument = None,
-    filenames: FilenameOption = None,
+    *,
+    files: JobFiles,
     overrides: SetOption = None,
     claim: Annotated[
         str | None, typer.Option(help="Claim for models and large data. Default: a new one, deleted with the job.")
@@ -39,63 +31,54 @@ def submit(
     wait: Annotated[bool, typer.Option("-w", "--wait", help="Wait for the end of the job; show its progress.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Wait for the end of the job; show its logs.")] = False,
     no_call: NoCallOption = False,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
-    kubeconfig: KubeconfigOption = None,
+    target: Target,
     output: Annotated[
         Literal["text", "json", "yaml"], typer.Option("-o", "--output", help="yaml: the objects as applied.")
     ] = "text",
-) -> None:
+) -> int:
     """Run local jobs in the cluster, with their functions, data and models."""
-    from rljob_cli.cluster.client import Target
     from rljob_cli.submit.command import Options, submit_command
     from rljob_cli.submit.plan import ClaimOptions
 
     volume = ClaimOptions(claim, claim_size, storage_class, access_mode)
     options = Options(volume, dry_run, wait, follow, should_call=not (no_call or dry_run), output=output)
-    target = Target(kubeconfig, context, namespace)
-    raise typer.Exit(submit_command(target, files_of(jobs, filenames), overrides or [], options))
+    return submit_command(target, files.paths, overrides or [], options)
 
 
-@app.command()
+@command()
 def suspend(
-    name: NameArgument,
+    *,
+    name: _NameArgument,
     force: ForceOption = False,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
-    kubeconfig: KubeconfigOption = None,
+    target: Target,
     output: OutputOption = "text",
-) -> None:
+) -> int:
     """Release a job's nodes and keep its checkpoints."""
-    from rljob_cli.cluster import client, commands
+    from rljob_cli.cluster import commands
 
-    target = client.Target(kubeconfig, context, namespace)
-    raise typer.Exit(commands.control_command(target, "suspend", name, output, force=force))
-
-
-def _add_control_command(verb: str, description: str) -> None:
-    @app.command(verb, help=description)
-    def control(
-        name: NameArgument,
-        namespace: NamespaceOption = None,
-        context: ContextOption = None,
-        kubeconfig: KubeconfigOption = None,
-        output: OutputOption = "text",
-    ) -> None:
-        from rljob_cli.cluster import client, commands
-
-        raise typer.Exit(commands.control_command(client.Target(kubeconfig, context, namespace), verb, name, output))
+    return commands.control_command(target, "suspend", name, output, force=force)
 
 
-_add_control_command("resume", "Resume a suspended job from its last checkpoint.")
+@command()
+def resume(*, name: _NameArgument, target: Target, output: OutputOption = "text") -> int:
+    """Resume a suspended job from its last checkpoint."""
+    from rljob_cli.cluster import commands
+
+    return commands.control_command(target, "resume", name, output)
 
 
-_add_control_command("retry", "Start a failed job again from its last checkpoint.")
+@command()
+def retry(*, name: _NameArgument, target: Target, output: OutputOption = "text") -> int:
+    """Start a failed job again from its last checkpoint."""
+    from rljob_cli.cluster import commands
+
+    return commands.control_command(target, "retry", name, output)
 
 
-@app.command()
+@command()
 def restart(
-    name: NameArgument,
+    *,
+    name: _NameArgument,
     roles: Annotated[
         list[str] | None,
         typer.Option(
@@ -105,55 +88,45 @@ def restart(
         ),
     ] = None,
     force: ForceOption = False,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
-    kubeconfig: KubeconfigOption = None,
+    target: Target,
     output: OutputOption = "text",
-) -> None:
+) -> int:
     """Replace a job's Pods, as the operator builds them now; training resumes from its last checkpoint."""
-    from rljob_cli.cluster import client, commands
+    from rljob_cli.cluster import commands
 
-    target = client.Target(kubeconfig, context, namespace)
-    raise typer.Exit(commands.restart_command(target, name, roles or [], force=force, output=output))
+    return commands.restart_command(target, name, roles or [], force=force, output=output)
 
 
-@app.command()
-def explain(
-    name: NameArgument,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
-    kubeconfig: KubeconfigOption = None,
-    output: OutputOption = "text",
-) -> None:
+@command()
+def explain(*, name: _NameArgument, target: Target, output: OutputOption = "text") -> int:
     """Explain the state of a job in the cluster, and what to do about it."""
-    from rljob_cli.cluster import client, commands
+    from rljob_cli.cluster import commands
 
-    raise typer.Exit(commands.explain_command(client.Target(kubeconfig, context, namespace), name, output))
+    return commands.explain_command(target, name, output)
 
 
-@app.command()
+@command()
 def top(
+    *,
     name: Annotated[
         str | None,
         typer.Argument(metavar="[NAME]", help="One job, with its roles and Pods.", autocompletion=complete_jobs),
     ] = None,
     watch: Annotated[bool, typer.Option("-w", "--watch", help="Refresh in place until Ctrl-C.")] = False,
     everywhere: Annotated[bool, typer.Option("-A", "--all-namespaces", help="Jobs of all namespaces.")] = False,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
-    kubeconfig: KubeconfigOption = None,
+    target: Target,
     output: OutputOption = "text",
-) -> None:
+) -> int:
     """Show the jobs in the cluster: their progress, and what they wait for."""
-    from rljob_cli.cluster import client, commands
+    from rljob_cli.cluster import commands
 
-    target = client.Target(kubeconfig, context, namespace)
-    raise typer.Exit(commands.top_command(target, name, everywhere=everywhere, watch=watch, output=output))
+    return commands.top_command(target, name, everywhere=everywhere, watch=watch, output=output)
 
 
-@app.command()
+@command()
 def logs(
-    name: NameArgument,
+    *,
+    name: _NameArgument,
     role: Annotated[
         str | None,
         typer.Option(help="head, trainer, rollout, reward, reward-NAME, agent or agent-NAME. Default: all roles."),
@@ -168,13 +141,10 @@ def logs(
     previous: Annotated[
         bool, typer.Option("-p", "--previous", help="Show the logs of the previous containers.")
     ] = False,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
-    kubeconfig: KubeconfigOption = None,
-) -> None:
+    target: Target,
+) -> int:
     """Print the logs of a job's Pods, merged."""
-    from rljob_cli.cluster import client, commands
+    from rljob_cli.cluster import commands
     from rljob_cli.cluster.logs import Selection
 
-    selection = Selection(name, role, container, tail, previous)
-    raise typer.Exit(commands.logs_command(client.Target(kubeconfig, context, namespace), selection, follow=follow))
+    return commands.logs_command(target, Selection(name, role, container, tail, previous), follow=follow)

@@ -5,145 +5,72 @@ from typing import Annotated, Literal
 
 import typer
 
-from rljob_cli.app import app
-from rljob_cli.completion import complete_runs, complete_tasks
+from rljob_cli.app import app, command
+from rljob_cli.completion import complete_tasks
 from rljob_cli.options import (
-    RUNS,
-    ContextOption,
+    EvaluateOptions,
     FilenameOption,
+    JobFiles,
     JobsArgument,
-    KubeconfigOption,
-    NamespaceOption,
     NetworkOption,
-    NoCallOption,
     OutputOption,
-    PolicyOption,
+    PlanOptions,
+    RunOptions,
     SetOption,
+    ValidateOptions,
     VolumeOption,
     check_text,
     file_of,
-    files_of,
 )
 
 
-@app.command()
-def run(
-    jobs: JobsArgument = None,
-    filenames: FilenameOption = None,
-    directory: Annotated[Path, typer.Option("--dir", help="Parent of run folders; this run uses DIR/NAME.")] = RUNS,
-    overrides: SetOption = None,
-    volumes: VolumeOption = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the existing run folder is renamed.")] = False,
-    recorded: Annotated[
-        str | None,
-        typer.Option(
-            "--from-trajectories",
-            metavar="RUN",
-            help="Train on the recorded episodes of a run (folder, job file or name), without rollouts and rewards; "
-            "compare each step with the run's. Uses DIR/NAME-replay.",
-            autocompletion=complete_runs,
-        ),
-    ] = None,
-    steps: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A:B", help="With --from-trajectories: only these steps, from the run's weights before A."
-        ),
-    ] = None,
-    output: Annotated[
-        Literal["live", "plain", "json"],
-        typer.Option("-o", "--output", help="live needs a terminal, else it is plain. json: one object per line."),
-    ] = "live",
-    network: NetworkOption = None,
-    no_call: NoCallOption = False,
-) -> None:
+@command()
+def run(options: RunOptions) -> int:
     """Run a job on this machine. A second run resumes from the last checkpoint."""
     from rljob_cli.commands import run_command
 
-    job = file_of(jobs, filenames)
-    if recorded is not None:
+    if options.recorded is not None:
         from rljob_cli.replay.command import replay_command
 
-        code = replay_command(job, recorded, directory, overrides or [], volumes or [], steps, fresh, output, network)
-        raise typer.Exit(code)
-    if steps is not None:
+        return replay_command(options, options.recorded)
+    if options.steps is not None:
         raise typer.BadParameter("--steps is for --from-trajectories RUN; spec.schedule.steps is the length of a run")
-    raise typer.Exit(run_command(job, directory, overrides or [], volumes or [], fresh, output, network, not no_call))
+    return run_command(options)
 
 
-@app.command()
-def validate(
-    jobs: JobsArgument = None,
-    filenames: FilenameOption = None,
-    overrides: SetOption = None,
-    volumes: VolumeOption = None,
-    cluster: Annotated[
-        bool, typer.Option("--cluster", help="For `kubectl apply`: needs no GPU, memory or file of this machine.")
-    ] = False,
-    local: Annotated[bool, typer.Option("--local", help="For `rljob run` on this machine.")] = False,
-    policy: PolicyOption = None,
-    no_call: NoCallOption = False,
-    output: OutputOption = "text",
-) -> None:
+@command()
+def validate(options: ValidateOptions) -> int:
     """Check job files, their rewards, data and models. Calls each function once, and starts nothing else."""
     from rljob_cli.commands import validate_command
 
-    if cluster and local:
+    if options.cluster and options.local:
         raise typer.BadParameter("pass --cluster or --local; without both, validate says what differs")
-    target: Literal["local", "cluster"] | None = "cluster" if cluster else "local" if local else None
-    files = files_of(jobs, filenames)
-    raise typer.Exit(validate_command(files, overrides or [], volumes or [], output, target, not no_call, policy))
+    return validate_command(options)
 
 
-@app.command()
-def plan(
-    jobs: JobsArgument = None,
-    filenames: FilenameOption = None,
-    overrides: SetOption = None,
-    volumes: VolumeOption = None,
-    gpu: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|SIZE", help="Memory of each GPU: h100-80gb, 80GiB. Default: labels of nodePool."),
-    ] = None,
-    gpus: Annotated[
-        int | None, typer.Option(min=0, metavar="COUNT", help="GPUs that there are in all. Default: enough.")
-    ] = None,
-    policy: PolicyOption = None,
-    namespace: Annotated[
-        str | None,
-        typer.Option("-n", "--namespace", help="With -n, --context or --kubeconfig: the cluster's RLJobPolicy counts."),
-    ] = None,
-    context: ContextOption = None,
-    kubeconfig: KubeconfigOption = None,
-    output: OutputOption = "text",
-) -> None:
+@command()
+def plan(options: PlanOptions) -> int:
     """Print the memory that each role needs, by part, and what would make it fit."""
     from rljob_cli.commands import plan_command
 
-    files = files_of(jobs, filenames)
-    target = None
-    if namespace or context or kubeconfig:
-        from rljob_cli.cluster.client import Target
-
-        if policy is not None:
-            raise typer.BadParameter("pass --policy FILE, or -n, --context and --kubeconfig, which read the cluster's")
-        target = Target(kubeconfig, context, namespace)
-    raise typer.Exit(plan_command(files, overrides or [], volumes or [], gpu, gpus, output, policy, target))
+    if options.target and options.policy is not None:
+        raise typer.BadParameter("pass --policy FILE, or -n, --context and --kubeconfig, which read the cluster's")
+    return plan_command(options)
 
 
-@app.command()
+@command()
 def render(
-    jobs: JobsArgument = None,
-    filenames: FilenameOption = None,
+    *,
+    files: JobFiles,
     overrides: SetOption = None,
     output: Annotated[
         Literal["yaml", "json"], typer.Option("-o", "--output", help="json: one List, as kubectl prints it.")
     ] = "yaml",
-) -> None:
+) -> int:
     """Print the objects that the operator creates for a job. The token is a placeholder."""
     from rljob_cli.commands import render_command
 
-    raise typer.Exit(render_command(files_of(jobs, filenames), overrides or [], output))
+    return render_command(files.paths, overrides or [], output)
 
 
 @app.command()
@@ -259,58 +186,15 @@ def try_agent(
     raise typer.Exit(code)
 
 
-@app.command()
-def evaluate(
-    jobs: JobsArgument = None,
-    filenames: FilenameOption = None,
-    models: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model",
-            metavar="SOURCE|RUN@STEP",
-            help="A folder, hf://org/name or pvc://claim/path; or a checkpoint of a run: its step, best, last or "
-            "export. Repeatable. Default: spec.model.",
-            autocompletion=complete_runs,
-        ),
-    ] = None,
-    directory: Annotated[
-        Path, typer.Option("--dir", help="Parent of run folders; results are in DIR/NAME-evaluate.")
-    ] = RUNS,
-    overrides: SetOption = None,
-    volumes: VolumeOption = None,
-    network: NetworkOption = None,
-    should_submit: Annotated[bool, typer.Option("--submit", help="In the cluster: one job for each model.")] = False,
-    wait: Annotated[
-        bool, typer.Option("-w", "--wait", help="With --submit: wait for the end of all jobs, and print the table.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="With --submit: print the objects; contact no cluster.")
-    ] = False,
-    claim: Annotated[
-        str | None, typer.Option(help="With --submit: claim for models and large data. Default: a new one each.")
-    ] = None,
-    no_call: NoCallOption = False,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
-    kubeconfig: KubeconfigOption = None,
-    output: OutputOption = "text",
-) -> None:
+@command()
+def evaluate(options: EvaluateOptions) -> int:
     """Evaluate models on a job's held-out data, without a trainer, and compare them in one table."""
-    job = file_of(jobs, filenames)
-    if should_submit:
-        from rljob_cli.cluster.client import Target
+    if options.should_submit:
         from rljob_cli.evaluate.cluster import submit_evaluation
-        from rljob_cli.submit.command import Options
-        from rljob_cli.submit.plan import ClaimOptions
 
-        options = Options(
-            ClaimOptions(claim), dry_run, wait, follow=False, should_call=not (no_call or dry_run), output=output
-        )
-        target = Target(kubeconfig, context, namespace)
-        raise typer.Exit(submit_evaluation(target, job, models or [], directory, overrides or [], options))
-    if wait or dry_run or claim:
+        return submit_evaluation(options)
+    if options.wait or options.dry_run or options.claim:
         raise typer.BadParameter("--wait, --dry-run and --claim are for --submit")
     from rljob_cli.evaluate.command import evaluate_command
 
-    code = evaluate_command(job, models or [], directory, overrides or [], volumes or [], network, not no_call, output)
-    raise typer.Exit(code)
+    return evaluate_command(options)

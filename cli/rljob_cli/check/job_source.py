@@ -2,7 +2,7 @@
 
     job://sums@last --> step 20 of runs/sums --> `rljob run` exports it to runs/NAME/model --> model.json pins it
 
-Reads alone; `rljob_cli.export.start_model` writes. Invariant: a run that has its model keeps it, whatever happens to
+Reads alone; `rljob_cli.export.steps` writes. Invariant: a run that has its model keeps it, whatever happens to
 the other run.
 """
 

@@ -22,6 +22,7 @@ from yaml import YAMLError
 from rljob_api.errors import RLJobError, TransientError, UserError
 from rljob_api.wire.text import clean_text
 from rljob_cli.cluster.pod_exec import PROTOCOL, Ended, execute
+from rljob_cli.options import Target
 from rljob_core.backend import Manifest
 from rljob_core.kube.client import MERGE_PATCH, SSA, ApiError, KubeApi
 from rljob_core.kube.client import connect as connect_api
@@ -59,15 +60,6 @@ class NotReadyError(ClusterError):
     """400: the request cannot be served now, such as the log of a container that has not started."""
 
 
-@dataclass(frozen=True)
-class Target:
-    """The cluster and namespace, as in kubectl's options. None: as the kubeconfig says."""
-
-    kubeconfig: str | None = None
-    context: str | None = None
-    namespace: str | None = None
-
-
 @contextlib.asynccontextmanager
 async def connect(target: Target) -> AsyncIterator[Cluster]:
     try:
@@ -86,10 +78,10 @@ async def connect(target: Target) -> AsyncIterator[Cluster]:
         await api.close()
 
 
+@dataclass(frozen=True)
 class Cluster:
-    def __init__(self, api: KubeApi, namespace: str) -> None:
-        self._api = api
-        self.namespace = namespace
+    _api: KubeApi
+    namespace: str
 
     async def get_job(self, name: str) -> Manifest:
         """Raise UserError with similar names if the job does not exist."""
@@ -97,7 +89,9 @@ class Cluster:
             return await self._request("get rljobs", "GET", RLJOB.path(self.namespace, name))
         except NotFoundError:
             names = [job["metadata"]["name"] for job in await self.list_jobs()]
-            raise UserError(_describe_missing(self.namespace, name, names)) from None
+            near = difflib.get_close_matches(name, names, cutoff=0.5) or sorted(names)[:5]
+            hint = f"did you mean {' or '.join(near)}?" if near else "the namespace has no RLJobs; check -n"
+            raise UserError(f"RLJob {self.namespace}/{name}: not found; {hint}") from None
 
     async def list_jobs(self, everywhere: bool = False) -> list[Manifest]:
         try:
@@ -282,9 +276,3 @@ def _translate(error: ApiError, action: str, namespace: str) -> ClusterError:
         problem = f"forbidden: you may not {action} in namespace {namespace}"
         return ClusterError(f"{problem}; request a role that allows it: {error.message}")
     return ClusterError(f"{action}: the API server answered {error.code}: {error.message}")
-
-
-def _describe_missing(namespace: str, name: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(name, names, cutoff=0.5) or sorted(names)[:5]
-    hint = f"did you mean {' or '.join(near)}?" if near else "the namespace has no RLJobs; check -n"
-    return f"RLJob {namespace}/{name}: not found; {hint}"

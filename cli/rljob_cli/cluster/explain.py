@@ -49,19 +49,20 @@ _FAILURE_REMEDIES = {
 
 def explain(observation: JobObservation) -> Explanation:
     status, job = observation.status, observation.parse()
-    lost = _find_lost_pods(observation, job, status)
-    causes = [each.cause for each in lost] + _find_causes(observation, job, status)
+    lost, causes = _find_causes(observation, job, status)
     why = _explain_phase(observation, status)
     for cause in causes:  # reported under remedies
         why = why.replace(f"; {cause.message}", "")
     condition = phase_condition(status)
+    avoided = [] if status.phase in _FINISHED else status.avoided_nodes
     unknown = [] if job else ["the job's spec: it does not match this version of rljob"]
     fields = find_unknown_fields(observation.manifest)
     if job and fields:
         unknown = [f"{', '.join(fields)}: fields that this version of rljob does not know; it ignores them"]
     return Explanation(
         job=format_job_name(observation.manifest),
-        phase=_read_phase(observation.manifest) or "not reconciled yet",
+        # As it is written: a phase of a newer operator is not a type of this version.
+        phase=(observation.manifest.get("status") or {}).get("phase") or "not reconciled yet",
         since=condition.last_transition_time.isoformat() if condition and status.phase else "",
         why=why,
         progress=_describe_progress(status, observation.observed_at),
@@ -77,7 +78,7 @@ def explain(observation: JobObservation) -> Explanation:
         remedies=[
             *_failure_remedies(observation, status),
             *_describe_remedies(observation, causes),
-            *_describe_broken_gpus(job, status),
+            *(describe_avoided(each, is_kueue=job.spec.scheduling.gang == "kueue") for each in avoided if job),
         ],
         warnings=_newest_warnings(observation),
         next=_next_commands(observation, status, causes, lost),
@@ -85,31 +86,24 @@ def explain(observation: JobObservation) -> Explanation:
     )
 
 
-def _find_causes(observation: JobObservation, job: RLJob | None, status: RLJobStatus) -> list[Cause]:
+def _find_causes(
+    observation: JobObservation, job: RLJob | None, status: RLJobStatus
+) -> tuple[list[LostPods], list[Cause]]:
+    """Return the Pods of lost nodes, and the causes of what is wrong, those first."""
     if job is None or status.phase in (*_FINISHED, "Suspended"):
-        return []
+        return [], []
     observed = observation.as_observed()
-    found = find_causes(observe_job(job, observed))
+    seen = observe_job(job, observed)
+    lost = [each for each in find_lost_pods(seen) if each.since <= observation.observed_at]
     # A RewardModel that could not be read, or has another version's fields, may exist.
     models = observation.reward_models
     is_certain = models is not None and len(models) == len(observed.reward_models)
-    return [cause for cause in found if is_certain or cause.reason != "RewardModelMissing"]
-
-
-def _find_lost_pods(observation: JobObservation, job: RLJob | None, status: RLJobStatus) -> list[LostPods]:
-    if job is None or status.phase in (*_FINISHED, "Suspended"):
-        return []
-    found = find_lost_pods(observe_job(job, observation.as_observed()))
-    return [each for each in found if each.since <= observation.observed_at]
+    others = [cause for cause in find_causes(seen) if is_certain or cause.reason != "RewardModelMissing"]
+    return lost, [*(each.cause for each in lost), *others]
 
 
 def _is_unobserved(manifest: Manifest, status: RLJobStatus) -> bool:
     return status.observed_generation < manifest["metadata"]["generation"]
-
-
-def _read_phase(manifest: Manifest) -> str:
-    """Return the phase as it is written: one of a newer operator is not a type of this version."""
-    return str((manifest.get("status") or {}).get("phase") or "")
 
 
 def _explain_phase(observation: JobObservation, status: RLJobStatus) -> str:
@@ -217,13 +211,6 @@ def _describe_remedies(observation: JobObservation, causes: list[Cause]) -> list
     return remedies
 
 
-def _describe_broken_gpus(job: RLJob | None, status: RLJobStatus) -> list[str]:
-    if job is None or status.phase in _FINISHED:
-        return []
-    is_kueue = job.spec.scheduling.gang == "kueue"
-    return [describe_avoided(each, is_kueue=is_kueue) for each in status.avoided_nodes]
-
-
 def _unbound_claims(observation: JobObservation) -> dict[str, str | None]:
     """Return the phases of claims that the job references and cannot mount; None: the claim does not exist."""
     if observation.claims is None:
@@ -269,7 +256,8 @@ def _next_commands(
         return [f"kubectl describe {kind.lower()} {name} -n {job['metadata']['namespace']}"]
     commands = [f"kubectl describe node {each.node}" for each in lost]
     commands += [f"kubectl taint nodes {e.node} {OUT_OF_SERVICE_TAINT}" for e in lost if e.problem == NODE_LOST]
-    commands += [_command_for(cause, observation) for cause in causes]
+    by_reason = _list_commands(observation)
+    commands += [by_reason.get(cause.reason, "") for cause in causes]
     if _unbound_claims(observation):
         commands.append(_claims_command(observation))
     commands += [kubectl_command("logs", job, "--role", part.role) for part in status.progress.hung]
@@ -293,7 +281,8 @@ def _commands_after_failure(observation: JobObservation, status: RLJobStatus) ->
     return [*logs, *edit, kubectl_command("retry", job)]
 
 
-def _command_for(cause: Cause, observation: JobObservation) -> str:
+def _list_commands(observation: JobObservation) -> dict[str, str]:
+    """Return the command that shows more of a cause, by its reason."""
     namespace, edit = observation.manifest["metadata"]["namespace"], edit_command(observation.manifest)
     return {
         "Unschedulable": "kubectl get nodes --show-labels",
@@ -315,4 +304,4 @@ def _command_for(cause: Cause, observation: JobObservation) -> str:
         "HeadSuspended": f"kubectl get jobs -n {namespace} --show-managed-fields -o yaml",
         "HeldByKueue": f"kubectl get workloads.kueue.x-k8s.io -n {namespace}",
         "FailedCreate": f"kubectl get events -n {namespace} --field-selector reason=FailedCreate",
-    }.get(cause.reason, "")
+    }

@@ -5,7 +5,7 @@ complete, and as the head had it; a head, in which a job's own code may run, cho
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -134,7 +134,7 @@ class FolderCopy:
 
     async def refresh(self, select: Select = lambda file: True) -> None:
         """Copy what has changed: of the trajectory log, the files that `select` chooses. Raise TransientError."""
-        try:
+        with self._explained():
             files = await self._list()
             for file in files:
                 if self._known.get(file.name) != file and _is_wanted(file.name, select):
@@ -142,14 +142,11 @@ class FolderCopy:
             for name in self._known.keys() - {file.name for file in files}:  # of a step that is repeated, or too old
                 (self.folder / name).unlink(missing_ok=True)
                 del self._known[name]
-        except (aiohttp.ClientError, TimeoutError, OSError, ValidationError) as error:
-            cause = next(iter(self._problems), error)
-            raise TransientError(f"the head does not serve the run's files: {cause or type(error).__name__}") from error
 
     async def copy_model(self, step: str) -> ModelFiles:
         """Copy the model of a step, a number, last or best. Raise UserError, to follow the step, if there is none, and
         TransientError."""
-        try:
+        with self._explained():
             query = {PARAMETER_STEP: step}
             async with self._session.get(f"{self._url}/", params=query, headers=self._headers) as response:
                 if response.status == HTTPStatus.NOT_FOUND:
@@ -165,10 +162,15 @@ class FolderCopy:
                 path = self.folder / file.name
                 if not path.is_file() or path.stat().st_size != file.num_bytes:
                     raise TransientError(f"{file.name} has changed while it was copied; try again")
+        return found
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
         except (aiohttp.ClientError, TimeoutError, OSError, ValidationError) as error:
             cause = next(iter(self._problems), error)
             raise TransientError(f"the head does not serve the run's files: {cause or type(error).__name__}") from error
-        return found
 
     async def _list(self) -> list[RunFile]:
         async with self._session.get(f"{self._url}/", headers=self._headers, timeout=_TIMEOUT) as response:

@@ -21,7 +21,7 @@ from rljob_api.wire.contract import LABEL_JOB, LABEL_REWARD_MODEL, LABEL_ROLE
 from rljob_cli.cluster.client import Cluster, ClusterError, NotFoundError, NotReadyError
 from rljob_cli.cluster.control import ROLLOUTS_IN_TRAINER, find_agent_roles, shares_trainer
 from rljob_cli.cluster.formatting import describe_pod, format_job_name
-from rljob_cli.manifests import labels_of, role_of
+from rljob_cli.manifests import containers_of, labels_of, role_of
 from rljob_cli.output import say
 from rljob_cli.tables import make_console
 from rljob_cli.terminal import clean_colours, clean_lines, find_raw
@@ -89,7 +89,7 @@ async def find_pods(cluster: Cluster, selection: Selection) -> list[Manifest]:
 
 def _is_selected(pod: Manifest, selection: Selection) -> bool:
     role, spec = role_of(pod), pod["spec"]
-    containers = [container["name"] for container in [*(spec.get("initContainers") or []), *spec["containers"]]]
+    containers = [container["name"] for container in containers_of(spec)]
     has_role = selection.role in (None, role) or (selection.role in SERVING and role.startswith(f"{selection.role}-"))
     return has_role and selection.container in (None, *containers)
 

@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 
 from rljob_cli.cluster.client import Cluster, ClusterError
 from rljob_cli.cluster.formatting import describe_pod
 from rljob_cli.manifests import is_ready
+from rljob_cli.output import Say
 from rljob_core.kube.resources import POD
 
 START_SECONDS = 900.0
@@ -14,7 +14,7 @@ START_SECONDS = 900.0
 _POLL_SECONDS = 1.0
 
 
-async def wait_until_ready(cluster: Cluster, name: str, purpose: str, remedy: str, say: Callable[[str], None]) -> None:
+async def wait_until_ready(cluster: Cluster, name: str, purpose: str, remedy: str, say: Say) -> None:
     """Say what the Pod waits for, when that changes. `purpose`: what it does, for messages. Raise ClusterError, with
     the remedy, if it ends, is deleted, or is not ready in time."""
     deadline, last = time.monotonic() + START_SECONDS, ""

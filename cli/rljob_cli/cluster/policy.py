@@ -4,7 +4,8 @@ import asyncio
 
 from rljob_api.manifest.policy import POLICY_NAME, RLJobPolicy
 from rljob_cli.check.tenant_policy import read_policy
-from rljob_cli.cluster.client import Cluster, Target, connect
+from rljob_cli.cluster.client import Cluster, connect
+from rljob_cli.options import Target
 from rljob_cli.output import say
 from rljob_core.kube.resources import POLICY
 

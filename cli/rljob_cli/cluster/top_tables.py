@@ -79,32 +79,24 @@ def draw_job(view: JobView) -> RenderableType:
     tables: list[RenderableType] = [build_table(_JOB_COLUMNS, [_job_cells(view.job)])]
     if view.job.waits_for:
         tables.append(Text(f"waits for: {clean(view.job.waits_for)}", _WAITING))
-    if view.job.schedule:
-        tables += ["", _draw_schedule(view.job.schedule)]
+    if schedule := view.job.schedule:
+        numbers = ("staleness", "groups_in_flight", "groups_scored", "groups_due")
+        cells = [schedule["type"] or "-", *(_number(schedule, name) for name in numbers), schedule["busy"] or "-"]
+        tables += ["", build_table(_SCHEDULE_COLUMNS, [cells])]
     if view.roles:
         tables += ["", build_table(["ROLE", "READY", "RESTARTS"], [_role_cells(role) for role in view.roles])]
     if view.rewards:
         tables += ["", build_table(_SERVICE_COLUMNS, [row_cells(row) for row in view.rewards], gap=2)]
     if view.pods:
-        tables += ["", _draw_pods(view.pods)]
+        is_measured = any(pod.cpu_cores is not None for pod in view.pods)
+        columns = [*_POD_COLUMNS, *(_MEASURED_COLUMNS if is_measured else []), *_POD_END]
+        tables += ["", build_table(columns, [_pod_cells(pod, is_measured) for pod in view.pods])]
     return Group(*tables)
-
-
-def _draw_schedule(schedule: dict[str, Any]) -> RenderableType:
-    groups = [_number(schedule, name) for name in ("groups_in_flight", "groups_scored", "groups_due")]
-    cells = [schedule["type"] or "-", _number(schedule, "staleness"), *groups, schedule["busy"] or "-"]
-    return build_table(_SCHEDULE_COLUMNS, [cells])
 
 
 def _role_cells(role: dict[str, Any]) -> list[str | Text]:
     colour = _COLOURS["ok" if role["ready"] >= role["desired"] else "waiting"]
     return [role["name"], Text(f"{role['ready']}/{role['desired']}", colour), str(role["restarts"])]
-
-
-def _draw_pods(pods: list[PodRow]) -> RenderableType:
-    is_measured = any(pod.cpu_cores is not None for pod in pods)
-    columns = [*_POD_COLUMNS, *(_MEASURED_COLUMNS if is_measured else []), *_POD_END]
-    return build_table(columns, [_pod_cells(pod, is_measured) for pod in pods])
 
 
 def _pod_cells(pod: PodRow, is_measured: bool) -> list[str | Text]:

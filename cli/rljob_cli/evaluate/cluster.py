@@ -14,17 +14,18 @@ from rljob_api.manifest.evaluation import HeldOutSet
 from rljob_api.manifest.job import RLJob
 from rljob_api.run.comparisons import Comparison, Figure, ModelResult, list_names
 from rljob_cli.check.jobfile import load_partial
-from rljob_cli.cluster.client import Cluster, Target
+from rljob_cli.cluster.client import Cluster
 from rljob_cli.cluster.commands import on_cluster
 from rljob_cli.cluster.other_versions import parse_status
 from rljob_cli.cluster.top import view_row
-from rljob_cli.evaluate.jobs import list_overrides
-from rljob_cli.evaluate.models import Candidate, export, find_candidates, name_jobs
+from rljob_cli.evaluate.models import Candidate, export, find_candidates, list_overrides, name_jobs
 from rljob_cli.evaluate.results import print_comparison
 from rljob_cli.exits import EXIT_FAILED, guard
+from rljob_cli.options import EvaluateOptions
 from rljob_cli.output import print_json
 from rljob_cli.run.snapshot import message_of
-from rljob_cli.submit.command import Options, plan_objects, print_objects, submit_command
+from rljob_cli.submit.command import Options, choose_namespace, plan_objects, print_objects, submit_command
+from rljob_cli.submit.plan import ClaimOptions
 from rljob_core.backend import Manifest, utc_now
 
 _POLL_SECONDS = 2.0
@@ -32,13 +33,14 @@ _FINAL_PHASES = ("Succeeded", "Failed")
 
 
 @guard
-def submit_evaluation(
-    target: Target, path: Path, models: Sequence[str], directory: Path, overrides: Sequence[str], options: Options
-) -> int:
+def submit_evaluation(given: EvaluateOptions) -> int:
     """Submit a job for each model. With --wait, print the table of their results."""
-    base = load_partial(path, list(overrides), keep_references=True)
-    target = replace(target, namespace=target.namespace or base.document.data["metadata"].get("namespace"))
-    candidates = find_candidates(models, base.job.spec.model.source, directory, in_cluster=True)
+    should_call = not (given.no_call or given.dry_run)
+    options = Options(ClaimOptions(given.claim), given.dry_run, given.wait, False, should_call, given.output)
+    path, overrides = given.files.path, given.overrides or []
+    base = load_partial(path, overrides, keep_references=True)
+    target = choose_namespace(given.target, base)
+    candidates = find_candidates(given.models or [], base.job.spec.model.source, given.directory, in_cluster=True)
     names = name_jobs(base.job.metadata.name, candidates)
     changes = [
         [*overrides, *list_overrides(base.job, candidate, name, _locate(candidate, path))]

@@ -1,20 +1,31 @@
 """What --model names: a model's source, or a step of a run, whose sharded checkpoint becomes a folder of Hugging Face.
 
 Exports are kept in the run's folder, so that a step is exported once.
+
+The jobs that evaluate models are changes of fields of a job that trains, so that each is read and checked like any
+other file.
 """
 
+import json
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rljob_api.errors import UserError
+from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.sources import parse_source
 from rljob_api.run.folder import EXPORT, current_export, export_folder
 from rljob_cli.export.steps import export_step, is_step, read_step
+from rljob_cli.output import Say
 from rljob_cli.trajectories.log import find_run
 from rljob_inputs.objects.access import is_object
+
+_SHARED_FIELDS = ("image", "resources", "nodePool", "env", "template")
+"""Fields of the rollouts' Pods that are the trainer's with rollout.placement trainer."""
+
 
 _MAX_NAME = 40
 """Length of metadata.name."""
@@ -100,7 +111,7 @@ def _find_step(given: str, run: Path, suffix: str) -> Candidate:
     return Candidate(given, str(folder), run=run, step=None if current_export(run, step) else step)
 
 
-def export(candidate: Candidate, say: Callable[[str], None]) -> None:
+def export(candidate: Candidate, say: Say) -> None:
     """Write the model of a checkpoint, unless it is there and current. Raise UserError if it fails."""
     if candidate.step is None:
         return
@@ -120,3 +131,25 @@ def name_jobs(job: str, candidates: Sequence[Candidate]) -> list[str]:
             name = name[: _MAX_NAME - len(suffix)].strip("-") + suffix
         names.append(name)
     return names
+
+
+def list_overrides(job: RLJob, candidate: Candidate, name: str, source: str) -> list[str]:
+    """Return what to set in the job's file to evaluate one model. `source`: where the model is, for spec.model."""
+    changes: dict[str, Any] = {"metadata.name": name, "spec.task": "evaluate"}
+    if not candidate.is_own:
+        changes |= {"spec.model.source": source, "spec.model.revision": candidate.revision}
+    changes |= dict(_separate(job))
+    return [f"{path}={json.dumps(value)}" for path, value in changes.items()]
+
+
+def _separate(job: RLJob) -> Iterator[tuple[str, Any]]:
+    """Yield the fields by which engines in the trainer's Pods get Pods of their own."""
+    spec = job.spec
+    for path in spec.models_in_trainer:
+        yield f"{path}.placement", "separate"
+    if spec.shares_trainer:
+        yield "spec.rollout.placement", "separate"
+        yield "spec.rollout.weightTransfer", "file"
+        yield "spec.rollout.replicas", spec.num_rollout_replicas
+        trainer = spec.trainer.to_manifest(exclude_defaults=True)
+        yield from ((f"spec.rollout.{field}", trainer[field]) for field in _SHARED_FIELDS if field in trainer)

@@ -4,13 +4,11 @@ job in a cluster, to a folder, to object storage or to the Hub.
 Of a job in a cluster, the model of the step is copied first: an export if there is one, else the checkpoint.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_api.run.folder import FILE_JOB, FILE_METRICS
@@ -20,52 +18,43 @@ from rljob_cli.exits import guard
 from rljob_cli.export.card import FILE_CARD, build_card
 from rljob_cli.export.destinations import Destination, find_destination
 from rljob_cli.export.steps import export_step, is_step, read_step
+from rljob_cli.options import ExportOptions
 from rljob_cli.output import print_json, say
-from rljob_cli.report.collect import read_job, read_summary
+from rljob_cli.report.collect import name_run, read_job, read_summary
 from rljob_cli.run.runfolder import dump
 from rljob_cli.run.summary import build_serve_command
 from rljob_cli.trajectories.log import find_run
 from rljob_inputs.machine.installation import find_device_extra, require
 from rljob_inputs.objects.access import is_object
 
-if TYPE_CHECKING:
-    from rljob_cli.cluster.client import Target
-
 
 @guard
-def export_command(
-    run: str,
-    name: str,
-    to: str,
-    directory: Path,
-    output: str,
-    *,
-    is_public: bool = False,
-    target: Target | None = None,
-) -> int:
+def export_command(options: ExportOptions) -> int:
     """Write the model of a step and its card to `to`: a folder, which exists only once the model in it is complete, or
-    the URL of objects or of a repository. `target`: the run is that of a job in a cluster."""
-    if target is None:
+    the URL of objects or of a repository. With a target, the run is that of a job in a cluster."""
+    run, name, to, output, target = options.run, options.step, options.to, options.output, options.target
+    if not target:
         require(find_device_extra(), "rljob export")
     given = f"--step {name}"
     if not is_step(name):
         raise UserError(f"{given}: must be the number of a step, last or best")
-    destination = find_destination(to, is_public=is_public)
+    destination = find_destination(to, is_public=options.public)
     if destination is None and Path(to).exists():
         raise UserError(f"--to {to}: exists; choose a new folder")
-    if target is None:
-        folder = find_run(run, directory).resolve()
+    if not target:
+        folder = find_run(run, options.directory).resolve()
         step = read_step(folder, name, given)
         if destination is not None:
             destination.check()
         return _publish(_Source(str(folder), folder, step), to, destination, given, output)
     if destination is not None:
         destination.check()
-    from rljob_cli.export.from_cluster import with_model
+    from rljob_cli.cluster.commands import on_cluster
+    from rljob_cli.export import from_cluster
 
     parent = Path(to).absolute().parent if destination is None else Path.cwd()
     parent.mkdir(parents=True, exist_ok=True)
-    return with_model(
+    return on_cluster(from_cluster.use_model)(
         target,
         run,
         name,
@@ -99,17 +88,13 @@ def _publish(source: _Source, to: str, destination: Destination | None, given: s
             model = Path(parent) / "model"
             job, template = _write_model(source, model, given)
             place = destination.publish(model, f"Step {step} of {job}, by RLJob")
-    serve = "" if destination is not None and is_object(to) else build_serve_command(_serve_name(to, place), template)
+    name = to.removeprefix("hf://") if to.startswith("hf://") else place  # by which vLLM loads it
+    serve = "" if destination is not None and is_object(to) else build_serve_command(name, template)
     if output == "json":
         print_json({"run": source.given, "step": step, "folder": place, "serve": serve})
     else:
         print(f"{place}\nserve it with: {serve}" if serve else place)
     return 0
-
-
-def _serve_name(to: str, place: str) -> str:
-    """Return what vLLM loads the model by."""
-    return to.removeprefix("hf://") if to.startswith("hf://") else place
 
 
 def _write_model(source: _Source, to: Path, given: str) -> tuple[str, Mapping[str, Any]]:
@@ -123,7 +108,7 @@ def _write_model(source: _Source, to: Path, given: str) -> tuple[str, Mapping[st
         source.export.rename(to)  # the copy is on the same disk
     job = _complete(read_job(folder / FILE_JOB)[0])
     metrics = read_metrics(folder / FILE_METRICS)
-    job_name = str(((job or {}).get("metadata") or {}).get("name") or folder.name)
+    job_name = name_run(job, folder)
     summary = read_summary(folder, job_name, job, metrics)
     (to / FILE_CARD).write_text(build_card(job_name, step, job or {}, metrics, summary), encoding="utf-8")
     return job_name, (((job or {}).get("spec") or {}).get("data") or {}).get("chatTemplateArguments") or {}

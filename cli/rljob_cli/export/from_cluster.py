@@ -14,21 +14,13 @@ import aiohttp
 from rljob_api.errors import TransientError, UserError
 from rljob_api.run.folder import FILE_JOB
 from rljob_cli.cluster.client import Cluster, ClusterError
-from rljob_cli.cluster.commands import on_cluster
 from rljob_cli.cluster.head_files import FolderCopy, open_files
 from rljob_cli.output import say
-from rljob_core.backend import Manifest
 from rljob_core.children.common import to_yaml
 from rljob_inputs.machine.installation import find_device_extra, require
 
 Use = Callable[[Path, int, Path | None], int]
 """Gets the copy of the run's folder, the step, and where in the copy its export is; None: it has the checkpoint."""
-
-
-@on_cluster
-async def with_model(cluster: Cluster, job: str, step: str, given: str, parent: Path, use: Use) -> int:
-    """As use_model."""
-    return await use_model(cluster, job, step, given, parent, use)
 
 
 async def use_model(cluster: Cluster, job: str, step: str, given: str, parent: Path, use: Use) -> int:
@@ -49,12 +41,9 @@ async def use_model(cluster: Cluster, job: str, step: str, given: str, parent: P
                 raise UserError(f"{given}: {error}") from None
         if found.is_export:
             return use(copy, found.step, copy / found.folder)
-        (copy / FILE_JOB).write_text(to_yaml(_read_job(await cluster.get_job(job))), encoding="utf-8")
+        manifest = await cluster.get_job(job)
+        kept = {name: manifest[name] for name in ("apiVersion", "kind", "spec")}
+        kept["metadata"] = {name: manifest["metadata"].get(name) for name in ("name", "namespace")}
+        (copy / FILE_JOB).write_text(to_yaml(kept), encoding="utf-8")
         require(find_device_extra(), f"rljob export of a checkpoint; {job} has no export of step {found.step}")
         return await asyncio.to_thread(use, copy, found.step, None)
-
-
-def _read_job(manifest: Manifest) -> Manifest:
-    """Return the job as a run's folder has it."""
-    metadata = {name: manifest["metadata"][name] for name in ("name", "namespace") if name in manifest["metadata"]}
-    return {name: manifest[name] for name in ("apiVersion", "kind")} | {"metadata": metadata, "spec": manifest["spec"]}

@@ -2,30 +2,28 @@
 
 import asyncio
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.job import RLJob
 from rljob_api.run.folder import FILE_JOB, FILE_METRICS, TRAJECTORIES, complete_checkpoints, list_trajectory_files
 from rljob_api.run.metrics import StepRecord, read_metrics
 from rljob_cli.check.job_source import require_weights
 from rljob_cli.check.jobfile import load
-from rljob_cli.check.preflight import read_trained_config
-from rljob_cli.commands import parse_claims
+from rljob_cli.commands import parse_claims, use_fast_types
 from rljob_cli.exits import EXIT_INTERRUPTED, guard
 from rljob_cli.local.network import claim_block
-from rljob_cli.local.node.cpus import has_bfloat16, use_float32
-from rljob_cli.output import print_json
+from rljob_cli.options import RunOptions
+from rljob_cli.output import Say, print_json
 from rljob_cli.replay.comparison import ComparedStep, compare_steps, describe_result, to_json
 from rljob_cli.replay.compatibility import find_changes, find_obstacles
 from rljob_cli.replay.plan import ReplayPlan, StepRange, parse_steps, plan_replay
 from rljob_cli.replay.processes import run_replay
 from rljob_cli.run import runfolder
-from rljob_cli.tables import build_table, make_console, make_error_console, show
+from rljob_cli.tables import build_table, choose_console, print_lines_on, show
 from rljob_cli.trajectories.log import find_run
 from rljob_inputs.machine.installation import find_device_extra, require
 
@@ -33,40 +31,33 @@ _SHOWN = {"loss": "loss", "grad norm": "grad_norm"}
 
 
 @guard
-def replay_command(
-    path: Path,
-    run: str,
-    directory: Path,
-    overrides: list[str],
-    volumes: list[str],
-    steps: str | None,
-    fresh: bool,
-    output: str,
-    block: str | None,
-) -> int:
+def replay_command(options: RunOptions, run: str) -> int:
     require(find_device_extra(), "rljob run --from-trajectories")
-    claims, requested = parse_claims(volumes), None if steps is None else parse_steps(steps)
-    file, source = load(path, overrides, runs=directory), find_run(run, directory).resolve()
+    path, directory, output = options.files.path, options.directory, options.output
+    claims, requested = parse_claims(options.volumes), None if options.steps is None else parse_steps(options.steps)
+    file, source = load(path, options.overrides or [], runs=directory), find_run(run, directory).resolve()
     require_weights(file.start)
     job = file.job
-    if not has_bfloat16():
-        use_float32(job, read_trained_config(job, claims))
+    use_fast_types(job, claims)
     plan = plan_run(source, requested)
     before, now = _read_spec(source), runfolder.dump(job)["spec"]
     if obstacles := find_obstacles(before, now, plan.checkpoint):
         raise UserError("\n".join(f"{path}: {obstacle}" for obstacle in obstacles))
     changes = [change.describe() for change in find_changes(before, now)]
-    console = make_error_console() if output == "json" else make_console()
-    say = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
+    say = print_lines_on(choose_console(output))
     folder = (directory / f"{job.metadata.name}-replay").resolve()
     if folder == source:
         raise UserError(f"{source}: the replay would be written to the folder that it reads; pass another --dir")
     with runfolder.lock(folder):
-        _prepare(folder, job, fresh, say)
+        if (folder / FILE_JOB).exists() and not options.fresh:
+            raise UserError(f"{folder} has an earlier replay; pass --fresh, which renames it, or another --dir")
+        if options.fresh and (old := runfolder.set_aside(folder)):
+            say(f"the earlier replay is now {old}")
+        runfolder.prepare(folder, job)
         say(plan.describe(requested))
         say("; ".join(["changed", *changes]) if changes else "the job is that of the run")
         recorded = {record.step: record for record in read_metrics(source / FILE_METRICS).steps}
-        network = claim_block(str(folder), block)
+        network = claim_block(str(folder), options.network)
         try:
             run_replay(job, source, plan, folder, network, claims, functools.partial(_show_step, say, recorded))
         except (KeyboardInterrupt, asyncio.CancelledError):
@@ -98,15 +89,7 @@ def _read_spec(run: Path) -> dict[str, Any]:
         ) from None
 
 
-def _prepare(folder: Path, job: RLJob, fresh: bool, say: Callable[[str], None]) -> None:
-    if (folder / FILE_JOB).exists() and not fresh:
-        raise UserError(f"{folder} has an earlier replay; pass --fresh, which renames it, or another --dir")
-    if fresh and (old := runfolder.set_aside(folder)):
-        say(f"the earlier replay is now {old}")
-    runfolder.prepare(folder, job)
-
-
-def _show_step(say: Callable[[str], None], recorded: dict[int, StepRecord], record: StepRecord) -> None:
+def _show_step(say: Say, recorded: dict[int, StepRecord], record: StepRecord) -> None:
     [step] = compare_steps([recorded[record.step]] if record.step in recorded else [], [record])
     same = "equal" if step.is_equal else f"loss {_number(record.loss)}, grad norm {_number(record.grad_norm)}"
     say(f"step {record.step}: {same}, {record.step_seconds:.1f} s")

@@ -13,17 +13,15 @@ from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob, RLJobSpec
 from rljob_api.run.folder import FILE_METRICS
 from rljob_api.run.metrics import StepRecord
-from rljob_api.wire.contract import LABEL_ROLE, PATH_RUN, ExitCode
-from rljob_cli.check.try_reward import TOKEN
+from rljob_api.wire.contract import LABEL_ROLE, ExitCode
 from rljob_cli.check.waits import find_ended_container
-from rljob_cli.local.cluster import LOCAL_DEFAULTS, STOP_SECONDS, LocalCluster, running
+from rljob_cli.local.cluster import STOP_SECONDS, LocalCluster, build_objects, running
 from rljob_cli.local.network import Network
 from rljob_cli.manifests import labels_of, role_of
 from rljob_cli.replay.plan import ReplayPlan
 from rljob_cli.run.runfolder import MetricsReader
 from rljob_core.backend import Manifest
 from rljob_core.children.common import HEAD, TRAINER
-from rljob_core.plan.job import render_children
 from rljob_core.plan.observed_job import name_of
 
 _SETTINGS = "replay.json"
@@ -47,7 +45,16 @@ def run_replay(
     settings = {"run": str(run), "checkpoint": plan.checkpoint, "steps": list(plan.steps)}
     (folder / _SETTINGS).write_text(json.dumps(settings))
     job = job.model_copy(update={"spec": separate(job.spec)})
-    asyncio.run(_run(LocalCluster(job, network, folder, claims), build_objects(job), folder, show))
+    asyncio.run(_run(LocalCluster(job, network, folder, claims), list_objects(job), folder, show))
+
+
+def list_objects(job: RLJob) -> list[Manifest]:
+    """Return the job's objects without rollouts and services. The head's Pod has another program."""
+
+    def keeps(child: Manifest) -> bool:
+        return labels_of(child).get(LABEL_ROLE, HEAD) in (HEAD, TRAINER)
+
+    return build_objects(job, _KINDS, f"rljob_trainer.replay {_SETTINGS}", keeps)
 
 
 def separate(spec: RLJobSpec) -> RLJobSpec:
@@ -57,20 +64,6 @@ def separate(spec: RLJobSpec) -> RLJobSpec:
         model.placement = "separate"
     spec.rollout.placement, spec.rollout.weight_transfer = "separate", "file"
     return spec
-
-
-def build_objects(job: RLJob) -> list[Manifest]:
-    """Return the job's objects without rollouts and services. The head's Pod has another program."""
-    kept = []
-    for child in render_children(job, TOKEN, defaults=LOCAL_DEFAULTS):
-        if child["kind"] not in _KINDS or labels_of(child).get(LABEL_ROLE, HEAD) not in (HEAD, TRAINER):
-            continue
-        template = child.get("spec", {}).get("template", {}).get("spec", {})
-        for container in template.get("containers", []) if child["kind"] == "Job" else []:
-            if container["name"] == HEAD:
-                container["command"] = ["python", "-m", "rljob_trainer.replay", f"{PATH_RUN}/{_SETTINGS}"]
-        kept.append(child)
-    return kept
 
 
 async def _run(cluster: LocalCluster, objects: Sequence[Manifest], folder: Path, show: Show) -> None:

@@ -128,7 +128,9 @@ def _draw_axes(x_axis: Axis, y_axis: Axis) -> list[Markup]:
         parts.append(Markup(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>'))
         label = escape(_format_tick(value, y_axis.ticks))
         parts.append(Markup(f'<text class="tick" x="{_LEFT - 6}" y="{y + 3.5}" text-anchor="end">{label}</text>'))
-    for value in _whole(x_axis.ticks):
+    for value in x_axis.ticks:
+        if abs(value - round(value)) > 1e-9:
+            continue  # steps are whole numbers
         x = x_axis(value)
         parts.append(Markup(f'<line class="grid" x1="{x}" x2="{x}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>'))
         label = escape(format_number(value))
@@ -137,11 +139,6 @@ def _draw_axes(x_axis: Axis, y_axis: Axis) -> list[Markup]:
         )
     parts.append(Markup(f'<text class="label" x="{WIDTH - _RIGHT}" y="{HEIGHT - 4}" text-anchor="end">step</text>'))
     return parts
-
-
-def _whole(ticks: Sequence[float]) -> list[float]:
-    """Steps are whole numbers: leave out the ticks between them."""
-    return [value for value in ticks if abs(value - round(value)) < 1e-9]
 
 
 def _draw_line(curve: Curve, _: Curve, index: int, x_axis: Axis, y_axis: Axis) -> Markup:

@@ -60,6 +60,11 @@ class RunData:
     """Steps and evaluations in the whole log."""
 
 
+def name_run(job: dict[str, Any] | None, folder: Path) -> str:
+    """Return the name of a run's job, or of its folder."""
+    return str(((job or {}).get("metadata") or {}).get("name") or folder.resolve().name)
+
+
 def collect_run(folder: Path, query: Query | None = None, *, answers: bool = False) -> RunData:
     """Read a run. Raise UserError if the folder is not a run's. `query`: selects the samples from its whole log.
     `answers`: as in read_summary."""
@@ -68,7 +73,7 @@ def collect_run(folder: Path, query: Query | None = None, *, answers: bool = Fal
     job, digest = read_job(folder / FILE_JOB)
     if not (files or metrics.records or job):
         raise UserError(f"{folder}: not the folder of a run: it has no {FILE_JOB}, and no step has ended")
-    name = str(((job or {}).get("metadata") or {}).get("name") or folder.resolve().name)
+    name = name_run(job, folder)
     counts = [_count_rows(file.path) for file in files]
     sizes = [_size(file.path) for file in files]
     readings = plan_reading(list(zip(files, sizes, counts, strict=True)))
@@ -98,15 +103,15 @@ def add_agent(row: SampleRow) -> SampleRow:
         reason, _, message = failure.partition(": ")
         result = ResultRow(name=path, valid=False, reason=reason, message=message)
     elif row.own_reward is not None:
-        numbers = {name: value for name, value in json.loads(row.info or "{}").items() if _is_number(value)}
+        numbers = {
+            name: value
+            for name, value in json.loads(row.info or "{}").items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        }
         result = ResultRow(name=RUNNER_SERVICE, valid=True, score=row.own_reward, components=numbers)
     else:
         return row
     return row.model_copy(update={"rewards": [*row.rewards, result]})
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 class Reading(NamedTuple):

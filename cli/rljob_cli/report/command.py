@@ -1,15 +1,13 @@
 """`rljob report`, and the report that `rljob run` writes at its end."""
 
-from __future__ import annotations
-
 import webbrowser
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rljob_api.errors import UserError
 from rljob_api.run.folder import FILE_REPORT
 from rljob_cli.exits import guard
+from rljob_cli.options import ReportOptions
 from rljob_cli.output import say
 from rljob_cli.report.collect import collect_run
 from rljob_cli.report.page import render_page
@@ -17,32 +15,23 @@ from rljob_cli.trajectories.index import ORDER_BY, Query
 from rljob_cli.trajectories.log import find_run
 from rljob_inputs.machine.installation import require
 
-if TYPE_CHECKING:
-    from rljob_cli.cluster.client import Target
-
 
 @guard
-def report_command(
-    run: str,
-    directory: Path,
-    output: Path | None,
-    *,
-    should_open: bool,
-    reason: str | None = None,
-    sort: str | None = None,
-    target: Target | None = None,
-) -> int:
-    """`target`: the run is that of a job in a cluster."""
+def report_command(options: ReportOptions) -> int:
+    """With a target, the run is that of a job in a cluster."""
     require("data", "rljob report")
+    run, output, reason, sort = options.run, options.file, options.reason, options.sort
     if output is not None and output.suffix not in (".html", ".htm"):
         raise UserError(f"--output must be a file that ends with .html, got {output}")
     query = Query(reason=reason or "", order=ORDER_BY[sort] if sort else "") if reason or sort else None
-    if target is None:
-        return _write(find_run(run, directory), output, query, should_open)
+    if not options.target:
+        return _write(find_run(run, options.directory), output, query, options.should_open)
     from rljob_cli.cluster.commands import with_copy
 
     path = output or Path(f"{run}.html")
-    return with_copy(target, run, lambda file: True, lambda copy: _write(copy, path, query, should_open))
+    return with_copy(
+        options.target, run, lambda file: True, lambda copy: _write(copy, path, query, options.should_open)
+    )
 
 
 def _write(folder: Path, output: Path | None, query: Query | None, should_open: bool) -> int:

@@ -123,7 +123,9 @@ def render_page(run: RunData, now: datetime, live: LiveView | None = None, order
         sessions=sessions,
         changes=list_changes(run.folder),
         versions=_list_versions(run, sessions),
-        job=None if run.job is None else _dump(redact_job(run.job)),
+        job=None
+        if run.job is None
+        else yaml.safe_dump(redact_job(run.job), sort_keys=False, allow_unicode=True, width=120),
         num_shown=len(chosen),
         num_shown_files=len({(row.step, row.lane) for row in chosen}),
         data=data,
@@ -172,10 +174,6 @@ def _describe_live(live: LiveView) -> dict[str, Any]:
 
 def _read(name: str) -> str:
     return (_FILES / name).read_text(encoding="utf-8")
-
-
-def _dump(job: dict[str, Any]) -> str:
-    return yaml.safe_dump(job, sort_keys=False, allow_unicode=True, width=120)
 
 
 def embed_json(value: Any) -> Markup:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rljob_api.run.trajectories import ResultRow, SampleRow
+from rljob_cli.run.summary import list_known
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,9 @@ def summarize_rewards(samples: Iterable[SampleRow]) -> list[RewardTimes]:
 
 
 def _summarize(name: str, results: Sequence[ResultRow]) -> RewardTimes:
-    scores = _known(result.score for result in results)
-    latencies = _known(result.latency_seconds for result in results)
-    executions = _known(result.execute_seconds for result in results)
+    scores = list_known(result.score for result in results)
+    latencies = list_known(result.latency_seconds for result in results)
+    executions = list_known(result.execute_seconds for result in results)
     return RewardTimes(
         name=name,
         num_results=len(results),
@@ -45,13 +46,9 @@ def _summarize(name: str, results: Sequence[ResultRow]) -> RewardTimes:
         mean_score=statistics.fmean(scores) if scores else None,
         latency_p50_seconds=_quantile(latencies, 0.5),
         latency_p95_seconds=_quantile(latencies, 0.95),
-        queue_p95_seconds=_quantile(_known(result.queue_seconds for result in results), 0.95),
+        queue_p95_seconds=_quantile(list_known(result.queue_seconds for result in results), 0.95),
         execute_mean_seconds=statistics.fmean(executions) if executions else None,
     )
-
-
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
 
 
 def _quantile(values: Sequence[float], share: float) -> float | None:

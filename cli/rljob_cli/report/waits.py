@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from rljob_api.run.metrics import StepRecord
 from rljob_api.run.summaries import RunSummary
+from rljob_cli.run.summary import sort_phases
 
 _OWNERS = {
     **dict.fromkeys(("generate", "sync", "wake"), "rollouts"),
@@ -96,11 +97,11 @@ def build_lost_times(summary: RunSummary) -> list[PhaseTime]:
 def build_phase_times(summary: RunSummary) -> list[PhaseTime]:
     """Return the phases of the whole run, longest first, and the time outside of the driver last."""
     wall = summary.wall_seconds or 0.0
-    phases = {name: seconds for name, seconds in summary.phase_seconds.items() if seconds}
-    whole = max(wall, sum(phases.values())) or 1.0
-    ordered = sorted(phases.items(), key=lambda item: -item[1])
+    ordered = sort_phases(summary)
+    covered = sum(seconds for _, seconds in ordered)
+    whole = max(wall, covered) or 1.0
     found = [PhaseTime(name, seconds, seconds / whole, _MEANINGS.get(name, "")) for name, seconds in ordered]
-    outside = wall - sum(phases.values())
+    outside = wall - covered
     if wall and outside > 0:
         meaning = "start and stop of Pods, steps that were repeated, and time that no phase covers"
         found.append(PhaseTime("other", outside, outside / whole, meaning))

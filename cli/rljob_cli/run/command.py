@@ -17,8 +17,8 @@ from rich.console import Console
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.run.folder import FILE_METRICS, FILE_SUMMARY, last_checkpoint
-from rljob_api.run.metrics import read_metrics
-from rljob_api.run.summaries import format_summary, read_driver_summary
+from rljob_api.run.metrics import Metrics, read_metrics
+from rljob_api.run.summaries import RunSummary, format_summary, read_driver_summary
 from rljob_api.wire.contract import PORT_DRIVER, UrlPath
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_cli.local.cluster import LOCAL_DEFAULTS, STOP_SECONDS, LocalCluster
@@ -69,7 +69,9 @@ class Run:
         self._output = output
         self._started = time.monotonic()
         self._interrupted = asyncio.Event()
-        self._phase = self._message = ""
+        self._phase = ""
+        self.message = ""
+        """Message of the last phase."""
         self._metrics = RewardMetrics()
         self.session = SessionLog(folder, last_checkpoint(folder) or 0)
         self._records = MetricsReader(folder / FILE_METRICS)
@@ -100,8 +102,23 @@ class Run:
                 remove_endpoint(self._folder)
                 await self._stop()
                 # Not from a new snapshot: Pods that this stops have not failed.
-                self._record_session(self._message, self._phase)
+                self._record_session(self.message, self._phase)
         return self._phase
+
+    def write_summary(self, metrics: Metrics) -> RunSummary:
+        """Write the summary of a run that has ended. `metrics`: of its folder."""
+        summary = build_summary(
+            name=self._job.metadata.name,
+            phase=self._phase,
+            total_steps=self._job.spec.num_steps,
+            driver=read_driver_summary(self._folder),
+            metrics=metrics,
+            sessions=self.session.sessions,
+            checkpoint=last_checkpoint(self._folder),
+            template_arguments=self._job.spec.data.chat_template_arguments,
+        )
+        (self._folder / FILE_SUMMARY).write_text(format_summary(summary))
+        return summary
 
     async def _stop(self) -> None:
         """Stop all Pods. If a signal is why, say meanwhile that the head saves, and then what it has saved."""
@@ -117,11 +134,6 @@ class Run:
             self._output.say(f"step {saved} is saved{lost}; the end took {seconds:.0f} s")
 
     @property
-    def message(self) -> str:
-        """Message of the last phase."""
-        return self._message
-
-    @property
     def wall_seconds(self) -> float:
         return time.monotonic() - self._started
 
@@ -134,14 +146,14 @@ class Run:
             snapshot = self.take_snapshot()
             self._output.show(snapshot)
             self._phase = snapshot.phase
-            self._message = snapshot.message
+            self.message = snapshot.message
             if time.monotonic() >= self._recorded_at + _RECORD_SECONDS:
                 self._record_session(snapshot.message)
             if self._interrupted.is_set():
-                self._phase, self._message = "Interrupted", "stopped by a signal"
+                self._phase, self.message = "Interrupted", "stopped by a signal"
                 return
             if self._until():
-                self._phase, self._message = STOPPED, "stopped by its caller"
+                self._phase, self.message = STOPPED, "stopped by its caller"
                 return
             if snapshot.phase in _FINAL_PHASES:
                 return
@@ -273,18 +285,6 @@ def run_job(
         phase = asyncio.run(run.execute())
     finally:
         output.close()
-    metrics = read_metrics(folder / FILE_METRICS)
-    summary = build_summary(
-        name=job.metadata.name,
-        phase=phase,
-        total_steps=job.spec.num_steps,
-        driver=read_driver_summary(folder),
-        metrics=metrics,
-        sessions=run.session.sessions,
-        checkpoint=last_checkpoint(folder),
-        template_arguments=job.spec.data.chat_template_arguments,
-    )
-    (folder / FILE_SUMMARY).write_text(format_summary(summary))
-    print_summary(console, summary)
+    print_summary(console, run.write_summary(read_metrics(folder / FILE_METRICS)))
     console.print(f"logs: {folder / 'logs'}", soft_wrap=True, highlight=False)
     return phase

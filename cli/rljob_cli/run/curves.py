@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from typing import TypeVar
 
 from rljob_api.manifest.evaluation import SHORT_FORM
@@ -60,8 +61,8 @@ def build_panels(metrics: Metrics) -> list[Panel]:
         return train("training", lambda step: step.components.get(name)), *held_out(lambda found: found.means.get(name))
 
     panels = [
-        Panel("Reward", "score", (train("training", lambda step: step.reward), *component("score")[1:])),
-        Panel("Held-out accuracy", "mean over prompts", held_out(lambda found: found.accuracy, "accuracy")),
+        Panel("Reward", "score", (train("training", attrgetter("reward")), *component("score")[1:])),
+        Panel("Held-out accuracy", "mean over prompts", held_out(attrgetter("accuracy"), "accuracy")),
         *(_build_pass_panel(name, found) for name, found in evaluations.items()),
     ]
     names = list_components(metrics)[:_MAX_COMPONENTS]
@@ -72,39 +73,39 @@ def build_panels(metrics: Metrics) -> list[Panel]:
             "Completion length",
             "tokens",
             (
-                train("mean", lambda step: step.response_tokens_mean),
-                train("longest", lambda step: step.response_tokens_max),
-                *held_out(lambda found: found.response_tokens_mean, "mean, held out"),
+                train("mean", attrgetter("response_tokens_mean")),
+                train("longest", attrgetter("response_tokens_max")),
+                *held_out(attrgetter("response_tokens_mean"), "mean, held out"),
             ),
         ),
         Panel(
             "Shares",
             "of samples",
             (
-                train("truncated", lambda step: step.truncated_share),
-                *held_out(lambda found: found.truncated_share, "truncated, held out"),
+                train("truncated", attrgetter("truncated_share")),
+                *held_out(attrgetter("truncated_share"), "truncated, held out"),
                 train("invalid", invalid_share),
-                train("in groups without signal", lambda step: step.zero_signal_share),
-                train("tokens clipped", lambda step: step.clip_fraction),
+                train("in groups without signal", attrgetter("zero_signal_share")),
+                train("tokens clipped", attrgetter("clip_fraction")),
             ),
             is_share=True,
         ),
-        Panel("KL to the reference", "nats per token", (train("KL", lambda step: step.kl),)),
-        Panel("Critic", "squared error / 2", (train("loss", lambda step: step.critic_loss),)),
-        Panel("Entropy", "nats per token", (train("entropy", lambda step: step.entropy),)),
+        Panel("KL to the reference", "nats per token", (train("KL", attrgetter("kl")),)),
+        Panel("Critic", "squared error / 2", (train("loss", attrgetter("critic_loss")),)),
+        Panel("Entropy", "nats per token", (train("entropy", attrgetter("entropy")),)),
         Panel(
             "Rollout-trainer mismatch",
             "difference of log-probs",
-            (train("mean", lambda step: step.logprob_difference),),
+            (train("mean", attrgetter("logprob_difference")),),
         ),
-        Panel("Mismatch KL", "nats per token", (train("KL(rollout || trainer)", lambda step: step.mismatch_kl),)),
+        Panel("Mismatch KL", "nats per token", (train("KL(rollout || trainer)", attrgetter("mismatch_kl")),)),
         Panel(
             "Importance weights",
             "of tokens",
             (
-                train("effective sample", lambda step: step.effective_sample_share),
-                train("corrected", lambda step: step.corrected_share),
-                train("rejected", lambda step: step.rejected_share),
+                train("effective sample", attrgetter("effective_sample_share")),
+                train("corrected", attrgetter("corrected_share")),
+                train("rejected", attrgetter("rejected_share")),
             ),
             is_share=True,
         ),
@@ -112,18 +113,18 @@ def build_panels(metrics: Metrics) -> list[Panel]:
             "Staleness",
             "steps",
             (
-                train("mean of tokens", lambda step: step.staleness_mean),
-                train("oldest token", lambda step: step.staleness_max),
+                train("mean of tokens", attrgetter("staleness_mean")),
+                train("oldest token", attrgetter("staleness_max")),
             ),
         ),
-        Panel("Gradient norm", "before clipping", (train("norm", lambda step: step.grad_norm),)),
-        Panel("Throughput", "sampled tokens/s", (train("tokens/s", lambda step: step.tokens_per_second),)),
+        Panel("Gradient norm", "before clipping", (train("norm", attrgetter("grad_norm")),)),
+        Panel("Throughput", "sampled tokens/s", (train("tokens/s", attrgetter("tokens_per_second")),)),
         Panel(
             "Reward latency",
             "seconds",
             (
-                train("p50", lambda step: step.reward_latency_p50_seconds),
-                train("p95", lambda step: step.reward_latency_p95_seconds),
+                train("p50", attrgetter("reward_latency_p50_seconds")),
+                train("p95", attrgetter("reward_latency_p95_seconds")),
             ),
         ),
         _stacked_panel("Seconds per step, by phase", "seconds", steps, lambda step: step.phase_seconds),
@@ -131,7 +132,7 @@ def build_panels(metrics: Metrics) -> list[Panel]:
         # The shares overlap, so their sum is the mean number of roles that work at the same time.
         _stacked_panel("Roles at work", "share of the step, added up", steps, lambda step: step.busy_shares),
     ]
-    kept = [_keep_known(panel) for panel in panels]
+    kept = [replace(panel, curves=tuple(curve for curve in panel.curves if curve.points)) for panel in panels]
     return [_thin(panel) for panel in kept if panel.curves]
 
 
@@ -144,16 +145,16 @@ def lay_over(runs: Mapping[str, Sequence[Panel]]) -> list[Panel]:
         own = {run: panel for run, panels in runs.items() for panel in panels if panel.title == title}
         sample = next(iter(own.values()))
         if not sample.is_stacked:
-            curves = tuple(_name_run(run, curve) for run, panel in own.items() for curve in panel.curves)
+            curves = tuple(
+                replace(curve, name=f"{run}: {curve.name}", run=run)
+                for run, panel in own.items()
+                for curve in panel.curves
+            )
             notes = dict.fromkeys(filter(None, (panel.note for panel in own.values())))
             found.append(replace(sample, curves=curves, note="; ".join(notes)))
         elif first in own:
             found.append(replace(own[first], note="; ".join(filter(None, [own[first].note, f"of {first} alone"]))))
     return found
-
-
-def _name_run(run: str, curve: Curve) -> Curve:
-    return replace(curve, name=f"{run}: {curve.name}", run=run)
 
 
 def list_components(metrics: Metrics) -> list[str]:
@@ -184,7 +185,7 @@ def _build_pass_panel(name: str, found: Sequence[EvaluationRecord]) -> Panel:
     """Return a panel of what several answers to each prompt of a set give. It has no curve with one answer."""
     counts = sorted({k for record in found for k in record.pass_at})
     curves = [_curve(f"pass@{k}", found, partial(_read_pass, k), is_held_out=True) for k in counts]
-    curves.append(_curve("majority", found, lambda record: record.majority, is_held_out=True))
+    curves.append(_curve("majority", found, attrgetter("majority"), is_held_out=True))
     return Panel("pass@k" if name == SHORT_FORM else f"pass@k: {name}", "mean over prompts", tuple(curves))
 
 
@@ -206,18 +207,13 @@ def _read_held(name: str, steps: Sequence[StepRecord]) -> Curve:
     return _curve(name.replace("_", " "), steps, lambda step: step.device_bytes.get(name, math.nan) / 2**30)
 
 
-def _keep_known(panel: Panel) -> Panel:
-    curves = tuple(curve for curve in panel.curves if curve.points)
-    return Panel(panel.title, panel.unit, curves, panel.is_stacked, panel.is_share, panel.note)
-
-
 def _thin(panel: Panel) -> Panel:
     longest = max(len(curve.points) for curve in panel.curves)
     size = math.ceil(longest / _MAX_POINTS)
     if size == 1:
         return panel
     curves = tuple(Curve(c.name, _average(c.points, size), c.is_held_out) for c in panel.curves)
-    return Panel(panel.title, panel.unit, curves, panel.is_stacked, panel.is_share, f"each point: mean of {size} steps")
+    return replace(panel, curves=curves, note=f"each point: mean of {size} steps")
 
 
 def _average(points: Sequence[tuple[float, float]], size: int) -> tuple[tuple[float, float], ...]:

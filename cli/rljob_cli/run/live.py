@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rljob_api.wire.driver_status import ScheduleStatus
 from rljob_cli.run.reward_rows import HEADER, row_cells
-from rljob_cli.run.snapshot import Change, Snapshot, describe_work, diff_snapshots
+from rljob_cli.run.snapshot import Change, Snapshot, describe_groups, describe_work, diff_snapshots
 from rljob_cli.run.summary import describe_uncounted, group_by_set
 from rljob_cli.tables import build_table
 
@@ -149,13 +149,9 @@ def describe_schedule(schedule: ScheduleStatus) -> str:
     if schedule.staleness is not None:
         bound = f" of {schedule.max_staleness}" if schedule.max_staleness else ""
         parts.append(f"staleness {schedule.staleness}{bound}")
-    groups = {
-        "in flight": schedule.groups_in_flight,
-        "scored": schedule.groups_scored,
-        "due": schedule.groups_due,
-    }
-    known = [f"{count} {name}" for name, count in groups.items() if count is not None]
-    return "; ".join([*parts, *([f"groups: {', '.join(known)}"] if known else [])])
+    if known := describe_groups(schedule):
+        parts.append(f"groups: {known}")
+    return "; ".join(parts)
 
 
 def _render_roles(snapshot: Snapshot) -> RenderableType:

@@ -62,14 +62,12 @@ def is_in_use(folder: Path) -> bool:
     try:
         found = re.match(r"pid (\d+), since (\S+)", _lock_of(folder).read_text())
         # The number of a process that was killed may be that of another one by now.
-        return found is not None and psutil.Process(int(found[1])).create_time() < _end_of_second(found[2])
+        if found is None:
+            return False
+        end_of_second = datetime.fromisoformat(found[2]).timestamp() + 1
+        return psutil.Process(int(found[1])).create_time() < end_of_second
     except (OSError, ValueError, psutil.Error):
         return False
-
-
-def _end_of_second(text: str) -> float:
-    """Return the end of a second that is written as ISO 8601, in seconds since 1970."""
-    return datetime.fromisoformat(text).timestamp() + 1
 
 
 def _lock_of(folder: Path) -> Path:

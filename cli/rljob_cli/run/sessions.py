@@ -1,8 +1,9 @@
 """Records the session that runs, behind those before it in the folder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from rljob_api.run.sessions import ContainerFailure, Session, read_sessions, write_sessions
 from rljob_cli.version import find_versions
@@ -17,28 +18,9 @@ class SessionLog:
         now = datetime.now().astimezone().isoformat(timespec="seconds")
         self.current = Session(started=now, after_step=after_step, last_step=after_step, versions=find_versions())
 
-    def update(
-        self,
-        *,
-        seconds: float,
-        last_step: int,
-        phase: str = "",
-        message: str = "",
-        restarts: Mapping[str, int] | None = None,
-        failures: Sequence[ContainerFailure] = (),
-    ) -> None:
-        """Write what the session did so far."""
-        self.current = Session(
-            started=self.current.started,
-            after_step=self.current.after_step,
-            seconds=seconds,
-            phase=phase,
-            message=message,
-            last_step=last_step,
-            restarts={**(restarts or {})},
-            failures=tuple(failures[:_MAX_FAILURES]),
-            versions=self.current.versions,
-        )
+    def update(self, *, failures: Sequence[ContainerFailure] = (), **changes: Any) -> None:
+        """Write what the session did so far. `changes`: fields of Session."""
+        self.current = self.current.model_copy(update={**changes, "failures": tuple(failures[:_MAX_FAILURES])})
         write_sessions(self._folder, self.sessions)
 
     @property

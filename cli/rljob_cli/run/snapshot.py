@@ -13,7 +13,7 @@ from rljob_api.manifest.status import RewardProblem, RLJobStatus
 from rljob_api.run.metrics import EvaluationRecord, StepRecord
 from rljob_api.run.sessions import ContainerFailure
 from rljob_api.wire.contract import ExitCode
-from rljob_api.wire.driver_status import DriverStatus, LearningReason, Outage
+from rljob_api.wire.driver_status import DriverStatus, LearningReason, Outage, ScheduleStatus
 from rljob_cli.manifests import is_ready, role_of
 from rljob_cli.run.reward_rows import RewardRow
 from rljob_cli.run.summary import describe_uncounted
@@ -64,7 +64,8 @@ class Snapshot:
     def waits_for(self) -> str:
         """What hangs, and what the job waits for: the driver's status, or else the roles that are not ready."""
         if self.driver:
-            return "; ".join(filter(None, [*_describe_hung(self.driver), self.driver.waits_for]))
+            hung = [f"{part.role}: {part.name} hangs for {part.seconds:.0f} s" for part in self.driver.hung]
+            return "; ".join(filter(None, [*hung, self.driver.waits_for]))
         missing = [f"{role.name} {role.ready}/{role.desired}" for role in self.roles if role.ready < role.desired]
         return ", ".join(missing) or self.message
 
@@ -102,7 +103,11 @@ def diff_snapshots(old: Snapshot, new: Snapshot) -> list[Change]:
     new_failures = range(len(old.failures), len(new.failures))
     changes += [_format_failure(new.failures[index], new.failures[:index]) for index in new_failures]
     changes += _format_outages(old.outages, new.outages)
-    changes += [_format_problem(problem) for problem in new.problems if problem not in old.problems]
+    changes += [
+        Change(problem.describe(), {"type": "problem", **problem.model_dump()}, is_urgent=True)
+        for problem in new.problems
+        if problem not in old.problems
+    ]
     changes += [_format_event(event, {old.message, new.message}) for event in new.events[len(old.events) :]]
     reported = {(record.set, record.step) for record in old.evals}
     changes += [_format_eval(record) for record in new.evals if (record.set, record.step) not in reported]
@@ -112,6 +117,12 @@ def diff_snapshots(old: Snapshot, new: Snapshot) -> list[Change]:
         changes.append(Change(f"resumed after step {last}", {"type": "resumed", "step": last}))
     changes += [_format_step(record, new.total_steps) for record in new.steps if record.step > last]
     return changes
+
+
+def describe_groups(schedule: ScheduleStatus) -> str:
+    """Return how many groups are where, as far as it is known."""
+    groups = {"in flight": schedule.groups_in_flight, "scored": schedule.groups_scored, "due": schedule.groups_due}
+    return ", ".join(f"{count} {name}" for name, count in groups.items() if count is not None)
 
 
 def describe_work(snapshot: Snapshot) -> list[Change]:
@@ -124,10 +135,6 @@ def describe_work(snapshot: Snapshot) -> list[Change]:
     where = f"step {step}/{snapshot.total_steps}, " if snapshot.steps or phase not in ("", "starting") else ""
     data = {"type": "work", "step": step, "phase": phase, "waits_for": snapshot.waits_for}
     return [Change(f"{where}{doing}", data)]
-
-
-def _describe_hung(driver: DriverStatus) -> list[str]:
-    return [f"{part.role}: {part.name} hangs for {part.seconds:.0f} s" for part in driver.hung]
 
 
 def _format_outages(old: Sequence[Outage], new: Sequence[Outage]) -> list[Change]:
@@ -166,10 +173,6 @@ def _format_failure(failure: ContainerFailure, earlier: tuple[ContainerFailure, 
         text += f": {error}" if error else ""
         text += f"\n    log: {failure.log}" if failure.log else ""
     return Change(text, {"type": "failure", **failure.model_dump()}, is_urgent=True)
-
-
-def _format_problem(problem: RewardProblem) -> Change:
-    return Change(problem.describe(), {"type": "problem", **problem.model_dump()}, is_urgent=True)
 
 
 def _format_event(event: str, shown: set[str]) -> Change:

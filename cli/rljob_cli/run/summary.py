@@ -23,6 +23,15 @@ from rljob_api.run.sessions import Session, total_restarts, total_seconds
 from rljob_api.run.summaries import DriverSummary, EvaluationSummary, RunSummary
 from rljob_inputs.models.adapters import EXPORTED_ADAPTER, MIN_MERGED_SHARE
 
+_COUNTED = {
+    *("phase_seconds", "training_share", "lost_seconds", "samples_trained", "rewards_served", "invalid_by_reason"),
+    "weight_digests",
+}
+"""Fields of the driver's summary that metrics.jsonl may have, too, and those that it alone has."""
+_KNOWN = {
+    *("eval_before", "eval_after", "best", "export", "export_step", "export_merged_share", "versions", "model_commit"),
+    *("damaged_checkpoints", "trackers"),
+}
 _Evaluation = TypeVar("_Evaluation", EvaluationRecord, EvaluationSummary)
 
 
@@ -39,7 +48,8 @@ def build_summary(
 ) -> RunSummary:
     """Build summary.json. `driver`: None if the driver wrote none. `template_arguments`: those of the chat template,
     which the export cannot have."""
-    known, evaluations = driver or DriverSummary(), [_summarize(found) for found in metrics.evaluations]
+    known = driver or DriverSummary()
+    evaluations = [EvaluationSummary.model_validate(found.model_dump()) for found in metrics.evaluations]
     of_sets = list(group_by_set(evaluations).values())
     before, after = _find_ends(of_sets[0] if of_sets else [], known)
     # Lines that are newer than the last checkpoint are not in the driver's summary.
@@ -53,28 +63,11 @@ def build_summary(
         checkpoint_step=checkpoint,
         wall_seconds=round(total_seconds(sessions), 3) if sessions else None,
         step_rewards=[step.reward for step in metrics.steps],
-        phase_seconds=counted.phase_seconds,
-        training_share=counted.training_share,
-        lost_seconds=counted.lost_seconds,
-        samples_trained=counted.samples_trained,
-        rewards_served=counted.rewards_served,
-        invalid_by_reason=counted.invalid_by_reason,
         prompts_trained=metrics.prompts_trained,
         accuracy_before=before.accuracy,
         accuracy_after=after.accuracy,
-        eval_before=known.eval_before,
-        eval_after=known.eval_after,
-        best=known.best,
-        logprob_difference=_known(step.logprob_difference for step in metrics.steps),
+        logprob_difference=list_known(step.logprob_difference for step in metrics.steps),
         restarts={role: restarts.get(role, 0) + by_driver.get(role, 0) for role in sorted({*restarts, *by_driver})},
-        weight_digests=counted.weight_digests,
-        export=known.export,
-        export_step=known.export_step,
-        export_merged_share=known.export_merged_share,
-        versions=known.versions,
-        model_commit=known.model_commit,
-        damaged_checkpoints=known.damaged_checkpoints,
-        trackers=known.trackers,
         pause_seconds=_mean(step.pause_seconds for step in metrics.steps),
         transfer_seconds=_mean(step.transfer_seconds for step in metrics.steps),
         device_bytes=_find_largest(metrics.steps),
@@ -84,15 +77,22 @@ def build_summary(
         metrics_after=after.means,
         sessions=list(sessions),
         chat_template_arguments={**(template_arguments or {})},
+        **known.model_dump(include=_KNOWN),
+        **counted.model_dump(include=_COUNTED),
     )
 
 
-def _known(values: Iterable[float | None]) -> list[float]:
+def sort_phases(summary: RunSummary) -> list[tuple[str, float]]:
+    """Return the phases that took time, with their seconds, longest first."""
+    return sorted(((name, taken) for name, taken in summary.phase_seconds.items() if taken), key=lambda item: -item[1])
+
+
+def list_known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = _known(values)
+    known = list_known(values)
     return sum(known) / len(known) if known else None
 
 
@@ -113,10 +113,6 @@ def _is_without_signal(step: StepRecord) -> bool:
     return step.zero_signal_share == 1 or 0 < step.num_samples == step.num_masked
 
 
-def _summarize(found: EvaluationRecord) -> EvaluationSummary:
-    return EvaluationSummary.model_validate(found.model_dump())
-
-
 def _count(metrics: Metrics) -> DriverSummary:
     """Return what the driver's summary counts, from metrics.jsonl."""
     steps, evaluations = metrics.steps, metrics.evaluations
@@ -129,18 +125,15 @@ def _count(metrics: Metrics) -> DriverSummary:
     for record in records:
         invalid.update(record.invalid_by_reason)
     num_rewards = max((len(step.rewards) for step in steps), default=1)
+    counts = [*(step.num_samples * num_rewards for step in steps), *(found.num_results for found in evaluations)]
     return DriverSummary(
         phase_seconds={name: seconds for name, seconds in phases.items() if seconds},
         samples_trained=sum(step.num_samples - step.num_masked for step in steps) if records else None,
-        rewards_served=_count_results(steps, num_rewards, evaluations) if records else None,
+        rewards_served=sum(counts) if records else None,
         invalid_by_reason=invalid,
         training_share=steps[-1].training_share if steps else None,
         lost_seconds=steps[-1].lost_seconds if steps else {},
     )
-
-
-def _count_results(steps: Sequence[StepRecord], num_rewards: int, evaluations: Sequence[EvaluationRecord]) -> int:
-    return sum(step.num_samples * num_rewards for step in steps) + sum(found.num_results for found in evaluations)
 
 
 def _find_largest(steps: Sequence[StepRecord]) -> dict[str, int]:
@@ -164,7 +157,9 @@ def summary_lines(summary: RunSummary) -> Iterator[tuple[str, str]]:
     """Yield names and values, the most important first."""
     evaluations = summary.evaluations
     for name, of_set in group_by_set(evaluations).items():
-        yield from _set_lines("" if name == SHORT_FORM else f": {name}", of_set, _describe_end(summary, of_set))
+        is_early = of_set[-1].step < summary.total_steps and summary.phase in ("Interrupted", "Failed")
+        end = f"{summary.phase.lower()} before the last" if is_early else ""
+        yield from _set_lines("" if name == SHORT_FORM else f": {name}", of_set, end)
     if (best := summary.best) is not None:
         bounds = _describe_bounds(best.low, best.high)
         shown = f"{best.step}, by {best.metric} of {best.set}: {best.value:.3f}" + (f" ({bounds})" if bounds else "")
@@ -177,8 +172,7 @@ def summary_lines(summary: RunSummary) -> Iterator[tuple[str, str]]:
     yield "steps", _describe_progress(summary)
     if without := summary.steps_without_signal:
         yield "steps without signal", f"{without} of {summary.steps}: no sample had an advantage to learn from"
-    phases = {name: seconds for name, seconds in summary.phase_seconds.items() if seconds}
-    parts = [f"{name} {seconds:.1f} s" for name, seconds in sorted(phases.items(), key=lambda item: -item[1])]
+    parts = [f"{name} {seconds:.1f} s" for name, seconds in sort_phases(summary)]
     in_sessions = f" in {len(summary.sessions)} sessions" if len(summary.sessions) > 1 else ""
     wall = "not recorded" if summary.wall_seconds is None else f"{summary.wall_seconds:.1f} s{in_sessions}"
     yield "wall time", wall + (f": {', '.join(parts)}" if parts else "")
@@ -223,13 +217,6 @@ def group_by_set(found: Iterable[_Evaluation]) -> dict[str, list[_Evaluation]]:
     for each in found:
         by_set.setdefault(each.set, []).append(each)
     return dict(sorted(by_set.items(), key=lambda item: item[0] != SHORT_FORM))
-
-
-def _describe_end(summary: RunSummary, found: Sequence[EvaluationSummary]) -> str:
-    """Return why the last evaluation is missing; empty if it exists."""
-    is_last = bool(found) and found[-1].step >= summary.total_steps
-    verbs = {"Interrupted": "interrupted", "Failed": "failed"}
-    return "" if is_last or summary.phase not in verbs else f"{verbs[summary.phase]} before the last"
 
 
 def _describe_last(found: EvaluationSummary) -> Iterator[str]:

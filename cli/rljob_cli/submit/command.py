@@ -23,11 +23,12 @@ from rljob_cli.check.preflight import can_read_rows
 from rljob_cli.check.template_file import place_template
 from rljob_cli.check.tenant_policy import find_policy_problems, read_policy
 from rljob_cli.check.verdict import describe_skipped, judge
-from rljob_cli.cluster.client import CLAIM, Cluster, ClusterError, NotFoundError, Target
+from rljob_cli.cluster.client import CLAIM, Cluster, ClusterError, NotFoundError
 from rljob_cli.cluster.commands import on_cluster
 from rljob_cli.cluster.logs import Selection, follow_logs
 from rljob_cli.cluster.top import JobRow, view_row
 from rljob_cli.exits import EXIT_FAILED, guard
+from rljob_cli.options import Target
 from rljob_cli.output import print_json, say
 from rljob_cli.submit.plan import ClaimOptions, Submission, build_owners_patch, plan_submission
 from rljob_cli.submit.references import Need, find_needs, is_missing
@@ -80,18 +81,18 @@ def submit_command(target: Target, paths: list[Path], overrides: list[str], opti
         print_objects(plan_objects(target, paths, overrides, options), options.output)
         return 0
     files = [_load(path, overrides, should_call=options.should_call) for path in paths]
-    return max(_submit(_choose_namespace(target, file), file, options) for file in files)
+    return max(_submit(choose_namespace(target, file), file, options) for file in files)
 
 
 def plan_objects(target: Target, paths: list[Path], overrides: list[str], options: Options) -> list[Manifest]:
     """Return the objects that would be applied, in order. Raise UserError if a file is wrong."""
     files = [_load(path, overrides, should_call=options.should_call) for path in paths]
-    targets = (_choose_namespace(target, file) for file in files)
+    targets = (choose_namespace(target, file) for file in files)
     plans = [_plan(file, to.namespace or "default", options) for file, to in zip(files, targets, strict=True)]
     return [manifest for plan in plans for manifest in plan.objects]
 
 
-def _choose_namespace(target: Target, file: JobFile) -> Target:
+def choose_namespace(target: Target, file: JobFile) -> Target:
     """Return the target with the namespace that the file names unless the command does, as kubectl chooses it."""
     return replace(target, namespace=target.namespace or file.document.data["metadata"].get("namespace"))
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from rljob_cli.manifests import containers_of
 from rljob_core.backend import Manifest
 
 _POD_WORKLOADS = ("Job", "StatefulSet", "Deployment")
@@ -36,7 +37,7 @@ def find_needs(children: Iterable[Manifest], provided: Iterable[Manifest]) -> li
 
 
 def _list_needs(pod: Mapping[str, Any]) -> Iterator[Need]:
-    for container in [*(pod.get("initContainers") or []), *pod["containers"]]:
+    for container in containers_of(pod):
         for env in container.get("env") or []:
             yield from _list_key_needs(env.get("valueFrom") or {}, "secretKeyRef", "configMapKeyRef")
         for env in container.get("envFrom") or []:

@@ -99,23 +99,20 @@ def _list_sources(manifest: dict[str, Any]) -> Iterator[LocalSource]:
         return
     if path := get_value(manifest, ("spec", "model", "source")):
         yield LocalSource(("spec", "model", "source"), path, "model", "model")
-    for location, label in _list_data(manifest):
+    mix = get_value(manifest, ("spec", "data", "mix")) or []
+    sets = get_value(manifest, ("spec", "evaluation", "sets")) or []
+    data: list[tuple[Location, str]] = [(("spec", "data", split, "source"), split) for split in ("train", "eval")]
+    data += [(("spec", "data", "mix", index, "source"), f"mix-{each['name']}") for index, each in enumerate(mix)]
+    data += [
+        (("spec", "evaluation", "sets", index, "data", "source"), f"eval-{each['name']}")
+        for index, each in enumerate(sets)
+    ]
+    for location, label in data:
         if path := get_value(manifest, location):
             yield LocalSource(location, path, "data", label)
     for index, reward in enumerate(manifest["spec"].get("rewards") or []):
         yield from _list_scorers(manifest, ("spec", "rewards", index), reward["name"])
     yield from _list_agent(manifest)
-
-
-def _list_data(manifest: dict[str, Any]) -> list[tuple[Location, str]]:
-    mix = get_value(manifest, ("spec", "data", "mix")) or []
-    mixed = [(("spec", "data", "mix", index, "source"), f"mix-{source['name']}") for index, source in enumerate(mix)]
-    sets = get_value(manifest, ("spec", "evaluation", "sets")) or []
-    held_out = [
-        (("spec", "evaluation", "sets", index, "data", "source"), f"eval-{each['name']}")
-        for index, each in enumerate(sets)
-    ]
-    return [*((("spec", "data", split, "source"), split) for split in ("train", "eval")), *mixed, *held_out]
 
 
 def _list_agent(manifest: dict[str, Any]) -> Iterator[LocalSource]:

@@ -2,17 +2,33 @@
 
 The Pod has the image, the node pool and the rights of the head, so that it starts wherever the job does. Invariant: a
 folder with the marker is complete, and is not copied again.
+
+A copy is a tar archive as a stream of known size, so that its reader needs no end of the stream. Links are followed:
+the cache of Hugging Face has links only. Invariant: the chunks have `count_bytes` bytes.
 """
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import tarfile
+from collections.abc import Iterable, Iterator, Sequence
 
+from rljob_api.errors import UserError
 from rljob_cli.cluster.client import Cluster, ClusterError
 from rljob_cli.cluster.pod_start import wait_until_ready
-from rljob_cli.submit import archive
+from rljob_cli.output import Say
 from rljob_cli.submit.plan import LABEL_FILES, Upload
+from rljob_cli.submit.sources import File, Tree
 from rljob_core.backend import Manifest
 from rljob_core.kube.resources import POD
+
+_BLOCK_BYTES = tarfile.BLOCKSIZE
+
+_CHUNK_BYTES = 256 * 1024
+
+_END = bytes(2 * _BLOCK_BYTES)
+
+_MODE = 0o644
+"""Pods read the files as another user."""
+
 
 _MOUNT = "/claim"
 _MARKER = ".complete"
@@ -51,7 +67,7 @@ def build_pod(head: Manifest, job: str, claim: str) -> Manifest:
     }
 
 
-async def upload(cluster: Cluster, pod: Manifest, uploads: Sequence[Upload], say: Callable[[str], None]) -> int:
+async def upload(cluster: Cluster, pod: Manifest, uploads: Sequence[Upload], say: Say) -> int:
     """Copy what the claim does not have yet. Return the number of bytes. Raise ClusterError if a copy fails."""
     name = pod["metadata"]["name"]
     await cluster.apply(POD, pod)
@@ -62,14 +78,14 @@ async def upload(cluster: Cluster, pod: Manifest, uploads: Sequence[Upload], say
         await cluster.delete(POD, name)
 
 
-async def _copy(cluster: Cluster, pod: str, item: Upload, say: Callable[[str], None]) -> int:
+async def _copy(cluster: Cluster, pod: str, item: Upload, say: Say) -> int:
     folder = f"{_MOUNT}/{item.folder}"
     if (await cluster.execute(pod, ["test", "-e", f"{folder}/{_MARKER}"])).exit_code == 0:
         say(f"{item.path} is already on the claim, in {item.folder}")
         return 0
     say(f"copying {item.path} ({item.tree.num_bytes / 1e6:.1f} MB) to {item.folder} on the claim")
-    size = archive.count_bytes(item.tree)
-    chunks = report_progress(archive.stream(item.tree), size, say)
+    size = count_bytes(item.tree)
+    chunks = report_progress(stream(item.tree), size, say)
     ended = await cluster.execute(pod, ["sh", "-c", _SCRIPT, "sh", folder, str(size)], chunks)
     if ended.exit_code:
         remedy = "check that the claim has room and that the job's user may write to it"
@@ -77,7 +93,7 @@ async def _copy(cluster: Cluster, pod: str, item: Upload, say: Callable[[str], N
     return item.tree.num_bytes
 
 
-def report_progress(chunks: Iterable[bytes], size: int, say: Callable[[str], None]) -> Iterator[bytes]:
+def report_progress(chunks: Iterable[bytes], size: int, say: Say) -> Iterator[bytes]:
     """Yield the chunks; report each tenth of a large archive."""
     num_sent, num_reported = 0, 0
     for chunk in chunks:
@@ -87,3 +103,34 @@ def report_progress(chunks: Iterable[bytes], size: int, say: Callable[[str], Non
         if size >= _LARGE_BYTES and tenths > num_reported:
             num_reported = tenths
             say(f"  {num_sent / 1e6:.0f} of {size / 1e6:.0f} MB")
+
+
+def count_bytes(tree: Tree) -> int:
+    return sum(len(_build_header(tree, file)) + _pad(file.num_bytes) for file in tree.files) + len(_END)
+
+
+def stream(tree: Tree) -> Iterator[bytes]:
+    """Yield the archive, whose names start with the tree's name. Raise UserError if a file changes meanwhile."""
+    for file in tree.files:
+        yield _build_header(tree, file)
+        num_read = 0
+        with file.path.open("rb") as opened:
+            while chunk := opened.read(_CHUNK_BYTES):
+                num_read += len(chunk)
+                if num_read <= file.num_bytes:
+                    yield chunk
+        if num_read != file.num_bytes:
+            raise UserError(f"{file.path}: has changed while it was copied; run the command again")
+        yield bytes(_pad(num_read) - num_read)
+    yield _END
+
+
+def _build_header(tree: Tree, file: File) -> bytes:
+    info = tarfile.TarInfo(f"{tree.name}/{file.name}" if tree.is_folder else file.name)
+    info.size, info.mode = file.num_bytes, _MODE
+    info.mtime = file.modified_ns // 10**9
+    return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+
+
+def _pad(num_bytes: int) -> int:
+    return -(-num_bytes // _BLOCK_BYTES) * _BLOCK_BYTES

@@ -1,17 +1,15 @@
 """`rljob trajectories`: show the samples of a run and their scores, filtered, or compare two runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_api.run.trajectories import SampleRow
 from rljob_cli.exits import guard
+from rljob_cli.options import ShowOptions
 from rljob_cli.output import print_json
 from rljob_cli.tables import show
 from rljob_cli.trajectories import tables
@@ -20,26 +18,12 @@ from rljob_cli.trajectories.conversation import LEGEND, build_conversation, is_c
 from rljob_cli.trajectories.log import Filter, find_log, list_rewards, list_sets, read_rows, sort_rows
 from rljob_inputs.machine.installation import require
 
-if TYPE_CHECKING:
-    from rljob_cli.cluster.client import Target
-
 _ANSWER_LIMIT, _CONVERSATION_LIMIT = 20, 5
 
 
 @guard
-def trajectories_command(
-    arguments: list[str],
-    filter_: Filter,
-    *,
-    directory: Path,
-    limit: int | None,
-    full: bool,
-    output: str,
-    tokens: bool = False,
-    sort: str | None = None,
-    target: Target | None = None,
-) -> int:
-    """`target`: the run is that of a job in a cluster."""
+def trajectories_command(arguments: list[str], filter_: Filter, options: ShowOptions) -> int:
+    """With a target, the run is that of a job in a cluster."""
     require("data", "rljob trajectories")
     if filter_.lane not in (None, "train", "eval"):
         raise UserError(f"--lane must be train or eval, got {filter_.lane}")
@@ -48,38 +32,33 @@ def trajectories_command(
             raise UserError("--eval-set is for the lane eval; remove --lane train")
         filter_ = replace(filter_, lane="eval")
     if arguments[0] == "diff":
-        limit = (_ANSWER_LIMIT if output == "text" else 0) if limit is None else limit
         if len(arguments) != 3:
             raise UserError(f"diff takes two runs, got {len(arguments) - 1}")
-        if target is not None:
+        if options.target:
             raise UserError("diff compares runs on this machine; write one with rljob report, or copy its folder")
-        if sort is not None:
+        if options.sort is not None:
             raise UserError("--sort is for one run; diff shows the prompts that differ most first")
-        return _diff(arguments[1:], filter_, directory, limit or None, full, output)
+        return _diff(arguments[1:], filter_, options)
     if len(arguments) != 1:
         raise UserError("pass one run, or: diff RUN_A RUN_B")
-    show_run = partial(_show_run, filter_=filter_, limit=limit, full=full, output=output, tokens=tokens, sort=sort)
-    if target is None:
-        return show_run(find_log(arguments[0], directory))
+    if not options.target:
+        return _show_run(find_log(arguments[0], options.directory), filter_, options)
     from rljob_cli.cluster.commands import with_copy
 
-    return with_copy(target, arguments[0], filter_.reads, lambda copy: show_run(find_log(str(copy), directory)))
+    def show_copy(copy: Path) -> int:
+        return _show_run(find_log(str(copy), options.directory), filter_, options)
+
+    return with_copy(options.target, arguments[0], filter_.reads, show_copy)
 
 
-def _show_run(
-    folder: Path, *, filter_: Filter, limit: int | None, full: bool, output: str, tokens: bool, sort: str | None
-) -> int:
+def _show_run(folder: Path, filter_: Filter, options: ShowOptions) -> int:
+    limit, is_json = options.limit, options.output == "json"
     rows = _require_names(folder, filter_, read_rows(folder, filter_))
-    if sort is not None:  # one more than is shown says whether there are others
-        shown = (0 if output == "json" else _ANSWER_LIMIT) if limit is None else limit
-        rows = iter(sort_rows(rows, sort, filter_.reward, shown + 1 if shown else None))
-    if output == "json":
+    if options.sort is not None:  # one more than is shown says whether there are others
+        shown = (0 if is_json else _ANSWER_LIMIT) if limit is None else limit
+        rows = iter(sort_rows(rows, options.sort, filter_.reward, shown + 1 if shown else None))
+    if is_json:
         return _print_lines(row.model_dump() for row in islice(rows, limit or None))
-    return _show(rows, limit, full, tokens)
-
-
-def _show(rows: Iterator[SampleRow], limit: int | None, full: bool, tokens: bool) -> int:
-    """Print samples one after the other."""
     first = next(rows, None)
     if first is None:
         show("no sample matches")
@@ -88,7 +67,7 @@ def _show(rows: Iterator[SampleRow], limit: int | None, full: bool, tokens: bool
         limit = _CONVERSATION_LIMIT if is_conversation(first) else _ANSWER_LIMIT
     rows = chain([first], rows)
     for row in islice(rows, limit or None):
-        show(build_conversation(row, full=full, messages=not tokens, tokens=tokens))
+        show(build_conversation(row, full=options.full, messages=not options.tokens, tokens=options.tokens))
     show(LEGEND)
     if next(rows, None) is not None:
         show(f"the first {limit}; more with --limit (0: all)")
@@ -116,8 +95,9 @@ def _print_lines(objects: Iterable[dict[str, Any]]) -> int:
     return 0
 
 
-def _diff(runs: list[str], filter_: Filter, directory: Path, limit: int | None, full: bool, output: str) -> int:
-    folders = [find_log(run, directory) for run in runs]
+def _diff(runs: list[str], filter_: Filter, options: ShowOptions) -> int:
+    limit = (_ANSWER_LIMIT if options.output == "text" else 0) if options.limit is None else options.limit
+    folders = [find_log(run, options.directory) for run in runs]
     if filter_.lane is None:
         filter_ = replace(filter_, lane=choose_lane(folders))
     filters = [choose_steps(folder, filter_) for folder in folders]
@@ -126,10 +106,10 @@ def _diff(runs: list[str], filter_: Filter, directory: Path, limit: int | None, 
     if not comparison.pairs:
         where = f"lane {filter_.lane}" + (f", step {filter_.step}" if filter_.step is not None else "")
         raise UserError(f"{runs[0]} and {runs[1]} have no prompt in common in {where}; pass another --lane or --step")
-    if output == "json":
-        return _print_lines(_describe_pair(pair, comparison.curves) for pair in comparison.pairs[:limit])
+    if options.output == "json":
+        return _print_lines(_describe_pair(pair, comparison.curves) for pair in comparison.pairs[: limit or None])
     steps = [own.step for own in filters]
-    tables.print_comparison(comparison, runs, filter_.lane or "", steps, limit=limit, full=full)
+    tables.print_comparison(comparison, runs, filter_.lane or "", steps, limit=limit or None, full=options.full)
     return 0
 
 

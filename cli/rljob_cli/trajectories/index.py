@@ -88,20 +88,17 @@ def select(entries: Iterable[Entry], query: Query) -> list[Entry]:
     if query.shown in ("best", "worst"):
         kept = _choose_extremes(kept, query.reward, 1 if query.shown == "best" else -1)
     keys = {
-        "high": lambda entry: _descending(entry.score_of(query.reward)),
-        "low": lambda entry: _ascending(entry.score_of(query.reward)),
+        "high": lambda entry: _rank(entry.score_of(query.reward), -1),
+        "low": lambda entry: _rank(entry.score_of(query.reward), 1),
         "long": lambda entry: -entry.num_tokens,
         "slow": lambda entry: -entry.latency_of(query.reward),
     }
     return sorted(kept, key=keys[query.order]) if query.order else kept
 
 
-def _descending(score: float | None) -> float:
-    return math.inf if score is None else -score
-
-
-def _ascending(score: float | None) -> float:
-    return math.inf if score is None else score
+def _rank(score: float | None, sign: int) -> float:
+    """Unknown scores come last."""
+    return math.inf if score is None else sign * score
 
 
 def _matches(entry: Entry, query: Query) -> bool:
@@ -116,12 +113,8 @@ def _matches(entry: Entry, query: Query) -> bool:
         return False
     if query.low is None and query.high is None:
         return True
-    score = entry.score_of(query.reward)
-    return score is not None and _is_between(score, query.low, query.high)
-
-
-def _is_between(value: float, low: float | None, high: float | None) -> bool:
-    return (low is None or value >= low) and (high is None or value <= high)
+    score, low, high = entry.score_of(query.reward), query.low, query.high
+    return score is not None and (low is None or score >= low) and (high is None or score <= high)
 
 
 def _choose_extremes(entries: Iterable[Entry], reward: str, sign: int) -> list[Entry]:
@@ -158,13 +151,10 @@ class LogIndex:
         state = (found.st_size, found.st_mtime_ns)
         known = self._files.get(file.path)
         if known is None or known[0] != state:
-            known = self._files[file.path] = state, _index_file(file)
+            table = _read_table(file.path, _COLUMNS)
+            rows = [] if table is None else table.to_pylist()
+            known = self._files[file.path] = state, [_describe(file, *each) for each in enumerate(rows)]
         return known[1]
-
-
-def _index_file(file: TrajectoryFile) -> list[Entry]:
-    table = _read_table(file.path, _COLUMNS)
-    return [] if table is None else [_describe(file, number, row) for number, row in enumerate(table.to_pylist())]
 
 
 def _describe(file: TrajectoryFile, number: int, row: dict[str, Any]) -> Entry:

@@ -14,7 +14,7 @@ from rich.text import Text
 from rljob_api.manifest.evaluation import SHORT_FORM
 from rljob_api.run.trajectories import ResultRow, SampleRow
 from rljob_cli.tables import Column, FittedTable, build_table, make_console
-from rljob_cli.trajectories.comparison import Comparison, Pair, Side
+from rljob_cli.trajectories.comparison import Comparison, Pair
 
 _MAX_TEXT_CHARACTERS = 400
 _CURVE = Column("curve", is_text=True, least=16, keep_end=True)
@@ -76,17 +76,15 @@ def _summarize(comparison: Comparison) -> FittedTable:
 
 
 def _show_pair(pair: Pair, curves: Sequence[str], full: bool) -> Group:
-    prompt = Text(shorten(format_prompt(pair.prompt), full) + _answer(pair.ground_truth) + _name_part(pair))
+    answer = "" if pair.ground_truth is None else f"\nanswer: {pair.ground_truth}"
+    prompt = Text(shorten(format_prompt(pair.prompt), full) + answer + _name_part(pair))
     sides = (pair.a, pair.b)
     rows = [
         [curve, *(number(side.means.get(curve)) for side in sides), signed(pair.difference(curve))] for curve in curves
     ]
-    rows.append(["samples", *(_count_samples(side) for side in sides), ""])
+    invalid = (f", {side.num_invalid} invalid" if side.num_invalid else "" for side in sides)
+    rows.append(["samples", *(f"{side.num_samples}{text}" for side, text in zip(sides, invalid, strict=True)), ""])
     return Group("", prompt, build_table((_CURVE, "a", "b", Column("difference")), rows, header_style="bold"))
-
-
-def _count_samples(side: Side) -> str:
-    return f"{side.num_samples}, {side.num_invalid} invalid" if side.num_invalid else str(side.num_samples)
 
 
 def _name_part(pair: Pair) -> str:
@@ -94,10 +92,6 @@ def _name_part(pair: Pair) -> str:
     is_named = pair.set not in (None, SHORT_FORM)
     parts = ([f"set {pair.set}"] if is_named else []) + ([f"seat {pair.seat}"] if pair.seat else [])
     return f"\n{', '.join(parts)}" if parts else ""
-
-
-def _answer(ground_truth: str | None) -> str:
-    return "" if ground_truth is None else f"\nanswer: {ground_truth}"
 
 
 def format_prompt(prompt: str) -> str:

@@ -15,7 +15,7 @@ from rljob_cli.cluster.commands import on_cluster
 from rljob_cli.cluster.head_files import FolderCopy, open_head
 from rljob_cli.run.endpoint import Endpoint
 from rljob_cli.ui.runs import WatchedRun
-from rljob_cli.ui.serving import serve
+from rljob_cli.ui.server import serve
 
 _REFRESH_SECONDS = 3.0
 

@@ -13,6 +13,7 @@ from rljob_api.run.trajectories import SampleRow
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_cli.report.collect import add_agent
 from rljob_cli.report.samples import describe_sample
+from rljob_cli.run.snapshot import describe_groups
 
 
 class Cursor(NamedTuple):
@@ -89,9 +90,8 @@ def describe_status(status: DriverStatus | None) -> dict[str, Any]:
     rows += [(part.role, f"{part.name} hangs for {part.seconds:.0f} s; {part.doing}") for part in status.hung]
     rows += [(each.what, f"is away for {each.seconds:.0f} s: {each.message}") for each in status.outages]
     schedule = status.schedule
-    groups = {"in flight": schedule.groups_in_flight, "scored": schedule.groups_scored, "due": schedule.groups_due}
-    if known := [f"{count} {name}" for name, count in groups.items() if count is not None]:
-        rows.append(("groups", ", ".join(known)))
+    if known := describe_groups(schedule):
+        rows.append(("groups", known))
     for name, demand in status.demand.items():
         text = f"{demand.in_flight} in flight, {demand.waiting} wait for a replica"
         oldest = f", the oldest for {demand.oldest_in_flight_seconds:.1f} s" if demand.in_flight else ""

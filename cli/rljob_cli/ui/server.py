@@ -9,7 +9,9 @@ import asyncio
 import contextlib
 import math
 import secrets
+import signal
 import time
+import webbrowser
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -20,10 +22,11 @@ import aiohttp
 from aiohttp import web
 
 from rljob_api.errors import UserError
+from rljob_cli.output import say
 from rljob_cli.report.collect import add_agent, collect_run
 from rljob_cli.report.page import Choices, LiveView, render_page
 from rljob_cli.report.samples import describe_sample
-from rljob_cli.trajectories.index import ORDERS, SHOWN, Entry, Query, find_text, read_entries, select
+from rljob_cli.trajectories.index import ORDERS, SHOWN, Query, find_text, read_entries, select
 from rljob_cli.ui.events import Cursor, Event, begin, describe_status, find_records, find_samples, parse_cursor
 from rljob_cli.ui.runs import WatchedRun
 
@@ -142,22 +145,19 @@ def _choose(runs: Mapping[str, WatchedRun], request: web.Request) -> WatchedRun:
 def render_live(run: WatchedRun, runs: Mapping[str, WatchedRun], others: Sequence[str]) -> str:
     cursor = begin(run.read_metrics())  # before what follows, so that the page may get a step twice, and misses none
     overlaid = {name: runs[name].read_metrics() for name in others}
+    entries = run.index.read()
+    results = [result for entry in entries for result in entry.results]
+    reasons = sorted({result.reason for result in results if result.reason})
+    places = list(dict.fromkeys(entry.place for entry in entries))
     live = LiveView(
         name=run.name,
         runs=[each.describe() for each in runs.values()],
         overlaid=overlaid,
-        choices=_list_choices(run.index.read()),
+        choices=Choices(places, list(dict.fromkeys(result.name for result in results)), reasons),
         query=urlencode([("run", run.name), *(("with", name) for name in others)]),
         cursor=str(cursor),
     )
     return render_page(collect_run(run.folder, answers=run.answers), datetime.now().astimezone(), live)
-
-
-def _list_choices(entries: Sequence[Entry]) -> Choices:
-    results = [result for entry in entries for result in entry.results]
-    reasons = sorted({result.reason for result in results if result.reason})
-    places = list(dict.fromkeys(entry.place for entry in entries))
-    return Choices(places, list(dict.fromkeys(result.name for result in results)), reasons)
 
 
 def read_page(run: WatchedRun, query: Query, offset: int, limit: int) -> Page:
@@ -197,3 +197,21 @@ def _read_choice(fields: Mapping[str, str], name: str, choices: Sequence[str]) -
     if (value := fields.get(name, "")) not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)[2:]}, got {value}")
     return value
+
+
+async def serve(read_runs: Callable[[], Mapping[str, WatchedRun]], port: int, should_open: bool) -> int:
+    """Serve the page until Ctrl-C."""
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C raises KeyboardInterrupt
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    server = UiServer(read_runs)
+    url = await server.start(port)
+    try:
+        print(f"{url}\nonly this machine can open it, with this address; Ctrl-C ends it", flush=True)
+        if should_open and not await asyncio.to_thread(webbrowser.open, url):
+            say(f"no browser was found; open {url}")
+        await ended.wait()
+    finally:
+        await server.close()
+    return 0

@@ -1,6 +1,8 @@
 """Rows of a dataset, in order and each with its place: files, which `files` reads, objects and hf://.
 
-Invariant: rows are read lazily, so a check may stop after some; every error names the file and the line or row.
+Of objects, files are chosen as in a folder, and each is downloaded when its rows are needed. Invariants: rows are read
+lazily, so a check may stop after some; every error names the file and the line or row; places and errors name the
+objects, never their local copies.
 """
 
 import contextlib
@@ -8,17 +10,18 @@ import itertools
 import os
 import threading
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job_sections import DataSource
-from rljob_inputs.data.files import find_files, read_file
-from rljob_inputs.data.objects import read_objects
+from rljob_inputs.data.files import choose_files, find_files, has_saved, read_file
 from rljob_inputs.data.text_files import Values
-from rljob_inputs.errors import InputError
-from rljob_inputs.hub.repository import HubAccess, MissingRevisionError, Repository, find_repository, offline_mode
-from rljob_inputs.objects.access import is_object
+from rljob_inputs.errors import InputError, first_line
+from rljob_inputs.hub.repository import HubAccess, Repository, at_source, find_repository, offline_mode
+from rljob_inputs.objects.access import ObjectAccess, is_object
+from rljob_inputs.objects.copies import Copy, open_copy
+from rljob_inputs.objects.listing import Listing
 
 _LOADING = threading.Lock()
 """Held while `datasets` opens data: its progress bars fail where two threads do so, as checks of two sources may."""
@@ -66,21 +69,16 @@ def read_rows(
 
 
 def _read_local(path: Path, split: str, field: str) -> Iterator[tuple[Values, str]]:
-    try:
+    with at_source(field):
         for file in find_files(path):
             yield from read_file(file, split)
-    except UserError as error:
-        raise InputError(f"{field}.source", str(error)) from error
 
 
 def _read_hub(
     source: DataSource, location: str, split: str, field: str, access: HubAccess, *, is_check: bool
 ) -> Iterator[tuple[Values, str]]:
-    try:
+    with at_source(field):
         repository = find_repository(location, "dataset", source.revision, access)
-    except UserError as error:
-        name = "revision" if isinstance(error, MissingRevisionError) else "source"
-        raise InputError(f"{field}.{name}", str(error)) from error
     try:
         table = _load_table(source, repository, split, is_check=is_check)
         if source.limit is not None and not is_check:
@@ -112,7 +110,7 @@ def _load_table(source: DataSource, repository: Repository, split: str, *, is_ch
 
 
 def _explain(error: Exception, source: DataSource, location: str, split: str, field: str) -> InputError:
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    reason = first_line(error) or type(error).__name__
     if "BuilderConfig" in reason or "Config name is missing" in reason:
         given = f"has no subset {source.subset}" if source.subset else "has several subsets"
         return InputError(f"{field}.subset", f"{location} {given}: {_shorten(str(error))}")
@@ -126,3 +124,39 @@ def _explain(error: Exception, source: DataSource, location: str, split: str, fi
 def _shorten(text: str, max_characters: int = 400) -> str:
     flat = " ".join(text.split())
     return flat if len(flat) <= max_characters else f"{flat[:max_characters]}..."
+
+
+def read_objects(url: str, split: str, field: str, access: ObjectAccess) -> Iterator[tuple[Values, str]]:
+    """Yield each row at a URL of one object, a prefix or a glob, with its place. Raise InputError at `field`, and
+    StorageAwayError if the storage does not answer."""
+    copy: Copy | None = None
+    try:
+        copy = open_copy(url, access)
+        for path in _fetch(copy):
+            for values, place in read_file(path, split):
+                yield values, _name(place, copy)
+    except UserError as error:
+        message = str(error) if copy is None else _name(str(error), copy)
+        raise InputError(f"{field}.source", message) from error
+
+
+def _fetch(copy: Copy) -> Iterator[Path]:
+    """Yield the local path of each file; of save_to_disk, the folder."""
+    listing = copy.listing
+    if has_saved(listing.objects):
+        yield copy.fetch_all()
+        return
+    yield from (copy.fetch(name) for name in _choose(listing))
+
+
+def _choose(listing: Listing) -> list[str]:
+    names = sorted(listing.objects)
+    if listing.url.rstrip("/") != listing.base:
+        return names  # those that the user named
+    files = [PurePosixPath(name) for name in names if "/" not in name]
+    return [str(each) for each in choose_files(listing.base, files, len(files) < len(names))]
+
+
+def _name(text: str, copy: Copy) -> str:
+    """Return a text with the URL in place of the copy's folder."""
+    return text.replace(str(copy.folder), copy.listing.base)

@@ -67,15 +67,13 @@ def read_text_file(path: Path, kind: str) -> Iterator[tuple[Values, str]]:
     try:
         with open_data(path) as stream:
             read = _read_table if kind in _SEPARATORS else _read_json
-            yield from read(path, _without_mark(stream), kind)
+            yield from read(
+                path, (line if number else line.removeprefix(_MARK) for number, line in enumerate(stream)), kind
+            )
     except BROKEN as error:
         if path.suffix in COMPRESSED:
             raise UserError(f"{path} is not readable as {kind}: {first_line(error)}") from error
         raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-
-
-def _without_mark(lines: Iterable[bytes]) -> Iterator[bytes]:
-    return (line if number else line.removeprefix(_MARK) for number, line in enumerate(lines))
 
 
 def _read_json(path: Path, lines: Iterator[bytes], kind: str) -> Iterator[tuple[Values, str]]:

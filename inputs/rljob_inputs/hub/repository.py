@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rljob_api.errors import TransientError, UserError
-from rljob_inputs.errors import first_line
+from rljob_inputs.errors import InputError, first_line
 from rljob_inputs.objects.access import ObjectAccess
 
 if TYPE_CHECKING:
@@ -33,6 +33,18 @@ class RefusedError(UserError):
 
 class MissingRevisionError(RefusedError):
     """The repository has no such revision."""
+
+
+@contextlib.contextmanager
+def at_source(field: str) -> Iterator[None]:
+    """Turn UserErrors into InputErrors of the field's source or revision, unless they are of a field already."""
+    try:
+        yield
+    except InputError:
+        raise
+    except UserError as error:
+        name = "revision" if isinstance(error, MissingRevisionError) else "source"
+        raise InputError(f"{field}.{name}", str(error)) from error
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from rljob_api.errors import RLJobError, TransientError, UserError
+from rljob_inputs.errors import first_line
 from rljob_inputs.hub.repository import HubAccess, RefusedError, repository_name, status_of
 
 _FORBIDDEN = (401, 402, 403)
@@ -43,7 +44,7 @@ def upload_model(folder: Path, source: str, access: HubAccess, *, is_public: boo
 
 
 def _explain(error: Exception, source: str, access: HubAccess) -> RLJobError:
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    reason = first_line(error) or type(error).__name__
     status = status_of(error)
     if status in _FORBIDDEN:
         refused = f"{source}: the token must not write there (HTTP {status})"

@@ -80,7 +80,8 @@ def read_driver_version(root: Path = Path("/")) -> str | None:
 
 def look(root: Path = Path("/"), path: str | None = None) -> Nvidia:
     """Return what the machine shows. Starts nvidia-smi if there is one. `path`: where to look for it, as $PATH."""
-    smi = _find_smi(root, path)
+    of_wsl = str(root / _SMI_OF_WSL)
+    smi = shutil.which("nvidia-smi", path=path) or (of_wsl if os.access(of_wsl, os.X_OK) else None)
     gpus, problem = _list_gpus(smi) if smi else ((), "")
     return Nvidia(
         devices=tuple(find_devices(root)),
@@ -91,11 +92,6 @@ def look(root: Path = Path("/"), path: str | None = None) -> Nvidia:
         gpus=gpus,
         problem=problem,
     )
-
-
-def _find_smi(root: Path, path: str | None) -> str | None:
-    found = shutil.which("nvidia-smi", path=path)
-    return found or (str(root / _SMI_OF_WSL) if os.access(root / _SMI_OF_WSL, os.X_OK) else None)
 
 
 def _read_driver(path: Path) -> str | None:

@@ -1,6 +1,6 @@
 """Shapes of one family of models from 0.5B to 32B, to say which size fits. As their config.json has them."""
 
-from typing import Any, Final
+from typing import Any
 
 
 def _qwen(hidden: int, layers: int, heads: int, key_heads: int, intermediate: int, *, is_tied: bool) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def _qwen(hidden: int, layers: int, heads: int, key_heads: int, intermediate: in
     }
 
 
-CONFIGS: Final[dict[str, dict[str, Any]]] = {
+CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen2.5-32B": _qwen(5120, 64, 40, 8, 27648, is_tied=False),
     "Qwen2.5-14B": _qwen(5120, 48, 40, 8, 13824, is_tied=False),
     "Qwen2.5-7B": _qwen(3584, 28, 28, 4, 18944, is_tied=False),

@@ -11,10 +11,9 @@ _SHARE_IN_USE = 0.5
 def head_store_bytes(job: RLJob, context_length: int | None) -> int:
     """Return the size with which the rows of a whole step do not spill to disk. Only memory that is used counts.
     `context_length`: of the rollouts, in tokens; None: unknown."""
-    spec = job.spec
-    num_rows = spec.schedule.prompts_per_step * spec.algorithm.group_size
-    row_tokens = max_row_tokens(Question(job, {}))
-    tokens = num_rows * (row_tokens if context_length is None else min(row_tokens, context_length))
+    question = Question(job, {})
+    row_tokens = max_row_tokens(question)
+    tokens = question.num_rows * (row_tokens if context_length is None else min(row_tokens, context_length))
     return max(OBJECT_STORE_BYTES, int(tokens * ROW_BYTES_PER_TOKEN / _SHARE_IN_USE))
 
 

@@ -1,5 +1,7 @@
 """What holds memory: parts, the moments at which they are held together, and the devices that need them."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -28,6 +30,10 @@ class Moment:
     @property
     def num_bytes(self) -> int:
         return sum(part.num_bytes for part in self.parts)
+
+    def plus(self, *parts: Part) -> Moment:
+        """Return the same moment, at which these parts are held, too."""
+        return build_moment(self.name, [*self.parts, *parts])
 
 
 @dataclass(frozen=True)

@@ -69,33 +69,59 @@ class Question:
     num_gpus: int | None = None
     """GPUs that there are in all. None: as many as the job asks for."""
 
+    @property
+    def spec(self) -> RLJobSpec:
+        return self.job.spec
+
+    @property
+    def facts(self) -> ModelFacts | None:
+        """What is known about spec.model."""
+        return self.models.get(self.spec.model.source)
+
+    @property
+    def shape(self) -> Shape | None:
+        return self.shape_of(self.spec.model.source)
+
+    def shape_of(self, source: str) -> Shape | None:
+        facts = self.models.get(source)
+        return facts.shape if facts else None
+
+    @property
+    def context_length(self) -> int | None:
+        """The most tokens of a rollout. None: unknown."""
+        return self.spec.rollout.max_model_len or (find_context_length(self.facts.config) if self.facts else None)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of a step."""
+        return self.spec.schedule.prompts_per_step * self.spec.algorithm.group_size
+
 
 def plan_memory(question: Question) -> list[Need]:
     """Return the needs of all roles: of one GPU, and of one Pod."""
-    trainer = _plan_trainer(question) if question.job.spec.trains else ()
+    trainer = _plan_trainer(question) if question.spec.trains else ()
     needs = [_plan_head(question), *trainer, *_plan_rollout(question)]
-    for service in question.job.spec.services:
+    for service in question.spec.services:
         needs += _plan_service(question, service)
     return needs
 
 
 def max_row_tokens(question: Question) -> int:
     """Return the longest row that the job may train on: its turns, within the length that a rollout accepts."""
-    spec, facts = question.job.spec, question.models.get(question.job.spec.model.source)
-    limit = spec.rollout.max_model_len or (find_context_length(facts.config) if facts else None)
+    spec = question.spec
     turns = 1 if spec.agent.type == "singleTurn" else spec.agent.turn_limit
     answers = turns * spec.rollout.sampling.answer_tokens
     prompt = spec.data.max_prompt_tokens or question.max_prompt_tokens
     if turns > 1 or prompt is None:
         # Replies of users and tools are as unknown as a prompt: within maxModelLen, else as long as the answers.
         prompt = spec.rollout.max_model_len or answers
-    return min(answers + prompt, limit or answers + prompt)
+    return min(answers + prompt, question.context_length or answers + prompt)
 
 
 def micro_batch_tokens(question: Question) -> int:
     """Return the tokens of the largest micro-batch: as many as trainer.microBatchTokens allows and a mini-batch has. A
     longer row is a micro-batch alone."""
-    spec, row = question.job.spec, max_row_tokens(question)
+    spec, row = question.spec, max_row_tokens(question)
     rows = -(-spec.schedule.prompts_per_step // spec.schedule.mini_batches) * spec.algorithm.group_size
     of_rank = -(-rows // spec.trainer.num_ranks) * row
     return max(row, min(spec.trainer.micro_batch_tokens, of_rank))
@@ -104,7 +130,7 @@ def micro_batch_tokens(question: Question) -> int:
 def build_work(question: Question, shape: Shape, gpu_bytes: int | None) -> Work:
     """Return what one trainer rank computes. Without a known GPU, with the sharding and the recomputation that need
     least."""
-    work, spec = _describe_work(question, shape, gpu_bytes), question.job.spec
+    work, spec = _describe_work(question, shape, gpu_bytes), question.spec
     # The ranks do not know how long the prompts are.
     same = replace(question, max_prompt_tokens=None)
     choice = choose_recomputation(spec, _describe_work(same, shape, gpu_bytes), gpu_bytes)
@@ -113,19 +139,19 @@ def build_work(question: Question, shape: Shape, gpu_bytes: int | None) -> Work:
 
 def find_recomputation(question: Question) -> Recomputation:
     """Return what the backward pass of the trainer computes again."""
-    trainer = question.job.spec.trainer
+    trainer = question.spec.trainer
     if trainer.gradient_checkpointing != "auto":
         return trainer.gradient_checkpointing
     if not trainer.gpus_per_replica:
         return "none"
-    shape = _shape(question, question.job.spec.model.source)
+    shape = question.shape
     if shape is None:
         return "full"
     return build_work(question, shape, _gpu_bytes(question, trainer.node_pool)).recomputation
 
 
 def _describe_work(question: Question, shape: Shape, gpu_bytes: int | None) -> Work:
-    spec = question.job.spec
+    spec = question.spec
     lora, size = spec.trainer.lora, _DTYPE_BYTES[spec.trainer.dtype]
     adapters = 0
     if lora is not None:
@@ -171,26 +197,24 @@ def _key_copies(spec: RLJobSpec, row_tokens: int) -> float:
 
 def checkpoint_bytes(question: Question) -> int:
     """Return the size of one checkpoint on disk: weights and moments of what is trained; 0 if it is unknown."""
-    facts = question.models.get(question.job.spec.model.source)
-    if facts is None or (shape := facts.shape) is None:
+    if (shape := question.shape) is None:
         return 0
     work = build_work(question, shape, None)
     return CHECKPOINT_BYTES_PER_PARAMETER * (work.num_trained + shape.decoder_parameters * work.has_critic)
 
 
 def _plan_head(question: Question) -> Need:
-    spec = question.job.spec
-    steps = 1 + spec.schedule.staleness
-    num_rows, row_tokens = spec.schedule.prompts_per_step * spec.algorithm.group_size, max_row_tokens(question)
-    moment = roles.plan_head(steps * num_rows, row_tokens, _store_bytes(question) if spec.trains else 0)
+    spec = question.spec
+    num_rows = (1 + spec.schedule.staleness) * question.num_rows
+    moment = roles.plan_head(num_rows, max_row_tokens(question), _store_bytes(question) if spec.trains else 0)
     limit = _limit(spec.head.resources.limits)
     return Need("head", "spec.head", "host", 1, (moment,), limit)
 
 
 def _plan_trainer(question: Question) -> Iterator[Need]:
-    spec, trainer = question.job.spec, question.job.spec.trainer
+    spec, trainer = question.spec, question.spec.trainer
     limit = _limit(trainer.resources.limits)
-    shape = _shape(question, spec.model.source)
+    shape = question.shape
     if shape is None:
         process = Part("processes", max(1, trainer.gpus_per_replica) * roles.PROCESS_BYTES, True, True)
         yield Need("trainer", "spec.trainer", "host", trainer.replicas, (build_moment("load", [process]),), limit)
@@ -204,7 +228,7 @@ def _plan_trainer(question: Question) -> Iterator[Need]:
         if spec.shares_trainer:
             moments.append(plan_publish(work, is_adapter=_publishes_adapter(question)))
         cuda = Part("CUDA", roles.CUDA_BYTES, is_estimate=True)
-        phases = tuple(build_moment(each.name, [*each.parts, cuda]) for each in moments)
+        phases = tuple(each.plus(cuda) for each in moments)
         if spec.shares_trainer:
             phases = shared.plan_gpu(_plan_engine(question, shape, gpu_bytes), phases, models)
         yield Need("trainer", "spec.trainer", "gpu", trainer.num_ranks, phases, gpu_bytes)
@@ -238,7 +262,7 @@ def _plan_trainer(question: Question) -> Iterator[Need]:
             )
         host = _with_checkpoint_copy(host, question, work, ranks_per_pod=1)
     store = Part("object store", _store_bytes(question, trainer.replicas))
-    host = tuple(build_moment(each.name, [*each.parts, store]) for each in host)
+    host = tuple(each.plus(store) for each in host)
     yield Need("trainer", "spec.trainer", "host", trainer.replicas, host, limit)
 
 
@@ -269,7 +293,7 @@ def _with_offloaded(
     if not parts:
         return moments
     held = [part for part in parts if part.name != GRADIENTS]
-    load, *others = (build_moment(each.name, [*each.parts, *held]) for each in moments)
+    load, *others = (each.plus(*held) for each in moments)
     update = build_moment("update", [load.parts[0], *parts, roles.scratch_part(published_bytes)])
     return (load, update, *others)
 
@@ -278,15 +302,14 @@ def _with_checkpoint_copy(
     moments: tuple[Moment, ...], question: Question, work: Work, *, ranks_per_pod: int
 ) -> tuple[Moment, ...]:
     """Add the copy of the state that is written while training continues (policy.host_copy)."""
-    if not question.job.spec.saves_asynchronously:
+    if not question.spec.saves_asynchronously:
         return moments
     copy = Part("checkpoint copy", ranks_per_pod * -(-checkpoint_bytes(question) // work.num_shards), is_certain=True)
-    return tuple(each if each.name == "load" else build_moment(each.name, [*each.parts, copy]) for each in moments)
+    return tuple(each if each.name == "load" else each.plus(copy) for each in moments)
 
 
 def _publishes_adapter(question: Question) -> bool:
-    facts = question.models.get(question.job.spec.model.source)
-    return publishes_adapter(question.job.spec, facts.config if facts else {})
+    return publishes_adapter(question.spec, question.facts.config if question.facts else {})
 
 
 def _published_bytes(question: Question, work: Work) -> int:
@@ -301,15 +324,13 @@ def _kept_bytes(question: Question, work: Work) -> int:
 
 def _store_bytes(question: Question, num_pods: int = 1) -> int:
     """Return what the rows of a step take in Ray's object store: in that of the head, or of one of `num_pods`."""
-    spec = question.job.spec
-    num_rows = spec.schedule.prompts_per_step * spec.algorithm.group_size
     row_bytes = max_row_tokens(question) * limits.ROW_BYTES_PER_TOKEN
-    return max(limits.OBJECT_STORE_BYTES, -(-num_rows * row_bytes // num_pods))
+    return max(limits.OBJECT_STORE_BYTES, -(-question.num_rows * row_bytes // num_pods))
 
 
 def _plan_rollout(question: Question) -> Iterator[Need]:
-    spec, rollout = question.job.spec, question.job.spec.rollout
-    shape = _shape(question, spec.model.source)
+    spec, rollout = question.spec, question.spec.rollout
+    shape = question.shape
     if shape is None or not spec.num_rollout_replicas or (spec.shares_trainer and not rollout.gpus_per_replica):
         return
     limit = _limit(rollout.resources.limits)
@@ -330,19 +351,19 @@ def _plan_rollout(question: Question) -> Iterator[Need]:
 
 def _plan_engine(question: Question, shape: Shape, gpu_bytes: int | None) -> Moment:
     """Return what a rollout holds on one GPU."""
-    spec, rollout = question.job.spec, question.job.spec.rollout
+    spec, rollout = question.spec, question.spec.rollout
     return roles.plan_vllm_gpu(
         shape,
         bytes_per_value=_DTYPE_BYTES[spec.trainer.dtype],
         num_shards=max(1, rollout.gpus_per_replica),
-        max_tokens=rollout.max_model_len or find_context_length(question.models[spec.model.source].config) or 0,
+        max_tokens=question.context_length or 0,
         share=spec.rollout_gpu_share,
         gpu_bytes=gpu_bytes,
     )
 
 
 def _plan_cpu_engine(question: Question, shape: Shape, *, scratch_bytes: int) -> Moment:
-    spec = question.job.spec
+    spec = question.spec
     return roles.plan_vllm_cpu(
         shape,
         bytes_per_value=_DTYPE_BYTES[spec.trainer.dtype],
@@ -371,7 +392,7 @@ def _name_service(service: Service) -> str:
 def _plan_served_model(
     question: Question, name: str, path: str, model: ServedModel, count: int, pool: NodePool
 ) -> Iterator[Need]:
-    trainer, shares = question.job.spec.trainer, model.placement == "trainer"
+    trainer, shares = question.spec.trainer, model.placement == "trainer"
     gpu_bytes = _gpu_bytes(question, trainer.node_pool if shares else pool)
     moment = _plan_model(question, model, gpu_bytes)
     if moment is None or (shares and not model.gpus_per_replica):  # a part of the trainer's Pod
@@ -381,7 +402,7 @@ def _plan_served_model(
         yield Need(name, path, "host", count, (moment,), limit)
         return
     available = None if gpu_bytes is None else int(model.gpu_share * gpu_bytes)
-    num_engines = trainer.replicas * question.job.spec.count_per_pod(model.gpus_per_replica) if shares else count
+    num_engines = trainer.replicas * question.spec.count_per_pod(model.gpus_per_replica) if shares else count
     yield Need(name, path, "gpu", num_engines * model.gpus_per_replica, (moment,), available, shares)
     if not shares:
         yield Need(name, path, "host", count, (roles.plan_vllm_host(0),), limit)
@@ -412,11 +433,11 @@ def _served_value_bytes(model: ServedModel) -> int:
 
 def _plan_model_engines(question: Question) -> list[shared.ModelEngine]:
     """Return the engines of served models in the trainer's Pods whose shapes are known."""
-    spec, found = question.job.spec, list[shared.ModelEngine]()
+    spec, found = question.spec, list[shared.ModelEngine]()
     gpu_bytes = _gpu_bytes(question, spec.trainer.node_pool)
     for service in spec.services:
         model = service.settings.served_model
-        if model is None or model.placement == "separate" or (shape := _shape(question, model.source)) is None:
+        if model is None or model.placement == "separate" or (shape := question.shape_of(model.source)) is None:
             continue
         awake = _plan_model(question, model, gpu_bytes)
         assert awake is not None, "its shape is known"
@@ -428,11 +449,6 @@ def _plan_model_engines(question: Question) -> list[shared.ModelEngine]:
 
 def _gpu_bytes(question: Question, pool: NodePool) -> int | None:
     return question.gpu_bytes or read_gpu_labels(pool.node_selector, pool.gpu_resource)
-
-
-def _shape(question: Question, source: str) -> Shape | None:
-    facts = question.models.get(source)
-    return facts.shape if facts else None
 
 
 def _limit(limits: Mapping[str, str]) -> int | None:

@@ -25,7 +25,6 @@ from rljob_inputs.memory.plan import (
 )
 from rljob_inputs.memory.recomputation import find_stronger
 from rljob_inputs.memory.shared import GENERATE
-from rljob_inputs.models.config import find_context_length
 
 SHARE = "rollout.gpuMemoryUtilization"
 _SHARES = tuple(percent / 100 for percent in range(90, 15, -5))
@@ -55,7 +54,7 @@ def find_remedy(question: Question, need: Need) -> Remedy | None:
     for fields in changes:
         if num_bytes := _try(question, need, fields):
             return Remedy(fields, num_bytes)
-    source, shape = question.job.spec.model.source, question.models[question.job.spec.model.source].shape
+    source, shape = question.spec.model.source, question.shape
     for name, config in known_models.CONFIGS.items():
         other = ModelFacts(config)
         assert other.shape is not None
@@ -67,7 +66,7 @@ def find_remedy(question: Question, need: Need) -> Remedy | None:
 
 
 def _change_trainer(question: Question, need: Need) -> Iterator[dict[str, Any]]:
-    spec, trainer = question.job.spec, question.job.spec.trainer
+    spec, trainer = question.spec, question.spec.trainer
     if spec.shares_trainer and need.peak.name == GENERATE:  # awake, they need too much of the GPU
         yield from ({SHARE: share} for share in _SHARES if share < spec.rollout_gpu_share)
     tokens, row = micro_batch_tokens(question), max_row_tokens(question)
@@ -83,13 +82,13 @@ def _change_trainer(question: Question, need: Need) -> Iterator[dict[str, Any]]:
 
 
 def _change_rollout(question: Question) -> Iterator[dict[str, Any]]:
-    spec, shape = question.job.spec, question.models[question.job.spec.model.source].shape
+    spec, shape = question.spec, question.shape
     for factor in (2, 4, 8):
         gpus = factor * spec.rollout.gpus_per_replica
         is_divisor = not spec.shares_trainer or spec.trainer.gpus_per_replica % gpus == 0
         if is_divisor and shape is not None and shape.num_heads % gpus == 0:
             yield {"rollout.gpusPerReplica": gpus}
-    length = spec.rollout.max_model_len or find_context_length(question.models[spec.model.source].config) or 0
+    length = question.context_length or 0
     while (length := length // 2) > spec.rollout.sampling.answer_tokens:
         yield {"rollout.maxModelLen": length}
 
@@ -101,7 +100,7 @@ def _try(question: Question, need: Need, fields: dict[str, Any]) -> int | None:
     except ValidationError:
         return None
     if question.num_gpus is not None:
-        allowed = max(question.num_gpus, count_all_gpus(question.job.spec))
+        allowed = max(question.num_gpus, count_all_gpus(question.spec))
         if count_all_gpus(changed.job.spec) > allowed:
             return None
     after = {(each.role, each.resource): each for each in plan_memory(changed)}

@@ -40,7 +40,7 @@ def plan_gpu(engine: Moment, rank: Iterable[Moment], models: Sequence[ModelEngin
     awake = [Part(f"vLLM of {each.name}", each.awake.num_bytes) for each in models]
     asleep = [Part(f"sleeping {each.name}", roles.ASLEEP_BYTES, is_estimate=True) for each in models]
     generate = build_moment(GENERATE, [*engine.parts, *awake, _FREED])
-    return (generate, *(build_moment(each.name, [*each.parts, _ASLEEP, *asleep]) for each in rank))
+    return (generate, *(each.plus(_ASLEEP, *asleep) for each in rank))
 
 
 def plan_host(
@@ -56,9 +56,7 @@ def plan_host(
     `freed`: copies of what its ranks free on their GPUs; their memory is kept while the GPUs have it again, since to
     pin memory takes longer than to copy. `kept_weights`: of all engines, which keep them while they sleep."""
     engines = _engine_parts(num_engines, kept_weights, models)
-    return tuple(
-        build_moment(each.name, [*each.parts, *engines, *([] if each.name == "load" else freed)]) for each in moments
-    )
+    return tuple(each.plus(*engines, *([] if each.name == "load" else freed)) for each in moments)
 
 
 def plan_cpu_host(
@@ -74,7 +72,7 @@ def plan_cpu_host(
     asleep = _engine_parts(1, kept_weights, models)
     awake = [Part(f"vLLM of {each.name}", each.awake.num_bytes, is_certain=True) for each in models]
     generate = build_moment(GENERATE, [*held, Part("rollout", engine.num_bytes, is_certain=True), *awake])
-    return (generate, *(build_moment(each.name, [*each.parts, *asleep]) for each in moments))
+    return (generate, *(each.plus(*asleep) for each in moments))
 
 
 def _engine_parts(num_engines: int, kept_weights: int, models: Sequence[ModelEngine]) -> list[Part]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
@@ -17,12 +17,12 @@ from rljob_inputs.memory.parts import Need
 from rljob_inputs.memory.plan import Question, plan_memory
 from rljob_inputs.memory.remedies import SHARE, find_remedy
 
-_PLACEMENT: Final = {"rollout.placement": "trainer"}
-_OF_OWN_PODS: Final = ("replicas", "image", "resources", "node_pool")
+_PLACEMENT = {"rollout.placement": "trainer"}
+_OF_OWN_PODS = ("replicas", "image", "resources", "node_pool")
 """Fields of the rollouts that mean nothing in the trainer's Pods."""
-_OF_OWN_CONTAINER: Final = ("image", "resources", "gpu_memory_utilization")
+_OF_OWN_CONTAINER = ("image", "resources", "gpu_memory_utilization")
 """The same of a served model. Its fraction of a GPU was that of its own."""
-_NOT_MOVED: Final = ("env", "template")
+_NOT_MOVED = ("env", "template")
 """Fields of the rollouts that would have to become the trainer's."""
 
 
@@ -50,7 +50,7 @@ def share_gpus(question: Question) -> Sharing:
     """Return what placement trainer changes, of the rollouts, and if that is not enough also of served models, if the
     job needs it to run on the question's number of GPUs, and fits by the plan. A lower gpuMemoryUtilization of the
     rollouts is set, too, if that is all that it needs."""
-    spec = question.job.spec
+    spec = question.spec
     if question.num_gpus is None or count_all_gpus(spec) <= question.num_gpus:
         return Sharing()
     models = _find_models(spec, question.num_gpus)
@@ -87,17 +87,14 @@ def _find_removed(path: str, part: Spec, names: Iterable[str]) -> Iterator[str]:
 def _find_models(spec: RLJobSpec, num_gpus: int) -> dict[str, ServedModel]:
     """Return the served models whose GPUs are needed for something else, even if the rollouts have none. By path within
     spec."""
-    if count_all_gpus(spec) - _rollout_gpus(spec) <= num_gpus:
+    of_rollouts = 0 if spec.shares_trainer else spec.rollout.replicas * spec.rollout.gpus_per_replica
+    if count_all_gpus(spec) - of_rollouts <= num_gpus:
         return {}
     return {
         path.removeprefix("spec."): model
         for path, model in spec.served_models.items()
         if model.placement == "separate" and model.gpus_per_replica
     }
-
-
-def _rollout_gpus(spec: RLJobSpec) -> int:
-    return 0 if spec.shares_trainer else spec.rollout.replicas * spec.rollout.gpus_per_replica
 
 
 def _find_obstacle(spec: RLJobSpec, models: Mapping[str, ServedModel], num_gpus: int) -> str:

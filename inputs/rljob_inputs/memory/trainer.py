@@ -76,8 +76,7 @@ def count_for_sharding(
 def plan_rank(work: Work) -> tuple[Moment, ...]:
     """Return what a rank holds on its device in its update, and while it scores tokens with the reference model."""
     held = [
-        Part("state", state_bytes(work) * (not work.offloads_state), is_certain=True),
-        Part("reference", reference_bytes(work) * (not work.offloads_reference), is_certain=True),
+        *_list_kept(work, 0),
         Part("critic", critic_bytes(work), is_certain=True),
         Part("gathered weights", gathered_bytes(work), is_certain=True),
     ]
@@ -100,14 +99,8 @@ def plan_rank(work: Work) -> tuple[Moment, ...]:
 
 def plan_offloaded(work: Work) -> tuple[Part, ...]:
     """Return what a rank with a GPU holds on the host because of trainer.offload (policy.sharding)."""
-    is_moved = work.offloads_state
-    parts = (
-        Part("state", state_bytes(work) * is_moved, is_certain=True),
-        Part("reference", reference_bytes(work) * work.offloads_reference, is_certain=True),
-        Part("critic", critic_shard_bytes(work) * is_moved, is_certain=True),
-        Part(GRADIENTS, gradient_shard_bytes(work) * is_moved, is_certain=True),
-    )
-    return tuple(part for part in parts if part.num_bytes)
+    gradients = Part(GRADIENTS, gradient_shard_bytes(work), is_certain=True)
+    return (*_list_kept(work, critic_shard_bytes(work), on_host=True), *([gradients] if work.offloads_state else []))
 
 
 def plan_publish(work: Work, *, is_adapter: bool) -> Moment:
@@ -116,9 +109,7 @@ def plan_publish(work: Work, *, is_adapter: bool) -> Moment:
     return build_moment(
         "publish",
         [
-            Part("state", state_bytes(work) * (not work.offloads_state), is_certain=True),
-            Part("reference", reference_bytes(work) * (not work.offloads_reference), is_certain=True),
-            Part("critic", _critic_state_bytes(work) * (not work.offloads_state), is_certain=True),
+            *_list_kept(work, _critic_state_bytes(work)),
             Part("gathered weights", published_gathered_bytes(work, is_adapter=is_adapter), is_certain=True),
             Part("digest", 0 if is_adapter else digest_bytes(work), is_certain=True),
         ],
@@ -128,12 +119,17 @@ def plan_publish(work: Work, *, is_adapter: bool) -> Moment:
 def plan_freed(work: Work) -> tuple[Part, ...]:
     """Return what a rank keeps in pinned host memory while the rollouts have its device (Policy.free): all that it
     holds between two updates, unless trainer.offload has it there anyway."""
-    parts = (
-        Part("pinned state", state_bytes(work) * (not work.offloads_state), is_certain=True),
-        Part("pinned reference", reference_bytes(work) * (not work.offloads_reference), is_certain=True),
-        Part("pinned critic", _critic_state_bytes(work) * (not work.offloads_state), is_certain=True),
+    return tuple(_list_kept(work, _critic_state_bytes(work), prefix="pinned "))
+
+
+def _list_kept(work: Work, critic: int, *, on_host: bool = False, prefix: str = "") -> list[Part]:
+    """Return what a rank keeps between two updates, as far as trainer.offload has it on the host, or on the device."""
+    kept = (
+        ("state", state_bytes(work), work.offloads_state),
+        ("reference", reference_bytes(work), work.offloads_reference),
+        ("critic", critic, work.offloads_state),
     )
-    return tuple(part for part in parts if part.num_bytes)
+    return [Part(f"{prefix}{name}", size, True) for name, size, is_moved in kept if size and is_moved is on_host]
 
 
 def published_gathered_bytes(work: Work, *, is_adapter: bool) -> int:

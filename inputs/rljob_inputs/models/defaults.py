@@ -186,7 +186,10 @@ def _find_recommended(own: OwnSettings | None) -> dict[str, Any]:
     what it leaves out is off."""
     generation = own.generation if own is not None else {}
     temperature, top_p, top_k = generation.get("temperature", 1.0), generation.get("top_p"), generation.get("top_k")
-    if generation.get("do_sample") is not True or not _is_temperature(temperature):
+    # Python writes Infinity and NaN into JSON, too.
+    if generation.get("do_sample") is not True or not (
+        isinstance(temperature, int | float) and 0 < temperature <= _MAX_TEMPERATURE
+    ):
         return {}
     found: dict[str, Any] = {"temperature": float(temperature)}
     if isinstance(top_p, int | float) and 0 < top_p < 1:
@@ -194,11 +197,6 @@ def _find_recommended(own: OwnSettings | None) -> dict[str, Any]:
     if isinstance(top_k, int) and 0 < top_k <= _MAX_TOP_K:
         found["top_k"] = top_k
     return found
-
-
-def _is_temperature(value: Any) -> bool:
-    """Python writes Infinity and NaN into JSON, too."""
-    return isinstance(value, int | float) and 0 < value <= _MAX_TEMPERATURE
 
 
 def _describe_context(spec: RLJobSpec, own: OwnSettings) -> Iterator[FromModel]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_inputs.errors import InputError
-from rljob_inputs.hub.repository import HubAccess, MissingRevisionError, find_repository, repository_name
+from rljob_inputs.hub.repository import HubAccess, at_source, find_repository, repository_name
 from rljob_inputs.objects.access import is_object
 from rljob_inputs.objects.copies import Copy, Report, open_copy
 
@@ -86,11 +86,8 @@ def place_model(location: str, *, weights: bool = True, report: Report = log.inf
 
 def open_trained_model(location: str, revision: str | None, access: HubAccess | None = None) -> ModelFiles:
     """Return the files of spec.model. Raise InputError if they have no config.json, and as open_model."""
-    try:
+    with at_source("spec.model"):
         files = open_model(location, revision, access)
-    except UserError as error:
-        field = "revision" if isinstance(error, MissingRevisionError) else "source"
-        raise InputError(f"spec.model.{field}", str(error)) from error
     if "config.json" not in files.sizes:
         remedy = "set a Hugging Face folder, as save_pretrained writes it, or hf://org/name"
         raise InputError("spec.model.source", f"{location} has no config.json; {remedy}")
@@ -99,9 +96,5 @@ def open_trained_model(location: str, revision: str | None, access: HubAccess | 
 
 def read_config(location: str, revision: str | None, access: HubAccess | None = None) -> dict[str, Any]:
     """Return config.json of the trained model. Raise InputError if it is missing, and as open_model."""
-    try:
+    with at_source("spec.model"):
         return open_trained_model(location, revision, access).read_json("config.json")
-    except InputError:
-        raise
-    except UserError as error:
-        raise InputError("spec.model.source", str(error)) from error

@@ -13,7 +13,7 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.sources import ChatTemplate
 from rljob_inputs.errors import InputError
-from rljob_inputs.hub.repository import HubAccess
+from rljob_inputs.hub.repository import HubAccess, at_source
 from rljob_inputs.models.chat_template import TemplateSource
 from rljob_inputs.models.config import find_context_length, overrides_length
 from rljob_inputs.models.defaults import FromModel, OwnSettings, resolve
@@ -47,13 +47,9 @@ def load_model_settings(job: RLJob, location: str, environment: Mapping[str, str
     """Resolve the job with spec.model, which this program finds at `location`. Raise InputError if a file is broken,
     and TransientError if the Hub cannot be reached."""
     spec = job.spec
-    try:
+    with at_source("spec.model"):
         files = open_trained_model(location, spec.model.revision, HubAccess.from_environment(environment))
         own = read_own_settings(files, spec.model.chat_template)
-    except InputError:
-        raise
-    except UserError as error:
-        raise InputError("spec.model.source", str(error)) from error
     resolved = resolve(spec, own)
     overridden = overrides_length(spec.rollout.extra_args, spec.rollout.env)
     return ModelSettings(

@@ -10,14 +10,14 @@ import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.sources import OBJECT_SCHEMES
 from rljob_api.wire.redaction import Redactor
 from rljob_inputs.machine.installation import MissingExtraError, describe_installation, has_module
 
-PACKAGES: Final[Mapping[str, str]] = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}
+PACKAGES: Mapping[str, str] = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}
 """fsspec's package for a scheme. RLJob brings that of s3 (extra data); the others are the user's."""
 _CONNECT_SECONDS, _READ_SECONDS, _MAX_ATTEMPTS = 5, 60, 3
 """Attempts are those of s3fs, which also repeats what breaks while it is read; botocore's own would multiply them."""

@@ -21,7 +21,7 @@ from rljob_api.errors import UserError
 from rljob_inputs.objects.access import ObjectAccess, open_client, split_pin
 from rljob_inputs.objects.errors import DISK_ERRORS, CopyError, StorageAwayError, describe_changed, explain
 from rljob_inputs.objects.listing import Listing, ObjectFacts, list_objects
-from rljob_inputs.objects.progress import Progress, describe_bytes
+from rljob_inputs.objects.progress import Progress, count_bytes, describe_bytes
 
 log = logging.getLogger(__name__)
 Report = Callable[[str], None]
@@ -86,15 +86,12 @@ class Copy:
             list(pool.map(lambda name: self._download_one(client, name, progress), names))
 
     def _download_one(self, client: Any, name: str, progress: Progress) -> None:
-        from fsspec.callbacks import Callback
-
         url, path, access = self.listing.url_of(name), self._path(name), self.listing.access
         remote = url.partition("://")[2]
         partial = path.with_name(f"{path.name}.partial")
-        counted = Callback(hooks={"bytes": _count(progress)})
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            client.get_file(remote, str(partial), callback=counted)
+            client.get_file(remote, str(partial), callback=count_bytes(progress.add))
             found = ObjectFacts.of(client.info(remote))
         except Exception as error:
             if _is_local(error, self.folder):
@@ -164,15 +161,3 @@ def _is_local(error: Exception, folder: Path) -> bool:
     if not isinstance(error, OSError):
         return False
     return error.errno in DISK_ERRORS or str(error.filename or "").startswith(f"{folder}/")
-
-
-def _count(progress: Progress) -> Callable[..., None]:
-    """Return fsspec's hook, which gets the bytes so far."""
-    before = 0
-
-    def count(size: int | None, value: int, **_: Any) -> None:
-        nonlocal before
-        progress.add(value - before)
-        before = value
-
-    return count

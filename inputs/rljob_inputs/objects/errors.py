@@ -71,7 +71,8 @@ def explain(error: BaseException, url: str, right: str, access: ObjectAccess) ->
         )
     if names & _NO_CREDENTIALS:
         return RefusedObjectError(f"{url}: no credentials were found; {_CREDENTIALS}")
-    if code in _UNAVAILABLE or not _is_refusal(error, code):
+    is_refusal = isinstance(error, (PermissionError, FileNotFoundError)) or code in ("AccessDenied", "403", "404")
+    if code in _UNAVAILABLE or not is_refusal:
         # It may contain the URL of the request, with the parameters that sign it.
         reason = code or Redactor().hide(f"{type(error).__name__}: {first_line(error)}")
         return StorageAwayError(
@@ -105,10 +106,6 @@ def describe_missing(url: str, access: ObjectAccess) -> MissingObjectError:
     return MissingObjectError(
         f"{url}: the bucket {bucket} at {access.place} has no object {key or 'at all'}; correct the key"
     )
-
-
-def _is_refusal(error: BaseException, code: str) -> bool:
-    return isinstance(error, (PermissionError, FileNotFoundError)) or code in ("AccessDenied", "403", "404")
 
 
 def _read_code(error: BaseException) -> tuple[str, str]:

@@ -17,9 +17,7 @@ from rljob_api.errors import UserError
 from rljob_inputs.objects.access import ObjectAccess, open_client
 from rljob_inputs.objects.errors import MissingObjectError, explain, find_disk_error
 from rljob_inputs.objects.listing import ObjectFacts
-
-Count = Callable[[int], None]
-"""Gets the bytes that were transferred since its last call. What it raises ends the transfer."""
+from rljob_inputs.objects.progress import Count, count_bytes
 
 
 class TransferEndedError(Exception):
@@ -80,14 +78,14 @@ class ObjectFolder:
     def upload(self, file: Path, name: str, count: Count) -> None:
         self.before_change()
         with self._explained(name, "s3:PutObject"):
-            self._client.put_file(str(file), self._path(name), callback=_hook(count))
+            self._client.put_file(str(file), self._path(name), callback=count_bytes(count))
 
     def download(self, name: str, file: Path, count: Count) -> None:
         """Write a file under its own name at once."""
         partial = file.with_name(f".{file.name}.partial")
         with self._explained(name, "s3:GetObject"):
             partial.parent.mkdir(parents=True, exist_ok=True)
-            self._client.get_file(self._path(name), str(partial), callback=_hook(count))
+            self._client.get_file(self._path(name), str(partial), callback=count_bytes(count))
             partial.replace(file)
 
     def delete(self, name: str) -> None:
@@ -113,17 +111,3 @@ class ObjectFolder:
             if disk := find_disk_error(error):
                 raise disk from error
             raise explain(error, f"{self.url}/{name}".rstrip("/"), right, self.access) from error
-
-
-def _hook(count: Count) -> Any:
-    """Return fsspec's callback, which gets the bytes so far."""
-    from fsspec.callbacks import Callback
-
-    before = 0
-
-    def call(size: int | None, value: int, **_: Any) -> None:
-        nonlocal before
-        count(value - before)
-        before = value
-
-    return Callback(hooks={"bytes": call})

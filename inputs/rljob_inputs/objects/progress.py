@@ -3,7 +3,10 @@
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
+Count = Callable[[int], None]
+"""Gets the bytes that were transferred since its last call. What it raises ends the transfer."""
 _PERIOD_SECONDS = 5.0
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -41,3 +44,17 @@ def describe_bytes(num_bytes: int) -> str:
             break
         value /= 1024
     return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+
+
+def count_bytes(count: Count) -> Any:
+    """Return fsspec's callback, which gets the bytes so far."""
+    from fsspec.callbacks import Callback
+
+    before = 0
+
+    def call(size: int | None, value: int, **_: Any) -> None:
+        nonlocal before
+        count(value - before)
+        before = value
+
+    return Callback(hooks={"bytes": call})

@@ -1,6 +1,6 @@
 """What one kind of service is: its name, its requests and replies, and what of its settings its slots run.
 
-One subclass per kind, each in its own module. Invariant: nothing else of the server asks which kind it hosts.
+One subclass per kind. Invariant: nothing else of the server asks which kind it hosts.
 """
 
 from abc import ABC, abstractmethod

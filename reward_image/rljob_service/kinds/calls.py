@@ -1,20 +1,24 @@
-"""What the simulated user, tools and a runner have in common: each request is one call, each reply has one value."""
+"""The simulated user, tools and a runner: each request is one call, each reply has one value."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Final
+from typing import Any, ClassVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from rljob_api.errors import UserError
+from rljob_api.functions.plugins import ENVIRONMENTS, SIGNATURES, describe_unknown, find_plugins
 from rljob_api.manifest.services.calls import CallService
 from rljob_api.manifest.services.models import UserModel
+from rljob_api.manifest.services.runner import COMMAND_MODULE
 from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.calls import CallRequest, EpisodeCall, RowsCall, UserCall
-from rljob_api.wire.contract import UrlPath
+from rljob_api.wire.contract import READ_ROWS, UrlPath
 from rljob_service.kinds.base import Endpoint, Kind, ReplyFormat, Request, describe_errors, request_bytes
-from rljob_service.results import CallReply, StartupReport, failure
+from rljob_service.results import CallReply, RunnerCallReply, StartupReport, ToolCallReply, UserCallReply, failure
+from rljob_service.worker.settings import EPISODES, TOOLS, USER, FunctionSettings
 
 Arguments = type[UserCall] | type[EpisodeCall] | type[RowsCall]
-_MAX_VALUE_BYTES: Final = 16 << 20
+_MAX_VALUE_BYTES = 16 << 20
 """Limit of a call's frame. Each character of a tool's result may take 12 bytes; workers shorten it before."""
 
 
@@ -54,3 +58,59 @@ class CallKind(Kind[CallService]):
 
     def describe_started(self, settings: CallService, report: StartupReport) -> str:
         return report.entrypoint
+
+
+class Episodes(CallKind):
+    """A call is an episode, which an environment or a program plays against the policy, or asks for rows that it has.
+    An episode may release what it holds before it ends, and its workers reach the model's gateway."""
+
+    name = EPISODES
+    noun = "runner"
+    arguments = EpisodeCall
+    arguments_of: ClassVar = {READ_ROWS: RowsCall}
+    replies = reply_format(RunnerCallReply)
+    has_teardown = True
+
+    def complete(self, function: FunctionSettings, settings: CallService, framework: str) -> FunctionSettings:
+        # Only the network policy of its Pod says what else it reaches.
+        folder = (function.factory_args or {}).get("working_dir") if function.module == COMMAND_MODULE else None
+        adapter = _find_adapter(framework) if framework else ""
+        folders = (folder,) if folder else ()
+        seats = None if settings.seats is None else tuple(settings.seats)
+        function = function._replace(network=True, folders=folders, framework=framework, adapter=adapter, seats=seats)
+        return function._replace(per_process=settings.episodes_per_process)
+
+
+class User(CallKind):
+    """The arguments of a call are the conversation, the reply is its next message. A function or a chat model
+    answers."""
+
+    name = USER
+    noun = "simulated user"
+    arguments = UserCall
+    replies = reply_format(UserCallReply)
+
+    def find_model(self, settings: CallService) -> UserModel | None:
+        return settings.user_model
+
+    def complete(self, function: FunctionSettings, settings: CallService, framework: str) -> FunctionSettings:
+        return function._replace(signatures=find_plugins(SIGNATURES))
+
+
+class Tools(CallKind):
+    """A call names a function and has the arguments that the policy wrote, the reply is text. Their schemas are public,
+    because the policy sees them."""
+
+    name = TOOLS
+    noun = "tools"
+    replies = reply_format(ToolCallReply)
+
+    def facts(self, settings: CallService, report: StartupReport) -> dict[str, Any]:
+        return {"tools": [tool.model_dump() for tool in report.tools]}
+
+
+def _find_adapter(framework: str) -> str:
+    adapters = find_plugins(ENVIRONMENTS)
+    if framework not in adapters:
+        raise UserError(f"agent.environment.framework: {describe_unknown(framework, adapters)}")
+    return adapters[framework]

@@ -1,6 +1,6 @@
 """A reward: a request is a sample or a group, the reply a score for each sample."""
 
-from typing import Any, Final
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -15,10 +15,10 @@ from rljob_service.kinds.base import Endpoint, Kind, ReplyFormat, Request, reque
 from rljob_service.results import SampleReply, StartupReport, failure
 from rljob_service.worker.settings import SCORE, FunctionSettings
 
-_MAX_GROUP_BYTES: Final = 60 << 20
+_MAX_GROUP_BYTES = 60 << 20
 """Less than MAX_FRAME_BYTES of a worker."""
 _SAMPLES, _GROUPS = UrlPath.SCORE.encode(), UrlPath.SCORE_GROUP.encode()
-_PATHS: Final = {
+_PATHS = {
     _SAMPLES: (("sample", "sampleThenGroup"), f"POST whole groups to {UrlPath.SCORE_GROUP}, or set scope: sample"),
     _GROUPS: (("group", "sampleThenGroup"), f"POST each sample to {UrlPath.SCORE}, or set scope: group"),
 }

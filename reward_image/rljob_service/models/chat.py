@@ -2,8 +2,14 @@
 
 Owns the endpoint's key, the payload of requests, and the text and tokens of answers. Callers write the messages and
 read the text. Invariant: the endpoint's key is sent only to the endpoint.
+
+The ready replicas of this service share the rate limits of an endpoint equally. They are counted by the DNS records of
+its headless Service, every few seconds. If a lookup fails or finds no address, the
+last count remains, at first the configured number. DNS caches can delay the count after a change; see docs/judge.md.
 """
 
+import asyncio
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,17 +18,56 @@ from typing import Any, Literal, NamedTuple
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.manifest.services.models import EndpointLimits, JudgeEndpoint, JudgeSampling, ServedModel
 from rljob_api.wire.base import InvalidReason, Message
-from rljob_api.wire.contract import ENV_JUDGE_API_KEY
+from rljob_api.wire.contract import ENV_JUDGE_API_KEY, ENV_PEERS, ENV_POD_IP
+from rljob_api.wire.discovery import resolve
 from rljob_service.models import vllm_sidecar
 from rljob_service.models.backend import ModelBackend
 from rljob_service.models.execution import ExecutionProgress, NoScoreError
 from rljob_service.models.metrics import UpstreamMetrics, count_tokens
 from rljob_service.models.rate_limiter import RateLimiter
-from rljob_service.models.replicas import ReplicaCounter
 from rljob_service.models.texts import describe
-from rljob_service.models.upstream import UpstreamClient
+from rljob_service.models.upstream import Json, UpstreamClient
 from rljob_service.results import StartupReport
 from rljob_service.worker.forms.outcome import encodable
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 2.0
+
+
+class ReplicaCounter:
+    def __init__(self, configured: int, on_count: Callable[[int], None]) -> None:
+        self._configured = configured
+        self._service = os.environ.get(ENV_PEERS, "")
+        self._own_address = os.environ.get(ENV_POD_IP, "")
+        self._on_count = on_count
+        self._poll: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Count once, then keep counting. Without a Service this is the only replica."""
+        self._on_count(self._configured if self._service else 1)
+        if self._service:
+            await self._refresh()
+            self._poll = asyncio.get_running_loop().create_task(self._poll_replicas())
+
+    def close(self) -> None:
+        if self._poll is not None:
+            self._poll.cancel()
+
+    async def _poll_replicas(self) -> None:
+        while True:
+            await asyncio.sleep(_POLL_SECONDS)
+            await self._refresh()
+
+    async def _refresh(self) -> None:
+        try:
+            addresses = await asyncio.to_thread(resolve, self._service)
+        except (OSError, UnicodeError) as error:  # out of file descriptors, or a hosts file is being written
+            logger.warning("cannot look up %s: %s", self._service, error)
+            return
+        if addresses:
+            self._on_count(len({*addresses, self._own_address}))
+
 
 _PATH = "/chat/completions"
 _REASONING = ("reasoning_content", "reasoning")
@@ -48,7 +93,7 @@ class ChatSettings:
     """Requests of one execution, sent at once."""
     system_prompt: str | None = None
     """System message of the warm-up."""
-    payload: dict[str, Any] = field(default_factory=dict)
+    payload: Json = field(default_factory=dict)
     """Additional fields of each request."""
 
 
@@ -149,9 +194,9 @@ def _take_key(endpoint: JudgeEndpoint) -> str:
     return key
 
 
-def _build_payload(settings: ChatSettings) -> dict[str, Any]:
+def _build_payload(settings: ChatSettings) -> Json:
     endpoint, sampling = settings.endpoint, settings.sampling
-    payload: dict[str, Any] = {
+    payload: Json = {
         "model": endpoint.model if endpoint else vllm_sidecar.SERVED_MODEL_NAME,
         **({} if sampling.temperature is None else {"temperature": sampling.temperature}),
         endpoint.max_tokens_field if endpoint else "max_tokens": sampling.max_tokens,
@@ -161,7 +206,7 @@ def _build_payload(settings: ChatSettings) -> dict[str, Any]:
     return payload | settings.payload | sampling.extra_body
 
 
-def _text_of(answer: dict[str, Any], who: str, hide_key: Callable[[str], str]) -> str:
+def _text_of(answer: Json, who: str, hide_key: Callable[[str], str]) -> str:
     """Return the model's text, or without one the arguments of a judge's last call. Raises NoScoreError if it is
     missing or incomplete, or if there is no chat completion."""
     try:

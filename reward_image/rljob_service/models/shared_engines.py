@@ -15,12 +15,12 @@ import aiohttp
 from rljob_api.wire.contract import ENV_TOKEN, ENV_VLLM_ENGINES, UrlPath
 from rljob_api.wire.discovery import resolve
 from rljob_api.wire.ports import listening_port
+from rljob_service.models.vllm_sidecar import answers
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
 """A turn begins with all requests that wait."""
-_READY_SECONDS = 5.0
 
 
 class AwayError(Exception):
@@ -82,16 +82,8 @@ class SharedEngines:
             logger.warning("cannot look up %s: %s", host, error)
             return []
         urls = [f"http://{address}:{port}" for address in addresses]
-        ready = await asyncio.gather(*map(self._is_awake, urls))
+        ready = await asyncio.gather(*(answers(self.session, f"{url}{UrlPath.READY}") for url in urls))
         return [url for url, is_awake in zip(urls, ready, strict=True) if is_awake]
-
-    async def _is_awake(self, url: str) -> bool:
-        timeout = aiohttp.ClientTimeout(_READY_SECONDS)
-        try:
-            async with self.session.get(f"{url}{UrlPath.READY}", timeout=timeout) as response:
-                return response.status == 200
-        except (aiohttp.ClientError, OSError):  # a timeout is an OSError
-            return False
 
 
 def open_engines() -> SharedEngines | None:

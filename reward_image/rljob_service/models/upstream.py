@@ -4,6 +4,8 @@ Decides what a status means: 429 is waited for and is not a failure; 5xx, broken
 answered, refusals of the key or the URL are retried with jitter; everything else is final. If the server also fails
 the request that it answered last, it is away: what fails then, or gives up just after it is back, is `unreachable`, and
 clients wait and send it again. Callers interpret the JSON. Invariant: no message contains the API key.
+
+Each try, and each wait for the next one, is a span. Names follow OpenTelemetry's conventions for generative AI.
 """
 
 import asyncio
@@ -14,17 +16,22 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import aiohttp
 
-from rljob_api.tracing.spans import Span
+from rljob_api.tracing.spans import NOT_RECORDED, Attributes, Span, is_on, span
 from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.retry_after import parse_retry_after
-from rljob_service.models import traces
 from rljob_service.models.execution import ExecutionProgress, NoScoreError
-from rljob_service.models.metrics import UpstreamMetrics
+from rljob_service.models.metrics import UpstreamMetrics, count_tokens
 from rljob_service.models.rate_limiter import RateLimiter
 from rljob_service.models.shared_engines import SharedEngines
+
+Json = dict[str, Any]
+"""A request or an answer."""
+_OPERATIONS = {"/chat/completions": "chat", "/completions": "text_completion"}
+
 
 FIRST_DELAY_SECONDS = 0.25
 MAX_DELAY_SECONDS = 8.0
@@ -74,7 +81,7 @@ class UpstreamClient:
         self._headers = {**(headers or {}), **({"Authorization": f"Bearer {secret}"} if secret else {})}
         self._name = name
         self._on_refused = on_refused
-        self._answered: dict[str, Any] | None = None
+        self._answered: Json | None = None
         """The payload that was answered last."""
         self._probe: asyncio.Task[None] | None = None
         self._is_away = False
@@ -101,7 +108,7 @@ class UpstreamClient:
         if self._engines is None and self._answered is not None and (self._probe is None or self._probe.done()):
             self._probe = asyncio.create_task(self._ask_again(self._answered))
 
-    async def _ask_again(self, payload: dict[str, Any]) -> None:
+    async def _ask_again(self, payload: Json) -> None:
         await self._limiter.acquire_retry()
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
@@ -115,7 +122,7 @@ class UpstreamClient:
             self._metrics.record_request("connection")
             self._set_away(True)
 
-    async def post(self, payload: dict[str, Any], progress: ExecutionProgress) -> dict[str, Any]:
+    async def post(self, payload: Json, progress: ExecutionProgress) -> Json:
         """Return the JSON object of the answer. Raises NoScoreError, and AwayError if all engines are away."""
         num_tries = 0
         last = ""
@@ -127,11 +134,11 @@ class UpstreamClient:
             server = self._engines.pick() if self._engines else ""
             url = f"{server}{self._url}"
             try:
-                with traces.begin_try(url, payload, num_tries) as span:
+                with begin_try(url, payload, num_tries) as span:
                     response = await self._send(url, payload)
                     if response.status == 200:
                         return self._accept(payload, response, span)
-                    traces.record_status(span, response.status)
+                    record_status(span, response.status)
             except (aiohttp.ClientError, OSError) as error:  # includes timeouts of connecting
                 self._metrics.record_request("connection")
                 if self._engines:
@@ -147,15 +154,15 @@ class UpstreamClient:
                 continue
             await self._handle_error(response, progress, num_tries, last)
 
-    def _accept(self, payload: dict[str, Any], response: _Response, span: Span) -> dict[str, Any]:
+    def _accept(self, payload: Json, response: _Response, span: Span) -> Json:
         self._metrics.record_request(str(response.status))
         self._answered = payload
         self._set_away(False)
         answer = self._read_answer(response.text)
-        traces.record_answer(span, answer)
+        record_answer(span, answer)
         return answer
 
-    async def _send(self, url: str, payload: dict[str, Any]) -> _Response:
+    async def _send(self, url: str, payload: Json) -> _Response:
         async with self._session.post(
             url,
             json=payload,
@@ -213,10 +220,10 @@ class UpstreamClient:
             more = f", next try in {seconds:.1f} s" if reason is InvalidReason.TIMEOUT else ""
             raise NoScoreError(reason, f"{self._name} failed within timeoutSeconds ({tries}{more}); last: {last}")
         progress.activity = f"waiting {seconds:.1f} s after {last}"
-        with traces.begin_wait(seconds, last):
+        with begin_wait(seconds, last):
             await asyncio.sleep(seconds)
 
-    def _read_answer(self, text: str) -> dict[str, Any]:
+    def _read_answer(self, text: str) -> Json:
         """Return the JSON object of an answer, and count its tokens."""
         try:
             answer = json.loads(text)
@@ -248,3 +255,47 @@ async def _read_text(response: aiohttp.ClientResponse) -> str:
         if len(body) > _MAX_ANSWER_BYTES:
             break
     return body[:_MAX_ANSWER_BYTES].decode(errors="replace")
+
+
+def begin_try(url: str, payload: Json, number: int) -> Span:
+    """One request. `number`: from 1."""
+    if not is_on():
+        return NOT_RECORDED
+    parts = urlsplit(url)
+    operation = next((name for end, name in _OPERATIONS.items() if parts.path.endswith(end)), "classify")
+    model = str(payload.get("model", ""))
+    attributes: Attributes = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": model,
+        "gen_ai.request.temperature": payload.get("temperature"),
+        "gen_ai.request.max_tokens": payload.get("max_tokens", payload.get("max_completion_tokens")),
+        "server.address": parts.hostname or "",
+        "server.port": parts.port,
+        "http.request.resend_count": number - 1 if number > 1 else None,
+    }
+    return span(f"{operation} {model}".strip(), attributes, kind="client")
+
+
+def record_status(attempt: Span, status: int) -> None:
+    """The server refused the request."""
+    attempt.set({"http.response.status_code": status})
+    attempt.fail(str(status))
+
+
+def record_answer(attempt: Span, answer: Json) -> None:
+    """`answer`: JSON, whatever it says."""
+    reported = answer.get("model")
+    attempt.set(
+        {
+            "http.response.status_code": 200,
+            "gen_ai.response.model": reported if isinstance(reported, str) else None,
+            "gen_ai.usage.input_tokens": int(count_tokens(answer, "prompt")) or None,
+            "gen_ai.usage.output_tokens": int(count_tokens(answer, "completion")) or None,
+        }
+    )
+
+
+def begin_wait(seconds: float, after: str) -> Span:
+    """The time before another try. `after`: a status or the name of an error, and a text, which is not recorded."""
+    return span("back off", {"rljob.seconds": seconds, "rljob.reason": after.split(maxsplit=1)[0].rstrip(":")})

@@ -56,12 +56,16 @@ class VllmSidecar:
             self.is_up = up
 
     async def _is_healthy(self) -> bool:
-        timeout = aiohttp.ClientTimeout(_HEALTH_TIMEOUT_SECONDS)
-        try:
-            async with self.session.get(f"{URL}/health", timeout=timeout) as response:
-                return response.status == 200
-        except (aiohttp.ClientError, OSError):  # a timeout is an OSError
-            return False
+        return await answers(self.session, f"{URL}/health")
+
+
+async def answers(session: aiohttp.ClientSession, url: str) -> bool:
+    """Whether a server of vLLM answers 200 in time."""
+    try:
+        async with session.get(url, timeout=aiohttp.ClientTimeout(_HEALTH_TIMEOUT_SECONDS)) as response:
+            return response.status == 200
+    except (aiohttp.ClientError, OSError):  # a timeout is an OSError
+        return False
 
 
 def open_session(socket: str | None = None) -> aiohttp.ClientSession:

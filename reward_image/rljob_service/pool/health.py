@@ -56,16 +56,13 @@ class PoolHealth:
             reason = self._record_failure(worker)
         else:
             reason = ""
-            self._record_success(worker)
+            self._count(1, worker.num_failures_in_row)
+            self._num_successes += 1
+            worker.num_failures_in_row = 0
+            worker.has_succeeded = True
         if not reason and worker.num_requests >= worker.max_requests:
             return f"it served {worker.num_requests} requests (maxRequests)"
         return reason
-
-    def _record_success(self, worker: WorkerHistory) -> None:
-        self._count(1, worker.num_failures_in_row)
-        self._num_successes += 1
-        worker.num_failures_in_row = 0
-        worker.has_succeeded = True
 
     def _record_failure(self, worker: WorkerHistory) -> str:
         if worker.num_failures_in_row == 0:

@@ -17,7 +17,7 @@ from pathlib import Path
 from rljob_api.errors import UserError
 from rljob_api.wire.contract import ENV_DISABLE_ISOLATION, ENV_TOKEN
 from rljob_service.pool import process_marks
-from rljob_service.pool.shared_files import SharedFiles, SharedFolder, SharedFolders
+from rljob_service.pool.shared_files import SharedFolder, SharedFolders
 from rljob_service.pool.worker_packages import find_worker_packages
 from rljob_service.worker import sandbox
 from rljob_service.worker.process import scratch
@@ -87,7 +87,7 @@ class Isolation:
             os.close(self._lock)
             self._lock = None
 
-    def find_shared_files(self) -> SharedFiles:
+    def find_shared_files(self) -> SharedFolders:
         """Return /dev/shm and /tmp if the workers share them and only they do."""
         folders = []
         if _has_container() and sandbox.lacks(self.missing, sandbox.PRIVATE_SHM):

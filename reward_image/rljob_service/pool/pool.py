@@ -21,7 +21,7 @@ from rljob_service.pool.isolation import Isolation
 from rljob_service.pool.output import OutputLog
 from rljob_service.pool.placement import Placement
 from rljob_service.pool.process import WorkerProcess
-from rljob_service.pool.shared_files import Share, SharedFiles, SharedFolders, count_shares
+from rljob_service.pool.shared_files import Share, SharedFolders, count_shares
 from rljob_service.results import ExecutionResult, StartupReport
 from rljob_service.worker.settings import FunctionSettings
 
@@ -76,7 +76,7 @@ class WorkerPool:
         self._on_restart = on_restart
         self._on_fatal_error = on_fatal_error
         self._output = OutputLog()
-        self._shared_files: SharedFiles = SharedFolders()
+        self._shared_files = SharedFolders()
         self._health = PoolHealth()
         self._placement: Placement[WorkerProcess] = Placement(settings.per_process)
         self._starting_since: dict[WorkerProcess, float] = {}

@@ -34,7 +34,7 @@ from rljob_service.pool.running import Callback, Request, RunningRequests
 from rljob_service.pool.seccomp_supervisor import SeccompSupervisor
 from rljob_service.pool.shared_requests import SharedRequests
 from rljob_service.results import ExecutionResult, StartupReport, failure
-from rljob_service.worker.code.code_output import name_signal
+from rljob_service.worker.code.code_output import describe_end
 from rljob_service.worker.process import frames, scratch
 from rljob_service.worker.sandbox import PRIVATE_SHM, lacks, private_folders
 from rljob_service.worker.settings import REQUEST, TEARDOWN_SECONDS, FunctionSettings
@@ -44,6 +44,7 @@ _EXIT_AFTER_CLOSE_SECONDS = 1.0
 _MAX_REPORT_BYTES = 1 << 20
 """Limit of a worker's first frame."""
 _MAX_REASON_CHARACTERS = 300
+_HINTS: dict[int, str] = {signal.SIGKILL: " (perhaps out of memory)", signal.SIGXCPU: " (cpuSeconds)"}
 _MULTIPROCESSING = ("multiprocessing.spawn", "multiprocessing.forkserver")
 _GENTLE = frozenset((InvalidReason.TIMEOUT, InvalidReason.CANCELLED))
 """Reasons for which a request may still run its `finally` blocks, if its kind has a teardown."""
@@ -130,7 +131,7 @@ class WorkerProcess(asyncio.Protocol):
 
     @property
     def is_busy(self) -> bool:
-        return len(self.requests) > 0 or not self.started.done()
+        return bool(self.requests) or not self.started.done()
 
     async def connect(self) -> None:
         """Send the settings. The worker's answer arrives in `started`."""
@@ -333,14 +334,20 @@ class WorkerProcess(asyncio.Protocol):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         code = self._process.wait()
-        self._release()
+        self._close_handover()
+        had_children = self._supervisor is None or self._supervisor.has_spawned
+        # Once the supervisor is closed, nothing that is left behind can start another process.
+        if self._supervisor is not None:
+            self._supervisor.close()
+        self._isolation.release(self._sandbox, had_children)
         self._drain_output()
         self._loop.remove_reader(self._stdout.fileno())
         self._stdout.close()
         self._stack.close()
         if self._killed_as is None:
             self._culprit = self.shared.board.current if self.shared is not None else 0
-            self._killed_as = failure(InvalidReason.WORKER_DIED, f"the worker process {_describe_exit(code)}")
+            hint = _HINTS.get(-code, "") + ("; its log has what it printed" if code < 0 else "")
+            self._killed_as = failure(InvalidReason.WORKER_DIED, f"the worker process {describe_end(code)}{hint}")
         if self._transport is not None:
             self._transport.abort()
         self.exited.set_result(None)
@@ -357,18 +364,3 @@ class WorkerProcess(asyncio.Protocol):
         if result[0].reason is InvalidReason.WORKER_DIED and self.settings.runs_code_of_policy:
             return failure(InvalidReason.BAD_REQUEST, f"the code ended its sandbox: {result[0].message}")
         return result
-
-    def _release(self) -> None:
-        """Kill what it left behind. Once the supervisor is closed, none of that can start another process."""
-        self._close_handover()
-        had_children = self._supervisor is None or self._supervisor.has_spawned
-        if self._supervisor is not None:
-            self._supervisor.close()
-        self._isolation.release(self._sandbox, had_children)
-
-
-def _describe_exit(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    hints: dict[int, str] = {signal.SIGKILL: " (perhaps out of memory)", signal.SIGXCPU: " (cpuSeconds)"}
-    return f"was ended by {name_signal(-code)}{hints.get(-code, '')}; its log has what it printed"

@@ -26,34 +26,24 @@ class Request:
     """Its result, since it must end."""
 
 
-class RunningRequests:
-    def __init__(self) -> None:
-        self._requests: dict[int, Request] = {}
-        self._last_number = 0
+class RunningRequests(dict[int, Request]):
+    """By number."""
 
-    def __len__(self) -> int:
-        return len(self._requests)
+    _last_number = 0
 
     @property
     def most_samples(self) -> int:
         """The largest number of samples of a request; 1 without one."""
-        return max((request.num_samples for request in self._requests.values()), default=1)
-
-    @property
-    def numbers(self) -> list[int]:
-        return list(self._requests)
-
-    def get(self, number: int) -> Request | None:
-        return self._requests.get(number)
+        return max((request.num_samples for request in self.values()), default=1)
 
     def start(self, body: bytes, num_samples: int, callback: Callback) -> Request:
         self._last_number += 1
-        request = self._requests[self._last_number] = Request(self._last_number, body, num_samples, callback)
+        request = self[self._last_number] = Request(self._last_number, body, num_samples, callback)
         return request
 
     def must_end(self, number: int, result: ExecutionResult) -> bool:
         """Note why a request must end. Return whether this is news: it runs, and did not have to end before."""
-        request = self._requests.get(number)
+        request = self.get(number)
         if request is None or request.ends_as is not None:
             return False
         request.ends_as = result
@@ -61,7 +51,7 @@ class RunningRequests:
 
     def finish(self, number: int, result: ExecutionResult) -> tuple[Callback, ExecutionResult]:
         """Take the worker's answer. Return the result, and who gets it. Raise KeyError for what does not run."""
-        request = self._requests.pop(number)
+        request = self.pop(number)
         return request.callback, request.ends_as or result
 
     def end_all(self, result: ExecutionResult, culprit: int = 0) -> list[tuple[Callback, ExecutionResult]]:
@@ -69,7 +59,8 @@ class RunningRequests:
 
         `culprit`: the request that caused it; 0 if that is unknown, or if none did.
         """
-        ended, self._requests = self._requests, {}
+        ended = dict(self)
+        self.clear()
         is_known = culprit in ended and len(ended) > 1
         others = failure(
             InvalidReason.INTERRUPTED,

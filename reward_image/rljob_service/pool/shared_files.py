@@ -11,23 +11,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Hashable, Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from rljob_service.worker.process import scratch
 
 _Entry = tuple[str, int]
 """Name and inode."""
-
-
-class SharedFiles(Protocol):
-    def observe(self, running: Iterable[Hashable]) -> None:
-        """Note new files: one of `running` has created them."""
-
-    def end(self, ended: Hashable) -> None:
-        """Remove the files whose possible creators have all ended."""
-
-    def find_shares(self) -> list[Share]:
-        """Return what counts against the limit of those who may have created it."""
 
 
 class Share(NamedTuple):
@@ -46,6 +35,7 @@ class SharedFolder:
         self._creators: dict[_Entry, set[Hashable]] = {}
 
     def observe(self, running: Iterable[Hashable]) -> None:
+        """Note new files: one of `running` has created them."""
         entries = self._list()
         new = [entry for entry in entries if entry not in self._creators and entry not in self._before]
         creators = set(running) if new else set()
@@ -54,6 +44,7 @@ class SharedFolder:
         self._creators |= {entry: set(creators) for entry in new}
 
     def end(self, ended: Hashable) -> None:
+        """Remove the files whose possible creators have all ended."""
         for (name, inode), creators in list(self._creators.items()):
             creators.discard(ended)
             if not creators:
@@ -61,6 +52,7 @@ class SharedFolder:
                 scratch.remove_entry(os.path.join(self._path, name))
 
     def find_shares(self) -> list[Share]:
+        """Return what counts against the limit of those who may have created it."""
         if self._is_limited:
             return []
         found = self._creators.items()
@@ -76,7 +68,7 @@ class SharedFolders:
     """All folders that the workers share. None, where each worker has its own, or where the server cannot know which
     files are its workers'."""
 
-    def __init__(self, *folders: SharedFiles) -> None:
+    def __init__(self, *folders: SharedFolder) -> None:
         self._folders = folders
 
     def observe(self, running: Iterable[Hashable]) -> None:

@@ -3,6 +3,9 @@
 A request that must end is cancelled. One that goes on nevertheless, or that blocks the event loop, costs the process:
 it is named as the cause, and the others are interrupted, which is no failure of theirs. Invariant: a request that was
 late because another one blocked the loop has not timed out.
+
+A coroutine that does not await blocks all others of its process: `LoopWatch` says whether the loop turns. Facts come
+in through the board and the caller's clock. Invariant: a loop without requests, which does not beat, is never blocked.
 """
 
 import asyncio
@@ -12,12 +15,45 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rljob_service.kinds import KINDS
-from rljob_service.pool.loop_watch import BLOCKED_SECONDS, LoopWatch
 from rljob_service.pool.running import RunningRequests
 from rljob_service.results import ExecutionResult
 from rljob_service.worker.process import board
 from rljob_service.worker.process.frames import CANCEL
 from rljob_service.worker.settings import TEARDOWN_SECONDS, FunctionSettings
+
+BLOCKED_SECONDS = 10.0
+"""Without a turn of its loop a process is killed. Longer than an import inside a function usually takes, and than a
+process may have to wait for a processor."""
+
+_LATE_SECONDS = 2.0
+"""Without a turn, what takes too long may do so because of the request that runs."""
+
+
+class LoopWatch:
+    def __init__(self) -> None:
+        self._beats = -1
+        self._since: float | None = None
+        """When the loop was last seen to turn; None without requests."""
+
+    def start(self, now: float) -> None:
+        """The first request begins."""
+        self._since = now
+
+    def stop(self) -> None:
+        """The last request has ended."""
+        self._since = None
+
+    def observe(self, beats: int, now: float) -> float:
+        """Return the seconds for which the loop has not turned."""
+        if self._since is None:
+            return 0.0
+        if beats != self._beats:
+            self._beats, self._since = beats, now
+        return now - self._since
+
+    def is_late(self, beats: int, now: float) -> bool:
+        return self.observe(beats, now) > _LATE_SECONDS
+
 
 _CANCEL_SECONDS = 1.0
 """For which a request without a teardown may run after its cancellation."""
@@ -74,14 +110,14 @@ class SharedRequests:
     def end_all(self, result: ExecutionResult) -> None:
         """Cancel all requests, since the process ends."""
         self._is_ending = True
-        for number in self._worker.requests.numbers:
+        for number in list(self._worker.requests):
             if self._worker.requests.must_end(number, result):
                 self._worker.send(CANCEL, number)
 
     def count_answer(self, number: int) -> bool:
         """Note that a request has ended in a process that ends. Return whether it was the last one."""
         self._answered.add(number)
-        return self._answered.issuperset(self._worker.requests.numbers)
+        return self._answered.issuperset(self._worker.requests)
 
     def is_blocked(self) -> bool:
         """Whether the loop has not turned for so long that the process must end."""

@@ -2,17 +2,22 @@
 
 Consumes requests (submit) and idle slots; produces one encoded response per request, with a result for each of its
 samples, valid or invalid with a reason. Waits for a slot; unblocked by the pool's on_idle.
+
+Functions that take microseconds need a processor each: more workers only take turns, each with its own memory (on two
+processors, a server with 4 of them serves a sixth less than one with 2). Longer ones wait for something else, so all
+slots may have one. Invariant: a free slot is held back for at most START_WINDOW_SECONDS.
 """
 
 import asyncio
 import math
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from rljob_api.errors import RLJobError
 from rljob_api.manifest.services.models import JudgeReward, UserModel
-from rljob_api.wire.base import InvalidReason, Lane
+from rljob_api.wire.base import InvalidReason
 from rljob_service.kinds.base import Request
 from rljob_service.pool.pool import WorkerPool
 from rljob_service.results import ExecutionResult, failure
@@ -21,11 +26,21 @@ from rljob_service.server.execution import Execution, Waiter, build_response
 from rljob_service.server.known_requests import KnownRequests
 from rljob_service.server.lanes import LANES, MIN_SLOTS_FOR_RESERVE, Lanes
 from rljob_service.server.metrics import VALID, ServerMetrics
-from rljob_service.server.pacing import START_WINDOW_SECONDS, may_start, start_limit
 from rljob_service.server.served_service import ServedService
 from rljob_service.server.traces import ExecutionSpans
 from rljob_service.slots import Slot, SlotPool
 from rljob_service.worker.settings import FunctionSettings
+
+START_WINDOW_SECONDS = 0.002
+
+_STARTS_PER_SECOND = 2000
+"""Starts of short executions: the limit grows with their length (Little's law). Below what a server can hand out;
+otherwise a mean that is long only because too many workers take turns would admit them all."""
+
+_STARTS_PER_PROCESSOR = 1
+
+_NUM_PROCESSORS = len(os.sched_getaffinity(0))
+
 
 _MAX_RETRY_AFTER_SECONDS = 60
 _MEAN_WEIGHT = 0.05
@@ -70,7 +85,8 @@ class Executor:
         lane = execution.lane
         if not self._lanes.admit(lane, execution):
             self._metrics.record_refused(lane)
-            raise QueueFullError(self._retry_after(lane))
+            seconds = self._lanes.num_waiting(lane) * self._mean_seconds / self._config.slots
+            raise QueueFullError(max(1, min(_MAX_RETRY_AFTER_SECONDS, math.ceil(seconds))))
         if traceparent:
             execution.spans = ExecutionSpans(traceparent, execution.id, lane, len(execution.sample_ids))
         self._known.add(execution)
@@ -101,10 +117,6 @@ class Executor:
     def _set_fatal_error(self, error: RLJobError) -> None:
         if not self.fatal_error.done():
             self.fatal_error.set_result(error)
-
-    def _retry_after(self, lane: Lane) -> int:
-        seconds = self._lanes.num_waiting(lane) * self._mean_seconds / self._config.slots
-        return max(1, min(_MAX_RETRY_AFTER_SECONDS, math.ceil(seconds)))
 
     def _on_abandoned(self, execution: Execution) -> None:
         """Free the slot of an execution that no client waits for, or its place in the queue."""
@@ -232,7 +244,7 @@ def build_pool(
 
         model = Judge(backend, config.slots, replicas, config.timeout_seconds, upstream_metrics, on_fatal_error)
     elif isinstance(backend, UserModel):
-        from rljob_service.models.user.user import ChatUser
+        from rljob_service.models.user import ChatUser
 
         model = ChatUser(backend, replicas, upstream_metrics, on_fatal_error)
     else:
@@ -240,3 +252,18 @@ def build_pool(
 
         model = Classifier(backend, upstream_metrics, on_fatal_error)
     return ModelSlotPool(model, upstream_metrics, config.slots, config.timeout_seconds, on_idle=on_idle)
+
+
+def start_limit(mean_seconds: float, num_processors: int = _NUM_PROCESSORS) -> float:
+    """Return how many executions may be started at once; `mean_seconds` is how long they took recently."""
+    return max(_STARTS_PER_PROCESSOR * num_processors, mean_seconds * _STARTS_PER_SECOND)
+
+
+def may_start(started_newest_first: Iterable[float], limit: float, now: float) -> bool:
+    """Return whether one more execution may start."""
+    for number, started in enumerate(started_newest_first, start=1):
+        if now - started >= START_WINDOW_SECONDS:
+            return True
+        if number >= limit:
+            return False
+    return True

@@ -9,6 +9,7 @@ recently.
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import NamedTuple
 
 from cachetools import LRUCache
 
@@ -89,19 +90,18 @@ def digest_content(request: ScoreRequest) -> bytes:
     return hashlib.blake2b(content.encode(), digest_size=16).digest()
 
 
-class _Follower:
+class _Follower(NamedTuple):
     """A request that waits for the result of another one with equal content."""
 
-    def __init__(self, request_id: str, waiter: Waiter) -> None:
-        self._id = request_id
-        self._waiter = waiter
+    request_id: str
+    waiter: Waiter
 
     def deliver(self, response: bytes) -> None:
-        own = ScoreResult.model_validate_json(response).model_copy(update={"id": self._id})
-        self._waiter.deliver(own.model_dump_json().encode())
+        own = ScoreResult.model_validate_json(response).model_copy(update={"id": self.request_id})
+        self.waiter.deliver(own.model_dump_json().encode())
 
     def is_disconnected(self) -> bool:
-        return self._waiter.is_disconnected()
+        return self.waiter.is_disconnected()
 
     def call_when_left(self, callback: Callable[[], None]) -> None:
-        self._waiter.call_when_left(callback)
+        self.waiter.call_when_left(callback)

@@ -45,7 +45,10 @@ async def check(service: ServedService) -> StartupReport:
 async def run(service: ServedService, host: str, port: int, token: str, grace_seconds: float) -> None:
     """Serve until SIGTERM or SIGINT. Raise TransientError if the port is in use or workers keep dying, and UserError if
     an endpoint refuses all requests."""
-    max_connections = _max_connections(_raise_open_files_limit(), service.config.slots)
+    # Each connection is an open file, and the default soft limit of 1,024 is less than one queue.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    max_connections = _max_connections(hard, service.config.slots)
     listener = _bind(host, port)
     metrics = ServerMetrics(service.config.name, service.config.slots)
     executor = Executor(service, metrics)
@@ -118,13 +121,6 @@ def _bind(host: str, port: int) -> socket.socket:
             "stop the process that uses it, or pass another --host or --port"
         ) from error
     return listener
-
-
-def _raise_open_files_limit() -> int:
-    """Each connection is an open file, and the default soft limit of 1,024 is less than one queue."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard
 
 
 def _max_connections(max_open_files: int, slots: int) -> int:

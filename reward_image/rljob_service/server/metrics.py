@@ -1,14 +1,87 @@
-"""Prometheus metrics of a server: queue and execution time by lane and outcome, slots, queues, refusals."""
+"""Prometheus metrics of a server: queue and execution time by lane and outcome, slots, queues, refusals.
+
+Counters and histograms of the hot path are plain numbers, which become Prometheus samples at a scrape:
+prometheus_client takes a lock and several calls per observation, because any thread may count. Here only the event loop
+counts, and a request has seven observations.
+"""
 
 import time
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from rljob_api.wire.base import Lane
 from rljob_service.server.execution import Execution
 from rljob_service.server.lanes import LANES, Lanes
-from rljob_service.server.tallies import CounterVector, Histogram, HistogramVector
+
+
+class Histogram:
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def read(self) -> tuple[list[tuple[str, float]], float]:
+        """Return the cumulative buckets, and the sum."""
+        buckets, total = [], 0
+        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
+            total += count
+            buckets.append((floatToGoString(bound), float(total)))
+        return buckets, self._sum
+
+
+@dataclass(eq=False)
+class HistogramVector(Collector):
+    """One histogram per combination of labels."""
+
+    _name: str
+    _text: str
+    _labels: tuple[str, ...]
+    _bounds: tuple[float, ...]
+    _histograms: dict[tuple[str, ...], Histogram] = field(default_factory=dict)
+
+    def labels(self, *values: str) -> Histogram:
+        return self._histograms.setdefault(values, Histogram(self._bounds))
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+        for values, histogram in self._histograms.items():
+            family.add_metric(values, *histogram.read())
+        yield family
+
+
+@dataclass(eq=False)
+class CounterVector(Collector):
+    """One counter per value of the last label."""
+
+    _name: str
+    _text: str
+    _labels: tuple[str, ...]
+    _fixed: Sequence[str]
+    """The values of all labels except the last."""
+    _counts: dict[object, int] = field(default_factory=dict)
+
+    def increment(self, value: object) -> None:
+        self._counts[value] = self._counts.get(value, 0) + 1
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        for value, count in self._counts.items():
+            family.add_metric((*self._fixed, str(value)), count)
+        yield family
+
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 VALID = "valid"

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from rljob_api.errors import UserError
-from rljob_service.worker.code.code_output import name_signal
+from rljob_service.worker.code.code_output import describe_end
 from rljob_service.worker.process.frames import MAX_FRAME_BYTES
 from rljob_service.worker.sandbox import prepare_calls
 from rljob_service.worker.sandbox.system import die_with
@@ -61,7 +61,8 @@ class ForkedCalls:
             os.close(ended)
             _, status = os.waitpid(pid, 0)
         if code := os.waitstatus_to_exitcode(status):
-            raise CallDiedError(f"the process of the call {_describe(code)}")
+            log = "" if code > 0 else "; its log has what it printed"
+            raise CallDiedError(f"the process of the call {describe_end(code)}{log}")
         if not answer:
             raise CallDiedError("the process of the call ended without an answer")
         return answer
@@ -132,9 +133,3 @@ def _name_of(thread: int) -> str:
             return file.read().strip()
     except OSError:
         return str(thread)
-
-
-def _describe(code: int) -> str:
-    if code > 0:
-        return f"ended with exit code {code}"
-    return f"was ended by {name_signal(-code)}; its log has what it printed"

@@ -18,16 +18,16 @@ import shutil
 import string
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_api.wire.contract import MAX_TOOL_RESULT_CHARACTERS
 from rljob_service.worker.forms.json_values import to_text
 from rljob_service.worker.forms.outcome import BAD_REQUEST, EXCEPTION, CallOutcome, failed_call
 
-_HTTP_SECONDS: Final = 30.0
+_HTTP_SECONDS = 30.0
 """To connect and to send. An answer may take as long as the call."""
-_MAX_PAGES: Final = 100
+_MAX_PAGES = 100
 """Limit of the list of tools."""
 
 

@@ -11,13 +11,13 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from typing import Any, Final, cast
+from typing import Any, cast
 from weakref import WeakSet
 
 from rljob_service.worker.process.board import Board
 from rljob_service.worker.process.frames import CANCEL, NO_REQUEST, RETIRING, FrameBuffer, encode
 
-_BEAT_SECONDS: Final = 0.25
+_BEAT_SECONDS = 0.25
 
 _NUMBER: ContextVar[int] = ContextVar("rljob_request", default=NO_REQUEST)
 """The request that a task belongs to."""
@@ -80,7 +80,8 @@ class SharedCalls(asyncio.Protocol):
             if payload is None:
                 continue  # longer than any frame of the server
             if payload == CANCEL:
-                self._cancel(number)
+                if number in self._running:  # else its answer is on its way
+                    self._running[number].cancel()
             else:
                 self._start(number, payload)
 
@@ -108,14 +109,14 @@ class SharedCalls(asyncio.Protocol):
             _NUMBER.reset(token)
         task.add_done_callback(lambda task: self._on_end(number))
 
-    def _cancel(self, number: int) -> None:
-        if number in self._running:  # else its answer is on its way
-            self._running[number].cancel()
-
     async def _run(self, number: int, body: bytes) -> None:
         answer, problem = await self._answer(body)
         if self._ends_tasks:
-            await self._end_tasks(number)
+            left = [task for task in self._started[number] if not task.done() and task is not self._running[number]]
+            for task in left:
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):  # it must end meanwhile: it is ending
+                await asyncio.gather(*left, return_exceptions=True)
         self._finish(number, answer, problem)
 
     def _on_end(self, number: int) -> None:
@@ -123,19 +124,13 @@ class SharedCalls(asyncio.Protocol):
         if number in self._running:
             self._finish(number, b"", "")
 
-    async def _end_tasks(self, number: int) -> None:
-        left = [task for task in self._started[number] if not task.done() and task is not self._running[number]]
-        for task in left:
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):  # it must end meanwhile: it is ending
-            await asyncio.gather(*left, return_exceptions=True)
-
     def _finish(self, number: int, answer: bytes, problem: str) -> None:
         assert self._transport is not None
         del self._running[number], self._started[number]
         if not self._running:
             problem = problem or self._reset()
-            self._stop_beats()
+            if self._beat is not None:
+                self._beat.cancel()
         if problem:
             self._transport.write(encode(RETIRING + problem.encode(errors="replace"), number))
         self._transport.write(encode(answer, number))
@@ -143,10 +138,6 @@ class SharedCalls(asyncio.Protocol):
     def _send_beats(self) -> None:
         self._board.beat()
         self._beat = self._loop.call_later(_BEAT_SECONDS, self._send_beats)
-
-    def _stop_beats(self) -> None:
-        if self._beat is not None:
-            self._beat.cancel()
 
 
 async def _mark(coroutine: Coroutine[Any, Any, Any], number: int, board: Board) -> Any:

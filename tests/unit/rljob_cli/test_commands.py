@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 import yaml
@@ -18,6 +18,7 @@ from rljob_cli import commands
 from rljob_cli.check.jobfile import JobFile
 from rljob_cli.check.machine import Machine
 from rljob_cli.main import app
+from rljob_cli.options import JobFiles, RunOptions
 from tests.support.model_folder import write_model
 
 ONE_GPU = replace(Machine(0), num_gpus=1, gpu_bytes=lambda: 24 * 2**30)
@@ -51,7 +52,8 @@ def test_run_has_trainer_and_rollouts_share_the_only_gpu_if_both_fit(
     monkeypatch.setattr(commands, "Machine", lambda: ONE_GPU)
     monkeypatch.setattr(commands, "judge", judge)
     path = write_job(tmp_path, trainer)
-    assert commands.run_command(path, tmp_path / "runs", [], [], False, "text", None, False) == 2
+    options = RunOptions(files=JobFiles([path]), directory=tmp_path / "runs", output="plain", no_call=True)
+    assert commands.run_command(options) == 2
     [job] = checked
     assert job.spec.rollout.placement == placement
 
@@ -65,11 +67,11 @@ def test_submitted_evaluation_calls_its_rewards_unless_it_may_not(
 ) -> None:
     given: list[bool] = []
 
-    def submit(*arguments: Any) -> int:
-        given.append(arguments[-1].should_call)
-        return 0
+    def load(path: Path, overrides: list[str], *, should_call: bool) -> NoReturn:
+        given.append(should_call)
+        raise SystemExit(0)
 
-    monkeypatch.setattr("rljob_cli.evaluate.cluster.submit_evaluation", submit)
+    monkeypatch.setattr("rljob_cli.submit.command._load", load)
     done = CliRunner().invoke(app, ["evaluate", str(write_job(tmp_path, {})), "--submit", *flags])
     assert (done.exit_code, given) == (0, [should_call]), done.output
 

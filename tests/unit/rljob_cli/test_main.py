@@ -328,6 +328,6 @@ def test_cluster_that_cannot_be_reached_is_an_object_with_output_json(tmp_path):
 
 def test_help_lists_every_command_in_a_group_once():
     _, output = rljob("-h")
-    assert "Other commands" not in output, "a new command belongs to a group of cli/rljob_cli/groups.py"
+    assert "Other commands" not in output, "a new command belongs to a group of cli/rljob_cli/app.py"
     shown = [line.split()[0] for line in output.partition("Job files:")[2].splitlines() if line.startswith("  ")]
     assert sorted(shown) == sorted(name.replace("_", "-") for name in _NAMES)

@@ -114,7 +114,7 @@ class Collector:
         samples = range(plan.group_size)
         found = await run_all([self._run_episode(group, i, plan, scorer, progress) for i in samples])
         group.episodes = [trajectory for trajectories in found for trajectory in trajectories]
-        score_group(group, plan.rewards, self._own_weight)
+        score_group(group, plan.rewards, self.own_weight)
         return group
 
     async def rescore_stale(self, groups: Sequence[Group], plan: CollectionPlan, progress: ReadProgress) -> None:
@@ -215,7 +215,7 @@ class Collector:
                 await self._score(group.prompt, trajectories, plan, scorer, progress)
 
         await run_all([score(each) for each in episodes])
-        score_group(group, plan.rewards, self._own_weight)
+        score_group(group, plan.rewards, self.own_weight)
         for name in names:
             self.rewards.clients[name].num_rescored += sum(episode.failure is None for episode in group.episodes)
 

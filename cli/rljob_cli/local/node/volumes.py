@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rljob_api.wire.contract import PATH_RUN
 from rljob_cli.local.node.podspec import ContainerConfigError, Find, Mount, read_data
-from rljob_cli.manifests import digest
+from rljob_cli.manifests import containers_of, digest
 from rljob_core.backend import Manifest
 from rljob_core.plan.observed_job import name_of
 
@@ -97,7 +97,7 @@ def prepare(pod: Manifest, paths: RunPaths, find: Find) -> None:
         folder = folder_of(volume, pod, paths)
         if "hostPath" not in volume:
             folder.mkdir(parents=True, exist_ok=True)
-    for container in [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]:
+    for container in containers_of(pod["spec"]):
         for mount in container.get("volumeMounts", []):
             if mount.get("subPath"):
                 local = mounts_of({**container, "volumeMounts": [mount]}, pod, paths)[0].local
@@ -131,7 +131,7 @@ def _only_at_run(volume: Manifest, pod: Manifest) -> bool:
     """Whether the volume is mounted at PATH_RUN and nowhere else."""
     places = {
         mount["mountPath"].rstrip("/")
-        for container in [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
+        for container in containers_of(pod["spec"])
         for mount in container.get("volumeMounts", [])
         if mount["name"] == volume["name"]
     }

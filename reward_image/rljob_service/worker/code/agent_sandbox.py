@@ -11,14 +11,14 @@ import json
 import time
 import uuid
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from rljob_api.wire.contract import FILE_SANDBOX, PATH_SANDBOX
 from rljob_service.worker.code.sandbox_claims import ClaimError, Claims, InClusterApi
 
-_MARGIN_SECONDS: Final = 2.0
+_MARGIN_SECONDS = 2.0
 """For the answer, after the end of the code. The worker is killed some seconds later."""
-_MIN_SECONDS: Final = 1.0
+_MIN_SECONDS = 1.0
 """For the code, after the wait for a sandbox."""
 
 
@@ -31,26 +31,24 @@ class SandboxSettings(NamedTuple):
     seconds: float
 
 
-class AgentSandbox:
+class AgentSandbox(NamedTuple):
     """Runs code in the sandbox of the call's episode."""
 
-    problem = ""
-
-    def __init__(self, timeout_seconds: float, max_characters: int) -> None:
-        """`max_characters`: of what the model sees of a call."""
-        self._timeout_seconds = timeout_seconds
-        self._max_characters = max_characters
+    timeout_seconds: float
+    max_characters: int
+    """What the model sees of a call."""
+    problem: str = ""
 
     def run(self, language: str, code: str, episode: str) -> str:
         """Return what the model sees. Raise ClaimError, OSError and http.client.HTTPException."""
-        deadline = time.monotonic() + self._timeout_seconds
+        deadline = time.monotonic() + self.timeout_seconds
         settings = read_settings()
         claims = open_claims(settings, deadline)
         own = episode or uuid.uuid4().hex  # a call outside of an episode shares its sandbox with no other
         try:
             address = claims.get_address(own, max(_MIN_SECONDS, deadline - time.monotonic() - _MIN_SECONDS))
             seconds = max(_MIN_SECONDS, deadline - time.monotonic())
-            request = {"language": language, "code": code, "seconds": seconds, "max_characters": self._max_characters}
+            request = {"language": language, "code": code, "seconds": seconds, "max_characters": self.max_characters}
             return send(address, settings, request, seconds + _MARGIN_SECONDS)
         finally:
             if not episode:
@@ -59,7 +57,7 @@ class AgentSandbox:
 
     def end(self, episode: str) -> None:
         """Give the episode's sandbox back. Raise ClaimError."""
-        open_claims(read_settings(), time.monotonic() + self._timeout_seconds).delete(episode)
+        open_claims(read_settings(), time.monotonic() + self.timeout_seconds).delete(episode)
 
 
 def open_claims(settings: SandboxSettings, deadline: float) -> Claims:

@@ -1,11 +1,10 @@
 """What the model sees of a program: the beginning and the end of its output, and how it ended. Pure."""
 
 import signal
-from typing import Final
 
-_MAX_BYTES_OF_CHARACTER: Final = 4
-_GAP: Final = "\n[...]\n"
-NO_OUTPUT: Final = "[no output]"
+_MAX_BYTES_OF_CHARACTER = 4
+_GAP = "\n[...]\n"
+NO_OUTPUT = "[no output]"
 
 
 class Output:
@@ -47,6 +46,11 @@ def describe_exit(code: int) -> str:
     if code >= 0:
         return f"exit code {code}" if code else ""
     return f"killed by {name_signal(-code)}" + (", perhaps for its memory" if -code == signal.SIGKILL else "")
+
+
+def describe_end(code: int) -> str:
+    """Return how a process ended, by its exit code, or by the negative number of a signal."""
+    return f"ended with exit code {code}" if code >= 0 else f"was ended by {name_signal(-code)}"
 
 
 def name_signal(number: int) -> str:

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Final
 
 from rljob_api.quantity import format_bytes
 from rljob_service.worker import sandbox
@@ -23,15 +22,13 @@ from rljob_service.worker.code.follower import Follower
 from rljob_service.worker.process import scratch
 from rljob_service.worker.sandbox.system import libc_prctl
 
-_PR_SET_CHILD_SUBREAPER: Final = 36
-_MAX_OUTPUT_BYTES: Final = 16 << 20
+_PR_SET_CHILD_SUBREAPER = 36
+_MAX_OUTPUT_BYTES = 16 << 20
 """More of it only costs time."""
-_POLL_SECONDS: Final = 0.1
-_MAX_SWEEPS: Final = 400
-_SWEEP_SECONDS: Final = 0.005
-_SYSTEM: Final = (
-    *("/bin", "/etc", "/lib", "/lib32", "/lib64", "/nix/store", "/opt", "/proc", "/sbin", "/sys", "/usr"),
-)
+_POLL_SECONDS = 0.1
+_MAX_SWEEPS = 400
+_SWEEP_SECONDS = 0.005
+_SYSTEM = (*("/bin", "/etc", "/lib", "/lib32", "/lib64", "/nix/store", "/opt", "/proc", "/sbin", "/sys", "/usr"),)
 """What code may read and execute, with the interpreter of the tool and its packages."""
 
 

@@ -5,14 +5,14 @@ is text for the model. A call fails only if its provider does.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from rljob_api.wire.contract import END_EPISODE
 from rljob_service.worker.code.code_runner import PYTHON
 from rljob_service.worker.forms.arguments import ArgumentError, check_arguments
 from rljob_service.worker.forms.outcome import BAD_REQUEST, EXCEPTION, CallOutcome, failed_call
 
-SHELL: Final = "shell"
+SHELL = "shell"
 
 
 def _describe_tool(name: str, description: str, parameter: str, explanation: str) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def _describe_tool(name: str, description: str, parameter: str, explanation: str
     }
 
 
-SCHEMAS: Final = {
+SCHEMAS = {
     PYTHON: _describe_tool(
         "run_python", "Run Python code. Return what it prints, and the value of its last line.", "code", "The code."
     ),
@@ -36,7 +36,8 @@ SCHEMAS: Final = {
 class Provider(Protocol):
     """Runs code. `problem`: why this worker must be replaced, or an empty text."""
 
-    problem: str
+    @property
+    def problem(self) -> str: ...
 
     def run(self, language: str, code: str, episode: str) -> str:
         """Return what the model sees. `episode`: empty, or shared by all calls of an episode. Raise any Exception if

@@ -14,14 +14,17 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, NamedTuple, Protocol
 
-_GROUP: Final = "extensions.agents.x-k8s.io/v1beta1"
-_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_SERVER: Final = "kubernetes.default.svc"
+_GROUP = "extensions.agents.x-k8s.io/v1beta1"
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_SERVER = "kubernetes.default.svc"
 _FIRST_WAIT_SECONDS, _MAX_WAIT_SECONDS, _GROWTH = 0.05, 1.0, 1.5
 _MIN_REQUEST_SECONDS, _MAX_REQUEST_SECONDS = 1.0, 30.0
-_MAX_SHOWN_CHARACTERS: Final = 300
+_MAX_SHOWN_CHARACTERS = 300
+
+_Object = dict[str, Any]
+"""One of the API server."""
 
 
 class ClaimError(Exception):
@@ -29,29 +32,30 @@ class ClaimError(Exception):
 
 
 class KubernetesApi(Protocol):
-    def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+    def request(self, method: str, path: str, body: _Object | None = None) -> tuple[int, _Object]:
         """Return the status and the object. Raise OSError and http.client.HTTPException."""
 
 
-class InClusterApi:
+class InClusterApi(NamedTuple):
     """The API server of the cluster in which this Pod runs."""
 
-    def __init__(self, deadline: float = math.inf, account: Path = _ACCOUNT, server: str = _SERVER) -> None:
-        """`deadline`: of all requests, by time.monotonic()."""
-        self._deadline, self._account, self._server = deadline, account, server
+    deadline: float = math.inf
+    """When all requests end, by time.monotonic()."""
+    account: Path = _ACCOUNT
+    server: str = _SERVER
 
     @property
     def namespace(self) -> str:
         """Namespace of this Pod."""
-        return (self._account / "namespace").read_text().strip()
+        return (self.account / "namespace").read_text().strip()
 
-    def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+    def request(self, method: str, path: str, body: _Object | None = None) -> tuple[int, _Object]:
         """Make one request, with the current token: the kubelet replaces it every hour."""
-        context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
+        context = ssl.create_default_context(cafile=str(self.account / "ca.crt"))
         # After the deadline, too: the claim of a call that took all its time is still deleted.
-        seconds = max(_MIN_REQUEST_SECONDS, min(_MAX_REQUEST_SECONDS, self._deadline - time.monotonic()))
-        connection = http.client.HTTPSConnection(self._server, timeout=seconds, context=context)
-        headers = {"Authorization": f"Bearer {(self._account / 'token').read_text().strip()}"}
+        seconds = max(_MIN_REQUEST_SECONDS, min(_MAX_REQUEST_SECONDS, self.deadline - time.monotonic()))
+        connection = http.client.HTTPSConnection(self.server, timeout=seconds, context=context)
+        headers = {"Authorization": f"Bearer {(self.account / 'token').read_text().strip()}"}
         try:
             content = None if body is None else json.dumps(body)
             connection.request(method, path, content, {**headers, "Content-Type": "application/json"})
@@ -61,64 +65,56 @@ class InClusterApi:
             connection.close()
 
 
-class Claims:
+class Claims(NamedTuple):
     """The claims of the episodes of one tool."""
 
-    def __init__(
-        self,
-        api: KubernetesApi,
-        namespace: str,
-        pool: str,
-        lifetime_seconds: float,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
-    ) -> None:
-        """`lifetime_seconds`: after which the cluster deletes a claim that still exists."""
-        self._api, self._namespace, self._pool, self._lifetime_seconds = api, namespace, pool, lifetime_seconds
-        self._clock, self._sleep, self._now = clock, sleep, now
+    api: KubernetesApi
+    namespace: str
+    pool: str
+    lifetime_seconds: float
+    """After which the cluster deletes a claim that still exists."""
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
     def get_address(self, episode: str, seconds: float) -> str:
         """Return the address of the episode's sandbox. Claim one if it has none. Raise ClaimError if none is ready
         within `seconds`."""
-        deadline, wait, problem = self._clock() + seconds, _FIRST_WAIT_SECONDS, "the claim has no status yet"
+        path = self._path("sandboxclaims", build_name(self.pool, episode))
+        deadline, wait, problem = self.clock() + seconds, _FIRST_WAIT_SECONDS, "the claim has no status yet"
         while True:
-            claim = self._find(episode) or self._create(episode)
+            claim = self._request("GET", path) or self._create(episode)
             is_leaving = claim["metadata"].get("deletionTimestamp")
             if not is_leaving and (address := _read_address(claim)):
                 return address
             problem = "its last claim is being deleted" if is_leaving else _describe(claim) or problem
-            left = deadline - self._clock()
+            left = deadline - self.clock()
             if left <= 0:
-                raise ClaimError(f"no sandbox of the pool {self._pool} was ready within {seconds:.0f} s: {problem}")
-            self._sleep(min(wait, left))
+                raise ClaimError(f"no sandbox of the pool {self.pool} was ready within {seconds:.0f} s: {problem}")
+            self.sleep(min(wait, left))
             wait = min(wait * _GROWTH, _MAX_WAIT_SECONDS)
 
     def delete(self, episode: str) -> None:
         """Delete the episode's claim, and with it its sandbox. Raise ClaimError."""
-        self._request("DELETE", self._path("sandboxclaims", build_name(self._pool, episode)))
+        self._request("DELETE", self._path("sandboxclaims", build_name(self.pool, episode)))
 
-    def _find(self, episode: str) -> dict[str, Any] | None:
-        return self._request("GET", self._path("sandboxclaims", build_name(self._pool, episode)))
-
-    def _create(self, episode: str) -> dict[str, Any]:
-        pool = self._request("GET", self._path("sandboxwarmpools", self._pool))
+    def _create(self, episode: str) -> _Object:
+        pool = self._request("GET", self._path("sandboxwarmpools", self.pool))
         if pool is None:
-            raise ClaimError(f"the SandboxWarmPool {self._pool} does not exist: the job ends or is suspended")
-        expiry = self._now() + timedelta(seconds=self._lifetime_seconds)
-        claim = build_claim(pool["metadata"], build_name(self._pool, episode), expiry)
+            raise ClaimError(f"the SandboxWarmPool {self.pool} does not exist: the job ends or is suspended")
+        expiry = self.now() + timedelta(seconds=self.lifetime_seconds)
+        claim = build_claim(pool["metadata"], build_name(self.pool, episode), expiry)
         made = self._request("POST", self._path("sandboxclaims"), claim)
         return claim if made is None else made
 
     def _path(self, plural: str, name: str = "") -> str:
-        path = f"/apis/{_GROUP}/namespaces/{self._namespace}/{plural}"
+        path = f"/apis/{_GROUP}/namespaces/{self.namespace}/{plural}"
         return f"{path}/{name}" if name else path
 
-    def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any] | None:
+    def _request(self, method: str, path: str, body: _Object | None = None) -> _Object | None:
         """Return the object; None if it does not exist, or if one to create exists."""
         try:
-            status, answer = self._api.request(method, path, body)
+            status, answer = self.api.request(method, path, body)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise ClaimError(f"the Kubernetes API does not answer: {type(error).__name__}: {error}") from error
         if status == 404 or (status == 409 and method == "POST"):
@@ -134,7 +130,7 @@ def build_name(pool: str, episode: str) -> str:
     return f"rljob-{sha256(f'{pool}/{episode}'.encode()).hexdigest()[:32]}"
 
 
-def build_claim(pool: dict[str, Any], name: str, expiry: datetime) -> dict[str, Any]:
+def build_claim(pool: _Object, name: str, expiry: datetime) -> _Object:
     """Return the SandboxClaim. `pool`: metadata of the warm pool, to which it belongs."""
     owner = {"apiVersion": _GROUP, "kind": "SandboxWarmPool", "name": pool["name"], "uid": pool["uid"]}
     return {
@@ -148,18 +144,18 @@ def build_claim(pool: dict[str, Any], name: str, expiry: datetime) -> dict[str, 
     }
 
 
-def _read_address(claim: dict[str, Any]) -> str:
+def _read_address(claim: _Object) -> str:
     """Return the address of the sandbox's Pod; empty until it is ready."""
     status = claim.get("status") or {}
     addresses = (status.get("sandbox") or {}).get("podIPs") or []
     return str(addresses[0]) if addresses and _find_ready(status).get("status") == "True" else ""
 
 
-def _describe(claim: dict[str, Any]) -> str:
+def _describe(claim: _Object) -> str:
     ready = _find_ready(claim.get("status") or {})
     text = f"{ready.get('reason', '')}: {ready.get('message', '')}" if ready else ""
     return text[:_MAX_SHOWN_CHARACTERS]
 
 
-def _find_ready(status: dict[str, Any]) -> dict[str, Any]:
+def _find_ready(status: _Object) -> _Object:
     return next((each for each in status.get("conditions") or [] if each.get("type") == "Ready"), {})

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from rljob_service.worker.code import code_runner
 from rljob_service.worker.code.code_output import Output, describe_exit
@@ -33,13 +33,11 @@ ENV_ADDRESS = "RLJOB_POD_IP"
 """Where it listens."""
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 _MAX_BODY_BYTES = 16 << 20
-_PROGRAM: Final = (
-    "import sys\nfrom rljob_service.worker.code.sandbox_server import main\nsys.exit(main(sys.argv[1:]))\n"
-)
+_PROGRAM = "import sys\nfrom rljob_service.worker.code.sandbox_server import main\nsys.exit(main(sys.argv[1:]))\n"
 _starting = threading.Lock()
 _running: list[subprocess.Popen[bytes]] = []
 """The programs of the calls in progress, which their threads wait for."""
-_MODULES: Final = ("code_output", "code_runner", "follower", "sandbox_server", "__init__")
+_MODULES = ("code_output", "code_runner", "follower", "sandbox_server", "__init__")
 
 
 def main(arguments: list[str]) -> int:

@@ -10,22 +10,22 @@ import random
 import time
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from rljob_service.worker.environments.base import Answer, RefusedError
 from rljob_service.worker.episodes.types import Access, Message
 
-TURN_LIMIT: Final = "turn_limit"
-CONTEXT_LIMIT: Final = "context_length_exceeded"
-GONE: Final = "gone"
+TURN_LIMIT = "turn_limit"
+CONTEXT_LIMIT = "context_length_exceeded"
+GONE = "gone"
 """Code of a 410 without another one: a later attempt has superseded this one, or the episode has ended."""
 
-_RETRY_HEADER: Final = "x-stainless-retry-count"
-_RETRIED: Final = frozenset((408, 409, 429, 500, 502, 503, 504))
-_MAX_RETRIES: Final = 4
-_FIRST_PAUSE_SECONDS: Final = 0.5
-_MAX_PAUSE_SECONDS: Final = 30.0
-_CODES: Final = {401: "unauthorized", 404: "not_found", 410: GONE}
+_RETRY_HEADER = "x-stainless-retry-count"
+_RETRIED = frozenset((408, 409, 429, 500, 502, 503, 504))
+_MAX_RETRIES = 4
+_FIRST_PAUSE_SECONDS = 0.5
+_MAX_PAUSE_SECONDS = 30.0
+_CODES = {401: "unauthorized", 404: "not_found", 410: GONE}
 
 
 class GatewayError(OSError):
@@ -43,13 +43,9 @@ class ChatModel:
         kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
         self._connection = kind(url.netloc, timeout=timeout_seconds)
         self._path = f"{url.path}/chat/completions"
-        self._access = access
-        self._sleep = sleep
-
-    @property
-    def access(self) -> Access:
+        self.access = access
         """For frameworks that bring a client."""
-        return self._access
+        self._sleep = sleep
 
     def chat(
         self,
@@ -61,7 +57,7 @@ class ChatModel:
 
         Raise RefusedError if the gateway refuses the request, GatewayError if it does not answer.
         """
-        body: dict[str, Any] = {"model": self._access.name, "messages": list(messages)}
+        body: dict[str, Any] = {"model": self.access.name, "messages": list(messages)}
         if tools:
             body["tools"] = [{"type": "function", "function": dict(tool)} for tool in tools]
         if max_tokens is not None:
@@ -90,11 +86,11 @@ class ChatModel:
                 pause = asked_pause if asked_pause is not None else pause
             if attempt < _MAX_RETRIES:
                 self._sleep(pause)
-        raise GatewayError(f"{self._access.base_url} does not answer: {problem} ({_MAX_RETRIES + 1} requests)")
+        raise GatewayError(f"{self.access.base_url} does not answer: {problem} ({_MAX_RETRIES + 1} requests)")
 
     def _exchange(self, body: bytes, attempt: int) -> tuple[int, float | None, bytes]:
         """Return status, seconds of Retry-After, and the body."""
-        headers = {"Authorization": f"Bearer {self._access.api_key}", "Content-Type": "application/json"}
+        headers = {"Authorization": f"Bearer {self.access.api_key}", "Content-Type": "application/json"}
         self._connection.request("POST", self._path, body, headers | {_RETRY_HEADER: str(attempt)})
         response = self._connection.getresponse()
         after = response.headers.get("retry-after", "")

@@ -10,13 +10,13 @@ import inspect
 import itertools
 import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from rljob_service.worker.environments.base import Answer, Model, RefusedError
 from rljob_service.worker.environments.model import is_limit
 from rljob_service.worker.episodes.types import Episode, Message
 
-_HELD_OUT_SEEDS: Final = 1_000_000_000
+_HELD_OUT_SEEDS = 1_000_000_000
 """The first seed of each split except train, whose seeds begin at 0: no held-out row is trained on."""
 
 

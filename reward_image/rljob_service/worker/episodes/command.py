@@ -18,11 +18,11 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_api.wire.contract import ENV_EPISODE, MAX_EPISODE_REPLY_BYTES
-from rljob_service.worker.code.code_output import name_signal
+from rljob_service.worker.code.code_output import describe_end
 from rljob_service.worker.code.follower import Follower
 from rljob_service.worker.episodes import reply
 from rljob_service.worker.episodes.calls import write_call
@@ -30,15 +30,15 @@ from rljob_service.worker.episodes.ending import Waiter
 from rljob_service.worker.episodes.types import Episode
 from rljob_service.worker.settings import TEARDOWN_SECONDS
 
-_MAX_LINE_BYTES: Final = MAX_EPISODE_REPLY_BYTES
+_MAX_LINE_BYTES = MAX_EPISODE_REPLY_BYTES
 """Limit of the last line, which may be the reply."""
-_TOO_LONG: Final = b"..."
-_STDOUT: Final = 1
-_MAX_ERROR_BYTES: Final = 4 << 10
-_NUM_ERROR_LINES: Final = 12
-_TERMINATE_SECONDS: Final = TEARDOWN_SECONDS - 2
+_TOO_LONG = b"..."
+_STDOUT = 1
+_MAX_ERROR_BYTES = 4 << 10
+_NUM_ERROR_LINES = 12
+_TERMINATE_SECONDS = TEARDOWN_SECONDS - 2
 """Between SIGTERM and SIGKILL, if the program must end before its time."""
-_NUMBER: Final = re.compile(rb"[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|nan|inf(inity)?)", re.IGNORECASE)
+_NUMBER = re.compile(rb"[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|nan|inf(inity)?)", re.IGNORECASE)
 
 
 class CommandFailedError(Exception):
@@ -65,7 +65,7 @@ class Command:
             output = _Output()
             code = _run(self.command, self._folder, {**os.environ, ENV_EPISODE: file.name}, output, waiter)
         if code != 0:
-            raise CommandFailedError(f"{Path(self.command[0]).name} {_describe(code)}{output.last_errors()}")
+            raise CommandFailedError(f"{Path(self.command[0]).name} {describe_end(code)}{output.last_errors()}")
         return read_last_line(output.last_line)
 
 
@@ -154,10 +154,6 @@ def _log(data: bytes) -> None:
     """Write to the worker's output, which the server passes on within its budget."""
     while data:
         data = data[os.write(_STDOUT, data) :]
-
-
-def _describe(code: int) -> str:
-    return f"ended with exit code {code}" if code >= 0 else f"was ended by {name_signal(-code)}"
 
 
 def read_last_line(line: bytes) -> Any:

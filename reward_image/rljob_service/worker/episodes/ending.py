@@ -12,12 +12,12 @@ import signal
 import types
 from collections.abc import Awaitable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import asyncio
 
-_MESSAGE: Final = "the server ended the episode"
+_MESSAGE = "the server ended the episode"
 
 
 class Waiter:

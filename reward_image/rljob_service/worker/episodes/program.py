@@ -2,19 +2,25 @@
 
 A class is made once for each process. Its `setup` is called before each episode and its `close` after it, however it
 ended. All three may be async.
+
+A program gets an OpenAI client as `client`, where the package openai is installed. Each episode has its own client,
+with its own key and connections. They share what costs 20 ms of CPU time to make and has nothing of an episode: the
+certificates that they trust.
 """
 
 import contextlib
 import copy
+import functools
+import importlib
+import ssl
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from rljob_api.errors import UserError
 from rljob_api.functions import episode_forms
 from rljob_api.functions.descriptions import Function
 from rljob_api.functions.episode_forms import CLIENT, CLOSE, RUN, SETUP
-from rljob_service.worker.episodes import client
 from rljob_service.worker.episodes.calls import Player
 from rljob_service.worker.episodes.ending import Waiter
 from rljob_service.worker.episodes.rows import ROWS, List
@@ -22,11 +28,9 @@ from rljob_service.worker.episodes.types import Episode
 from rljob_service.worker.forms.binding import NOT_ASYNC, is_coroutine_function
 from rljob_service.worker.forms.inspection import read_parameters
 
-_ROW_OVERRIDES: Final = ("question", "answer", "ground_truth", "data_source")
+_ROW_OVERRIDES = ("question", "answer", "ground_truth", "data_source")
 """Values that a column with the parameter's name replaces."""
-
-
-_HAS_STEPS: Final = (
+_HAS_STEPS = (
     "its setup and close keep what belongs to one episode in one object: do their work in run, such as with `async "
     "with`, or remove episodesPerProcess"
 )
@@ -60,7 +64,7 @@ class Step(NamedTuple):
 
 def make_step(parameters: Function, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Step:
     """Return the step. Raise UserError if it requires a client and there is none."""
-    package = client.find_package() if CLIENT in parameters.named and CLIENT not in kwargs else None
+    package = find_package() if CLIENT in parameters.named and CLIENT not in kwargs else None
     if package is None and CLIENT in parameters.required and CLIENT not in kwargs:
         raise UserError(
             f"{parameters.show()} takes client, which needs the package openai; add it to runner.function.requirements "
@@ -69,23 +73,22 @@ def make_step(parameters: Function, function: Callable[..., Any], kwargs: Mappin
     return Step(function, parameters, kwargs, package)
 
 
-class Program:
+class Program(NamedTuple):
     """Plays episodes with what the source of a program defines."""
 
-    def __init__(
-        self, run: Step, setup: Step | None = None, close: Step | None = None, list_rows: List | None = None
-    ) -> None:
-        """`list_rows`: its own rows; None: it has none."""
-        self._run, self._setup, self._close = run, setup, close
-        self.list_rows = list_rows
+    run: Step
+    setup: Step | None = None
+    close: Step | None = None
+    list_rows: List | None = None
+    """Its own rows; None: it has none."""
 
     def play(self, episode: Episode, waiter: Waiter) -> Any:
         """Return what `run` returned."""
         values = list_values(episode)
         try:
-            if self._setup is not None:
-                self._call(self._setup, values, episode, waiter)
-            value = self._call(self._run, values, episode, waiter)
+            if self.setup is not None:
+                self._call(self.setup, values, episode, waiter)
+            value = self._call(self.run, values, episode, waiter)
         except BaseException:
             with contextlib.suppress(Exception):  # how the episode failed says more
                 self._tear_down(values, episode, waiter)
@@ -95,8 +98,8 @@ class Program:
 
     def _tear_down(self, values: dict[str, Any], episode: Episode, waiter: Waiter) -> None:
         waiter.begin_teardown()
-        if self._close is not None:
-            self._call(self._close, values, episode, waiter)
+        if self.close is not None:
+            self._call(self.close, values, episode, waiter)
 
     def _call(self, step: Step, values: dict[str, Any], episode: Episode, waiter: Waiter) -> Any:
         given = {**values, **step.kwargs}
@@ -104,18 +107,18 @@ class Program:
             return waiter.wait(step.function(**step.select(episode, {**given, **opened})))
 
     def player(self) -> Player:
-        if not self._run.is_async:
+        if not self.run.is_async:
             return Player(self.play, alone=NOT_ASYNC)
-        if self._setup is not None or self._close is not None:
+        if self.setup is not None or self.close is not None:
             return Player(self.play, alone=_HAS_STEPS)
         return Player(self.play, self._play_shared)
 
     async def _play_shared(self, episode: Episode) -> Any:
         """Play one of several episodes in the event loop that runs."""
-        step, given = self._run, {**list_values(episode), **self._run.kwargs}
+        step, given = self.run, {**list_values(episode), **self.run.kwargs}
         if step.openai is None:
             return await step.function(**step.select(episode, given))
-        async with client.make(step.openai, episode, is_async=True) as opened:
+        async with make(step.openai, episode, is_async=True) as opened:
             return await step.function(**step.select(episode, {**given, CLIENT: opened}))
 
 
@@ -125,7 +128,7 @@ def _open_client(step: Step, episode: Episode, waiter: Waiter) -> Iterator[dict[
     if step.openai is None:
         yield {}
         return
-    opened = client.make(step.openai, episode, is_async=step.is_async)
+    opened = make(step.openai, episode, is_async=step.is_async)
     try:
         yield {CLIENT: opened}
     finally:
@@ -177,3 +180,30 @@ def from_object(made: Any, name: str) -> Program:
     run = find(RUN) or make_step(read_parameters(name, made), made, {})
     list_rows = getattr(made, ROWS, None)
     return Program(run, find(SETUP), find(CLOSE), list_rows if callable(list_rows) else None)
+
+
+def find_package() -> types.ModuleType | None:
+    """Return openai; None if it is not installed. The first import takes about a second."""
+    try:
+        return importlib.import_module("openai")
+    except ModuleNotFoundError:
+        return None
+
+
+def make(package: types.ModuleType, episode: Episode, *, is_async: bool) -> Any:
+    """Return an OpenAI, or an AsyncOpenAI. An answer may take until the episode's deadline: a weight update waits."""
+    kind = package.AsyncOpenAI if is_async else package.OpenAI
+    transport = package.DefaultAsyncHttpxClient if is_async else package.DefaultHttpxClient
+    access = episode.access
+    return kind(
+        base_url=access.base_url,
+        api_key=access.api_key,
+        timeout=episode.deadline_seconds,
+        http_client=transport(verify=_trusted_certificates()),
+    )
+
+
+@functools.cache
+def _trusted_certificates() -> ssl.SSLContext:
+    """Return what each client would load. The gateway itself speaks plain HTTP."""
+    return ssl.create_default_context()

@@ -1,7 +1,7 @@
 """Reading what a program or an environment returned: the fields of an EpisodeReply, or a reason."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from rljob_api.wire.contract import MAX_EPISODE_REPLY_BYTES
 from rljob_service.worker.forms.json_values import to_json, to_log
@@ -9,9 +9,9 @@ from rljob_service.worker.forms.outcome import CallOutcome, describe, encodable,
 from rljob_service.worker.forms.reply_fields import WrongReplyError, build_reply, read_mapping, read_reward
 from rljob_service.worker.forms.results import fields_of
 
-KEYS: Final = ("reward", "rewards", "state", "info", "seats")
-_SEAT_KEYS: Final = ("seat", "session", "reward", "rewards", "baseline", "info")
-_EXPECTED: Final = (
+KEYS = ("reward", "rewards", "state", "info", "seats")
+_SEAT_KEYS = ("seat", "session", "reward", "rewards", "baseline", "info")
+_EXPECTED = (
     "None, a number, (number or None, info), a dict with reward, rewards, state, info and seats, or the rewards of "
     "single answers by the id of their completion"
 )

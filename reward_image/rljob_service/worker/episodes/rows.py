@@ -9,7 +9,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from rljob_api.errors import UserError
 from rljob_api.wire.contract import MAX_ROW_BYTES
@@ -17,10 +17,10 @@ from rljob_service.worker.forms.json_values import NotJsonError, to_json
 from rljob_service.worker.forms.outcome import BAD_REQUEST, CallOutcome, describe, failed_call
 from rljob_service.worker.forms.results import fields_of
 
-ROWS: Final = "rows"
+ROWS = "rows"
 """The user's function, or the method of a program's class: takes the split, and returns or yields its rows."""
-INDEX: Final = "index"
-MAX_PAGE_SECONDS: Final = 10.0
+INDEX = "index"
+MAX_PAGE_SECONDS = 10.0
 """A page ends with the row that takes it longer: slow rows need no long request, and the job's status shows how many
 there are."""
 
@@ -75,20 +75,16 @@ class RowReader:
         if found is not None and found.rows is None and found.position == start:
             return found
         rows = self._list_rows(split) if found is None or found.rows is None else found.rows
-        _check_rows(rows, split)
+        if inspect.isawaitable(rows) or hasattr(rows, "__aiter__"):
+            raise UserError(f"{ROWS} must not be async; define it with def")
+        if isinstance(rows, (str, bytes, Mapping)) or not (hasattr(rows, "__iter__") or hasattr(rows, "__getitem__")):
+            raise UserError(
+                f"{ROWS}({split!r}) returned {describe(rows)}; return a list of dicts, or yield them; "
+                "raise ValueError for a split that does not exist"
+            )
         if hasattr(rows, "__len__") and hasattr(rows, "__getitem__"):
             return _Opened(rows, (rows[number] for number in range(start, len(rows))), start)
         return _Opened(None, itertools.islice(iter(rows), start, None), start)
-
-
-def _check_rows(rows: Any, split: str) -> None:
-    if inspect.isawaitable(rows) or hasattr(rows, "__aiter__"):
-        raise UserError(f"{ROWS} must not be async; define it with def")
-    if isinstance(rows, (str, bytes, Mapping)) or not (hasattr(rows, "__iter__") or hasattr(rows, "__getitem__")):
-        raise UserError(
-            f"{ROWS}({split!r}) returned {describe(rows)}; return a list of dicts, or yield them; raise ValueError for "
-            "a split that does not exist"
-        )
 
 
 def _read_row(value: Any, number: int) -> tuple[dict[str, Any], int]:

@@ -6,9 +6,8 @@ died. User code can write to them, and so falsify what is said of its own proces
 
 import mmap
 import os
-from typing import Final
 
-_NUM_BYTES: Final = 16
+_NUM_BYTES = 16
 _BEATS, _CURRENT = 0, 1
 
 

@@ -10,17 +10,16 @@ import ctypes
 import os
 import struct
 from collections.abc import Iterable, Iterator
-from typing import Final
 
 from rljob_service.worker.sandbox.system import libc_call, raise_errno, syscall
 
-SHARED_MEMORY: Final = "/dev/shm"
-TEMPORARY: Final = "/tmp"
+SHARED_MEMORY = "/dev/shm"
+TEMPORARY = "/tmp"
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 1 << 12, 1 << 14, 1 << 18
 _MNT_DETACH = 2
 _MAX_FILES = 1 << 16
-_MOUNT_SETATTR: Final = 442  # the same on every architecture
+_MOUNT_SETATTR = 442  # the same on every architecture
 _AT_FDCWD, _AT_RECURSIVE, _ATTR_RDONLY = -100, 0x8000, 1
 
 

@@ -11,7 +11,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from rljob_api.errors import UserError
-from rljob_cli.cluster.client import Cluster, ClusterError, NotReadyError, Target, connect
+from rljob_cli.cluster.client import Cluster, ClusterError, NotReadyError, connect
+from rljob_cli.options import Target
 
 CONFIG = """
 apiVersion: v1
@@ -28,7 +29,7 @@ contexts:
 async def namespace_of(folder: Path, text: str, context: str | None = None, namespace: str | None = None) -> str:
     file = folder / "config"
     file.write_text(text)
-    async with connect(Target(str(file), context, namespace)) as cluster:
+    async with connect(Target(namespace, context, str(file))) as cluster:
         return cluster.namespace
 
 
@@ -67,7 +68,7 @@ async def test_missing_context_is_reported_with_the_existing_ones(
 
 async def test_missing_kubeconfig_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ClusterError, match=r"kubeconfig .*nope not found"):
-        async with connect(Target(str(tmp_path / "nope"))):
+        async with connect(Target(kubeconfig=str(tmp_path / "nope"))):
             pass
     assert caplog.text == "", "its library would say it, too"
 
@@ -85,7 +86,7 @@ async def serve(tmp_path: Path) -> Any:
         async with TestServer(app) as server:
             file = tmp_path / "config"
             file.write_text((CONFIG % "here").replace("http://127.0.0.1:1", str(server.make_url(""))))
-            async with connect(Target(str(file))) as cluster:
+            async with connect(Target(kubeconfig=str(file))) as cluster:
                 return await use(cluster)
 
     return run
@@ -118,7 +119,7 @@ async def test_refusal_is_reported_with_a_remedy(serve: Any, code: int, message:
 
 async def test_server_that_does_not_answer_is_reported(tmp_path: Path) -> None:
     (tmp_path / "config").write_text(CONFIG % "here")
-    async with connect(Target(str(tmp_path / "config"))) as cluster:
+    async with connect(Target(kubeconfig=str(tmp_path / "config"))) as cluster:
         with pytest.raises(ClusterError, match=r"the API server http://127\.0\.0\.1:1 did not answer: .*is running"):
             await cluster.list_jobs()
 
@@ -185,7 +186,7 @@ async def test_requests_use_the_proxy_of_the_environment(
     async with TestServer(app) as proxy:
         monkeypatch.setenv("http_proxy", str(proxy.make_url("")))
         monkeypatch.setenv("no_proxy", no_proxy)
-        async with connect(Target(str(tmp_path / "config"))) as cluster:
+        async with connect(Target(kubeconfig=str(tmp_path / "config"))) as cluster:
             if is_used:
                 assert [pod["metadata"]["name"] for pod in await cluster.list_pods("")] == ["cluster.invalid"]
             else:
@@ -204,5 +205,5 @@ async def test_texts_of_pods_and_events_reach_no_terminal_with_their_escapes(tmp
     async with TestServer(app) as server:
         file = tmp_path / "config"
         file.write_text((CONFIG % "here").replace("http://127.0.0.1:1", f"http://127.0.0.1:{server.port}"))
-        async with connect(Target(str(file))) as cluster:
+        async with connect(Target(kubeconfig=str(file))) as cluster:
             assert (await cluster.list_pods(""))[0]["status"]["message"] == "gone\n"

@@ -83,7 +83,7 @@ def test_model_of_a_job_in_a_cluster_is_written_from_the_copy(run, exports, tmp_
         (export / "config.json").write_text("of the job")
         return use(copy, 4, export if has_export else None)
 
-    monkeypatch.setattr(from_cluster, "with_model", with_model)
+    monkeypatch.setattr("rljob_cli.cluster.commands.on_cluster", lambda command: with_model)
     done = call("sums", "-n", "team", "--to", "out/model", "-o", "json")
     assert done.exit_code == 0, done.output
     assert asked == [("team", "sums", "last", tmp_path / "out")]
@@ -95,7 +95,7 @@ def test_model_of_a_job_in_a_cluster_is_written_from_the_copy(run, exports, tmp_
 
 
 def test_place_of_a_job_in_a_cluster_is_checked_before_anything_is_copied(run, exports, monkeypatch):
-    monkeypatch.setattr(from_cluster, "with_model", lambda *arguments: pytest.fail("copies"))
+    monkeypatch.setattr(from_cluster, "use_model", lambda *arguments: pytest.fail("copies"))
     done = call("sums", "-n", "team", "--to", "runs")
     assert done.exit_code == 2
     assert "--to runs: exists" in done.stderr

@@ -24,7 +24,7 @@ Replay = Callable[..., Result]
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(command, "has_bfloat16", lambda: True)
+    monkeypatch.setattr("rljob_cli.commands.has_bfloat16", lambda: True)
     model = tmp_path / "model"
     model.mkdir()
     (tmp_path / "train.jsonl").write_text('{"question": "1 + 1?"}\n')

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from rljob_api.manifest.job import RLJobSpec
 from rljob_cli.manifests import labels_of
-from rljob_cli.replay.processes import build_objects, separate
+from rljob_cli.replay.processes import list_objects, separate
 from rljob_core.plan.observed_job import name_of
 from tests.support.driver_harness import make_job
 
 
 def test_only_head_and_trainers_start() -> None:
-    objects = build_objects(make_job(trainer={"replicas": 2}))
+    objects = list_objects(make_job(trainer={"replicas": 2}))
     workloads = {name_of(each): each for each in objects if each["kind"] in ("Job", "StatefulSet", "Deployment")}
     assert set(workloads) == {"t-head", "t-trainer"}
     assert {labels_of(each).get("rljob.dev/role") for each in objects} <= {None, "head", "trainer"}

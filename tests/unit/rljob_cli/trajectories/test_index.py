@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from rljob_api.run.folder import trajectory_file
+from rljob_api.run.folder import list_trajectory_files, trajectory_file
 from rljob_cli.trajectories.index import LogIndex, Query, find_text, read_entries, select
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.episodes.types import EpisodeFailure, Group, ScoredResult
@@ -94,8 +94,9 @@ def test_only_files_that_changed_are_read_again(run, monkeypatch):
     index, read = LogIndex(run / "trajectories"), []
     from rljob_cli.trajectories import index as module
 
-    original = module._index_file
-    monkeypatch.setattr(module, "_index_file", lambda file: read.append(file.step) or original(file))
+    original = module._read_table
+    steps = {file.path: file.step for file in list_trajectory_files(run / "trajectories")}
+    monkeypatch.setattr(module, "_read_table", lambda path, names: read.append(steps[path]) or original(path, names))
     index.read()
     index.read()
     assert read == [0, 1, 2]

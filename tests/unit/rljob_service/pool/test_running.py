@@ -77,21 +77,21 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def end_one(self, data: st.DataObject) -> None:
-        if self.requests.numbers:
-            number = data.draw(st.sampled_from(self.requests.numbers))
+        if self.requests:
+            number = data.draw(st.sampled_from(list(self.requests)))
             self.requests.must_end(number, TIMEOUT)
             self.ending.add(number)
 
     @rule(data=st.data())
     def answer(self, data: st.DataObject) -> None:
-        if self.requests.numbers:
-            callback, result = self.requests.finish(data.draw(st.sampled_from(self.requests.numbers)), SCORED)
+        if self.requests:
+            callback, result = self.requests.finish(data.draw(st.sampled_from(list(self.requests))), SCORED)
             callback(result)
 
     @rule(data=st.data())
     def die(self, data: st.DataObject) -> None:
-        culprit = data.draw(st.sampled_from([0, *self.requests.numbers]))
-        running = self.requests.numbers
+        culprit = data.draw(st.sampled_from([0, *self.requests]))
+        running = self.requests
         for callback, result in self.requests.end_all(DIED, culprit):
             callback(result)
         for number in {*running} - {culprit} - self.ending if culprit and len(running) > 1 else ():
@@ -100,7 +100,7 @@ class RunningMachine(RuleBasedStateMachine):
     @invariant()
     def has_one_result_each(self) -> None:
         for number, results in self.results.items():
-            assert len(results) == (number not in self.requests.numbers)
+            assert len(results) == (number not in self.requests)
             if number in self.ending and results:
                 assert results[0] == TIMEOUT
 

@@ -131,7 +131,7 @@ def test_a_claim_that_is_being_deleted_is_waited_out():
         if api.objects.get(CLAIM) is leaving:
             del api.objects[CLAIM]
 
-    claims._sleep = sleep
+    claims = claims._replace(sleep=sleep)
     assert claims.get_address("episode-1", 60) == "10.0.0.7"
     assert "deletionTimestamp" not in api.objects[CLAIM]["metadata"], "a new one was made"
 

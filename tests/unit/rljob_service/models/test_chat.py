@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from rljob_api.wire.contract import ENV_PEERS, ENV_POD_IP
-from rljob_service.models import replicas
-from rljob_service.models.replicas import ReplicaCounter
+from rljob_service.models import chat
+from rljob_service.models.chat import ReplicaCounter
 from tests.support.waiting import DEADLINE_SECONDS
 
 
@@ -15,7 +15,7 @@ def lookups(monkeypatch):
     """Results of the next lookups: addresses, or an error. The last one is repeated."""
     monkeypatch.setenv(ENV_PEERS, "judges")
     monkeypatch.setenv(ENV_POD_IP, "10.0.0.1")
-    monkeypatch.setattr(replicas, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(chat, "_POLL_SECONDS", 0.01)
     results: list[list[str] | Exception] = []
 
     def resolve(host: str) -> list[str]:
@@ -24,7 +24,7 @@ def lookups(monkeypatch):
             raise result
         return result
 
-    monkeypatch.setattr(replicas, "resolve", resolve)
+    monkeypatch.setattr(chat, "resolve", resolve)
     return results
 
 

@@ -8,7 +8,7 @@ import ssl
 import openai
 import pytest
 
-from rljob_service.worker.episodes import client
+from rljob_service.worker.episodes import program
 from rljob_service.worker.episodes.calls import read_episode
 from rljob_service.worker.episodes.types import Episode
 from tests.support.agent_functions import build_episode_call
@@ -20,9 +20,9 @@ def make_episode(key: str) -> Episode:
 
 
 def test_client_has_the_episodes_key_and_deadline() -> None:
-    package = client.find_package()
+    package = program.find_package()
     assert package is openai
-    made = client.make(package, make_episode("key-0"), is_async=False)
+    made = program.make(package, make_episode("key-0"), is_async=False)
     assert isinstance(made, openai.OpenAI)
     assert (made.api_key, str(made.base_url), made.timeout) == ("key-0", "http://127.0.0.1:1/v1/", 90.0)
     made.close()
@@ -36,9 +36,9 @@ def test_clients_share_certificates_and_nothing_else(monkeypatch: pytest.MonkeyP
         return created[-1]
 
     monkeypatch.setattr(ssl, "create_default_context", create)
-    client._trusted_certificates.cache_clear()
-    first, second = (client.make(openai, make_episode(key), is_async=False) for key in ("key-0", "key-1"))
-    other = client.make(openai, make_episode("key-2"), is_async=True)
+    program._trusted_certificates.cache_clear()
+    first, second = (program.make(openai, make_episode(key), is_async=False) for key in ("key-0", "key-1"))
+    other = program.make(openai, make_episode("key-2"), is_async=True)
     assert len(created) == 1, "each costs 20 ms"
     assert first._client is not second._client
     assert [made.auth_headers["Authorization"] for made in (first, second, other)] == [

@@ -1,1 +1,0 @@
-"""Chat models that play the simulated user of a conversation."""

@@ -239,11 +239,10 @@ class UpstreamClient:
 def _find_error(text: str) -> int:
     """Return the status that an answer with the status 200 has in its body, as gateways of many models write the error
     of a model's server; 200 without an error."""
-    if '"error"' not in text:
-        return 200
     with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError):
         status = int(json.loads(text)["error"]["code"])
-        return status if 400 <= status < 600 else 200
+        if 400 <= status < 600:
+            return status
     return 200
 
 

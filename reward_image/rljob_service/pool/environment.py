@@ -7,6 +7,7 @@ variables, such as the token, nor secrets of the shell that a server was started
 from collections.abc import Mapping
 
 from rljob_api.wire.contract import ENV_CONTAINER_ENV
+from rljob_service.worker.process.scratch import HOME_VARIABLES
 
 _FIXED = frozenset(
     (
@@ -32,7 +33,7 @@ def build_environment(environ: Mapping[str, str], scratch: str) -> dict[str, str
     home = environ.get("HOME")
     if home and "HF_HOME" not in environment:
         environment["HF_HOME"] = f"{home}/.cache/huggingface"  # downloaded models stay readable
-    return environment | dict.fromkeys(("HOME", "TMPDIR", "TMP", "TEMP"), scratch)
+    return environment | dict.fromkeys(HOME_VARIABLES, scratch)
 
 
 def _is_passed(name: str, named: list[str]) -> bool:

@@ -60,6 +60,7 @@ def main(arguments: list[str]) -> int:
     settings, worker_sandbox = FunctionSettings(**message["settings"]), WorkerSandbox(**message["sandbox"])
     with socket.socket(fileno=handover) as sock:
         missing = sandbox.enter(settings, worker_sandbox, sock)
+    home = os.getcwd()
     _limit_cpu(settings)
     sys.path.append(worker_sandbox.modules)
     if settings.is_shared and settings.serves == EPISODES:
@@ -77,7 +78,7 @@ def main(arguments: list[str]) -> int:
     report: dict[str, Any] = {"entrypoint": bound.entrypoint, "signature": bound.signature, "missing": missing}
     report |= {"reads": sorted(bound.reads), "takes_groups": bound.takes_groups, "tools": bound.tools}
     others = [] if sandbox.lacks(missing, sandbox.PRIVATE_SHM) else [private_folders.SHARED_MEMORY]
-    cleaner = ScratchCleaner(worker_sandbox.home, worker_sandbox.temporary, *others)
+    cleaner = ScratchCleaner(home, worker_sandbox.temporary, *others)
     executor = Executor(bound, settings)
     try:
         calls = ForkedCalls(executor.answer, [descriptor]) if settings.isolation == REQUEST else None

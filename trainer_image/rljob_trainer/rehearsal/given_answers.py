@@ -27,8 +27,8 @@ def build_completion(
 ) -> Completion:
     """Return the text as a completion. Like the model's, it ends with the end token, before a stop string whose tokens
     it has, or at the limit."""
-    found = [(text.index(each), each) for each in stop if each in text]
-    text, end = (text[: min(found)[0]], min(found)[1]) if found else (text, "")
+    end = min((each for each in stop if each in text), key=text.index, default="")
+    text = text[: text.index(end)] if end else text
     token_ids = [*template.encode(f"{text}{end}"), *([] if end or end_id is None else [end_id])]
     truncated = len(token_ids) > max_tokens
     if truncated:

@@ -79,29 +79,26 @@ class Parser:
     def _find(self, answer: str) -> tuple[Any, dict[str, float]]:
         """Return the value at scorePath, and the numbers on its level."""
         try:
-            whole = read_json(_drop_reasoning(answer), self._is_verdict)
+            whole = read_json(_drop_reasoning(answer), lambda value: not self._find_problem(value))
         except ValueError as error:
             raise _unreadable(f"the judge's answer is not JSON ({error}): {describe(answer)}") from None
-        try:
-            parent, value = self._follow(whole)
-        except (LookupError, TypeError, ValueError):
-            raise _unreadable(f"the judge's answer has no {self._spec.score_path}: {describe(answer)}") from None
-        if self._schema and (problem := self._schema.find_problem(whole, self._path)):
-            shown = f"{problem}: {describe(answer)}"
-            raise _unreadable(f"the judge's answer does not meet judge.parser.jsonSchema: {shown}")
+        if problem := self._find_problem(whole):
+            raise _unreadable(f"the judge's answer {problem}: {describe(answer)}")
+        parent, value = self._follow(whole)
         siblings = parent if isinstance(parent, dict) else {}
         components = read_components((name, other) for name, other in siblings.items() if name != self._path[-1])
         if len(components) > MAX_COMPONENTS:
             raise _unreadable(f"the judge's answer has more than {MAX_COMPONENTS} components")
         return value, components
 
-    def _is_verdict(self, value: Any) -> bool:
-        """Whether a value has the score, and meets the schema."""
+    def _find_problem(self, value: Any) -> str:
+        """Return why a value is no verdict; empty if it is one."""
         try:
             self._follow(value)
         except (LookupError, TypeError, ValueError):
-            return False
-        return not (self._schema and self._schema.find_problem(value, self._path))
+            return f"has no {self._spec.score_path}"
+        problem = self._schema.find_problem(value, self._path) if self._schema else ""
+        return problem and f"does not meet judge.parser.jsonSchema: {problem}"
 
     def _follow(self, value: Any) -> tuple[Any, Any]:
         """Return what has the value at scorePath, and that value."""

@@ -104,7 +104,7 @@ class CodeProcesses:
 def build_environment(folder: str) -> dict[str, str]:
     """Return that of the worker, with the interpreter of the tool first, and the folder as home."""
     path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
-    return {**os.environ, "PATH": path} | dict.fromkeys(("HOME", "TMPDIR", "TMP", "TEMP"), folder)
+    return {**os.environ, "PATH": path} | dict.fromkeys(scratch.HOME_VARIABLES, folder)
 
 
 def end_processes(process: subprocess.Popen[bytes]) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+HOME_VARIABLES = ("HOME", "TMPDIR", "TMP", "TEMP")
 _FOLDER = "workers"
 _MAX_ENTRIES_COUNTED = 100_000
 _MIN_FILE_BYTES = 512

@@ -29,7 +29,9 @@ UID, LANDLOCK, SECCOMP, SECCOMP_LISTENER = "uid", "landlock", "seccomp", "seccom
 PRIVATE_SHM, PRIVATE_TMP = "private-shm", "private-tmp"
 MECHANISMS = (UID, LANDLOCK, SECCOMP, SECCOMP_LISTENER, PRIVATE_SHM, PRIVATE_TMP)
 """Can be disabled by name ($RLJOB_REWARD_DISABLE_ISOLATION), if one prevents a function from working."""
-
+_PRIVATE_HOME = f"{private_folders.TEMPORARY}/home"
+"""$TMPDIR, $HOME and the working directory in a private /tmp: the same in every worker, because agents write it into
+prompts, and those of a group are equal."""
 
 _disabled: list[str] = []
 """Mechanisms of this worker."""
@@ -55,7 +57,7 @@ class WorkerSandbox(NamedTuple):
 
     @property
     def home(self) -> str:
-        """$TMPDIR, $HOME and the working directory."""
+        """$TMPDIR, $HOME and the working directory, unless /tmp is private."""
         return scratch_folders.home_of(self.scratch)
 
     @property
@@ -72,11 +74,16 @@ def enter(settings: FunctionSettings, worker_sandbox: WorkerSandbox, handover: s
         file.write("1000")
     missing = _make_folders_private(settings, worker_sandbox)
     _switch_user(worker_sandbox)
-    os.chdir(worker_sandbox.home)
-    lacks_tmp = lacks(missing, PRIVATE_TMP)
+    lacks_tmp, home = lacks(missing, PRIVATE_TMP), worker_sandbox.home
+    if not lacks_tmp:
+        os.rmdir(home)
+        home = _PRIVATE_HOME
+        os.mkdir(home, 0o700)
+        os.environ.update(dict.fromkeys(scratch_folders.HOME_VARIABLES, home))
+    os.chdir(home)
     _writable[:] = [private_folders.SHARED_MEMORY, *([] if lacks_tmp else [private_folders.TEMPORARY])]
     shared = [private_folders.TEMPORARY] if lacks_tmp and worker_sandbox.may_share_temporary else []
-    _own[:] = [worker_sandbox.home, worker_sandbox.temporary, *_writable, *shared]
+    _own[:] = [home, worker_sandbox.temporary, *_writable, *shared]
     _set_limits(settings, worker_sandbox)
     if libc_prctl(_PR_SET_NO_NEW_PRIVS, 1) != 0:
         raise_errno("prctl(PR_SET_NO_NEW_PRIVS)")

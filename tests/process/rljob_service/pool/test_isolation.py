@@ -162,6 +162,11 @@ def look_around(_):
     seen = sorted(os.listdir(SCRATCH)), os.listdir(FOLDER), os.getcwd()
     return float(seen == (["folder", "from-import"], ["kept"], SCRATCH)) or str(seen)
 
+def live_in_a_constant_home(_):
+    # Agents write it into prompts, and those of a group are to be equal.
+    homes = {os.getcwd(), *(os.environ[name] for name in ("HOME", "TMPDIR", "TMP", "TEMP")), tempfile.gettempdir()}
+    return float(homes == {"/tmp/home"}) or str(homes)
+
 def ordinary_work(_):
     with multiprocessing.get_context("fork").Pool(2) as pool:
         assert pool.map(abs, [-1, -2]) == [1, 2]
@@ -387,6 +392,11 @@ def test_tmp_is_private_to_the_worker_and_cleaned_after_each_request(server: Ser
         result = server.score("use_tmp")
         assert result["score"] == 1.0, result["message"]
         assert not os.path.exists("/tmp/left-by-a-sample")
+
+
+def test_home_has_the_same_path_in_every_worker(server: Server) -> None:
+    result = server.score("live_in_a_constant_home")
+    assert result["score"] == 1.0, result["message"]
 
 
 def test_socket_in_tmp_can_be_connected(server: Server, disabled: list[str]) -> None:

@@ -14,7 +14,7 @@ _REASONING = ("reasoning_content", "reasoning")
 """Names of reasoning, which clients send back."""
 
 
-class ChatCompletions:
+class ChatCompletions(fields.OpenAIErrors):
     path = "/v1/chat/completions"
     reads = frozenset(
         {
@@ -22,7 +22,6 @@ class ChatCompletions:
             *("stream", "stream_options", "logprobs", "top_logprobs"),
         }
     )
-    keep_alive = fields.KEEP_ALIVE
 
     def read(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> ModelRequest:
         stream = fields.read_flag(body.get("stream"), "stream")
@@ -57,12 +56,6 @@ class ChatCompletions:
         if request.with_usage:
             chunks.append({**head, "choices": [], "usage": fields.write_usage(answer)})
         return [*map(fields.write_event, chunks), fields.DONE]
-
-    def error(self, status: int, code: str, message: str) -> dict[str, Any]:
-        return fields.write_openai_error(status, code, message)
-
-    def error_event(self, status: int, code: str, message: str) -> bytes:
-        return fields.write_event(fields.write_openai_error(status, code, message))
 
 
 def _read_messages(value: Any) -> list[Message]:

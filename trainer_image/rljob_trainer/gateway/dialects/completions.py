@@ -12,12 +12,11 @@ from rljob_trainer.gateway.dialects import fields
 from rljob_trainer.gateway.types import ModelAnswer, ModelRequest
 
 
-class Completions:
+class Completions(fields.OpenAIErrors):
     """The dialect of /v1/completions."""
 
     path = "/v1/completions"
     reads = frozenset({"model", "prompt", "max_tokens", "stop", "stream", "stream_options", "logprobs"})
-    keep_alive = fields.KEEP_ALIVE
 
     def read(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> ModelRequest:
         options = fields.read_object(body.get("stream_options") or {}, "stream_options")
@@ -44,12 +43,6 @@ class Completions:
         if request.with_usage:
             chunks.append({**_write_chunk(request, answer, []), "usage": fields.write_usage(answer)})
         return [*map(fields.write_event, chunks), fields.DONE]
-
-    def error(self, status: int, code: str, message: str) -> dict[str, Any]:
-        return fields.write_openai_error(status, code, message)
-
-    def error_event(self, status: int, code: str, message: str) -> bytes:
-        return fields.write_event(self.error(status, code, message))
 
 
 def _read_prompt(prompt: Any) -> str | list[int]:

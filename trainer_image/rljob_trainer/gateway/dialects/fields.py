@@ -12,9 +12,6 @@ from rljob_api.wire.base import Message
 from rljob_api.wire.calls import ToolSchema
 from rljob_trainer.gateway.types import ModelAnswer, RequestError
 
-KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment in a stream: clients skip it."""
-
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -141,11 +138,19 @@ DONE = b"data: [DONE]\n\n"
 """Ends a stream of chat completions and of completions."""
 
 
-def write_openai_error(status: int, code: str, message: str) -> dict[str, Any]:
-    """Return an error as OpenAI's APIs write it."""
-    kinds = {401: "authentication_error", 429: "rate_limit_error"}
-    kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+class OpenAIErrors:
+    """Errors as OpenAI's APIs write them."""
+
+    keep_alive = b": keep-alive\n\n"
+    """A comment in a stream: clients skip it."""
+
+    def error(self, status: int, code: str, message: str) -> dict[str, Any]:
+        kinds = {401: "authentication_error", 429: "rate_limit_error"}
+        kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
+        return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+    def error_event(self, status: int, code: str, message: str) -> bytes:
+        return write_event(self.error(status, code, message))
 
 
 def _show(value: Any) -> str:

@@ -21,35 +21,41 @@ from rljob_trainer.gateway.types import Dialect, ModelRequest
 _PROMPT = "it changes the prompt, which is that of the job's chat template"
 _SAMPLING = "it changes which tokens can be sampled, and the policy trains on the job's sampling"
 _SERVICE = "the gateway has no such service"
-_LEFT_OUT = {
-    **dict.fromkeys(("chat_template", "documents", "truncate_prompt_tokens", "context_management"), _PROMPT),
-    **dict.fromkeys(("continue_final_message", "add_generation_prompt"), _PROMPT),
-    **dict.fromkeys(("logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "ignore_eos"), _SAMPLING),
-    **dict.fromkeys(("stop_token_ids", "thinking_token_budget", "logits_processors", "guided_grammar"), _SAMPLING),
-    **dict.fromkeys(("response_format", "output_format", "text.format", "output_config.format"), _SAMPLING),
-    **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_choice"), _SAMPLING),
-    **dict.fromkeys(("container", "mcp_servers", "web_search_options"), _SERVICE),
-}
+
+
+def _list_names(reasons: Mapping[str, str]) -> dict[str, str]:
+    return {name: reason for reason, names in reasons.items() for name in names.split()}
+
+
+_LEFT_OUT = _list_names(
+    {
+        _PROMPT: "chat_template documents truncate_prompt_tokens context_management continue_final_message "
+        "add_generation_prompt",
+        _SAMPLING: "logit_bias allowed_token_ids bad_words min_tokens ignore_eos stop_token_ids logits_processors "
+        "thinking_token_budget structured_outputs guided_json guided_regex guided_choice guided_grammar "
+        "response_format output_format text.format output_config.format",
+        _SERVICE: "container mcp_servers web_search_options",
+    }
+)
 """Why a field is refused, unless agent.constraints is ignore."""
-_ONE_ANSWER = "one request gets one answer; send one request per answer"
-_SEND_ALL = "the gateway keeps no conversations; send the whole conversation"
-_SAMPLED_ALONE = "the answer has the sampled tokens alone"
-_REFUSED = {
-    **dict.fromkeys(("n", "best_of", "use_beam_search"), _ONE_ANSWER),
-    **dict.fromkeys(("previous_response_id", "conversation", "prompt"), _SEND_ALL),
-    **dict.fromkeys(("echo", "suffix", "prompt_logprobs", "background"), _SAMPLED_ALONE),
-    **dict.fromkeys(("audio", "prompt_embeds"), "the policy reads and writes text"),
-    "functions": "it is replaced by tools",
-    "function_call": "it is replaced by tool_choice",
-}
+_REFUSED = _list_names(
+    {
+        "one request gets one answer; send one request per answer": "n best_of use_beam_search",
+        "the gateway keeps no conversations; send the whole conversation": "previous_response_id conversation prompt",
+        "the answer has the sampled tokens alone": "echo suffix prompt_logprobs background",
+        "the policy reads and writes text": "audio prompt_embeds",
+        "it is replaced by tools and tool_choice": "functions function_call",
+    }
+)
 """Why a field is refused always."""
 _VARIABLES = {
     "enable_thinking": "enable_thinking",
-    **dict.fromkeys(("reasoning_effort", "reasoning.effort", "output_config.effort"), "reasoning_effort"),
+    "reasoning_effort": "reasoning_effort",
+    "reasoning.effort": "reasoning_effort",
+    "output_config.effort": "reasoning_effort",
 }
 """Fields that set a variable of the chat template, and its name."""
 _WITH_PARTS = ("text", "output_config", "reasoning", "chat_template_kwargs")
-_NUMBER_OF_LIKELIEST = ("logprobs", "top_logprobs")
 _NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {}, {"type": "text"})
 """Values of a refused field that ask for nothing."""
 
@@ -69,33 +75,24 @@ class Rules:
         """Raise RequestError for what cannot be answered."""
         ignored: set[str] = set()
         for path, value in _list_fields(body):
-            problem, is_final = self._find_problem(path, value, is_read=path in dialect.reads)
-            if problem and (is_final or not self.ignores):
-                remedy = "remove it" if is_final else "remove it, or set agent.constraints: ignore"
+            is_read, problem = path in dialect.reads, ""
+            variables = {name: each for name, each in _find_variables(path, value).items() if self.has_variable(name)}
+            if changed := [name for name, each in variables.items() if self.arguments.get(name) != each]:
+                problem = f"{_PROMPT}; for all requests, spec.data.chatTemplateArguments sets {changed[0]}"
+            elif not is_read and _asks(path, value):
+                problem = _REFUSED.get(path) or _LEFT_OUT.get(path, "")
+            if problem and (path in _REFUSED or not self.ignores):
+                remedy = "remove it" if path in _REFUSED else "remove it, or set agent.constraints: ignore"
                 raise refuse(path, f"not supported: {problem}; {remedy}", "unsupported_parameter")
-            if problem or self._has_no_effect(path, value, is_read=path in dialect.reads):
+            is_obeyed = is_read or variables or path in _REFUSED or path in _LEFT_OUT
+            # Of the likeliest tokens, the sampled one alone is known.
+            if problem or not is_obeyed or ("logprobs" in path and isinstance(value, int) and value > 1):
                 ignored.add(path)
         kept = {name: value for name, value in body.items() if name in dialect.reads}
         if "tools" in dialect.reads:
             kept["tools"], left_out = choose_tools(body, ignores=self.ignores)
             ignored.update(left_out)
         return replace(dialect.read(kept, headers), ignored=tuple(sorted(ignored)))
-
-    def _find_problem(self, path: str, value: Any, *, is_read: bool) -> tuple[str, bool]:
-        """Return why a field cannot be obeyed, and whether it is refused always. Empty: it can, or has no effect."""
-        for name, wanted in _find_variables(path, value).items():
-            if self.has_variable(name) and self.arguments.get(name) != wanted:
-                return f"{_PROMPT}; for all requests, spec.data.chatTemplateArguments sets {name}", False
-        if is_read or not _asks(path, value):
-            return "", False
-        return (_REFUSED[path], True) if path in _REFUSED else (_LEFT_OUT.get(path, ""), False)
-
-    def _has_no_effect(self, path: str, value: Any, *, is_read: bool) -> bool:
-        if is_read:  # of the likeliest tokens, the sampled one alone is known
-            return path in _NUMBER_OF_LIKELIEST and isinstance(value, int) and value > 1
-        if path in _REFUSED or path in _LEFT_OUT:
-            return False
-        return not any(map(self.has_variable, _find_variables(path, value)))
 
 
 def _list_fields(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -31,14 +31,13 @@ _REASONING, _MESSAGE, _CALL = range(3)
 """The order of the items of an answer."""
 
 
-class Responses:
+class Responses(fields.OpenAIErrors):
     """The dialect of /v1/responses."""
 
     path = "/v1/responses"
     reads = frozenset(
         ("model", "input", "instructions", "max_output_tokens", "stop", "stream", "tools", "include", "top_logprobs")
     )
-    keep_alive = fields.KEEP_ALIVE
 
     def read(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> ModelRequest:
         num_top = fields.read_count(body.get("top_logprobs"), "top_logprobs", minimum=0)
@@ -90,9 +89,6 @@ class Responses:
             yield from _write_parts(item, {"item_id": item["id"], "output_index": index})
             yield {"type": "response.output_item.done", "output_index": index, "item": item}
         yield {"type": f"response.{whole['status']}", "response": whole}
-
-    def error(self, status: int, code: str, message: str) -> dict[str, Any]:
-        return fields.write_openai_error(status, code, message)
 
     def error_event(self, status: int, code: str, message: str) -> bytes:
         # OpenAI's clients raise for the field `error`; others read the event's own fields.

@@ -14,20 +14,20 @@ from rljob_api.wire.calls import ToolSchema
 from rljob_trainer.gateway.dialects import fields
 
 _TEXT = {"type": "string"}
-_KNOWN: dict[str, tuple[str, dict[str, Any], list[str]]] = {
-    "bash_": ("Run a command in a shell.", {"command": _TEXT, "restart": {"type": "boolean"}}, []),
-    "text_editor_": (
-        "View, create and edit text files.",
-        {
+_KNOWN: dict[str, dict[str, Any]] = {
+    "bash_": {"type": "object", "properties": {"command": _TEXT, "restart": {"type": "boolean"}}},
+    "text_editor_": {
+        "type": "object",
+        "properties": {
             "command": {"type": "string", "enum": ["view", "create", "str_replace", "insert"]},
             **dict.fromkeys(("path", "file_text", "old_str", "new_str", "insert_text"), _TEXT),
             "insert_line": {"type": "integer"},
             "view_range": {"type": "array", "items": {"type": "integer"}},
         },
-        ["command", "path"],
-    ),
+        "required": ["command", "path"],
+    },
 }
-"""Tools of Anthropic's API that the program runs, by the start of their type: description, arguments, required."""
+"""The arguments of Anthropic's tools that the program runs, by the start of their type."""
 _FREE_TEXT = {"type": "object", "properties": {"input": _TEXT}, "required": ["input"]}
 
 
@@ -59,11 +59,9 @@ def choose_tools(body: Mapping[str, Any], *, ignores: bool) -> tuple[list[dict[s
         left_out.append("tool_choice.disable_parallel_tool_use")
     kind = given.get("type")
     if kind == "allowed_tools":
-        allowed = given.get("allowed_tools", given)
-        allowed = fields.read_object(allowed, "tool_choice.allowed_tools")
-        listed = fields.read_list(allowed.get("tools"), "tool_choice.tools")
-        names = {_name_of(each) for each in listed if isinstance(each, dict)}
-        tools, kind = [tool for tool in tools if _name_of(tool) in names], allowed.get("mode")
+        allowed = fields.read_object(given.get("allowed_tools", given), "tool_choice.allowed_tools")
+        names = {_read_name(each) for each in fields.read_list(allowed.get("tools"), "tool_choice.tools")}
+        tools, kind = [tool for tool in tools if _read_name(tool) in names], allowed.get("mode")
     if kind not in (None, "auto", "none"):
         leave_out("tool_choice", "tool_choice", f"{kind} is not supported: a forced call is not the policy's own")
     return [] if kind == "none" else tools, left_out
@@ -80,9 +78,9 @@ def find_forms(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
     forms: dict[str, dict[str, str]] = {}
     for tool in tools:
         if _is_free_text(tool):
-            forms[_name_of(tool)] = {"type": "custom"}
+            forms[_read_name(tool)] = {"type": "custom"}
         elif "namespace" in tool:
-            forms[_name_of(tool)] = {"namespace": tool["namespace"]}
+            forms[_read_name(tool)] = {"namespace": tool["namespace"]}
     return forms
 
 
@@ -101,23 +99,23 @@ def _is_free_text(tool: Mapping[str, Any]) -> bool:
     return tool.get("type") == "custom" and "name" in tool and "input_schema" not in tool
 
 
-def _find_known(kind: Any) -> tuple[str, dict[str, Any], list[str]] | None:
-    return next((known for start, known in _KNOWN.items() if str(kind).startswith(start)), None)
+def _find_known(kind: Any) -> dict[str, Any] | None:
+    return next((schema for start, schema in _KNOWN.items() if str(kind).startswith(start)), None)
 
 
-def _name_of(tool: Mapping[str, Any]) -> str:
-    inner = tool.get("function")
-    return str((inner if isinstance(inner, dict) else tool).get("name"))
+def _find_function(tool: Any) -> Any:
+    """Return what has the name: chat completions have it in a part."""
+    return tool["function"] if isinstance(tool.get("function"), dict) else tool
+
+
+def _read_name(tool: Any) -> str:
+    return str(_find_function(fields.read_object(tool, "tools")).get("name"))
 
 
 def _read_tool(tool: Mapping[str, Any], path: str) -> ToolSchema:
-    given, where = tool, path
-    if isinstance(tool.get("function"), dict):  # of chat completions
-        given, where = tool["function"], f"{path}.function"
-    description, schema = given.get("description"), given.get("parameters", given.get("input_schema"))
-    if known := _find_known(tool.get("type")):
-        description, properties, required = known
-        schema = {"type": "object", "properties": properties, "required": required}
-    elif _is_free_text(tool):
+    given = _find_function(tool)
+    schema = _find_known(tool.get("type")) or given.get("parameters", given.get("input_schema"))
+    if _is_free_text(tool):
         schema = _FREE_TEXT
-    return fields.read_tool(given.get("name"), description, schema, where)
+    where = path if given is tool else f"{path}.function"
+    return fields.read_tool(given.get("name"), given.get("description"), schema, where)

@@ -30,7 +30,7 @@ from rljob_api.manifest.services.runner import Runner
 from rljob_api.manifest.services.tool import Tool
 from rljob_api.manifest.services.user import SimulatedUser
 from rljob_api.wire.base import InvalidReason
-from rljob_api.wire.contract import FILE_FUNCTION, PORT_SERVICE
+from rljob_api.wire.contract import ENV_INSTALLED_ONLY, FILE_FUNCTION, NOT_INSTALLED, PORT_SERVICE
 from rljob_api.wire.scores import ScoreRequest, ScoreResult
 from rljob_cli.check.jobfile import Finding, Target
 from rljob_cli.check.samples import SampleBuilder, load_job_tokenizer
@@ -127,17 +127,17 @@ class Trial:
 
 
 def find_callable(job: RLJob) -> list[int]:
-    """Return the services whose servers start in a second: functions without packages to install, and judges and model
-    users, whose model is not asked."""
+    """Return the services whose servers start in a second: functions, unless their packages are not installed yet, and
+    judges and model users, whose model is not asked."""
     return [index for index, service in enumerate(job.spec.services) if _starts_quickly(service.settings)]
 
 
-def describe_skipped(job: RLJob) -> list[str]:
-    """Return a line for each function that is not called, with the reason."""
-    lines = []
-    for service in job.spec.services:
+def describe_skipped(job: RLJob, trials: Iterable[Trial] = ()) -> list[str]:
+    """Return a line for each function that was not called, with the reason."""
+    lines, called = [], {trial.index for trial in trials}
+    for index, service in enumerate(job.spec.services):
         function, name = service.settings.function, describe_service(service.kind, service.settings.name)
-        if function is None or _starts_quickly(service.settings):
+        if function is None or index in called:
             continue
         why = "requirements are not installed" if function.requirements else "its ConfigMap is not read"
         command = "test-reward" if service.kind == "reward" else "test-agent"
@@ -155,7 +155,7 @@ def _starts_quickly(settings: Reward | CallService) -> bool:
     if chat is not None:
         return True
     function = settings.function
-    return function is not None and not function.requirements and not function.config_map_key_ref
+    return function is not None and not function.config_map_key_ref
 
 
 def call_rewards(
@@ -188,7 +188,7 @@ def _call_chosen(
     if not chosen:
         return []
     with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
-        cluster = LocalCluster(job, claim_block(folder), Path(folder))
+        cluster = LocalCluster(job, claim_block(folder), Path(folder), env={ENV_INSTALLED_ONLY: "1"})
         return asyncio.run(_call_all(job, chosen, prompt, cluster, say, limit))
 
 
@@ -201,7 +201,8 @@ async def _call_all(
     async with running(cluster, children, _STOP_SECONDS, progress, signals=()):
         samples = SampleBuilder(job, await asyncio.to_thread(load_job_tokenizer, job))
         call = partial(_try, prompt=prompt, samples=samples, cluster=cluster, started=time.monotonic(), limit=limit)
-        return list(await asyncio.gather(*(call(job, index, each) for index, each in services.items())))
+        found = await asyncio.gather(*(call(job, index, each) for index, each in services.items()))
+        return [trial for trial in found if NOT_INSTALLED not in trial.error]
 
 
 def _with_one_worker(job: RLJob) -> RLJob:
@@ -295,6 +296,8 @@ async def _try(
     except TimeoutError:
         if settings.endpoint is not None:  # nothing is known to be wrong
             return trial
+        if settings.function and settings.function.requirements and not trial.start_seconds:  # such as vLLM
+            return replace(trial, error=NOT_INSTALLED)
         what = "its call did not return" if trial.start_seconds else "its import did not end"
         where = find_import_place(cluster, settings.name)
         return replace(trial, error=f"{what} within {limit:g} s{where}; {_SKIP}")

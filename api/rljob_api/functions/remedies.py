@@ -116,8 +116,8 @@ def describe_unknown_form(function: Function, for_groups: bool, conventions: Ite
     shown = function.show()
     if function.is_opaque:
         return (
-            f"{shown} has no named parameters, so its convention is unknown; set function.signature, or add "
-            "@functools.wraps to its decorator"
+            f"{shown} has no named parameters, so its convention is unknown; set function.signature, such as trl, or "
+            "add @functools.wraps to its decorator, if it has one"
         )
     problem, adapter = f"{shown} does not match a convention of reward functions", write_adapter(function, for_groups)
     if typo := _find_typo(function, conventions):

@@ -24,7 +24,7 @@ class Value(NamedTuple):
     special tokens, or the steps of the job."""
     is_completion: bool = False
     read_all: Callable[[Sequence[Sample]], Any] | None = None
-    """Of functions of lists: reads one value for the whole call, in place of a list."""
+    """Reads one value for a whole call of a function of lists, in place of a list."""
 
 
 class MissingPartError(Exception):

@@ -84,7 +84,7 @@ class ScoreResult(Wire):
     """The answer that the reward read in the completion: what the function returned as `pred`, at most 1,000
     characters. Samples of a prompt with the same text give the same answer (maj@n). Null: it named none."""
     abstained: list[str] = []
-    """Of a list of functions, those that returned None: the score is the sum of the others."""
+    """The functions of a list that returned None: the score is the sum of the others."""
     reason: InvalidReason | None = None
     message: str = ""
     """Human-readable: the exception's last line, or the cause. At most 2,000 characters."""

@@ -131,9 +131,7 @@ def init(
 def try_reward(
     jobs: JobsArgument = None,
     filenames: FilenameOption = None,
-    reward: Annotated[
-        str | None, typer.Option(help="Name of the reward. Default: the first reward that the job serves.")
-    ] = None,
+    reward: Annotated[str | None, typer.Option(help="Name of the reward. Default: all that the job serves.")] = None,
     completion: Annotated[
         list[str] | None,
         typer.Option(help="Completion to score. Repeat it to score a group.", callback=check_text),

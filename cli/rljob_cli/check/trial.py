@@ -9,6 +9,7 @@ installed are left out. Invariant: when it returns, no process that it started i
 
 import asyncio
 import contextlib
+import itertools
 import json
 import math
 import re
@@ -30,7 +31,7 @@ from rljob_api.manifest.services.runner import Runner
 from rljob_api.manifest.services.tool import Tool
 from rljob_api.manifest.services.user import SimulatedUser
 from rljob_api.wire.base import InvalidReason
-from rljob_api.wire.contract import FILE_FUNCTION, PORT_SERVICE
+from rljob_api.wire.contract import ENV_INSTALLED_ONLY, FILE_FUNCTION, NOT_INSTALLED, PORT_SERVICE
 from rljob_api.wire.scores import ScoreRequest, ScoreResult
 from rljob_cli.check.jobfile import Finding, Target
 from rljob_cli.check.samples import SampleBuilder, load_job_tokenizer
@@ -52,7 +53,7 @@ _FORMS = (
 )
 """In which rewards expect an answer, such as 12."""
 _WRONG = ("", "I do not know.")
-_MOST_SECONDS = 10.0
+_MAX_SECONDS = 10.0
 """For the calls after the first one, all together."""
 _OTHER_VERSIONS: Mapping[str, Mapping[str, Any]] = {
     "verl": {"signature": "verl0.2"},
@@ -74,11 +75,11 @@ class Trial:
     start_seconds: float
     """Until the server was ready: the program's start and the function's import."""
     result: ScoreResult | None = None
-    """Of the row's answer in the form that scores most."""
+    """The result for the row's answer, in the form that scores most."""
     form: str = ""
     """That form. Empty: the answer alone."""
     scores: tuple[float, ...] = ()
-    """Of the answer in all forms, and of the wrong ones. Empty: they were not tried."""
+    """Those for the answer in all forms, and for the wrong ones. Empty: they were not tried."""
     apart: tuple[ScoreResult, ...] = ()
     """The results of the answer and of a longer one, scored alone. Only of functions that also score groups."""
     together: tuple[ScoreResult, ...] = ()
@@ -127,17 +128,17 @@ class Trial:
 
 
 def find_callable(job: RLJob) -> list[int]:
-    """Return the services whose servers start in a second: functions without packages to install, and judges and model
-    users, whose model is not asked."""
+    """Return the services whose servers start in a second: functions, unless their packages are not installed yet, and
+    judges and model users, whose model is not asked."""
     return [index for index, service in enumerate(job.spec.services) if _starts_quickly(service.settings)]
 
 
-def describe_skipped(job: RLJob) -> list[str]:
-    """Return a line for each function that is not called, with the reason."""
-    lines = []
-    for service in job.spec.services:
+def describe_skipped(job: RLJob, trials: Iterable[Trial] = ()) -> list[str]:
+    """Return a line for each function that was not called, with the reason."""
+    lines, called = [], {trial.index for trial in trials}
+    for index, service in enumerate(job.spec.services):
         function, name = service.settings.function, describe_service(service.kind, service.settings.name)
-        if function is None or _starts_quickly(service.settings):
+        if function is None or index in called:
             continue
         why = "requirements are not installed" if function.requirements else "its ConfigMap is not read"
         command = "test-reward" if service.kind == "reward" else "test-agent"
@@ -155,7 +156,7 @@ def _starts_quickly(settings: Reward | CallService) -> bool:
     if chat is not None:
         return True
     function = settings.function
-    return function is not None and not function.requirements and not function.config_map_key_ref
+    return function is not None and not function.config_map_key_ref
 
 
 def call_rewards(
@@ -177,7 +178,8 @@ def call_rewards(
         and not function.columns
     }
     found = again(_change(job, others), [*others])
-    better = {each.index for each in found if len({*each.scores}) > 1}
+    raised = {trial.index for trial in doubted if trial.raises}
+    better = {each.index for each in found if len({*each.scores}) > 1 or (each.scores and each.index in raised)}
     written = {name: json.dumps(fields)[1:-1].replace('"', "") for name, fields in _OTHER_VERSIONS.items()}
     return [replace(each, remedy=written[each.signature]) if each.index in better else each for each in trials]
 
@@ -188,7 +190,7 @@ def _call_chosen(
     if not chosen:
         return []
     with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
-        cluster = LocalCluster(job, claim_block(folder), Path(folder))
+        cluster = LocalCluster(job, claim_block(folder), Path(folder), env={ENV_INSTALLED_ONLY: "1"})
         return asyncio.run(_call_all(job, chosen, prompt, cluster, say, limit))
 
 
@@ -201,7 +203,8 @@ async def _call_all(
     async with running(cluster, children, _STOP_SECONDS, progress, signals=()):
         samples = SampleBuilder(job, await asyncio.to_thread(load_job_tokenizer, job))
         call = partial(_try, prompt=prompt, samples=samples, cluster=cluster, started=time.monotonic(), limit=limit)
-        return list(await asyncio.gather(*(call(job, index, each) for index, each in services.items())))
+        found = await asyncio.gather(*(call(job, index, each) for index, each in services.items()))
+        return [trial for trial in found if NOT_INSTALLED not in trial.error]
 
 
 def _with_one_worker(job: RLJob) -> RLJob:
@@ -272,18 +275,21 @@ async def _try(
             if not isinstance(settings, Reward):
                 return replace(trial, serves=_describe_forms(info))
             pair, texts = build_samples(prompt, samples)
-            if settings.scope == "sample" and not info["takes_groups"]:
-                pair = pair[:1]
+            if settings.scope == "sample":
+                pair = pair if info["takes_groups"] else pair[:1]
+            else:  # as many as the function gets
+                numbered = zip(range(job.spec.algorithm.group_size), itertools.cycle(pair), strict=False)
+                pair = [each.model_copy(update={"id": f"call-{number}"}) for number, each in numbered]
             score = partial(score_all, url, TOKEN, job, settings)
             (results,) = await score([pair])
             trial = replace(trial, result=results[0], signature=info["signature"])
             if settings.scope != "sample":
-                return replace(trial, together=tuple(results))
+                return replace(trial, together=tuple(results[:2]))
             trial = replace(trial, apart=tuple(results))
             with contextlib.suppress(TimeoutError):
                 # A function with network may pay for each call.
                 if texts and results[0].valid and settings.function and not settings.function.network:
-                    async with asyncio.timeout(_MOST_SECONDS):
+                    async with asyncio.timeout(_MAX_SECONDS):
                         found = [each for (each,) in await score([[request] for request in texts.values()])]
                     valid = [(each, form) for each, form in zip(found, texts, strict=True) if each.valid]
                     best, form = max(valid, key=lambda pair: pair[0].score or 0.0, default=(results[0], ""))
@@ -295,6 +301,8 @@ async def _try(
     except TimeoutError:
         if settings.endpoint is not None:  # nothing is known to be wrong
             return trial
+        if settings.function and settings.function.requirements and not trial.start_seconds:  # such as vLLM
+            return replace(trial, error=NOT_INSTALLED)
         what = "its call did not return" if trial.start_seconds else "its import did not end"
         where = find_import_place(cluster, settings.name)
         return replace(trial, error=f"{what} within {limit:g} s{where}; {_SKIP}")
@@ -325,8 +333,10 @@ def write_answers(truth: Any) -> dict[str, str]:
         leaf = next(iter(leaf.values() if isinstance(leaf, dict) else leaf))
     if isinstance(leaf, bool) or not isinstance(leaf, str | int | float) or leaf == "":
         return {}
+    final = str(leaf).rpartition("####")[2].strip()  # gsm8k's own answers end with it
+    texts = {form: form.replace("12", final) for form in _FORMS} | {_FORMS[0]: str(leaf)}
     whole = {} if leaf is truth else {"JSON": json.dumps(truth, ensure_ascii=False)}
-    return {form: form.replace("12", str(leaf)) for form in _FORMS} | whole | dict(zip(_WRONG, _WRONG, strict=True))
+    return texts | whole | dict(zip(_WRONG, _WRONG, strict=True))
 
 
 def find_problems(job: RLJob, trials: list[Trial]) -> Iterator[Finding]:

@@ -5,19 +5,23 @@ no process that it started is alive.
 """
 
 import asyncio
+import contextlib
+import itertools
 import json
 import tempfile
-from collections.abc import Container
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from rljob_api.errors import UserError
+from rljob_api.errors import RLJobError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_spec import Service
 from rljob_api.manifest.services.reward import Reward
+from rljob_api.manifest.sources import parse_source
+from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.contract import PORT_SERVICE
 from rljob_api.wire.scores import ScoreRequest, ScoreResult
 from rljob_cli.check.jobfile import check_file, load
@@ -36,7 +40,9 @@ from rljob_core.backend import Manifest
 from rljob_core.children.common import read_service_name
 from rljob_core.children.pods import VLLM_CONTAINER
 from rljob_core.plan.job import render_children
+from rljob_inputs.data.columns import read_answer
 from rljob_inputs.data.conversations import are_messages
+from rljob_inputs.data.rows import read_rows
 from rljob_inputs.data.text_files import LINES, Values, read_text_file
 from rljob_inputs.machine.installation import require
 from rljob_inputs.memory.changes import change_job
@@ -75,26 +81,66 @@ def try_reward_command(
     block: str | None,
     output: str,
 ) -> int:
-    """Score, print the results, and return 1 if one is invalid."""
+    """Score with all rewards, or with the one of `name`, print the results, and return 1 if one is invalid."""
     require("data", "rljob test-reward")
     job_file = load(path, overrides)
-    index = _find_reward(job_file.job, name)
-    reward = job_file.job.spec.rewards[index]
-    rows = _read_rows(completions, answer, prompt, file)
+    chosen = _find_rewards(job_file.job, name)
+    rows = _read_rows(completions, _read_answer(job_file.job, answer), prompt, file)
     samples = SampleBuilder(job_file.job, load_job_tokenizer(job_file.job))
-    groups = build_groups(rows, samples, in_groups=reward.scope != "sample")
-    check_file(job_file, check_service(Service("reward", f"spec.rewards[{index}]", reward)))
-    with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
-        network = claim_block(folder, block)
-        try:
-            outcomes, printed = asyncio.run(_score(job_file.job, reward, groups, network, Path(folder)))
-        except (KeyboardInterrupt, asyncio.CancelledError):
-            return EXIT_INTERRUPTED
+    services = [Service("reward", f"spec.rewards[{index}]", reward) for index, reward in chosen]
+    check_file(job_file, itertools.chain.from_iterable(map(check_service, services)))
+    found: dict[str, list[Outcome]] = {}
+    shown = []
+    for _, reward in chosen:
+        groups = build_groups(rows, samples, in_groups=reward.scope != "sample")
+        column = job_file.job.spec.data.train.answer
+        if missing := sum(request.ground_truth is None for group in groups for request in group) if column else 0:
+            say(f"warning: {missing} rows have no answer: none in {column} (data.train.answer), answer or ground_truth")
+        with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
+            network = claim_block(folder, block)
+            try:
+                outcomes, printed = asyncio.run(_score(job_file.job, reward, groups, network, Path(folder)))
+            except (KeyboardInterrupt, asyncio.CancelledError):
+                return EXIT_INTERRUPTED
+        found[reward.name] = outcomes
+        results = [outcome.to_json() for outcome in outcomes]
+        shown.append({"reward": reward.name, "results": results, "printed": printed})
+        if output != "json":
+            _print_outcomes(reward.name, outcomes, printed)
+    totals = sum_up({reward.name: reward.weight for _, reward in chosen}, found)
     if output == "json":
-        print_json({"reward": reward.name, "results": [outcome.to_json() for outcome in outcomes], "printed": printed})
-    else:
-        _print_outcomes(reward.name, outcomes, printed)
-    return 0 if all(outcome.result.valid for outcome in outcomes) else EXIT_FAILED
+        print_json(shown[0] if len(shown) == 1 else {"rewards": shown, "scores": totals})
+    elif len(shown) > 1:
+        table = Table("sample", "score", title="weighted sum", title_justify="left")
+        for number, total in enumerate(totals, start=1):
+            table.add_row(str(number), "-" if total is None else f"{total:.4g}")
+        make_console().print(table)
+    return 0 if all(each.result.valid for each in itertools.chain(*found.values())) else EXIT_FAILED
+
+
+def sum_up(weights: Mapping[str, float], found: Mapping[str, Sequence[Outcome]]) -> list[float | None]:
+    """Return the weighted sum of each row, without rewards that abstain from it; None if one is invalid, or all
+    abstain."""
+    rows: dict[str, list[tuple[float, ScoreResult]]] = {}
+    for name, outcomes in found.items():
+        for outcome in outcomes:
+            rows.setdefault(outcome.request.id, []).append((weights[name], outcome.result))
+    totals: list[float | None] = []
+    for number in range(len(rows)):
+        scored = [each for each in rows[f"test-{number}"] if each[1].reason is not InvalidReason.ABSTAINED]
+        is_known = bool(scored) and all(result.valid for _, result in scored)
+        totals.append(sum(weight * (result.score or 0.0) for weight, result in scored) if is_known else None)
+    return totals
+
+
+def _read_answer(job: RLJob, text: str | None) -> Any:
+    """Return --answer with the type that the data's answers have, as far as this machine has the data."""
+    source = job.spec.data.train
+    if text is not None and source.answer and parse_source(source.source).kind == "absolute":
+        with contextlib.suppress(RLJobError, ValueError):
+            row = next(read_rows(source, source.source, split="train"))
+            return text if isinstance(read_answer(source, row, "spec.data.train"), str) else json.loads(text)
+    return text
 
 
 def _print_outcomes(name: str, outcomes: list[Outcome], printed: str) -> None:
@@ -106,11 +152,10 @@ def _print_outcomes(name: str, outcomes: list[Outcome], printed: str) -> None:
         console.print(printed, markup=False, highlight=False, soft_wrap=True)
 
 
-def _find_reward(job: RLJob, name: str | None) -> int:
+def _find_rewards(job: RLJob, name: str | None) -> list[tuple[int, Reward]]:
     served = [(i, reward) for i, reward in enumerate(job.spec.rewards) if reward.is_served]
-    for index, reward in served:
-        if name in (None, reward.name):
-            return index
+    if chosen := [each for each in served if name in (None, each[1].name)]:
+        return chosen
     if not job.spec.rewards:
         raise UserError("the job has no rewards: its agent rewards the episodes; `rljob test-agent` plays one")
     names = ", ".join(reward.name for _, reward in served) or "none"
@@ -118,7 +163,7 @@ def _find_reward(job: RLJob, name: str | None) -> int:
     raise UserError(f"--reward must be a reward that the job serves{got}; it serves {names}")
 
 
-def _read_rows(completions: list[str], answer: str | None, prompt: str, file: Path | None) -> list[dict[str, Any]]:
+def _read_rows(completions: list[str], answer: Any, prompt: str, file: Path | None) -> list[dict[str, Any]]:
     if (file is None) == (not completions):
         raise UserError("pass either --completion (with --answer) or --file")
     if file is None:

@@ -88,7 +88,7 @@ def judge(
         local=verdict.local + local,
         warnings=[*verdict.warnings, *(_locate(file, finding) for finding in doubts)],
         trials=trials,
-        skipped=trial.describe_skipped(file.job),
+        skipped=trial.describe_skipped(file.job, trials),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rljob_api.errors import UserError
+from rljob_api.wire.contract import MARK_INSTALLED, MARK_INSTALLS
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.manifests import is_ready, labels_of
 from rljob_core.backend import Manifest
@@ -17,6 +18,7 @@ LIMIT_SECONDS = 60.0
 """For the import of a function that has nothing to install, and for its call by `rljob validate`."""
 _POLL_SECONDS = 0.02
 _FIRST_SECONDS, _LATER_SECONDS = 2.0, 10.0
+_INSTALLER = re.compile(rf"\b(uv|pip) {MARK_INSTALLS} ")
 _IMPORT_PLACE = re.compile(r"the import of .* now at (.+?:\d+)")
 
 
@@ -65,6 +67,13 @@ def find_import_place(cluster: LocalCluster, name: str) -> str:
     return f", at {places[-1]}" if places else ""
 
 
+def find_installer(cluster: LocalCluster, name: str) -> str:
+    """Return uv or pip if it installs requirements of the service now; else empty."""
+    logs = [log.read_text(errors="replace") for log in (cluster.paths.root / "logs").glob(f"*{name}*.log")]
+    found = [_INSTALLER.search(text) for text in logs if MARK_INSTALLED not in text]
+    return next((match[1] for match in found if match), "")
+
+
 async def report(say: Callable[[str], None], describe: Callable[[float], str]) -> None:
     """Say after two seconds, and then every ten, what is waited for. `describe`: takes the seconds until then. Runs
     until it is cancelled."""
@@ -86,6 +95,10 @@ async def report_waits(
         places = "".join(find_import_place(cluster, name) for name in starting)
         what = f"the import of {', '.join(services[name] for name in starting)}"
         what = what if starting else f"a call of {', '.join(services.values())}"
+        if installing := {name: each for name in starting if (each := find_installer(cluster, name))}:
+            what = ", ".join(
+                f"{each}, which installs the requirements of {services[name]}" for name, each in installing.items()
+            )
         return f"waits for {what} ({seconds:.0f} s{limit}){places}"
 
     await report(say, describe)

@@ -40,11 +40,21 @@ SAVE_SECONDS = 3600.0
 
 
 class LocalCluster:
-    def __init__(self, job: RLJob, network: Network, root: Path, claims: Mapping[str, Path] | None = None) -> None:
+    def __init__(
+        self,
+        job: RLJob,
+        network: Network,
+        root: Path,
+        claims: Mapping[str, Path] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """`env`: further variables of all processes."""
         self.paths = RunPaths(root.resolve(), claims or {})
         self.network = network
         self.store = LocalStore(job)
-        base_env = build_base_env(os.environ) | network.environment | {ENV_GRACE_SECONDS: str(SAVE_SECONDS)}
+        base_env = (
+            build_base_env(os.environ) | network.environment | {ENV_GRACE_SECONDS: str(SAVE_SECONDS)} | (env or {})
+        )
         gpus = GpuPool(find_gpus(), find_resources(job.spec))
         self.kubelet = Kubelet(self.store, network, self.paths, base_env, gpus)
         self._tasks: list[asyncio.Task[None]] = []

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rljob_api.errors import RLJobError, TransientError, UserError
-from rljob_api.wire.contract import ENV_TOKEN
+from rljob_api.wire.contract import ENV_INSTALLED_ONLY, ENV_TOKEN, MARK_INSTALLED, MARK_INSTALLS, NOT_INSTALLED
 from rljob_service.pool.worker_packages import find_worker_packages
 
 logger = logging.getLogger(__name__)
@@ -70,11 +70,14 @@ def ensure_environment(lines: Sequence[str], python_version: str | None = None) 
     with (root / f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another server of this machine may be creating it
         if not (folder / _COMPLETE).exists():
-            what = f"installing the function's requirements{f' for Python {version}' if version else ''}"
-            logger.info("%s: %s", what, ", ".join(lines) or "none")
+            if os.environ.get(ENV_INSTALLED_ONLY):
+                raise UserError(NOT_INSTALLED)
+            what = f"{MARK_INSTALLS} the function's requirements{f' for Python {version}' if version else ''}"
+            logger.info("%s %s: %s", "uv" if find_uv() else "pip", what, ", ".join(lines) or "none")
             shutil.rmtree(folder, ignore_errors=True)
             _create(folder, python, lines, version)
             (folder / _COMPLETE).touch()
+            logger.info(MARK_INSTALLED)
     return str(python)
 
 

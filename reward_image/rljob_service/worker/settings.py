@@ -24,7 +24,7 @@ class FunctionSettings(NamedTuple):
     path: str
     """Path of the source, for messages, tracebacks and imports of files next to it."""
     entrypoint: str | None
-    """Of several functions, all names with ", " between them."""
+    """The name; for several functions their names, with ", " between them."""
     signature: str
     kwargs: dict[str, Any]
     max_memory_bytes: int

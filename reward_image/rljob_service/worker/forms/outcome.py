@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
     pred: str | None = None
     """The answer that the function read in the completion."""
     abstained: Sequence[str] = ()
-    """Of several functions, those that returned None for this sample."""
+    """The functions of a list that returned None for this sample."""
 
 
 class CallOutcome(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import zipfile
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_cli.check.jobfile import load
 from rljob_cli.check.trial import call_rewards, find_missed_groups, find_problems
 from rljob_inputs.prompts import Prompt
+from rljob_service.pool import requirements
 
 PROMPT = Prompt(3, "1 + 1 =", [], "2", "sums", {"level": 1})
 _HEADER = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
@@ -95,6 +97,26 @@ def test_what_a_reward_wants_instead_is_found_out(call, tmp_path):
     assert trials[0].is_blind
 
 
+def test_function_with_requirements_is_called_once_they_are_installed(call, tmp_path, monkeypatch):
+    """An environment counts as installed when test-reward or a run has created it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "kit-1.0.dist-info").mkdir()
+    with zipfile.ZipFile(wheel := tmp_path / "kit-1.0-py3-none-any.whl", "w") as file:
+        file.writestr("kit.py", body("return float(solution_str == ground_truth)"))
+        file.writestr("kit-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: kit\nVersion: 1.0\n")
+        file.writestr(
+            "kit-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        file.writestr("kit-1.0.dist-info/RECORD", "")
+    lines = [f"kit @ file://{wheel}"]
+    function = {"file": "reward0.py", "requirements": lines}
+    trials, found, _ = call("from kit import compute_score", function=function)
+    assert (trials, found) == ([], [])
+    requirements.ensure_environment(lines)
+    trials, found, _ = call("from kit import compute_score", function=function)
+    assert (trials[0].result.score, found) == (1.0, [])
+
+
 LENGTHS = """
 def shorter_is_better(prompts, completions, **kwargs):
     lengths = [len(completion) for completion in completions]
@@ -168,7 +190,7 @@ def test_abstention_is_accepted(call):
 def test_group_reward_is_called_with_a_group(call):
     source = "def compute_score(data_sources, solution_strs, ground_truths, extra_infos=None):\n"
     trials, found, _ = call(source + "    return [len(solution_strs)] * len(solution_strs)\n", scope="group")
-    assert (found, trials[0].result.score) == ([], 2)
+    assert (found, trials[0].result.score) == ([], 8), "algorithm.groupSize"
 
 
 def test_reward_with_another_image_is_a_problem_of_this_machine_alone(call, tmp_path):

@@ -52,6 +52,24 @@ def test_results_as_json_are_all_that_stdout_has(tmp_path):
     assert "called" in found["printed"]
 
 
+def test_all_rewards_are_scored_and_their_weighted_sum(tmp_path):
+    job = tmp_path / "job" / "rljob.yaml"
+    rljob("init", job.parent)
+    data = yaml.safe_load(job.read_text())
+    second = {"name": "is_short", "weight": -0.5, "function": {"inline": "def reward(completions): return [1.0]"}}
+    job.write_text(yaml.safe_dump({**data, "spec": {**data["spec"], "rewards": [*data["spec"]["rewards"], second]}}))
+    done = CliRunner().invoke(app, ["test-reward", str(job), "--completion", "5", "--answer", "5", "-o", "json"])
+    found = json.loads(done.stdout)
+    assert [each["reward"] for each in found["rewards"]] == ["correct", "is_short"]
+    [correct], [short] = [[result["score"] for result in each["results"]] for each in found["rewards"]]
+    assert (short, found["scores"]) == (1.0, [correct - 0.5])
+    code, output = rljob("test-reward", job, "--completion", "5", "--answer", "5")
+    assert code == 0
+    assert "reward is_short" in output
+    assert "weighted sum" in output
+    assert "weighted sum" not in rljob("test-reward", job, "--completion", "5", "--reward", "is_short")[1]
+
+
 def test_length_example_scores_groups_as_its_readme_shows():
     folder = EXAMPLES / "length"
     code, output = rljob("test-reward", folder / "rljob.yaml", "--file", folder / "completions.jsonl")

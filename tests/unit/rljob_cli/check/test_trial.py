@@ -12,7 +12,7 @@ from tests.support.job_simulation import make_job
 def test_functions_that_are_not_called_are_named_with_the_reason():
     function = {"module": "trl.rewards", "entrypoint": "accuracy_reward", "requirements": ["trl"]}
     rewards = [{"name": "trl", "function": function}, {"name": "own", "function": {"inline": "x"}}]
-    [line] = describe_skipped(make_job(rewards=rewards))
+    [line] = describe_skipped(make_job(rewards=rewards), [Trial(1, "own", 1.0)])
     assert line == (
         "reward trl: not called, requirements are not installed by this check; `rljob test-reward` calls it"
     )

@@ -7,7 +7,16 @@ import pytest
 from rljob_api.errors import UserError
 from rljob_api.wire.scores import ScoreResult
 from rljob_cli.check.samples import SampleBuilder
-from rljob_cli.check.try_reward import _read_rows, build_groups, build_table, label_outcomes, reward_children
+from rljob_cli.check.try_reward import (
+    Outcome,
+    _read_answer,
+    _read_rows,
+    build_groups,
+    build_table,
+    label_outcomes,
+    reward_children,
+    sum_up,
+)
 from rljob_cli.tables import to_text
 from tests.support.job_simulation import make_job
 
@@ -68,6 +77,31 @@ def test_wrong_row_of_a_file_is_named(tmp_path, row, message):
     (tmp_path / "rows.jsonl").write_text(f'{{"completion": "a"}}\n{row}\n')
     with pytest.raises(UserError, match=message):
         _read_rows([], None, "", tmp_path / "rows.jsonl")
+
+
+def test_weighted_sum_is_of_all_rewards_of_a_row():
+    """In the order of the rows, also where a reward scores groups."""
+    requests = [each for [each] in build_groups(ROWS, builder(), in_groups=False)]
+    results = [ScoreResult(id="x", valid=True, score=score) for score in (1.0, 2.0, 3.0)]
+    alone = [Outcome("", *pair) for pair in zip(requests, results, strict=True)]
+    none = ScoreResult(id="x", valid=False, reason="abstained")
+    late = ScoreResult(id="x", valid=False, reason="timeout")
+    found = {
+        "a": alone,
+        "b": [Outcome("", requests[i], result) for i, result in ((2, none), (0, results[2]), (1, late))],
+    }
+    assert sum_up({"a": 1.0, "b": -2.0}, found) == [-5.0, None, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "given", "read"), [('{"a": 1}', '{"a": 2}', {"a": 2}), ("4", "5", 5), ('"4"', "5", "5")]
+)
+def test_answer_has_the_type_of_the_datas_answers(tmp_path, answer, given, read):
+    (tmp_path / "d.jsonl").write_text(f'{{"q": "x", "a": {answer}}}\n')
+    job = make_job(data={"train": {"source": str(tmp_path / "d.jsonl"), "prompt": "q", "answer": "a"}})
+    assert _read_answer(job, given) == read
+    (tmp_path / "d.jsonl").unlink()
+    assert _read_answer(job, given) == given, "the data are elsewhere"
 
 
 def test_samples_are_numbered_within_their_groups():

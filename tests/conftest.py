@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, settings
 # HYPOTHESIS_PROFILE selects: dev (default) is fast, ci repeats the same examples, nightly searches.
 _SLOW_STEPS = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile(
-    "dev", max_examples=20, stateful_step_count=20, deadline=None, suppress_health_check=_SLOW_STEPS
+    "dev", max_examples=10, stateful_step_count=20, deadline=None, suppress_health_check=_SLOW_STEPS
 )
-settings.register_profile("ci", settings.get_profile("dev"), max_examples=25, derandomize=True)
+settings.register_profile("ci", settings.get_profile("dev"), derandomize=True)
 settings.register_profile("nightly", settings.get_profile("dev"), max_examples=1000, stateful_step_count=50)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 

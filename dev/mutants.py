@@ -1,6 +1,6 @@
 """Breaks the product on purpose and counts what the unit tests notice: `python -m dev.mutants [--number N] [PATH...]`.
 
-Draws changes of single places in the eight packages, or in the files and folders PATH of them: a comparison, and/or, a
+Draws changes of single places in the eight packages, or in the files and folders PATH: a comparison, and/or, a
 number or a bool, the condition of an `if`, a returned value, a call. For each, runs the test file that mirrors the
 module, then the unit tests of its folder. Prints a table, the survivors' differences, and one JSON object last.
 
@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from dev.ceiling import PACKAGES, ROOT
 
 LIMIT_SECONDS = 600
-"""Of one run of tests. A mutant that hangs is killed by it."""
+"""Seconds that tests may run. A mutant that hangs is killed by it."""
 _PAIRS: Any = ((ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn), (ast.Lt, ast.LtE), (ast.Gt, ast.GtE))
 _COMPARISONS = {each: other for pair in _PAIRS for each, other in (pair, pair[::-1])}
 

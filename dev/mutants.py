@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import difflib
 import itertools
 import json
@@ -117,9 +118,11 @@ def run_tests(copy: Path, tests: list[Path], *options: str) -> bool:
     try:
         return process.wait(LIMIT_SECONDS) in (0, 5)  # 5: there are no tests
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
         return False
+    finally:  # nothing of a run stays, whatever ends it
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def check(copy: Path, mutant: Mutant) -> str:
@@ -143,6 +146,7 @@ def main() -> None:
     parser.add_argument("--skip", type=int, default=0, help="leave out the first ones, which another run checked")
     parser.add_argument("--against", metavar="REV", help="take the tests of this revision")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     counts: Counter[str] = Counter()
     results = []
     with tempfile.TemporaryDirectory() as folder:

@@ -208,8 +208,8 @@ guard: cpu-build ## Three updates of the tiny job, bit by bit, under each schedu
 	$(BIN)/python dev/guard.py $(if $(RECORD),--record $(RECORD)) $(if $(AGAINST),--against $(AGAINST)) $(if $(TREE),--tree $(TREE))
 
 .PHONY: mutation
-mutation: $(DEVELOP) ## Break the pure cores on purpose and count what the unit tests notice (dev/mutation)
-	$(BIN)/python dev/mutation/run.py
+mutation: $(DEVELOP) ## Break NUMBER=100 drawn places (SEED=0) and count what the unit tests notice (dev/mutants.py)
+	$(BIN)/python -m dev.mutants --number $(or $(NUMBER),100) --seed $(or $(SEED),0)
 
 ##@ Documentation
 .PHONY: docs

@@ -135,7 +135,7 @@ class DriverHarness:
         app = web.Application(middlewares=[self._record_traceparent])
         app.add_routes(routes)
         # As the real servers do: a client that leaves ends what runs for it.
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, server.address, port, reuse_address=True).start()
         self.runners[server.address] = runner
@@ -360,9 +360,10 @@ _undisturbed_runs: dict[str, Run] = {}
 
 async def run_undisturbed(make_harness, **settings) -> Run:
     """Run a job without faults. It is deterministic, so one run per session and settings is enough."""
-    key = repr(settings)
+    harness = make_harness("undisturbed", **settings)
+    key = harness.job.model_dump_json()
     if key not in _undisturbed_runs:
-        async with make_harness("undisturbed", **settings) as harness:
+        async with harness:
             summary = await harness.run()
             _undisturbed_runs[key] = Run(summary, harness.metrics(), harness.trajectories(), harness.final_weight())
     return _undisturbed_runs[key]

@@ -18,7 +18,7 @@ class StubServer:
     async def start(self):
         app = web.Application()
         app.add_routes(self.routes())
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
         await web.TCPSite(self._runner, self.address, PORT_SERVICE, reuse_address=True).start()
 

@@ -19,11 +19,11 @@ import pytest
 
 from rljob_cli.exits import EXIT_INTERRUPTED
 from tests.support.top_program import PODS
+from tests.support.waiting import DEADLINE_SECONDS
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _COLOURS = {"31": "red", "32": "green", "33": "yellow"}
 DATA = Path(__file__).parents[2] / "data" / "top"
-_DEADLINE_SECONDS = 60.0
 _CLEAR = "\x1b[H"
 """rich begins each frame of a screen with it."""
 _OTHER_SCREEN, _FIRST_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
@@ -51,7 +51,7 @@ class Terminal:
 
     def read_until(self, wanted: str) -> str:
         """Return the frame that has the text: all since the last one began."""
-        deadline = time.monotonic() + _DEADLINE_SECONDS
+        deadline = time.monotonic() + DEADLINE_SECONDS
         while wanted not in _ESCAPES.sub("", self.frame):
             is_over = self.program.poll() is not None
             assert self._read(deadline, 1.0) or not is_over, f"no {wanted!r} in {self.frame!r}"
@@ -64,13 +64,13 @@ class Terminal:
 
     def read_screens(self, count: int) -> None:
         """Wait until the program has taken the whole screen so many times."""
-        deadline = time.monotonic() + _DEADLINE_SECONDS
+        deadline = time.monotonic() + DEADLINE_SECONDS
         while self.text.count(_OTHER_SCREEN) < count:
             self._read(deadline, 1.0)
             assert time.monotonic() < deadline, self.text
 
     def read_all(self) -> str:
-        deadline = time.monotonic() + _DEADLINE_SECONDS
+        deadline = time.monotonic() + DEADLINE_SECONDS
         while self.program.poll() is None or select.select([self.file], [], [], 0)[0]:
             self._read(deadline, 0.1)
             assert time.monotonic() < deadline, self.text

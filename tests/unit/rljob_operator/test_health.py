@@ -10,6 +10,7 @@ from rljob_core.backend import JobKey
 from rljob_core.loop.workqueue import WorkQueue
 from rljob_operator.health import STUCK_SECONDS, Health
 from rljob_operator.metrics import OperatorMetrics
+from tests.support.waiting import DEADLINE_SECONDS
 
 KEY = JobKey("ns", "a")
 
@@ -74,7 +75,7 @@ async def test_blocked_loop_is_measured(health, clock):
     measuring, read = asyncio.create_task(health.measure_stalls()), health.metrics.registry.get_sample_value
     await asyncio.sleep(0)
     clock.now += 3
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + DEADLINE_SECONDS
     while not (count := read("rljob_operator_loop_stall_seconds_count")):
         assert time.monotonic() < deadline
         await asyncio.sleep(0)

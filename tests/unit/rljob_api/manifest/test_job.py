@@ -31,9 +31,11 @@ ONE_GPU: dict[str, Any] = {
 
 TRAINING_ALONE = {"name": "x", "function": {"file": "x"}, "use": "training"}
 
+SCORED_DEATH = {"name": "r", "function": {"file": "r.py"}, "failurePolicy": {"scores": {"workerDied": 0}}}
 ACCEPTED: list[dict[str, Any]] = [
     {},
     {"rewards": [TRAINING_ALONE]},
+    {"rewards": [SCORED_DEATH]},
     {"rollout": SHARED},
     {"rollout": SHARED, "schedule": {"type": "synchronous"}, "trainer": {"replicas": 2}, "suspend": True},
     {"rollout": SHARED | {"gpusPerReplica": 2}, "trainer": {"gpusPerReplica": 4}},
@@ -127,6 +129,7 @@ VIOLATIONS: list[tuple[dict[str, Any], str]] = [
     ({"trainer": {"nodePool": {"gpuResource": "gpu"}}}, "should match pattern"),
     ({"trainer": {"nodePool": {"gpuResource": "Nvidia.com/gpu"}}}, "should match pattern"),
     ({"trainer": {"nodePool": {"gpuResource": "kubernetes.io/gpu"}}}, "outside kubernetes.io"),
+    ({"rewards": [SCORED_DEATH | {"episodesPerProcess": 2}]}, "must be 1 if a dead process has a score"),
     (
         {"rollout": SHARED, "schedule": {"type": "bounded"}},
         "schedule.type must be onPolicy or synchronous with rollout.placement trainer: .* alternate, got bounded",

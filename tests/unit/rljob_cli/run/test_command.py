@@ -16,6 +16,7 @@ from rljob_api.wire.contract import PORT_DRIVER, PORT_SERVICE
 from rljob_cli.run.command import Run, build_rewards, fetch_metrics
 from rljob_cli.run.reward_rows import RewardMetrics
 from tests.support.loopback import next_address
+from tests.support.waiting import DEADLINE_SECONDS
 
 HEAD, FIRST, SECOND, SILENT = (next_address() for _ in range(4))
 SERVER = 'rljob_reward_slots{reward="correct"} 4.0\nrljob_reward_slots_in_use{lane="train",reward="correct"} 3.0\n'
@@ -110,7 +111,7 @@ async def test_ctrl_c_waits_and_says_how_long_and_a_second_one_kills(
     interrupted = Interrupted(monkeypatch, tmp_path)
     interrupted.run._on_signal()
     assert not interrupted.killed.is_set()
-    await asyncio.wait_for(interrupted.run._stop(), timeout=10)
+    await asyncio.wait_for(interrupted.run._stop(), DEADLINE_SECONDS)
     assert interrupted.killed.is_set()
     assert interrupted.said == [
         "saving the last steps, then stopping (press again to end at once, without them)",

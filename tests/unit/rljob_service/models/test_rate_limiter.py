@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+import asyncio
 import math
-import time
 
 import pytest
 from hypothesis import assume, given
@@ -96,12 +96,18 @@ def test_one_execution_is_admitted_when_replicas_exceed_the_limit(clock):
     assert limiter.required_wait() == (math.inf, CONCURRENCY)
 
 
-async def test_retry_waits_for_the_request_rate():
-    limiter = RateLimiter(EndpointLimits(requests_per_minute=6000), 1, 0.0)
+async def test_retry_waits_for_the_request_rate(clock, monkeypatch):
+    limiter = RateLimiter(EndpointLimits(requests_per_minute=6000), 1, 0.0, clock)
     limiter.admit()
-    started = time.monotonic()
+    slept = []
+
+    async def sleep(seconds):
+        slept.append(seconds)
+        clock.now += seconds
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     await limiter.acquire_retry()
-    assert 0 < time.monotonic() - started < 5
+    assert sum(slept) == pytest.approx(2 / 90), "one request was admitted before its time"
 
 
 RATES = st.floats(min_value=1, max_value=1e6)

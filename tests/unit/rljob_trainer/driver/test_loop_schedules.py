@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import random
+from functools import partial
 
 import pytest
 from aiohttp import web
@@ -19,6 +20,12 @@ SCHEDULES = {
     "bounded 3": {"type": "bounded", "maxStaleness": 3},
 }
 BOUNDS = {"synchronous": 0, "onPolicy": 0, "oneStepOff": 1, "bounded 1": 1, "bounded 3": 3}
+
+
+@pytest.fixture
+def make_harness(make_harness):
+    """Groups of two samples: what dies, and when, is what these tests are about."""
+    return partial(make_harness, algorithm={"groupSize": 2})
 
 
 @pytest.fixture(params=SCHEDULES)
@@ -123,7 +130,7 @@ async def test_bounded_schedule_generates_while_the_trainer_works(make_harness):
         harness.before_apply = is_open.wait
         async with harness.driver() as driver, asyncio.timeout(DEADLINE_SECONDS):
             running = asyncio.create_task(driver.run())
-            await wait_until(lambda: len(harness.requests) >= 2 * 4 * 4)
+            await wait_until(lambda: len(harness.requests) >= 2 * 4 * 2)
             seen.append(len(harness.updates))
             is_open.set()
             await running

@@ -114,3 +114,15 @@ async def test_calls_of_tools_are_part_of_the_turn(episodes):
         (ids[0], "add", {"a": 1}),
         (ids[1], "add", {"a": 2}),
     ]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "problem"),
+    [([], "at least one token"), ([3, 10**9], "token ids from 0 to"), ([-1, 3], "token ids from 0 to")],
+)
+async def test_a_prompt_is_one_or_more_token_ids_of_the_model(episodes, prompt, problem):
+    episode = episodes.open(make_task(SpelledPolicy()))
+    episode.start_attempt()
+    with pytest.raises(RequestError, match=problem):
+        await episode.attempt.main.count_tokens(ModelRequest("policy", prompt=prompt))
+    assert await episode.attempt.main.count_tokens(ModelRequest("policy", prompt=[3, 4])) == 2

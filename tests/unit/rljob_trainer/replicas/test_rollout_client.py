@@ -289,12 +289,16 @@ async def test_job_stops_when_no_rollout_can_apply_the_weights(make_client):
 
 async def test_job_waits_for_weights_while_a_rollout_makes_progress(make_client):
     reports = PullReports()
-    rollouts = await make_client(stall_seconds=0.3, reports=reports)
+    rollouts = await make_client(stall_seconds=3, reports=reports)
+    started = rollouts.replicas.now()
+    rollouts.replicas.now = lambda: started + len(times)
+    times = []
     async with Server(events("g:1")) as server:
         server.weights = RolloutWeights(generation="g", version=0, error="no space left")
         sync = asyncio.create_task(rollouts.sync(MANIFEST))
         for progress in range(10):
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.03)  # it looks whether one is nearer
+            times.append(progress)
             reports.record(PullReport(replica="other", key="g:1", progress=progress), rollouts.replicas.now())
         server.weights = RolloutWeights(generation="g", version=1, file_hash="s", checksum="c")
         assert list(await sync) == [NAME]

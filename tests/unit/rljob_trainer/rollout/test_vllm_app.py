@@ -13,11 +13,16 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from starlette.applications import Starlette
-from vllm.entrypoints.launchers import launcher
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from rljob_trainer.rollout.vllm_app import _ENGINE_LOG, Serving, end_is_wanted, quiet_shutdown
 from tests.support.waiting import DEADLINE_SECONDS
+
+
+@pytest.fixture
+def launcher():
+    from vllm.entrypoints.launchers import launcher
+
+    return launcher
 
 
 @pytest.fixture
@@ -33,7 +38,7 @@ def app(monkeypatch):
 
 
 @pytest.fixture
-def serving(monkeypatch):
+def serving(monkeypatch, launcher):
     listener = socket.create_server(("127.0.0.1", 0))
     host, port = listener.getsockname()
     monkeypatch.setattr(launcher, "setup_server", lambda args, reuse_port: ("", listener))
@@ -42,7 +47,9 @@ def serving(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [psutil.NoSuchProcess(7), psutil.ZombieProcess(7), None])
-async def test_signal_is_a_success_when_the_engine_ends_while_vllm_describes_it(serving, app, monkeypatch, error):
+async def test_signal_is_a_success_when_the_engine_ends_while_vllm_describes_it(
+    serving, app, launcher, monkeypatch, error
+):
     class Engine:
         def cmdline(self):
             if error is not None:
@@ -80,6 +87,8 @@ def fail(log, error):
 
 
 def test_only_an_end_that_is_wanted_is_quiet(engine_log, caplog):
+    from vllm.v1.engine.exceptions import EngineDeadError
+
     calls = []
     shutdown = quiet_shutdown(lambda timeout: calls.append(timeout))
     fail(engine_log, EngineDeadError())

@@ -1,8 +1,10 @@
 """What the trainer Pod's program reads, and the Ray node that it starts."""
 
+import signal
+
 from rljob_api.manifest.job import RLJob
 from rljob_trainer.ranks.ray_node import ENV_NUM_THREADS
-from rljob_trainer.worker.main import build_command, build_environment, read_lengths
+from rljob_trainer.worker.main import Worker, build_command, build_environment, read_lengths
 from tests.support.model_folder import write_model
 
 JOB = {
@@ -53,3 +55,10 @@ def test_compilers_of_many_ranks_leave_room_on_the_node_unless_the_user_decides(
     name = "TORCHINDUCTOR_COMPILE_THREADS"
     assert build_environment({})[name] == "4"
     assert build_environment({name: "16"})[name] == "16"
+
+
+def test_worker_without_engines_ends_by_a_signal_alone():
+    worker = Worker("127.14.9.2", "127.14.9.1", 0, 100_000_000)
+    assert not worker._stopping
+    worker.stop(signal.SIGTERM, None)
+    assert worker._stopping

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 
-import openai
 import pytest
 
 from rljob_service.worker.episodes import program
@@ -20,6 +19,8 @@ def make_episode(key: str) -> Episode:
 
 
 def test_client_has_the_episodes_key_and_deadline() -> None:
+    import openai
+
     package = program.find_package()
     assert package is openai
     made = program.make(package, make_episode("key-0"), is_async=False)
@@ -37,8 +38,9 @@ def test_clients_share_certificates_and_nothing_else(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(ssl, "create_default_context", create)
     program._trusted_certificates.cache_clear()
-    first, second = (program.make(openai, make_episode(key), is_async=False) for key in ("key-0", "key-1"))
-    other = program.make(openai, make_episode("key-2"), is_async=True)
+    package = program.find_package()
+    first, second = (program.make(package, make_episode(key), is_async=False) for key in ("key-0", "key-1"))
+    other = program.make(package, make_episode("key-2"), is_async=True)
     assert len(created) == 1, "each costs 20 ms"
     assert first._client is not second._client
     assert [made.auth_headers["Authorization"] for made in (first, second, other)] == [

@@ -3,8 +3,6 @@
 import json
 
 import pytest
-from openai.lib.streaming.chat import ChatCompletionStreamState
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from rljob_trainer.gateway.dialects.chat import ChatCompletions
 from rljob_trainer.gateway.dialects.meaning import Rules
@@ -14,6 +12,13 @@ DIALECT = ChatCompletions()
 USER = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}}
 CALL = {"id": "call_0_0", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+
+
+def validate(answer):
+    """Return an answer as its client has it, whose import takes seconds."""
+    from openai.types.chat import ChatCompletion
+
+    return ChatCompletion.model_validate(answer)
 
 
 def read(**body):
@@ -111,7 +116,7 @@ def test_limits_are_the_lowest_and_sampling_is_ignored():
 
 
 def test_answer_is_a_chat_completion(make_answer):
-    response = ChatCompletion.model_validate(DIALECT.write(read(logprobs=True), make_answer(reasoning="why")))
+    response = validate(DIALECT.write(read(logprobs=True), make_answer(reasoning="why")))
 
     choice = response.choices[0]
     assert (choice.message.content, choice.finish_reason, choice.message.refusal) == ("Four", "stop", None)
@@ -124,6 +129,9 @@ def test_answer_is_a_chat_completion(make_answer):
 @pytest.mark.parametrize("logprobs", [False, True])
 @pytest.mark.parametrize("calls", [(), [("add", '{"a": 1}'), ("add", '{"a": 2}')]], ids=["text", "calls"])
 def test_a_stream_adds_up_to_the_answer(make_answer, calls, logprobs):
+    from openai.lib.streaming.chat import ChatCompletionStreamState
+    from openai.types.chat import ChatCompletionChunk
+
     answer = make_answer(content=None if calls else "Four", calls=calls)
     request = read(stream=True, stream_options={"include_usage": True}, logprobs=logprobs, tools=[TOOL])
     *events, done = DIALECT.events(request, answer)
@@ -132,7 +140,7 @@ def test_a_stream_adds_up_to_the_answer(make_answer, calls, logprobs):
     for event in events:
         state.handle_chunk(ChatCompletionChunk.model_validate_json(event.removeprefix(b"data: ")))
     streamed = state.get_final_completion().model_dump(exclude_none=True)
-    whole = ChatCompletion.model_validate(DIALECT.write(request, answer)).model_dump(exclude_none=True)
+    whole = validate(DIALECT.write(request, answer)).model_dump(exclude_none=True)
 
     for call in streamed["choices"][0]["message"].get("tool_calls", []):
         call.pop("index", None)

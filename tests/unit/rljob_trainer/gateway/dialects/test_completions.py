@@ -1,13 +1,19 @@
 """OpenAI's completions."""
 
 import pytest
-from openai.types import Completion
 
 from rljob_trainer.gateway.dialects.completions import Completions
 from rljob_trainer.gateway.dialects.meaning import Rules
 from rljob_trainer.gateway.types import RequestError
 
 DIALECT = Completions()
+
+
+def validate(answer):
+    """Return an answer as its client has it, whose import takes seconds."""
+    from openai.types import Completion
+
+    return Completion.model_validate(answer)
 
 
 def read(**body):
@@ -53,7 +59,7 @@ def test_limits_and_stop_strings_are_read():
 
 
 def test_answer_is_the_text_with_its_counts(make_answer):
-    response = Completion.model_validate(DIALECT.write(read(), make_answer(finish="length")))
+    response = validate(DIALECT.write(read(), make_answer(finish="length")))
 
     assert response.id == "chatcmpl-1"
     assert (response.choices[0].text, response.choices[0].finish_reason) == ("Four", "length")
@@ -62,7 +68,7 @@ def test_answer_is_the_text_with_its_counts(make_answer):
 
 
 def test_logprobs_are_those_of_the_sampled_tokens(make_answer):
-    response = Completion.model_validate(DIALECT.write(read(logprobs=1), make_answer()))
+    response = validate(DIALECT.write(read(logprobs=1), make_answer()))
 
     logprobs = response.choices[0].logprobs
     assert (logprobs.tokens, logprobs.token_logprobs, logprobs.text_offset) == (["Fo", "ur"], [-0.5, -0.25], [0, 2])

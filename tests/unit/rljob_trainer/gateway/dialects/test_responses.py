@@ -6,7 +6,6 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai.types.responses import Response
 
 from rljob_trainer.gateway.dialects.meaning import Rules
 from rljob_trainer.gateway.dialects.responses import Responses
@@ -16,6 +15,13 @@ DIALECT = Responses()
 QUESTION = {"role": "user", "content": "What is 2 + 2?"}
 ADD = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": True}
 TEXTS = st.text(min_size=1, max_size=8)
+
+
+def validate(answer):
+    """Return an answer as its client has it, whose import takes seconds."""
+    from openai.types.responses import Response
+
+    return Response.model_validate(answer)
 
 
 def read(**body):
@@ -85,7 +91,7 @@ def test_fields_that_ask_for_nothing_are_accepted():
 
 
 def test_answer_is_a_message(make_answer):
-    response = Response.model_validate(DIALECT.write(read(tools=[ADD]), make_answer()))
+    response = validate(DIALECT.write(read(tools=[ADD]), make_answer()))
 
     assert (response.id, response.status, response.output_text) == ("chatcmpl-1", "completed", "Four")
     assert response.output[0].content[0].logprobs is None
@@ -94,19 +100,19 @@ def test_answer_is_a_message(make_answer):
 
 def test_a_cut_answer_is_incomplete(make_answer, read_events):
     answer = make_answer(finish="length")
-    response = Response.model_validate(DIALECT.write(read(), answer))
+    response = validate(DIALECT.write(read(), answer))
 
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert read_events(DIALECT.events(read(stream=True), answer))[-1]["event"] == "response.incomplete"
 
 
 def test_an_empty_answer_is_an_empty_message(make_answer):
-    assert Response.model_validate(DIALECT.write(read(), make_answer(content=None))).output_text == ""
+    assert validate(DIALECT.write(read(), make_answer(content=None))).output_text == ""
 
 
 def test_logprobs_are_given_if_asked_for(make_answer):
     request = read(include=["message.output_text.logprobs"], top_logprobs=2)
-    response = Response.model_validate(DIALECT.write(request, make_answer()))
+    response = validate(DIALECT.write(request, make_answer()))
 
     logprobs = response.output[0].content[0].logprobs
     assert [(entry.token, entry.logprob) for entry in logprobs] == [("Fo", -0.5), ("ur", -0.25)]
@@ -116,7 +122,7 @@ def test_logprobs_are_given_if_asked_for(make_answer):
 def test_reasoning_text_and_calls_are_items_in_this_order(make_answer):
     answer = make_answer(content="I add.", reasoning="Sum.", calls=[("add", '{"a": 1}'), ("add", '{"a": 2}')])
 
-    output = Response.model_validate(DIALECT.write(read(), answer)).output
+    output = validate(DIALECT.write(read(), answer)).output
 
     assert [item.type for item in output] == ["reasoning", "message", "function_call", "function_call"]
     assert [item.call_id for item in output[2:]] == ["call_1_0", "call_1_1"]

@@ -57,7 +57,8 @@ ObjectPrefix = Annotated[str, Field(pattern=OBJECT_PREFIX_PATTERN, max_length=10
 Choice = Literal["auto", "always", "never"]
 """Values of a setting that RLJob decides unless the user does. The field says what auto means."""
 PluginName = Annotated[str, Field(min_length=1, max_length=64, pattern=PLUGIN_PATTERN)]
-FreeForm = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
+PRESERVE: Final = "x-kubernetes-preserve-unknown-fields"
+FreeForm = Annotated[dict[str, Any], Field(json_schema_extra={PRESERVE: True})]
 """A mapping with any fields."""
 
 

@@ -1,7 +1,7 @@
 """Copies of the models that the run exports. Synchronous.
 
-Invariant: an export in the copy has its config.json only while it is whole. The models of steps (checkpoint.export:
-every) go when their checkpoints do, here and in the copy.
+Invariant: an export in the copy has its config.json only while it is whole. The models of steps
+(checkpoint.exportPolicy: every) go when their checkpoints do, here and in the copy.
 """
 
 from collections.abc import Collection

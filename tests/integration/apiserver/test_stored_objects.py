@@ -11,11 +11,14 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+import aiohttp
 import pytest
 
 from rljob_api.manifest.job import RLJob
 from rljob_cluster.control_plane.control_plane import ControlPlane
+from rljob_core.children import WORKLOAD_KINDS
 from rljob_core.kube.client import SSA, ApiError, connect
+from rljob_core.plan.job import render_children
 from tests.integration.apiserver.manifests import put_all, smallest
 from tests.integration.apiserver.operator_harness import Manifest, OperatorHarness
 from tests.integration.apiserver.test_upgrade import CRDS, FORCED, read_crds
@@ -170,6 +173,41 @@ async def test_objects_of_an_earlier_version_live_on_and_go_back(cluster, revisi
     await install(cluster, crds)
     for name in (*JOBS, "after"):
         await write_as(cluster, name, 4)
+
+
+@pytest.mark.parametrize("revision", ["b8d51035"])
+async def test_objects_with_other_types_are_refused_with_the_way_out_and_end(cluster, revision, unused_tcp_port):
+    await install(cluster, load_crds(revision))
+    stored = await cluster.create(smallest(name="plain"))
+    await install(cluster, read_crds())
+    job = RLJob.model_validate(smallest(name="plain") | {"metadata": stored["metadata"]})
+    for child in render_children(job, "token"):  # as the earlier operator made them
+        if child["kind"] in WORKLOAD_KINDS:
+            await cluster.create(child)
+    await cluster.start(resync_seconds=0.4, health_port=unused_tcp_port)
+    (event,) = await cluster.until_event("StatusRefused")
+    assert "spec.trainer.compile must be one of auto, always, never, got false" in event["message"]
+    assert "delete it, correct the fields and apply it again" in event["message"]
+    code, text = await ask_readyz(unused_tcp_port)
+    assert (code, "the API server refuses the status of" in text) == (503, True)
+    await until_workloads(cluster, "plain", *ROLES)
+    await end_head(cluster, "plain")
+    await until_workloads(cluster, "plain", "head")
+
+    await cluster.delete("RLJob", "plain")
+    await cluster.delete("Job", "plain-head")  # the garbage collector's part
+    await cluster.create(smallest(name="plain"))
+    await until_workloads(cluster, "plain", *ROLES)
+
+    async def is_ready() -> bool:
+        return await ask_readyz(unused_tcp_port) == (200, "ok")
+
+    await cluster.until("a ready operator", is_ready)
+
+
+async def ask_readyz(port: int) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/readyz") as answer:
+        return answer.status, await answer.text()
 
 
 async def has_rollouts(harness: OperatorHarness, job: str, number: int) -> bool:

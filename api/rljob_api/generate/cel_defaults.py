@@ -9,11 +9,12 @@ read before has(); the rule's author sees to that.
 import re
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
-from typing import Any, get_args, get_origin
+from typing import Any, get_origin
 
 from pydantic.fields import FieldInfo
 
 from rljob_api.manifest.base import Spec, yaml_fields
+from rljob_api.manifest.kept_defaults import find_part
 
 Scope = Mapping[str, type[Spec]]
 """The type of each variable: self, oldSelf, and those of macros."""
@@ -54,7 +55,7 @@ def _fill_call(path: str, arguments: str, scope: Scope, asked: frozenset[str]) -
         return f"{_chain(arguments, scope)}.hasValue()" if is_nested else f"has({arguments})"
     holder, _, method = path.rpartition(".")
     variable, comma, body = arguments.partition(",")
-    if comma and (item := _find_part(_find_field(holder, scope).annotation)):
+    if comma and (item := find_part(_find_field(holder, scope).annotation)):
         scope = {**scope, variable: item}
     filled = f"{variable},{_fill(body, scope, asked)}" if comma else _fill(arguments, scope, asked)
     call = f"{path}({filled})"
@@ -93,7 +94,7 @@ def _list_absent(path: str, scope: Scope) -> Iterator[str]:
 def _compare(path: str, scope: Scope) -> str:
     """Return the comparison of a value with its earlier one; of an object, field by field."""
     field = _find_field(f"self{path}", scope)
-    part = _find_part(field.annotation)
+    part = find_part(field.annotation)
     if part is not None and get_origin(field.annotation) is not list:
         return " && ".join(
             _compare_field(f"{path}.{name}", each, scope) for name, (_, each) in yaml_fields(part).items()
@@ -117,15 +118,8 @@ def _find_field(path: str, scope: Scope) -> FieldInfo:
     for name in names:
         assert part is not None, f"{path} has no field {name}"
         field = yaml_fields(part)[name][1]
-        part = _find_part(field.annotation)
+        part = find_part(field.annotation)
     return field
-
-
-def _find_part(annotation: Any) -> type[Spec] | None:
-    """The type of an object, also of an optional one, or of those of a list."""
-    if isinstance(annotation, type) and issubclass(annotation, Spec):
-        return annotation
-    return next(filter(None, map(_find_part, get_args(annotation))), None)
 
 
 def _find_end(cel: str, position: int) -> int:

@@ -29,7 +29,7 @@ _HEADER = "# Generated from api/rljob_api by `make generate`; edit the types the
 _LIST_TYPE = "x-kubernetes-list-type"
 _COPIED = (
     *("type", "format", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems"),
-    *("maxProperties", "default", _LIST_TYPE, "x-kubernetes-list-map-keys", PRESERVE),
+    *("maxProperties", "default", _LIST_TYPE, "x-kubernetes-list-map-keys", PRESERVE, "x-kubernetes-map-type"),
 )
 _RULES = "x-kubernetes-validations"
 _INT_OR_STRING = "x-kubernetes-int-or-string"

@@ -40,7 +40,7 @@ def run_ours(steps: int, folder: Path) -> dict[str, Any]:
         "data.eval": "null",
         "algorithm.optimizer.learningRate": LEARNING_RATE,
         "checkpoint.everySteps": steps,
-        "checkpoint.export": "never",
+        "checkpoint.exportPolicy": "never",
         "rollout.sampling.maxTokens": MAX_TOKENS,
     }
     measured = read_steps(run_job(EXAMPLE / "rljob.yaml", folder, overrides))[1:]  # the first one warms up

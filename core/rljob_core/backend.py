@@ -110,7 +110,7 @@ class StartJob(NamedTuple):
     trains: bool = True
     """Whether spec.task is train."""
     exports: str = "last"
-    """spec.checkpoint.export."""
+    """spec.checkpoint.exportPolicy."""
     every_steps: int = 10
     """spec.checkpoint.everySteps."""
     step: int = 0

@@ -6,13 +6,14 @@ many keys wait.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from rljob_core.backend import Key, describe_key
+from rljob_core.loop.failures import RefusedStatus
 from rljob_core.loop.workqueue import WorkQueue
 from rljob_operator.metrics import OperatorMetrics
 
@@ -43,6 +44,8 @@ class Health:
         self._waits_for = "starting"
         """The answer of /readyz; empty: ready."""
         self._is_leading = False
+        self.refused_statuses: Mapping[Key, RefusedStatus] = {}
+        """Statuses that the API server does not store."""
 
     def wait_for(self, reason: str) -> None:
         """The process is not ready, since it waits for something."""
@@ -104,10 +107,13 @@ class Health:
     async def _readyz(self, request: web.Request) -> web.Response:
         is_listing = self._is_leading and not self._has_listed()
         problem = "listing every kind for the first time" if is_listing else self._waits_for
+        if (refused := next(iter(self.refused_statuses.items()), None)) and not problem:
+            problem = f"the API server refuses the status of {describe_key(refused[0])}: {refused[1].why}"
         return web.Response(text=problem or "ok", status=503 if problem else 200)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         self.metrics.depth.set(self.queue.depth)
         self.metrics.age.set(self.queue.oldest_age(self._clock()))
+        self.metrics.refused_statuses.set(len(self.refused_statuses))
         body = generate_latest(self.metrics.registry)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -82,6 +82,11 @@ class OperatorMetrics:
         )
         self.depth = Gauge("rljob_operator_queue_depth", "Keys that wait for a worker.", registry=self.registry)
         self.age = Gauge("rljob_operator_queue_oldest_seconds", "Wait of the oldest key.", registry=self.registry)
+        self.refused_statuses = Gauge(
+            "rljob_operator_refused_statuses",
+            "Objects whose status the API server does not store.",
+            registry=self.registry,
+        )
         self.loop_stall = Histogram(
             "rljob_operator_loop_stall_seconds",
             "How late the event loop runs what is due, sampled 10 times a second.",

@@ -158,11 +158,12 @@ def build_reconcile(
     backend: KubernetesBackend, health: Health, defaults: Defaults, clock: Callable[[], float]
 ) -> ReconcileKey:
     """Return what a worker does with a key: skip an idle job, else reconcile and measure."""
-    idle, metrics = IdleTracker(backend), health.metrics
+    idle, metrics, failures = IdleTracker(backend), health.metrics, FailureTracker(clock)
+    health.refused_statuses = failures.refused_statuses
     reconcile_owner = partial(
         reconcile,
         backend,
-        failures=FailureTracker(clock),
+        failures=failures,
         build=BuiltChildren().build,
         as_stored=backend.skew.as_stored,
         pace=StatusPace(),

@@ -45,7 +45,7 @@ def run_job(schedule: str, plan: Sequence[tuple[str, float]]) -> dict[str, Any]:
             f"spec.schedule.type={schedule}",
             f"spec.schedule.steps={NUM_STEPS}",
             "spec.checkpoint.everySteps=2",
-            "spec.checkpoint.export=never",
+            "spec.checkpoint.exportPolicy=never",
             *(f"spec.{role}.backoffLimit=1000" for role in ("head", "trainer", "rollout", "rewards[0]")),
         )
         try:

@@ -65,7 +65,7 @@ def test_models_are_compared_on_sets_by_engines_with_their_own_weights(tmp_path:
         "spec.evaluation.sets": sets,
         "spec.data.eval.limit": 4,
         "spec.rollout.sampling.maxTokens": MAX_TOKENS,
-        "spec.checkpoint.export": "last",
+        "spec.checkpoint.exportPolicy": "last",
     }
     command += [argument for path, value in settings.items() for argument in ("--set", f"{path}={json.dumps(value)}")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)

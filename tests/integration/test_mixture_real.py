@@ -28,7 +28,7 @@ def start(folder: Path) -> Run:
     (folder / "rljob.yaml").write_text(text.replace("source: ../", f"source: {ROOT}/examples/"))
     (folder / "reward.py").write_text(REWARD)
     steps = f"spec.schedule.steps={NUM_STEPS}"
-    return Run(folder, None, steps, "spec.checkpoint.everySteps=3", "spec.checkpoint.export=never")
+    return Run(folder, None, steps, "spec.checkpoint.everySteps=3", "spec.checkpoint.exportPolicy=never")
 
 
 @pytest.mark.real

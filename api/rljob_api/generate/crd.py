@@ -1,5 +1,10 @@
-"""Generate the CustomResourceDefinitions: convert pydantic's JSON schema to Kubernetes' structural schema."""
+"""Generate the CustomResourceDefinitions: convert pydantic's JSON schema to Kubernetes' structural schema.
 
+Invariant: the API server stores no defaults, except for the replicas that the subresource scale reads; the operator
+applies the others. A stored default would be of the version that stored it, and part of each object.
+"""
+
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,8 +12,9 @@ import yaml
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from rljob_api import __version__
+from rljob_api.generate.cel_defaults import fill_defaults
 from rljob_api.generate.compact import shorten_repeated
-from rljob_api.manifest.base import Spec
+from rljob_api.manifest.base import PRESERVE, Spec
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.policy import RLJobPolicy
 from rljob_api.manifest.services.reward import RewardModel
@@ -20,10 +26,10 @@ KINDS: tuple[Kind, ...] = (RLJob, RewardModel, RLJobPolicy)
 """What has a CRD."""
 
 _HEADER = "# Generated from api/rljob_api by `make generate`; edit the types there.\n"
-_LIST_TYPE, _PRESERVE = "x-kubernetes-list-type", "x-kubernetes-preserve-unknown-fields"
+_LIST_TYPE = "x-kubernetes-list-type"
 _COPIED = (
     *("type", "format", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems"),
-    *("maxProperties", "default", _LIST_TYPE, "x-kubernetes-list-map-keys", _PRESERVE),
+    *("maxProperties", "default", _LIST_TYPE, "x-kubernetes-list-map-keys", PRESERVE, "x-kubernetes-map-type"),
 )
 _RULES = "x-kubernetes-validations"
 _INT_OR_STRING = "x-kubernetes-int-or-string"
@@ -48,7 +54,11 @@ def _build_rules(part: type[Spec]) -> list[Schema]:
     constraints = [(rule.fields[0], f"{rule.message}; {rule.remedy}", rule.cel) for rule in part.RULES if rule.cel]
     constraints += [(rule.field, rule.message, rule.cel) for rule in part.CLUSTER_RULES]
     return [
-        {"rule": cel, "message": f"{field} {message}".strip(), **({"fieldPath": f".{field}"} if field else {})}
+        {
+            "rule": fill_defaults(cel, part),
+            "message": f"{field} {message}".strip(),
+            **({"fieldPath": f".{field}"} if field else {}),
+        }
         for field, message, cel in constraints
     ]
 
@@ -69,9 +79,9 @@ def _convert(node: Schema, defs: dict[str, Schema]) -> Schema:
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if exclusive in node:
             result |= {bound: node[exclusive], exclusive: True}
-    if node["type"] == "integer":
+    if node.get("type") == "integer":
         result["format"] = "int32" if node.get("maximum", _MAX_INT32 + 1) <= _MAX_INT32 else "int64"
-    elif node["type"] == "array":
+    elif node.get("type") == "array":
         result["items"] = _convert(node["items"], defs)
         result.setdefault(_LIST_TYPE, "atomic")
     elif "properties" in node:
@@ -116,6 +126,29 @@ def _without_defaults(node: Schema) -> Schema:
         result["properties"] = {key: _without_defaults(value) for key, value in result["properties"].items()}
     if "items" in result:
         result["items"] = _without_defaults(result["items"])
+    return result
+
+
+def _describe_defaults(node: Schema, stored: tuple[str, ...]) -> Schema:
+    """Name the defaults in the descriptions instead. `stored`: the path of the field whose default stays."""
+    result = dict(node)
+    if "properties" in node:
+        fields = node["properties"].items()
+        result["properties"] = {name: _describe_default(field, name, stored) for name, field in fields}
+    if "items" in node:
+        result["items"] = _describe_defaults(node["items"], ())
+    return result
+
+
+def _describe_default(node: Schema, name: str, stored: tuple[str, ...]) -> Schema:
+    is_stored = stored[:1] == (name,)
+    result = _describe_defaults(node, stored[1:] if is_stored else ())
+    if is_stored or "default" not in node:
+        return result
+    default = result.pop("default")
+    if default != {}:
+        text = f"Default: {json.dumps(default, ensure_ascii=False)}."
+        result["description"] = f"{result.get('description', '')} {text}".strip()
     return result
 
 
@@ -194,13 +227,15 @@ _SERVED: dict[Kind, _Served] = {
 
 def build_crd(model: Kind) -> Schema:
     kind, served = model.__name__, _SERVED[model]
+    stored = served.scale["specReplicasPath"].strip(".").split(".") if served.scale else []
+    schema = _describe_defaults(shorten_repeated(build_object_schema(model)), tuple(stored))
     version = {
         "name": API_VERSION.rpartition("/")[2],
         "served": True,
         "storage": True,
         **({"subresources": {"status": {}, "scale": served.scale}} if served.scale else {}),
         "additionalPrinterColumns": served.columns,
-        "schema": {"openAPIV3Schema": shorten_repeated(build_object_schema(model))},
+        "schema": {"openAPIV3Schema": schema},
     }
     names: Schema = {"kind": kind, "listKind": f"{kind}List", "plural": served.plural, "singular": kind.lower()}
     names["shortNames"] = [served.short_name]

@@ -105,6 +105,8 @@ def _describe_default(node: Schema, required: bool) -> str:
 def _describe_type(node: Schema) -> str:
     if node.get("x-kubernetes-int-or-string"):
         return "quantity"
+    if "type" not in node:
+        return "any value"
     if "enum" in node:
         return ", ".join(f"`{value}`" for value in node["enum"] if value != "")
     if node["type"] == "array":

@@ -61,7 +61,8 @@ ObjectPrefix = Annotated[str, Field(pattern=OBJECT_PREFIX_PATTERN, max_length=10
 Choice = Literal["auto", "always", "never"]
 """Values of a setting that RLJob decides unless the user does. The field says what auto means."""
 PluginName = Annotated[str, Field(min_length=1, max_length=64, pattern=PLUGIN_PATTERN)]
-FreeForm = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
+PRESERVE: Final = "x-kubernetes-preserve-unknown-fields"
+FreeForm = Annotated[dict[str, Any], Field(json_schema_extra={PRESERVE: True})]
 """A mapping with any fields."""
 
 
@@ -131,6 +132,8 @@ def different_names(field: str, message: str = "must have different names") -> R
     )
 
 
+SINCE_START: Final = {"defaults": "of the job's start"}
+"""Serialization context: leave out what had its default when the job first started."""
 DEFER_RULES: Final = {"rules": "later"}
 """Validation context of a caller that checks the rules itself, to report them together with field errors."""
 
@@ -160,8 +163,14 @@ class Spec(BaseModel):
         defer_build=True,  # each program uses some of the types, and builds these alone: starts take half as long
     )
 
+    _changed_defaults: dict[str, Any] = pydantic.PrivateAttr(default_factory=dict)
     RULES: ClassVar[tuple[Rule, ...]] = ()
     CLUSTER_RULES: ClassVar[tuple[ClusterRule, ...]] = ()
+
+    @property
+    def changed_defaults(self) -> dict[str, Any]:
+        """By Python name, the defaults that the job keeps and this version has changed (`kept_defaults`)."""
+        return self._changed_defaults
 
     @pydantic.model_validator(mode="after")
     def _validate_rules(self, info: pydantic.ValidationInfo) -> Any:
@@ -184,6 +193,16 @@ class Spec(BaseModel):
             for name, field in type(self).model_fields.items():
                 if field.default is not None and not field.is_required() and getattr(self, name) is None:
                     data[(field.alias or name) if info.by_alias else name] = None
+        if info.context is SINCE_START:
+            for field in type(self).model_fields.values():
+                if isinstance(field.default, Spec) and data.get(field.alias) == {}:
+                    del data[field.alias]
+            for name, default in self._changed_defaults.items():
+                field, value = type(self).model_fields[name], getattr(self, name)
+                if value == default:
+                    data.pop(field.alias, None)
+                elif value == field.default:
+                    data[field.alias] = value
         return data
 
     def to_manifest(self, *, exclude: dict[str, Any] | None = None, exclude_defaults: bool = False) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Which fields of an RLJob may not change, and until when: rules that compare an object with its successor.
 
-They exist in CEL alone: only the API server sees both. Invariant: they may rely on defaults, as those of `job_rules`.
+They exist in CEL alone: only the API server sees both. They are written as those of `job_rules`.
 A job that finds the checkpoints of an earlier one goes by the same tables (`read_resume_fields`).
 """
 
@@ -66,10 +66,10 @@ def _list_user_model(spec: str) -> str:
 
 
 _REQUIRED: Final = (
-    *("task", "model", "data.train", "data.format", "data.template", "data.chatTemplateArguments"),
+    *("task", "model", "data.train", "data.mix", "data.format", "data.template", "data.chatTemplateArguments"),
     *("agent.type", "algorithm.type", "schedule.seed"),
 )
-_OPTIONAL: Final = ("data.mix", "data.systemPrompt", "trainer.lora")
+_OPTIONAL: Final = ("data.systemPrompt", "trainer.lora")
 FIXED: Final = _REQUIRED + _OPTIONAL
 """What a resume may not change: it makes another model, other prompts, or another order of prompts."""
 RECORDED: Final = ("algorithm", "rewards", "rollout.sampling", "schedule")

@@ -1,7 +1,7 @@
 """The rules between the sections of an RLJob. What may not change is in `immutable_fields`.
 
-A rule exists twice, in Python and in CEL. Invariant: CEL rules may rely on defaults, because spec itself has none and
-the API server fills in the defaults of its fields first.
+A rule exists twice, in Python and in CEL. CEL rules are written as if each field with a default were set: the generator
+of the CRDs puts the defaults in.
 """
 
 from typing import Final
@@ -295,10 +295,10 @@ RULES: Final = (
         "s.name == self.evaluation.best.set && (has(s.passAt) || has(s.samplesPerPrompt) && s.samplesPerPrompt > 1))",
     ),
     Rule(
-        ("checkpoint.export", "evaluation.best"),
+        ("checkpoint.exportPolicy", "evaluation.best"),
         "must not be best without evaluation.best",
         "set evaluation.best, or use last",
-        lambda spec: spec.checkpoint.export != "best" or spec.evaluation.best is not None,
-        "self.checkpoint.export != 'best' || has(self.evaluation.best)",
+        lambda spec: spec.checkpoint.exported_steps != "best" or spec.evaluation.best is not None,
+        "!has(self.checkpoint.exportPolicy) || self.checkpoint.exportPolicy != 'best' || has(self.evaluation.best)",
     ),
 )

@@ -4,9 +4,11 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
+import pydantic
 from pydantic import Field
 
 from rljob_api.manifest.base import (
+    PRESERVE,
     Choice,
     LongText,
     ObjectName,
@@ -226,6 +228,7 @@ class PersistentVolumeClaimRef(Spec):
 
 
 ExportedSteps = Literal["never", "last", "best", "every"]
+EarlierExport = Literal["never", "last", "best", "every", True, False]
 
 
 class Checkpoint(Spec):
@@ -254,9 +257,25 @@ class Checkpoint(Spec):
     asynchronous: Choice = "auto"
     """Whether training continues while a checkpoint is written, from a copy in the host's memory: 12 bytes per trained
     parameter. auto: with GPUs. never: training waits."""
-    export: ExportedSteps = "last"
+    export_policy: ExportedSteps | None = None
     """Steps to also write in Hugging Face format. last: the last. best: that of evaluation.best. every: each with a
-    checkpoint."""
+    checkpoint. Null: last."""
+    export: Annotated[EarlierExport | None, pydantic.WithJsonSchema({PRESERVE: True})] = None
+    """The name of exportPolicy before 0.2.0, read where that is absent: a choice of exportPolicy, or true for last and
+    false for never. Use exportPolicy."""
+
+    @pydantic.field_validator("export")
+    @classmethod
+    def _leave_out_default(cls, export: EarlierExport | None) -> EarlierExport | None:
+        """Earlier CRDs stored the default in each object. It must restart no head."""
+        return None if export in ("last", True) else export
+
+    @property
+    def exported_steps(self) -> ExportedSteps:
+        """The policy that applies."""
+        if self.export_policy is not None or self.export is None:
+            return self.export_policy or "last"
+        return "never" if isinstance(self.export, bool) else self.export
 
     @property
     def outlives_head(self) -> bool:

@@ -259,7 +259,9 @@ class JobSpec(PodSettings):
     @property
     def num_exports(self) -> int:
         """How many models the run's folder has at most, one that is being written included."""
-        return {"never": 0, "last": 1, "best": 1, "every": self.num_kept_checkpoints + 1}[self.checkpoint.export]
+        return {"never": 0, "last": 1, "best": 1, "every": self.num_kept_checkpoints + 1}[
+            self.checkpoint.exported_steps
+        ]
 
     def checkpoint_bytes(self, num_parameters: int) -> int:
         """Return about how much disk one checkpoint of a model of that size takes. Adapters are small and left out; the

@@ -7,11 +7,11 @@ when a status is read that a different version wrote.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rljob_api.manifest.base import Spec, list_map
+from rljob_api.manifest.base import FreeForm, Spec, list_map
 from rljob_api.manifest.scaling import RewardScaling
 from rljob_api.wire.driver_status import FIELD_CHECKPOINT, MAX_PROBLEMS, DriverProblem
 from rljob_api.wire.text import Count, Line, Name, Paragraph, Word
@@ -285,6 +285,9 @@ class RLJobStatus(Spec):
     start_model: StartModelStatus | None = None
     """With spec.model.source job://: the claim from which the Pods read the model. It stays once the job has
     started, also if the other job is deleted."""
+    defaults: Annotated[FreeForm, Field(json_schema_extra={"x-kubernetes-map-type": "atomic"})] = {}
+    """What the fields have that spec leaves out, by path, since the job first started. An operator whose defaults are
+    others keeps these."""
     retried: str = ""
     """Last processed value of the annotation rljob.dev/retry (`kubectl rljob retry`)."""
     queued_since: datetime | None = None

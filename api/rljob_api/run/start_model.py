@@ -64,5 +64,5 @@ def describe_missing(run_dir: Path, step: str, exported: list[int]) -> str:
     has = f"exports of the steps {', '.join(map(str, exported))}" if exported else "no export"
     return (
         f"needs an export of the step {step} of {run_dir.name}, which has {has}; name such a step, or set "
-        f"checkpoint.export in {run_dir.name}: last and best export at its end, every exports each checkpoint"
+        f"checkpoint.exportPolicy in {run_dir.name}: last and best export at its end, every exports each checkpoint"
     )

@@ -8,7 +8,7 @@ each role: a change of the result restarts the running jobs of all users.
 from collections.abc import Collection
 from typing import Any
 
-from rljob_api.manifest.base import Spec, yaml_fields
+from rljob_api.manifest.base import SINCE_START, Spec, yaml_fields
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.pod_settings import POD_SETTINGS
 from rljob_api.manifest.roles import Role
@@ -25,7 +25,7 @@ _ROLE_FIELDS = yaml_fields(Role).keys() - RETRY_FIELDS
 def read_settings(spec: Spec, exclude: Collection[str] = ()) -> dict[str, Any]:
     """The user's settings by manifest name, for a digest. Without defaults, so that an operator with a new field
     restarts nothing."""
-    settings = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    settings = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, context=SINCE_START)
     return {name: value for name, value in settings.items() if name not in exclude}
 
 

@@ -38,6 +38,16 @@ class Attempt:
     """As planned. None: there is no plan yet."""
 
 
+@dataclass(frozen=True)
+class RefusedStatus:
+    """A status that the API server does not store."""
+
+    uid: str
+    """Of its object."""
+    status: OwnerStatus
+    why: str
+
+
 @dataclass
 class _Failing:
     since: float
@@ -52,6 +62,8 @@ class FailureTracker:
         self._clock = clock
         self._failing: dict[Key, _Failing] = {}
         self.refusals = Refusals()
+        self.refused_statuses: dict[Key, RefusedStatus] = {}
+        """Those of the last reconciles."""
 
     def start(self, key: Key, now: datetime) -> Attempt:
         return Attempt(key, now, self._clock())
@@ -59,6 +71,14 @@ class FailureTracker:
     def clear(self, key: Key) -> None:
         """The object was reconciled, or does not exist."""
         self._failing.pop(key, None)
+        self.refused_statuses.pop(key, None)
+
+    def with_refused_status(self, key: Key, owner: Owner) -> Owner:
+        """Return the owner as if its last status had been stored, so that the end of a job is carried out."""
+        refused = self.refused_statuses.get(key)
+        if refused is None or refused.uid != owner.metadata.uid:
+            return owner
+        return owner.model_copy(update={"status": refused.status})
 
     async def report(self, backend: Backend, attempt: Attempt, error: Exception) -> None:
         """Record the failure of an attempt. Write the status and an event once it is to be reported."""

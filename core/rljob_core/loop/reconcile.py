@@ -33,7 +33,7 @@ from rljob_core.children.admitted import keep_admitted
 from rljob_core.children.difference import contains, stamp
 from rljob_core.defaults import DEFAULTS, Defaults
 from rljob_core.loop.apply import ApplyFailure, apply_children
-from rljob_core.loop.failures import Attempt, FailureTracker, record_event
+from rljob_core.loop.failures import REASON_STATUS_REFUSED, Attempt, FailureTracker, RefusedStatus, record_event
 from rljob_core.loop.status_pace import StatusPace
 from rljob_core.plan.built_children import Build, build_checked
 from rljob_core.plan.conditions import (
@@ -45,7 +45,7 @@ from rljob_core.plan.conditions import (
 )
 from rljob_core.plan.job import plan_job
 from rljob_core.plan.job_status import build_invalid_status
-from rljob_core.plan.lifecycle import is_managed
+from rljob_core.plan.lifecycle import find_left_by_head, is_managed
 from rljob_core.plan.lost_nodes import describe_forced_deletion, describe_refused_deletion
 from rljob_core.plan.reward_model import plan_invalid_model, plan_rejected_model, plan_reward_model
 
@@ -58,6 +58,10 @@ CONFLICT_RETRY_SECONDS = 30.0
 """How soon to retry a name that another owner's object has: its deletion causes no watch event."""
 REASON_FORBIDDEN = "Forbidden"
 REASON_FORCE_DELETED = "ForceDeleted"
+WAY_OUT = (
+    "CRDs with other types have stored this object, and these refuse each change of it. Save its manifest, delete it, "
+    "correct the fields and apply it again; with checkpoint.persistentVolumeClaim it goes on from its last checkpoint"
+)
 REASON_OUTDATED_OPERATOR = "OutdatedOperator"
 
 
@@ -116,11 +120,20 @@ async def _reconcile(
         owner = await backend.get_owner(key)
     except InvalidOwnerError as error:
         invalid = _plan_invalid(error.owner, error.problems, now)
-        await _report(backend, error.owner, replace(invalid, status=as_stored(error.owner.kind, invalid.status)))
+        invalid = replace(invalid, status=as_stored(error.owner.kind, invalid.status))
+        for child in find_left_by_head(error.owner, await backend.observe(error.owner)):
+            await backend.delete(key.namespace, child)
+        try:
+            await _report(backend, failures, key, error.owner, invalid)
+        except UserError:
+            problems = "; ".join(error.problems)
+            await record_event(backend, error.owner, Event("Warning", REASON_STATUS_REFUSED, f"{WAY_OUT}: {problems}"))
+            raise
         return None
     if owner is None or (isinstance(owner, RLJob) and not is_managed(owner)):
         return None  # the garbage collector deletes the children of a deleted owner
-    attempt.owner = owner
+    attempt.owner = stored = owner
+    owner = failures.with_refused_status(key, owner)
     observed = await backend.observe(owner)
     wanted = plan(owner, observed)
     attempt.status = as_stored(owner.kind, _status_unless_replaced(owner, wanted))
@@ -137,7 +150,7 @@ async def _reconcile(
     final = replace(final, status=as_stored(owner.kind, final.status))
     if wait := pace.wait_seconds(key, owner.status, final, attempt.started):
         return wait if final.requeue_after_seconds is None else min(wait, final.requeue_after_seconds)
-    await _report(backend, owner, final)
+    await _report(backend, failures, key, stored, final)
     pace.record(key, owner.status, final.status, attempt.started)
     if final.delete_job:
         await backend.delete_job(JobKey(key.namespace, key.name))
@@ -217,9 +230,13 @@ async def _delete_by_force(backend: Backend, owner: Owner, wanted: Plan[Any]) ->
     return replace(wanted, status=status, events=tuple(events), requeue_after_seconds=requeue)
 
 
-async def _report(backend: Backend, owner: Owner, wanted: Plan[Any]) -> None:
+async def _report(backend: Backend, failures: FailureTracker, key: Key, owner: Owner, wanted: Plan[Any]) -> None:
     """Write status and events."""
     if wanted.status != owner.status:
-        await backend.update_status(owner, wanted.status)
+        try:
+            await backend.update_status(owner, wanted.status)
+        except UserError as error:
+            failures.refused_statuses[key] = RefusedStatus(owner.metadata.uid, wanted.status, str(error))
+            raise
     for event in wanted.events:
         await record_event(backend, owner, event)

@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.kept_defaults import merge_defaults, read_defaults
 from rljob_api.manifest.services.reward import RewardModel
 from rljob_api.manifest.status import RLJobStatus
 from rljob_core.backend import PROGRESS_POLL_SECONDS, ChildKey, Event, Manifest, ObservedState, Plan, key_of
@@ -317,6 +318,7 @@ def _plan_active(context: _Context) -> JobPlan:
     status = job_status.observe_status(observed, context.restarts, context.failures, now, applied).model_copy(
         update={
             "start_time": job.status.start_time or now,
+            "defaults": merge_defaults(read_defaults(job.spec), job.status.defaults),
             # The annotation of a job that has not failed has no effect, even later.
             "retried": lifecycle.requested_retry(job),
             "queued_since": gang.queued_since,

@@ -11,8 +11,9 @@ from typing import Literal
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.status import RoleStatus
 from rljob_api.wire.contract import ANNOTATION_RETRY, MANAGED_BY, ExitCode
-from rljob_core.backend import Manifest
-from rljob_core.children.common import HEAD, SERVING, TRAINER
+from rljob_core.backend import ChildKey, Manifest, ObservedState, Owner
+from rljob_core.children import POD_KINDS, sort_deletions
+from rljob_core.children.common import HEAD, SERVING, TRAINER, child_name
 from rljob_core.plan import active_time, conditions, observed_job
 from rljob_core.plan.failures import Failures, count_charged
 from rljob_core.plan.observed_job import ObservedJob, RoleView
@@ -74,6 +75,15 @@ def decide_lifecycle(observed: ObservedJob, failures: Failures, now: datetime) -
         message = f"ran longer than spec.activeDeadlineSeconds ({job.spec.active_deadline_seconds} s)"
         return LifecycleDecision("failed", "DeadlineExceeded", message)
     return LifecycleDecision("active")
+
+
+def find_left_by_head(owner: Owner, observed: ObservedState) -> tuple[ChildKey, ...]:
+    """The workloads of a job whose head has ended. Its spec, which may be unreadable, does not matter."""
+    owned, blocked = observed_job.find_owned_children(owner, observed)
+    head = ChildKey("Job", child_name(owner, HEAD))
+    if not any(observed_job.has_condition(owned.get(head), type_) for type_ in ("Complete", "Failed")):
+        return ()
+    return tuple(sort_deletions({key for key in owned if key.kind in POD_KINDS} - blocked - {head}))
 
 
 def expiry_of(job: RLJob) -> datetime | None:

@@ -55,7 +55,7 @@ def derive_warnings(observed: ObservedJob, new: RLJobStatus, *, was_running: boo
 
 def describe_loss(job: RLJob) -> str:
     """What is deleted with the head's Pod of a job whose files nothing keeps."""
-    exports = job.spec.checkpoint.export != "never"
+    exports = job.spec.checkpoint.exported_steps != "never"
     files = "checkpoints, metrics" + (" and the exported model" if exports else "")
     files = files if job.spec.trains else "metrics and trajectories"  # an evaluation writes no model
     message = f"{FIELD} is not set: {files} are deleted with the head's Pod, also at the end of the job"

@@ -71,13 +71,15 @@ def read_start_job(manifest: Manifest | None) -> StartJob | None:
     spec = manifest.get("spec") or {}
     checkpoint = spec.get("checkpoint") or {}
     claim = (checkpoint.get("persistentVolumeClaim") or {}).get("claimName") or ""
+    earlier = checkpoint.get("export")  # before 0.2.0
+    exports = "never" if earlier is False else "last" if earlier in (None, True) else str(earlier)
     status = manifest.get("status") or {}
     ends = {end["type"]: end.get("reason") or "" for end in status.get("conditions") or () if _is_end(end)}
     return StartJob(
         claim=claim,
         storage=checkpoint.get("storage") or "",
         trains=spec.get("task") != "evaluate",
-        exports=checkpoint.get("export") or "last",
+        exports=checkpoint.get("exportPolicy") or exports,
         every_steps=checkpoint.get("everySteps") or 10,
         step=(status.get("progress") or {}).get("step") or 0,
         has_ended=bool(ends),
@@ -121,8 +123,8 @@ def _find_problem(start: Source, found: StartJob) -> tuple[str, str] | None:
     if not found.claim:
         return MISSING, f"needs the files of RLJob {name}, which are deleted with its head; set {_CLAIM} in {name}"
     if found.exports == "never":
-        remedy = f"set spec.checkpoint.export in {name} to last, best or every"
-        return MISSING, f"needs a model, and RLJob {name} exports none (spec.checkpoint.export: never); {remedy}"
+        remedy = f"set spec.checkpoint.exportPolicy in {name} to last, best or every"
+        return MISSING, f"needs a model, and RLJob {name} exports none (spec.checkpoint.exportPolicy: never); {remedy}"
     if found.failure:
         return _find_failure(start, found)
     return None if found.has_ended else _find_wait(start, found)
@@ -130,7 +132,7 @@ def _find_problem(start: Source, found: StartJob) -> tuple[str, str] | None:
 
 def _find_failure(start: Source, found: StartJob) -> tuple[str, str] | None:
     """Why a job that has failed has no model and will have none. None: it may have exported a checkpoint."""
-    name, exports = start.path, f"(spec.checkpoint.export: {found.exports})"
+    name, exports = start.path, f"(spec.checkpoint.exportPolicy: {found.exports})"
     if found.exports != "every":
         when = f"exports its model at its end {exports}"
     elif found.step < (step := _find_first_step(start, found)):
@@ -152,7 +154,7 @@ def _find_first_step(start: Source, found: StartJob) -> int:
 def _find_wait(start: Source, found: StartJob) -> tuple[str, str] | None:
     """Why a job that trains has not exported the model yet, as far as its status says. After a later step than the
     model's its export is written, or being written: the head waits for it."""
-    exports = f"(spec.checkpoint.export: {found.exports})"
+    exports = f"(spec.checkpoint.exportPolicy: {found.exports})"
     if found.exports != "every":
         remedy = "this job starts then, or set every there to start from a checkpoint"
         return NOT_EXPORTED, f"waits: RLJob {start.path} exports its model at its end {exports}; {remedy}"

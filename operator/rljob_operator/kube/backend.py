@@ -100,6 +100,8 @@ class KubernetesBackend:
 
     async def observe(self, owner: Owner) -> ObservedState:
         observed = self._observe_owned(ObjectKey(owner.kind, owner.metadata.namespace, owner.metadata.name))
+        if "spec" not in owner.model_fields_set:
+            return observed  # nothing else is known of an unreadable object
         policy, problem = read_policy(self.cache.get(POLICY.kind, owner.metadata.namespace, POLICY_NAME), self.skew)
         observed = replace(observed, policy=policy, policy_problem=problem)
         if not isinstance(owner, RLJob):

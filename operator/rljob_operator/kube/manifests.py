@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from rljob_api.manifest.base import ObjectMeta
-from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job import RLJob, RLJobSpec
+from rljob_api.manifest.kept_defaults import fill_in, remember
 from rljob_api.manifest.policy import RLJobPolicy
 from rljob_api.manifest.services.reward import RewardModel, RewardModelStatus
 from rljob_api.manifest.status import RLJobStatus
@@ -59,8 +60,13 @@ def _read(
     manifest, problems = skew.read(type_.__name__, manifest)
     if problems:
         raise InvalidOwnerError(_build_unread(type_, status_type, manifest), problems)
+    kept = (manifest.get("status") or {}).get("defaults")
     try:
-        return type_.model_validate(manifest)
+        if not kept:
+            return type_.model_validate(manifest)
+        owner = type_.model_validate(manifest | {"spec": fill_in(RLJobSpec, manifest["spec"], kept)})
+        remember(owner.spec, kept)
+        return owner
     except ValidationError as error:
         raise _translate(_build_unread(type_, status_type, manifest), error) from None
 

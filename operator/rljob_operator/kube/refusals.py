@@ -15,11 +15,11 @@ from rljob_core.backend import FieldProblem, ForbiddenError, RefusedError
 from rljob_core.kube.client import ApiError
 
 _TYPED_PATCH = re.compile(
-    r"failed to (create typed patch object|convert new object) \([^)]*\)( to proper version)?: "
+    r"failed to (create typed (patch|live) object|convert new object) \([^)]*\)( to proper version)?: "
     r"(unable to convert unstructured object to [^:]*: )?(?P<problem>.*)",
     re.DOTALL,
 )
-"""An apply whose fields or types the kind does not have. The API server answers it with 500."""
+"""An apply whose fields or types the kind does not have, or whose object has such. The API server answers with 500."""
 _FIELD_PATH = re.compile(r"^\s*\.(?P<path>(?:\[[^\]]*\]|\"[^\"]*\"|[^:\s\[\"])+): (?P<problem>.*)$", re.MULTILINE)
 _UNKNOWN_FIELD = re.compile(r'unknown field "(?P<path>[^"]+)"')
 _DENIED = re.compile(r"denied (the )?request: ")

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rljob_api import __version__
+from rljob_api.manifest.base import PRESERVE
 from rljob_core.backend import Manifest, OwnerStatus
 
 Schema = dict[str, Any]
-PRESERVE = "x-kubernetes-preserve-unknown-fields"
 _MINOR = re.compile(r"^(\d+)\.(\d+)\.\d+")
 
 

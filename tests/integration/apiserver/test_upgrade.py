@@ -267,3 +267,34 @@ async def has_image(harness: OperatorHarness, kind: str, name: str) -> bool:
     status = ((await harness.get(kind, name)) or {}).get("status") or {}
     images = [status.get("image")] if kind == "RewardModel" else [role.get("image") for role in status["roles"]]
     return all(images)
+
+
+async def test_job_keeps_the_defaults_with_which_it_has_started(running, monkeypatch):
+    """Here 10 is another version's default in place of its 7: nothing changes for a running job, nor for a resumed
+    one."""
+    started = (await running.get("RLJob", NAME))["status"]["defaults"]
+    assert (started["checkpoint"]["everySteps"], started["rewards"]["weight"]) == (10, 1.0)
+    await running.stop()
+    before = identify(await read_workloads(running))
+    await running.patch_status("RLJob", NAME, {"defaults": {"checkpoint": {"everySteps": 7}, "rewards": {"slots": 3}}})
+    recorder = await upgrade(running, monkeypatch)
+    assert not [write for write in recorder.writes if write.startswith("DELETE")]
+    assert await has_settings(running)
+    assert identify(await read_workloads(running)) == before
+    for suspend in (True, False):
+        await running.patch("RLJob", NAME, {"spec": {"suspend": suspend}})
+        await running.until("the job's Pods" if not suspend else "no Pods", lambda s=suspend: is_suspended(running, s))
+    assert await has_settings(running)
+
+
+async def has_settings(harness: OperatorHarness) -> bool:
+    text = (await harness.get("ConfigMap", f"{NAME}-config"))["data"]["job.yaml"]
+    spec = fast_yaml.load(text)["spec"]
+    return spec["checkpoint"] == {"everySteps": 7} and spec["rewards"][0]["slots"] == 3
+
+
+async def is_suspended(harness: OperatorHarness, suspend: bool) -> bool:
+    for workload in await harness.workloads():
+        if "foregroundDeletion" in (workload["metadata"].get("finalizers") or []):
+            await harness.patch(workload["kind"], workload["metadata"]["name"], {"metadata": {"finalizers": None}})
+    return (("Job", f"{NAME}-head") in await read_workloads(harness)) is not suspend

@@ -6,7 +6,9 @@ import time
 import aiohttp
 import pytest
 
+from rljob_api.manifest.status import RLJobStatus
 from rljob_core.backend import JobKey
+from rljob_core.loop.failures import RefusedStatus
 from rljob_core.loop.workqueue import WorkQueue
 from rljob_operator.health import STUCK_SECONDS, Health
 from rljob_operator.metrics import OperatorMetrics
@@ -115,6 +117,12 @@ async def test_health_is_served_on_one_port(clock, unused_tcp_port):
     assert await get("/readyz") == (503, "listing every kind for the first time")
     listed.append(True)
     assert await get("/readyz") == (200, "ok")
+    health.refused_statuses = {KEY: RefusedStatus("uid", RLJobStatus(), "expected string, got false")}
+    code, text = await get("/readyz")
+    assert (code, text.startswith("the API server refuses the status of ")) == (503, True)
+    assert text.endswith(": expected string, got false")
+    assert "rljob_operator_refused_statuses 1.0" in (await get("/metrics"))[1]
+    health.refused_statuses = {}
     assert await get("/healthz") == (200, "ok")
     ages.append(STUCK_SECONDS + 1)
     assert (await get("/healthz"))[0] == 503

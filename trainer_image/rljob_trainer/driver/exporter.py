@@ -1,4 +1,4 @@
-"""Which steps of a trainer group become models in Hugging Face format, by spec.checkpoint.export.
+"""Which steps of a trainer group become models in Hugging Face format, by spec.checkpoint.exportPolicy.
 
     every: training waits for the model of a step --> its checkpoint is COMPLETE --> exports/step-000010
     last, best: after the last checkpoint --> export
@@ -26,13 +26,13 @@ from rljob_trainer.history.run_state import FILE_DRIVER, History, checkpoint_exi
 from rljob_trainer.run_folder.file_facts import Checkpoint, DamagedCheckpointError
 
 log = logging.getLogger(__name__)
-_FIELD = "spec.checkpoint.export"
+_FIELD = "spec.checkpoint.exportPolicy"
 _REMEDY = "set it to last to export the last step"
 
 
 @dataclass
 class Exporter:
-    """`steps`: spec.checkpoint.export. `record` gets the export that the run ends with, its step, and how much of
+    """`steps`: spec.checkpoint.exportPolicy. `record` gets the export that the run ends with, its step, and how much of
     the adapters' update it has; None if this group has not written it, or without adapters."""
 
     run_dir: Path

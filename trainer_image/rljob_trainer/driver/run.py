@@ -258,7 +258,7 @@ class Driver:
         exporter = Exporter(
             self._run_dir,
             trainer,
-            self._spec.checkpoint.export,
+            self._spec.checkpoint.exported_steps,
             tokenizer_source=self._parts.model,
             disk=self._disk,
             record=ledger.record_export,

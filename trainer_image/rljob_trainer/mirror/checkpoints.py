@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rljob_api.run.folder import CHECKPOINTS, FILE_COMPLETE, checkpoint_folder
-from rljob_inputs.objects.folder import Count, ObjectFolder
+from rljob_inputs.objects.folder import ObjectFolder
 from rljob_inputs.objects.listing import ObjectFacts
+from rljob_inputs.objects.progress import Count
 from rljob_trainer.history.damage import open_checkpoint, set_aside
 from rljob_trainer.history.durable import write_durably
 from rljob_trainer.run_folder.file_facts import DamagedCheckpointError, verify_files

@@ -24,9 +24,9 @@ from typing import NoReturn, TypeVar
 from rljob_api.errors import UserError
 from rljob_api.run.folder import complete_checkpoints, last_checkpoint
 from rljob_inputs.objects.errors import RefusedObjectError, StorageAwayError
-from rljob_inputs.objects.folder import Count, ObjectFolder, TransferEndedError
+from rljob_inputs.objects.folder import ObjectFolder, TransferEndedError
 from rljob_inputs.objects.listing import ObjectFacts
-from rljob_inputs.objects.progress import Progress
+from rljob_inputs.objects.progress import Count, Progress
 from rljob_trainer.concurrency import run_all
 from rljob_trainer.history.disk import RunDisk, disk_errors
 from rljob_trainer.history.run_state import read_best

@@ -1,7 +1,7 @@
 """Copies of the run's records, metrics, trajectories and summaries, and of the models that it exports. Synchronous.
 
 Invariants: the copy has at least the lines and samples that its newest checkpoint counts. An export in the copy has its
-config.json only while it is whole. The models of steps (checkpoint.export: every) go when their checkpoints do, here
+config.json only while it is whole. Models of steps (checkpoint.exportPolicy: every) go when their checkpoints do, here
 and in the copy.
 """
 
@@ -25,8 +25,9 @@ from rljob_api.run.objects import FILE_OBJECTS
 from rljob_api.run.origin import FILE_ORIGIN
 from rljob_api.run.rows import ROWS
 from rljob_api.run.start_model import FILE_PIN
-from rljob_inputs.objects.folder import Count, ObjectFolder
+from rljob_inputs.objects.folder import ObjectFolder
 from rljob_inputs.objects.listing import ObjectFacts
+from rljob_inputs.objects.progress import Count
 from rljob_trainer.history.run_time import FILE_TIME
 
 State = tuple[int, int]

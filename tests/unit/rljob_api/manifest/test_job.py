@@ -162,7 +162,10 @@ VIOLATIONS: list[tuple[dict[str, Any], str]] = [
         "plus that of all models with placement trainer must be at most 1",
     ),
     ({"trainer": {"nodePool": {"gpuResource": "requests.nvidia.com/gpu"}}}, "without requests. before it"),
-    ({"checkpoint": {"export": "best"}}, "checkpoint.export must not be best without evaluation.best.* set evaluation"),
+    (
+        {"checkpoint": {"exportPolicy": "best"}},
+        "checkpoint.exportPolicy must not be best without evaluation.best.* set evaluation",
+    ),
 ]
 
 
@@ -232,5 +235,5 @@ def test_folder_has_an_export_for_each_checkpoint_also_of_the_best_step(
 ) -> None:
     evaluation = {"everySteps": 1, "best": {"set": "eval"}} if best else {}
     data = {"train": {"source": "d"}, "eval": {"source": "e"}}
-    spec = build(checkpoint={"keep": 3, "export": export}, evaluation=evaluation, data=data)
+    spec = build(checkpoint={"keep": 3, "exportPolicy": export}, evaluation=evaluation, data=data)
     assert (spec.num_kept_checkpoints, spec.num_exports) == (3 + best, num_exports)

@@ -56,9 +56,11 @@ ADDED = [
     ("trainer: {learningRate: 1}", "spec.trainer.learningRate is unknown here; "
      "learningRate belongs in spec.algorithm.optimizer"),
     ("checkpoint: {xyz: 1}", "spec.checkpoint.xyz is unknown; known fields are persistentVolumeClaim, storage, "
-     "everySteps, keep, asynchronous, export"),
-    ("checkpoint: {export: false}", "spec.checkpoint.export must be one of never, last, best, every, got false"),
-    ("checkpoint: {export: best}", "spec.checkpoint.export must not be best without evaluation.best, got best; "
+     "everySteps, keep, asynchronous, exportPolicy, export"),
+    ("checkpoint: {exportPolicy: false}",
+     "spec.checkpoint.exportPolicy must be one of never, last, best, every, got false"),
+    ("checkpoint: {exportPolicy: best}",
+     "spec.checkpoint.exportPolicy must not be best without evaluation.best, got best; "
      "set evaluation.best, or use last"),
     ("trainer: {dtype: bf16}", 'spec.trainer.dtype must be one of bfloat16, float16, float32, got "bf16"; '
      "did you mean bfloat16?"),

@@ -73,7 +73,7 @@ def test_step_that_is_not_exported_is_named_with_those_that_are(run, step, messa
 def test_run_without_an_export_or_a_folder_says_so(tmp_path):
     (tmp_path / "sums").mkdir()
     with pytest.raises(
-        UserError, match=r"step last of sums, which has no export; .*checkpoint\.export in sums: last a"
+        UserError, match=r"step last of sums, which has no export; .*checkpoint\.exportPolicy in sums: last a"
     ):
         choose_export(tmp_path / "sums", "last")
     with pytest.raises(UserError, match="which does not exist: other has not started with this claim"):

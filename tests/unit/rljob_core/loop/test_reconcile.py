@@ -19,6 +19,7 @@ from rljob_core.backend import (
 )
 from rljob_core.children import WORKLOAD_KINDS
 from rljob_core.loop import reconcile as reconcile_module
+from rljob_core.loop.failures import FailureTracker
 from rljob_core.loop.reconcile import CONFLICT_RETRY_SECONDS, reconcile
 from rljob_core.plan import conditions
 from rljob_core.plan.lifecycle import USER_ERROR
@@ -311,6 +312,55 @@ async def test_end_of_a_job_stays_when_its_workloads_cannot_be_deleted(backend):
     await reconcile(backend, KEY, START)
     assert conditions.find(backend.owner.status, conditions.RECONCILE_FAILED) is None
     assert backend.owner.status.phase == "Succeeded"
+
+
+async def refuse_status(owner, status):
+    raise UserError(".spec.trainer.compile: expected string, got false")
+
+
+async def test_job_whose_status_is_refused_ends_all_the_same(backend):
+    failures = FailureTracker()
+    await reconcile(backend, KEY, START, failures=failures)
+    running, backend.update_status = backend.owner.status, refuse_status
+    backend.objects[ChildKey("Job", "gsm8k-head")]["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    for _ in range(2):
+        with pytest.raises(UserError, match="expected string"):
+            await reconcile(backend, KEY, START, failures=failures)
+    assert workloads_of(backend) == ["gsm8k-head"], "the others held nodes"
+    assert (backend.owner.status, list(failures.refused_statuses)) == (running, [KEY])
+    del backend.update_status
+    await reconcile(backend, KEY, START, failures=failures)
+    assert (backend.owner.status.phase, failures.refused_statuses) == ("Succeeded", {})
+
+
+async def test_refused_status_is_not_that_of_a_later_object_of_the_name(backend):
+    failures = FailureTracker()
+    backend.update_status = refuse_status
+    with pytest.raises(UserError):
+        await reconcile(backend, KEY, START, failures=failures)
+    later = make_job()
+    later.metadata.uid = "later"
+    assert failures.with_refused_status(KEY, later) is later
+    assert failures.with_refused_status(KEY, backend.owner).status.phase == "Pending"
+
+
+async def test_unreadable_job_whose_head_has_ended_releases_its_pods(backend):
+    await reconcile(backend, KEY, START)
+
+    async def get_owner(key):
+        raise InvalidOwnerError(backend.owner, ["spec.trainer.compile must be one of auto, always, never, got false"])
+
+    backend.get_owner, backend.update_status = get_owner, refuse_status
+    before = workloads_of(backend)
+    with pytest.raises(UserError, match="expected string"):
+        await reconcile(backend, KEY, START)
+    assert workloads_of(backend) == before, "its head runs"
+    assert "delete it, correct the fields and apply it again" in backend.events[-1].message
+    assert "spec.trainer.compile must be" in backend.events[-1].message
+    backend.objects[ChildKey("Job", "gsm8k-head")]["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
+    with pytest.raises(UserError):
+        await reconcile(backend, KEY, START)
+    assert workloads_of(backend) == ["gsm8k-head"]
 
 
 class Operator(RuleBasedStateMachine):

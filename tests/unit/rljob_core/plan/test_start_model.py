@@ -79,23 +79,34 @@ def test_claim_that_both_jobs_use_is_one_volume():
         (StartJob(has_ended=True), {}, MISSING, "set spec.checkpoint.persistentVolumeClaim in sums"),
         (StartJob(storage="s3://b/runs/"), {}, MISSING, "keeps its files in s3://b/runs/sums; name its export there"),
         (StartJob("runs", trains=False, has_ended=True), {}, MISSING, "RLJob sums evaluates one (spec.task: evaluate)"),
-        (StartJob("runs", exports="never"), OWN, MISSING, "set spec.checkpoint.export in sums to last, best or every"),
+        (
+            StartJob("runs", exports="never"),
+            OWN,
+            MISSING,
+            "set spec.checkpoint.exportPolicy in sums to last, best or every",
+        ),
         (
             StartJob("runs", step=7, has_ended=True, failure="HeadFailed"),
             OWN,
             MISSING,
-            "RLJob sums has failed at step 7 (HeadFailed): it exports its model at its end (spec.checkpoint.export: "
-            "last), so no export will come. Correct and retry sums (kubectl rljob retry sums), or name an export that "
-            "is on its claim: pvc://runs/sums/exports/step-...",
+            "RLJob sums has failed at step 7 (HeadFailed): it exports its model at its end "
+            "(spec.checkpoint.exportPolicy: last), so no export will come. Correct and retry sums (kubectl "
+            "rljob retry sums), or name an export that is on its claim: pvc://runs/sums/exports/step-...",
         ),
         (
             StartJob("runs", exports="every", step=7, has_ended=True, failure="UserError"),
             OWN,
             MISSING,
-            "has failed at step 7 (UserError): it exports it after step 20 (spec.checkpoint.export: every), so no ",
+            "has failed at step 7 (UserError): it exports it after step 20 "
+            "(spec.checkpoint.exportPolicy: every), so no ",
         ),
-        (StartJob("runs"), OWN, NOT_EXPORTED, "exports its model at its end (spec.checkpoint.export: last)"),
-        (StartJob("runs", exports="best"), {}, NOT_EXPORTED, "(spec.checkpoint.export: best); this job starts then"),
+        (StartJob("runs"), OWN, NOT_EXPORTED, "exports its model at its end (spec.checkpoint.exportPolicy: last)"),
+        (
+            StartJob("runs", exports="best"),
+            {},
+            NOT_EXPORTED,
+            "(spec.checkpoint.exportPolicy: best); this job starts then",
+        ),
     ],
 )
 def test_what_is_missing_is_in_the_status_at_once_and_no_pod_is_created(found, spec, reason, expected):
@@ -126,7 +137,7 @@ def test_job_that_exports_each_checkpoint_need_not_end(source, first):
     waiting, ready = (StartJob("runs", exports="every", step=step) for step in (first - 1, first))
     plan = make_plan(start_from(source), waiting)
     assert (plan.children, read_running(plan).reason) == ((), NOT_EXPORTED)
-    assert f"exports it after step {first - 1} (spec.checkpoint.export: every)" in read_running(plan).message
+    assert f"exports it after step {first - 1} (spec.checkpoint.exportPolicy: every)" in read_running(plan).message
     assert make_plan(start_from(source), ready).children
 
 

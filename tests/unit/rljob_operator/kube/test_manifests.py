@@ -4,8 +4,11 @@ import copy
 
 import pytest
 
-from rljob_core.backend import InvalidOwnerError, UnknownFieldsError
+from rljob_core.backend import InvalidOwnerError, ObservedState, UnknownFieldsError, utc_now
+from rljob_core.children.keep import ANNOTATION_CONFIGURATION
+from rljob_core.plan.job import plan_job
 from rljob_operator.kube.manifests import read_job, read_model, read_policy
+from tests.support.job_simulation import make_job
 
 JOB = {
     "apiVersion": "rljob.dev/v1alpha1",
@@ -74,3 +77,41 @@ def test_policy_is_read_or_says_why_not():
     )
     assert read_policy(None) == (None, "")
     assert read_policy({"metadata": metadata | {"deletionTimestamp": "x"}, "spec": {}}) == (None, "")
+
+
+KEPT = {"checkpoint": {"everySteps": 7}}
+"""The defaults of a version in which that of everySteps, now 10, was 7."""
+
+
+def plan_head(job):
+    plan = plan_job(job, ObservedState(), utc_now(), new_token=lambda: "token")
+    (head,) = [child for child in plan.children if child["kind"] == "Job"]
+    return head["metadata"]["annotations"][ANNOTATION_CONFIGURATION]
+
+
+def build(checkpoint, **status):
+    manifest = make_job().to_manifest(exclude_defaults=True)
+    spec = manifest["spec"] | ({"checkpoint": checkpoint} if checkpoint else {})
+    return read_job(manifest | {"spec": spec, "status": status})
+
+
+def test_job_keeps_the_defaults_of_its_start_and_its_head():
+    assert build({}).spec.checkpoint.every_steps == 10
+    kept = build({}, defaults=KEPT)
+    assert kept.spec.checkpoint.every_steps == 7
+    assert plan_head(kept) == plan_head(build({})), "the user has changed nothing"
+
+
+@pytest.mark.parametrize("own", [7, 10, 12])
+def test_digest_is_of_what_differs_from_the_defaults_of_the_start(own):
+    job = build({"everySteps": own}, defaults=KEPT)
+    assert job.spec.checkpoint.every_steps == own
+    is_default = plan_head(job) == plan_head(build({}, defaults=KEPT))
+    assert is_default is (own == 7)
+
+
+def test_started_job_records_its_defaults_and_those_of_later_fields():
+    plan = plan_job(build({}, defaults=KEPT), ObservedState(), utc_now())
+    assert plan.status.defaults["checkpoint"] == {"everySteps": 7, "keep": 2, "asynchronous": "auto"}
+    suspended = plan_job(make_job().with_spec(suspend=True), ObservedState(), utc_now())
+    assert suspended.status.defaults == {}, "it has not started"

@@ -1,4 +1,4 @@
-"""Which steps become models, whatever dies: spec.checkpoint.export in the loop."""
+"""Which steps become models, whatever dies: spec.checkpoint.exportPolicy in the loop."""
 
 import asyncio
 import shutil
@@ -116,7 +116,9 @@ async def test_best_step_without_an_intact_checkpoint_says_what_to_do(make_harne
         step = (await harness.run()).best.step
         damage(checkpoint_folder(harness.run_dir, step) / "trainer" / "weight")
     async with make_harness(**best("best")) as harness:
-        with pytest.raises(UserError, match=rf"spec.checkpoint.export: .*best step, {step}, {message}.*set it to last"):
+        with pytest.raises(
+            UserError, match=rf"spec.checkpoint.exportPolicy: .*best step, {step}, {message}.*set it to last"
+        ):
             await harness.run()
         assert checkpoint_folder(harness.run_dir, 6).is_dir(), "the newest checkpoint is not set aside for it"
 

@@ -118,7 +118,7 @@ def test_stop_reasons(make_answer, finish, reason):
 
 def test_the_stop_sequence_that_ended_an_answer_is_named(make_answer, read_events):
     answer = replace(make_answer(), stop="END")
-    response = Message.model_validate(DIALECT.write(read(), answer))
+    response = validate(DIALECT.write(read(), answer))
     assert (response.stop_reason, response.stop_sequence) == ("stop_sequence", "END")
     delta = read_events(DIALECT.events(read(stream=True), answer))[-2]["delta"]
     assert delta == {"stop_reason": "stop_sequence", "stop_sequence": "END"}

@@ -49,7 +49,7 @@ class LocalCluster:
         self.network = network
         self.store = LocalStore(job)
         base_env = (
-            build_base_env(os.environ) | network.environment | {ENV_GRACE_SECONDS: str(SAVE_SECONDS)} | (env or {})
+            build_base_env(os.environ) | network.environment | {ENV_GRACE_SECONDS: str(SAVE_SECONDS)} | dict(env or {})
         )
         gpus = GpuPool(find_gpus(), find_resources(job.spec))
         self.kubelet = Kubelet(self.store, network, self.paths, base_env, gpus)

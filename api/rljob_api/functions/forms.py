@@ -184,8 +184,8 @@ def plan_call(
         raise FormError(f"{shown} does not accept {', '.join(unknown)}; remove it from function.columns")
     convention = inherited or _find_convention(function, spec, for_groups, known)
     if convention is None:
-        unknown = function._replace(required=tuple(name for name in function.required if name not in spec.kwargs))
-        problem = remedies.describe_unknown_form(unknown, for_groups, known.conventions)
+        open_ones = tuple(name for name in function.required if name not in spec.kwargs)
+        problem = remedies.describe_unknown_form(function._replace(required=open_ones), for_groups, known.conventions)
         raise FormError(problem + remedies.describe_broken(known.broken))
     if for_groups and not convention.lists:
         adapter = remedies.write_adapter(function, for_groups=True)

@@ -151,8 +151,8 @@ def read_tree(source: LocalSource, folder: Path, job_file: Path | None = None) -
         raise UserError(f"{source.field}: {path} is a file; set its folder, and name the file in command")
     if path.is_file():
         found, folder = find_imported_files(path) if source.kind == "function" else ([path], path.parent)
-        files = tuple(_read_file(str(PurePosixPath(f.relative_to(folder))), f) for f in found)
-        return Tree(files[0].name, False, files)
+        read = tuple(_read_file(str(PurePosixPath(f.relative_to(folder))), f) for f in found)
+        return Tree(read[0].name, False, read)
     if source.kind == "function":
         raise UserError(f"{source.field}: {path} is a folder; set a Python file")
     files = sorted(file for file in path.rglob("*") if file.is_file())
@@ -207,12 +207,11 @@ def _list_imports(path: Path) -> set[tuple[int, str]]:
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
     except (SyntaxError, ValueError):
         return set()
-    named = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
-    found = [
-        (getattr(node, "level", 0), name)
-        for node in named
-        for name in ([alias.name for alias in node.names] if not getattr(node, "module", None) else [node.module])
-    ]
+    found = [(0, alias.name) for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module] if node.module else [alias.name for alias in node.names]
+            found += [(node.level, name) for name in names]
     return {(level, name.partition(".")[0]) for level, name in found}
 
 

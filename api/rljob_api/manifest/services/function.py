@@ -32,7 +32,7 @@ class PythonFunction(Spec):
     """Python source of the user, run in isolated worker processes: exactly one of inline, file, configMapKeyRef and
     module."""
 
-    RULES: ClassVar = (
+    RULES: ClassVar[tuple[base.Rule, ...]] = (
         base.exactly_one("inline", "file", "configMapKeyRef", "module"),
         size_within("maxMemory", "64Mi"),
         size_within("maxFileSize", "1Mi"),

@@ -25,7 +25,7 @@ class FunctionReward(PythonFunction):
     """A Python function, run in worker processes of the reward server: exactly one of inline, file, configMapKeyRef and
     module."""
 
-    RULES: ClassVar = (
+    RULES: ClassVar[tuple[Rule, ...]] = (
         *PythonFunction.RULES,
         Rule(
             ("entrypoints",),

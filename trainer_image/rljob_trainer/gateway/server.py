@@ -303,6 +303,8 @@ _EVENT_STREAM = {
 }
 _MODEL_OF_REQUEST = web.RequestKey("model", str)
 
+_NO_COMPACTION = "; the gateway keeps no conversations, and compacts none: ask the model for a summary"
+
 
 @web.middleware
 async def _write_missing_route(request: web.Request, handler: _Handler) -> web.StreamResponse:
@@ -312,8 +314,7 @@ async def _write_missing_route(request: web.Request, handler: _Handler) -> web.S
         if error.status not in (404, 405):
             raise
         paths = ", ".join([*(dialect.path for dialect in DIALECTS), "/v1/rewards", "/v1/models"])
-        compacts = "/compact" in request.path
-        reason = "; the gateway keeps no conversations, and compacts none: ask the model for a summary" * compacts
+        reason = _NO_COMPACTION if request.path.endswith("/compact") else ""
         message = f"{request.method} {request.path} not found{reason}; the paths are {paths}"
         return _refuse(DIALECTS[0], RequestError(error.status, "not_found", message))
 

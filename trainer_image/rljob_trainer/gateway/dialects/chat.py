@@ -32,7 +32,7 @@ class ChatCompletions(fields.OpenAIErrors):
             max_tokens=_read_limit(body),
             stop=fields.read_stop(body.get("stop"), "stop"),
             stream=stream,
-            with_usage=_asks_for_usage(body) or not stream,
+            with_usage=fields.asks_for_usage(body) or not stream,
             num_logprobs=_read_logprobs(body),
         )
 
@@ -104,11 +104,6 @@ def _read_limit(body: Mapping[str, Any]) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _asks_for_usage(body: Mapping[str, Any]) -> bool:
-    options = fields.read_object(body.get("stream_options") or {}, "stream_options")
-    return fields.read_flag(options.get("include_usage"), "stream_options.include_usage")
-
-
 def _read_logprobs(body: Mapping[str, Any]) -> int | None:
     num_top = fields.read_count(body.get("top_logprobs"), "top_logprobs", minimum=0)
     return num_top or 0 if fields.read_flag(body.get("logprobs"), "logprobs") else None
@@ -121,10 +116,7 @@ def _write_head(request: ModelRequest, answer: ModelAnswer, kind: str) -> dict[s
 def _write_logprobs(request: ModelRequest, answer: ModelAnswer) -> dict[str, Any] | None:
     if request.num_logprobs is None:
         return None
-    pairs = zip(answer.token_texts, answer.completion.logprobs, strict=True)
-    entries = [{"token": text, "logprob": logprob, "bytes": list(text.encode())} for text, logprob in pairs]
-    content = [{**entry, "top_logprobs": [entry] if request.num_logprobs else []} for entry in entries]
-    return {"content": content, "refusal": None}
+    return {"content": fields.write_logprobs(request, answer), "refusal": None}
 
 
 def _split(request: ModelRequest, answer: ModelAnswer) -> Iterator[dict[str, Any]]:

@@ -19,14 +19,13 @@ class Completions(fields.OpenAIErrors):
     reads = frozenset({"model", "prompt", "max_tokens", "stop", "stream", "stream_options", "logprobs"})
 
     def read(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> ModelRequest:
-        options = fields.read_object(body.get("stream_options") or {}, "stream_options")
         return ModelRequest(
             model=fields.read_model(body),
             prompt=_read_prompt(body.get("prompt")),
             max_tokens=fields.read_count(body.get("max_tokens"), "max_tokens"),
             stop=fields.read_stop(body.get("stop"), "stop"),
             stream=fields.read_flag(body.get("stream"), "stream"),
-            with_usage=fields.read_flag(options.get("include_usage"), "stream_options.include_usage"),
+            with_usage=fields.asks_for_usage(body),
             num_logprobs=fields.read_count(body.get("logprobs"), "logprobs", minimum=0),
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rljob_api.wire.base import Message
 from rljob_api.wire.calls import ToolSchema
-from rljob_trainer.gateway.types import ModelAnswer, RequestError
+from rljob_trainer.gateway.types import ModelAnswer, ModelRequest, RequestError
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
@@ -53,6 +53,11 @@ def read_flag(value: Any, path: str) -> bool:
     if value not in (None, True, False):
         raise refuse(path, f"not true or false: {_show(value)}")
     return bool(value)
+
+
+def asks_for_usage(body: Mapping[str, Any]) -> bool:
+    options = read_object(body.get("stream_options") or {}, "stream_options")
+    return read_flag(options.get("include_usage"), "stream_options.include_usage")
 
 
 def read_count(value: Any, path: str, minimum: int = 1) -> int | None:
@@ -136,6 +141,16 @@ def write_usage(answer: ModelAnswer) -> dict[str, Any]:
 
 DONE = b"data: [DONE]\n\n"
 """Ends a stream of chat completions and of completions."""
+
+
+def write_logprobs(request: ModelRequest, answer: ModelAnswer) -> list[dict[str, Any]]:
+    """Return the log-probs of all sampled tokens, also of those that are not in the text. Of the likeliest tokens, only
+    the sampled one is known."""
+    entries = []
+    for token, logprob in zip(answer.token_texts, answer.completion.logprobs, strict=True):
+        entry = {"token": token, "logprob": logprob, "bytes": list(token.encode(errors="replace"))}
+        entries.append({**entry, "top_logprobs": [entry] if request.num_logprobs else []})
+    return entries
 
 
 class OpenAIErrors:

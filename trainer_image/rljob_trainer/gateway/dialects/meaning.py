@@ -23,8 +23,8 @@ _SAMPLING = "it changes which tokens can be sampled, and the policy trains on th
 _SERVICE = "the gateway has no such service"
 
 
-def _list_names(reasons: Mapping[str, str]) -> dict[str, str]:
-    return {name: reason for reason, names in reasons.items() for name in names.split()}
+def _list_names(groups: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for value, names in groups.items() for name in names.split()}
 
 
 _LEFT_OUT = _list_names(
@@ -48,12 +48,12 @@ _REFUSED = _list_names(
     }
 )
 """Why a field is refused always."""
-_VARIABLES = {
-    "enable_thinking": "enable_thinking",
-    "reasoning_effort": "reasoning_effort",
-    "reasoning.effort": "reasoning_effort",
-    "output_config.effort": "reasoning_effort",
-}
+_VARIABLES = _list_names(
+    {
+        "enable_thinking": "enable_thinking",
+        "reasoning_effort": "reasoning_effort reasoning.effort output_config.effort",
+    }
+)
 """Fields that set a variable of the chat template, and its name."""
 _WITH_PARTS = ("text", "output_config", "reasoning", "chat_template_kwargs")
 _NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {}, {"type": "text"})

@@ -258,17 +258,7 @@ def _write_items(request: ModelRequest, answer: ModelAnswer) -> list[dict[str, A
 
 def _write_text(request: ModelRequest, answer: ModelAnswer) -> dict[str, Any]:
     part: dict[str, Any] = {"type": "output_text", "text": answer.message.get("content") or "", "annotations": []}
-    return part if request.num_logprobs is None else {**part, "logprobs": _write_logprobs(request, answer)}
-
-
-def _write_logprobs(request: ModelRequest, answer: ModelAnswer) -> list[dict[str, Any]]:
-    """Return the log-probs of all sampled tokens, also of those that are not in the text. Of the likeliest tokens, only
-    the sampled one is known."""
-    entries = []
-    for token, logprob in zip(answer.token_texts, answer.completion.logprobs, strict=True):
-        entry = {"token": token, "logprob": logprob, "bytes": list(token.encode(errors="replace"))}
-        entries.append({**entry, "top_logprobs": [entry] if request.num_logprobs else []})
-    return entries
+    return part if request.num_logprobs is None else {**part, "logprobs": fields.write_logprobs(request, answer)}
 
 
 def _write_parts(item: Mapping[str, Any], place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

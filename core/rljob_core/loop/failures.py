@@ -43,7 +43,7 @@ class RefusedStatus:
     """A status that the API server does not store."""
 
     uid: str
-    """Of its object."""
+    """That of the object."""
     status: OwnerStatus
     why: str
 

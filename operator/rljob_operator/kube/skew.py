@@ -1,7 +1,7 @@
 """CRDs of a neighbouring minor version: which fields only they have, or only the operator's types. Pure.
 
-`crds` decides whether the operator may start with them. Of a newer CRD, fields that hold their default are left out
-when an object is read, and fields that the user set are problems. Of an older CRD, what its status lacks is not
+`crds` decides whether the operator may start with them. Of a newer CRD, fields that are set are problems of the
+object: an API server stores no defaults. Of an older CRD, what its status lacks is not
 written. Invariant: no set field is ignored silently, and no reconcile writes a status again that the API server cuts.
 """
 
@@ -118,7 +118,7 @@ def _describe_unknown(path: str, version: str) -> str:
 
 
 def _drop_unknown(value: Any, expected: Schema, installed: Schema, path: str, found: list[str]) -> Any:
-    """Return `value` without fields that only `installed` has. `found` gets those that do not hold their default."""
+    """Return `value` without fields that only `installed` has. `found` gets those that are set."""
     if expected.get(PRESERVE):
         return value
     if isinstance(value, list):
@@ -130,7 +130,7 @@ def _drop_unknown(value: Any, expected: Schema, installed: Schema, path: str, fo
     for name, inner in value.items():
         own, other = _child(expected, name), _child(installed, name)
         if own is None and other is not None:
-            found += [] if _holds_default(inner, other) else [f"{path}.{name}"]
+            found += [] if inner is None else [f"{path}.{name}"]
         else:
             known[name] = _drop_unknown(inner, own or {}, other or {}, f"{path}.{name}", found)
     return known
@@ -140,19 +140,6 @@ def _child(schema: Schema, name: str) -> Schema | None:
     values = schema.get("additionalProperties")
     child: Schema | None = schema.get("properties", {}).get(name, values if isinstance(values, dict) else None)
     return child
-
-
-def _holds_default(value: Any, schema: Schema) -> bool:
-    """Whether the API server may have filled in the value, so that it is not a wish of the user."""
-    if value is None:
-        return True
-    if "default" not in schema:
-        return False
-    if isinstance(value, dict) and "properties" in schema:
-        return all(
-            name in schema["properties"] and _holds_default(v, schema["properties"][name]) for name, v in value.items()
-        )
-    return bool(value == schema["default"])
 
 
 def _cut(value: Any, schema: Schema) -> Any:

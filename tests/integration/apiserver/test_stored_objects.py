@@ -48,7 +48,7 @@ def server(tmp_path_factory, loopback):
 
 @pytest.fixture
 async def cluster(server, request):
-    """A namespace of its own: an object of one version would be read by the CRDs of the next."""
+    """A namespace of its own: the CRDs of the next test would read its objects."""
     name = f"of-{request.node.callspec.id.split('-')[-1]}" if hasattr(request.node, "callspec") else "other"
     api = await connect(server)
     harness = OperatorHarness(api, name, server)

@@ -27,6 +27,7 @@ KEYWORDS = {
     *("nullable", "pattern", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength"),
     *("minItems", "maxItems", "maxProperties", "anyOf", "x-kubernetes-list-type", "x-kubernetes-list-map-keys"),
     *("x-kubernetes-validations", "x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields"),
+    "x-kubernetes-map-type",
 }
 
 

@@ -26,13 +26,9 @@ def merge_defaults(defaults: Mapping[str, Any], kept: Mapping[str, Any]) -> dict
     sections = {
         name: merge_defaults(defaults[name], value)
         for name, value in kept.items()
-        if _are_sections(defaults.get(name), value)
+        if isinstance(value, dict) and isinstance(defaults.get(name), dict)
     }
     return {**defaults, **kept, **sections}
-
-
-def _are_sections(*values: Any) -> bool:
-    return all(isinstance(value, dict) for value in values)
 
 
 def fill_in(part: type[Spec], manifest: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:

@@ -78,7 +78,8 @@ def build_network_policies(
     runners = [_peer(service.selector) for service in services if service.calls_policy]
     trainers = [trainer] if job.spec.trains else []
     group = [head, *trainers]
-    operator = {"namespaceSelector": _select_namespace(operator_namespace)} | _peer(OPERATOR_LABELS)
+    namespace = {"matchLabels": {_NAMESPACE_NAME: operator_namespace}} if operator_namespace else {}
+    operator = {"namespaceSelector": namespace} | _peer(OPERATOR_LABELS)
 
     def build(role: str, ingress: list[Manifest], egress: list[Manifest], urls: Iterable[str]) -> Manifest:
         egress = [*egress, _DNS, *_egress_to(urls)]
@@ -99,6 +100,7 @@ def build_network_policies(
         *(build_service_policy(service, head) for service in services),
     ]
     if trainers:
+        served = [model.source for model in job.spec.models_in_trainer.values()]
         trainer_policy = build(
             TRAINER,
             [
@@ -108,7 +110,7 @@ def build_network_policies(
                 *(rule for each in services for rule in _open("from", [_peer(each.selector)], *each.engine_ports)),
             ],
             [{"to": group}],
-            [*_hub_urls(job), *_trainer_sources(job), *_env_urls(job.spec.trainer)],
+            [*_hub_urls(job), job.spec.model.source, *served, *_env_urls(job.spec.trainer)],
         )
         policies.insert(1, trainer_policy)
     if rollouts:
@@ -156,13 +158,9 @@ def _build_service_egress(service: HostedService) -> list[Manifest]:
     if settings.endpoint:
         urls.append(settings.endpoint.url)
     urls += list_tracing_urls(service.owner, settings)
-    egress = _open("to", _trainers(service), *service.engine_ports) + _egress_to(urls)
+    trainers = [_peer(build_selector(service.owner, TRAINER))] if isinstance(service.owner, RLJob) else []
+    egress = _open("to", trainers, *service.engine_ports) + _egress_to(urls)
     return [_DNS, *egress] if egress else []
-
-
-def _trainers(service: HostedService) -> list[Manifest]:
-    owner = service.owner
-    return [_peer(build_selector(owner, TRAINER))] if isinstance(owner, RLJob) else []
 
 
 def _build_policy(
@@ -179,10 +177,6 @@ def _build_policy(
 
 def _peer(labels: dict[str, str]) -> Manifest:
     return {"podSelector": {"matchLabels": labels}}
-
-
-def _select_namespace(name: str | None) -> Manifest:
-    return {"matchLabels": {_NAMESPACE_NAME: name}} if name else {}
 
 
 def _open(direction: Literal["from", "to"], peers: list[Manifest], *ports: int) -> list[Manifest]:
@@ -204,10 +198,6 @@ def _head_urls(job: RLJob) -> Iterator[str]:
     yield from list_tracing_urls(job, spec.head)
     yield from (reward.http.url for reward in spec.rewards if reward.http)
     yield from (model.url for model in spec.agent.models)
-
-
-def _trainer_sources(job: RLJob) -> list[str]:
-    return [job.spec.model.source, *(model.source for model in job.spec.models_in_trainer.values())]
 
 
 def _hub_urls(job: RLJob) -> list[str]:

@@ -1,9 +1,11 @@
 """Pod templates: the common shape of all roles, filled in by each role's module; the user's template is merged last.
 
 Invariants: no template can remove the labels that selectors need; no Pod has a service-account token, except for those
-that claim sandboxes; all containers run unprivileged.
+that claim sandboxes; all containers run unprivileged; what the user's template requires of a node
+stays required, also of a Pod that avoids nodes with a broken GPU.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +17,6 @@ from rljob_api.manifest.services.models import ServedModel
 from rljob_api.wire import contract
 from rljob_core.backend import Manifest, Owner
 from rljob_core.children import common
-from rljob_core.children.avoidance import avoid_nodes
 from rljob_core.children.configuration import (
     RETRY_FIELDS,
     find_avoided_nodes,
@@ -42,6 +43,9 @@ UNPRIVILEGED: Manifest = {"allowPrivilegeEscalation": False, "capabilities": {"d
 """The securityContext of containers, unless they say otherwise."""
 NODE_TOLERATION_SECONDS = 60
 _NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+_HOSTNAME = "kubernetes.io/hostname"
+"""The node's name, unless its kubelet has another host name."""
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _RESOURCE_KINDS = ("requests", "limits")
 POD_FIELDS = RETRY_FIELDS | {"image", "resources", "nodePool", "env", "template", "replicas", "autoscaling"}
 """Fields of a role that shape its Pods and that no program reads."""
@@ -332,3 +336,28 @@ def _build_exclusive(role: str) -> Manifest:
 def build_root_security(defaults: Defaults) -> Manifest:
     """The part of a container's securityContext about its root file system. With build_home_volumes."""
     return {"readOnlyRootFilesystem": True} if defaults.read_only_root_filesystem else {}
+
+
+def avoid_nodes(spec: Manifest, nodes: Sequence[str]) -> Manifest:
+    """The spec of a Pod that is not scheduled to `nodes`. Terms of a node selector are alternatives, so that each gets
+    the requirement."""
+    if not nodes:
+        return spec
+    affinity = _as_mapping(spec.get("affinity"))
+    node_affinity = _as_mapping(affinity.get("nodeAffinity"))
+    required = _as_mapping(node_affinity.get(_REQUIRED))
+    added: Manifest = {"key": _HOSTNAME, "operator": "NotIn", "values": sorted(nodes)}
+    terms = [_as_mapping(term) for term in required.get("nodeSelectorTerms") or [{}]]
+    terms = [term | {"matchExpressions": [*(term.get("matchExpressions") or []), added]} for term in terms]
+    node_affinity = node_affinity | {_REQUIRED: required | {"nodeSelectorTerms": terms}}
+    return spec | {"affinity": affinity | {"nodeAffinity": node_affinity}}
+
+
+def avoided_by(spec: Manifest) -> list[str]:
+    """The nodes to which the spec of a Pod allows no scheduling by its name."""
+    required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(_REQUIRED) or {}
+    expressions = [
+        each for term in required.get("nodeSelectorTerms") or [] for each in term.get("matchExpressions") or []
+    ]
+    by_name = [each for each in expressions if (each["key"], each["operator"]) == (_HOSTNAME, "NotIn")]
+    return sorted({node for each in by_name for node in each["values"]})

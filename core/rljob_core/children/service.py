@@ -196,6 +196,11 @@ def _build_parts(service: HostedService, token: str, defaults: Defaults) -> pods
     settings, hangs = service.settings, _find_hang_detection(service)
     disk: Manifest = {"sizeLimit": settings.resources.limits.get(_DISK) or defaults.reward_scratch_size}
     sources = build_source_env(hub_of(service.owner), storage_of(service.owner))
+    vllm_env = vllm_sidecar.SERVER_ENV if service.has_sidecar else {}
+    if service.engine_ports:  # the trainer's Pod has its model
+        assert isinstance(service.owner, RLJob)
+        host = child_name(service.owner, TRAINER)
+        vllm_env = {contract.ENV_VLLM_ENGINES: " ".join(f"{host}:{port}" for port in service.engine_ports)}
     return pods.PodParts(
         role=service.role,
         spec=settings,
@@ -213,7 +218,7 @@ def _build_parts(service: HostedService, token: str, defaults: Defaults) -> pods
         | read_tracing(service.owner),
         ports={"http": contract.PORT_SERVICE},
         env=build_token_env(service.token_secret)
-        + build_env(_build_vllm_env(service))
+        + build_env(vllm_env)
         + _build_endpoint_env(service)
         + build_tracing_env(service.owner),
         probes=build_probes("http", _startup_seconds(service)),
@@ -230,15 +235,6 @@ def _build_parts(service: HostedService, token: str, defaults: Defaults) -> pods
         container_security={"readOnlyRootFilesystem": True},
         service_account=service.name if service.sandbox else "",
     )
-
-
-def _build_vllm_env(service: HostedService) -> dict[str, str]:
-    """How the server reaches its model, if it has one."""
-    if service.engine_ports:
-        assert isinstance(service.owner, RLJob)
-        host = child_name(service.owner, TRAINER)
-        return {contract.ENV_VLLM_ENGINES: " ".join(f"{host}:{port}" for port in service.engine_ports)}
-    return vllm_sidecar.SERVER_ENV if service.has_sidecar else {}
 
 
 def _find_grace_seconds(service: HostedService) -> int:

@@ -5,8 +5,6 @@ changed algorithm or batch size restarts the head, not these Pods. With rollout.
 rollouts, and served models with this placement, so what these read at their start replaces the Pods, too.
 """
 
-from typing import Any
-
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.pod_engines import find_engines
 from rljob_api.quantity import format_bytes, parse_quantity
@@ -40,7 +38,11 @@ def build_trainer(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
             "gpusPerReplica": trainer.gpus_per_replica,
             "token": digest(token),
             **({"engine": read_by_engine(job)} if job.spec.shares_trainer else {}),
-            **({"models": models} if (models := _read_models(job)) else {}),
+            **(
+                {"models": models}
+                if (models := {path: read_settings(each) for path, each in job.spec.models_in_trainer.items()})
+                else {}
+            ),
         },
         ports={"weights": PORT_WEIGHTS} | name_engine_ports(job),
         env=build_job_env(job, run_dir=shares_run) + build_engines_env(job) + build_grace_env(trainer.template),
@@ -79,11 +81,6 @@ def _add(trainer: str, rollout: str, num_engines: int) -> str:
     assert engine is not None, rollout
     total = own + num_engines * engine
     return format_bytes(int(total)) if total % 1024 == 0 else f"{total.normalize():f}"
-
-
-def _read_models(job: RLJob) -> dict[str, Any]:
-    """What the engines of other models read at their start, by path."""
-    return {path: read_settings(model) for path, model in job.spec.models_in_trainer.items()}
 
 
 def name_engine_ports(job: RLJob) -> dict[str, int]:

@@ -43,7 +43,7 @@ class RefusedStatus:
     """A status that the API server does not store."""
 
     uid: str
-    """That of the object."""
+    """Identifies the object."""
     status: OwnerStatus
     why: str
 

@@ -59,8 +59,8 @@ CONFLICT_RETRY_SECONDS = 30.0
 REASON_FORBIDDEN = "Forbidden"
 REASON_FORCE_DELETED = "ForceDeleted"
 WAY_OUT = (
-    "an earlier version has stored this object with other types, and the API server refuses each change. Save its "
-    "manifest, delete it, correct the fields and apply it again; a job with a claim resumes from its last checkpoint"
+    "an earlier version has stored this object with other types, and the API server refuses each change. Save the "
+    "manifest, delete the object, correct the fields and apply it again; a job with a claim resumes from its last checkpoint"
 )
 REASON_OUTDATED_OPERATOR = "OutdatedOperator"
 

@@ -1,7 +1,7 @@
 """Nodes with a broken GPU, which the Pods of a role avoid: from what Pods and the driver report to the status. Pure.
 
 A rollout says in its termination message that its GPU failed; the driver reports the addresses of trainers. Building
-Pods that avoid the nodes is left to `children.avoidance`. Invariants: a node is recorded once per role; a Pod that a
+Pods that avoid the nodes is left to `children.pods`. Invariants: a node is recorded once per role; a Pod that a
 requested restart will replace records nothing, so that the request forgets the nodes; the record is bounded.
 """
 

@@ -16,9 +16,9 @@ from rljob_api.wire.contract import ExitCode
 from rljob_api.wire.text import clean_line, clean_text
 from rljob_core.backend import ChildKey, Manifest, ObservedState
 from rljob_core.children import reward_refs
-from rljob_core.children.avoidance import avoided_by
 from rljob_core.children.common import TRAINER, child_name
 from rljob_core.children.gang import GATE_KUEUE, LABEL_KUEUE_QUEUE
+from rljob_core.children.pods import avoided_by
 from rljob_core.plan import conditions, observed_job
 from rljob_core.plan.disruptions import exceeded_own_limit, find_disruption
 from rljob_core.plan.observed_job import ObservedJob, RoleView

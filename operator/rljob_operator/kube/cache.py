@@ -82,7 +82,9 @@ class Cache:
         """
         key, version = _key(kind, manifest), _version(manifest)
         old = self._kinds[kind].get(key)
-        known = old.version if old else max(self._deleted.get(key, 0), 0 if is_listed else self._listed_at(key))
+        # An older event of an object that the last LIST lacks is outdated.
+        listed = 0 if is_listed else max(self._listed.get((kind, at), 0) for at in (None, key.namespace))
+        known = old.version if old else max(self._deleted.get(key, 0), listed)
         if version <= known:
             return set()
         owner = owner_of(kind, manifest)
@@ -213,10 +215,6 @@ class Cache:
 
     def names(self, resource: Resource) -> list[ObjectKey]:
         return list(self._kinds[resource.kind])
-
-    def _listed_at(self, key: ObjectKey) -> int:
-        """Return the version of the last LIST: an older event of an object that it lacks is outdated."""
-        return max(self._listed.get((key.kind, None), 0), self._listed.get((key.kind, key.namespace), 0))
 
     def _drop(self, key: ObjectKey) -> ObjectKey | None:
         entry = self._kinds[key.kind].pop(key, None)

@@ -187,7 +187,7 @@ async def test_objects_with_other_types_are_refused_with_the_way_out_and_end(clu
     await cluster.start(resync_seconds=0.4, health_port=unused_tcp_port)
     (event,) = await cluster.until_event("StatusRefused")
     assert "spec.trainer.compile must be one of auto, always, never, got false" in event["message"]
-    assert "delete it, correct the fields and apply it again" in event["message"]
+    assert "delete the object, correct the fields and apply it again" in event["message"]
     code, text = await ask_readyz(unused_tcp_port)
     assert (code, "the API server refuses the status of" in text) == (503, True)
     await until_workloads(cluster, "plain", *ROLES)

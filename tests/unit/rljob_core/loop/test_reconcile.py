@@ -355,7 +355,7 @@ async def test_unreadable_job_whose_head_has_ended_releases_its_pods(backend):
     with pytest.raises(UserError, match="expected string"):
         await reconcile(backend, KEY, START)
     assert workloads_of(backend) == before, "its head runs"
-    assert "delete it, correct the fields and apply it again" in backend.events[-1].message
+    assert "delete the object, correct the fields and apply it again" in backend.events[-1].message
     assert "spec.trainer.compile must be" in backend.events[-1].message
     backend.objects[ChildKey("Job", "gsm8k-head")]["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
     with pytest.raises(UserError):

@@ -7,7 +7,7 @@ import pytest
 from rljob_api.manifest.status import MAX_AVOIDED_NODES
 from rljob_api.wire.driver_status import DriverStatus, GpuFault, RankFailures
 from rljob_core.backend import ChildKey
-from rljob_core.children.avoidance import avoided_by
+from rljob_core.children.pods import avoided_by
 from rljob_core.plan.validate import find_child_problems
 from tests.support.job_simulation import START, JobSimulation, make_job
 

@@ -26,7 +26,7 @@ TRAINER = ChildKey("StatefulSet", "gsm8k-trainer")
 ROLLOUT = ChildKey("Deployment", "gsm8k-rollout")
 REWARD = ChildKey("Deployment", "gsm8k-reward-correct")
 ROLES = {"head": HEAD, "trainer": TRAINER, "rollout": ROLLOUT, "reward-correct": REWARD}
-IMAGES = {"trainer_image": "rljob/trainer:0.2.0", "reward_image": "rljob/reward:0.2.0"}
+IMAGES = {"trainer_image": "rljob/trainer:0.3.0", "reward_image": "rljob/reward:0.3.0"}
 NEWER = DEFAULTS.model_copy(update=IMAGES | {"log_format": "json"})
 MUTABLE = {"replicas", "strategy", "backoffLimit", "parallelism"}
 
@@ -207,7 +207,7 @@ def test_change_after_an_upgrade_rolls_its_role_and_all_of_the_ray_cluster(upgra
     upgraded.settle()
     rolled = {"head", "trainer"} if role in ("head", "trainer") else {role}
     assert replaced(upgraded.before, upgraded.pods_of()) == rolled
-    newer = {name for name, image in upgraded.images().items() if image.endswith("0.2.0")}
+    newer = {name for name, image in upgraded.images().items() if image.endswith("0.3.0")}
     assert newer == rolled - {"rollout"}, "its own image"
 
 
@@ -298,7 +298,7 @@ def test_request_rolls_its_roles_with_the_current_template(upgraded, role):
     rolled = {role} if role else set(ROLES)
     rolled |= {"head", "trainer"} if rolled & {"head", "trainer"} else set()
     assert replaced(upgraded.before, upgraded.pods_of()) == rolled
-    assert {name for name, image in upgraded.images().items() if image.endswith("0.2.0")} == rolled
+    assert {name for name, image in upgraded.images().items() if image.endswith("0.3.0")} == rolled
     assert all(each.restarts == 0 for each in upgraded.job.status.roles)
 
 

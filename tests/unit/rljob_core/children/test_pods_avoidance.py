@@ -1,6 +1,6 @@
 """The node affinity against broken GPUs, next to the affinity of a user's template."""
 
-from rljob_core.children.avoidance import avoid_nodes, avoided_by
+from rljob_core.children.pods import avoid_nodes, avoided_by
 
 BY_NAME = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n1", "n2"]}
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"

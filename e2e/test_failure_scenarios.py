@@ -49,7 +49,7 @@ def test_missing_image(scenario: Scenario) -> None:
     )
     assert_explained(scenario, warning, "kubectl edit rljob job")
     scenario.kubectl(
-        "patch", "rljob", "job", "--type=merge", "-p", '{"spec":{"rollout":{"image":"rljob/reward:0.2.0"}}}'
+        "patch", "rljob", "job", "--type=merge", "-p", '{"spec":{"rollout":{"image":"rljob/reward:0.2.0-dev"}}}'
     )
     scenario.wait_until_healthy(warning)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rljob_api.wire.driver_status import DriverStatus
     from rljob_api.wire.scores import GroupRequest, GroupResult, ScoreRequest, ScoreResult
 
-__version__ = "0.2.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "API_GROUP",

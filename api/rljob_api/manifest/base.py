@@ -194,7 +194,7 @@ class Spec(BaseModel):
                 if field.default is not None and not field.is_required() and getattr(self, name) is None:
                     data[(field.alias or name) if info.by_alias else name] = None
         if info.context is SINCE_START:
-            for name, field in type(self).model_fields.items():
+            for field in type(self).model_fields.values():
                 if isinstance(field.default, Spec) and data.get(field.alias) == {}:
                     del data[field.alias]
             for name, default in self._changed_defaults.items():

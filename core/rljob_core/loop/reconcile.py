@@ -60,7 +60,8 @@ REASON_FORBIDDEN = "Forbidden"
 REASON_FORCE_DELETED = "ForceDeleted"
 WAY_OUT = (
     "an earlier version has stored this object with other types, and the API server refuses each change. Save the "
-    "manifest, delete the object, correct the fields and apply it again; a job with a claim resumes from its last checkpoint"
+    "manifest, delete the object, correct the fields and apply it again; a job with a claim resumes from its last "
+    "checkpoint"
 )
 REASON_OUTDATED_OPERATOR = "OutdatedOperator"
 

@@ -330,9 +330,9 @@ class Metrics:
         return self.steps[-1].step if self.steps else 0
 
 
-def append_records(path: Path, records: Iterable[StepRecord | EvaluationRecord]) -> None:
-    """Append the lines of `records`, or nothing if the disk is full. Numbers that are not finite become null: JSON has
-    none."""
+def append_records(path: Path, records: Iterable[StepRecord | EvaluationRecord]) -> int:
+    """Append the lines of `records`, or nothing if the disk is full. Return the bytes that the file then has. Numbers
+    that are not finite become null: JSON has none."""
     line = memoryview(b"".join(record.model_dump_json().encode() + b"\n" for record in records))
     with path.open("ab", buffering=0) as file:
         size = file.tell()
@@ -342,6 +342,7 @@ def append_records(path: Path, records: Iterable[StepRecord | EvaluationRecord])
         except OSError:
             file.truncate(size)
             raise
+        return file.tell()
 
 
 def read_metrics(path: Path) -> Metrics:

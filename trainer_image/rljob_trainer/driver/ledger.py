@@ -305,7 +305,7 @@ class Ledger:
 
     async def _append(self, records: Sequence[StepRecord | EvaluationRecord]) -> None:
         metrics = self._run_dir / FILE_METRICS
-        await self.disk.write(metrics, lambda: append_records(metrics, records))
+        self.history.metrics_bytes = await self.disk.write(metrics, lambda: append_records(metrics, records))
 
     def _count(self, record: StepRecord | EvaluationRecord, groups: Sequence[Group], num_results: int) -> None:
         """Count a record that metrics.jsonl has. `num_results`: of rewards, valid or not."""

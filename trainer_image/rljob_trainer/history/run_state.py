@@ -151,7 +151,6 @@ def _begin_folder(run_dir: Path, folder: Path, history: History) -> None:
     metrics = run_dir / FILE_METRICS
     metrics.touch()
     sync(metrics)
-    history.metrics_bytes = metrics.stat().st_size
     write_durably(folder / FILE_DRIVER, history.model_dump_json(indent=1))
 
 

@@ -36,12 +36,14 @@ async def save_nothing(folder):
 
 
 def write_steps(run_dir, *steps):
+    """Return the bytes of metrics.jsonl."""
     for step in steps:
         with (run_dir / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"type": "step", "step": step}) + "\n")
         for lane in ("train", "eval"):
             trajectory_file(run_dir, step, lane).parent.mkdir(exist_ok=True)
             trajectory_file(run_dir, step, lane).write_text("")
+    return (run_dir / "metrics.jsonl").stat().st_size
 
 
 async def test_run_without_a_checkpoint_starts_with_empty_files(tmp_path):
@@ -53,8 +55,8 @@ async def test_run_without_a_checkpoint_starts_with_empty_files(tmp_path):
 
 
 async def test_resume_returns_the_saved_history_and_truncates_later_entries(tmp_path):
-    write_steps(tmp_path, 1, 2)
-    saved = History(step=2, evaluated_at={"eval": 1}, accuracy_before=0.25)
+    num_bytes = write_steps(tmp_path, 1, 2)
+    saved = History(step=2, metrics_bytes=num_bytes, evaluated_at={"eval": 1}, accuracy_before=0.25)
     folder = await save_checkpoint(tmp_path, saved, save_nothing, keep=2)
     write_steps(tmp_path, 3)
     (tmp_path / "trajectories" / ".step-000003.train.parquet.partial").write_text("torn")
@@ -99,8 +101,7 @@ async def test_incomplete_checkpoint_does_not_count_and_is_removed(tmp_path):
 async def test_checkpoint_has_the_history_at_its_beginning_and_counts_at_its_end(tmp_path):
     """Training continues in between."""
     older = await save_checkpoint(tmp_path, History(step=1), save_nothing, keep=1)
-    history = History(step=2, samples_trained=8)
-    write_steps(tmp_path, 1, 2)
+    history = History(step=2, samples_trained=8, metrics_bytes=write_steps(tmp_path, 1, 2))
     folder = await begin_checkpoint(tmp_path, history, save_nothing)
     history.step, history.samples_trained = 3, 16
     write_steps(tmp_path, 3)
@@ -112,6 +113,16 @@ async def test_checkpoint_has_the_history_at_its_beginning_and_counts_at_its_end
     resumed, found = resume(tmp_path)
     assert (found.folder, resumed.step, resumed.samples_trained) == (folder, 2, 8)
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
+
+
+async def test_line_that_is_written_and_not_yet_counted_is_written_again(tmp_path):
+    """Of an evaluation that ends while a checkpoint begins: a resume evaluates again."""
+    history = History(step=2, metrics_bytes=write_steps(tmp_path, 1, 2))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"type": "eval", "step": 2}) + "\n")
+    await save_checkpoint(tmp_path, history, save_nothing, keep=1)
+    resume(tmp_path)
+    assert "eval" not in (tmp_path / "metrics.jsonl").read_text()
 
 
 async def test_metrics_are_flushed_before_a_checkpoint_is_complete(tmp_path, monkeypatch):

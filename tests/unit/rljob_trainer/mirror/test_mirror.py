@@ -85,6 +85,7 @@ class Head:
         """Write what a driver writes until a checkpoint of this step is complete."""
         with (self.run_dir / "metrics.jsonl").open("a") as file:
             file.write(f'{{"step": {step}}}\n')
+            history.setdefault("metrics_bytes", file.tell())
         trajectories = self.run_dir / "trajectories"
         trajectories.mkdir(exist_ok=True)
         (trajectories / f"step-{step:06d}.train.parquet").write_bytes(b"samples of %d" % step)

@@ -150,9 +150,9 @@ def _plan_object(found: Class, spec: FunctionSpec, scope: str, known: Signatures
             return ObjectPlan(form)
     if set(SCORER_METHODS) <= set(methods) and not found.is_instance and "__call__" not in methods:
         raise FormError(f"{name} is a class that scores samples and groups; set scope: sampleThenGroup")
+    made = name if found.is_instance else f"{name}()"
     if "__call__" not in methods:
         what = "an object" if found.is_instance else "a class"
-        made = name if found.is_instance else f"{name}()"
         first = next((each for each in methods if not each.startswith("_")), "METHOD")
         raise FormError(
             f"{name} is {what} without __call__; write\n"
@@ -161,7 +161,7 @@ def _plan_object(found: Class, spec: FunctionSpec, scope: str, known: Signatures
             f"        return scorer.{first}(response, ground_truth)"
         )
     inherited = _find_base_form(found, spec, known)
-    call = plan_call(methods["__call__"]._replace(name=name), spec, scope, known, inherited)
+    call = plan_call(methods["__call__"]._replace(name=made), spec, scope, known, inherited)
     if found.constructor is not None and not call.convention.constructor_parameter:
         check_call(found.constructor._replace(name=name), spec.factory_args or {}, "function.factoryArgs")
     return MethodPlan(call)

@@ -122,7 +122,7 @@ def describe_unknown_form(function: Function, for_groups: bool, conventions: Ite
     problem, adapter = f"{shown} does not match a convention of reward functions", write_adapter(function, for_groups)
     if typo := _find_typo(function, conventions):
         return f"{problem}; {typo}"
-    roles = _guess_roles(function)
+    problem, roles = f"{problem} (docs/adapters.md has those of AReaL, EasyR1 and others)", _guess_roles(function)
     if _takes_lists(roles) and not for_groups:
         return f"{problem}; {adapter}"
     mapped = ", ".join(f"{name}: {role or f'extra_info.{name}'}" for name, role in roles.items())

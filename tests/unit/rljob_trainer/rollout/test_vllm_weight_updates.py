@@ -44,7 +44,8 @@ def test_function_is_the_one_that_was_read(place: str) -> None:
 
 
 def test_torch_has_what_the_device_needs() -> None:
-    assert "device" in inspect.signature(torch.cuda.current_stream).parameters
+    if torch.cuda.current_stream.__module__ == torch.cuda.__name__:  # vLLM replaces it on a machine without a GPU
+        assert "device" in inspect.signature(torch.cuda.current_stream).parameters
     assert "device" in inspect.signature(torch.cuda.get_device_properties).parameters
     if torch.version.cuda is not None:
         assert hasattr(torch._C._CudaDeviceProperties, "uuid"), "rank and engine meet by it"

@@ -116,7 +116,7 @@ async def test_checkpoint_has_the_history_at_its_beginning_and_counts_at_its_end
 
 
 async def test_line_that_is_written_and_not_yet_counted_is_written_again(tmp_path):
-    """Of an evaluation that ends while a checkpoint begins: a resume evaluates again."""
+    """An evaluation ends while a checkpoint begins: a resume evaluates again."""
     history = History(step=2, metrics_bytes=write_steps(tmp_path, 1, 2))
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"type": "eval", "step": 2}) + "\n")

@@ -28,6 +28,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import psutil
@@ -87,7 +88,8 @@ async def measure_step(shape: Shape) -> dict[str, Any]:
         alone = time.process_time() - since_cpu
         report("alone", f"{alone:.2f} s of CPU time")
         server = StatusServer(books.board, books.prometheus.render)
-        gateway = ModelGateway(Agent(), cast(ChatTemplate, None), None)  # no answer is asked for
+        template = cast(ChatTemplate, SimpleNamespace(arguments={}, has_variable=bool))  # no answer is asked for
+        gateway = ModelGateway(Agent(), template, None)
         await server.start(ADDRESS)
         await gateway.start(ADDRESS, port=0)
         status, key, episode = f"http://{ADDRESS}:{server_port()}/status", *open_episode(gateway)

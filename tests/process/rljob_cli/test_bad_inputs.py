@@ -16,7 +16,7 @@ _FIRST, *_OTHERS = [bad for bad in BAD_INPUTS if bad.calls]
 def assert_answered(bad, code, stdout, stderr):
     assert (code, stdout) == (2, "")
     assert bad.message in stderr
-    assert stderr.count("job.yaml:") == 1
+    assert [line.startswith("job.yaml:") for line in stderr.splitlines()].count(True) == 1
     assert "Traceback" not in stderr
 
 

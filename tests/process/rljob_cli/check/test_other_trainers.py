@@ -29,6 +29,7 @@ kill -9 $$
 
 def test_script_is_expanded_and_nothing_of_it_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DEVICE", raising=False)  # the script reads it
     (tmp_path / "run.sh").write_text(SCRIPT.format(folder=tmp_path))
     done = CliRunner().invoke(app, ["init", "job", "--from", "run.sh", "-o", "json"])
     assert done.exit_code == 0, done.output

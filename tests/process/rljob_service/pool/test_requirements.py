@@ -50,8 +50,8 @@ def test_module_from_requirements_is_served_and_its_environment_reused(
     assert first.request("GET", "/v1/info")[1]["entrypoint"] == "compute_score"
     second = start_server(None, environment=environment, slots=1, function=function | {"entrypoint": "count_packages"})
     assert second.score("abc")["score"] == 0.0, "the server's packages are not in the environment"
-    assert "installing" in first.log.read_text()
-    assert "installing" not in second.log.read_text()
+    assert "installs the function's requirements" in first.log.read_text()
+    assert "installs the function's requirements" not in second.log.read_text()
 
 
 @pytest.mark.slow

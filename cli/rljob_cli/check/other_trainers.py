@@ -73,9 +73,10 @@ _OF_TRL = "{module: trl.rewards, requirements: [trl==1.16.0, math-verify==0.9.0]
 _EXPAND = """exec 3>&1 >/dev/null
 command_not_found_handle() { printf '%s\\0' "$@" >&3; return 1; }
 set() { :; }; cd() { :; }; source() { :; }; exit() { :; }; exec() { "$@"; }
-enable -n kill; ulimit -t 10; PATH=/nonexistent; builtin set -r
+enable -n kill; ulimit -t 10 -v 1048576; readonly PATH=/nonexistent; builtin set -r
 """
-"""Programs are not found, and their arguments printed. No error ends the script, but 10 s of CPU time do."""
+"""Programs are not found, and their arguments printed. No error ends the script, but 10 s of CPU time and 1 GiB do.
+Bash itself protects PATH only where it begins in its restricted mode."""
 _TO_FILE = re.compile(r"""(?<=\s)[12&]?>>?\s*(?:/|"?\$|[a-z])[^\s;|)]*""")
 """In the restricted mode, a command with it is refused."""
 

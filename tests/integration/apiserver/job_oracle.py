@@ -48,15 +48,19 @@ def served_rewards(job: Manifest) -> list[Manifest]:
 def replicas_of(job: Manifest) -> dict[Key, int]:
     """Return the desired replicas of each workload that has any."""
     name, spec = job["metadata"]["name"], job["spec"]
-    wanted = {("StatefulSet", f"{name}-trainer"): spec["trainer"]["replicas"]}
+    wanted = {("StatefulSet", f"{name}-trainer"): spec.get("trainer", {}).get("replicas", 1)}
     wanted[("Deployment", f"{name}-rollout")] = spec["rollout"]["replicas"]
-    return wanted | {("Deployment", f"{name}-reward-{r['name']}"): r["replicas"] for r in served_rewards(job)}
+    return wanted | {("Deployment", f"{name}-reward-{r['name']}"): r.get("replicas", 1) for r in served_rewards(job)}
 
 
 def desired_of(spec: Manifest) -> dict[str, int]:
     """Return `desired` of each role in the status of an active job."""
-    rewards = {f"reward-{r['name']}": r["replicas"] for r in spec["rewards"] if "function" in r}
-    return {"head": 1, "trainer": spec["trainer"]["replicas"], "rollout": spec["rollout"]["replicas"]} | rewards
+    rewards = {f"reward-{r['name']}": r.get("replicas", 1) for r in spec["rewards"] if "function" in r}
+    return {
+        "head": 1,
+        "trainer": spec.get("trainer", {}).get("replicas", 1),
+        "rollout": spec["rollout"]["replicas"],
+    } | rewards
 
 
 def find_wrong_children(job: Manifest, stage: str, found: Objects, foreign: set[Key]) -> Iterator[str]:

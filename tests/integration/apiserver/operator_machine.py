@@ -227,7 +227,8 @@ class OperatorMachineCore(RuleBasedStateMachine):
         if spec is None or status["phase"] in ("Succeeded", "Failed"):
             return
         is_suspended = status["phase"] == "Suspended"
-        assert is_suspended == spec["suspend"], f"{status['phase']}, but its generation has suspend: {spec['suspend']}"
+        wants = spec.get("suspend", False)
+        assert is_suspended == wants, f"{status['phase']}, but its generation has suspend: {wants}"
         wanted = {role: 0 if is_suspended else desired for role, desired in job_oracle.desired_of(spec).items()}
         roles = {role["name"]: role["desired"] for role in status.get("roles") or []}
         assert roles in (wanted, {}), f"generation {generation} desires {wanted}, its status reports {roles}"
@@ -238,7 +239,7 @@ class OperatorMachineCore(RuleBasedStateMachine):
         spec, status = job["spec"], job.get("status") or {}
         if spec["rollout"].get("template") == reward_oracle.INVALID:
             return "Invalid"
-        if spec["suspend"]:
+        if spec.get("suspend"):
             return "Suspended"
         if seconds := spec.get("activeDeadlineSeconds"):
             age = status.get("activeSeconds", 0)

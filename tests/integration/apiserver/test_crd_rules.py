@@ -386,6 +386,12 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("Sandbox", "must be agentSandbox with image", "RLJob", WITH_AGENT | {"agent.tools": [SANDBOX_WITH_PODS]}),
     ("McpServer", "must have exactly one of", "RLJob", WITH_AGENT | {"agent.tools": [{"name": "search", "mcp": {}}]}),
     ("PythonFunction", "must have exactly one", "RLJob", WITH_AGENT | {"agent.user.function": {"entrypoint": "f"}}),
+    (
+        "FunctionReward",
+        "must be empty with an entrypoint",
+        "RLJob",
+        {"rewards.0.function": {"inline": INLINE, "entrypoint": "f", "entrypoints": ["g"]}},
+    ),
     ("RLJobSpec", "must have names that no reward", "RLJob", WITH_AGENT | {"agent.tools.0.name": "correct"}),
     ("RLJobSpec", "must not be named user", "RLJob", WITH_AGENT | {"rewards.0.name": "user"}),
     ("RLJobSpec", "must be chat unless agent.type", "RLJob", WITH_AGENT | {"data.format": "text"}),

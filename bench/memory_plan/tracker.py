@@ -162,10 +162,16 @@ def _track(case: Case, rank: policy.Policy) -> Parts:
     )
 
 
+def _clear(optimizer: torch.optim.AdamW, **_: object) -> float:
+    """Stands for the step, which reads values: the gradients go."""
+    optimizer.zero_grad()
+    return 1.0
+
+
 def _publish(rank: policy.Policy, tracker: FSDPMemTracker) -> int:
     """Gather all weights after an update, as all ranks do. Return the most that the device holds."""
     with (  # what reads values
-        mock.patch.object(policy.optimizer, "step", return_value=1.0),
+        mock.patch.object(policy.optimizer, "step", _clear),
         mock.patch.object(update_metrics, "_reduce", lambda values, op: dict.fromkeys(values, 0.0)),
     ):
         rank.apply(1.0)

@@ -31,7 +31,7 @@ def as_evaluation(job: RLJob) -> RLJob:
     return job.with_spec(
         schedule=spec.schedule.model_copy(update={"steps": 0}),
         evaluation=spec.evaluation.model_copy(update={"at_start": True, "sets": sets, "best": None}),
-        checkpoint=spec.checkpoint.model_copy(update={"export": "never"}),
+        checkpoint=spec.checkpoint.model_copy(update={"export_policy": "never"}),
     )
 
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 import logging
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 
 from rljob_api.errors import UserError
@@ -18,6 +17,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.schedule import Schedule
 from rljob_api.read.pod_files import describe_job_file, load_job_file
 from rljob_api.wire import contract
+from rljob_trainer.temporary import TemporaryFolder
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +44,10 @@ class Environment:
         """Whether this head's Pod is of a Kubernetes Job, and not of `rljob run`."""
         return bool(self.head_job_uid)
 
-    @cached_property
+    @property
     def shown_job_file(self) -> Path:
         """The job's file without its secrets, for the files of the run and their copy."""
-        path = Path(tempfile.mkdtemp(prefix="rljob-job-"), contract.FILE_JOB)
+        path = _open_folder().path / contract.FILE_JOB
         path.write_text(describe_job_file(self.job_file), encoding="utf-8")
         return path
 
@@ -72,6 +72,12 @@ class Environment:
             train_data=train or self.train_data,
             held_out_data={each.name: found[f"{each.data_path}.source"] for each in spec.held_out_sets},
         )
+
+
+@cache
+def _open_folder() -> TemporaryFolder:
+    """Return the folder of what the head shows, which ends with the process."""
+    return TemporaryFolder("job")
 
 
 def read_environment(variables: dict[str, str]) -> Environment:

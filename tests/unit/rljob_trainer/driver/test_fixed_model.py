@@ -4,6 +4,7 @@ import pytest
 
 from rljob_api.wire.weights import OWN_WEIGHTS
 from rljob_trainer.driver.fixed_model import as_evaluation, read_figures, start_fixed
+from tests.support.driver_harness import make_job
 
 
 @pytest.fixture
@@ -59,3 +60,9 @@ async def test_what_would_change_weights_is_a_mistake_of_the_driver(tmp_path):
             await call()
     with pytest.raises(AssertionError, match="no trainer"):
         await model.publish(1)
+
+
+def test_a_job_that_evaluates_exports_nothing():
+    for checkpoint in ({}, {"export": True}, {"exportPolicy": "every"}):
+        job = as_evaluation(make_job(task="evaluate", checkpoint=checkpoint))
+        assert job.spec.checkpoint.exported_steps == "never"

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from typer.testing import CliRunner
 
 from rljob_cli.main import app
@@ -42,3 +43,22 @@ def test_script_is_expanded_and_nothing_of_it_runs(tmp_path, monkeypatch):
     assert text.count(".parquet") == 2
     [entry] = [each for each in json.loads(done.stdout)["left"] if each["setting"] == "trainer.nnodes"]
     assert entry["why"] == "FILE computes it"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "export PATH=/usr/bin:$PATH; touch escaped",
+        "PATH=/usr/bin touch escaped",
+        "unset PATH; declare PATH=/usr/bin; touch escaped",
+        "f() { local PATH=/usr/bin; touch escaped; }; f",
+        "declare -n P=PATH; P=/usr/bin; touch escaped",
+        "builtin set +r; /usr/bin/touch escaped",
+        "command -p touch escaped",
+    ],
+)
+def test_no_line_of_a_script_starts_a_program(tmp_path, monkeypatch, line):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.sh").write_text(f"{line}\npython3 -m verl.trainer.main_ppo data.train_batch_size=64\n")
+    CliRunner().invoke(app, ["init", "job", "--from", "run.sh"])
+    assert not (tmp_path / "escaped").exists()

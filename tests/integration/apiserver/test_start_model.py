@@ -51,9 +51,12 @@ async def test_job_waits_for_the_model_of_another_and_outlives_it(harness):
     mounted = [{"claimName": "runs", "readOnly": True}]
     expected = {f"{NAME}-{role}": mounted for role in ("head", "trainer", "rollout")} | {f"{NAME}-reward-correct": []}
     assert await read_claims(harness) == expected
-    job = await harness.get("RLJob", NAME)
-    assert job is not None
-    assert job["status"]["startModel"] == {"job": "sums", "claim": "runs"}
+
+    async def is_named() -> bool:
+        status = (await harness.get("RLJob", NAME) or {}).get("status") or {}
+        return bool(status.get("startModel") == {"job": "sums", "claim": "runs"})
+
+    await harness.until("the status, which follows the workloads", is_named)
 
     await harness.delete("RLJob", "sums")
     await harness.until_deleted("RLJob", "sums")

@@ -323,7 +323,7 @@ elif mode == "flood":
         print("y" * 5000, file=sys.stderr)
     print(1)
 elif mode == "child":
-    subprocess.Popen([sys.executable, "-c", "import time; print('child', flush=True); time.sleep(1000)"])
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])  # it holds stdout
     print(1, flush=True)
 elif mode == "loud-child":
     subprocess.Popen([sys.executable, "-c", "while True: print('y' * 1000)"], start_new_session=True)

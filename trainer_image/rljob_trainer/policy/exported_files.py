@@ -56,9 +56,11 @@ def _list_parts(config: Any, written: dict[str, Any]) -> Iterator[tuple[Any, dic
 
 
 def spell_rope(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return `rope_parameters` as transformers 4 spells them. Gemma 3 has some for each type of layer."""
+    """Return `rope_parameters` as transformers 4 spells them. Gemma 3 has some for each type of layer; a share of the
+    dimensions for one type has no older spelling, and readers take one that is spelled for all types."""
     full = parameters.get(_FULL, parameters)
-    own = {name: full[name] for name in ("rope_theta", "partial_rotary_factor") if name in full}
+    names = ("rope_theta", "partial_rotary_factor") if full is parameters else ("rope_theta",)
+    own = {name: full[name] for name in names if name in full}
     scaling = {name: value for name, value in full.items() if name != "rope_theta"}
     kind = scaling.get("rope_type", "default")
     if kind == _LONG:  # Phi-3 takes these three alone

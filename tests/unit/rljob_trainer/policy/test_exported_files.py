@@ -97,6 +97,13 @@ def test_the_whole_and_its_text_say_whether_the_head_is_tied(name, is_tied, tmp_
                 "rope_local_base_freq": 1e4,
             },
         ),
+        (  # Gemma 4
+            {
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
+        ),
     ],
 )
 def test_rope_is_spelled_as_transformers_4_does(parameters, spelled):

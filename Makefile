@@ -68,8 +68,8 @@ demo-cluster: cluster ## make demo's job by kubectl apply -k on that cluster, wi
 	$(BIN)/python examples/run_on_cluster.py
 
 .PHONY: e2e
-e2e: $(DEVELOP) ## The tiny job by kubectl apply, plain and with faults, on this machine's cluster (or E2E_CONTEXT=)
-	$(BIN)/pytest -o faulthandler_timeout=0 e2e -s -v -m "not each" -x
+e2e: $(DEVELOP) ## The tiny job by kubectl apply, plain and with faults, on this machine's cluster (or E2E_CONTEXT=); ONLY=e2e/test_job.py
+	$(BIN)/pytest -o faulthandler_timeout=0 $(or $(ONLY),e2e) -s -v -m "not each" -x
 
 .PHONY: e2e-faults
 e2e-faults: $(DEVELOP) ## The same with each fault and each kind of reward alone

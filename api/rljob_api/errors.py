@@ -5,9 +5,16 @@ RLJobError
 └── TransientError   the infrastructure failed; a retry may help (exit code 75)
 """
 
+import copyreg
+from typing import Any
+
 
 class RLJobError(Exception):
     """Base of all errors that RLJob raises."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle it without its constructor, whose parameters subclasses choose."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class UserError(RLJobError, ValueError):

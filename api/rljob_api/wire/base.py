@@ -5,13 +5,15 @@ if the request is malformed; 429 with Retry-After if the queue is full; 503 whil
 """
 
 import enum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 Lane = Literal["train", "eval"]
 Message = dict[str, Any]
 """One chat message: role and content."""
+Messages = Annotated[list[Message], Field(fail_fast=True)]
+"""A conversation. The error of a list of something else names its first entry alone, not millions."""
 
 
 class Wire(BaseModel):

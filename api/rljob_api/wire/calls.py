@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat
 
-from rljob_api.wire.base import InvalidReason, Lane, Message, Wire
+from rljob_api.wire.base import InvalidReason, Lane, Messages, Wire
 from rljob_api.wire.contract import MAX_ROWS_OF_PAGE, MAX_TRAJECTORIES
 
 
@@ -43,7 +43,7 @@ class CallResult(Wire):
 class UserCall(Wire):
     """What the simulated user knows when it is its turn."""
 
-    messages: list[Message]
+    messages: Messages
     """The conversation so far. The last message is the policy's answer."""
     state: dict[str, Any] = {}
     """What the user returned at its last turn of this episode. Empty at its first. Calls share nothing else: each may
@@ -52,7 +52,7 @@ class UserCall(Wire):
     """Number of its earlier turns in this episode."""
     episode: str = ""
     """Identifies the episode."""
-    prompt: str | list[Message]
+    prompt: str | Messages
     ground_truth: Any = None
     """Value of the answer column."""
     data_source: str = ""
@@ -93,7 +93,7 @@ class EpisodeCall(Wire):
     attempt: int
     """0, 1, ...: a later one supersedes the earlier ones."""
     model: ModelAccess
-    prompt: list[Message]
+    prompt: Messages
     ground_truth: Any = None
     """Value of the answer column."""
     data_source: str = ""

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, get_args
 
 from pydantic import Field, SkipValidation, model_validator
 
-from rljob_api.wire.base import InvalidReason, Lane, Message, Wire
+from rljob_api.wire.base import InvalidReason, Lane, Messages, Wire
 from rljob_api.wire.contract import MAX_COMPONENTS
 
 Part = Literal["whole", "rendered", "tokens", "steps"]
@@ -21,7 +21,7 @@ class WholeCompletion(Wire):
 
     text: str
     """From the first sampled token to the end, with all that is between the answers, without special tokens."""
-    messages: list[Message]
+    messages: Messages
     """The answers, the results of tools and the replies of the user, as OpenAI's API has them. With tools, an answer's
     reasoning is `reasoning_content`, and no part of its content."""
     prompt_ids: SkipValidation[list[int] | None] = None
@@ -45,7 +45,7 @@ class ScoreRequest(Wire):
     """Unique per sample. A retry has the same id."""
     lane: Lane = "train"
     """train or eval. Each lane has its own queue."""
-    prompt: str | list[Message]
+    prompt: str | Messages
     """Input of the model, before tokenization."""
     completion: str
     """Output of the model, without special tokens; of an agent the last answer, unless agent.completion is all."""

@@ -19,6 +19,7 @@ from rljob_cli.check.preflight import can_read_rows, find_inputs
 from rljob_cli.check.tenant_policy import PolicyProblem, find_policy_problems
 from rljob_cli.output import print_json
 from rljob_cli.tables import build_table, show
+from rljob_inputs.machine.bounded import bounded
 from rljob_inputs.machine.installation import describe_installation
 from rljob_inputs.memory.gpu_counts import count_gpus
 from rljob_inputs.memory.gpus import NAMES, find_gpu_bytes
@@ -96,6 +97,7 @@ def _plan_file(
     return _plan(built, claims, gpu_bytes, num_gpus)._replace(not_allowed=not_allowed)
 
 
+@bounded
 def _plan(file: JobFile, claims: dict[str, Path], gpu_bytes: int | None, num_gpus: int | None) -> _Plan:
     """Raise InvalidManifestError if the trained model's config.json cannot be read, or the model cannot be trained."""
     inputs = find_inputs(file, claims, None, set())

@@ -32,6 +32,7 @@ from rljob_cli.check.scaffold import name_job
 from rljob_cli.exits import guard
 from rljob_cli.output import print_json
 from rljob_inputs.data.rows import read_rows
+from rljob_inputs.machine.bounded import bounded
 
 Settings = dict[str, Any]
 """By name, with dots for tables in tables."""
@@ -115,6 +116,7 @@ def write_translation(directory: Path, file: str, output: str) -> int:
     return 0
 
 
+@bounded
 def _read_settings(path: Path) -> Settings:
     text = path.read_text()
     if path.suffix == ".py":

@@ -20,6 +20,7 @@ from rljob_inputs.data.conversations import ends_with_answer
 from rljob_inputs.data.files import list_splits
 from rljob_inputs.data.rows import Row, read_rows
 from rljob_inputs.errors import InputError
+from rljob_inputs.machine.bounded import bounded
 
 _PROMPT_COLUMNS = ("prompt", "question", "problem", "messages", "conversations", "instruction", "input", "query")
 _ANSWER_COLUMNS = ("answer", "ground_truth", "solution", "label", "output", "response", "target")
@@ -47,6 +48,7 @@ class OwnParts:
     """Contents of completions.jsonl; empty if no row was read."""
 
 
+@bounded
 def describe_own(data: OwnData, directory: Path) -> OwnParts:
     """Return what a job with these rows needs. Raise UserError if they, or the columns, cannot be read."""
     if "://" in data.source:

@@ -1,7 +1,7 @@
 """Checks of a job before anything starts: its objects, inputs, rewards and agent, and whether it fits this machine.
 
 Joins the checks of the operator, of the inputs (rljob_inputs) and of the rewards, which the cluster and the trainer use
-as well. Invariant: a check reads; it starts nothing, and writes nothing but the Hub's cache.
+as well. Invariant: a check reads; it starts nothing but its own process, and writes nothing but the Hub's cache.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from rljob_cli.check.memory import build_question, check_memory
 from rljob_cli.check.rewards import check_service
 from rljob_core.plan.validate import find_model_problems, find_problems
 from rljob_inputs.findings import LengthTable
+from rljob_inputs.machine.bounded import bounded
 from rljob_inputs.machine.installation import find_missing
 from rljob_inputs.memory.plan import plan_memory
 from rljob_inputs.memory.sharing import Sharing
@@ -48,6 +49,7 @@ class Preflight:
     """How `rljob run` has trainer and rollouts share this machine's GPUs; empty if it does not."""
 
 
+@bounded
 def run_checks(
     file: JobFile, run_dir: Path, claims: Mapping[str, Path], machine: Machine, target: Target | None = None
 ) -> Preflight:

@@ -19,6 +19,7 @@ from rljob_inputs.data.files import choose_files, find_files, has_saved, read_fi
 from rljob_inputs.data.text_files import Values
 from rljob_inputs.errors import InputError, first_line
 from rljob_inputs.hub.repository import HubAccess, Repository, at_source, find_repository, offline_mode
+from rljob_inputs.machine.bounded import reading
 from rljob_inputs.objects.access import ObjectAccess, is_object
 from rljob_inputs.objects.copies import Copy, open_copy
 from rljob_inputs.objects.listing import Listing
@@ -71,7 +72,8 @@ def read_rows(
 def _read_local(path: Path, split: str, field: str) -> Iterator[tuple[Values, str]]:
     with at_source(field):
         for file in find_files(path):
-            yield from read_file(file, split)
+            with reading(str(file)):
+                yield from read_file(file, split)
 
 
 def _read_hub(
@@ -83,7 +85,8 @@ def _read_hub(
         table = _load_table(source, repository, split, is_check=is_check)
         if source.limit is not None and not is_check:
             table = table.select(range(min(source.offset + source.limit, len(table))))
-        yield from ((dict(row), f"{location} row {number}") for number, row in enumerate(table, 1))
+        with reading(location):
+            yield from ((dict(row), f"{location} row {number}") for number, row in enumerate(table, 1))
     except Exception as error:  # `datasets` and its clients raise dozens of types
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
             raise TransientError(f"{location}: cannot read it from the Hub: {type(error).__name__}: {error}") from error
@@ -133,8 +136,9 @@ def read_objects(url: str, split: str, field: str, access: ObjectAccess) -> Iter
     try:
         copy = open_copy(url, access)
         for path in _fetch(copy):
-            for values, place in read_file(path, split):
-                yield values, _name(place, copy)
+            with reading(_name(str(path), copy)):
+                for values, place in read_file(path, split):
+                    yield values, _name(place, copy)
     except UserError as error:
         message = str(error) if copy is None else _name(str(error), copy)
         raise InputError(f"{field}.source", message) from error

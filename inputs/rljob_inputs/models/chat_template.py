@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rljob_api.errors import UserError
+from rljob_inputs.machine.bounded import reading
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -35,9 +36,11 @@ others; Magistral; Seed-OSS; Gemma 4; gpt-oss."""
 class TemplateSource:
     """A template, and the special tokens that it may name."""
 
-    def __init__(self, text: str, special_tokens: Mapping[str, str] | None = None) -> None:
-        """Raise UserError if it is not a Jinja template."""
-        self.text, self._special_tokens = text, dict(special_tokens or {})
+    def __init__(
+        self, text: str, special_tokens: Mapping[str, str] | None = None, place: str = "the chat template"
+    ) -> None:
+        """`place`: for errors. Raise UserError if it is not a Jinja template."""
+        self.text, self._special_tokens, self._place = text, dict(special_tokens or {}), place
         self._template  # noqa: B018 - compile it here
 
     def render(
@@ -45,7 +48,8 @@ class TemplateSource:
     ) -> str:
         """Return the text of a conversation. Raises what the template raises."""
         own = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
-        return self._template.render({**self._special_tokens, **arguments, **own})
+        with reading(self._place):
+            return self._template.render({**self._special_tokens, **arguments, **own})
 
     @cached_property
     def variables(self) -> frozenset[str]:
@@ -94,7 +98,8 @@ class TemplateSource:
         import jinja2
 
         try:
-            return self._environment.from_string(self.text)
+            with reading(self._place):  # computes what is constant
+                return self._environment.from_string(self.text)
         except jinja2.TemplateSyntaxError as error:
             raise UserError(f"is not a Jinja template: line {error.lineno}: {error.message}") from error
 

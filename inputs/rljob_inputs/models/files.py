@@ -14,6 +14,7 @@ from typing import Any
 from rljob_api.errors import UserError
 from rljob_inputs.errors import InputError
 from rljob_inputs.hub.repository import HubAccess, at_source, find_repository, repository_name
+from rljob_inputs.machine.bounded import reading
 from rljob_inputs.objects.access import is_object
 from rljob_inputs.objects.copies import Copy, Report, open_copy
 
@@ -40,7 +41,8 @@ class ModelFiles:
         if name not in self.sizes:
             return {}
         try:
-            value = json.loads(self.fetch(name).read_text(encoding="utf-8-sig"))
+            with reading(f"{self.place}/{name}"):
+                value = json.loads(self.fetch(name).read_text(encoding="utf-8-sig"))
         except (ValueError, RecursionError) as error:
             raise UserError(f"{self.place}/{name} is not JSON: {error}") from error
         if not isinstance(value, dict):

@@ -79,7 +79,7 @@ def read_own_settings(files: ModelFiles, given: ChatTemplate | None = None) -> O
 
 def _compile(text: str, place: str, model: str, special: Mapping[str, str]) -> TemplateSource:
     try:
-        return TemplateSource(text, special)
+        return TemplateSource(text, special, f"the chat template of {model} in {place}")
     except UserError as error:
         if place == TEMPLATE_FIELD:
             raise InputError(TEMPLATE_FIELD, str(error)) from error

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rljob_api.errors import UserError
+from rljob_inputs.machine.bounded import reading
 from rljob_inputs.machine.installation import has_module
 from rljob_inputs.models.chat_template import TemplateSource
 from rljob_inputs.models.files import ModelFiles
@@ -77,7 +78,8 @@ def load_tokenizer(files: ModelFiles, chat_template: str | None = None) -> Light
     from tokenizers import Tokenizer
 
     try:
-        tokenizer = Tokenizer.from_file(str(files.fetch("tokenizer.json")))
+        with reading(f"{files.place}/tokenizer.json"):
+            tokenizer = Tokenizer.from_file(str(files.fetch("tokenizer.json")))
     except Exception as error:  # the library raises nothing narrower
         raise UserError(f"{files.place}/tokenizer.json cannot be read: {error}") from error
     return LightTokenizer(tokenizer, chat_template or read_template(files)[0], read_special_tokens(files))

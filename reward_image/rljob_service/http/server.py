@@ -202,7 +202,8 @@ class Connection(asyncio.Protocol):
             logger.error("a request could not be handled", exc_info=error.__context__)
             self.abort()
         except httptools.HttpParserError as error:
-            self._reject_stream(400, f"not HTTP: {error}")
+            if self._parser is not None:  # else what it had refused is answered, and this is the rest of it
+                self._reject_stream(400, f"not HTTP: {error}")
         if self._in_head:
             self._num_head_bytes += len(data)
             if self._num_head_bytes > MAX_HEAD_BYTES:
@@ -267,6 +268,8 @@ class Connection(asyncio.Protocol):
         if request is None or parser is None:
             return
         self._in_head = False
+        if parser.get_http_version() == "0.9":  # any line would be a request
+            return self._reject_stream(400, "not HTTP: the request line has no version")
         self._num_body_bytes = 0
         request.method = parser.get_method()
         request.keeps_alive = parser.should_keep_alive()

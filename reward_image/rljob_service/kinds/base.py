@@ -23,6 +23,8 @@ RequestType = type[ScoreRequest] | type[GroupRequest] | type[CallRequest]
 Model = JudgeReward | ModelReward | UserModel
 """What answers in place of a function."""
 S = TypeVar("S", Reward, CallService)
+_MAX_PROBLEMS, _MAX_PLACE = 8, 200
+"""Problems of a request that its answer names, and characters of the place of each."""
 
 
 class Endpoint(NamedTuple):
@@ -94,5 +96,6 @@ def request_bytes(settings: ServiceSettings) -> int:
 
 def describe_errors(error: ValidationError, whole: str = "body") -> str:
     """Return the problems as one line. `whole`: what has the problems that are of no single field."""
-    problems = error.errors(include_url=False)
-    return "; ".join(f"{'.'.join(map(str, e['loc'])) or whole}: {e['msg']}" for e in problems)
+    problems = error.errors(include_url=False, include_input=False)
+    shown = [f"{'.'.join(map(str, e['loc']))[:_MAX_PLACE] or whole}: {e['msg']}" for e in problems[:_MAX_PROBLEMS]]
+    return "; ".join(shown + [f"and {len(problems) - _MAX_PROBLEMS} more"] * (len(problems) > _MAX_PROBLEMS))

@@ -2,6 +2,13 @@
 
 import functools
 
+import pytest
 import typer.testing
 
 typer.testing._get_command = functools.cache(typer.testing._get_command)
+
+
+@pytest.fixture(autouse=True)
+def reads_in_this_process(monkeypatch):
+    """Unit tests start no process; tests/process/rljob_inputs/machine/test_bounded.py has the one that reads files."""
+    monkeypatch.setattr("rljob_inputs.machine.bounded._CAN_FORK", False)

@@ -8,6 +8,9 @@ from rljob_api.wire.base import Message
 from rljob_api.wire.calls import ToolSchema
 from rljob_trainer.episodes.types import Completion
 
+_MAX_MESSAGE_CHARACTERS = 4000
+"""A message may quote a value of the request."""
+
 
 class RequestError(ValueError):
     """A request that the gateway does not answer."""
@@ -15,6 +18,7 @@ class RequestError(ValueError):
     def __init__(self, status: int, code: str, message: str, *, may_retry: bool = False) -> None:
         """`status`: of HTTP. `code`: a few words for programs, such as context_length_exceeded. `message`: what is
         wrong, in which field, and what to do. `may_retry`: whether the client's SDK may send the request again."""
+        message = message[:_MAX_MESSAGE_CHARACTERS]
         super().__init__(message)
         self.status, self.code, self.message, self.may_retry = status, code, message, may_retry
 

@@ -9,6 +9,7 @@ import contextlib
 import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -28,8 +29,8 @@ _MAX_OUTPUT_BYTES = 16 << 20
 _POLL_SECONDS = 0.1
 _MAX_SWEEPS = 400
 _SWEEP_SECONDS = 0.005
-_SYSTEM = (*("/bin", "/etc", "/lib", "/lib32", "/lib64", "/nix/store", "/opt", "/proc", "/sbin", "/sys", "/usr"),)
-"""What code may read and execute, with the interpreter of the tool and its packages."""
+_SYSTEM = ("/bin", "/lib", "/lib32", "/lib64", "/nix/store", "/opt", "/sbin", "/sys", "/usr")
+"""What code may read and execute, with the interpreter of the tool and its packages, and parts of /etc and /proc."""
 
 
 class CodeProcesses:
@@ -44,6 +45,9 @@ class CodeProcesses:
         paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         self._readable = [
             *_SYSTEM,
+            *find_public("/etc"),
+            # Not other processes, whose command lines may have secrets. /proc/self is that of the code.
+            *(f"/proc/{name}" for name in os.listdir("/proc") if not name.isdecimal()),
             sys.prefix,
             sys.base_prefix,
             os.path.abspath(code_runner.__file__),
@@ -99,6 +103,17 @@ class CodeProcesses:
             if time.monotonic() >= deadline:
                 return f"timed out after {self._timeout_seconds:g} s"
         return ""
+
+
+def find_public(path: str) -> list[str]:
+    """Return what every user of the machine may read at a path, without links: the path itself if that is all."""
+    mode = os.stat(path).st_mode
+    wanted = stat.S_IROTH | stat.S_IXOTH * stat.S_ISDIR(mode)
+    if mode & wanted != wanted or not stat.S_ISDIR(mode):
+        return [path] if mode & wanted == wanted else []
+    entries = [entry.path for entry in os.scandir(path) if not entry.is_symlink()]
+    found = [each for entry in entries for each in find_public(entry)]
+    return [path] if found == entries else found
 
 
 def build_environment(folder: str) -> dict[str, str]:

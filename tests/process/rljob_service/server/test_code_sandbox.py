@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import stat
 import sys
 import tempfile
 import threading
@@ -177,6 +178,39 @@ def test_code_cannot_read_the_files_of_the_machine(server: Server, disabled: str
     (tmp_path / "answers").write_text("42")
     assert "FileNotFoundError" in run(server, f"open({str(tmp_path / 'answers')!r}).read()"), "/tmp is the worker's own"
     assert "secret" not in run_shell(server, f"cat /proc/{server.pid}/environ /proc/*/environ 2>&1 | tr '\\0' '\\n'")
+
+
+def test_code_reads_neither_passwords_nor_the_command_lines_of_others(server: Server, disabled: str) -> None:
+    """As root, too, whose `rljob run` this may be."""
+    if "landlock" in disabled:
+        pytest.skip("nothing restricts reads")
+    others = [
+        f"/proc/{pid}/{name}" for pid in (server.pid, os.getpid(), 1) for name in ("cmdline", "environ", "status")
+    ]
+    files = [path for path in Path("/etc").rglob("*") if path.is_file() and not path.is_symlink()]
+    private = [str(path) for path in files if not path.stat().st_mode & stat.S_IROTH]
+    assert "/etc/shadow" in private
+    code = f"""
+import glob, os
+for path in {[*private, *others]}:
+    try:
+        print(path, open(path).read(1))
+    except PermissionError:
+        pass
+glob.glob("/proc/[0-9]*")
+"""
+    assert run(server, code) == "[]"
+
+
+def test_code_reads_what_programs_need_of_etc_and_proc(server: Server) -> None:
+    code = """
+import os, pwd, subprocess
+for path in ("/etc/passwd", "/etc/hosts", "/proc/meminfo", "/proc/self/status", "/proc/sys/kernel/ostype"):
+    assert open(path).read(), path
+assert os.listdir("/proc/self/fd") and os.readlink("/proc/self/exe") and pwd.getpwuid(0).pw_name == "root"
+subprocess.run(["bash", "-c", "cat <(echo a) /dev/stdin"], input=b"b", capture_output=True).stdout
+"""
+    assert run(server, code) == r"b'a\nb'"
 
 
 def test_calls_do_not_see_the_files_of_others(server: Server) -> None:

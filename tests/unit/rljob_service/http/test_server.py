@@ -245,6 +245,21 @@ async def test_what_is_not_http_is_refused(start: Start) -> None:
     assert connector.handler.statuses == [400]
 
 
+async def test_request_line_without_a_version_is_refused(start: Start) -> None:
+    client = await (await start()).connect(b"GET /a\r\n\r\n")
+    status, body = await client.read_response()
+    assert (status, b"no version" in body) == (400, True)
+
+
+async def test_rest_of_a_refused_request_is_not_answered_either(start: Start) -> None:
+    head = b"POST /a HTTP/1.1\r\nAuthorization: no\r\nTransfer-Encoding: chunked\r\n\r\n"
+    client = await (await start()).connect(head + b"not a size\r\n")
+    client.writer.write_eof()
+    received = await client.read_until_closed()
+    assert received.startswith(b"HTTP/1.1 401")
+    assert received.count(b"HTTP/1.1") == 1
+
+
 async def test_body_of_a_rejected_request_is_discarded(start: Start) -> None:
     connector = await start()
     client = await connector.connect(b"POST /x HTTP/1.1\r\nAuthorization: no\r\nContent-Length: 10000000\r\n\r\n")

@@ -22,8 +22,8 @@ from rljob_api.errors import UserError
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
-_CPU_SECONDS = 60
-"""Checks of large jobs take about ten."""
+_CPU_SECONDS = 180
+"""Checks of large jobs take about ten, on a fast machine."""
 _MEMORY_BYTES = 8 << 30
 _POLL_SECONDS = 0.1
 _CAN_FORK = sys.platform == "linux"

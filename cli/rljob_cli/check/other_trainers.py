@@ -121,8 +121,10 @@ def _read_settings(path: Path) -> Settings:
     if path.suffix in (".yaml", ".yml"):
         # As its trainer reads it: a key n is text; in a job it is false.
         settings = _flatten(yaml.safe_load(text), "")
-        is_text = {name: isinstance(value, str) or "${" in str(value) for name, value in settings.items()}
-        return {name: _parse(str(value)) if is_text[name] else value for name, value in settings.items()}
+        return {
+            name: _parse(f"{each}") if isinstance(each, str) or "${" in f"{each}" else each
+            for name, each in settings.items()
+        }
     return _read_script(text)
 
 

@@ -45,7 +45,7 @@ train_dataset: load_dataset, eval_dataset: load_dataset}
 """
 """By setting: the names of calls whose arguments are settings, too."""
 _MAX_CHARACTERS = 10000
-"""Of a value that replaces its name."""
+"""A longer value does not replace its name."""
 
 
 def read_trl_script(text: str) -> dict[str, Any]:

@@ -264,11 +264,11 @@ class Checkpoint(Spec):
     """The name of exportPolicy before 0.2.0, read where that is absent: a choice of exportPolicy, or true for last and
     false for never. Use exportPolicy."""
 
-    @pydantic.field_validator("export")
+    @pydantic.field_validator("export", mode="before")
     @classmethod
-    def _leave_out_default(cls, export: EarlierExport | None) -> EarlierExport | None:
-        """Earlier CRDs stored the default in each object. It must restart no head."""
-        return None if export in ("last", True) else export
+    def _leave_out_default(cls, export: Any) -> Any:
+        """Earlier CRDs stored the default in each object. It must restart no head. 1 is no true."""
+        return None if export == "last" or export is True else str(export) if type(export) in (int, float) else export
 
     @property
     def exported_steps(self) -> ExportedSteps:

@@ -26,8 +26,10 @@ def describe_error(root: type[Spec], kind: str, location: Location, value: Any, 
     if kind == "missing":
         return f"is required{_description(root, location)}"
     if kind == "literal_error":
-        choices = [str(choice) for choice in get_args(type_at(root, location))]
-        return describe_choice(value, choices, choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}")
+        known = get_args(type_at(root, location))
+        choices = [choice if isinstance(choice, str) else format_value(choice) for choice in known]
+        message = describe_choice(value, choices, choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}")
+        return message + (_description(root, location) if True in known else "")
     build = _MESSAGES.get(kind)
     message = build(context) if build else "has no valid value"
     return f"{message}, got {format_value(value)}{_remedy(kind, value)}"

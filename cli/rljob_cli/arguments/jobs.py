@@ -97,8 +97,8 @@ def init(
     data: Annotated[str | None, typer.Option(help="Your rows: a file, folder or glob, or hf://org/name.")] = None,
     prompt: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the prompt in --data.")] = None,
     answer: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the answer in --data.")] = None,
-    source: Annotated[
-        str | None,
+    sources: Annotated[
+        list[str] | None,
         typer.Option(
             "--from", metavar="FILE", help="Write the job from a verl script or yaml, a prime-rl toml or a TRL script."
         ),
@@ -114,12 +114,14 @@ def init(
         raise typer.Exit(scaffold.list_tasks(output))
     if directory is None:
         raise typer.BadParameter("pass the folder to write: rljob init DIR")
-    if source is not None:
+    if sources:
+        if len(sources) > 1:
+            raise typer.BadParameter("--from takes one file; make a job of each")
         if any(each is not None for each in (task, agent, model, num_gpus, data, prompt, answer)):
             raise typer.BadParameter("--from takes all from its file; leave out the other options, and edit the job")
         from rljob_cli.check.other_trainers import write_translation
 
-        raise typer.Exit(write_translation(directory, source, output))
+        raise typer.Exit(write_translation(directory, sources[0], output))
     if data is None and (prompt or answer):
         raise typer.BadParameter("--prompt and --answer name columns of --data")
     rows = OwnData(data, prompt, answer) if data else None

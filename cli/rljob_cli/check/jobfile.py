@@ -165,7 +165,12 @@ def use_files_of_modules(data: Any, folder: Path) -> None:
     """Replace each function.module that is in the job's folder by function.file, which `rljob submit` takes along."""
     for key, value in data.items() if isinstance(data, dict) else enumerate(data if isinstance(data, list) else ()):
         use_files_of_modules(value, folder)
-        if key == "function" and isinstance(value, dict) and isinstance(value.get("module"), str):
+        if (
+            key == "function"
+            and isinstance(value, dict)
+            and "file" not in value
+            and isinstance(value.get("module"), str)
+        ):
             place = Path(*value["module"].split("."))
             files = (place.with_suffix(".py"), place / "__init__.py")
             if found := next((file for file in files if (folder / file).is_file()), None):

@@ -8,7 +8,6 @@ Invariant: nothing of FILE runs. Python is read by its syntax tree. A shell scri
 mode, which starts no program and writes no file. What the types of a job refuse is left out and listed.
 """
 
-import ast
 import json
 import operator
 import os
@@ -29,6 +28,7 @@ from rljob_api.read.load import read_manifest
 from rljob_cli.check.jobfile import apply_override
 from rljob_cli.check.own_data import relative_to
 from rljob_cli.check.scaffold import name_job
+from rljob_cli.check.trl_scripts import Computed, read_trl_script
 from rljob_cli.exits import guard
 from rljob_cli.output import print_json
 from rljob_inputs.data.rows import read_rows
@@ -46,12 +46,10 @@ _SETTING = re.compile(r"`?([\w.]+)`?(?: \((?:([\w.-]+)|[^)]*)\))?(?: ([/x+]|with
 """With its default, and the sign before the next one."""
 _OPERATORS = {
     "/": operator.floordiv,
-    "x": operator.mul,
+    "x": lambda value, other: round(value * other),
     "+": operator.add,
     "with": lambda value, on: value if on else None,
 }
-_COMPUTED = "${"
-"""Begins what only a run of the file would tell, as OmegaConf's references do."""
 _JOB = """apiVersion: rljob.dev/v1alpha1
 kind: RLJob
 metadata: {name: NAME}
@@ -63,8 +61,6 @@ _ALWAYS = {
     "prime-rl": "{schedule.type: bounded, data.train.source: 'env://train'}",
 }
 """By trainer: what it does without a setting."""
-_CALLS = ("Config", "Trainer", "load_dataset")
-"""Ends of the names of TRL's calls that have settings."""
 _AGENT = "{type: environment, environment: {framework: verifiers, id: ID, packages: [verifiers==0.4.0, ID]}}"
 _OF_VERL = """
 {module: verl.utils.reward_score, entrypoint: default_compute_score, requirements: [verl==0.9.1], maxMemory: 64Gi}
@@ -72,12 +68,13 @@ _OF_VERL = """
 _OF_TRL = "{module: trl.rewards, requirements: [trl==1.16.0, math-verify==0.9.0], maxMemory: 64Gi}"
 """Functions of the packages; docs/coming-from.md has the same."""
 _EXPAND = """exec 3>&1 >/dev/null
-command_not_found_handle() { printf '%s\\0' "$@" >&3; return 1; }
+command_not_found_handle() { printf '%s\\0' "$@" $'\\n' >&3; printf '%s' "$FILLER"; return 1; }
 set() { :; }; cd() { :; }; source() { :; }; exit() { :; }; exec() { "$@"; }
 enable -n kill; ulimit -t 10 -v 1048576; readonly PATH=/nonexistent; builtin set -r
 """
 """Programs are not found, and their arguments printed. No error ends the script, but 10 s of CPU time and 1 GiB do.
 Bash itself protects PATH only where it begins in its restricted mode."""
+_SECONDS = 10
 _TO_FILE = re.compile(r"""(?<=\s)[12&]?>>?\s*(?:/|"?\$|[a-z])[^\s;|)]*""")
 """In the restricted mode, a command with it is refused."""
 
@@ -120,22 +117,52 @@ def write_translation(directory: Path, file: str, output: str) -> int:
 def _read_settings(path: Path) -> Settings:
     text = path.read_text()
     if path.suffix == ".py":
-        return _read_python(text)
+        return read_trl_script(text)
     if path.suffix == ".toml":
         return _flatten(tomllib.loads(text), "")
     if path.suffix in (".yaml", ".yml"):
         # As its trainer reads it: a key n is text; in a job it is false.
         settings = _flatten(yaml.safe_load(text), "")
-        return {name: _parse(value) if isinstance(value, str) else value for name, value in settings.items()}
-    script = _EXPAND + _TO_FILE.sub(" ", text)
-    done = subprocess.run(["bash", "-c", script], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    found = re.findall(r"(?:^|\0)[+~]*(\w+\.[\w.]+)=([^\0]*)", done.stdout)
-    return {name: _parse(value or _COMPUTED) for name, value in found}
+        return {
+            name: _parse(f"{each}") if isinstance(each, str) or "${" in f"{each}" else each
+            for name, each in settings.items()
+        }
+    return _read_script(text)
+
+
+def _read_script(text: str) -> Settings:
+    """Return the settings of all commands. Computed is what differs between commands, or with what programs print or
+    unset variables have. Raise ValueError if there are none."""
+    unset = {*re.findall(r"[A-Za-z_]\w*", text)} - {*re.findall(r"(\w+)(?::?[-=]|\+=)", text)}
+    runs: list[dict[str, set[str]]] = []
+    for filler in ("", "7", "9"):
+        before = "".join(f": ${{{name}={filler}}};" for name in ("FILLER", *unset)) + _EXPAND
+        script = ["bash", "-c", before + _TO_FILE.sub(" ", text)]
+        try:
+            done = subprocess.run(script, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise ValueError(f"does not end within {_SECONDS} s; remove the loop that waits for a program") from None
+        runs.append({})
+        for command in done.stdout.split("\n\0"):
+            for name, value in dict(re.findall(r"(?:^|\0)[+~]*(\w+\.[\w.]+)=([^\0]*)", command)).items():
+                runs[-1].setdefault(name, set()).add(value)
+    settings: Settings = {}
+    for name, values in next(filter(None, runs), {}).items():
+        shown = " or ".join(sorted(values)) if runs[1].get(name) == runs[2].get(name) else ""
+        settings[name] = _parse(shown) if shown in values - {""} else Computed(shown or "?")
+    if settings:
+        return settings
+    for line, why in re.findall(r"line (\d+): (.*)", done.stderr)[-1:]:
+        line = int(line) - before.count("\n")
+        raise ValueError(f"line {line}: {why}; bash stops there, before a line with the trainer's settings")
+    return {}
 
 
 def _parse(text: str) -> Any:
     """Return the value of YAML as in a job: 1e-6 is a number."""
     documents, problems = read_documents(text)
+    if "${" in text or "$(" in text:
+        return Computed(text)
     return text if problems else documents[0].data if documents else None
 
 
@@ -143,28 +170,6 @@ def _flatten(node: Any, path: str) -> Settings:
     if not isinstance(node, dict):
         return {path[1:]: node}
     return {name: value for key, each in node.items() for name, value in _flatten(each, f"{path}.{key}").items()}
-
-
-def _read_python(text: str) -> Settings:
-    """Return the arguments of the trainer, its configurations and load_dataset; those that are no literals as text."""
-    known: dict[str, ast.expr] = {}
-    found: dict[str, ast.expr] = {}
-    for node in ast.walk(ast.parse(text)):
-        match node:
-            case ast.Assign([ast.Name(name)], value):
-                known[name] = value
-            case ast.Call(function, values, options) if ast.unparse(function).endswith(_CALLS):
-                found |= {each.arg: each.value for each in options if each.arg}
-                found |= dict(zip(("load_dataset", "subset"), values, strict=False))
-                found |= {"AsyncGRPOTrainer": ast.Constant(True)} if "Async" in ast.unparse(function) else {}
-    settings: Settings = {}
-    for name, value in found.items():
-        value = known.get(getattr(value, "id", ""), value)
-        try:
-            settings[name] = ast.literal_eval(value)
-        except ValueError:
-            settings[name] = f"{_COMPUTED}{ast.unparse(value)}}}"
-    return settings
 
 
 def _read_table(peer: str) -> list[tuple[str, str]]:
@@ -176,6 +181,7 @@ def _read_table(peer: str) -> list[tuple[str, str]]:
 
 def translate(settings: Settings, peer: str, directory: Path, file: str) -> tuple[str, list[tuple[str, Any, str]]]:
     """Return a job; and by setting or field what is not in it, and why."""
+    computed = {name: settings.pop(name) for name, value in [*settings.items()] if isinstance(value, Computed)}
     fields: Settings = _parse(_ALWAYS[peer]) | _describe(settings, peer, directory, file)
     names: dict[str, str] = {}
     for name in [*settings]:
@@ -188,7 +194,7 @@ def translate(settings: Settings, peer: str, directory: Path, file: str) -> tupl
             continue
         terms = _SETTING.findall(cell[1])
         value, *others = (settings.get(name, _parse(default or "null")) for name, default, _ in terms)
-        if _COMPUTED in str([value, *others]) or None in (value, *others):
+        if None in (value, *others):
             continue
         for (*_, sign), other in zip(terms, others, strict=False):
             value = _OPERATORS[sign](value, other)
@@ -199,10 +205,18 @@ def translate(settings: Settings, peer: str, directory: Path, file: str) -> tupl
             fields[field] = value
             names[field] = " ".join(name for name, *_ in terms)
     fields |= {
-        each: _place(fields[each], directory) for each in ("model.source", "data.train.source") if each in fields
+        each: _place(fields[each], directory)
+        for each in ("model.source", "data.train.source", "data.eval.source")
+        if isinstance(fields.get(each), str)
     }
     used = " ".join(["rows", *names.values()]).split()
-    left = [(name, value, _explain(name, value, peer)) for name, value in settings.items() if name not in used]
+    settings |= computed
+    left = [
+        (name, value, _explain(name, value, peer))
+        for name, value in settings.items()
+        if name not in used or name in computed
+    ]
+    fields = {field: value for field, value in fields.items() if value not in ([], {})}
     while True:
         job = _parse(_JOB.replace("NAME", name_job(directory)))
         for field, value in fields.items():
@@ -223,24 +237,32 @@ def _explain(name: str, value: Any, peer: str) -> str:
     near = [ours for ours, theirs in _read_table(peer) if f"`{name}`" in theirs]
     table = re.findall(r"^\| (.*`) \| (.*) \|$", _PAGE.partition("## Settings without a counterpart")[2], re.M)
     found = (why for patterns, why in table if any(fnmatch(name, each) for each in re.findall("`([^`]+)`", patterns)))
-    where = f"near: {near[0]}" if near else "nothing is near"
-    return next(found, "FILE computes it" if _COMPUTED in str(value) else where)
+    where = next(found, f"near: {near[0].partition(': ')[0]}" if near else "nothing is near")
+    return f"computed by the script; set it; {where}" if isinstance(value, Computed) else where
 
 
 def _describe(settings: Settings, peer: str, directory: Path, file: str) -> Settings:
     """Return the fields of data, rewards and agent, and take what they are made of from the settings."""
     if peer == "prime-rl":
-        first, *others = settings.pop("orchestrator.train.source", [{}])
-        settings |= {"orchestrator.train.source": others} if others else {}
-        environment = first.get("env", {})
-        agent = _parse(_AGENT.replace("ID", environment.get("taskset", {}).pop("id", "TASKSET")))
-        return {"agent": agent, "agent.environment.args": environment}
+        earlier = ("orchestrator.env", "orchestrator.train.env")
+        key = next((name for name in earlier if name in settings), "orchestrator.train.source")
+        first, *others = settings.pop(key, None) or [{}]
+        environment = first.pop("env", {"taskset": first.pop("taskset", {})})
+        name = environment.setdefault("taskset", {}).pop("id", first.pop("id", "TASKSET")).rpartition("/")[2]
+        settings |= _flatten({**first, "name": {}}, f".{key}") | ({key: others} if others else {})
+        arguments = {name: value for name, value in environment.items() if value}
+        return {"agent": _parse(_AGENT.replace("ID", name)), "agent.environment.args": arguments}
     if peer == "TRL":
         weights = settings.pop("reward_weights", None)
         rewards = []
-        for index, name in enumerate(re.findall(r"\w+(?=[],}])", str(settings.pop("reward_funcs", "${reward}")))):
-            own = {"file": relative_to(file, directory), "entrypoint": name}
-            function = {**_parse(_OF_TRL), "entrypoint": name} if f"entrypoint: {name}\n" in _PAGE else own
+        for place, value in [(each, settings.pop(each)) for each in [*settings] if each.startswith("reward_funcs.")]:
+            (module, _, name), index = value.rpartition("."), int(place.rpartition(".")[2])
+            source = Path(file).parent / f"{module.replace('.', '/')}.py" if module else Path(file)
+            function = {"module": module, "entrypoint": name}
+            if module.startswith("trl."):
+                function = {**_parse(_OF_TRL), "entrypoint": name}
+            elif source.exists():
+                function = {"file": relative_to(str(source), directory), "entrypoint": name}
             short = name.lower().replace("_", "-")[:12].strip("-")
             weight = weights[index] if isinstance(weights, list) else 1
             rewards.append({"name": f"{short}-{index}", "weight": weight, "function": function})
@@ -253,7 +275,7 @@ def _describe(settings: Settings, peer: str, directory: Path, file: str) -> Sett
     train: list[Settings] = []
     held_out: list[Settings] = []
     for key, sources in (("data.train_files", train), ("data.val_files", held_out)):
-        files = () if _COMPUTED in str(settings.get(key)) else settings.pop(key, ())
+        files = settings.pop(key, ())
         for path in [files] if isinstance(files, str) else files or ():
             name = re.sub("[^a-z0-9]+", "-", path.lower())[-32:].strip("-")
             sources.append({"name": name, "source": _place(path, directory), **columns})
@@ -274,7 +296,7 @@ def _place(source: str, directory: Path) -> str:
     """Return a model or data as a job names it. What is no path here, and could be a name on the Hub, is one."""
     path = os.path.expanduser(source)
     is_name = (
-        re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source)
+        re.fullmatch(r"(?!(json|csv|text|parquet)$)[\w-][\w.-]*(/[\w.-]+)?", source)
         and not os.path.exists(path)
         and not source.endswith((".parquet", ".jsonl"))
     )

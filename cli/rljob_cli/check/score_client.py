@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -15,6 +15,8 @@ from rljob_api.wire.contract import UrlPath
 from rljob_api.wire.scores import GroupRequest, GroupResult, ScoreRequest, ScoreResult
 from rljob_cli.check import token_ids
 
+GUESSED = "verl0.2"
+"""The form that `auto` chooses by text in the source."""
 _CONNECT_SECONDS = 30.0
 _RETRY_SECONDS = 1.0
 
@@ -28,6 +30,14 @@ async def read_info(url: str, token: str) -> dict[str, Any]:
     ):
         found: dict[str, Any] = await response.json()
     return found
+
+
+def describe_guess(reward: Reward, info: Mapping[str, Any]) -> str:
+    """Return how to set another form than the one that the function's source, not its parameters, led to."""
+    is_guess = reward.function is not None and reward.function.signature == "auto" and info["signature"] == GUESSED
+    return (
+        f"taken as {GUESSED}, by its source: gets prompt and answer; function.signature: verl sets another" * is_guess
+    )
 
 
 async def score_all(

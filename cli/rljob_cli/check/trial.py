@@ -35,7 +35,7 @@ from rljob_api.wire.contract import ENV_INSTALLED_ONLY, FILE_FUNCTION, NOT_INSTA
 from rljob_api.wire.scores import ScoreRequest, ScoreResult
 from rljob_cli.check.jobfile import Finding, Target
 from rljob_cli.check.samples import SampleBuilder, load_job_tokenizer
-from rljob_cli.check.score_client import read_info, score_all
+from rljob_cli.check.score_client import GUESSED, describe_guess, read_info, score_all
 from rljob_cli.check.try_reward import TOKEN, service_children
 from rljob_cli.check.waits import LIMIT_SECONDS, find_import_place, report_waits, wait_until_ready
 from rljob_cli.local.cluster import LocalCluster, running
@@ -56,7 +56,8 @@ _WRONG = ("", "I do not know.")
 _MAX_SECONDS = 10.0
 """For the calls after the first one, all together."""
 _OTHER_VERSIONS: Mapping[str, Mapping[str, Any]] = {
-    "verl": {"signature": "verl0.2"},
+    "verl": {"signature": GUESSED},
+    GUESSED: {"signature": "verl"},
     "trl": {"signature": "trl", "columns": {"completions": "completion"}},
 }
 """By signature: fields of the function with which it gets what another version of the project passes."""
@@ -87,6 +88,8 @@ class Trial:
     remedy: str = ""
     """Fields of the function with which right answers get another score than wrong ones."""
     signature: str = ""
+    guess: str = ""
+    """How to set another form than the guessed one."""
     error: str = ""
     """Why there is no result."""
     kind: ServiceKind = "reward"
@@ -114,8 +117,14 @@ class Trial:
             return f"{describe_service(self.kind, self.name)}: not checked, its server took too long to start"
         if self.kind != "reward":
             return f"{describe_service(self.kind, self.name)}: {self.serves}, ready after {self.start_seconds:.1f} s"
+        guess = f"; {self.guess}" if self.guess else ""
         if self.result is None:
-            return f"reward {self.name}: started; its model was not asked"
+            what = (
+                "loaded, but not called, since no row was read"
+                if self.signature
+                else "started; its model was not asked"
+            )
+            return f"reward {self.name}: {what}{guess}"
         if self.result.score is None:
             return f"reward {self.name}: no score"
         components = ", ".join(f"{name} {value:.4g}" for name, value in self.result.components.items())
@@ -124,7 +133,9 @@ class Trial:
             shown = f" for `{self.form}`{shown}"
         elif self.is_blind:
             shown = f" for right, wrong and empty answers alike{shown}"
-        return f"reward {self.name}: score {self.result.score:.4g}{shown}, ready after {self.start_seconds:.1f} s"
+        return (
+            f"reward {self.name}: score {self.result.score:.4g}{shown}, ready after {self.start_seconds:.1f} s{guess}"
+        )
 
 
 def find_callable(job: RLJob) -> list[int]:
@@ -160,9 +171,10 @@ def _starts_quickly(settings: Reward | CallService) -> bool:
 
 
 def call_rewards(
-    job: RLJob, prompt: Prompt, say: Callable[[str], None], limit_seconds: float = LIMIT_SECONDS
+    job: RLJob, prompt: Prompt | None, say: Callable[[str], None], limit_seconds: float = LIMIT_SECONDS
 ) -> list[Trial]:
-    """Call or start the services of `find_callable`, all at once. `say` gets a line about what is waited for."""
+    """Call or start the services of `find_callable`, all at once. Without a prompt, functions are only loaded. `say`
+    gets a line about what is waited for."""
     chosen = find_callable(job)
     job, again = _without_served_models(job), partial(_call_chosen, prompt=prompt, say=say, limit=limit_seconds)
     trials = again(job, chosen)
@@ -185,7 +197,7 @@ def call_rewards(
 
 
 def _call_chosen(
-    job: RLJob, chosen: list[int], prompt: Prompt, say: Callable[[str], None], limit: float
+    job: RLJob, chosen: list[int], prompt: Prompt | None, say: Callable[[str], None], limit: float
 ) -> list[Trial]:
     if not chosen:
         return []
@@ -195,7 +207,12 @@ def _call_chosen(
 
 
 async def _call_all(
-    job: RLJob, chosen: list[int], prompt: Prompt, cluster: LocalCluster, say: Callable[[str], None], limit: float
+    job: RLJob,
+    chosen: list[int],
+    prompt: Prompt | None,
+    cluster: LocalCluster,
+    say: Callable[[str], None],
+    limit: float,
 ) -> list[Trial]:
     services = {index: job.spec.services[index] for index in chosen}
     names = {each.settings.name: describe_service(each.kind, each.settings.name) for each in services.values()}
@@ -257,7 +274,7 @@ async def _try(
     job: RLJob,
     index: int,
     service: Service,
-    prompt: Prompt,
+    prompt: Prompt | None,
     samples: SampleBuilder,
     cluster: LocalCluster,
     started: float,
@@ -274,6 +291,9 @@ async def _try(
             info = await read_info(url, TOKEN)
             if not isinstance(settings, Reward):
                 return replace(trial, serves=_describe_forms(info))
+            trial = replace(trial, signature=info["signature"], guess=describe_guess(settings, info))
+            if prompt is None:
+                return trial
             pair, texts = build_samples(prompt, samples)
             if settings.scope == "sample":
                 pair = pair if info["takes_groups"] else pair[:1]
@@ -282,7 +302,7 @@ async def _try(
                 pair = [each.model_copy(update={"id": f"call-{number}"}) for number, each in numbered]
             score = partial(score_all, url, TOKEN, job, settings)
             (results,) = await score([pair])
-            trial = replace(trial, result=results[0], signature=info["signature"])
+            trial = replace(trial, result=results[0])
             if settings.scope != "sample":
                 return replace(trial, together=tuple(results[:2]))
             trial = replace(trial, apart=tuple(results))

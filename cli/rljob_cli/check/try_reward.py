@@ -27,7 +27,7 @@ from rljob_api.wire.scores import ScoreRequest, ScoreResult
 from rljob_cli.check.jobfile import check_file, load
 from rljob_cli.check.rewards import check_service
 from rljob_cli.check.samples import SampleBuilder, load_job_tokenizer
-from rljob_cli.check.score_client import score_all
+from rljob_cli.check.score_client import describe_guess, read_info, score_all
 from rljob_cli.check.waits import LIMIT_SECONDS, describe_end, find_import_place, report_waits, wait_until_ready
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
 from rljob_cli.local.cluster import LOCAL_DEFAULTS, LocalCluster, running
@@ -236,6 +236,8 @@ async def _score(
             where = find_import_place(cluster, reward.name)
             raise UserError(f"reward {reward.name}: its import did not end within {limit:g} s{where}") from None
         url = f"http://{pod['status']['podIP']}:{network.port(PORT_SERVICE)}"
+        if guess := describe_guess(reward, await read_info(url, TOKEN)):
+            say(f"reward {reward.name}: {guess}")
         results = await score_all(url, TOKEN, job, reward, groups, say)
     return label_outcomes(groups, results, in_groups=reward.scope != "sample"), _collect_output(folder / "logs")
 

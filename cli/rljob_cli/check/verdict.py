@@ -70,16 +70,19 @@ def judge(
     verdict = build_verdict(file, preflight, target, extra)
     if not can_read_rows():
         verdict = replace(verdict, skipped=[describe_skipped()])
-    if not should_call or verdict.problems or preflight.first_prompt is None or target == "cluster":
+    row = preflight.first_prompt
+    has_no_rows = row is None and (verdict.skipped or file.job.spec.env_sources)  # both are said
+    if not should_call or verdict.problems or has_no_rows or target == "cluster":
         return verdict
     from rljob_cli.check import trial  # imports an HTTP client
 
-    trials = trial.call_rewards(file.job, preflight.first_prompt, say)
+    trials = trial.call_rewards(file.job, row, say)
     found = list(trial.find_problems(file.job, trials))
-    doubts = [
-        *trial.find_unrewarded_answer(file.job, trials, preflight.first_prompt),
-        *trial.find_missed_groups(file.job, trials),
-    ]
+    doubts = [*trial.find_missed_groups(file.job, trials)]
+    if row is not None:
+        doubts += trial.find_unrewarded_answer(file.job, trials, row)
+    elif file.job.spec.rewards:
+        doubts.append(Finding("spec.data.train.source", _UNREAD, is_warning=True))
     local = [_locate(file, finding) for finding in found if finding.only == "local" and target is None]
     problems = [_locate(file, finding) for finding in found if finding.only is None or target is not None]
     return replace(
@@ -90,6 +93,12 @@ def judge(
         trials=trials,
         skipped=trial.describe_skipped(file.job, trials),
     )
+
+
+_UNREAD = (
+    "gave no row here, so no reward was called: columns, answers and scores are not checked. Call them with "
+    "`rljob test-reward --completion TEXT --answer TEXT`"
+)
 
 
 def build_verdict(file: JobFile, preflight: Preflight, target: Target | None, extra: Iterable[Problem] = ()) -> Verdict:

@@ -102,7 +102,7 @@ def build_prompt(
         ground_truth=_plain(answer),
         answer_column=source.answer if source.answer in row.values and source.answer != source.prompt else "",
         data_source=find_data_source(source, row.values),
-        extra_info={"index": row.position, **_plain(others), "split": source.split or split},
+        extra_info={"index": row.position, "split": source.split or split, **_plain(others)},
     )
 
 

@@ -12,6 +12,7 @@ import yaml
 from rljob_api.manifest.job import RLJob
 from rljob_cli.check.jobfile import load
 from rljob_cli.check.trial import call_rewards, find_missed_groups, find_problems
+from rljob_cli.check.verdict import judge
 from rljob_inputs.prompts import Prompt
 from rljob_service.pool import requirements
 
@@ -47,6 +48,50 @@ def call(tmp_path):
         return trials, found, reports
 
     return call
+
+
+def test_function_is_loaded_where_no_row_was_read(tmp_path):
+    job = {
+        "apiVersion": "rljob.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": "j"},
+        "spec": {
+            "model": {"source": "pvc://models/m"},
+            "data": {"train": {"source": "pvc://rows/train.jsonl"}},
+            "rewards": [{"name": "r", "function": {"inline": body("return 1.0")}}],
+        },
+    }
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    verdict = judge(load(tmp_path / "job.yaml"), tmp_path / "runs" / "j", {})
+    assert verdict.problems == []
+    assert [trial.describe() for trial in verdict.trials] == ["reward r: loaded, but not called, since no row was read"]
+    [warning] = (each for each in verdict.warnings if "no reward was called" in each.message)
+    assert warning.path == "spec.data.train.source"
+    job["spec"]["rewards"][0]["function"]["inline"] = "import nothing_of_this_name\n" + body("return 1.0")
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    [problem] = judge(load(tmp_path / "job.yaml"), tmp_path / "runs" / "j", {}).problems
+    assert "nothing_of_this_name" in problem.message
+
+
+STRIPS = """
+def compute_score(solution_str, ground_truth):
+    if "Assistant:" in solution_str:
+        solution_str = solution_str.split("Assistant:", 1)[1]
+    return float(solution_str.strip() == ground_truth)
+"""
+
+
+def test_form_that_the_source_led_to_is_named_with_the_field_that_sets_another(call):
+    trials, _, _ = call(STRIPS)
+    assert "taken as verl0.2" in trials[0].describe()
+    assert "function.signature: verl" in trials[0].describe()
+    trials, _, _ = call(body("return 1.0"))
+    assert "taken as" not in trials[0].describe(), "its parameters say the form"
+
+
+def test_function_of_verl_that_strips_a_tag_gets_the_answer_alone_where_that_scores(call):
+    trials, _, _ = call(STRIPS.replace("    return", "        return 0.0\n    return"))
+    assert trials[0].remedy == "signature: verl"
 
 
 def test_each_reward_is_called_with_the_rows_answer(call):

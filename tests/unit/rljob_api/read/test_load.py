@@ -59,6 +59,9 @@ ADDED = [
      "everySteps, keep, asynchronous, exportPolicy, export"),
     ("checkpoint: {exportPolicy: false}",
      "spec.checkpoint.exportPolicy must be one of never, last, best, every, got false"),
+    ("checkpoint: {export: 1}",
+     'spec.checkpoint.export must be one of never, last, best, every, true, false, got "1": The name of '
+     "exportPolicy before 0.2.0, read where that is absent: a choice of exportPolicy, or ..."),
     ("checkpoint: {exportPolicy: best}",
      "spec.checkpoint.exportPolicy must not be best without evaluation.best, got best; "
      "set evaluation.best, or use last"),

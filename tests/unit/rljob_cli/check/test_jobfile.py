@@ -75,6 +75,12 @@ def test_module_next_to_the_job_file_is_a_file_of_it(path, file):
     assert (other.job.spec.rewards[0].function.module, other.job.spec.rewards[0].function.file) == ("trl.rewards", None)
 
 
+def test_module_next_to_a_file_is_refused(path):
+    (path.parent / "kit.py").touch()
+    with pytest.raises(UserError, match="exactly one of inline, file, configMapKeyRef, module"):
+        load(path, ["spec.rewards[0].function={module: kit, file: other.py}"])
+
+
 def test_override_is_yaml_and_creates_missing_fields(path):
     overrides = ["spec.schedule.steps=3", "spec.rewards[0].slots=2", "spec.algorithm.optimizer.learningRate=1e-6"]
     spec = load(path, overrides).job.spec

@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from rljob_cli.check import other_trainers
-from rljob_cli.check.jobfile import load
+from rljob_cli.check.jobfile import load, load_partial
 from rljob_cli.check.other_trainers import translate
 from rljob_cli.main import app
 from tests.paths import ROOT
@@ -85,7 +85,9 @@ args = GRPOConfig(
     max_steps=100, loss_type="dr_grpo", scale_rewards="none", beta=compute(), reward_weights=[1.0, 0.2], run_name="r",
 )
 peft = LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj"])
-trainer = GRPOTrainer(model=MODEL, reward_funcs=[exact_reward, think_format_reward], train_dataset=dataset, args=args)
+trainer = GRPOTrainer(
+    model=MODEL, reward_funcs=[exact_reward, think_format_reward], train_dataset=dataset, args=args, peft_config=peft
+)
 """
 
 
@@ -132,8 +134,8 @@ def test_configuration_of_verl_becomes_a_job(convert, tmp_path):
     assert "trainer.total_epochs" not in left
     assert "never cut" in left["data.truncation"]
     assert "must be 1" in left["actor_rollout_ref.rollout.top_p"], "what the types refuse is listed with their message"
-    assert "everySteps" in left["trainer.save_freq"]
-    assert left["actor_rollout_ref.actor.optim.total_training_steps"] == "FILE computes it"
+    assert spec.checkpoint.every_steps == 1000000, "-1 saves no step, and a last checkpoint is always written"
+    assert "computed by the script; set it" in left["actor_rollout_ref.actor.optim.total_training_steps"]
 
 
 def test_epochs_over_rows_that_are_not_here_are_listed(convert):
@@ -161,6 +163,115 @@ def test_configuration_of_prime_rl_becomes_a_job(convert):
     assert left.keys() == {"orchestrator.train.source", "orchestrator.renderer.name"}
 
 
+EARLIER = """
+[model]
+name = "org/small"
+[wandb]
+project = "words"
+[orchestrator]
+batch_size = 128
+rollouts_per_example = 16
+[orchestrator.sampling]
+max_tokens = 100
+temperature = 0.7
+[[orchestrator.env]]
+id = "org/reverse-text"
+args = {lines = 3}
+"""
+BETWEEN = EARLIER.replace("orchestrator.sampling]\nmax_tokens", "orchestrator.train.sampling]\nmax_completion_tokens")
+BETWEEN = BETWEEN.replace("orchestrator.env", "orchestrator.train.env")
+
+
+@pytest.mark.parametrize(
+    ("text", "args"),
+    [
+        (EARLIER, {}),
+        (BETWEEN, {}),
+        (BETWEEN.replace("rollouts_per_example", "group_size"), {}),
+        (BETWEEN.replace("rollouts_per_example = 16", "").replace("args =", "group_size = 16\nargs ="), {}),
+        (BETWEEN.replace("rollouts_per_example = 16", "[orchestrator.train]\ngroup_size = 16"), {}),
+        (
+            BETWEEN.replace('id = "org/reverse-text"', 'taskset = {id = "reverse-text", hard = true}'),
+            {"taskset": {"hard": True}},
+        ),
+    ],
+)
+def test_earlier_files_of_prime_rl_are_read(convert, text, args):
+    spec, left = convert("rl.toml", text)
+    assert (spec.agent.environment.id, spec.agent.environment.args) == ("reverse-text", args)
+    assert (spec.schedule.prompts_per_step, spec.algorithm.group_size) == (8, 16)
+    assert (spec.rollout.sampling.max_tokens, spec.rollout.sampling.temperature) == (100, 0.7)
+    assert spec.tracking.wandb_project == "words"
+    assert [why for why in left.values() if "before 0.4" not in why] == []
+
+
+TRL_WITH = """
+from graders import exact
+from mine.other import style as styled
+NAME = "Qwen/Qwen3-0.6B"
+options = {"beta": 0.04, "seed": 7}
+def own(completions, **kwargs):
+    model = "not the trainer's"
+    return [1.0]
+def read_rows(split="train"):
+    rows = load_dataset("gsm8k", "main", split="train")
+    return rows
+funcs = [own]
+funcs.append(exact)
+funcs += [lambda completions, **kwargs: [0.0]]
+if NAME:
+    funcs.append(styled)
+args = GRPOConfig("out", max_steps=40, warmup_ratio=0.1, max_prompt_length=99, scale_rewards=False, **options, **load())
+args.beta = 0.1
+if NAME:
+    args.epsilon = 0.3
+def main():
+    test = load_dataset("gsm8k", "main", split="test")
+    trainer = GRPOTrainer(NAME, funcs, args, read_rows(), test)
+"""
+
+
+def test_script_of_trl_has_positional_arguments_names_and_later_changes(convert, tmp_path):
+    (tmp_path / "graders.py").write_text("")
+    spec, left = convert("train.py", TRL_WITH)
+    assert spec.model.source == "hf://Qwen/Qwen3-0.6B"
+    train, held_out = spec.data.train, spec.data.eval
+    assert (train.source, train.subset, train.split) == ("hf://gsm8k", "main", "train")
+    assert (held_out.source, held_out.subset, held_out.split) == ("hf://gsm8k", "main", "test")
+    found = [(each.function.file, each.function.entrypoint) for each in spec.rewards]
+    assert found == [(str(tmp_path / "train.py"), "own"), (str(tmp_path / "graders.py"), "exact")]
+    assert (spec.algorithm.kl.coefficient, spec.schedule.seed) == (0.1, 7)
+    assert (spec.algorithm.optimizer.warmup_steps, spec.data.max_prompt_tokens) == (4, 99)
+    assert spec.algorithm.advantages.normalization == "none"
+    assert {"reward_funcs.2", "reward_funcs.3", "epsilon", "**load()"} < left.keys(), "what is not read is listed"
+
+
+def test_model_from_a_call_and_a_file_without_a_trainer_are_read(convert, tmp_path):
+    made = 'model, tokenizer = FastModel.from_pretrained(model_name="org/name")\n'
+    rest = 'config = GRPOConfig(max_steps=20)\nrows = load_dataset("json", data_files="rows.jsonl")\n'
+    rest += "def own(completions, **kwargs):\n    return [1.0]\n"
+    spec, _ = convert("train.py", made + rest + "GRPOTrainer(model, own, config, rows)\n")
+    assert (spec.model.source, spec.schedule.steps) == ("hf://org/name", 20)
+    assert spec.data.train.source == str(tmp_path / "rows.jsonl")
+    (tmp_path / "job" / "rljob.yaml").unlink()
+    (tmp_path / "train.py").write_text('print("a = b")\na = b = 3\n' + rest)
+    assert CliRunner().invoke(app, ["init", "job", "--from", "train.py"]).exit_code == 0
+    spec = load_partial(tmp_path / "job" / "rljob.yaml").job.spec
+    assert (spec.schedule.steps, spec.data.train.source) == (20, str(tmp_path / "rows.jsonl"))
+
+
+def test_lists_that_a_file_leaves_empty_are_not_written(convert, tmp_path):
+    convert("verl.yaml", "data: {train_files: a.parquet, train_batch_size: 8}")
+    text = (tmp_path / "job" / "rljob.yaml").read_text()
+    assert "mix" not in text
+    assert "sets" not in text
+
+
+def test_second_file_is_refused(tmp_path):
+    done = CliRunner().invoke(app, ["init", str(tmp_path / "job"), "--from", "a.toml", "--from", "b.toml"])
+    assert (done.exit_code, "one file" in done.output) == (2, True)
+
+
 def test_script_of_trl_is_read_and_not_run(convert, tmp_path):
     spec, left = convert("train.py", TRL)
     assert (spec.model.source, spec.data.train.source) == ("hf://Qwen/Qwen3-0.6B", "hf://openai/gsm8k")
@@ -173,7 +284,7 @@ def test_script_of_trl_is_read_and_not_run(convert, tmp_path):
     assert (spec.algorithm.advantages.normalization, spec.algorithm.optimizer.schedule) == ("none", "linear")
     assert (spec.trainer.lora.rank, spec.trainer.lora.target_modules) == (8, ["q_proj"])
     assert (spec.rollout.sampling.max_tokens, spec.rollout.placement) == (512, "trainer")
-    assert left["beta"] == "FILE computes it"
+    assert left["beta"].startswith("computed by the script; set it; near: `algorithm.kl.coefficient`")
     assert "metadata.name" in left["run_name"]
 
 
@@ -208,7 +319,7 @@ def test_file_without_known_settings_is_refused(tmp_path, monkeypatch):
 )
 def test_file_that_cannot_be_read_is_named(tmp_path, monkeypatch, name, text):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(other_trainers.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=""))
+    monkeypatch.setattr(other_trainers.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="", stderr=""))
     (tmp_path / name).write_text(text)
     done = CliRunner().invoke(app, ["init", "job", "--from", name])
     assert (done.exit_code, done.stderr.startswith(name)) == (2, True)

@@ -51,6 +51,10 @@ def test_text_is_the_filled_in_template():
     assert prompt.answer_column == "a"
 
 
+def test_split_of_the_row_is_kept():
+    assert prompt_of({"q": "1 + 1", "a": "2", "extra_info": {"split": "hard"}}).extra_info["split"] == "hard"
+
+
 def test_chat_adds_a_system_message_only_if_configured():
     assert text_of(prompt_of({"q": "hi", "a": 1})) == "<user>hi\n<assistant>"
     assert text_of(prompt_of({"q": "hi", "a": 1}, system_prompt="be brief")).startswith("<system>be brief\n<user>hi")

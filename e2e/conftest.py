@@ -51,14 +51,16 @@ def cluster() -> Cluster:
 
 @pytest.fixture(scope="session")
 def submit(cluster: Cluster) -> Callable[..., Job]:
-    """Apply job.yaml under the given name, with some fields of spec changed."""
+    """Apply job.yaml under the given name, with some fields of spec changed; None removes one."""
 
     def submit(name: str, **changes: Manifest) -> Job:
         manifest = copy.deepcopy(yaml.safe_load((HERE / "job.yaml").read_text().replace("rljob-e2e", CLAIM)))
         manifest["metadata"] = {"name": name, "namespace": NAMESPACE}
         for field, value in changes.items():
             before = manifest["spec"].get(field)
-            manifest["spec"][field] = before | value if isinstance(before, dict) else value
+            if isinstance(before, dict):
+                value = {name: each for name, each in (before | value).items() if each is not None}
+            manifest["spec"][field] = value
         return Job(cluster, manifest)
 
     return submit

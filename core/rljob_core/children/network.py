@@ -227,17 +227,21 @@ def _port_of(url: str) -> int | None:
 
 
 def build_disruption_budgets(job: RLJob) -> list[Manifest]:
-    """Serving roles allow the eviction of one Pod at a time. The head is protected only if an eviction would lose the
-    run, that is without spec.checkpoint's claim or storage. Otherwise, and for trainers, it costs some steps, which is
-    better than to block node drains for days. A Job has no scale subresource, so its budget must use minAvailable."""
+    """Serving roles allow the eviction of one Pod at a time; one of a single Pod needs no budget for that. The head is
+    protected only if an eviction would lose the run, that is without spec.checkpoint's claim or storage. Otherwise, and
+    for trainers, it costs some steps, which is better than to block node drains for days. A Job has no scale
+    subresource, so its budget must use minAvailable."""
     amounts = {} if job.spec.checkpoint.outlives_head else {HEAD: {"minAvailable": 1}}
-    amounts |= {} if job.spec.shares_trainer else {ROLLOUT: _ONE_AT_A_TIME}
+    amounts |= {} if job.spec.shares_trainer or job.spec.rollout.replicas < 2 else {ROLLOUT: _ONE_AT_A_TIME}
     budgets = [_build_budget(job, child_name(job, r), build_selector(job, r), a) for r, a in amounts.items()]
-    return budgets + [build_service_budget(service) for service in find_services(job)]
+    return budgets + [budget for service in find_services(job) for budget in build_service_budgets(service)]
 
 
-def build_service_budget(service: HostedService) -> Manifest:
-    return _build_budget(service.owner, service.name, service.selector, _ONE_AT_A_TIME)
+def build_service_budgets(service: HostedService) -> list[Manifest]:
+    """An autoscaled service keeps its budget while it has one Pod."""
+    if service.settings.replicas < 2 and not service.settings.autoscaling:
+        return []
+    return [_build_budget(service.owner, service.name, service.selector, _ONE_AT_A_TIME)]
 
 
 def _build_budget(owner: Owner, name: str, selector: dict[str, str], amount: dict[str, int]) -> Manifest:

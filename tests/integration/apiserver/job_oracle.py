@@ -21,7 +21,8 @@ STANDING = {
     "NetworkPolicy": ("head", "trainer", "rollout", "rewards"),
     "PodDisruptionBudget": ("head", "rollout", "rewards"),
 }
-"""Objects that exist until the job is deleted: kind and suffixes of the names."""
+"""Objects that exist until the job is deleted: kind and suffixes of the names. A serving role of one Pod has no
+budget."""
 WORKLOADS = {"Job": ("head",), "StatefulSet": ("trainer",), "Deployment": ("rollout", "rewards")}
 """Objects with Pods, which exist while the job is active."""
 KINDS = (*STANDING, *WORKLOADS)
@@ -38,6 +39,15 @@ def names_of(job: Manifest, roles_by_kind: dict[str, tuple[str, ...]]) -> set[Ke
         for kind, roles in roles_by_kind.items()
         for role in roles
         for suffix in suffixes.get(role, [role])
+    }
+
+
+def standing_of(job: Manifest) -> set[Key]:
+    replicas = {name: count for (_, name), count in replicas_of(job).items()}
+    return {
+        (kind, name)
+        for kind, name in names_of(job, STANDING)
+        if kind != "PodDisruptionBudget" or replicas.get(name, 2) > 1
     }
 
 
@@ -68,7 +78,7 @@ def find_wrong_children(job: Manifest, stage: str, found: Objects, foreign: set[
     owned = {key: child for key, child in found.items() if key not in foreign}
     for key, child in owned.items():
         yield from _find_wrong_owner(job, key, child)
-    standing, workloads = names_of(job, STANDING) - foreign, names_of(job, WORKLOADS)
+    standing, workloads = standing_of(job) - foreign, names_of(job, WORKLOADS)
     optional: set[Key] = set()
     if stage in ("Succeeded", "Failed"):
         # The head's Job stays for its log, and nothing is created for a job that has ended.

@@ -17,7 +17,7 @@ CHILDREN = {
     "Deployment": {"reward-correct"},
     "Job": {"head"},
     "NetworkPolicy": {"head", "trainer", "reward-correct"},
-    "PodDisruptionBudget": {"head", "reward-correct"},
+    "PodDisruptionBudget": {"head"},
     "Secret": {"token"},
     "Service": {"head", "trainer", "reward-correct"},
     "StatefulSet": {"trainer"},

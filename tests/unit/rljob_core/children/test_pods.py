@@ -54,6 +54,21 @@ def test_eviction_is_refused_only_where_it_would_lose_the_run(checkpoint, protec
     assert "gsm8k-trainer" not in budgets, "the head has its checkpoints"
 
 
+def find_budgets(**spec):
+    children = build_children(make_job(**spec), "token", DEFAULTS)
+    return {child["metadata"]["name"] for child in children if child["kind"] == "PodDisruptionBudget"}
+
+
+def test_serving_role_of_one_pod_has_no_budget():
+    """One that allows the eviction of one Pod protects no single one."""
+    reward = {"name": "correct", "function": {"inline": "x"}}
+    scaled = reward | {"autoscaling": {"minReplicas": 1, "maxReplicas": 4}}
+    assert find_budgets() == {"gsm8k-head"}
+    assert find_budgets(rollout={"replicas": 2}) == {"gsm8k-head", "gsm8k-rollout"}
+    for each in (reward | {"replicas": 2}, scaled):
+        assert find_budgets(rewards=[each]) == {"gsm8k-head", "gsm8k-reward-correct"}
+
+
 HUB = {"endpoint": "http://hub.example:8080", "tokenSecretRef": {"name": "hub", "key": "HF_TOKEN"}}
 JUDGE = {"template": "x", "parser": {"regex": "(.)"}, "model": {"source": "hf://org/judge"}}
 

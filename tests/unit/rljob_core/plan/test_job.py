@@ -179,11 +179,12 @@ def test_trainer_that_runs_the_rollouts_restarts_for_what_they_read(path, value,
 
 def test_rollouts_of_a_suspended_job_may_move_to_the_trainer():
     """Their Service, policy and budget are deleted with them."""
-    job = changed(load("smallest"), "suspend", True)
+    job = changed(load("smallest"), "suspend", True, ("rollout.replicas", 2))
     stored = {key_of(child): child for child in make_plan(job).children}
     of_rollout = {key for key in stored if key.name == "gsm8k-rollout"}
     assert {key.kind for key in of_rollout} == {"Service", "NetworkPolicy", "PodDisruptionBudget"}
-    made = make_plan(changed(job, "rollout.placement", "trainer"), ObservedState(children=stored))
+    moved = changed(job, "rollout.placement", "trainer", ("rollout.replicas", 1))
+    made = make_plan(moved, ObservedState(children=stored))
     assert set(made.delete) == of_rollout
     assert [role.name for role in made.status.roles] == ["head", "trainer", "reward-correct"]
 
@@ -242,7 +243,7 @@ def test_removed_tool_loses_only_its_own_children():
     full = load("agent")
     tools = [full.spec.agent.tools[0].model_dump(mode="json", by_alias=True)]
     made = make_plan(changed(full, "agent.tools", tools), ObservedState(children=children_of(full)))
-    kinds = ("ConfigMap", "Service", "Deployment", "NetworkPolicy", "PodDisruptionBudget")
+    kinds = ("ConfigMap", "Service", "Deployment", "NetworkPolicy")
     removed = {f"{kind} sums-agent-search" for kind in kinds}
     assert {f"{kind} {name}" for kind, name in made.delete} == removed | {"Job sums-head"}
 
@@ -337,10 +338,8 @@ def test_removed_reward_loses_only_its_own_children():
     fewer = changed(full, "rewards", [full.spec.rewards[0].model_dump(mode="json", by_alias=True)])
     made = make_plan(fewer, ObservedState(children=children_of(full)))
     gone = {f"{kind} {name}" for kind, name in made.delete}
-    assert gone == {
-        f"{kind} full-reward-style"
-        for kind in ("ConfigMap", "Service", "Deployment", "NetworkPolicy", "PodDisruptionBudget")
-    } | {"Job full-head"}, "the driver reads the rewards, so its Job is replaced"
+    removed = {f"{kind} full-reward-style" for kind in ("ConfigMap", "Service", "Deployment", "NetworkPolicy")}
+    assert gone == removed | {"Job full-head"}, "the driver reads the rewards, so its Job is replaced"
 
 
 def test_head_with_changed_configuration_is_deleted_then_recreated():

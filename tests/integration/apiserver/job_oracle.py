@@ -17,7 +17,7 @@ Objects = dict[Key, Manifest]
 STANDING = {
     "Secret": ("token",),
     "ConfigMap": ("config", "rewards"),
-    "Service": ("head", "trainer", "rollout", "rewards"),
+    "Service": ("head", "rollout", "rewards"),
     "NetworkPolicy": ("head", "trainer", "rollout", "rewards"),
     "PodDisruptionBudget": ("head", "rollout", "rewards"),
 }

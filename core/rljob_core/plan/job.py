@@ -141,14 +141,17 @@ class _Context:
 
     @cached_property
     def built(self) -> Built:
-        secret = self.observed.children.get(ChildKey("Secret", child_name(self.job, "token")))
-        token = read_token(secret) or self._new_token()
+        token = read_token(self.observed.children.get(self.token_key)) or self._new_token()
         children, problems = self._build(self.job, token, self._defaults, self.observed.state.reward_models)
         return (mark_queue(children, self._policy_queue) if self._policy_queue else children), problems
 
     @cached_property
     def policy_problems(self) -> list[str]:
         return find_policy_problems(self.job, self.built[0], self.observed.state, self._defaults)
+
+    @property
+    def token_key(self) -> ChildKey:
+        return ChildKey("Secret", child_name(self.job, "token"))
 
     @property
     def workloads(self) -> set[ChildKey]:
@@ -258,11 +261,12 @@ def _plan_invalid(context: _Context) -> JobPlan | None:
 
 
 def _plan_suspended(context: _Context) -> JobPlan | None:
-    """Delete the workloads and keep the other children."""
+    """Delete the workloads and keep the other children. A job that has not run has its token alone."""
     job, observed = context.job, context.observed
     if context.decision.state != "suspended":
         return None
-    kept = [child for child in context.built[0] if child["kind"] not in POD_KINDS]
+    keys = {key for key in observed.children if key.kind not in POD_KINDS} | {context.token_key}
+    kept = [child for child in context.built[0] if key_of(child) in keys]
     status = job_status.observe_status(observed, context.restarts, context.failures, context.now)
     status = job_status.set_roles(status, [role.model_copy(update={"desired": 0}) for role in status.roles])
     reset = {"start_time": None, "queued_since": None, "not_before": None} | active_time.RESET

@@ -85,6 +85,9 @@ def find_wrong_children(job: Manifest, stage: str, found: Objects, foreign: set[
         standing, optional = set(), {key for key in owned if key[0] in STANDING or key[0] == "Job"}
     elif stage == "Invalid":
         standing, optional = set(), set(owned)
+    elif stage == "Suspended":
+        # What the job has from its last run.
+        standing, optional = {key for key in standing if key[0] == "Secret"}, standing
     elif stage == "Active" and not foreign:
         standing |= workloads
     elif stage == "Active":
@@ -146,7 +149,9 @@ def find_wrong_status(job: Manifest, stage: str, pods: list[Manifest], foreign: 
     if phase != next(iter(true), "Pending"):
         yield f"the phase is {phase}, but these conditions are True: {true}"
     in_conflict = conditions.get("NameConflict", {}).get("status") == "True"
-    if stage in ("Active", "Suspended") and in_conflict != bool(foreign):
+    # A suspended job makes nothing, so it need not know of names that others have.
+    may_be = {"Active": {bool(foreign)}, "Suspended": {False, bool(foreign)}}
+    if in_conflict not in may_be.get(stage, {in_conflict}):
         yield f"NameConflict is {conditions.get('NameConflict')}, and these are foreign: {sorted(foreign)}"
     if stage == "Active":
         yield from _find_wrong_active_status(job, status, pods, foreign)

@@ -53,8 +53,8 @@ def build_trainer(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
         gpus=trainer.gpus_per_replica,
         annotations=pods.KEEP_ANNOTATIONS,
     )
-    children = pods.build_workload(job, "StatefulSet", name, parts, spec, publish_not_ready=True)
-    return children if find_engines(job.spec) else children[1:]  # ranks know each other by address
+    service, workload = pods.build_workload(job, "StatefulSet", name, parts, spec, publish_not_ready=True)
+    return [service, workload] if find_engines(job.spec) else [workload]  # ranks know each other by address
 
 
 def _with_engines(defaults: Defaults, num_engines: int) -> Defaults:

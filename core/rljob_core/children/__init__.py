@@ -42,7 +42,7 @@ def build_children(
     for service in services:
         children += build_server(service, token, defaults) + build_sandboxes(job, service, token, defaults)
     children += build_network_policies(job, models, defaults.operator_namespace)
-    children += build_disruption_budgets(job)
+    children += build_disruption_budgets(job, children)
     return sort_children(children)
 
 

@@ -57,7 +57,6 @@ _DEFAULT_PORTS = {"http": 80, "https": 443, "hf": 443, **dict.fromkeys(OBJECT_SC
 _PACKAGE_INDEX, _WANDB = "https://pypi.org", "https://api.wandb.ai"
 _API_SERVER = [{"protocol": "TCP", "port": port} for port in (443, 6443, 8443)]
 """Ports of API servers. A NetworkPolicy cannot name one: it is not a Pod, and its address differs by cluster."""
-_ONE_AT_A_TIME = {"maxUnavailable": 1}
 _DNS_PORTS = (53, 5353)
 """OpenShift's DNS Pods listen on 5353. A policy sees the port of the Pod, not of its Service."""
 _DNS: Manifest = {"ports": [{"protocol": protocol, "port": port} for port in _DNS_PORTS for protocol in ("UDP", "TCP")]}
@@ -81,8 +80,9 @@ def build_network_policies(
     namespace = {"matchLabels": {_NAMESPACE_NAME: operator_namespace}} if operator_namespace else {}
     operator = {"namespaceSelector": namespace} | _peer(OPERATOR_LABELS)
 
-    def build(role: str, ingress: list[Manifest], egress: list[Manifest], urls: Iterable[str]) -> Manifest:
-        egress = [*egress, _DNS, *_egress_to(urls)]
+    def build(role: str, ingress: list[Manifest], egress: list[Manifest], urls: Iterable[str] = ()) -> Manifest:
+        sources = (*_hub_urls(job), job.spec.model.source, *_env_urls(getattr(job.spec, role)), *urls)
+        egress = [*egress, _DNS, *_egress_to(sources)]
         return _build_policy(job, child_name(job, role), build_selector(job, role), ingress, egress)
 
     policies = [
@@ -96,36 +96,23 @@ def build_network_policies(
             ],
             [{"to": group}, *_open("to", rollouts, PORT_ROLLOUT), *_open("to", servers, PORT_SERVICE)],
             _head_urls(job),
-        ),
-        *(build_service_policy(service, head) for service in services),
+        )
     ]
     if trainers:
         served = [model.source for model in job.spec.models_in_trainer.values()]
-        trainer_policy = build(
-            TRAINER,
-            [
-                {"from": group},
-                *_open("from", rollouts, PORT_WEIGHTS),
-                *_open("from", [_MONITORING], *name_engine_ports(job).values()),
-                *(rule for each in services for rule in _open("from", [_peer(each.selector)], *each.engine_ports)),
-            ],
-            [{"to": group}],
-            [*_hub_urls(job), job.spec.model.source, *served, *_env_urls(job.spec.trainer)],
-        )
-        policies.insert(1, trainer_policy)
+        ingress = [
+            {"from": group},
+            *_open("from", rollouts, PORT_WEIGHTS),
+            *_open("from", [_MONITORING], *name_engine_ports(job).values()),
+            *(rule for each in services for rule in _open("from", [_peer(each.selector)], *each.engine_ports)),
+        ]
+        policies.append(build(TRAINER, ingress, [{"to": group}], served))
     if rollouts:
-        rollout_policy = build(
-            ROLLOUT,
-            [
-                *_open("from", [head], PORT_ROLLOUT),
-                *_open("from", [_MONITORING], PORT_ROLLOUT),
-                *_open("from", rollouts, PORT_WEIGHTS),
-            ],
-            [*_open("to", [head], PORT_DRIVER), *_open("to", [*trainers, *rollouts], PORT_WEIGHTS)],
-            [*_hub_urls(job), job.spec.model.source, *_env_urls(job.spec.rollout)],
-        )
-        policies.insert(1 + len(trainers), rollout_policy)
-    return policies
+        ingress = [*_open("from", [head], PORT_ROLLOUT), *_open("from", [_MONITORING], PORT_ROLLOUT)]
+        ingress += _open("from", rollouts, PORT_WEIGHTS)
+        egress = [*_open("to", [head], PORT_DRIVER), *_open("to", [*trainers, *rollouts], PORT_WEIGHTS)]
+        policies.append(build(ROLLOUT, ingress, egress))
+    return policies + [build_service_policy(service, head) for service in services]
 
 
 def build_service_policy(service: HostedService, head: Manifest) -> Manifest:
@@ -188,7 +175,6 @@ def _open(direction: Literal["from", "to"], peers: list[Manifest], *ports: int) 
 
 def _head_urls(job: RLJob) -> Iterator[str]:
     spec = job.spec
-    yield from (*_hub_urls(job), spec.model.source, *_env_urls(spec.head))
     yield from (each.source.source for each in spec.data.train_sources)
     yield from (each.data.source for each in spec.held_out_sets)
     if spec.checkpoint.storage:
@@ -226,21 +212,18 @@ def _port_of(url: str) -> int | None:
         return None
 
 
-def build_disruption_budgets(job: RLJob) -> list[Manifest]:
-    """Serving roles allow the eviction of one Pod at a time. The head is protected only if an eviction would lose the
-    run, that is without spec.checkpoint's claim or storage. Otherwise, and for trainers, it costs some steps, which is
-    better than to block node drains for days. A Job has no scale subresource, so its budget must use minAvailable."""
-    amounts = {} if job.spec.checkpoint.outlives_head else {HEAD: {"minAvailable": 1}}
-    amounts |= {} if job.spec.shares_trainer else {ROLLOUT: _ONE_AT_A_TIME}
-    budgets = [_build_budget(job, child_name(job, r), build_selector(job, r), a) for r, a in amounts.items()]
-    return budgets + [build_service_budget(service) for service in find_services(job)]
-
-
-def build_service_budget(service: HostedService) -> Manifest:
-    return _build_budget(service.owner, service.name, service.selector, _ONE_AT_A_TIME)
-
-
-def _build_budget(owner: Owner, name: str, selector: dict[str, str], amount: dict[str, int]) -> Manifest:
-    # A Pod that never becomes ready must not block a drain.
-    spec = amount | {"selector": {"matchLabels": selector}, "unhealthyPodEvictionPolicy": "AlwaysAllow"}
-    return build_child("policy/v1", "PodDisruptionBudget", owner, name, selector, spec=spec)
+def build_disruption_budgets(owner: Owner, children: list[Manifest]) -> list[Manifest]:
+    """Deployments among `children` of several Pods allow the eviction of one at a time. The head is protected only if
+    an eviction would lose the run, that is without spec.checkpoint's claim or storage. Otherwise, and for trainers, it
+    costs some steps, which is better than to block drains for days. A Job has no scale subresource, so its budget must
+    use minAvailable."""
+    several = [child for child in children if child["kind"] == "Deployment" and child["spec"]["replicas"] > 1]
+    found = [(c["metadata"]["name"], c["spec"]["selector"]["matchLabels"], {"maxUnavailable": 1}) for c in several]
+    if isinstance(owner, RLJob) and not owner.spec.checkpoint.outlives_head:
+        found.insert(0, (child_name(owner, HEAD), build_selector(owner, HEAD), {"minAvailable": 1}))
+    budgets = []
+    for name, labels, amount in found:
+        # A Pod that never becomes ready must not block a drain.
+        spec = amount | {"selector": {"matchLabels": labels}, "unhealthyPodEvictionPolicy": "AlwaysAllow"}
+        budgets.append(build_child("policy/v1", "PodDisruptionBudget", owner, name, labels, spec=spec))
+    return budgets

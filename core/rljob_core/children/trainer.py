@@ -1,4 +1,4 @@
-"""The trainers: a StatefulSet of Ray nodes for the driver's FSDP ranks, and its governing Service.
+"""The trainers: a StatefulSet of Ray nodes for the driver's FSDP ranks, and a Service if they run engines.
 
 All Pods start at once (Parallel): the group works only if complete. The ranks get their settings from the driver, so a
 changed algorithm or batch size restarts the head, not these Pods. With rollout.placement trainer, the Pods also run the
@@ -53,7 +53,8 @@ def build_trainer(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
         gpus=trainer.gpus_per_replica,
         annotations=pods.KEEP_ANNOTATIONS,
     )
-    return pods.build_workload(job, "StatefulSet", name, parts, spec, publish_not_ready=True)
+    service, workload = pods.build_workload(job, "StatefulSet", name, parts, spec, publish_not_ready=True)
+    return [service, workload] if find_engines(job.spec) else [workload]  # ranks know each other by address
 
 
 def _with_engines(defaults: Defaults, num_engines: int) -> Defaults:

@@ -258,21 +258,22 @@ def _plan_invalid(context: _Context) -> JobPlan | None:
 
 
 def _plan_suspended(context: _Context) -> JobPlan | None:
-    """Delete the workloads and keep the other children."""
+    """Delete the workloads and keep the other children. A job that has not run has Secrets alone."""
     job, observed = context.job, context.observed
     if context.decision.state != "suspended":
         return None
-    kept = [child for child in context.built[0] if child["kind"] not in POD_KINDS]
+    standing = {key_of(child): child for child in context.built[0] if child["kind"] not in POD_KINDS}
+    kept = {key: child for key, child in standing.items() if key.kind == "Secret" or key in observed.children}
     status = job_status.observe_status(observed, context.restarts, context.failures, context.now)
     status = job_status.set_roles(status, [role.model_copy(update={"desired": 0}) for role in status.roles])
     reset = {"start_time": None, "queued_since": None, "not_before": None} | active_time.RESET
     status = status.model_copy(update={"avoided_nodes": [], "progress": end_progress(status.progress), **reset})
     suspended = {conditions.SUSPENDED: ("Suspended", run_files.describe_suspension(observed))}
     status = job_status.set_conditions(job, status, suspended, {}, context.now)
-    blocked = observed.blocked & {key_of(child) for child in kept}
+    blocked = observed.blocked & kept.keys()
     return Plan(
-        children=tuple(child for child in kept if key_of(child) not in blocked),
-        delete=context.deletable(observed.children.keys() - {key_of(child) for child in kept}),
+        children=tuple(child for key, child in kept.items() if key not in blocked),
+        delete=context.deletable(observed.children.keys() - kept.keys()),
         status=status,
         requeue_after_seconds=BLOCKED_RETRY_SECONDS if blocked else None,
     )

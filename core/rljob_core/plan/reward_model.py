@@ -16,7 +16,7 @@ from rljob_core.backend import ChildKey, Event, Manifest, ObservedState, Plan, k
 from rljob_core.children import WORKLOAD_KINDS, keep, sort_children
 from rljob_core.children.common import HEAD, REWARD
 from rljob_core.children.config import build_service_config, build_token_secret, read_token
-from rljob_core.children.network import build_service_budget, build_service_policy
+from rljob_core.children.network import build_disruption_budgets, build_service_policy
 from rljob_core.children.reward_refs import child_name
 from rljob_core.children.service import build_model_selector, build_server, service_of
 from rljob_core.defaults import DEFAULTS, Defaults
@@ -166,8 +166,8 @@ def _build_children(model: RewardModel, token: str, defaults: Defaults) -> list[
         build_service_config(service),
         *build_server(service, token, defaults),
         build_service_policy(service, heads),
-        build_service_budget(service),
     ]
+    children += build_disruption_budgets(model, children)
     if problems := validate.find_model_child_problems(model, children):
         raise UserError("; ".join(problems))
     return sort_children(children)

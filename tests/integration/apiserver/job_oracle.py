@@ -17,11 +17,12 @@ Objects = dict[Key, Manifest]
 STANDING = {
     "Secret": ("token",),
     "ConfigMap": ("config", "rewards"),
-    "Service": ("head", "trainer", "rollout", "rewards"),
+    "Service": ("head", "rollout", "rewards"),
     "NetworkPolicy": ("head", "trainer", "rollout", "rewards"),
     "PodDisruptionBudget": ("head", "rollout", "rewards"),
 }
-"""Objects that exist until the job is deleted: kind and suffixes of the names."""
+"""Objects that exist until the job is deleted: kind and suffixes of the names. A serving role of one Pod has no
+budget."""
 WORKLOADS = {"Job": ("head",), "StatefulSet": ("trainer",), "Deployment": ("rollout", "rewards")}
 """Objects with Pods, which exist while the job is active."""
 KINDS = (*STANDING, *WORKLOADS)
@@ -38,6 +39,15 @@ def names_of(job: Manifest, roles_by_kind: dict[str, tuple[str, ...]]) -> set[Ke
         for kind, roles in roles_by_kind.items()
         for role in roles
         for suffix in suffixes.get(role, [role])
+    }
+
+
+def standing_of(job: Manifest) -> set[Key]:
+    replicas = {name: count for (_, name), count in replicas_of(job).items()}
+    return {
+        (kind, name)
+        for kind, name in names_of(job, STANDING)
+        if kind != "PodDisruptionBudget" or replicas.get(name, 2) > 1
     }
 
 
@@ -68,13 +78,16 @@ def find_wrong_children(job: Manifest, stage: str, found: Objects, foreign: set[
     owned = {key: child for key, child in found.items() if key not in foreign}
     for key, child in owned.items():
         yield from _find_wrong_owner(job, key, child)
-    standing, workloads = names_of(job, STANDING) - foreign, names_of(job, WORKLOADS)
+    standing, workloads = standing_of(job) - foreign, names_of(job, WORKLOADS)
     optional: set[Key] = set()
     if stage in ("Succeeded", "Failed"):
         # The head's Job stays for its log, and nothing is created for a job that has ended.
         standing, optional = set(), {key for key in owned if key[0] in STANDING or key[0] == "Job"}
     elif stage == "Invalid":
         standing, optional = set(), set(owned)
+    elif stage == "Suspended":
+        # What the job has from its last run.
+        standing, optional = {key for key in standing if key[0] == "Secret"}, standing
     elif stage == "Active" and not foreign:
         standing |= workloads
     elif stage == "Active":
@@ -136,7 +149,9 @@ def find_wrong_status(job: Manifest, stage: str, pods: list[Manifest], foreign: 
     if phase != next(iter(true), "Pending"):
         yield f"the phase is {phase}, but these conditions are True: {true}"
     in_conflict = conditions.get("NameConflict", {}).get("status") == "True"
-    if stage in ("Active", "Suspended") and in_conflict != bool(foreign):
+    # A suspended job makes nothing, so it need not know of names that others have.
+    may_be = {"Active": {bool(foreign)}, "Suspended": {False, bool(foreign)}}
+    if in_conflict not in may_be.get(stage, {in_conflict}):
         yield f"NameConflict is {conditions.get('NameConflict')}, and these are foreign: {sorted(foreign)}"
     if stage == "Active":
         yield from _find_wrong_active_status(job, status, pods, foreign)

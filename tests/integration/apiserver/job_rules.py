@@ -51,7 +51,7 @@ TRAINERS = ("StatefulSet", f"{JOB_NAME}-trainer")
 FOREIGN_OBJECTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("ConfigMap", f"{JOB_NAME}-config", {"data": {"mine": "yes"}}),
     ("Service", f"{JOB_NAME}-head", {"spec": {"ports": [{"port": 80}]}}),
-    ("PodDisruptionBudget", f"{JOB_NAME}-rollout", {"spec": {"minAvailable": 1}}),
+    ("PodDisruptionBudget", f"{JOB_NAME}-head", {"spec": {"minAvailable": 1}}),
 )
 
 

@@ -18,7 +18,7 @@ AGENT = {
 }
 OTHERS = (("Job", "head"), ("StatefulSet", "trainer"), ("Deployment", "rollout"), ("Deployment", "reward-correct"))
 AGENTS = ("agent-user", "agent-calculator")
-KINDS = ("ConfigMap", "Service", "Deployment", "NetworkPolicy", "PodDisruptionBudget")
+KINDS = ("ConfigMap", "Service", "Deployment", "NetworkPolicy")
 NUM_WORKLOADS = len(OTHERS) + len(AGENTS)
 
 
@@ -131,6 +131,6 @@ async def test_removed_tool_loses_its_children(harness):
         return found is None or bool(found["metadata"].get("deletionTimestamp"))
 
     await harness.until("the deletion of the tool's Deployment", is_terminating)
-    for kind in ("ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget"):
+    for kind in ("ConfigMap", "Service", "NetworkPolicy"):
         await harness.until_deleted(kind, f"{NAME}-agent-calculator")
     assert await harness.get("ConfigMap", f"{NAME}-agent-user") is not None

@@ -19,7 +19,7 @@ CHILDREN = {
     "Deployment": {"rollout", "reward-correct"},
     "Job": {"head"},
     "NetworkPolicy": {"head", "rollout", "reward-correct"},
-    "PodDisruptionBudget": {"head", "rollout", "reward-correct"},
+    "PodDisruptionBudget": {"head"},
     "Secret": {"token"},
     "Service": {"head", "rollout", "reward-correct"},
     "StatefulSet": set[str](),

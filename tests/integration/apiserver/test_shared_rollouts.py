@@ -17,14 +17,14 @@ CHILDREN = {
     "Deployment": {"reward-correct"},
     "Job": {"head"},
     "NetworkPolicy": {"head", "trainer", "reward-correct"},
-    "PodDisruptionBudget": {"head", "reward-correct"},
+    "PodDisruptionBudget": {"head"},
     "Secret": {"token"},
     "Service": {"head", "trainer", "reward-correct"},
     "StatefulSet": {"trainer"},
 }
 
 
-OF_ROLLOUTS = {"NetworkPolicy", "PodDisruptionBudget", "Service"}
+OF_ROLLOUTS = {"NetworkPolicy", "Service"}
 """Children, besides the workload, of rollouts with Pods of their own."""
 
 
@@ -60,15 +60,21 @@ async def test_placement_changes_only_while_the_job_is_suspended(harness):
     await harness.patch("RLJob", NAME, {"spec": {"suspend": True}})
     await harness.until_condition("Suspended")
     kept = {kind: names for kind, names in CHILDREN.items() if kind not in WORKLOAD_KINDS}
-    for placement, added in (("separate", {"rollout"}), ("trainer", set[str]())):
-        await harness.patch("RLJob", NAME, {"spec": {"rollout": {"placement": placement}}})
-        expected = {k: n | added if k in OF_ROLLOUTS else n for k, n in kept.items()}
+    await harness.patch("RLJob", NAME, {"spec": {"rollout": {"placement": "separate"}}})
 
-        async def are_as_expected(expected: dict[str, set[str]] = expected) -> bool:
-            found = await names_of(harness)
-            return {kind: found[kind] for kind in expected} == expected
+    async def are_as_expected() -> bool:
+        found = await names_of(harness)
+        return {kind: found[kind] for kind in kept} == kept | {"Service": kept["Service"] - {"trainer"}}
 
-        await harness.until(f"the children of {placement} rollouts", are_as_expected)
+    await harness.until("no Service of engines in the trainers", are_as_expected)
+    await harness.patch("RLJob", NAME, {"spec": {"suspend": False}})
+    with_rollouts = {kind: names | {"rollout"} for kind, names in kept.items() if kind in OF_ROLLOUTS}
+
+    async def has_rollouts() -> bool:
+        found = await names_of(harness)
+        return all(names - {"trainer"} <= found[kind] for kind, names in with_rollouts.items())
+
+    await harness.until("the children of separate rollouts", has_rollouts)
 
 
 async def test_scale_of_rollouts_that_follow_from_the_trainer_is_refused(harness):

@@ -54,6 +54,27 @@ def test_eviction_is_refused_only_where_it_would_lose_the_run(checkpoint, protec
     assert "gsm8k-trainer" not in budgets, "the head has its checkpoints"
 
 
+def find_budgets(**spec):
+    children = build_children(make_job(**spec), "token", DEFAULTS)
+    return {child["metadata"]["name"] for child in children if child["kind"] == "PodDisruptionBudget"}
+
+
+def test_serving_role_of_one_pod_has_no_budget():
+    """One that allows the eviction of one Pod protects no single one."""
+    reward = {"name": "correct", "function": {"inline": "x"}}
+    assert find_budgets() == {"gsm8k-head"}
+    assert find_budgets(rollout={"replicas": 2}) == {"gsm8k-head", "gsm8k-rollout"}
+    assert find_budgets(rewards=[reward | {"replicas": 2}]) == {"gsm8k-head", "gsm8k-reward-correct"}
+
+
+@pytest.mark.parametrize(("rollout", "has_service"), [({}, False), ({"placement": "trainer"}, True)])
+def test_trainers_have_a_service_only_if_someone_resolves_its_name(rollout, has_service):
+    """Ranks, and rollouts that fetch weights, get addresses; the driver finds engines in trainers by the name."""
+    children = build_children(make_job(rollout=rollout), "token", DEFAULTS)
+    names = {child["metadata"]["name"] for child in children if child["kind"] == "Service"}
+    assert ("gsm8k-trainer" in names) == has_service
+
+
 HUB = {"endpoint": "http://hub.example:8080", "tokenSecretRef": {"name": "hub", "key": "HF_TOKEN"}}
 JUDGE = {"template": "x", "parser": {"regex": "(.)"}, "model": {"source": "hf://org/judge"}}
 

@@ -43,7 +43,7 @@ def backend():
 
 
 @pytest.mark.parametrize(
-    ("owner", "key", "num_children"), [(make_job(), KEY, NUM_CHILDREN), (make_model(), MODEL_KEY, 6)]
+    ("owner", "key", "num_children"), [(make_job(), KEY, NUM_CHILDREN), (make_model(), MODEL_KEY, 5)]
 )
 async def test_new_owner_gets_all_children_and_a_second_reconcile_writes_nothing(owner, key, num_children):
     backend, unchanged = MemoryBackend(owner), []

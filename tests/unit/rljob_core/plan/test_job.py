@@ -179,13 +179,30 @@ def test_trainer_that_runs_the_rollouts_restarts_for_what_they_read(path, value,
 
 def test_rollouts_of_a_suspended_job_may_move_to_the_trainer():
     """Their Service, policy and budget are deleted with them."""
-    job = changed(load("smallest"), "suspend", True)
-    stored = {key_of(child): child for child in make_plan(job).children}
+    stored = children_of(changed(load("smallest"), "rollout.replicas", 2))
     of_rollout = {key for key in stored if key.name == "gsm8k-rollout"}
-    assert {key.kind for key in of_rollout} == {"Service", "NetworkPolicy", "PodDisruptionBudget"}
-    made = make_plan(changed(job, "rollout.placement", "trainer"), ObservedState(children=stored))
-    assert set(made.delete) == of_rollout
-    assert [role.name for role in made.status.roles] == ["head", "trainer", "reward-correct"]
+    assert {key.kind for key in of_rollout} == {"Deployment", "Service", "NetworkPolicy", "PodDisruptionBudget"}
+    job = changed(load("smallest"), "suspend", True)
+    moved = make_plan(changed(job, "rollout.placement", "trainer"), ObservedState(children=stored))
+    workloads = {key for key in stored if key.kind in WORKLOAD_KINDS}
+    assert set(moved.delete) == of_rollout | workloads
+    assert [role.name for role in moved.status.roles] == ["head", "trainer", "reward-correct"]
+
+
+def test_job_that_is_created_suspended_has_its_token_alone():
+    job = changed(load("smallest"), "suspend", True)
+    first = make_plan(job)
+    assert [key_of(child) for child in first.children] == [("Secret", "gsm8k-token")]
+    stored = {key_of(child): child for child in first.children}
+    again = plan_job(job, ObservedState(children=stored), NOW, new_token=lambda: "another")
+    assert again.children == first.children, "Pods and driver share this token when it is resumed"
+
+
+def test_suspended_job_keeps_what_has_no_pods():
+    """Its Pods save a checkpoint while they end."""
+    stored = children_of(load("smallest"))
+    made = make_plan(changed(load("smallest"), "suspend", True), ObservedState(children=stored))
+    assert {key_of(child) for child in made.children} == {key for key in stored if key.kind not in WORKLOAD_KINDS}
 
 
 @pytest.mark.parametrize(
@@ -242,7 +259,7 @@ def test_removed_tool_loses_only_its_own_children():
     full = load("agent")
     tools = [full.spec.agent.tools[0].model_dump(mode="json", by_alias=True)]
     made = make_plan(changed(full, "agent.tools", tools), ObservedState(children=children_of(full)))
-    kinds = ("ConfigMap", "Service", "Deployment", "NetworkPolicy", "PodDisruptionBudget")
+    kinds = ("ConfigMap", "Service", "Deployment", "NetworkPolicy")
     removed = {f"{kind} sums-agent-search" for kind in kinds}
     assert {f"{kind} {name}" for kind, name in made.delete} == removed | {"Job sums-head"}
 
@@ -337,10 +354,8 @@ def test_removed_reward_loses_only_its_own_children():
     fewer = changed(full, "rewards", [full.spec.rewards[0].model_dump(mode="json", by_alias=True)])
     made = make_plan(fewer, ObservedState(children=children_of(full)))
     gone = {f"{kind} {name}" for kind, name in made.delete}
-    assert gone == {
-        f"{kind} full-reward-style"
-        for kind in ("ConfigMap", "Service", "Deployment", "NetworkPolicy", "PodDisruptionBudget")
-    } | {"Job full-head"}, "the driver reads the rewards, so its Job is replaced"
+    removed = {f"{kind} full-reward-style" for kind in ("ConfigMap", "Service", "Deployment", "NetworkPolicy")}
+    assert gone == removed | {"Job full-head"}, "the driver reads the rewards, so its Job is replaced"
 
 
 def test_head_with_changed_configuration_is_deleted_then_recreated():

@@ -80,11 +80,12 @@ class Event:
 
 
 DRIVER_UNREADABLE = "the driver's answer is not readable"
-"""Starts DriverAnswer.problem."""
+DRIVER_SILENT = "the driver does not answer the operator"
+"""Both start DriverAnswer.problem. Silence is a problem only of a head that is ready: another one starts, or ends."""
 
 
 class DriverAnswer(NamedTuple):
-    """A driver's answer to /status, or what is wrong with it. Neither: it does not answer."""
+    """A driver's answer to /status, or what is wrong with it. Neither: it has not answered lately."""
 
     status: DriverStatus | None = None
     problem: str = ""

@@ -259,7 +259,7 @@ class Backend(Protocol):
     """The I/O of a reconcile. Every method may raise TransientError: try again later."""
 
     async def get_owner(self, key: Key) -> Owner | None:
-        """Return None for an object that does not exist or is being deleted. Raises InvalidOwnerError and
+        """Return None for an object that does not exist, and a RewardModel that is being deleted. Raises InvalidOwnerError and
         UnknownFieldsError."""
 
     async def observe(self, owner: Owner) -> ObservedState: ...

@@ -17,7 +17,15 @@ from cachetools import TTLCache
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import PORT_DRIVER
 from rljob_api.wire.text import clean_line
-from rljob_core.backend import DRIVER_SILENT, DRIVER_UNREADABLE, PROGRESS_POLL_SECONDS, ChildKey, DriverAnswer, Key, ObservedState
+from rljob_core.backend import (
+    DRIVER_SILENT,
+    DRIVER_UNREADABLE,
+    PROGRESS_POLL_SECONDS,
+    ChildKey,
+    DriverAnswer,
+    Key,
+    ObservedState,
+)
 from rljob_core.children.common import child_name
 from rljob_core.children.config import read_token
 from rljob_core.plan.observed_job import find_pods, is_running_head

@@ -12,7 +12,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from datetime import datetime
 
 from rljob_api.errors import TransientError
@@ -80,7 +80,8 @@ class WorkQueue:
         """Return the next due key of a namespace with fewer keys in work than the maximum, or None. The caller must
         call `finish` or `fail` with it."""
         self._move_due(now)
-        key = next(filter(None, (self._choose(namespace, max_of_namespace) for namespace in self._ready)), None)
+        chosen = (self._choose(namespace, max_of_namespace) for namespace in self._ready)
+        key: Key | None = next((key for key in chosen if key is not None), None)
         if key is None:
             return None
         keys = self._ready.pop(key.namespace)
@@ -102,8 +103,9 @@ class WorkQueue:
         if len(working) >= max_of_namespace:
             return None
         barred = self._unanswered if self._unanswered.intersection(working) else set[Key]()
-        allowed = [key for key in ready if key not in barred] if barred else ready
-        return next((key for key in allowed if key not in self._failures), next(iter(allowed), None))
+        allowed: Collection[Key] = [key for key in ready if key not in barred] if barred else ready
+        first: Key | None = next(iter(allowed), None)
+        return next((key for key in allowed if key not in self._failures), first)
 
     def finish(self, key: Key) -> None:
         self._failures.pop(key, None)

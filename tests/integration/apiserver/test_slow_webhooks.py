@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
+import itertools
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -33,18 +33,17 @@ class InFlight:
 
     def __init__(self, namespace: str) -> None:
         self._part = f"/namespaces/{namespace}/"
-        self.requests = list[tuple[str, str]]()
-        self.num_sent = 0
-        """Of `requests` and of those that were answered."""
+        self.requests = dict[int, str]()
+        """Paths by number: a retry is another request."""
+        self._numbers = itertools.count(1)
 
     async def hook(self, request: aiohttp.ClientRequest) -> None:
         if request.method == "PATCH" and self._part in request.url.path:
-            self.requests.append((request.method, request.url.path))
-            self.num_sent += 1
+            self.requests[next(self._numbers)] = request.url.path
 
     def observe(self, verb: str, path: str, code: int) -> None:
-        with contextlib.suppress(ValueError):
-            self.requests.remove((verb, path))
+        if verb == "PATCH" and (number := next((n for n, sent in self.requests.items() if sent == path), None)):
+            del self.requests[number]
 
 
 @pytest.fixture
@@ -111,7 +110,7 @@ async def test_job_of_another_namespace_gets_its_children_while_those_of_a_slow_
         return len(hanging.requests) >= MAX_CONNECTIONS
 
     await harness.until("writes in all connections of the slow namespace", hang_all)
-    before = list(hanging.requests)
+    before = set(hanging.requests)
     await harness.api.request("POST", RLJOB.path(fast), body=smallest())
 
     async def has_workloads() -> bool:
@@ -120,7 +119,7 @@ async def test_job_of_another_namespace_gets_its_children_while_those_of_a_slow_
 
     try:
         await harness.until("the workloads of the fast job", has_workloads)
-        assert set(before) & set(hanging.requests), "the fast job waited for none of the slow namespace's answers"
+        assert before & hanging.requests.keys(), "the fast job waited for none of the slow namespace's answers"
         assert len(hanging.requests) <= MAX_CONNECTIONS, "a namespace has at most half of the connections"
     finally:
         await harness.api.request("DELETE", RLJOB.path(fast), body={"propagationPolicy": "Background"})

@@ -31,8 +31,8 @@ from rljob_core.kube.resources import Resource
 
 REQUEST_TIMEOUT_SECONDS = 30.0
 MAX_CONNECTIONS = 20
-"""Of a client to the objects of one namespace, and half of all: webhooks of one namespace may hold each of its requests
-for 30 s, and then delay no other."""
+"""Limit of the requests of one namespace at a time, and half of the limit of them together: its webhooks may hold each
+for 30 s, and then delay no other namespace."""
 MAX_MESSAGE_LENGTH = 4000
 """Limit of an error: an admission webhook may answer anything."""
 PAGE_OBJECTS = 100

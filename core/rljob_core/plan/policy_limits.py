@@ -184,7 +184,7 @@ def _check_gpus(pods: list[_Pods], limits: PolicyLimits) -> Iterator[_Problem]:
 
 
 def _count_gpus(pods: _Pods, devices: Collection[str]) -> int:
-    """All extended resources: device plugins may give any name to a GPU, or to a part of one."""
+    """All extended resources: device plugins give GPUs, and parts of GPUs, any name."""
     requests = sum_requests([(pods.spec, pods.most)])
     return sum(
         int(amount)

@@ -93,7 +93,7 @@ async def hanging_webhook(control_plane: Any, harness: OperatorHarness) -> Async
 
 
 @pytest.mark.usefixtures("hanging_webhook")
-async def test_job_of_another_namespace_gets_its_children_while_those_of_a_slow_one_hang(
+async def test_job_gets_its_children_while_those_of_another_namespace_hang(
     harness: OperatorHarness,
 ) -> None:
     fast = f"{harness.namespace}-fast"

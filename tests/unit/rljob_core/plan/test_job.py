@@ -336,7 +336,7 @@ def test_job_being_deleted_is_left_to_the_garbage_collector():
     assert make_plan(RLJob.model_validate(manifest)).children == ()
 
 
-def test_job_whose_deletion_waits_for_a_finalizer_of_others_says_so_and_releases_its_pods():
+def test_job_whose_deletion_waits_for_a_finalizer_says_so_and_releases_its_pods():
     simulation = JobSimulation(load("smallest"))
     simulation.reconcile()
     services = {key for key in simulation.children if key.kind == "Service"}

@@ -108,7 +108,7 @@ def test_driver_that_is_not_heard_is_unknown_and_one_missed_answer_is_not():
     assert messages(simulation) == [], "the restart has its own events"
 
 
-def test_silent_driver_is_unknown_with_one_event_until_it_answers_and_only_if_its_head_is_ready():
+def test_silent_driver_of_a_ready_head_is_unknown_until_it_answers():
     simulation = run_job(progressDeadlineSeconds=300)
     poll(simulation, step=1, since_step_seconds=1, waits_for="waits for 100 of 512 completions")
     simulation.driver, simulation.driver_problem = None, f"{DRIVER_SILENT}: connection refused"

@@ -447,7 +447,7 @@ def test_field_that_the_driver_reads_again_replaces_nothing():
     assert "outageSeconds: 500" in config
 
 
-def test_head_of_an_earlier_version_which_reads_them_once_stays_until_one_of_them_changes(monkeypatch):
+def test_head_that_reads_them_once_stays_until_one_of_them_changes(monkeypatch):
     simulation = Operated(**SPARSE)
     with monkeypatch.context() as earlier:
         build = pods.record_configuration

@@ -110,7 +110,7 @@ async def test_driver_that_never_answers_in_time_is_requested_rarely_and_reporte
     assert await drivers.get() == DriverAnswer(DriverStatus(step=1))
 
 
-async def test_driver_that_refuses_connections_is_silent_from_the_third_poll_until_it_answers(drivers):
+async def test_driver_that_refuses_connections_is_silent_from_the_third_poll_on(drivers):
     drivers.answers["uid"] = ConnectionRefusedError("connect call failed\x1b")
     silent = DriverAnswer(problem=f"{DRIVER_SILENT}: connect call failed")
     assert await drivers.poll((0, 10, 20, 30)) == [DriverAnswer(), DriverAnswer(), silent, silent]

@@ -72,7 +72,7 @@ async def test_raised_steps_take_effect_while_the_job_runs(make_harness):
     assert harness.final_weight() == expected.final_weight
 
 
-async def test_changes_of_the_checkpoints_the_log_and_the_outage_hold_from_the_next_step_on(make_harness):
+async def test_changes_of_checkpoints_log_and_outage_hold_from_the_next_step_on(make_harness):
     async with make_harness(schedule={"steps": 6}, checkpoint={"everySteps": 6, "keep": 9}) as harness:
         changed = {"checkpoint": {"everySteps": 1, "keep": 2}, "outageSeconds": 77, "tracking": {"trajectoriesSize": 0}}
         spec = make_job(**harness.job.spec.to_manifest() | changed).spec

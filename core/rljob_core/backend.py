@@ -80,11 +80,12 @@ class Event:
 
 
 DRIVER_UNREADABLE = "the driver's answer is not readable"
-"""Starts DriverAnswer.problem."""
+DRIVER_SILENT = "the driver does not answer the operator"
+"""Both start DriverAnswer.problem. Silence is a problem only of a head that is ready: another one starts, or ends."""
 
 
 class DriverAnswer(NamedTuple):
-    """A driver's answer to /status, or what is wrong with it. Neither: it does not answer."""
+    """A driver's answer to /status, or what is wrong with it. Neither: it has not answered lately."""
 
     status: DriverStatus | None = None
     problem: str = ""
@@ -219,6 +220,11 @@ class UnknownFieldsError(TransientError):
         self.owner = owner
 
 
+class UnansweredError(TransientError):
+    """The API server, or an admission webhook that it calls, did not answer in time. Of the objects of one namespace
+    with this error, the work queue tries one at a time."""
+
+
 class ForbiddenError(TransientError):
     """RBAC, a quota or a policy forbids a write. The operator retries, since an administrator may grant it, and reports
     it at once. `reason` is that of the conditions and events. `retry_within_seconds` limits the delay of a retry."""
@@ -258,8 +264,8 @@ class Backend(Protocol):
     """The I/O of a reconcile. Every method may raise TransientError: try again later."""
 
     async def get_owner(self, key: Key) -> Owner | None:
-        """Return None for an object that does not exist or is being deleted. Raises InvalidOwnerError and
-        UnknownFieldsError."""
+        """Return None for an object that does not exist, and a RewardModel that is being deleted. Raises
+        InvalidOwnerError and UnknownFieldsError."""
 
     async def observe(self, owner: Owner) -> ObservedState: ...
 

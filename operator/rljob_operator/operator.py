@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 _CRD_RETRY_SECONDS = 5.0
 _MIN_RECONCILE_INTERVAL_SECONDS = 1.0
 """Between two reconciles of one object: starting Pods cause dozens of changes."""
+_READ_CONNECTIONS = 2
+"""For LISTs, which follow each other. They wait for no write: until a LIST has ended, no namespace's jobs are seen."""
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _COUNTED = {resource.plural for resource in WATCHED} | {"leases", "customresourcedefinitions"}
 
@@ -64,7 +66,8 @@ async def run_operator(
     metrics = OperatorMetrics(_COUNTED)
     api.observers.append(metrics.on_response)
     cache = Cache(clock)
-    informer = Informer(api, cache, settings.namespaces, settings.resync_seconds, on_watching)
+    reader = api.separate(max_connections=_READ_CONNECTIONS)
+    informer = Informer(reader, cache, settings.namespaces, settings.resync_seconds, on_watching)
     health = Health(
         WorkQueue(_MIN_RECONCILE_INTERVAL_SECONDS),
         metrics,
@@ -83,6 +86,7 @@ async def run_operator(
             with contextlib.suppress(RLJobError):
                 await lease.release()
             await lease_api.close()
+        await reader.close()
         await server.cleanup()
         if owns_api:
             await api.close()

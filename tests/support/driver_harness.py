@@ -175,9 +175,11 @@ class DriverHarness:
         for runner in list(self.runners.values()):
             await runner.cleanup()
 
-    def read_schedule(self):
-        steps = self.read_steps()
-        return None if steps is None else self.job.spec.schedule.model_copy(update={"steps": steps})
+    def read_spec(self):
+        if (steps := self.read_steps()) is None:
+            return None
+        schedule = self.job.spec.schedule.model_copy(update={"steps": steps})
+        return self.job.spec.model_copy(update={"schedule": schedule})
 
     async def start_trainer(self, generation, checkpoint, report):
         await self.before_start()
@@ -264,7 +266,7 @@ class DriverHarness:
                     {each.name: held_out for each in spec.held_out_sets},
                 ),
                 "/m",
-                self.read_schedule,
+                self.read_spec,
                 self.engines,
                 outages,
             )

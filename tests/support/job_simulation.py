@@ -47,7 +47,7 @@ class JobSimulation:
 
     def __init__(self, job, *, deletes_pods=False):
         self.job, self.now, self.children, self.pods = job, START, {}, {}
-        self.driver, self.events, self.writes = None, [], 0
+        self.driver, self.driver_problem, self.events, self.writes = None, "", [], 0
         self.defaults, self.policy = DEFAULTS, None
         self._deletes_pods = deletes_pods
 
@@ -55,7 +55,7 @@ class JobSimulation:
         self.pods |= pods
         self.now += timedelta(seconds=seconds)
         alive = tuple(pod for pod in self.pods.values() if pod)
-        observed = ObservedState(self.children, alive, self.driver, policy=self.policy)
+        observed = ObservedState(self.children, alive, self.driver, self.driver_problem, policy=self.policy)
         made = plan_job(self.job, observed, self.now, defaults=self.defaults, new_token=lambda: "t")
         self.writes = sum(not contains(self.children.get(key_of(c)), stamp(c)) for c in made.children)
         self.writes += len(made.delete) + len(made.ungate) + (made.status != self.job.status)

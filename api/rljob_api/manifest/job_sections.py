@@ -251,9 +251,9 @@ class Checkpoint(Spec):
     """Prefix in object storage, such as `s3://bucket/runs`, for a copy of the run's files in a folder with the job's
     name. A head with an empty disk resumes from it. Credentials: objectStorage. Null: no copy."""
     every_steps: int = Field(default=10, ge=1)
-    """Steps between checkpoints. Another one is written after the last step."""
+    """Steps between checkpoints. Another one is written after the last step. May change while the job runs."""
     keep: int = Field(default=2, ge=1)
-    """Number of checkpoints to keep."""
+    """Number of checkpoints to keep. May change while the job runs."""
     asynchronous: Choice = "auto"
     """Whether training continues while a checkpoint is written, from a copy in the host's memory: 12 bytes per trained
     parameter. auto: with GPUs. never: training waits."""
@@ -319,7 +319,7 @@ class Tracking(Spec):
     """MLflow experiment. Null: off. Needs MLFLOW_TRACKING_URI in head.env or in the head's template."""
     trajectories_size: Size = Size("4Gi")
     """Maximum disk space of the trajectory log (`rljob trajectories`) in the run's folder. Files of the oldest steps
-    are deleted first. 0 is off."""
+    are deleted first. 0 is off. May change while the job runs."""
 
     @property
     def packages(self) -> dict[str, str]:

@@ -99,7 +99,7 @@ class JobSpec(PodSettings):
     suspended, or waiting for an outage to end does not count. Null: as long as the job's own steps allow."""
     outage_seconds: int = Field(default=21600, ge=0, le=sections.MAX_SECONDS)
     """Seconds for which the job waits for a service that fails all requests: a reward, a judge, a runner, the hub, the
-    checkpoint's volume. Then it fails."""
+    checkpoint's volume. Then it fails. May change while a job that trains runs, also while it waits."""
     hang_detection: sections.HangDetection = sections.HangDetection()
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=sections.MAX_SECONDS)
     """Seconds after the end when the RLJob is deleted. Null: never."""

@@ -98,7 +98,10 @@ class PolicyLimits(Spec):
     lowered keeps running. A ResourceQuota limits all objects of a namespace together."""
 
     gpus: int | None = Field(default=None, ge=0)
-    """GPUs of all Pods of one object, with the most replicas that its autoscaling may choose. Null: any number."""
+    """GPUs of all Pods of one object, with the most replicas that its autoscaling may choose: all extended resources
+    (names with a domain other than kubernetes.io) but those of devices. Null: any number."""
+    devices: list[ShortText] = Field(default=[], max_length=64)
+    """Extended resources that do not count as GPUs, such as rdma/hca or vpc.amazonaws.com/efa."""
     rollout_replicas: int | None = Field(default=None, ge=0)
     """Most spec.rollout.replicas. Null: any number."""
     reward_replicas: int | None = Field(default=None, ge=0)
@@ -110,10 +113,10 @@ class PolicyLimits(Spec):
     """Labels of nodes and their allowed values: each Pod must select one of them by its nodeSelector, in the role's
     nodePool or by a default. Empty: any nodes."""
     queues: list[ShortText] = Field(default=[], max_length=64)
-    """Queues that jobs may use, also by Kueue's label or Volcano's annotation in a template; a job must then have one.
-    RewardModels have none. Empty: any, or none."""
+    """Queues that jobs may use, also by a label or annotation of Kueue, Volcano, KAI or YuniKorn in a template; a job
+    must then have one. RewardModels have none. Empty: any, or none."""
     priority_classes: list[ObjectName] = Field(default=[], max_length=64)
-    """PriorityClasses that Pods may name. Empty: any."""
+    """PriorityClasses that Pods may name, also by Kueue's label in a template. Empty: any."""
     template_fields: list[_TemplateField] | None = Field(default=None, max_length=64)
     """Fields that Pod templates may set, such as spec.containers or metadata.annotations; empty: none, so no template.
     Null: what the installation's template policy allows."""

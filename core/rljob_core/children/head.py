@@ -45,6 +45,8 @@ _NOT_READ = (
     *("ttlSecondsAfterFinished", "head"),
 )
 """Fields of spec that the driver does not read."""
+_RELOADED: dict[str, set[str]] = {"checkpoint": {"everySteps", "keep"}, "tracking": {"trajectoriesSize"}}
+"""Fields that the driver reads again, as outageSeconds and those of the schedule."""
 _READ_BY_REWARD = {"function", "mcp", "model", "judge", "queueLength"}
 """Fields of a reward that only its server reads."""
 _READ_BY_RUNNER = {"command", "workingDir", "network"}
@@ -77,6 +79,7 @@ def build_head(job: RLJob, token: str, defaults: Defaults, models: Mapping[str, 
 
 def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str, RewardModel]) -> pods.PodParts:
     data = job.spec.data
+    read = _read_by_head(job) | reward_refs.read_identities(job, models) | {"token": digest(token)}
     sources = [locate_model(job), *(each.source.source for each in data.train_sources)]
     sources += [each.data.source for each in job.spec.held_out_sets]
     return pods.PodParts(
@@ -86,7 +89,8 @@ def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str
         defaults=defaults,
         command=["python", "-m", "rljob_trainer.head"],
         labels=build_selector(job, HEAD),
-        config=_read_by_head(job) | reward_refs.read_identities(job, models) | {"token": digest(token)},
+        config=read,
+        config_at_start=_without_reloaded(read) if job.spec.trains else None,
         ports=_build_ports(job),
         env=build_job_env(job, run_dir=True)
         + build_grace_env(job.spec.head.template)
@@ -137,8 +141,8 @@ def _build_key_env(job: RLJob) -> list[Manifest]:
 
 
 def _read_by_head(job: RLJob) -> dict[str, Any]:
-    """What restarts the driver when it changes: all that it reads except for what it reloads (schedule) or discovers
-    (replicas), and the fields of the head's Pod, because the template of a Job is immutable."""
+    """What is recorded of the head: all that the driver reads except for the schedule, which it reads again, and
+    replicas, which it discovers, and the fields of the head's Pod, because the template of a Job is immutable."""
     spec = job.spec
     read = read_settings(spec, {*_NOT_READ, "agent", "evaluation"})
     return read | {
@@ -150,6 +154,15 @@ def _read_by_head(job: RLJob) -> dict[str, Any]:
         "head": read_settings(spec.head, RETRY_FIELDS),
         **_read_agent(spec.agent),
     }
+
+
+def _without_reloaded(read: dict[str, Any]) -> dict[str, Any]:
+    """What restarts the driver when it changes. Earlier drivers read only the schedule again."""
+    kept = {name: value for name, value in read.items() if name != "outageSeconds"}
+    for section, fields in _RELOADED.items():
+        left = {name: value for name, value in kept.pop(section, {}).items() if name not in fields}
+        kept |= {section: left} if left else {}
+    return kept
 
 
 def _read_agent(agent: Agent) -> dict[str, Any]:

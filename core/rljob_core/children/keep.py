@@ -14,6 +14,8 @@ from rljob_core.children.common import SANDBOX_TEMPLATE, digest
 
 ANNOTATION_CONFIGURATION = "rljob.dev/configuration"
 """Digest of the user's configuration of the role."""
+ANNOTATION_AT_START = "rljob.dev/configuration-at-start"
+"""The same digest without what the program reads again. Programs of earlier versions, which do not, lack it."""
 ANNOTATION_SCHEDULING = "rljob.dev/scheduling"
 """Digest of the user's settings of the gang, which matter until the job runs."""
 ANNOTATION_BUILT = "rljob.dev/built"
@@ -30,9 +32,12 @@ KINDS = tuple(_MUTABLE)
 _RECREATED = ("Job", "StatefulSet")
 
 
-def record_configuration(workload: Manifest, configuration: Manifest, scheduling: Manifest) -> Manifest:
-    """The built workload with the digests of what it was built from."""
+def record_configuration(
+    workload: Manifest, configuration: Manifest, scheduling: Manifest, at_start: Manifest | None = None
+) -> Manifest:
+    """The built workload with the digests of what it was built from. `at_start`: None if nothing is read again."""
     digests = {ANNOTATION_CONFIGURATION: digest(configuration), ANNOTATION_SCHEDULING: digest(scheduling)}
+    digests |= {} if at_start is None else {ANNOTATION_AT_START: digest(at_start)}
     return _with_annotations(workload, digests)
 
 
@@ -46,8 +51,9 @@ def record_built(child: Manifest) -> Manifest:
 def has_same_configuration(desired: Manifest, running: Manifest, *, ignores_scheduling: bool) -> bool:
     """Whether the user's configuration is the one from which `running` was built."""
     new, old = _annotations_of(desired), _annotations_of(running)
-    names = (ANNOTATION_CONFIGURATION,) if ignores_scheduling else (ANNOTATION_CONFIGURATION, ANNOTATION_SCHEDULING)
-    return all(new[name] == old.get(name) for name in names)
+    names = [ANNOTATION_AT_START if ANNOTATION_AT_START in old else ANNOTATION_CONFIGURATION]
+    names += [] if ignores_scheduling else [ANNOTATION_SCHEDULING]
+    return all(new.get(name) == old.get(name) for name in names)
 
 
 def keep_running(desired: Manifest, running: Manifest) -> Manifest:
@@ -56,8 +62,8 @@ def keep_running(desired: Manifest, running: Manifest) -> Manifest:
         return desired
     mutable = _MUTABLE[desired["kind"]]
     spec = {name: value for name, value in desired["spec"].items() if name in mutable}
-    built = _annotations_of(running).get(ANNOTATION_BUILT)
-    kept = _keep_version(_with_annotations(desired, {ANNOTATION_BUILT: built}), running)
+    kept_digests = {name: _annotations_of(running).get(name) for name in (ANNOTATION_BUILT, ANNOTATION_AT_START)}
+    kept = _keep_version(_with_annotations(desired, kept_digests), running)
     return kept | {"spec": spec | kept_fields(running)}
 
 

@@ -77,7 +77,7 @@ class PodParts:
     command: list[str]
     labels: dict[str, str]
     config: Any
-    """What the role reads at its start: a change replaces the Pods."""
+    """What the role reads: a change replaces the Pods."""
     ports: dict[str, int]
     env: list[Manifest]
     volumes: list[Volume]
@@ -93,6 +93,8 @@ class PodParts:
     """Starts before the main container and ends after it."""
     service_account: str = ""
     """Whose token the containers get; empty: none."""
+    config_at_start: Any = None
+    """The part of `config` that the program does not read again. None: it reads nothing again."""
     spec_path: str = ""
     """Path of the role in the manifest, for errors; empty: spec.ROLE."""
 
@@ -116,10 +118,11 @@ def build_workload(
     spec = spec | {"template": _build_pod_template(owner, parts)}
     uses_hub = parts.role not in common.SERVING or parts.sidecar is not None
     configuration = read_configuration(owner, parts.role, parts.spec, parts.labels, parts.config, uses_hub=uses_hub)
+    at_start = None if parts.config_at_start is None else configuration | {"config": parts.config_at_start}
     workload = common.build_child(api_version, kind, owner, name, parts.labels, spec=spec)
     return [
         common.build_child("v1", "Service", owner, name, parts.labels, spec=service),
-        record_configuration(workload, configuration, read_scheduling(owner)),
+        record_configuration(workload, configuration, read_scheduling(owner), at_start),
     ]
 
 
@@ -141,7 +144,9 @@ def _build_pod_template(owner: Owner, parts: PodParts) -> Manifest:
 
 
 def _build_metadata(owner: Owner, parts: PodParts) -> Manifest:
-    annotations = {common.ANNOTATION_CONFIG_HASH: common.digest(parts.config)} | parts.annotations
+    annotations = {
+        common.ANNOTATION_CONFIG_HASH: common.digest(parts.config_at_start or parts.config)
+    } | parts.annotations
     if owner.metadata.uid:
         annotations[common.ANNOTATION_JOB_UID] = owner.metadata.uid
     if request := read_restart_request(owner, parts.role, parts.labels):

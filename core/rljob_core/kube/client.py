@@ -6,12 +6,14 @@ passes `hooks` and `observers`: tests can delay or fail each request, and metric
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
 import ssl
 import urllib.parse
 import urllib.request
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from http import HTTPStatus
 from pathlib import Path
@@ -23,12 +25,14 @@ from kubernetes.aio.client import Configuration
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.wire.text import clean_text
-from rljob_core.backend import Manifest
+from rljob_core.backend import Manifest, UnansweredError
 from rljob_core.json_depth import load_json
 from rljob_core.kube.resources import Resource
 
 REQUEST_TIMEOUT_SECONDS = 30.0
 MAX_CONNECTIONS = 20
+"""Limit of the requests of one namespace at a time, and half of the limit of them together: its webhooks may hold each
+for 30 s, and then delay no other namespace."""
 MAX_MESSAGE_LENGTH = 4000
 """Limit of an error: an admission webhook may answer anything."""
 PAGE_OBJECTS = 100
@@ -41,6 +45,7 @@ METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 """Merges conditions by type."""
 
+_NAMESPACE = re.compile("/namespaces/([^/]+)/")
 _ESCAPED = re.compile("[\x7f-\uffff]")
 """What is valid JSON as an escape only: all but ASCII and the characters beyond 16 bits."""
 
@@ -57,6 +62,10 @@ class ApiError(Exception):
         message = clean_text(message, MAX_MESSAGE_LENGTH)
         super().__init__(message)
         self.code, self.reason, self.message, self.causes = code, reason, message, causes
+
+
+class _NoConnectionError(Exception):
+    """All connections wait for answers."""
 
 
 class ListPage(NamedTuple):
@@ -85,6 +94,8 @@ class KubeApi:
         self._ssl = _ssl_context(configuration)
         self._proxy = configuration.proxy or _proxy_of_environment(configuration.host)
         self._session: aiohttp.ClientSession | None = None
+        self._all = asyncio.Semaphore(2 * max_connections)
+        self._of_namespace = weakref.WeakValueDictionary[str, asyncio.Semaphore]()
 
     def separate(self, max_connections: int) -> KubeApi:
         """Return a client with its own connections, and the same hooks and observers."""
@@ -170,7 +181,7 @@ class KubeApi:
         """Connect to a subresource such as exec. Raise ApiError for a refusal, TransientError if the connection fails
         before its end."""
         if self._session is None:
-            self._session = self.new_session(self._max_connections)
+            self._session = self.new_session(0)
         try:
             async with self._session.ws_connect(
                 self.server + path,
@@ -186,23 +197,50 @@ class KubeApi:
 
     @contextlib.asynccontextmanager
     async def _open(self, method: str, path: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request. Raise ApiError for a refusal, TransientError if the connection fails before its end."""
+        """Send a request. Raise ApiError for a refusal, UnansweredError if it is late, and TransientError if the
+        connection fails before its end."""
         if self._session is None:
-            self._session = self.new_session(self._max_connections)
+            self._session = self.new_session(0)
         try:
-            async with self._session.request(
-                method, self.server + path, server_hostname=self._configuration.tls_server_name, **options
-            ) as response:
+            async with (
+                self._hold_connection(path),
+                self._session.request(
+                    method, self.server + path, server_hostname=self._configuration.tls_server_name, **options
+                ) as response,
+            ):
                 if response.status >= HTTPStatus.BAD_REQUEST:
                     answer = _parse_json(await response.read())
                     message = str(answer.get("message") or f"HTTP {response.status}").strip()
                     causes = (answer.get("details") or {}).get("causes") or []
                     raise ApiError(response.status, str(answer.get("reason", "")), message, causes)
                 yield response
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        except _NoConnectionError as error:
+            raise UnansweredError(f"{method} {path}: {error}") from None
+        except TimeoutError as error:
+            raise UnansweredError(f"{method} {path}: the API server did not answer in time") from error
+        except (aiohttp.ClientError, OSError) as error:
             raise TransientError(
                 f"{method} {path}: the API server did not answer: {error or type(error).__name__}"
             ) from error
+
+    @contextlib.asynccontextmanager
+    async def _hold_connection(self, path: str) -> AsyncIterator[None]:
+        """Wait until the namespace of the path, and then all together, have less than their number of requests."""
+        found, num = _NAMESPACE.search(path), self._max_connections
+        namespace = found[1] if found else ""
+        own = self._of_namespace.setdefault(namespace, asyncio.Semaphore(num))
+        async with contextlib.AsyncExitStack() as held:
+            try:
+                async with asyncio.timeout(REQUEST_TIMEOUT_SECONDS):
+                    await held.enter_async_context(own)
+                    await held.enter_async_context(self._all)
+            except TimeoutError:
+                whose = f"{num} requests of namespace {namespace}" if own.locked() else f"{2 * num} requests"
+                raise _NoConnectionError(
+                    f"not sent in {REQUEST_TIMEOUT_SECONDS:g} s, since {whose} wait for their answers; see which "
+                    "admission webhooks are slow"
+                ) from None
+            yield
 
     async def list_pages(self, resource: Resource, namespace: str | None) -> AsyncGenerator[ListPage, None]:
         """Yield the objects of a kind that the operator watches. All pages show the state of one resourceVersion.

@@ -2,7 +2,7 @@
 
 `run` consumes the keys of the watch, produces reconciles, and waits for the next key or the next due time. Invariants:
 a key is never reconciled twice concurrently; a key that is added during its reconcile is reconciled again afterwards; a
-key that fails backs off and delays no other key; namespaces take turns.
+key that fails backs off and delays no other key; namespaces take turns, and none holds more than half of the workers.
 """
 
 import asyncio
@@ -10,13 +10,13 @@ import contextlib
 import heapq
 import itertools
 import logging
+import math
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from datetime import datetime
 
 from rljob_api.errors import TransientError
-from rljob_core.backend import ForbiddenError, Key, describe_key, utc_now
+from rljob_core.backend import ForbiddenError, Key, UnansweredError, describe_key, utc_now
 
 log = logging.getLogger(__name__)
 
@@ -35,18 +35,21 @@ class WorkQueue:
     """A deduplicating, delaying queue of keys. The caller passes the times, in seconds of one clock.
 
     The first change of a key is taken at once. Those of the next `min_interval_seconds` are taken together. Namespaces
-    take turns: a thousand keys of one delay a key of another by one reconcile.
+    take turns: a thousand keys of one delay a key of another by one reconcile. Within a namespace, keys that did not
+    fail come first. Of those that got no answer, one is taken at a time: each may hold its worker for a minute.
     """
 
     def __init__(self, min_interval_seconds: float = 0.0) -> None:
         self._min_interval_seconds = min_interval_seconds
-        self._ready: dict[str, deque[Key]] = {}
-        """By namespace; that whose turn it is comes first. None is empty."""
+        self._ready: dict[str, dict[Key, None]] = {}
+        """By namespace, in order of arrival; that whose turn it is comes first. None is empty."""
         self._dirty: set[Key] = set()
         self._working: set[Key] = set()
         self._delayed: list[tuple[float, Key]] = []
         self._due: dict[Key, float] = {}
         self._failures: dict[Key, int] = {}
+        self._unanswered: set[Key] = set()
+        """Those of `_failures` whose last reconcile got no answer."""
         self._ready_since: dict[Key, float] = {}
         self._taken_at: dict[Key, float] = {}
         """Oldest first; only those of the last interval."""
@@ -73,16 +76,18 @@ class WorkQueue:
         elif key not in self._dirty:
             self.add_at(key, earliest)
 
-    def take(self, now: float) -> Key | None:
-        """Return the next due key, or None. The caller must call `finish` or `fail` with it."""
+    def take(self, now: float, max_of_namespace: float = math.inf) -> Key | None:
+        """Return the next due key of a namespace with fewer keys in work than the maximum, or None. The caller must
+        call `finish` or `fail` with it."""
         self._move_due(now)
-        if not self._ready:
+        chosen = (self._choose(namespace, max_of_namespace) for namespace in self._ready)
+        key: Key | None = next((key for key in chosen if key is not None), None)
+        if key is None:
             return None
-        namespace = next(iter(self._ready))
-        keys = self._ready.pop(namespace)
-        key = keys.popleft()
+        keys = self._ready.pop(key.namespace)
+        del keys[key]
         if keys:
-            self._ready[namespace] = keys  # after all others
+            self._ready[key.namespace] = keys  # after all others
         self._ready_since.pop(key, None)
         self._dirty.discard(key)
         self._working.add(key)
@@ -93,12 +98,23 @@ class WorkQueue:
         self._due.pop(key, None)  # this reconcile replaces the delayed one
         return key
 
+    def _choose(self, namespace: str, max_of_namespace: float) -> Key | None:
+        ready, working = self._ready[namespace], [key for key in self._working if key.namespace == namespace]
+        if len(working) >= max_of_namespace:
+            return None
+        barred = self._unanswered if self._unanswered.intersection(working) else set[Key]()
+        allowed: Collection[Key] = [key for key in ready if key not in barred] if barred else ready
+        first: Key | None = next(iter(allowed), None)
+        return next((key for key in allowed if key not in self._failures), first)
+
     def finish(self, key: Key) -> None:
         self._failures.pop(key, None)
+        self._unanswered.discard(key)
         self._release(key)
 
-    def fail(self, key: Key, now: float, longest: float | None = None) -> float:
+    def fail(self, key: Key, now: float, longest: float | None = None, *, is_unanswered: bool = False) -> float:
         """Record that the reconcile of `key` failed. Return the seconds until its retry, at most `longest`."""
+        self._unanswered.add(key) if is_unanswered else self._unanswered.discard(key)
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         delay = min(backoff_seconds(failures), MAX_BACKOFF_SECONDS if longest is None else longest)
         self._release(key)
@@ -116,9 +132,11 @@ class WorkQueue:
         return sum(map(len, self._ready.values()))
 
     def oldest_age(self, now: float) -> float:
-        """Return the longest wait of a ready key, counted from the first call that saw it."""
+        """Return the longest wait of a ready key, counted from the first call that saw it. Those that got no answer
+        wait for one another, not for workers."""
         for key in itertools.chain.from_iterable(self._ready.values()):
-            self._ready_since.setdefault(key, now)
+            if key not in self._unanswered:
+                self._ready_since.setdefault(key, now)
         return now - min(self._ready_since.values(), default=now)
 
     @property
@@ -131,7 +149,7 @@ class WorkQueue:
             self._append(key)
 
     def _append(self, key: Key) -> None:
-        self._ready.setdefault(key.namespace, deque()).append(key)
+        self._ready.setdefault(key.namespace, {})[key] = None
 
     def _move_due(self, now: float) -> None:
         self._drop_stale()
@@ -160,17 +178,18 @@ async def run(
     now: Callable[[], datetime] = utc_now,
     queue: WorkQueue | None = None,
 ) -> None:
-    """Reconcile until cancelled, or until the watch ends and all its keys are reconciled."""
+    """Reconcile until cancelled, or until the watch ends and all its keys are reconciled. `workers` are those of one
+    namespace; others have as many."""
     queue, changed = queue or WorkQueue(), asyncio.Condition()
 
     async def work() -> None:
         while True:
-            key = await _take(queue, changed, clock)
+            key = await _take(queue, changed, clock, workers)
             try:
                 requeue_after = await reconcile_key(key, now())
             except TransientError as error:
                 longest = error.retry_within_seconds if isinstance(error, ForbiddenError) else None
-                delay = queue.fail(key, clock(), longest)
+                delay = queue.fail(key, clock(), longest, is_unanswered=isinstance(error, UnansweredError))
                 log.warning("%s: %s; retrying in %.1f s", describe_key(key), error, delay)
             except Exception:  # a defect must not stop the other objects
                 delay = queue.fail(key, clock())
@@ -182,7 +201,7 @@ async def run(
             async with changed:
                 changed.notify_all()
 
-    tasks = [asyncio.create_task(work(), name=f"reconcile-{index}") for index in range(workers)]
+    tasks = [asyncio.create_task(work(), name=f"reconcile-{index}") for index in range(2 * workers)]
     try:
         await _feed(watch, queue, changed, clock)
         async with changed:
@@ -208,10 +227,10 @@ async def _feed(watch: Watch, queue: WorkQueue, changed: asyncio.Condition, cloc
             await asyncio.sleep(_WATCH_BACKOFF_SECONDS)
 
 
-async def _take(queue: WorkQueue, changed: asyncio.Condition, clock: Callable[[], float]) -> Key:
+async def _take(queue: WorkQueue, changed: asyncio.Condition, clock: Callable[[], float], workers: int) -> Key:
     async with changed:
         while True:
-            if key := queue.take(clock()):
+            if key := queue.take(clock(), workers):
                 return key
             due = queue.next_due()
             timeout = None if due is None else max(0.0, due - clock())

@@ -10,7 +10,7 @@ from typing import Literal
 from rljob_api.manifest.status import Condition, JobProgress, RLJobStatus, RoleStatus
 from rljob_api.phrases import list_some
 from rljob_api.wire.text import MAX_MESSAGE_LENGTH
-from rljob_core.backend import DRIVER_UNREADABLE, Event, OwnerStatus
+from rljob_core.backend import DRIVER_SILENT, DRIVER_UNREADABLE, Event, OwnerStatus
 from rljob_core.children.common import HEAD
 
 QUEUED = "Queued"
@@ -35,8 +35,8 @@ OPTIONAL_TYPES = (PROGRESSING, POOLS_ISOLATED, REWARD_VERSIONS_MIXED, LEARNING, 
 REASON_FOREIGN_OBJECT = "ForeignObject"
 REASON_INVALID_SPEC = "InvalidSpec"
 """The only failure from which a changed spec recovers."""
-REASON_DRIVER_UNREADABLE = "DriverUnreadable"
-"""Reason of events: the driver's status cannot be read."""
+UNHEARD = {DRIVER_UNREADABLE: "DriverUnreadable", DRIVER_SILENT: "DriverSilent"}
+"""Reasons of events and of Progressing: the driver's status cannot be read, by what the problem starts with."""
 REASON_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
 """Reason of Progressing, as of a Deployment's condition: no step within the deadline."""
 REASON_INVALID_SAMPLES = "InvalidSamples"
@@ -198,15 +198,17 @@ def _restart_events(old: RLJobStatus, new: RLJobStatus) -> Iterator[Event]:
             yield Event("Normal", REASON_ROLE_RESTARTED, message)
 
 
-def is_unreadable(progress: JobProgress) -> bool:
-    """Whether the driver's last answer could not be read. The progress is then that of an earlier one."""
-    return progress.waits_for.startswith(DRIVER_UNREADABLE)
+def find_unheard(progress: JobProgress) -> str:
+    """The reason if the driver's last answer could not be read, or did not come; otherwise empty. The progress is then
+    that of an earlier one."""
+    return next((reason for problem, reason in UNHEARD.items() if progress.waits_for.startswith(problem)), "")
 
 
 def _driver_events(old: RLJobStatus, new: RLJobStatus) -> Iterator[Event]:
-    """One event when the answers of a driver become unreadable."""
-    if is_unreadable(new.progress) and not is_unreadable(old.progress):
-        yield Event("Warning", REASON_DRIVER_UNREADABLE, new.progress.waits_for)
+    """One event when the answers of a driver become unreadable, or end."""
+    reason = find_unheard(new.progress)
+    if reason and reason != find_unheard(old.progress):
+        yield Event("Warning", reason, new.progress.waits_for)
 
 
 def _problem_events(old: RLJobStatus, new: RLJobStatus) -> Iterator[Event]:

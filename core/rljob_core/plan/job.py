@@ -76,8 +76,8 @@ def plan_job(
     defaults = apply_policy(defaults, observed.policy)
     context = _Context(observe_job(scaled, observed), now, defaults, new_token, build, policy_queue, unplaced)
     steps = (
-        *(_plan_retry, _plan_finished, _plan_end, _plan_unplaced, _plan_invalid, _plan_suspended, _plan_refused),
-        _plan_active,
+        *(_plan_retry, _plan_finished, _plan_end, _plan_deleted, _plan_unplaced, _plan_invalid, _plan_suspended),
+        *(_plan_refused, _plan_active),
     )
     plan = next(filter(None, (step(context) for step in steps)))
     forced = find_forced_deletions(job, observed)
@@ -195,7 +195,7 @@ def _plan_finished(context: _Context) -> JobPlan | None:
         delete=context.deletable(context.workloads - kept),
         status=status.model_copy(update=generation | {"conditions": reported}),
         requeue_after_seconds=max(0.0, (expiry - now).total_seconds()) if expiry and expiry > now else None,
-        delete_job=expiry is not None and now >= expiry,
+        delete_job=expiry is not None and now >= expiry and not lifecycle.find_finalizers(job),
     )
 
 
@@ -233,6 +233,14 @@ def _plan_end(context: _Context) -> JobPlan | None:
     return Plan((), (), status, requeue_after_seconds=0.0)
 
 
+def _plan_deleted(context: _Context) -> JobPlan | None:
+    """Release the Pods of a job whose deletion waits for others, and say for whom."""
+    if not (finalizers := lifecycle.find_finalizers(context.job)):
+        return None
+    message = f"it is being deleted, and waits for who set the finalizers {', '.join(finalizers)}; its Pods are deleted"
+    return Plan((), context.deletable(context.workloads), _suspend(context, "Deleting", message))
+
+
 def _plan_unplaced(context: _Context) -> JobPlan | None:
     """Wait for the model of another job, without Pods. Workloads of an earlier spec stay, as of an invalid one."""
     job, now, why = context.job, context.now, context.unplaced
@@ -259,17 +267,12 @@ def _plan_invalid(context: _Context) -> JobPlan | None:
 
 def _plan_suspended(context: _Context) -> JobPlan | None:
     """Delete the workloads and keep the other children. A job that has not run has Secrets alone."""
-    job, observed = context.job, context.observed
+    observed = context.observed
     if context.decision.state != "suspended":
         return None
     standing = {key_of(child): child for child in context.built[0] if child["kind"] not in POD_KINDS}
     kept = {key: child for key, child in standing.items() if key.kind == "Secret" or key in observed.children}
-    status = job_status.observe_status(observed, context.restarts, context.failures, context.now)
-    status = job_status.set_roles(status, [role.model_copy(update={"desired": 0}) for role in status.roles])
-    reset = {"start_time": None, "queued_since": None, "not_before": None} | active_time.RESET
-    status = status.model_copy(update={"avoided_nodes": [], "progress": end_progress(status.progress), **reset})
-    suspended = {conditions.SUSPENDED: ("Suspended", run_files.describe_suspension(observed))}
-    status = job_status.set_conditions(job, status, suspended, {}, context.now)
+    status = _suspend(context, "Suspended", run_files.describe_suspension(observed))
     blocked = observed.blocked & kept.keys()
     return Plan(
         children=tuple(child for key, child in kept.items() if key not in blocked),
@@ -277,6 +280,14 @@ def _plan_suspended(context: _Context) -> JobPlan | None:
         status=status,
         requeue_after_seconds=BLOCKED_RETRY_SECONDS if blocked else None,
     )
+
+
+def _suspend(context: _Context, reason: str, message: str) -> RLJobStatus:
+    status = job_status.observe_status(context.observed, context.restarts, context.failures, context.now)
+    status = job_status.set_roles(status, [role.model_copy(update={"desired": 0}) for role in status.roles])
+    reset = {"start_time": None, "queued_since": None, "not_before": None} | active_time.RESET
+    status = status.model_copy(update={"avoided_nodes": [], "progress": end_progress(status.progress), **reset})
+    return job_status.set_conditions(context.job, status, {conditions.SUSPENDED: (reason, message)}, {}, context.now)
 
 
 def _plan_refused(context: _Context) -> JobPlan | None:

@@ -37,9 +37,18 @@ class LifecycleDecision:
 
 
 def is_managed(job: RLJob) -> bool:
-    """Whether this operator acts on the job. The garbage collector handles a job that is being deleted."""
+    """Whether this operator acts on the job. The garbage collector handles a job whose deletion nobody else delays."""
     deleted = (job.metadata.model_extra or {}).get("deletionTimestamp")
-    return job.spec.managed_by in (None, MANAGED_BY_US) and not deleted
+    return job.spec.managed_by in (None, MANAGED_BY_US) and (not deleted or bool(find_finalizers(job)))
+
+
+def find_finalizers(job: RLJob) -> list[str]:
+    """The finalizers of others for which the deletion of the job waits."""
+    extra = job.metadata.model_extra or {}
+    found = extra.get("finalizers") or []
+    if not extra.get("deletionTimestamp") or "orphan" in found:  # --cascade=orphan keeps the Pods
+        return []
+    return [finalizer for finalizer in found if finalizer != "foregroundDeletion"]
 
 
 def has_been_running(job: RLJob) -> bool:

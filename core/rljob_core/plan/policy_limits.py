@@ -4,8 +4,9 @@ Most limits are checked in the Pods as they would be built, so that a template c
 whose present spec has workloads was admitted before, and is not checked again: a lower limit stops nothing that runs.
 """
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,12 +28,17 @@ from rljob_core.plan.lifecycle import has_been_running
 from rljob_core.plan.validate import find_role_paths
 from rljob_core.pod_checks.origin import RolePath, find_origin
 
-_QUEUE_KEYS = (("labels", LABEL_KUEUE_QUEUE), ("annotations", "scheduling.volcano.sh/queue-name"))
-"""Where a Pod may name its queue, for Kueue and for Volcano."""
-_GPU_DOMAINS = ("nvidia.com", "amd.com", "gpu.intel.com", "habana.ai")
-"""Whose device plugins serve accelerators. Others count if a nodePool names them as gpuResource."""
+_QUEUE_KEYS = (
+    *(("labels", LABEL_KUEUE_QUEUE), ("annotations", "scheduling.volcano.sh/queue-name")),
+    *(("labels", "kai.scheduler/queue"), ("labels", "runai/queue")),
+    *(("labels", "queue"), ("annotations", "yunikorn.apache.org/queue")),
+)
+"""Where a Pod may name its queue, for Kueue, Volcano, KAI and YuniKorn."""
+_PRIORITY_KEY = ("labels", "kueue.x-k8s.io/priority-class")
+"""Kueue reads it before the Pod's PriorityClass."""
 
-
+_NATIVE = re.compile(r"^([^/]+\.)?kubernetes\.io/")
+"""Names of resources that are Kubernetes' own."""
 EXEMPTS_DEFAULTS = ("images", "priorityClasses")
 """Limits that allow the defaults of the installation."""
 
@@ -63,6 +69,10 @@ class _Pods:
     def spec(self) -> Manifest:
         spec: Manifest = self.template["spec"]
         return spec
+
+    def find_mark(self, part: str, key: str) -> Any:
+        """Return a label or an annotation."""
+        return _mapping(_mapping(self.template.get("metadata")).get(part)).get(key)
 
     def find_field(self, location: Location, fallback: str) -> str:
         """Return the path of the user's field behind a location of the template."""
@@ -165,7 +175,7 @@ def _check_gpus(pods: list[_Pods], limits: PolicyLimits) -> Iterator[_Problem]:
         return
     numbers = Counter[str]()
     for each in pods:
-        if number := _count_gpus(each):
+        if number := _count_gpus(each, limits.devices):
             numbers[each.role.path if each.role else ""] += number
     if (total := sum(numbers.values())) > limits.gpus:
         parts = ", ".join(f"{path} {number}" for path, number in numbers.items())
@@ -173,13 +183,13 @@ def _check_gpus(pods: list[_Pods], limits: PolicyLimits) -> Iterator[_Problem]:
         yield message, "gpus", "lower replicas, maxReplicas or gpusPerReplica"
 
 
-def _count_gpus(pods: _Pods) -> int:
-    own = pods.role.role.node_pool.gpu_resource if pods.role else ""
+def _count_gpus(pods: _Pods, devices: Collection[str]) -> int:
+    """All extended resources: device plugins give GPUs, and parts of GPUs, any name."""
     requests = sum_requests([(pods.spec, pods.most)])
     return sum(
         int(amount)
         for name, amount in requests.items()
-        if amount.isdigit() and (name == own or name.partition("/")[0] in _GPU_DOMAINS)
+        if amount.isdigit() and "/" in name and name not in devices and not _NATIVE.search(name)
     )
 
 
@@ -211,7 +221,9 @@ def _is_below(image: str, name: str) -> bool:
     """Whether an image has this name, or one below it. registry.io/a is not below registry.io/ab, nor is a port."""
     name = name.rstrip("/")
     rest = image.removeprefix(name)
-    return rest != image and (not rest or rest[0] in "/@" or (rest[0] == ":" and "/" not in rest))
+    if rest == image or ".." in rest.split("/"):
+        return False
+    return not rest or rest[0] in "/@" or (rest[0] == ":" and "/" not in rest)
 
 
 def _check_nodes(pods: list[_Pods], limits: PolicyLimits) -> Iterator[_Problem]:
@@ -237,7 +249,7 @@ def _check_queue(owner: Owner, pods: list[_Pods], limits: PolicyLimits) -> Itera
         yield f"spec.scheduling.queue must be one of {allowed}, got {queue or 'none'}", "queues", remedy
     for each in pods:
         for part, key in _QUEUE_KEYS:
-            name = _mapping(_mapping(each.template.get("metadata")).get(part)).get(key)
+            name = each.find_mark(part, key)
             if name not in (None, queue, *limits.queues):
                 field = each.find_field(("metadata", part, key), f"template.metadata.{part}")
                 yield f"{field} must be one of {allowed}, got {name}", "queues", "remove it, or name one of these"
@@ -246,14 +258,13 @@ def _check_queue(owner: Owner, pods: list[_Pods], limits: PolicyLimits) -> Itera
 def _check_priorities(pods: list[_Pods], limits: PolicyLimits, default: str | None) -> Iterator[_Problem]:
     allowed = limits.priority_classes
     for each in pods:
-        name = each.spec.get("priorityClassName")
-        if allowed and name and name not in (default, *allowed):
-            field = each.find_field(("spec", "priorityClassName"), "template.spec.priorityClassName")
-            yield (
-                f"{field} must be one of {', '.join(allowed)}, got {name}",
-                "priorityClasses",
-                "use such a class, or none",
-            )
+        named: list[tuple[Location, Any]] = [(("spec", "priorityClassName"), each.spec.get("priorityClassName"))]
+        named.append((("metadata", *_PRIORITY_KEY), each.find_mark(*_PRIORITY_KEY)))
+        for location, name in named if allowed else []:
+            if name and name not in (default, *allowed):
+                field = each.find_field(location, "template." + ".".join(map(str, location)))
+                message = f"{field} must be one of {', '.join(allowed)}, got {name}"
+                yield message, "priorityClasses", "use such a class, or none"
 
 
 def _check_templates(owner: Owner, limits: PolicyLimits) -> Iterator[_Problem]:

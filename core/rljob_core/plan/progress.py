@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from rljob_api.manifest.status import HungPartStatus, JobProgress, OutageStatus, RewardProblem, ScheduleProgress
 from rljob_api.wire.driver_status import DriverStatus, HungPart, Outage, ScheduleStatus
-from rljob_core.plan.conditions import is_unreadable
+from rljob_core.plan.conditions import find_unheard
 from rljob_core.plan.observed_job import ObservedJob
 
 DONE = "done"
@@ -25,8 +25,8 @@ def observe_progress(observed: ObservedJob, now: datetime) -> JobProgress:
     if driver is not None:
         return _read_report(before, driver, driver.total_steps or job.spec.num_steps, now)
     progress = before.model_copy(update={"total_steps": job.spec.num_steps})
-    if observed.state.driver_problem or is_unreadable(progress):
-        return progress.model_copy(update={"waits_for": observed.state.driver_problem})
+    if observed.driver_problem or find_unheard(progress):
+        return progress.model_copy(update={"waits_for": observed.driver_problem})
     return progress
 
 

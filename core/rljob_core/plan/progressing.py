@@ -55,10 +55,10 @@ def add_progressing(
 
 
 def find_stalls(status: RLJobStatus) -> frozenset[str]:
-    """All reasons for which the condition is False. Its own is only the first."""
+    """All reasons for which the condition is False, its own first, or why it is unknown if nobody hears the driver."""
     condition = conditions.find(status, conditions.PROGRESSING)
     if condition is None or condition.status != "False":
-        return frozenset()
+        return frozenset({condition.reason} & {*conditions.UNHEARD.values()} if condition else ())
     reasons = {condition.reason}
     reasons |= {PART_HUNG} if status.progress.hung else set()
     reasons |= {WAITS_FOR_OUTAGE} if status.progress.outages else set()
@@ -84,8 +84,8 @@ def _end_of(outage: OutageStatus) -> datetime:
 
 def _judge_silence(observed: ObservedJob, progress: JobProgress) -> _Verdict:
     """Without an answer. A driver that misses one, or ends, changes nothing."""
-    if problem := observed.state.driver_problem:
-        return _Verdict(None, conditions.REASON_DRIVER_UNREADABLE, problem)
+    if reason := conditions.find_unheard(progress):
+        return _Verdict(None, reason, progress.waits_for)
     head, old = observed.roles[0], conditions.find(observed.job.status, conditions.PROGRESSING)
     if head.ready < head.desired and progress.phase != DONE:
         return _Verdict(None, _NOT_READY, "the head is not ready")

@@ -89,9 +89,10 @@ class KubernetesBackend:
     async def get_owner(self, key: Key) -> Owner | None:
         resource, read = (RLJOB, read_job) if isinstance(key, JobKey) else (REWARD_MODEL, read_model)
         manifest = self.cache.get(resource.kind, key.namespace, key.name)
-        is_deleted = manifest is None or manifest["metadata"].get("deletionTimestamp")
+        if manifest and resource is REWARD_MODEL and manifest["metadata"].get("deletionTimestamp"):
+            manifest = None
         try:
-            owner = None if manifest is None or is_deleted else read(manifest, self.skew)
+            owner = read(manifest, self.skew) if manifest else None
         except InvalidOwnerError as error:
             self._on_read(key, error.owner)
             raise

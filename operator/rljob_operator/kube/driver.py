@@ -16,7 +16,16 @@ from cachetools import TTLCache
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import PORT_DRIVER
-from rljob_core.backend import DRIVER_UNREADABLE, PROGRESS_POLL_SECONDS, ChildKey, DriverAnswer, Key, ObservedState
+from rljob_api.wire.text import clean_line
+from rljob_core.backend import (
+    DRIVER_SILENT,
+    DRIVER_UNREADABLE,
+    PROGRESS_POLL_SECONDS,
+    ChildKey,
+    DriverAnswer,
+    Key,
+    ObservedState,
+)
 from rljob_core.children.common import child_name
 from rljob_core.children.config import read_token
 from rljob_core.plan.observed_job import find_pods, is_running_head
@@ -37,8 +46,10 @@ _MAX_POLL_SECONDS = 60.0
 """Between requests to a driver that never answers in time. The time doubles with each failure."""
 _DISTRUST_SECONDS = 60.0
 """No reconcile waits for a driver that was late within this time. A busy operator makes drivers late, too."""
-_MIN_LATE_REPORTED = 3
-"""Late answers in a row: a driver that is busy, for instance with a checkpoint, may miss a request."""
+_MIN_MISSED_REPORTED = 3
+"""Answers in a row that are late, or do not come: a driver that is busy, for instance with a checkpoint, may miss a
+request."""
+_MAX_ERROR_LENGTH = 200
 _MAX_DRIVERS, _FORGET_SECONDS = 100_000, 600.0
 _NO_ANSWER = DriverAnswer()
 
@@ -54,6 +65,8 @@ class _Driver:
     late_at: float = float("-inf")
     num_late: int = 0
     """Late answers in a row."""
+    num_refused: int = 0
+    """Requests in a row without a connection, or whose connection failed."""
     request: asyncio.Task[None] | None = None
     waiting: frozenset[Key] = frozenset()
     """Who got the last answer instead of that of `request`."""
@@ -143,10 +156,12 @@ class DriverClient:
         except TimeoutError:
             driver.num_late, driver.late_at = driver.num_late + 1, self._clock()
             late = f"{DRIVER_UNREADABLE}: it is not complete after {TIMEOUT_SECONDS:g} s"
-            return DriverAnswer(problem=late) if driver.num_late >= _MIN_LATE_REPORTED else _NO_ANSWER
-        except OSError:
-            answer = _NO_ANSWER  # it has not started, or has ended
-        driver.num_late = 0
+            return DriverAnswer(problem=late) if driver.num_late >= _MIN_MISSED_REPORTED else _NO_ANSWER
+        except OSError as error:  # it has not started, has ended, or something between blocks the operator
+            driver.num_late, driver.num_refused = 0, driver.num_refused + 1
+            silent = f"{DRIVER_SILENT}: {clean_line(str(error), _MAX_ERROR_LENGTH) or type(error).__name__}"
+            return DriverAnswer(problem=silent) if driver.num_refused >= _MIN_MISSED_REPORTED else _NO_ANSWER
+        driver.num_late = driver.num_refused = 0
         return answer
 
     async def close(self) -> None:

@@ -11,7 +11,7 @@ from http import HTTPStatus
 
 from rljob_api.errors import TransientError
 from rljob_api.quantity import parse_quantity
-from rljob_core.backend import FieldProblem, ForbiddenError, RefusedError
+from rljob_core.backend import FieldProblem, ForbiddenError, RefusedError, UnansweredError
 from rljob_core.kube.client import ApiError
 
 _TYPED_PATCH = re.compile(
@@ -54,14 +54,15 @@ def translate(error: ApiError, verb: str, resource: str, where: str) -> Exceptio
     if error.code == HTTPStatus.FORBIDDEN or _DENIED.search(message):
         return ForbiddenError(f"{where}: an admission policy rejects it; change the policy, or the spec ({message})")
     if "failed calling webhook" in message:
-        return TransientError(f"{where}: an admission webhook does not answer; repair or remove it ({message})")
+        return UnansweredError(f"{where}: an admission webhook does not answer; repair or remove it ({message})")
     if is_conflict(error):
         return TransientError(f"{where}: HTTP {error.code}: {message}")
     if error.code in _REFUSED_CODES or _TYPED_PATCH.match(message) or _TOO_LARGE.search(message):
         return RefusedError(_without_prefix(message), tuple(find_field_problems(error)))
     if error.code == HTTPStatus.NOT_FOUND:
         return TransientError(f"{where}: not found (its namespace or kind may have been deleted): {message}")
-    return TransientError(f"{where}: HTTP {error.code}: {message}")
+    is_late = error.code == HTTPStatus.GATEWAY_TIMEOUT  # admission took all of the request's time
+    return (UnansweredError if is_late else TransientError)(f"{where}: HTTP {error.code}: {message}")
 
 
 def _find_grant(verb: str, resource: str) -> str:

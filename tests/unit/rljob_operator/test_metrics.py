@@ -119,6 +119,7 @@ def test_reasons_of_a_job_without_progress_are_exported_while_they_last():
     reasons = ["PartHung", "ProgressDeadlineExceeded", "WaitsForOutage"]
     assert record("False", "ProgressDeadlineExceeded") == reasons
     assert record("Unknown", "HeadNotReady") == [], "what the driver said last may be over"
+    assert record("Unknown", "DriverSilent") == ["DriverSilent"]
     assert record("False", "PartHung") == ["PartHung", "WaitsForOutage"]
     metrics.record_owner(SUMS, None)
     assert find_samples(metrics, "rljob_job_stalled") == []

@@ -22,8 +22,8 @@ def _set_event() -> asyncio.Event:
 @dataclass
 class BetweenSteps:
     cadence: Cadence
-    follow_schedule: Callable[[], Awaitable[None]]
-    """Lets the cadence and the trainer follow changes of the schedule."""
+    follow_spec: Callable[[], Awaitable[None]]
+    """Lets the run follow changes of the spec's fields that may change."""
     held_out: EvalLane
     checkpoints: Checkpointer
     ledger: Ledger
@@ -34,10 +34,10 @@ class BetweenSteps:
     it counts."""
 
     async def prepare(self) -> bool:
-        """Follow the schedule, evaluate and save what is due. Return whether a step follows."""
+        """Follow the spec, evaluate and save what is due. Return whether a step follows."""
         history = self.ledger.history
         self.checkpoints.check()
-        await self.follow_schedule()
+        await self.follow_spec()
         if self.cadence.is_over(history.step):
             await self.record_evaluation(wait=True)  # else the last step would not be evaluated
         due = self.cadence.list_due_sets(history.step, history.evaluated_at)
@@ -46,7 +46,7 @@ class BetweenSteps:
         decides = self.held_out.step == history.step > 0 and self.decides_best in self.held_out.names
         if self.cadence.is_over(history.step):
             await self.record_evaluation(wait=True)
-            await self.follow_schedule()  # meanwhile it may have got more steps
+            await self.follow_spec()  # meanwhile it may have got more steps
         # The weights of a step that may be the best are gone when its figures are known.
         is_due = self.checkpoints.is_owed or decides or self.cadence.checkpoint_is_due(history.step)
         if is_due and not self.checkpoints.exists(history.step):

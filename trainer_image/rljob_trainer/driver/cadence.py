@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rljob_api.manifest.evaluation import HeldOutSet
+from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.schedule import Schedule
 
 
@@ -19,14 +20,16 @@ class Cadence:
     held_out: Sequence[HeldOutSet]
     checkpoint_every: int
 
-    def update(self, read: Schedule | None) -> str:
-        """Take the fields of `read` that may change while the job runs; None: nothing was read. Return what they are
-        now, or an empty text if none has changed."""
-        if read is None:
-            return ""
-        mutable = {"steps": read.steps, "max_steps_without_signal": read.max_steps_without_signal}
-        before, self.schedule = self.schedule, self.schedule.model_copy(update=mutable)
-        return "" if self.schedule == before else ", ".join(f"{name} is {value}" for name, value in mutable.items())
+    def update(self, read: RLJobSpec) -> str:
+        """Take the fields of `read` that may change while the job runs. Return what they are now, or an empty text if
+        none has changed."""
+        new, every = read.schedule, read.checkpoint.every_steps
+        mutable = {"steps": new.steps, "max_steps_without_signal": new.max_steps_without_signal}
+        before = self.schedule, self.checkpoint_every
+        self.schedule, self.checkpoint_every = self.schedule.model_copy(update=mutable), every
+        shown = {**mutable, "checkpoint_every": every}
+        is_same = (self.schedule, every) == before
+        return "" if is_same else ", ".join(f"{name} is {value}" for name, value in shown.items())
 
     def is_over(self, step: int) -> bool:
         """Whether no step follows after `step` finished ones."""

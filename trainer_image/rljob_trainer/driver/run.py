@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rljob_api.errors import TransientError, UserError
-from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.schedule import Schedule
+from rljob_api.manifest.job import RLJob, RLJobSpec
 from rljob_api.run.folder import damaged_checkpoints
 from rljob_api.wire.contract import GRACE_SECONDS
 from rljob_api.wire.driver_status import DriverStatus, HungPart, LearningReason
@@ -95,8 +94,8 @@ class DriverParts:
     data: Datasets
     model: str
     """The resolved source of spec.model, for the export."""
-    read_schedule: Callable[[], Schedule | None]
-    """Reads the current schedule; None: it is still the one at the job's start."""
+    read_spec: Callable[[], RLJobSpec | None]
+    """Reads the current spec; None: it is still the one at the job's start."""
     engines: TrainerEngines | None = None
     """Rollouts that share the trainer's devices. They sleep when `start_trainer` places ranks."""
     outages: Outages = field(default_factory=Outages)
@@ -191,6 +190,8 @@ class Driver:
     async def _watch_steps(self) -> NoReturn:
         """Raise TransientError if a step is late and no role has work: the driver waits for itself alone."""
         while True:
+            if read := self._parts.read_spec():
+                self._parts.outages.limit_seconds = read.outage_seconds  # during an outage no step ends
             loop = self._loop
             is_over = loop is not None and self._cadence.is_over(loop.ledger.history.step)
             collector = self._parts.collector
@@ -300,7 +301,7 @@ class Driver:
         return TrainLoop(
             between=BetweenSteps(
                 self._cadence,
-                partial(self._follow_schedule, trainer),
+                partial(self._follow_spec, trainer, checkpoints, ledger),
                 held_out,
                 checkpoints,
                 ledger,
@@ -388,11 +389,14 @@ class Driver:
         await ledger.write_summary()
         self._board.set_phase("done")
 
-    async def _follow_schedule(self, trainer: Trainer) -> None:
-        """Take the mutable fields of the schedule, which every later decision uses."""
-        if changes := self._cadence.update(self._parts.read_schedule()):
-            log.info("spec.schedule changes: %s", changes)
-            self._board.update(total_steps=self._cadence.schedule.steps)
+    async def _follow_spec(self, trainer: Trainer, checkpoints: Checkpointer, ledger: Ledger) -> None:
+        """Take the fields that may change while the job runs, which every later decision uses."""
+        if read := self._parts.read_spec():
+            checkpoints.keep = read.checkpoint.keep
+            ledger.trajectories.max_bytes = read.tracking.trajectories_size.num_bytes
+            if changes := self._cadence.update(read):
+                log.info("the spec changes: %s", changes)
+                self._board.update(total_steps=self._cadence.schedule.steps)
         if (steps := self._cadence.schedule.steps) != self._trainer_steps:
             await trainer.set_steps(steps)
             self._trainer_steps = steps

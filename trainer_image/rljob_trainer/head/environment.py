@@ -13,8 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.schedule import Schedule
+from rljob_api.manifest.job import RLJob, RLJobSpec
 from rljob_api.read.pod_files import describe_job_file, load_job_file
 from rljob_api.wire import contract
 from rljob_trainer.temporary import TemporaryFolder
@@ -114,16 +113,16 @@ def read_grace_seconds(variables: Mapping[str, str]) -> float:
 class JobFile:
     path: Path
     _read: tuple[int, int, int] | None = None
-    _schedule: Schedule | None = None
+    _spec: RLJobSpec | None = None
 
-    def read_schedule(self) -> Schedule | None:
-        """Return the schedule of the newest readable file; None if no file was readable yet."""
+    def read_spec(self) -> RLJobSpec | None:
+        """Return the spec of the newest readable file; None if no file was readable yet."""
         try:
             found = self.path.stat()
             identity = (found.st_ino, found.st_mtime_ns, found.st_size)
             if identity != self._read:
                 self._read = identity
-                self._schedule = load_job_file(self.path).spec.schedule
+                self._spec = load_job_file(self.path).spec
         except (OSError, UserError) as error:
-            log.warning("the job's file is unusable, so the schedule is unchanged: %s", error)
-        return self._schedule
+            log.warning("the job's file is unusable, so the spec is unchanged: %s", error)
+        return self._spec

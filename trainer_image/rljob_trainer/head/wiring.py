@@ -297,7 +297,7 @@ async def run_head(
             reports=reports,
             data=Datasets(inputs.train, inputs.held_out),
             model=environment.model,
-            read_schedule=JobFile(environment.job_file).read_schedule if job.spec.trains else lambda: None,
+            read_spec=JobFile(environment.job_file).read_spec if job.spec.trains else lambda: None,
             check=ModelCheck(job.spec, settings.config, inputs.tokenizer, settings.context_length)
             if job.spec.trains
             else None,

@@ -120,13 +120,13 @@ class TrajectoryLog:
     ) -> None:
         """`decode`: None, if no sample is a conversation."""
         self._run_dir, self._decode, self._disk = run_dir, decode, disk or RunDisk(run_dir)
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trajectory-log")
         self._pending: list[_Write] = []
 
     def record(self, lane: Lane, step: int, groups: Sequence[Group]) -> None:
         """Schedule the writing of `groups`, which must not change afterwards."""
-        if self._max_bytes and groups:
+        if self.max_bytes and groups:
             write = partial(self._thread.submit, self._write, lane, step, list(groups))
             self._pending.append(_Write(trajectory_file(self._run_dir, step, lane), write))
 
@@ -157,7 +157,7 @@ class TrajectoryLog:
         sizes = {file.path: file.path.stat().st_size for file in list_trajectory_files(self._run_dir / TRAJECTORIES)}
         total = sum(sizes.values())
         for path, num_bytes in sizes.items():
-            if total > self._max_bytes and path != newest:
+            if total > self.max_bytes and path != newest:
                 path.unlink()
                 total -= num_bytes
 

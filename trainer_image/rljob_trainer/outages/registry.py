@@ -125,9 +125,8 @@ class Outages:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`limit_seconds`: spec.outageSeconds. `wall`: in seconds since the epoch, for messages."""
+        """`limit_seconds`: spec.outageSeconds, which may change. `wall`: in seconds since the epoch, for messages."""
         self.limit_seconds, self.now, self.wall = limit_seconds, clock, wall
-        self._opens_after = min(_OPENS_AFTER_SECONDS, limit_seconds / 2)
         self._dependencies: list[Dependency] = []
         self._ended: list[tuple[float, float]] = []
         """Start and end of the outages that have ended: disjoint, in order."""
@@ -154,7 +153,7 @@ class Outages:
 
     def is_long(self, seconds: float) -> bool:
         """Whether a failure is no longer one that a retry usually ends."""
-        return seconds >= self._opens_after
+        return seconds >= min(_OPENS_AFTER_SECONDS, self.limit_seconds / 2)
 
     def is_open(self) -> bool:
         """Whether anything is away now."""

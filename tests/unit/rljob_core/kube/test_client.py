@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kubernetes.aio.client import Configuration
 
 from rljob_api.errors import TransientError
+from rljob_core.backend import UnansweredError
 from rljob_core.kube import client
 from tests.support.waiting import DEADLINE_SECONDS
 
@@ -93,13 +94,45 @@ async def test_separate_client_never_waits_for_the_connections_of_the_first(free
     await lease_api.close()
 
 
+async def test_hung_requests_of_one_namespace_leave_connections_to_others(free_api, monkeypatch):
+    (api, answer), is_sent = free_api, asyncio.Event()
+
+    async def hook(request):
+        is_sent.set()
+
+    api.hooks.append(hook)
+    slow = asyncio.create_task(api.request("GET", "/api/v1/namespaces/slow/pods/slow"))
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await is_sent.wait()
+    waiting = asyncio.create_task(api.request("GET", "/api/v1/namespaces/slow/pods/b"))
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        assert await api.request("GET", "/api/v1/namespaces/fast/pods/a") == {}
+    assert not waiting.done(), "its namespace has its connection"
+    monkeypatch.setattr(client, "REQUEST_TIMEOUT_SECONDS", 0)
+    with pytest.raises(UnansweredError) as raised:
+        await api.request("GET", "/api/v1/namespaces/slow/pods/c")
+    expected = "GET /api/v1/namespaces/slow/pods/c: not sent in 0 s, since 1 requests of namespace slow wait for their"
+    assert str(raised.value).startswith(expected)
+    monkeypatch.undo()
+    answer.set()
+    assert await asyncio.gather(slow, waiting) == [{}, {}]
+    assert "fast" not in api._of_namespace, "of a namespace without requests nothing is kept"
+
+
+async def test_late_answer_says_so(free_api, monkeypatch):
+    api, _ = free_api
+    monkeypatch.setattr(client, "REQUEST_TIMEOUT_SECONDS", 1e-9)
+    with pytest.raises(UnansweredError, match="/slow: the API server did not answer in time"):
+        await api.request("GET", "/slow")
+
+
 @pytest.fixture
 async def free_api():
     """A client with one connection, and an event that lets /slow answer."""
     may_answer = asyncio.Event()
 
     async def handle(request):
-        if request.path == "/slow":
+        if request.path.endswith("/slow"):
             await may_answer.wait()
         return web.json_response({})
 

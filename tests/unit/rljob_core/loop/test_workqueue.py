@@ -54,6 +54,79 @@ def test_namespaces_take_turns(queue):
     assert queue.depth == 997
 
 
+def test_namespace_has_at_most_its_number_of_keys_in_work(queue):
+    for number in range(5):
+        queue.add(JobKey("busy", f"{number}"))
+    assert [queue.take(0, 2).name for _ in range(2)] == ["0", "1"]
+    assert queue.take(0, 2) is None
+    queue.add(JobKey("other", "a"))
+    assert queue.take(0, 2) == JobKey("other", "a"), "whatever the other namespace waits for"
+    queue.finish(JobKey("busy", "1"))
+    assert queue.take(0, 2) == JobKey("busy", "2")
+
+
+def test_keys_that_did_not_fail_come_before_retries(queue):
+    queue.add(A)
+    queue.take(0)
+    queue.fail(A, 0)
+    queue.add(A)
+    queue.add(B)
+    assert (queue.take(1), queue.take(1)) == (B, A)
+    queue.finish(A)
+    queue.finish(B)
+    queue.add(A)
+    queue.add(B)
+    assert (queue.take(2), queue.take(2)) == (A, B), "a success ends it"
+
+
+def test_of_the_keys_without_an_answer_one_is_tried_at_a_time(queue):
+    slow = [JobKey("slow", f"{number}") for number in range(4)]
+    for key in slow:
+        queue.add(key)
+        assert queue.take(0) == key, "before the first failure nothing is known"
+    for key in slow:
+        queue.fail(key, 0, is_unanswered=key != slow[3])
+    assert [queue.take(1) for _ in range(3)] == [slow[0], slow[3], None], "another error waits for nobody"
+    assert queue.oldest_age(10_000) == 0, "they do not wait for workers"
+    queue.add(JobKey("slow", "new"))
+    queue.add(JobKey("fast", "a"))
+    assert {queue.take(1), queue.take(1)} == {JobKey("slow", "new"), JobKey("fast", "a")}
+    assert queue.take(1) is None
+    queue.fail(slow[0], 1, is_unanswered=True)
+    assert queue.take(1) == slow[1]
+    queue.finish(slow[1])
+    assert queue.take(1) == slow[2]
+
+
+async def test_hung_reconciles_of_one_namespace_leave_workers_to_others():
+    """Those of `slow` hang until all of `fast` have ended, twice: as new keys and as retries."""
+    may_answer, ended, most = asyncio.Event(), list[str](), 0
+    hung = set[JobKey]()
+
+    async def watch():
+        for number in range(20):
+            yield JobKey("slow", f"{number}")
+        for number in range(3):
+            yield JobKey("fast", f"{number}")
+        await may_answer.wait()
+
+    async def reconcile(key, now):
+        nonlocal most
+        if key.namespace == "slow":
+            hung.add(key)
+            most = max(most, len(hung))
+            await may_answer.wait()
+            hung.discard(key)
+        ended.append(key.namespace)
+        if ended.count("fast") == 3:
+            may_answer.set()
+
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await run(watch, reconcile, workers=4)
+    assert ended[:3] == ["fast"] * 3
+    assert (most, ended.count("slow")) == (4, 20)
+
+
 @given(st.lists(st.one_of(st.tuples(st.sampled_from("abc"), st.integers(0, 20)), st.none())))
 def test_waiting_key_is_delayed_by_its_own_namespace_and_one_turn_of_each_other(steps):
     """A tuple adds a key, None takes one. Each key is taken once, at the latest when its turn says."""

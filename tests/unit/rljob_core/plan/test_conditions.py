@@ -1,10 +1,12 @@
-"""The condition NameConflict, which is set after a plan was applied."""
+"""The condition NameConflict, which is set after a plan was applied, and the phases that other tools read."""
 
+import re
 from datetime import UTC, datetime
 
 from rljob_core.backend import ObservedState
 from rljob_core.plan import conditions
 from rljob_core.plan.job import plan_job
+from tests.paths import ROOT
 from tests.support.job_simulation import make_job
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -36,3 +38,11 @@ def test_name_conflict_condition_stays_last():
     )
     stored = conditions.set_name_conflict(status.model_copy(update={"conditions": built}), ["Service x"], NOW)
     assert [c.type for c in stored.conditions] == [c.type for c in built]
+
+
+def test_health_checks_of_the_documentation_name_each_phase_once():
+    text, phases = (ROOT / "docs" / "gitops.md").read_text(), sorted({*conditions.PHASES, "Pending"})
+    [table] = re.findall(r"local phases = \{(.*?)\}", text, re.DOTALL)
+    assert sorted(re.findall(r"(\w+) = ", table)) == phases, "of Argo CD"
+    flux = text[text.index("healthCheckExprs:") :]
+    assert sorted(re.findall(r"'(\w+)'", flux)) == phases, "of Flux"

@@ -137,7 +137,11 @@ def test_every_child_has_labels_owner_and_a_matching_selector(case):
         ("activeDeadlineSeconds", 5, set()),
         ("progressDeadlineSeconds", 5, set()),
         ("hangDetection", {"maxSeconds": 90}, {"full-head", "full-rollout"}),
-        ("outageSeconds", 5, {"full-head"}),
+        ("outageSeconds", 5, set()),
+        ("checkpoint.everySteps", 5, set()),
+        ("checkpoint.keep", 5, set()),
+        ("checkpoint.exportPolicy", "never", {"full-head"}),
+        ("tracking.trajectoriesSize", "2Gi", set()),
         ("rollout.backoffLimit", 99, set()),
         ("head.backoffLimit", 99, set()),
         ("trainer.backoffWindowSeconds", 9000, set()),
@@ -347,6 +351,33 @@ def test_job_being_deleted_is_left_to_the_garbage_collector():
     manifest = load("smallest").model_dump(mode="json", by_alias=True)
     manifest["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert make_plan(RLJob.model_validate(manifest)).children == ()
+
+
+def test_job_whose_deletion_waits_for_a_finalizer_says_so_and_releases_its_pods():
+    simulation = JobSimulation(load("smallest"))
+    simulation.reconcile()
+    services = {key for key in simulation.children if key.kind == "Service"}
+    manifest = simulation.job.model_dump(mode="json", by_alias=True)
+    manifest["metadata"] |= {
+        "deletionTimestamp": "2026-01-01T00:00:00Z",
+        "finalizers": ["foregroundDeletion", "example.com/keep"],
+    }
+    simulation.job = RLJob.model_validate(manifest)
+    simulation.reconcile()
+    assert not simulation.has_workloads()
+    assert services <= simulation.children.keys(), "the garbage collector deletes what holds no nodes"
+    simulation.reconcile()
+    assert simulation.writes == 0
+    condition = next(c for c in simulation.job.status.conditions if c.type == "Suspended")
+    assert (simulation.job.status.phase, condition.status, condition.reason) == ("Suspended", "True", "Deleting")
+    assert "waits for who set the finalizers example.com/keep;" in condition.message
+
+
+def test_pods_of_a_job_that_is_deleted_without_its_children_stay():
+    manifest = load("smallest").model_dump(mode="json", by_alias=True)
+    manifest["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["orphan", "example.com/keep"]}
+    observed = ObservedState(children=children_of(load("smallest")))
+    assert make_plan(RLJob.model_validate(manifest), observed).delete == ()
 
 
 def test_removed_reward_loses_only_its_own_children():

@@ -72,6 +72,11 @@ VIOLATIONS = {
         {"trainer": {"gpusPerReplica": 1, "nodePool": {"gpuResource": "acme.io/chip"}}},
         "got 1 (spec.trainer 1)",
     ),
+    "a part of a GPU by the name of a plugin that nobody here knows": (
+        {"gpus": 8, "devices": ["rdma/hca"]},
+        {"trainer": {"resources": {"limits": {"aliyun.com/gpu-mem": 80, "rdma/hca": 4}}}},
+        "spec must ask for at most 8 GPUs, got 80 (spec.trainer 80)",
+    ),
     "rollouts": (
         {"rolloutReplicas": 2},
         {"rollout": {"replicas": 3}},
@@ -134,6 +139,19 @@ VIOLATIONS = {
         },
         "spec.head.template.metadata.annotations.scheduling.volcano.sh/queue-name must be one of a, got b",
     ),
+    "KAI's queue of a template": (
+        {"queues": ["a"]},
+        {
+            "scheduling": {"gang": "kueue", "queue": "a"},
+            "head": {"template": {"metadata": {"labels": {"kai.scheduler/queue": "b", "queue": "c"}}}},
+        },
+        "spec.head.template.metadata.labels.kai.scheduler/queue must be one of a, got b",
+    ),
+    "Kueue's priority of a template": (
+        {"priorityClasses": ["low"]},
+        {"head": {"template": {"metadata": {"labels": {"kueue.x-k8s.io/priority-class": "high"}}}}},
+        "spec.head.template.metadata.labels.kueue.x-k8s.io/priority-class must be one of low, got high",
+    ),
     "priority": (
         {"priorityClasses": ["low"]},
         {"priorityClassName": "high"},
@@ -176,6 +194,8 @@ def test_every_limit_has_a_case():
         ({"gpus": 4}, {"trainer": {"replicas": 2, "gpusPerReplica": 1}, "rollout": {"gpusPerReplica": 2}}),
         ({"gpus": 1}, {"trainer": {"gpusPerReplica": 1}, "rollout": {"placement": "trainer", "gpusPerReplica": 1},
                        "schedule": {"type": "onPolicy"}}),
+        ({"gpus": 0, "devices": ["rdma/hca"]}, {"trainer": {"resources": {"limits": {
+            "rdma/hca": 4, "example.kubernetes.io/x": 1}}}}),
         ({"images": ["registry.io"]}, {"trainer": {"image": "registry.io/x/y:1"}}),
         ({"nodeLabels": {"pool": ["a100"]}}, ON_POOLS),
         ({"queues": ["a"]}, {"scheduling": {"gang": "kueue", "queue": "a"}}),
@@ -234,6 +254,8 @@ def test_all_violations_are_reported_at_once():
         ("registry.io/a:1", "registry.io/a", True),
         ("registry.io/a@sha256:1", "registry.io/a/", True),
         ("registry.io/a/b:1", "registry.io/a", True),
+        ("registry.io/a/../evil/x", "registry.io/a", False),
+        ("registry.io/a/..b:1", "registry.io/a", True),
         ("registry.io/ab:1", "registry.io/a", False),
         ("registry.io.evil.com/a", "registry.io", False),
         ("registry.io:5000/a", "registry.io", False),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.wire.driver_status import DriverStatus, HungPart, Outage
-from rljob_core.backend import DRIVER_UNREADABLE, ObservedState
+from rljob_core.backend import DRIVER_SILENT, DRIVER_UNREADABLE, ObservedState
 from rljob_core.plan import conditions
 from rljob_core.plan.job import plan_job
 from tests.support.job_simulation import JobSimulation, make_job
@@ -106,6 +106,35 @@ def test_driver_that_is_not_heard_is_unknown_and_one_missed_answer_is_not():
     poll(simulation, step=1)
     assert progressing(simulation) == ("True", "StepFinished")
     assert messages(simulation) == [], "the restart has its own events"
+
+
+def test_silent_driver_of_a_ready_head_is_unknown_until_it_answers():
+    simulation = run_job(progressDeadlineSeconds=300)
+    poll(simulation, step=1, since_step_seconds=1, waits_for="waits for 100 of 512 completions")
+    simulation.driver, simulation.driver_problem = None, f"{DRIVER_SILENT}: connection refused"
+    for _ in range(3):
+        plan = simulation.reconcile(10)
+        assert progressing(simulation) == ("Unknown", "DriverSilent")
+        assert simulation.job.status.progress.waits_for == simulation.driver_problem
+    assert plan.valid_until > simulation.now + timedelta(days=1), "the driver's answer alone changes it"
+    simulation.reconcile(10, head=None)
+    assert progressing(simulation) == ("Unknown", "HeadNotReady")
+    assert simulation.job.status.progress.waits_for == ""
+    simulation.reconcile(10, head=pod("head"))
+    assert progressing(simulation) == ("Unknown", "DriverSilent")
+    simulation.driver_problem = ""
+    poll(simulation, step=2, since_step_seconds=1)
+    assert progressing(simulation) == ("True", "StepFinished")
+    events = [(event.type, event.message) for event in simulation.events if event.reason == "DriverSilent"]
+    assert events == [("Warning", f"{DRIVER_SILENT}: connection refused")] * 2
+
+
+def test_head_that_ends_after_its_last_step_is_not_silent():
+    simulation = run_job()
+    poll(simulation, step=1, since_step_seconds=1, phase="done")
+    simulation.driver, simulation.driver_problem = None, f"{DRIVER_SILENT}: connection refused"
+    simulation.reconcile(head=pod("head") | {"status": {"phase": "Running"}})
+    assert progressing(simulation) == ("True", "StepFinished")
 
 
 def test_unreadable_answer_is_unknown():

@@ -430,3 +430,38 @@ class UpgradeMachine(RuleBasedStateMachine):
 
 TestUpgradeMachine = UpgradeMachine.TestCase
 TestUpgradeMachine.settings = settings(max_examples=8, stateful_step_count=12, deadline=None)
+
+
+SPARSE, DENSE = ({"checkpoint": {"everySteps": every}, "outageSeconds": 100 * every} for every in (9, 5))
+
+
+def test_field_that_the_driver_reads_again_replaces_nothing():
+    simulation = Operated(**SPARSE)
+    simulation.settle()
+    before = simulation.pods_of()
+    simulation.edit(**DENSE)
+    simulation.settle()
+    assert replaced(before, simulation.pods_of()) == set()
+    config = simulation.children[ChildKey("ConfigMap", "gsm8k-config")]["data"]["job.yaml"]
+    assert "everySteps: 5" in config
+    assert "outageSeconds: 500" in config
+
+
+def test_head_that_reads_them_once_stays_until_one_of_them_changes(monkeypatch):
+    simulation = Operated(**SPARSE)
+    with monkeypatch.context() as earlier:
+        build = pods.record_configuration
+        earlier.setattr(pods, "record_configuration", lambda *arguments: build(*arguments[:3]))
+        earlier.setattr(head, "_without_reloaded", lambda read: read)
+        simulation.settle()
+    before = simulation.pods_of()
+    simulation.defaults = NEWER
+    simulation.settle()
+    assert replaced(before, simulation.pods_of()) == set()
+    simulation.edit(**DENSE)
+    simulation.settle()
+    assert replaced(before, simulation.pods_of()) == {"head", "trainer"}, "one version in a Ray cluster"
+    before = simulation.pods_of()
+    simulation.edit(**SPARSE)
+    simulation.settle()
+    assert replaced(before, simulation.pods_of()) == set()

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from rljob_api.wire.driver_status import DriverStatus
-from rljob_core.backend import DRIVER_UNREADABLE, DriverAnswer, JobKey, RewardModelKey
+from rljob_core.backend import DRIVER_SILENT, DRIVER_UNREADABLE, DriverAnswer, JobKey, RewardModelKey
 from rljob_operator.kube import driver
 from rljob_operator.kube.driver import DriverClient, DriverEndpoint
 from rljob_operator.kube.driver_request import UnreadableAnswerError
@@ -110,10 +110,15 @@ async def test_driver_that_never_answers_in_time_is_requested_rarely_and_reporte
     assert await drivers.get() == DriverAnswer(DriverStatus(step=1))
 
 
-async def test_driver_that_has_not_started_is_not_reported(drivers):
-    drivers.answers["uid"] = ConnectionRefusedError()
-    assert await drivers.poll((0, 10, 20)) == [DriverAnswer()] * 3
-    assert drivers.times_of("uid") == [0.0, 10.0, 20.0]
+async def test_driver_that_refuses_connections_is_silent_from_the_third_poll_on(drivers):
+    drivers.answers["uid"] = ConnectionRefusedError("connect call failed\x1b")
+    silent = DriverAnswer(problem=f"{DRIVER_SILENT}: connect call failed")
+    assert await drivers.poll((0, 10, 20, 30)) == [DriverAnswer(), DriverAnswer(), silent, silent]
+    assert drivers.times_of("uid") == [0.0, 10.0, 20.0, 30.0], "it may start at any time"
+    drivers.answers["uid"] = DriverStatus(step=1)
+    assert await drivers.poll((40,)) == [DriverAnswer(DriverStatus(step=1))]
+    drivers.answers["uid"] = ConnectionResetError()
+    assert await drivers.poll((50, 60)) == [DriverAnswer()] * 2
 
 
 async def test_hung_drivers_delay_no_healthy_one(drivers):

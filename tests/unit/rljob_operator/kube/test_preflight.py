@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from rljob_api.errors import TransientError
-from rljob_core.backend import FieldProblem, ForbiddenError, PodRejectedError, Reference, RefusedError
+from rljob_core.backend import FieldProblem, ForbiddenError, PodRejectedError, Reference, RefusedError, UnansweredError
 from rljob_core.children import WORKLOAD_KINDS, build_children
 from rljob_core.defaults import DEFAULTS
 from rljob_core.kube.client import METADATA_ONLY, ApiError
@@ -107,7 +107,7 @@ async def test_refused_workload_gets_no_pod_and_a_refused_pod_names_its_field(ap
         ),
         ("Pod", 403, "exceeded quota: q, requested: cpu=4500m, used: cpu=0, limited: cpu=4", PodRejectedError),
         ("Pod", 422, "ValidatingAdmissionPolicy 'p' denied request: no", PodRejectedError),
-        ("Pod", 500, 'failed calling webhook "w": timeout', TransientError),
+        ("Pod", 500, 'failed calling webhook "w": timeout', UnansweredError),
     ],
 )
 async def test_refusal_has_its_type(api, kind, code, message, error):

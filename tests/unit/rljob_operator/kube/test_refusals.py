@@ -3,7 +3,7 @@
 import pytest
 
 from rljob_api.errors import TransientError
-from rljob_core.backend import FieldProblem, ForbiddenError, RefusedError
+from rljob_core.backend import FieldProblem, ForbiddenError, RefusedError, UnansweredError
 from rljob_core.kube.client import ApiError
 from rljob_operator.kube import refusals
 
@@ -62,10 +62,10 @@ ANSWERS = [
         500,
         f"{WEBHOOK} dial tcp: connection refused",
         (),
-        TransientError,
+        UnansweredError,
         "webhook does not answer; repair or remove it",
     ),
-    (500, f"{WEBHOOK} context deadline exceeded", (), TransientError, "webhook does not answer"),
+    (500, f"{WEBHOOK} context deadline exceeded", (), UnansweredError, "webhook does not answer"),
     (422, 'ConfigMap "cm" is invalid: metadata.uid: field is immutable', (UID,), TransientError, "HTTP 422"),
     (409, "the object has been modified; please apply your changes to the latest version", (), TransientError, "409"),
     (422, "StatefulSet.apps is invalid: image: Required value", (IMAGE,), RefusedError, "Required value"),
@@ -87,7 +87,7 @@ ANSWERS = [
     (429, "too many requests", (), TransientError, "HTTP 429"),
     (500, "Internal error occurred: etcdserver: request timed out", (), TransientError, "HTTP 500"),
     (503, "the server is currently unable to handle the request", (), TransientError, "HTTP 503"),
-    (504, "Timeout: request did not complete within requested timeout", (), TransientError, "HTTP 504"),
+    (504, "Timeout: request did not complete within requested timeout", (), UnansweredError, "HTTP 504"),
 ]
 
 

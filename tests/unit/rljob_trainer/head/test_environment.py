@@ -57,36 +57,36 @@ def test_file_that_others_may_read_has_no_secrets(volume):
 
 def test_swapped_link_is_detected(volume):
     file = JobFile(volume.folder / "job.yaml")
-    assert file.read_schedule().steps == 3
+    assert file.read_spec().schedule.steps == 3
     volume.publish(manifest(7))
-    assert file.read_schedule().steps == 7
+    assert file.read_spec().schedule.steps == 7
 
 
 def test_renamed_file_is_detected(tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text(manifest(3))
     file = JobFile(path)
-    assert file.read_schedule().steps == 3
+    assert file.read_spec().schedule.steps == 3
     (tmp_path / "new").write_text(manifest(4))
     (tmp_path / "new").replace(path)
-    assert file.read_schedule().steps == 4
+    assert file.read_spec().schedule.steps == 4
 
 
 @pytest.mark.parametrize("text", ["", "spec: [", manifest(0)])
 def test_unusable_file_changes_nothing(volume, text):
     file = JobFile(volume.folder / "job.yaml")
-    file.read_schedule()
+    file.read_spec()
     volume.publish(text)
-    assert file.read_schedule().steps == 3
+    assert file.read_spec().schedule.steps == 3
     volume.publish(manifest(5))
-    assert file.read_schedule().steps == 5
+    assert file.read_spec().schedule.steps == 5
 
 
 def test_missing_file_changes_nothing(volume):
     file = JobFile(volume.folder / "job.yaml")
-    file.read_schedule()
+    file.read_spec()
     (volume.folder / "..data").unlink()
-    assert file.read_schedule().steps == 3
+    assert file.read_spec().schedule.steps == 3
 
 
 def test_missing_variables_are_listed():

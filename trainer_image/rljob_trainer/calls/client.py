@@ -1,20 +1,30 @@
 """The clients of what an agent calls: the simulated user or the functions of a tool, and the runner of episodes.
 
 Each time that an episode is sent is another attempt with another key. Closing its request ends the episode's process.
+Invariant: a response becomes one result, or an invalid result with a reason if it breaks the protocol.
 """
 
 import asyncio
+import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import aiohttp
 
 from rljob_api.manifest.job_spec import Service
+from rljob_api.wire.base import InvalidReason, Lane
 from rljob_api.wire.calls import CallRequest, CallResult
+from rljob_api.wire.contract import (
+    MAX_EPISODE_REPLY_BYTES,
+    MAX_TOOL_RESULT_CHARACTERS,
+    MAX_USER_REPLY_BYTES,
+    UrlPath,
+)
+from rljob_api.wire.scores import Part
 from rljob_trainer.agents.base import EpisodeMessage
-from rljob_trainer.calls.messages import EpisodeRequest, FunctionCall
 from rljob_trainer.outages.registry import Dependency, Outages
 from rljob_trainer.outages.waiting import PAUSES, double
 from rljob_trainer.services.client import ServiceClient
@@ -26,6 +36,78 @@ _EPISODES_PER_SLOT: Final = 1
 is free first."""
 
 
+_MAX_BYTES_PER_CHARACTER = 12
+"""A character outside the basic plane is two escapes, \\uXXXX\\uXXXX, in JSON that is ASCII."""
+_MAX_VALUE_BYTES = max(
+    MAX_USER_REPLY_BYTES, MAX_EPISODE_REPLY_BYTES, _MAX_BYTES_PER_CHARACTER * MAX_TOOL_RESULT_CHARACTERS
+)
+_MAX_RESPONSE_BYTES = _MAX_VALUE_BYTES + (64 << 10)
+"""A value with the other fields of its result."""
+
+
+@dataclass(frozen=True)
+class FunctionCall:
+    """A call of the simulated user or a tool: a request to /v1/call, as services.messages.Call describes it. Retries
+    send the same one, with the same id."""
+
+    request: CallRequest | EpisodeMessage
+    num_results = 1
+    path = UrlPath.CALL.value
+    max_response_bytes = _MAX_RESPONSE_BYTES
+    is_short = False
+
+    @property
+    def lane(self) -> Lane:
+        return self.request.lane
+
+    def encode(self, reads: Collection[Part] = ()) -> bytes:
+        """Return the body. Raise ValueError for arguments without a JSON form, such as NaN or too deep a nesting."""
+        assert isinstance(self.request, CallRequest)
+        return _encode(self.request)
+
+    def end(self) -> None:
+        """A retry is the same call."""
+
+    def read(self, text: str, seconds: float) -> list[CallResult]:
+        try:
+            result = CallResult.model_validate_json(text, extra="ignore")
+            if result.id != self.request.id:
+                raise ValueError(f"it is for {result.id}")
+            if result.valid != (result.reason is None):
+                raise ValueError("a result must be valid without a reason, or invalid with one")
+        except (ValueError, RecursionError) as error:
+            return self.fail(InvalidReason.BAD_RETURN, f"invalid response {text[:200]}: {error}", seconds)
+        return [result]
+
+    def fail(self, reason: InvalidReason, message: str, seconds: float = 0.0) -> list[CallResult]:
+        failed = CallResult(
+            id=self.request.id, valid=False, reason=reason, message=message[:2000], execute_seconds=seconds
+        )
+        return [failed]
+
+
+@dataclass(frozen=True)
+class EpisodeRequest(FunctionCall):
+    """An episode. Retries have the same id and another attempt."""
+
+    request: EpisodeMessage
+
+    def encode(self, reads: Collection[Part] = ()) -> bytes:
+        """Begin an attempt, and return its body. Raise ValueError for a row without a JSON form."""
+        return _encode(self.request.next_attempt())
+
+    def end(self) -> None:
+        self.request.end_attempt()
+
+
+def _encode(request: CallRequest) -> bytes:
+    try:
+        text = json.dumps(request.model_dump(), ensure_ascii=False, allow_nan=False)
+    except (TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    return text.encode("utf-8", "replace")
+
+
 class CallClient(ServiceClient[CallResult]):
     """Client of the simulated user or a tool."""
 
@@ -34,18 +116,13 @@ class CallClient(ServiceClient[CallResult]):
         super().__init__(service.settings, service.path, session, name=name, source=service.source, outages=outages)
         self.service = service
 
-    async def call(self, request: CallRequest) -> tuple[CallResult, float]:
-        """Return the result and the seconds until it. Raise UserError and TransientError."""
-        [result], pending = await self._run(FunctionCall(request))
-        return result, pending.seconds
-
     def _count_readers(self) -> int:
         """Return how many wait for the functions of the tool."""
-        return max(0, self.replicas.num_waiting - self.requests.num_waiting())
+        return max(0, self.replicas.num_waiting - self.num_waiting())
 
     def describe_wait(self) -> str:
         """Return `3 replies of the user, oldest 4.1 s`, and what is missing; empty if nothing is in flight."""
-        count = len(self.requests.in_flight)
+        count = len(self.in_flight)
         if not count and not self.replicas.num_waiting:
             return ""
         if not count:  # its functions must be known before the first prompt
@@ -84,7 +161,7 @@ class RunnerClient(ServiceClient[CallResult]):
         started_at, delays = time.monotonic(), double(*PAUSES)
         while True:
             sent_at = self.replicas.now()
-            [result], _ = await self._run(EpisodeRequest(message))
+            [result], _ = await self.call(EpisodeRequest(message))
             if result.valid or not any(each.was_away(sent_at) for each in self._calls):
                 return result, time.monotonic() - started_at
             for each in self._calls:
@@ -94,7 +171,7 @@ class RunnerClient(ServiceClient[CallResult]):
 
     def describe_wait(self) -> str:
         """Return `3 episodes in the runner, oldest 41 s, 2 wait for a free slot`; empty if nothing is in flight."""
-        count, num_waiting = len(self.requests.in_flight), self.requests.num_waiting()
+        count, num_waiting = len(self.in_flight), self.num_waiting()
         if not count:
             return ""
         what = f"{count} {'episodes' if count > 1 else 'episode'} in the runner"

@@ -11,7 +11,7 @@ from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.calls import CallRequest, CallResult, RowsCall, RowsReply
 from rljob_api.wire.contract import MAX_ROWS_OF_PAGE, READ_ROWS
 from rljob_api.wire.driver_status import RewardDemand
-from rljob_trainer.calls.messages import FunctionCall
+from rljob_trainer.calls.client import FunctionCall
 from rljob_trainer.outages.registry import Outages
 from rljob_trainer.services.client import ServiceClient
 
@@ -38,7 +38,7 @@ class RowsClient(ServiceClient[CallResult]):
         answer. The caller adds the field of the job."""
         call = RowsCall(split=split, start=start, count=min(count, MAX_ROWS_OF_PAGE))
         request = CallRequest(id=f"rows/{split}/{start}", function=READ_ROWS, arguments=call.model_dump())
-        [result], _ = await self._run(FunctionCall(request))
+        [result], _ = await self.call(FunctionCall(request))
         if result.valid:
             return self._parse(result)
         problem = f"{self.environment} gave no rows: {result.message}"

@@ -16,7 +16,7 @@ from rljob_api.wire.calls import CallRequest, CallResult
 from rljob_api.wire.contract import END_EPISODE
 from rljob_trainer import traces
 from rljob_trainer.agents.base import EpisodeMessage, ToolSet
-from rljob_trainer.calls.client import CallClient, RunnerClient
+from rljob_trainer.calls.client import CallClient, FunctionCall, RunnerClient
 from rljob_trainer.calls.schemas import SchemaReader
 from rljob_trainer.concurrency import end_tasks
 from rljob_trainer.outages.registry import Dependency, Outages
@@ -84,12 +84,12 @@ class AgentServices:
         """Return the result of a call, and the seconds until it."""
         client = self._callable[service]
         with self._working(client.service.kind), traces.begin_tool(service, request.function, request.id) as span:
-            result, seconds = await client.call(request)
+            [result], pending = await client.call(FunctionCall(request))
             traces.record_call(span, result)
         if reader := self.readers.get(service):
             reader.record_version(result.version)
-        self._on_call(service, request.lane, result, seconds)
-        return result, seconds
+        self._on_call(service, request.lane, result, pending.seconds)
+        return result, pending.seconds
 
     def end_episode(self, tool: str, episode: str, lane: Lane) -> None:
         """Let a tool free what it holds for an episode, in the background. What a tool fails to free expires."""
@@ -100,7 +100,7 @@ class AgentServices:
     async def _end_episode(self, tool: str, episode: str, lane: Lane) -> None:
         request = CallRequest(id=f"{episode}/end", lane=lane, function=END_EPISODE, episode=episode, arguments={})
         try:
-            result, _ = await self._callable[tool].call(request)
+            [result], _ = await self._callable[tool].call(FunctionCall(request))
             problem = result.message
         except RLJobError as error:
             problem = str(error)

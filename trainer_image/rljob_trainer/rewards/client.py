@@ -63,7 +63,7 @@ class RewardClient(ServiceClient[ScoreResult]):
     async def score(self, request: ScoreRequest | GroupRequest) -> list[ScoredResult]:
         """Score the samples together.  [samples]  Raise UserError with failJob, TransientError without any response."""
         call = RewardCall(request, self._protocol, self._decoder)
-        results, pending = await self._run(call, self._place(request))
+        results, pending = await self.call(call, self._place(request))
         policy = self.reward.failure_policy
         for result in results:
             if not result.valid and policy.action == "failJob" and policy.score_of(result.reason) is None:
@@ -89,16 +89,15 @@ class RewardClient(ServiceClient[ScoreResult]):
 
     def statistics(self) -> dict[str, float]:
         """Return the current value of each metric `rljob_reward_NAME`."""
-        hedges = self.requests.hedges
         return super().statistics() | {
-            "hedges": hedges.num_hedges if hedges else 0,
-            "hedge_wins": hedges.num_wins if hedges else 0,
+            "hedges": self.hedges.num_hedges if self.hedges else 0,
+            "hedge_wins": self.hedges.num_wins if self.hedges else 0,
             "rescored": self.num_rescored,
         }
 
     def describe_wait(self) -> str:
         """Return the age of the oldest request and what is missing; empty if nothing is in flight."""
-        return f"({self.reward.name}){self._describe_oldest()}" if self.requests.in_flight else ""
+        return f"({self.reward.name}){self._describe_oldest()}" if self.in_flight else ""
 
 
 def _token_variable(reward: Reward) -> str:

@@ -3,8 +3,7 @@
 Invariant: time in which the job waits for something outside of it does not count, nor that after the last step.
 """
 
-from rljob_trainer.progress.pace import Pace
-from rljob_trainer.progress.work import Piece, WatchedClock, Work
+from rljob_trainer.progress.pace import Pace, Piece, WatchedClock, Work
 
 _KIND = "step"
 

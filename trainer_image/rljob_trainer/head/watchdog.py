@@ -14,8 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 from rljob_api.manifest.job_sections import HangDetection
 from rljob_trainer.concurrency import end_tasks
-from rljob_trainer.progress.pace import Pace
-from rljob_trainer.progress.work import WatchedClock, Work
+from rljob_trainer.progress.pace import Pace, WatchedClock, Work
 
 _PERIOD_SECONDS = 1.0
 _LAG_PERIOD_SECONDS = 0.1

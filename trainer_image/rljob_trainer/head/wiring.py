@@ -31,8 +31,7 @@ from rljob_trainer.concurrency import run_with_watcher, wait_forever
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.fixed_model import as_evaluation, read_figures, start_fixed
 from rljob_trainer.driver.model_check import ModelCheck
-from rljob_trainer.driver.recent_samples import RecentSampleLog
-from rljob_trainer.driver.reports import Reports
+from rljob_trainer.driver.reports import RecentSampleLog, Reports
 from rljob_trainer.driver.role_clock import ROLE_OF_SERVICE, RoleClock
 from rljob_trainer.driver.run import Datasets, Driver, DriverParts
 from rljob_trainer.driver.schedules import build_schedule

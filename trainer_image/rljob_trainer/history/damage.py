@@ -27,7 +27,7 @@ from rljob_api.run.folder import (
     damaged_checkpoints,
     last_checkpoint,
 )
-from rljob_trainer.history.durable import sync, write_durably
+from rljob_trainer.history.disk import sync, write_durably
 from rljob_trainer.run_folder.file_facts import (
     Checkpoint,
     DamagedCheckpointError,

@@ -30,8 +30,7 @@ from rljob_api.run.folder import (
 from rljob_api.run.summaries import BestStep, format_summary
 from rljob_trainer.concurrency import run_in_thread
 from rljob_trainer.history.damage import check_any_left, open_checkpoint, set_aside, write_complete
-from rljob_trainer.history.disk import DiskError, disk_errors
-from rljob_trainer.history.durable import sync, write_durably
+from rljob_trainer.history.disk import DiskError, disk_errors, sync, write_durably
 from rljob_trainer.history.exports import remove_exports
 from rljob_trainer.run_folder.file_facts import Checkpoint, DamagedCheckpointError, FileFacts, describe_file
 

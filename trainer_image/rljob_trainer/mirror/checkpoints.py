@@ -19,7 +19,7 @@ from rljob_inputs.objects.folder import ObjectFolder
 from rljob_inputs.objects.listing import ObjectFacts
 from rljob_inputs.objects.progress import Count
 from rljob_trainer.history.damage import open_checkpoint, set_aside
-from rljob_trainer.history.durable import write_durably
+from rljob_trainer.history.disk import write_durably
 from rljob_trainer.run_folder.file_facts import DamagedCheckpointError, verify_files
 
 log = logging.getLogger(__name__)

@@ -1,8 +1,10 @@
-"""Runs work again until what it depends on is back. Other errors are raised at once."""
+"""Runs work again until what it depends on is back; other errors are raised at once. And a time limit that does not
+count outages."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from rljob_trainer.outages.registry import Dependency
@@ -41,3 +43,26 @@ def double(first: float, most: float) -> Iterator[float]:
     while True:
         yield first
         first = min(2 * first, most)
+
+
+@asynccontextmanager
+async def deadline(seconds: float, away: Callable[[], float]) -> AsyncIterator[asyncio.Timeout]:
+    """Like asyncio.timeout. `away`: returns the seconds of outages so far, which prolong it."""
+    loop, before = asyncio.get_running_loop(), away()
+    ends_at = loop.time() + seconds
+    timer: asyncio.TimerHandle
+    async with asyncio.timeout(None) as scope:
+        timer = loop.call_at(ends_at, lambda: expire())
+
+        def expire() -> None:
+            nonlocal timer
+            moved = ends_at + away() - before
+            if moved > loop.time():
+                timer = loop.call_at(moved, expire)
+            else:
+                scope.reschedule(loop.time())
+
+        try:
+            yield scope
+        finally:
+            timer.cancel()

@@ -32,8 +32,7 @@ from rljob_trainer.episodes.types import TokenFacts, TrainRow, UpdateMetrics, Up
 from rljob_trainer.history.disk import find_disk_error
 from rljob_trainer.policy.layout import PLAIN, RankRows, divide_rows
 from rljob_trainer.policy.update_metrics import RankMetrics
-from rljob_trainer.progress.pace import Pace
-from rljob_trainer.progress.work import WatchedClock
+from rljob_trainer.progress.pace import Pace, WatchedClock
 from rljob_trainer.ranks.actor import BEATS, SAVES, RankFacts, RankProcess
 from rljob_trainer.ranks.calls import Heartbeats, describe_silent, future, log_stacks, wait_for
 from rljob_trainer.ranks.failures import group_failure

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from rljob_api.wire.driver_status import HungPart
 from rljob_trainer.driver.ports import TrainerGroupDiedError
-from rljob_trainer.progress.pace import Pace
-from rljob_trainer.progress.work import Hang, Piece, WatchedClock, Work
+from rljob_trainer.progress.pace import Hang, Pace, Piece, WatchedClock, Work
 from rljob_trainer.ranks.heartbeat import Beat
 
 SILENT_SECONDS = 5.0

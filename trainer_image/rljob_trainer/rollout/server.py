@@ -30,7 +30,7 @@ from rljob_trainer.devices.choose import explain_missing_gpu, read_cuda_facts
 from rljob_trainer.outages.registry import Dependency, Outages
 from rljob_trainer.outages.storage import name_storage
 from rljob_trainer.outages.waiting import wait_out
-from rljob_trainer.rollout.engine_end import build_watch, end_if_it_hangs, report_to_head
+from rljob_trainer.rollout.engine_watch import build_watch, end_if_it_hangs, report_to_head
 from rljob_trainer.rollout.lora import AdapterFolder, build_lora_arguments, published_adapter
 from rljob_trainer.rollout.middleware import RolloutMiddleware
 from rljob_trainer.rollout.naps import Naps

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from rljob_api.manifest.job_sections import HangDetection
-from rljob_trainer.progress.pace import Pace
-from rljob_trainer.progress.work import WatchedClock
+from rljob_trainer.progress.pace import Pace, WatchedClock
 from rljob_trainer.ranks import calls
 from rljob_trainer.ranks.calls import Heartbeats
 from rljob_trainer.ranks.heartbeat import Beat

@@ -3,8 +3,7 @@
 import pytest
 
 from rljob_api.manifest.job_sections import HangDetection
-from rljob_trainer.progress.pace import Pace
-from rljob_trainer.progress.work import WatchedClock
+from rljob_trainer.progress.pace import Pace, WatchedClock
 from rljob_trainer.ranks.heartbeat import Beat
 from rljob_trainer.ranks.rank_watch import RankWatch, find_behind, hung_error
 

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from rljob_api.wire.base import InvalidReason
 from rljob_trainer.replicas import http as http_client
-from rljob_trainer.rewards.client import RewardClient
+from rljob_trainer.rewards.groups import RewardClient
 from tests.support.reward_harness import make_request, make_reward, score_alone, until
 
 

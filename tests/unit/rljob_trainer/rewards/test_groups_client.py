@@ -18,8 +18,7 @@ from rljob_api.wire.driver_status import RewardDemand
 from rljob_api.wire.scores import ScoreRequest
 from rljob_trainer.outages.registry import OutageError, Outages
 from rljob_trainer.replicas.http import open_session
-from rljob_trainer.rewards.client import RewardClient
-from rljob_trainer.rewards.groups import RewardClients
+from rljob_trainer.rewards.groups import RewardClient, RewardClients
 from rljob_trainer.services.demand import ScoreForecast
 from tests.support import seconds
 from tests.support.driver_harness import NETWORK

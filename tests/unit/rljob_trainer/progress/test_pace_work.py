@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rljob_api.manifest.job_sections import HangDetection
-from rljob_trainer.progress.pace import Pace
-from rljob_trainer.progress.work import MAX_TICK_SECONDS, WatchedClock, Work
+from rljob_trainer.progress.pace import MAX_TICK_SECONDS, Pace, WatchedClock, Work
 
 MAX_SECONDS = 200
 

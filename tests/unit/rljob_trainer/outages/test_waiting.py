@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rljob_trainer.outages.deadline import deadline
+from rljob_trainer.outages.waiting import deadline
 from tests.support.waiting import DEADLINE_SECONDS
 
 

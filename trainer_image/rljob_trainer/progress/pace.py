@@ -64,30 +64,25 @@ class Hang:
     limit_seconds: float
 
 
-class WatchedClock:
-    """Seconds in which the watcher looked, without pauses."""
+@dataclass
+class Work:
+    """Pieces of work of any kinds at once. The caller ticks, and asks `find_hang` after it."""
 
-    def __init__(self, now: float) -> None:
-        self.seconds = 0.0
-        self._ticked_at = now
+    pace: Pace
+    ticked_at: float
+    """When its clock last ticked, or was made: of a monotonic clock."""
+    now: float = 0.0
+    """Seconds in which the watcher looked, without pauses."""
+    _running: list[Piece] = field(default_factory=list)
 
     def tick(self, now: float, *, is_paused: bool = False) -> None:
         """`now`: of a monotonic clock. `is_paused`: the time since the last tick does not count."""
-        gap, self._ticked_at = now - self._ticked_at, now
+        gap, self.ticked_at = now - self.ticked_at, now
         if not is_paused:
-            self.seconds += min(max(gap, 0.0), MAX_TICK_SECONDS)
-
-
-@dataclass
-class Work:
-    """Pieces of work of any kinds at once. The caller ticks `clock`, and asks `find_hang` after it."""
-
-    pace: Pace
-    clock: WatchedClock
-    _running: list[Piece] = field(default_factory=list)
+            self.now += min(max(gap, 0.0), MAX_TICK_SECONDS)
 
     def begin(self, kind: str) -> Piece:
-        piece = Piece(kind, self.clock.seconds)
+        piece = Piece(kind, self.now)
         self._running.append(piece)
         return piece
 
@@ -113,7 +108,7 @@ class Work:
         self.finish(piece)
 
     def seconds(self, piece: Piece) -> float:
-        return self.clock.seconds - piece.begun_at
+        return self.now - piece.begun_at
 
     def find_hang(self, share: float = 1.0) -> Hang | None:
         """Return the piece of work that is over its limit by the most; None if none is. `share`: of the limit."""

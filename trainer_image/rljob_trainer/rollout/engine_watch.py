@@ -22,7 +22,7 @@ from rljob_api.manifest.job_sections import HangDetection
 from rljob_api.wire.contract import ENV_HEAD, ENV_TOKEN, ExitCode
 from rljob_api.wire.driver_status import HungPart
 from rljob_api.wire.termination import end_program
-from rljob_trainer.progress.pace import Hang, Pace, Piece, WatchedClock, Work
+from rljob_trainer.progress.pace import Hang, Pace, Piece, Work
 from rljob_trainer.rollout.engine_stacks import end_engine, log_engine_stacks
 from rljob_trainer.rollout.weight_transfer import report_hang
 
@@ -49,7 +49,7 @@ class EngineWatch:
     async def run(self) -> Hang:
         """Return once the engine hangs."""
         while True:
-            self.work.clock.tick(self.clock())  # what was slept is no part of the answer
+            self.work.tick(self.clock())  # what was slept is no part of the answer
             piece, answer = self.work.begin(_ANSWERS[0]), asyncio.ensure_future(self.ask())
             try:
                 while not answer.done():
@@ -86,7 +86,7 @@ class EngineWatch:
         return f"the engine owes {late.kind} for {late.seconds:.0f} s; {late.limit_seconds:.0f} s are allowed"
 
     def _observe_tokens(self) -> None:
-        self.work.clock.tick(self.clock())
+        self.work.tick(self.clock())
         num_outputs, is_owed = self.count_outputs(), self.has_requests() and not self.is_loading()
         if self._tokens is not None and (num_outputs > self._num_outputs or not is_owed):
             (self.work.finish if num_outputs > self._num_outputs else self.work.drop)(self._tokens)
@@ -117,7 +117,7 @@ Report = Callable[[Hang, str], Awaitable[None]]
 
 def build_watch(bounds: HangDetection, engine: Any, is_loading: Callable[[], bool] = lambda: False) -> EngineWatch:
     """`engine`: vLLM's AsyncLLM. `is_loading`: whether its weights or its memory are being changed."""
-    work, processor = Work(Pace(bounds), WatchedClock(time.monotonic())), engine.output_processor
+    work, processor = Work(Pace(bounds), time.monotonic()), engine.output_processor
     return EngineWatch(
         work, engine.is_sleeping, processor.has_unfinished_requests, is_loading, count_outputs(processor)
     )

@@ -25,8 +25,7 @@ from rljob_trainer.concurrency import end_tasks
 from rljob_trainer.outages.registry import Dependency, Outages
 from rljob_trainer.services.client import ServiceClient
 from rljob_trainer.services.load import ServiceLoad
-from rljob_trainer.services.messages import ask_info
-from rljob_trainer.services.refusals import REFUSED_STATUSES
+from rljob_trainer.services.messages import REFUSED_STATUSES, ask_info
 
 log = logging.getLogger(__name__)
 

@@ -43,11 +43,10 @@ from rljob_trainer.episodes.types import Group
 from rljob_trainer.head.environment import Environment
 from rljob_trainer.head.status_server import StatusServer
 from rljob_trainer.head.tokenizer import load_tokenizer
-from rljob_trainer.history.damage import open_checkpoint
 from rljob_trainer.history.disk import RunDisk
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.recorded_groups import find_unscored, read_groups
-from rljob_trainer.history.run_state import FILE_DRIVER, History, truncate_to_history
+from rljob_trainer.history.run_state import FILE_DRIVER, History, open_checkpoint, truncate_to_history
 from rljob_trainer.history.tracking import Trackers
 from rljob_trainer.history.trajectory_log import Decode
 from rljob_trainer.ranks.group import TrainerGroup, connect, disconnect

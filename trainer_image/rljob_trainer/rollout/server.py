@@ -27,8 +27,7 @@ from rljob_inputs.models.architectures import find_architecture
 from rljob_inputs.models.files import place_model, read_config
 from rljob_inputs.objects.access import is_object
 from rljob_trainer.devices.choose import explain_missing_gpu, read_cuda_facts
-from rljob_trainer.outages.registry import Dependency, Outages
-from rljob_trainer.outages.storage import name_storage
+from rljob_trainer.outages.registry import Dependency, Outages, name_storage
 from rljob_trainer.outages.waiting import wait_out
 from rljob_trainer.rollout.engine_watch import build_watch, end_if_it_hangs, report_to_head
 from rljob_trainer.rollout.lora import AdapterFolder, build_lora_arguments, published_adapter

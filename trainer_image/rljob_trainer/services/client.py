@@ -41,16 +41,19 @@ from rljob_trainer.services.hangs import Hangs
 from rljob_trainer.services.hedging import HedgeTracker, InFlightRequest
 from rljob_trainer.services.load import CallTotals, ServiceLoad
 from rljob_trainer.services.messages import (
+    REFUSED_STATUSES,
     Call,
     PendingRequest,
     R,
+    Refusals,
     busy_seconds,
+    describe_redirect,
     first_final,
     is_final,
+    is_redirect,
     num_valid,
     read_text,
 )
-from rljob_trainer.services.refusals import REFUSED_STATUSES, Refusals, describe_redirect, is_redirect
 from rljob_trainer.services.version_tracker import VersionTracker
 
 _IN_FLIGHT_PER_SLOT = 2

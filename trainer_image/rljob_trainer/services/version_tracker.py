@@ -13,8 +13,7 @@ import aiohttp
 from rljob_api.wire.scores import PARTS, Part
 from rljob_trainer.concurrency import end_tasks
 from rljob_trainer.replicas.pool import ReplicaPool
-from rljob_trainer.services.messages import ask_info
-from rljob_trainer.services.refusals import REFUSED_STATUSES
+from rljob_trainer.services.messages import REFUSED_STATUSES, ask_info
 
 UNKNOWN_VERSION = "(unknown)"
 """The version of a server that reports none."""

@@ -33,7 +33,9 @@ from rljob_api.wire.scores import Part
 from rljob_trainer.agents.base import EpisodeMessage
 from rljob_trainer.outages.registry import Dependency, Outages
 from rljob_trainer.outages.waiting import PAUSES, double
+from rljob_trainer.replicas.pool import ReplicaLease
 from rljob_trainer.services.client import ServiceClient
+from rljob_trainer.services.messages import PendingRequest
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +73,6 @@ class FunctionCall:
         assert isinstance(self.request, CallRequest)
         return _encode(self.request)
 
-    def end(self) -> None:
-        """A retry is the same call."""
-
     def read(self, text: str, seconds: float) -> list[CallResult]:
         try:
             result = CallResult.model_validate_json(text, extra="ignore")
@@ -101,9 +100,6 @@ class EpisodeRequest(FunctionCall):
     def encode(self, reads: Collection[Part] = ()) -> bytes:
         """Begin an attempt, and return its body. Raise ValueError for a row without a JSON form."""
         return _encode(self.request.next_attempt())
-
-    def end(self) -> None:
-        self.request.end_attempt()
 
 
 def _encode(request: CallRequest) -> bytes:
@@ -161,6 +157,14 @@ class RunnerClient(ServiceClient[CallResult]):
             outages=outages,
             in_flight_per_slot=_EPISODES_PER_SLOT,
         )
+
+    async def _send(self, lease: ReplicaLease, pending: PendingRequest[CallResult]) -> list[CallResult] | None:
+        """Send an attempt, and end it, with a response or without."""
+        assert isinstance(pending.call, EpisodeRequest)
+        try:
+            return await super()._send(lease, pending)
+        finally:
+            pending.call.request.end_attempt()
 
     async def run(self, message: EpisodeMessage) -> tuple[CallResult, float]:
         """Return the result and the seconds until it. Raise UserError and TransientError."""

@@ -190,7 +190,7 @@ class EpisodeRun:
             sampling = sampling.model_copy(update={"stop": [*sampling.stop, *stop]})
         parent = None if spans.current() else self.traceparent
         chat = traces.begin_chat(parent, turn, len(token_ids), sampling, seed)
-        with roles.working("rollouts", time.monotonic), chat:
+        with roles.within("rollouts", time.monotonic), chat:
             completion = await self.collector.rollouts.complete(token_ids, sampling, seed)
             traces.record_completion(chat, completion)
             return completion
@@ -198,7 +198,7 @@ class EpisodeRun:
     async def score(self, trajectories: Sequence[Episode]) -> None:
         """Score the episode: each of its trajectories is a sample of the rewards."""
         self.scorer.expect(len(trajectories))
-        with self.collector.roles.working("rewards", time.monotonic):
+        with self.collector.roles.within("rewards", time.monotonic):
             await run_all([self._score_alone(each) for each in trajectories])
         self.progress().record_scored(trajectories, time.monotonic())
 

@@ -15,9 +15,8 @@ from typing import Any
 
 from rljob_api.manifest.status import RewardProblem
 from rljob_api.run.recent import RecentSamples
-from rljob_api.run.trajectories import ResultRow, SampleRow
+from rljob_api.run.trajectories import SampleRow
 from rljob_api.wire.base import Lane
-from rljob_api.wire.scores import ScoreResult
 from rljob_trainer.driver.problems import ProblemLog
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.episodes.types import Episode, Group
@@ -40,7 +39,11 @@ class RecentSampleLog:
         self._next = 0
 
     def record(self, lane: Lane, step: int, group: Group, episode: Episode) -> None:
-        rewards = [_describe_result(*each) for each in islice(episode.results.items(), _MAX_RESULTS)]
+        rewards = []
+        for name, result in islice(episode.results.items(), _MAX_RESULTS):
+            # Without components: their number has no limit.
+            changes = {"components": {}, "message": _shorten(result.message), "version": ""}
+            rewards.append(describe_result(name, result).model_copy(update=changes))
         scored = describe_scored(lane, step, group, episode, _shorten)
         self._rows.append(scored.model_copy(update={"rewards": rewards}))
         self._next += 1
@@ -50,12 +53,6 @@ class RecentSampleLog:
         first = self._next - len(self._rows)
         samples = list(islice(self._rows, max(0, after - first), None)) if after <= self._next else []
         return RecentSamples(feed=self._feed, next=self._next, samples=samples)
-
-
-def _describe_result(name: str, result: ScoreResult) -> ResultRow:
-    """Without components: their number has no limit."""
-    row = describe_result(name, result)
-    return row.model_copy(update={"components": {}, "message": _shorten(result.message), "version": ""})
 
 
 def _shorten(value: Any) -> str:

@@ -176,7 +176,7 @@ async def _start_clients(
         outages=outages,
         runner_calls=[rollouts.replicas.fleet.health, *models.values()],
         on_call=prometheus.record_call,
-        working=lambda kind: roles.working(ROLE_OF_SERVICE[kind], time.monotonic),
+        working=lambda kind: roles.within(ROLE_OF_SERVICE[kind], time.monotonic),
     )
     for client in (rollouts, rewards, services):
         await client.start()

@@ -16,7 +16,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import ClassVar, Generic, get_args
@@ -50,7 +50,6 @@ from rljob_trainer.services.messages import (
     describe_redirect,
     first_final,
     is_final,
-    is_redirect,
     num_valid,
     read_text,
 )
@@ -101,14 +100,15 @@ class ServiceClient(ABC, Generic[R]):
         the field of what it runs, such as spec.rewards[0].http. `outages`: which learn whether it answers. `url`: of an
         external endpoint; empty: the job's own replicas. `headers`: None: the job's token. `allow_empty`: the
         operator may scale it to zero, as it does with autoscaling. `pins_version`: one version answers a collection."""
-        place = hide_secrets(url) if url else _host_of(settings.name)
+        host = "" if url else str(json.loads(os.environ[ENV_REWARD_SERVICES])[settings.name])
         remedy = "make it answer at its url" if url else "see `kubectl rljob explain` and the log of its Pods"
         first = FIRST_ANSWER_SECONDS if url else math.inf
-        self.health = (outages or Outages()).watch(f"{source} ({place})", remedy, first_answer_seconds=first)
+        watched = f"{source} ({host or hide_secrets(url)})"
+        self.health = (outages or Outages()).watch(watched, remedy, first_answer_seconds=first)
         self.headers = auth_headers() if headers is None else headers
         self.replicas = ReplicaPool(
             name,
-            (lambda: [url]) if url else _discover(settings.name),
+            lambda: [url] if url else resolve(host),
             max_in_flight=_IN_FLIGHT_PER_ENDPOINT if url else in_flight_per_slot * settings.slots,
             health=self.health,
             allow_empty=allow_empty or settings.autoscaling is not None,
@@ -241,11 +241,8 @@ class ServiceClient(ABC, Generic[R]):
             request.second.set_result(lease)
 
     async def _send(self, lease: ReplicaLease, pending: PendingRequest[R]) -> list[R] | None:
-        try:
-            with traces.begin_attempt(lease.address, pending.call.path, pending.num_requests + 1) as span:
-                return await self._post(lease, pending, span)
-        finally:
-            pending.call.end()
+        with traces.begin_attempt(lease.address, pending.call.path, pending.num_requests + 1) as span:
+            return await self._post(lease, pending, span)
 
     async def _post(self, lease: ReplicaLease, pending: PendingRequest[R], span: Span) -> list[R] | None:
         sent_at, call = time.monotonic(), pending.call
@@ -341,7 +338,7 @@ class ServiceClient(ABC, Generic[R]):
             return None
         if status in REFUSED_STATUSES and not self.health.has_answered:
             raise UserError(f"{self._where}: {lease.address} returned {status}: {text[:500]}")
-        if is_redirect(status) and self._is_external and not self.health.has_answered:
+        if 300 <= status < 400 and self._is_external and not self.health.has_answered:
             raise UserError(f"{self._where}: {describe_redirect(lease.address, status, response.headers)}")
         if status == _MALFORMED_STATUS and not self._is_external:
             raise UserError(f"{self._where}: {lease.address} returned {status}: {text[:500]}")
@@ -406,10 +403,6 @@ class ServiceClient(ABC, Generic[R]):
         waits_since = [pending.waits_since for pending in self.in_flight if pending.sent_at is None]
         return time.monotonic() - min(waits_since) if waits_since else 0.0
 
-    def oldest_seconds(self) -> float:
-        """Return the age of the oldest request; 0 without requests."""
-        return time.monotonic() - min((pending.started_at for pending in self.in_flight), default=time.monotonic())
-
     def _count_readers(self) -> int:
         """Return the number of callers that wait for a replica without a request."""
         return 0
@@ -429,7 +422,8 @@ class ServiceClient(ABC, Generic[R]):
 
     def _describe_oldest(self, more: str = "") -> str:
         """Return `, oldest 4.1 s`, `more`, and what is missing."""
-        return f", oldest {self.oldest_seconds():.1f} s{more}{self._describe_missing()}"
+        seconds = time.monotonic() - min(pending.started_at for pending in self.in_flight)
+        return f", oldest {seconds:.1f} s{more}{self._describe_missing()}"
 
     def _describe_missing(self) -> str:
         """Return `, no replica exists` if there is none, with `yet` if the operator starts one; or which version is
@@ -446,13 +440,3 @@ class ServiceClient(ABC, Generic[R]):
         if self.versions:
             self.versions.tick()
         self.send_due_hedges()
-
-
-def _host_of(service: str) -> str:
-    return str(json.loads(os.environ[ENV_REWARD_SERVICES])[service])
-
-
-def _discover(name: str) -> Callable[[], list[str]]:
-    """Return a function that finds the addresses of a service's ready replicas."""
-    host = _host_of(name)
-    return lambda: resolve(host)

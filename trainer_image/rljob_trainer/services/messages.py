@@ -53,10 +53,6 @@ class Call(Protocol[R]):
         """Return the body. `reads`: the parts that the server reads."""
         ...
 
-    def end(self) -> None:
-        """Its last request has ended, with a response or without."""
-        ...
-
     def read(self, text: str, seconds: float) -> list[R]: ...
     def fail(self, reason: InvalidReason, message: str, seconds: float = 0.0) -> list[R]: ...
 
@@ -133,10 +129,6 @@ REFUSED_STATUSES: Final = (401, 403, 404, 405)
 """Before the first success: the URL, the method or the key is wrong."""
 _ANSWERING_STATUSES: Final = (200, 429)
 _MAX_URL_LENGTH: Final = 200
-
-
-def is_redirect(status: int) -> bool:
-    return 300 <= status < 400
 
 
 def describe_redirect(address: str, status: int, headers: Mapping[str, str]) -> str:

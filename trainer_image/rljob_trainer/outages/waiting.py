@@ -5,6 +5,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from itertools import count
 from typing import TypeVar
 
 from rljob_trainer.outages.registry import Dependency
@@ -38,11 +39,14 @@ async def wait_out(
             return result
 
 
+def pause(first: float, most: float, number: int) -> float:
+    """Return the seconds between two attempts: each pause is twice the one before, up to `most`. `number`: from 0."""
+    return min(most, first * 2.0 ** min(number, 64))
+
+
 def double(first: float, most: float) -> Iterator[float]:
-    """Yield the waits between attempts: each is twice the one before, up to `most`."""
-    while True:
-        yield first
-        first = min(2 * first, most)
+    """Yield the pauses between attempts."""
+    return (pause(first, most, number) for number in count())
 
 
 @asynccontextmanager

@@ -65,7 +65,8 @@ class RecordedGroups:
 
     def __init__(self, groups: Sequence[Group]) -> None:
         """`groups`: of a whole step, in the order in which they trained."""
-        self._parts = deque(list(part) for _, part in groupby(groups, key=_part_of))
+        parts = groupby(groups, key=lambda group: (group.place.update, group.place.part))
+        self._parts = deque(list(part) for _, part in parts)
 
     async def take(self, limit: int, wait_seconds: float | None = None) -> list[Group]:
         """Return the next part, or as much of it as the mini-batch has room for. With `wait_seconds`, which the step
@@ -82,11 +83,6 @@ class RecordedGroups:
 
     async def rescore_stale(self, groups: Sequence[Group]) -> None:
         """There is nothing to do: the log has the scores that trained."""
-
-
-def _part_of(group: Group) -> tuple[int, int]:
-    assert group.trained_as is not None, "a group of the log has trained"
-    return group.trained_as.update, group.trained_as.part
 
 
 @dataclass

@@ -20,7 +20,6 @@ from rljob_api.manifest.roles import Lora, UpdateMode
 from rljob_api.manifest.schedule import ScheduleType
 from rljob_api.read.pod_files import load_job_file
 from rljob_api.wire import contract
-from rljob_api.wire.discovery import resolve
 from rljob_api.wire.ports import listening_port
 from rljob_inputs.hub.repository import HubAccess, repository_name
 from rljob_inputs.models.architectures import find_architecture
@@ -40,7 +39,7 @@ from rljob_trainer.rollout.puller import ReplicaState, WeightPuller
 from rljob_trainer.rollout.sharing import SharedDownload
 from rljob_trainer.rollout.startup import StartupFields, parse_arguments, startup_errors
 from rljob_trainer.rollout.vllm_app import Serving, start_engine
-from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient
+from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient, find_head_url
 from rljob_trainer.weights.scratch import open_scratch_folder
 from rljob_trainer.written_tokenizer import rewritten
 
@@ -242,11 +241,8 @@ async def find_model(head: Dependency) -> str:
 
 
 async def _ask() -> str:
-    host, token = os.environ[contract.ENV_HEAD], os.environ.get(contract.ENV_TOKEN, "")
-    addresses = await asyncio.to_thread(resolve, host)
-    if not addresses:
-        raise TransientError(f"the head {host!r} has no address")
-    url = f"http://{addresses[0]}:{listening_port(contract.PORT_DRIVER)}{contract.UrlPath.MODEL}"
+    token = os.environ.get(contract.ENV_TOKEN, "")
+    url = await find_head_url(os.environ[contract.ENV_HEAD], contract.UrlPath.MODEL)
     try:
         async with (
             aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}, timeout=_TIMEOUT) as session,

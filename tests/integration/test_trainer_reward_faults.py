@@ -230,10 +230,10 @@ async def test_killed_replica_costs_no_sample_with_a_thousand_in_flight(servers:
         await until(
             lambda: collection.progress.num_scored >= 60 and client.replicas.fleet.replicas[addresses[0]].in_flight
         )
-        assert len(client.requests.in_flight) >= 1000
+        assert len(client.in_flight) >= 1000
         servers.kill(addresses[0])
         trajectories = check(await task, spec, 275)
-        assert not client.requests.in_flight
+        assert not client.in_flight
     assert all(t.score == float(t.text) for t in trajectories)
     assert any(num_attempts(t) > 1 for t in trajectories), "this test must hit requests"
 

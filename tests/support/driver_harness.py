@@ -224,7 +224,7 @@ class DriverHarness:
                 outages=outages,
                 runner_calls=[rollouts.replicas.fleet.health],
                 on_call=prometheus.record_call,
-                working=lambda kind: roles.working(ROLE_OF_SERVICE[kind], time.monotonic),
+                working=lambda kind: roles.within(ROLE_OF_SERVICE[kind], time.monotonic),
             )
             await services.start()
             stack.push_async_callback(services.close)

@@ -18,8 +18,7 @@ from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, Qwen3Config, Qwen3Fo
 
 from rljob_api.run.folder import FILE_JOB, checkpoint_folder
 from rljob_core.children.common import to_yaml
-from rljob_trainer.history.damage import write_complete
-from rljob_trainer.history.run_state import FILE_DRIVER
+from rljob_trainer.history.run_state import FILE_DRIVER, write_complete
 from rljob_trainer.policy import checkpoints
 from rljob_trainer.policy.policy import Policy
 from rljob_trainer.run_folder.file_facts import describe_file

@@ -53,6 +53,15 @@ async def run_with_watcher(work: Coroutine[Any, Any, _Result], watcher: Coroutin
         await end_tasks(working, watching)
 
 
+async def wait_for_event(event: asyncio.Event, working: asyncio.Future[Any]) -> None:
+    """Wait until `event` is set, or `working` has ended, which goes on."""
+    waiting = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+
+
 async def wait_forever() -> NoReturn:
     """Stands for a watcher of what cannot fail."""
     while True:

@@ -33,19 +33,17 @@ _OPERATION: Final = "gen_ai.operation.name"
 _VALID, _REASON, _SCORE = "rljob.valid", "rljob.reason", "rljob.score"
 
 
-def begin_episode(
-    episode_id: str, *, lane: Lane, step: int, group: int, sample: int, prompt: int, held_out: str
-) -> Span:
+def begin_episode(episode_id: str, lane: Lane, step: int, group: Group, sample: int) -> Span:
     return root(
         "episode",
         {
             "gen_ai.conversation.id": episode_id,
             "rljob.lane": lane,
             "rljob.step": step,
-            "rljob.group": group,
+            "rljob.group": group.index,
             "rljob.sample": sample,
-            "rljob.prompt": prompt,
-            "rljob.evaluation_set": held_out or None,
+            "rljob.prompt": group.prompt.index,
+            "rljob.evaluation_set": group.held_out or None,
         },
     )
 

@@ -34,7 +34,7 @@ BYTES_PER_EPISODE_TOKEN = 100
 _SLICE_BYTES = 8
 """Per value that a rank reads: as it is in the files, and as fp32."""
 _PENDING_BYTES = 256 << 20
-"""Size of parameters that wait for a thread to write them (weights.writer)."""
+"""Size of parameters that wait for a thread to write them (weights.store)."""
 
 
 def kv_bytes_per_token(shape: Shape, bytes_per_value: int, num_shards: int = 1) -> int:
@@ -87,7 +87,7 @@ def plan_trainer_host(
     """Return what a trainer Pod with GPUs holds on the host: the slices that its ranks read at a time, at most those
     of embeddings and head (policy.sharded_weights); and on rank 0's Pod the published weights and their files in
     /dev/shm (weights.store). `gathers_first`: adapters are merged, and experts are taken apart, once all are gathered;
-    other parameters are written one by one (weights.writer)."""
+    other parameters are written one by one (weights.store)."""
     process = Part("processes", ranks_per_pod * PROCESS_BYTES, is_certain=True, is_estimate=True)
     slices = -(-shape.root_parameters * _SLICE_BYTES // num_shards)
     load = [process, Part("load", ranks_per_pod * slices)]

@@ -37,7 +37,7 @@ from rljob_trainer.episodes.types import (
     Turn,
     prompt_segment,
 )
-from rljob_trainer.outages.deadline import deadline
+from rljob_trainer.outages.waiting import deadline
 
 _MAX_LISTED_FUNCTIONS = 20
 
@@ -133,7 +133,10 @@ class _Play:
                 raise PromptTooLongError(len(prompt), length)
             completion = await self.task.generate(prompt, room)
         except PromptTooLongError as error:
-            self._end_without_room(error)
+            if self.episode.turns:
+                self._end(EpisodeEnd.CONTEXT)
+            else:
+                self.fail(describe_length(error))
             return
         await self._record_answer(completion, room)
 
@@ -159,12 +162,6 @@ class _Play:
                 raise UserError(f"spec.model.source: {error}") from error
             failure = EpisodeFailure(AGENT, "spec.model.source", str(InvalidReason.EXCEPTION), str(error))
             raise _EpisodeFailedError(failure) from error
-
-    def _end_without_room(self, error: PromptTooLongError) -> None:
-        if self.episode.turns:
-            self._end(EpisodeEnd.CONTEXT)
-        else:
-            self.fail(describe_length(error))
 
     def _end(self, end: EpisodeEnd) -> None:
         self.episode.end, self.is_over = end, True

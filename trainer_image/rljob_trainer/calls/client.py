@@ -1,29 +1,113 @@
-"""The clients of what an agent calls: the simulated user or the functions of a tool, and the runner of episodes.
+"""The clients of what an agent calls: the simulated user or the functions of a tool, and the runner of episodes, which
+also gives the rows of a job's environment or program before the driver starts.
 
 Each time that an episode is sent is another attempt with another key. Closing its request ends the episode's process.
+Invariant: a response becomes one result, or an invalid result with a reason if it breaks the protocol.
 """
 
 import asyncio
+import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import aiohttp
+from pydantic import ValidationError
 
+from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job_spec import Service
-from rljob_api.wire.calls import CallRequest, CallResult
+from rljob_api.wire.base import InvalidReason, Lane
+from rljob_api.wire.calls import CallRequest, CallResult, RowsCall, RowsReply
+from rljob_api.wire.contract import (
+    MAX_EPISODE_REPLY_BYTES,
+    MAX_ROWS_OF_PAGE,
+    MAX_TOOL_RESULT_CHARACTERS,
+    MAX_USER_REPLY_BYTES,
+    READ_ROWS,
+    UrlPath,
+)
+from rljob_api.wire.driver_status import RewardDemand
+from rljob_api.wire.scores import Part
 from rljob_trainer.agents.base import EpisodeMessage
-from rljob_trainer.calls.messages import EpisodeRequest, FunctionCall
 from rljob_trainer.outages.registry import Dependency, Outages
 from rljob_trainer.outages.waiting import PAUSES, double
+from rljob_trainer.replicas.pool import ReplicaLease
 from rljob_trainer.services.client import ServiceClient
+from rljob_trainer.services.messages import PendingRequest
 
 log = logging.getLogger(__name__)
 
 _EPISODES_PER_SLOT: Final = 1
 """An episode lasts much longer than the way of a request: one that waits does so in the driver, for whichever replica
 is free first."""
+
+
+_MAX_BYTES_PER_CHARACTER = 12
+"""A character outside the basic plane is two escapes, \\uXXXX\\uXXXX, in JSON that is ASCII."""
+_MAX_VALUE_BYTES = max(
+    MAX_USER_REPLY_BYTES, MAX_EPISODE_REPLY_BYTES, _MAX_BYTES_PER_CHARACTER * MAX_TOOL_RESULT_CHARACTERS
+)
+_MAX_RESPONSE_BYTES = _MAX_VALUE_BYTES + (64 << 10)
+"""A value with the other fields of its result."""
+
+
+@dataclass(frozen=True)
+class FunctionCall:
+    """A call of the simulated user or a tool: a request to /v1/call, as services.messages.Call describes it. Retries
+    send the same one, with the same id."""
+
+    request: CallRequest | EpisodeMessage
+    num_results = 1
+    path = UrlPath.CALL.value
+    max_response_bytes = _MAX_RESPONSE_BYTES
+    is_short = False
+
+    @property
+    def lane(self) -> Lane:
+        return self.request.lane
+
+    def encode(self, reads: Collection[Part] = ()) -> bytes:
+        """Return the body. Raise ValueError for arguments without a JSON form, such as NaN or too deep a nesting."""
+        assert isinstance(self.request, CallRequest)
+        return _encode(self.request)
+
+    def read(self, text: str, seconds: float) -> list[CallResult]:
+        try:
+            result = CallResult.model_validate_json(text, extra="ignore")
+            if result.id != self.request.id:
+                raise ValueError(f"it is for {result.id}")
+            if result.valid != (result.reason is None):
+                raise ValueError("a result must be valid without a reason, or invalid with one")
+        except (ValueError, RecursionError) as error:
+            return self.fail(InvalidReason.BAD_RETURN, f"invalid response {text[:200]}: {error}", seconds)
+        return [result]
+
+    def fail(self, reason: InvalidReason, message: str, seconds: float = 0.0) -> list[CallResult]:
+        failed = CallResult(
+            id=self.request.id, valid=False, reason=reason, message=message[:2000], execute_seconds=seconds
+        )
+        return [failed]
+
+
+@dataclass(frozen=True)
+class EpisodeRequest(FunctionCall):
+    """An episode. Retries have the same id and another attempt."""
+
+    request: EpisodeMessage
+
+    def encode(self, reads: Collection[Part] = ()) -> bytes:
+        """Begin an attempt, and return its body. Raise ValueError for a row without a JSON form."""
+        return _encode(self.request.next_attempt())
+
+
+def _encode(request: CallRequest) -> bytes:
+    try:
+        text = json.dumps(request.model_dump(), ensure_ascii=False, allow_nan=False)
+    except (TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    return text.encode("utf-8", "replace")
 
 
 class CallClient(ServiceClient[CallResult]):
@@ -34,18 +118,13 @@ class CallClient(ServiceClient[CallResult]):
         super().__init__(service.settings, service.path, session, name=name, source=service.source, outages=outages)
         self.service = service
 
-    async def call(self, request: CallRequest) -> tuple[CallResult, float]:
-        """Return the result and the seconds until it. Raise UserError and TransientError."""
-        [result], pending = await self._run(FunctionCall(request))
-        return result, pending.seconds
-
     def _count_readers(self) -> int:
         """Return how many wait for the functions of the tool."""
-        return max(0, self.replicas.num_waiting - self.requests.num_waiting())
+        return max(0, self.replicas.num_waiting - self.num_waiting())
 
     def describe_wait(self) -> str:
         """Return `3 replies of the user, oldest 4.1 s`, and what is missing; empty if nothing is in flight."""
-        count = len(self.requests.in_flight)
+        count = len(self.in_flight)
         if not count and not self.replicas.num_waiting:
             return ""
         if not count:  # its functions must be known before the first prompt
@@ -79,12 +158,20 @@ class RunnerClient(ServiceClient[CallResult]):
             in_flight_per_slot=_EPISODES_PER_SLOT,
         )
 
+    async def _send(self, lease: ReplicaLease, pending: PendingRequest[CallResult]) -> list[CallResult] | None:
+        """Send an attempt, and end it, with a response or without."""
+        assert isinstance(pending.call, EpisodeRequest)
+        try:
+            return await super()._send(lease, pending)
+        finally:
+            pending.call.request.end_attempt()
+
     async def run(self, message: EpisodeMessage) -> tuple[CallResult, float]:
         """Return the result and the seconds until it. Raise UserError and TransientError."""
         started_at, delays = time.monotonic(), double(*PAUSES)
         while True:
             sent_at = self.replicas.now()
-            [result], _ = await self._run(EpisodeRequest(message))
+            [result], _ = await self.call(EpisodeRequest(message))
             if result.valid or not any(each.was_away(sent_at) for each in self._calls):
                 return result, time.monotonic() - started_at
             for each in self._calls:
@@ -94,9 +181,66 @@ class RunnerClient(ServiceClient[CallResult]):
 
     def describe_wait(self) -> str:
         """Return `3 episodes in the runner, oldest 41 s, 2 wait for a free slot`; empty if nothing is in flight."""
-        count, num_waiting = len(self.requests.in_flight), self.requests.num_waiting()
+        count, num_waiting = len(self.in_flight), self.num_waiting()
         if not count:
             return ""
         what = f"{count} {'episodes' if count > 1 else 'episode'} in the runner"
         waiting = f", {num_waiting} of them for a free slot" if num_waiting else ""
         return f"{what}{self._describe_oldest(waiting)}"
+
+
+_NO_ANSWER: Final = (InvalidReason.UNREACHABLE, InvalidReason.DEADLINE)
+"""Reasons for which the environment is not the cause."""
+
+
+class RowsClient(ServiceClient[CallResult]):
+    """Client of the runner for rows alone."""
+
+    SPREADS: ClassVar = False
+    """A replica that did not make the earlier rows of a generator has to make them before those of a page."""
+
+    def __init__(self, service: Service, session: aiohttp.ClientSession, outages: Outages | None = None) -> None:
+        super().__init__(service.settings, service.path, session, name="runner", source=service.source, outages=outages)
+        self.environment = describe_environment(service)
+
+    async def close(self) -> None:
+        await super().close()
+        self.health.clear()  # nothing asks it again
+
+    async def read(self, split: str, start: int, count: int = MAX_ROWS_OF_PAGE) -> RowsReply:
+        """Return a page of rows. Raise UserError if the environment has none to give, and TransientError if it does not
+        answer. The caller adds the field of the job."""
+        call = RowsCall(split=split, start=start, count=min(count, MAX_ROWS_OF_PAGE))
+        request = CallRequest(id=f"rows/{split}/{start}", function=READ_ROWS, arguments=call.model_dump())
+        [result], _ = await self.call(FunctionCall(request))
+        if result.valid:
+            return self._parse(result)
+        problem = f"{self.environment} gave no rows: {result.message}"
+        if result.reason is InvalidReason.BAD_REQUEST:  # its message says what to do
+            raise UserError(problem)
+        if result.reason in _NO_ANSWER:
+            raise TransientError(problem)
+        raise UserError(f"{problem} ({result.reason}); correct what returns them, or the split")
+
+    def _parse(self, result: CallResult) -> RowsReply:
+        try:
+            return RowsReply.model_validate(result.value, extra="ignore")
+        except ValidationError as error:
+            raise UserError(f"{self.environment} gave no rows, but {str(result.value)[:200]}: {error}") from error
+
+    def demand(self) -> RewardDemand:
+        """Return what an autoscaler needs to know while rows are read: one slot."""
+        return RewardDemand(samples=1, expected=1, holds_slots=True, is_open=True, is_first=True)
+
+    def describe_wait(self) -> str:
+        """Return what is missing; empty if a page is on its way."""
+        return "" if self.replicas.fleet.replicas else self._describe_missing()
+
+
+def describe_environment(service: Service) -> str:
+    """Return `the environment my-env of verifiers`, or `the program of agent.runner.function`."""
+    function = service.settings.function
+    given = (function.factory_args or {}).get("id") if function else None
+    if service.framework:
+        return f"the environment {given} of {service.framework}" if given else f"the environment of {service.framework}"
+    return "the program of agent.runner.function"

@@ -1,29 +1,114 @@
 """All services of an agent, as one: the simulated user, the tools, the runner. Implements agents.base.Services and
-agents.base.EpisodeRunner."""
+agents.base.EpisodeRunner. The functions of a tool are read once it is reachable, and again when its version changes.
+"""
 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
+from pydantic import ValidationError
 
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.manifest.job_spec import Service, ServiceKind
 from rljob_api.manifest.services.runner import RUNNER_SERVICE
 from rljob_api.wire.base import Lane
-from rljob_api.wire.calls import CallRequest, CallResult
+from rljob_api.wire.calls import CallRequest, CallResult, ToolSchema
 from rljob_api.wire.contract import END_EPISODE
 from rljob_trainer import traces
 from rljob_trainer.agents.base import EpisodeMessage, ToolSet
-from rljob_trainer.calls.client import CallClient, RunnerClient
-from rljob_trainer.calls.schemas import SchemaReader
+from rljob_trainer.calls.client import CallClient, FunctionCall, RunnerClient
 from rljob_trainer.concurrency import end_tasks
 from rljob_trainer.outages.registry import Dependency, Outages
 from rljob_trainer.services.client import ServiceClient
 from rljob_trainer.services.load import ServiceLoad
+from rljob_trainer.services.messages import REFUSED_STATUSES, ask_info
 
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class SchemaReader:
+    client: CallClient
+    session: aiohttp.ClientSession
+    _schemas: list[ToolSchema] | None = None
+    _version: str = ""
+    _reading: asyncio.Task[None] | None = None
+
+    async def read(self) -> list[ToolSchema]:
+        """Return the newest schemas that are known; wait for them only if there are none yet.
+
+        Raise UserError if the server has no usable functions, and TransientError if none answers for long.
+        """
+        if self._schemas is None:
+            await asyncio.shield(self._start_reading())  # others wait for the same answer
+        assert self._schemas is not None
+        return self._schemas
+
+    def record_version(self, version: str) -> None:
+        """Read the schemas again, in the background, if a result came from another version."""
+        if version and version != self._version:
+            self._start_reading()
+
+    @property
+    def is_idle(self) -> bool:
+        return self._reading is None or self._reading.done()
+
+    async def close(self) -> None:
+        await end_tasks(self._reading)
+
+    def _start_reading(self) -> asyncio.Task[None]:
+        if self._reading is None or self.is_idle:
+            self._reading = asyncio.create_task(self._read())
+            self._reading.add_done_callback(_retrieve)
+        return self._reading
+
+    async def _read(self) -> None:
+        tried: set[str] = set()
+        while True:
+            async with self.client.replicas.lease(tried) as lease:
+                tried.add(lease.address)
+                try:
+                    info = await self._request(lease.address)
+                except UserError:
+                    raise
+                except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+                    lease.failed(f"cannot query its functions: {type(error).__name__}: {error}")
+                    continue
+                self._schemas = self._parse(lease.address, info)
+                self._version = str(info.get("version") or "")
+                lease.done()
+                return
+
+    async def _request(self, address: str) -> dict[str, Any]:
+        async with ask_info(self.session, address, self.client.headers) as response:
+            if response.status in REFUSED_STATUSES:
+                text = await response.text()
+                raise UserError(f"{self.client.service.path}: {address} returned {response.status}: {text[:500]}")
+            response.raise_for_status()
+            info = await response.json()
+        if not isinstance(info, dict):
+            raise ValueError(f"expected a JSON object, got {str(info)[:200]}")
+        return info
+
+    def _parse(self, address: str, info: dict[str, Any]) -> list[ToolSchema]:
+        path = self.client.service.path
+        try:
+            schemas = [ToolSchema.model_validate(each, extra="ignore") for each in info.get("tools") or []]
+        except (ValidationError, TypeError) as error:
+            raise UserError(f"{path}: {address} has unusable functions: {error}") from error
+        if not schemas:
+            raise UserError(f"{path}: {address} has no functions; define one in the source of the tool")
+        return schemas
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Log the error of a refresh in the background. The known schemas stay."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.warning("%s", error)
 
 
 class AgentServices:
@@ -84,12 +169,12 @@ class AgentServices:
         """Return the result of a call, and the seconds until it."""
         client = self._callable[service]
         with self._working(client.service.kind), traces.begin_tool(service, request.function, request.id) as span:
-            result, seconds = await client.call(request)
+            [result], pending = await client.call(FunctionCall(request))
             traces.record_call(span, result)
         if reader := self.readers.get(service):
             reader.record_version(result.version)
-        self._on_call(service, request.lane, result, seconds)
-        return result, seconds
+        self._on_call(service, request.lane, result, pending.seconds)
+        return result, pending.seconds
 
     def end_episode(self, tool: str, episode: str, lane: Lane) -> None:
         """Let a tool free what it holds for an episode, in the background. What a tool fails to free expires."""
@@ -100,7 +185,7 @@ class AgentServices:
     async def _end_episode(self, tool: str, episode: str, lane: Lane) -> None:
         request = CallRequest(id=f"{episode}/end", lane=lane, function=END_EPISODE, episode=episode, arguments={})
         try:
-            result, _ = await self._callable[tool].call(request)
+            [result], _ = await self._callable[tool].call(FunctionCall(request))
             problem = result.message
         except RLJobError as error:
             problem = str(error)

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -23,7 +23,7 @@ from rljob_api.wire.driver_status import HungPart
 from rljob_inputs.prompts import Prompt
 from rljob_trainer import traces
 from rljob_trainer.agents import AgentLoop
-from rljob_trainer.agents.base import EpisodeTask, Generate
+from rljob_trainer.agents.base import EpisodeTask
 from rljob_trainer.algorithms.rows import score_group
 from rljob_trainer.calls.services import AgentServices
 from rljob_trainer.concurrency import end_tasks, run_all
@@ -103,16 +103,16 @@ class Collector:
     def list_hung(self) -> list[HungPart]:
         """Return the parts that hang, of rollouts, rewards and the agent's services."""
         called = {} if self.services is None else self.services.clients
-        hung = [client.requests.list_hung() for client in self.rewards.clients.values()]
-        hung += [client.requests.list_hung() for client in called.values()]
+        hung = [client.list_hung() for client in self.rewards.clients.values()]
+        hung += [client.list_hung() for client in called.values()]
         return [*self.rollouts.list_hung(), *itertools.chain.from_iterable(hung)]
 
     async def run_group(self, group: Group, plan: CollectionPlan, progress: ReadProgress) -> Group:
         """Run the group's episodes and score them. The first error ends them all."""
         names = {reward.name for reward in plan.rewards}
         scorer = self.rewards.open_group(plan.group_id(group.index), plan.lane, plan.group_size, names)
-        samples = range(plan.group_size)
-        found = await run_all([self._run_episode(group, i, plan, scorer, progress) for i in samples])
+        runs = [EpisodeRun(self, group, i, plan, scorer, progress) for i in range(plan.group_size)]
+        found = await run_all([run.play() for run in runs])
         group.episodes = [trajectory for trajectories in found for trajectory in trajectories]
         score_group(group, plan.rewards, self.own_weight)
         return group
@@ -127,97 +127,93 @@ class Collector:
             progress().num_scored -= sum(len(group.by_sample()) for group, _ in stale)
             await run_all([self._rescore(group, names, plan, progress) for group, names in stale])
 
-    async def _run_episode(
-        self, group: Group, sample: int, plan: CollectionPlan, scorer: GroupScorer, progress: ReadProgress
-    ) -> list[Episode]:
-        """Return the trajectories of the episode, scored."""
-        episode_id = plan.episode_id(group.index, sample)
-        with traces.begin_episode(
-            episode_id,
-            lane=plan.lane,
-            step=plan.step,
-            group=group.index,
-            sample=sample,
-            prompt=group.prompt.index,
-            held_out=plan.held_out,
-        ) as span:
-            seed = plan.sample_seed(group.prompt.index, group.index, sample)
-            needs_reward = not plan.rewards
-            # The time of an open episode of training is that of generation.
-            is_generating = self.phases.within("generate", time.monotonic) if plan.lane == "train" else nullcontext()
-            with is_generating, traces.begin_agent(self.job, episode_id) as agent_span:
-                generate = self._bind_generate(group, sample, plan, agent_span.traceparent)
-                task = EpisodeTask(
-                    episode_id, plan.lane, group.prompt, group.index, sample, generate, seed, needs_reward
-                )
-                trajectories = await self.agent.run(task)
-            ended_at = time.monotonic()
-            for trajectory in trajectories:
-                trajectory.ended_at, trajectory.traceparent = ended_at, span.traceparent
-            progress().record_ended(trajectories)
-            await self._score(group.prompt, trajectories, plan, scorer, progress)
-            for trajectory in trajectories:
-                self.on_scored(plan.lane, group, trajectory)
-            traces.record_episode(span, trajectories)
-        return trajectories
-
-    def _bind_generate(self, group: Group, sample: int, plan: CollectionPlan, traceparent: str = "") -> Generate:
-        """`traceparent`: of the span of what the agent does; the gateway's requests have no other."""
-        turns = itertools.count()
-
-        async def generate(token_ids: list[int], max_tokens: int | None = None, stop: Sequence[str] = ()) -> Completion:
-            turn, sampling = next(turns), plan.sampling
-            seed = plan.sample_seed(group.prompt.index, group.index, sample, turn)
-            if max_tokens is not None and max_tokens < sampling.answer_tokens:
-                sampling = sampling.model_copy(update={"max_tokens": max_tokens})
-            if stop:
-                sampling = sampling.model_copy(update={"stop": [*sampling.stop, *stop]})
-            parent = None if spans.current() else traceparent
-            chat = traces.begin_chat(parent, turn, len(token_ids), sampling, seed)
-            with self.roles.working("rollouts", time.monotonic), chat:
-                completion = await self.rollouts.complete(token_ids, sampling, seed)
-                traces.record_completion(chat, completion)
-                return completion
-
-        return generate
-
-    async def _score(
-        self,
-        prompt: Prompt,
-        trajectories: Sequence[Episode],
-        plan: CollectionPlan,
-        scorer: GroupScorer,
-        progress: ReadProgress,
-    ) -> None:
-        """Score an episode: each of its trajectories is a sample of the rewards."""
-        scorer.expect(len(trajectories))
-        with self.roles.working("rewards", time.monotonic):
-            await run_all([self._score_alone(prompt, each, plan, scorer) for each in trajectories])
-        progress().record_scored(trajectories, time.monotonic())
-
-    async def _score_alone(self, prompt: Prompt, episode: Episode, plan: CollectionPlan, scorer: GroupScorer) -> None:
-        if episode.failure is not None:
-            await scorer.skip()
-            return
-        if plan.rewards:
-            finished = plan.step - (plan.lane == "train")
-            request = self.requests.build(plan.trajectory_id(episode), plan.lane, prompt, episode, finished)
-            results = await scorer.score(episode.position, request, episode.ended_at, episode.peers)
-            episode.results = {**episode.results, **results}
-        score_group(Group(episode.group, prompt, [episode]), plan.rewards, self.own_weight)  # until its group ends
-
     async def _rescore(self, group: Group, names: set[str], plan: CollectionPlan, progress: ReadProgress) -> None:
         scorer = self.rewards.open_group(plan.group_id(group.index), plan.lane, plan.group_size, names)
-        episodes = group.by_sample()
 
         async def score(trajectories: Sequence[Episode]) -> None:
             with spans.resume(trajectories[0].traceparent):
-                await self._score(group.prompt, trajectories, plan, scorer, progress)
+                await EpisodeRun(self, group, trajectories[0].sample, plan, scorer, progress).score(trajectories)
 
-        await run_all([score(each) for each in episodes])
+        await run_all([score(each) for each in group.by_sample()])
         score_group(group, plan.rewards, self.own_weight)
         for name in names:
             self.rewards.clients[name].num_rescored += sum(episode.failure is None for episode in group.episodes)
+
+
+@dataclass
+class EpisodeRun:
+    """One episode, from its prompt to its scores."""
+
+    collector: Collector
+    group: Group
+    sample: int
+    plan: CollectionPlan
+    scorer: GroupScorer
+    progress: ReadProgress
+    traceparent: str = ""
+    """That of the span of what the agent does: the gateway's requests have no other."""
+    _turns: Iterator[int] = field(default_factory=itertools.count)
+
+    async def play(self) -> list[Episode]:
+        """Return its trajectories, scored."""
+        collector, group, plan, prompt = self.collector, self.group, self.plan, self.group.prompt
+        episode_id = plan.episode_id(group.index, self.sample)
+        with traces.begin_episode(episode_id, plan.lane, plan.step, group, self.sample) as span:
+            seed = plan.sample_seed(prompt.index, group.index, self.sample)
+            task = EpisodeTask(
+                episode_id, plan.lane, prompt, group.index, self.sample, self.generate, seed, not plan.rewards
+            )
+            # The time of an open episode of training is that of generation.
+            phase = collector.phases.within("generate", time.monotonic) if plan.lane == "train" else nullcontext()
+            with phase, traces.begin_agent(collector.job, episode_id) as agent_span:
+                self.traceparent = agent_span.traceparent
+                trajectories = await collector.agent.run(task)
+            ended_at = time.monotonic()
+            for trajectory in trajectories:
+                trajectory.ended_at, trajectory.traceparent = ended_at, span.traceparent
+            self.progress().record_ended(trajectories)
+            await self.score(trajectories)
+            for trajectory in trajectories:
+                collector.on_scored(plan.lane, group, trajectory)
+            traces.record_episode(span, trajectories)
+        return trajectories
+
+    async def generate(
+        self, token_ids: list[int], max_tokens: int | None = None, stop: Sequence[str] = ()
+    ) -> Completion:
+        """Return the next answer of the policy."""
+        turn, sampling, roles = next(self._turns), self.plan.sampling, self.collector.roles
+        seed = self.plan.sample_seed(self.group.prompt.index, self.group.index, self.sample, turn)
+        if max_tokens is not None and max_tokens < sampling.answer_tokens:
+            sampling = sampling.model_copy(update={"max_tokens": max_tokens})
+        if stop:
+            sampling = sampling.model_copy(update={"stop": [*sampling.stop, *stop]})
+        parent = None if spans.current() else self.traceparent
+        chat = traces.begin_chat(parent, turn, len(token_ids), sampling, seed)
+        with roles.within("rollouts", time.monotonic), chat:
+            completion = await self.collector.rollouts.complete(token_ids, sampling, seed)
+            traces.record_completion(chat, completion)
+            return completion
+
+    async def score(self, trajectories: Sequence[Episode]) -> None:
+        """Score the episode: each of its trajectories is a sample of the rewards."""
+        self.scorer.expect(len(trajectories))
+        with self.collector.roles.within("rewards", time.monotonic):
+            await run_all([self._score_alone(each) for each in trajectories])
+        self.progress().record_scored(trajectories, time.monotonic())
+
+    async def _score_alone(self, episode: Episode) -> None:
+        plan, prompt = self.plan, self.group.prompt
+        if episode.failure is not None:
+            await self.scorer.skip()
+            return
+        if plan.rewards:
+            finished = plan.step - (plan.lane == "train")
+            request = self.collector.requests.build(plan.trajectory_id(episode), plan.lane, prompt, episode, finished)
+            results = await self.scorer.score(episode.position, request, episode.ended_at, episode.peers)
+            episode.results = {**episode.results, **results}
+        # Until its group ends:
+        score_group(Group(episode.group, prompt, [episode]), plan.rewards, self.collector.own_weight)
 
 
 class Collection:

@@ -23,7 +23,7 @@ from rljob_api.wire.base import InvalidReason
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import AGENT, REASON_CONTEXT
 from rljob_trainer.agents.hosted import REASON_NO_TURNS
-from rljob_trainer.concurrency import end_tasks, run_all
+from rljob_trainer.concurrency import end_tasks, run_all, wait_for_event
 from rljob_trainer.driver.collection import Collection as PromptCollection
 from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.driver.estimates import Answer, Estimate, estimate_majority, estimate_mean, estimate_pass
@@ -115,11 +115,7 @@ class EvalLane:
         """Wait until no completion is open. Rewards may still be. Raise the evaluation's error if it has failed."""
         if self._running is None:
             return
-        generated = asyncio.create_task(self.progress.all_generated.wait())
-        try:
-            await asyncio.wait({self._running, generated}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            generated.cancel()
+        await wait_for_event(self.progress.all_generated, self._running)
         if self._running.done():
             self._running.result()
 

@@ -19,10 +19,9 @@ from rljob_api.run.folder import EXPORT, checkpoint_folder, export_folder
 from rljob_api.run.summaries import BestStep
 from rljob_trainer.concurrency import run_in_thread
 from rljob_trainer.driver.ports import Trainer
-from rljob_trainer.history.damage import open_checkpoint
 from rljob_trainer.history.disk import RunDisk
 from rljob_trainer.history.exports import place_export, remove_exports, write_partial
-from rljob_trainer.history.run_state import FILE_DRIVER, History, checkpoint_exists
+from rljob_trainer.history.run_state import FILE_DRIVER, History, checkpoint_exists, open_checkpoint
 from rljob_trainer.run_folder.file_facts import Checkpoint, DamagedCheckpointError
 
 log = logging.getLogger(__name__)

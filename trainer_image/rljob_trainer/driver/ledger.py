@@ -42,8 +42,7 @@ from rljob_trainer.driver.train_lane import LaneState
 from rljob_trainer.driver.updates import StepOutcome
 from rljob_trainer.episodes.progress import CollectionProgress
 from rljob_trainer.episodes.types import Group
-from rljob_trainer.history.disk import DiskError, RunDisk
-from rljob_trainer.history.durable import write_durably
+from rljob_trainer.history.disk import DiskError, RunDisk, write_durably
 from rljob_trainer.history.metrics import (
     count_staleness,
     mean,

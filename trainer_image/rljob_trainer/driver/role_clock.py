@@ -16,14 +16,15 @@ How the driver feeds them (`now` is time.monotonic()):
     end of a step                record = {"busy_shares": roles.shares(now), "phase_seconds": phases.take(now)}
                                  roles.reset(now)
 
-What begins must end, also when it fails: the context managers `roles.working` and `phases.within` take a clock. Shares
+What begins must end, also when it fails: the context managers `roles.within` and `phases.within` take a clock. Shares
 of roles overlap and may add up to more than 1. Invariant: the phases partition the wall time.
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from rljob_api.manifest.job_spec import ServiceKind
 
@@ -43,42 +44,64 @@ the step: the wait for rewards. `evaluate` is active only while the driver waits
 next to training."""
 
 
-class RoleClock:
+_Name = TypeVar("_Name", Role, Phase)
+
+
+class _Clock(ABC, Generic[_Name]):
+    """Pieces of work that are active now, by name."""
+
+    def __init__(self, now: float) -> None:
+        self._num_active: Counter[_Name] = Counter()
+        self._seen_at = now
+
+    def begin(self, name: _Name, now: float) -> None:
+        """It may begin several times, such as `generate` once for each completion: it ends with the last."""
+        self._advance(now)
+        self._num_active[name] += 1
+        self._select()
+
+    def end(self, name: _Name, now: float) -> None:
+        """Raise ValueError if it is not active."""
+        self._advance(now)
+        if not self._num_active[name]:
+            raise ValueError(f"{name} ended more often than it began")
+        self._num_active[name] -= 1
+        self._select()
+
+    @contextmanager
+    def within(self, name: _Name, clock: Callable[[], float]) -> Iterator[None]:
+        self.begin(name, clock())
+        try:
+            yield
+        finally:
+            self.end(name, clock())
+
+    def _advance(self, now: float) -> None:
+        """Count the time until `now`."""
+        self._count(now - self._seen_at)
+        self._seen_at = now
+
+    @abstractmethod
+    def _count(self, seconds: float) -> None: ...
+
+    def _select(self) -> None:
+        """What is active has changed."""
+
+
+class RoleClock(_Clock[Role]):
     """The time in which each role had work: the union of its overlapping pieces of work."""
 
     def __init__(self, now: float, kinds: Collection[ServiceKind] = ()) -> None:
         """`kinds`: of the job's services. Those of an agent are roles besides ROLES."""
         self._roles = (*ROLES, *(role for kind, role in ROLE_OF_SERVICE.items() if kind in kinds))
-        self._num_active: Counter[Role] = Counter()
+        super().__init__(now)
         self._busy = dict.fromkeys(self._roles, 0.0)
         """Seconds since `reset`, up to `_seen_at`."""
-        self._reset_at = self._seen_at = now
-
-    def begin(self, role: Role, now: float) -> None:
-        self._advance(now)
-        self._num_active[role] += 1
-
-    def end(self, role: Role, now: float) -> None:
-        """Raise ValueError if no work of the role is active."""
-        self._advance(now)
-        if not self._num_active[role]:
-            raise ValueError(f"work of {role} ended more often than it began")
-        self._num_active[role] -= 1
-
-    @contextmanager
-    def working(self, role: Role, clock: Callable[[], float]) -> Iterator[None]:
-        self.begin(role, clock())
-        try:
-            yield
-        finally:
-            self.end(role, clock())
-
-    def is_working(self, role: Role) -> bool:
-        return self._num_active[role] > 0
+        self._reset_at = now
 
     def is_idle(self) -> bool:
         """Whether no role works."""
-        return not any(map(self.is_working, self._roles))
+        return not any(self._num_active[role] for role in self._roles)
 
     def num_working(self, role: Role) -> int:
         """Return the number of pieces of work that are active."""
@@ -100,47 +123,23 @@ class RoleClock:
         self._busy = dict.fromkeys(self._roles, 0.0)
         self._reset_at = now
 
-    def _advance(self, now: float) -> None:
-        elapsed, self._seen_at = now - self._seen_at, now
+    def _count(self, seconds: float) -> None:
         for role in self._roles:
             if self._num_active[role]:
-                self._busy[role] += elapsed
+                self._busy[role] += seconds
 
 
-class PhaseClock:
+class PhaseClock(_Clock[Phase]):
     """A partition of the wall time into phases: each moment belongs to one of the active phases, by precedence.
 
     Time in which none is active belongs to the phase before it; at first, to `starting`.
     """
 
     def __init__(self, now: float) -> None:
-        self._num_active: Counter[Phase] = Counter()
+        super().__init__(now)
         self._seconds: dict[Phase, float] = {}
-        self._seen_at = now
         self.phase: Phase = "starting"
         """The current phase, for /status."""
-
-    def begin(self, phase: Phase, now: float) -> None:
-        """A phase may begin several times, such as `generate` once for each completion: it ends with the last."""
-        self._advance(now)
-        self._num_active[phase] += 1
-        self._select()
-
-    def end(self, phase: Phase, now: float) -> None:
-        """Raise ValueError if the phase is not active."""
-        self._advance(now)
-        if not self._num_active[phase]:
-            raise ValueError(f"phase {phase} ended more often than it began")
-        self._num_active[phase] -= 1
-        self._select()
-
-    @contextmanager
-    def within(self, phase: Phase, clock: Callable[[], float]) -> Iterator[None]:
-        self.begin(phase, clock())
-        try:
-            yield
-        finally:
-            self.end(phase, clock())
 
     def take(self, now: float) -> dict[Phase, float]:
         """Return the seconds by phase since the last call, or since the creation. Their sum is that wall time."""
@@ -151,7 +150,6 @@ class PhaseClock:
     def _select(self) -> None:
         self.phase = next((phase for phase in _PRECEDENCE if self._num_active[phase]), self.phase)
 
-    def _advance(self, now: float) -> None:
-        elapsed, self._seen_at = now - self._seen_at, now
-        if elapsed > 0:
-            self._seconds[self.phase] = self._seconds.get(self.phase, 0.0) + elapsed
+    def _count(self, seconds: float) -> None:
+        if seconds > 0:
+            self._seconds[self.phase] = self._seconds.get(self.phase, 0.0) + seconds

@@ -47,9 +47,8 @@ from rljob_trainer.driver.train_lane import TrainLane, read_lane_state
 from rljob_trainer.driver.turns import build_turns
 from rljob_trainer.driver.updates import StepOutcome, StepUpdates
 from rljob_trainer.feed.prompt_feed import PromptFeed, PromptSource
-from rljob_trainer.history.damage import set_aside
 from rljob_trainer.history.disk import RunDisk
-from rljob_trainer.history.run_state import resume
+from rljob_trainer.history.run_state import resume, set_aside
 from rljob_trainer.mirror.mirror import Mirror
 from rljob_trainer.outages.registry import OutageError, Outages
 from rljob_trainer.progress.pace import Pace

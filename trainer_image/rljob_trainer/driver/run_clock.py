@@ -56,12 +56,12 @@ class RunClock:
     @contextmanager
     def training(self) -> Iterator[None]:
         """Within, the trainer computes an update."""
-        with self.phases.within("update", time.monotonic), self.roles.working("trainer", time.monotonic):
+        with self.phases.within("update", time.monotonic), self.roles.within("trainer", time.monotonic):
             yield
 
     @contextmanager
     def publishing(self) -> Iterator[None]:
-        with self.phase("publish"), self.roles.working("trainer", time.monotonic):
+        with self.phase("publish"), self.roles.within("trainer", time.monotonic):
             yield
 
     def begin_step(self) -> None:

@@ -3,27 +3,25 @@
 Invariant: time in which the job waits for something outside of it does not count, nor that after the last step.
 """
 
-from rljob_trainer.progress.pace import Pace
-from rljob_trainer.progress.work import Piece, WatchedClock, Work
+from rljob_trainer.progress.pace import Pace, Piece, Work
 
 _KIND = "step"
 
 
 class StepClock:
     def __init__(self, pace: Pace, now: float) -> None:
-        self._work = Work(pace, WatchedClock(now))
+        self._work = Work(pace, now)
         self._step: Piece | None = None
         self._idle_since: float | None = None
 
     def tick(self, now: float, *, is_paused: bool = False, is_idle: bool = False) -> None:
         """`now`: of a monotonic clock. `is_paused`: the time since the last tick does not count. `is_idle`: nothing
         that the driver could wait for has work now."""
-        clock = self._work.clock
-        clock.tick(now, is_paused=is_paused)
+        self._work.tick(now, is_paused=is_paused)
         if not is_idle:
             self._idle_since = None
         elif self._idle_since is None:
-            self._idle_since = clock.seconds
+            self._idle_since = self._work.now
 
     def begin(self) -> None:
         """The driver trains, with its first trainer group or a later one."""
@@ -50,4 +48,4 @@ class StepClock:
         Between two pieces of work, all are idle for a moment."""
         if self._idle_since is None or self._work.find_hang() is None:
             return False
-        return self._work.clock.seconds - self._idle_since > self._work.pace.floor
+        return self._work.now - self._idle_since > self._work.pace.floor

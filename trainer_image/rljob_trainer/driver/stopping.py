@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 
+from rljob_trainer.concurrency import wait_for_event
 from rljob_trainer.driver.between_steps import BetweenSteps
 
 log = logging.getLogger(__name__)
@@ -105,16 +106,9 @@ class LastSave:
         try:
             async with asyncio.timeout_at(deadline):
                 while not (self._between.settled.is_set() or working.done()):
-                    await self._wait_for_change(working)
+                    await wait_for_event(self._between.settled, working)
         except TimeoutError:
             log.warning("the update did not end in %.0f s", self._seconds)
-
-    async def _wait_for_change(self, working: asyncio.Task[None]) -> None:
-        settled = asyncio.create_task(self._between.settled.wait())
-        try:
-            await asyncio.wait((working, settled), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            settled.cancel()
 
     def _begin(self) -> float:
         """Return the time until which the steps must be saved."""

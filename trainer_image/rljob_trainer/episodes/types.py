@@ -362,6 +362,12 @@ class Group:
     held_out: str = ""
     """Name of its evaluation set. Empty: training."""
 
+    @property
+    def place(self) -> TrainedAs:
+        """Where a recorded group trained."""
+        assert self.trained_as is not None, "a group of the log has trained"
+        return self.trained_as
+
     def by_sample(self) -> list[list[Episode]]:
         """Return the trajectories of each episode.  [samples][trajectories]"""
         return [list(each) for _, each in itertools.groupby(self.episodes, key=lambda episode: episode.sample)]

@@ -28,8 +28,7 @@ from rljob_trainer.head.environment import Environment
 from rljob_trainer.head.rows import place_rows
 from rljob_trainer.head.tokenizer import load_tokenizer
 from rljob_trainer.history.disk import RunDisk
-from rljob_trainer.outages.registry import Outages
-from rljob_trainer.outages.storage import name_storage
+from rljob_trainer.outages.registry import Outages, name_storage
 from rljob_trainer.outages.waiting import wait_out
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from rljob_api.run.objects import FILE_OBJECTS, ObjectsRecord, read_objects
 from rljob_inputs.errors import InputError
 from rljob_inputs.objects.access import ObjectAccess, is_object, pin
 from rljob_inputs.objects.listing import Listing, list_objects
-from rljob_trainer.history.durable import write_durably
+from rljob_trainer.history.disk import write_durably
 
 _MAX_NAMED = 3
 

@@ -14,7 +14,7 @@ from rljob_api.run.folder import last_checkpoint
 from rljob_api.run.origin import FILE_ORIGIN, Change, Origin, build_origin, read_origin
 from rljob_inputs.errors import InputError
 from rljob_trainer.head.environment import Environment
-from rljob_trainer.history.durable import write_durably
+from rljob_trainer.history.disk import write_durably
 
 log = logging.getLogger(__name__)
 

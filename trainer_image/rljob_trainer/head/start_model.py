@@ -18,8 +18,7 @@ from rljob_api.errors import TransientError, UserError
 from rljob_api.run.start_model import FILE_PIN, Pin, choose_export, describe_missing, find_exports, read_pin
 from rljob_inputs.errors import InputError
 from rljob_trainer.head.environment import Environment
-from rljob_trainer.history.disk import RunDisk
-from rljob_trainer.history.durable import write_durably
+from rljob_trainer.history.disk import RunDisk, write_durably
 from rljob_trainer.outages.registry import Outages
 from rljob_trainer.outages.waiting import wait_out
 from rljob_trainer.run_folder.location import EXPORT_PARTIAL

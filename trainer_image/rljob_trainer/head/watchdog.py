@@ -14,8 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 from rljob_api.manifest.job_sections import HangDetection
 from rljob_trainer.concurrency import end_tasks
-from rljob_trainer.progress.pace import Pace
-from rljob_trainer.progress.work import WatchedClock, Work
+from rljob_trainer.progress.pace import Pace, Work
 
 _PERIOD_SECONDS = 1.0
 _LAG_PERIOD_SECONDS = 0.1
@@ -53,7 +52,7 @@ class LoopWatchdog:
     ) -> None:
         """`end` gets why the process must end. It is called in the watchdog's thread, once."""
         self._end, self._period_seconds, self._now = end, period_seconds, clock
-        self._work = Work(Pace(bounds), WatchedClock(clock()))
+        self._work = Work(Pace(bounds), clock())
         self._num_turns = 0
         self._is_over = threading.Event()
 
@@ -77,7 +76,7 @@ class LoopWatchdog:
     def _watch(self) -> None:
         seen, piece = -1, self._work.begin(_KIND)
         while not self._is_over.wait(self._period_seconds):
-            self._work.clock.tick(self._now())
+            self._work.tick(self._now())
             if self._num_turns != seen:
                 seen = self._num_turns
                 self._work.finish(piece)

@@ -31,8 +31,7 @@ from rljob_trainer.concurrency import run_with_watcher, wait_forever
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.fixed_model import as_evaluation, read_figures, start_fixed
 from rljob_trainer.driver.model_check import ModelCheck
-from rljob_trainer.driver.recent_samples import RecentSampleLog
-from rljob_trainer.driver.reports import Reports
+from rljob_trainer.driver.reports import RecentSampleLog, Reports
 from rljob_trainer.driver.role_clock import ROLE_OF_SERVICE, RoleClock
 from rljob_trainer.driver.run import Datasets, Driver, DriverParts
 from rljob_trainer.driver.schedules import build_schedule
@@ -177,7 +176,7 @@ async def _start_clients(
         outages=outages,
         runner_calls=[rollouts.replicas.fleet.health, *models.values()],
         on_call=prometheus.record_call,
-        working=lambda kind: roles.working(ROLE_OF_SERVICE[kind], time.monotonic),
+        working=lambda kind: roles.within(ROLE_OF_SERVICE[kind], time.monotonic),
     )
     for client in (rollouts, rewards, services):
         await client.start()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rljob_api.run.summaries import DeliveryCounts
+from rljob_trainer.outages.waiting import pause
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +41,6 @@ class DeliveryLimits:
     max_waiting: int = MAX_WAITING
     give_up_seconds: float = GIVE_UP_SECONDS
     first_retry_seconds: float = FIRST_RETRY_SECONDS
-
-
-def retry_seconds(num_failures: int, first: float = FIRST_RETRY_SECONDS) -> float:
-    """Return the wait after this many failures in succession: it doubles up to MAX_RETRY_SECONDS."""
-    return min(MAX_RETRY_SECONDS, first * 2 ** min(num_failures - 1, 16))
 
 
 class Delivery:
@@ -165,7 +161,7 @@ class Delivery:
             now = time.monotonic()
             if now - submitted_at > self._limits.give_up_seconds:
                 return f"{self.name} does not answer for {self._limits.give_up_seconds / 3600:.0f} hours"
-            wait = retry_seconds(self._num_failures, self._limits.first_retry_seconds)
+            wait = pause(self._limits.first_retry_seconds, MAX_RETRY_SECONDS, self._num_failures - 1)
             if self._ends_at is None:
                 self._changed.wait_for(lambda: self._ends_at is not None, timeout=wait)
             elif now + wait < self._ends_at:

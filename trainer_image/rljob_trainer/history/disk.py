@@ -1,4 +1,5 @@
-"""Writes to the run's folder, which wait while its volume is full, or does not work.
+"""Writes to the run's folder, which survive a crash of the process or the node, and wait while its volume is full or
+does not work.
 
 Owns which errors are of the volume, and what a user does about them. Leaves to each write that it may be repeated.
 Invariant: a write that fails for lack of space is neither lost nor done twice.
@@ -93,3 +94,25 @@ def find_disk_error(error: BaseException) -> str:
         return os.strerror(error.errno)  # type: ignore[attr-defined]
     text = str(error)
     return next((words for words in map(os.strerror, _AWAY_ERRORS) if words in text), "")
+
+
+def sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Write a file atomically: after a crash of the process or the node it is complete, or it does not exist."""
+    temporary = path.with_name(f".{path.name}.partial")
+    temporary.write_text(text, encoding="utf-8")
+    rename_durably(temporary, path)
+
+
+def rename_durably(temporary: Path, path: Path) -> None:
+    """Flush a file to the disk and rename it, and flush the rename."""
+    sync(temporary)
+    temporary.replace(path)
+    sync(path.parent)

@@ -33,6 +33,9 @@ NO_TOOL = "_none"
 """Stands for the tool of calls that were not made: no function has their name, or they cannot be read."""
 
 
+_MEANS_OF_TRAINED = ("entropy", "clip_fraction", "corrected_share", "rejected_share", "effective_sample_share")
+
+
 def mean(values: Iterable[float]) -> float | None:
     listed = list(values)
     return average(listed) if listed else None
@@ -275,11 +278,7 @@ def summarize_updates(updates: Sequence[UpdateMetrics], *, has_reference: bool) 
         policy_loss=mean(update.policy_loss for update in updates),
         grad_norm=mean(update.grad_norm for update in updates),
         kl=mean(update.kl for update in trained) if has_reference else None,
-        entropy=mean(update.entropy for update in trained),
-        clip_fraction=mean(update.clip_fraction for update in trained),
-        corrected_share=mean(update.corrected_share for update in trained),
-        rejected_share=mean(update.rejected_share for update in trained),
-        effective_sample_share=mean(update.effective_sample_share for update in trained),
+        **{name: mean(getattr(update, name) for update in trained) for name in _MEANS_OF_TRAINED},
         critic_loss=mean(update.critic_loss for update in updates if update.critic_loss is not None),
         logprob_difference=first.logprob_difference if first else None,
         mismatch_kl=first.mismatch_kl if first else None,

@@ -53,12 +53,7 @@ def read_groups(path: Path) -> list[Group]:
         episode = build_episode(row, *recorded)
         group = groups.setdefault(row.group, Group(row.group, _build_prompt(row, episode), [], TrainedAs(*place)))
         group.episodes.append(episode)
-    return sorted(groups.values(), key=_position)
-
-
-def _position(group: Group) -> int:
-    assert group.trained_as is not None, "a group of the log has trained"
-    return group.trained_as.position
+    return sorted(groups.values(), key=lambda group: group.place.position)
 
 
 def _read_table(path: Path) -> pa.Table:

@@ -1,29 +1,201 @@
-"""What the driver gives to trackers, and which trackers a job has.
+"""What the driver gives to trackers, which trackers a job has, and how each receives it: TensorBoard, Weights & Biases
+and MLflow.
 
-`trackers` has their clients, `delivery` sends. Invariant: a tracker never stops or delays training; what it loses is
-counted and shown.
+`delivery` sends: it calls a tracker always in one thread, so that it may wait. Invariants: a tracker never stops or
+delays training, and what it loses is counted and shown; a run keeps its id in a tracker for as long as its folder
+exists, so a restart continues it.
 """
 
 import asyncio
 import os
+import posixpath
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.run.gauges import flatten, name_series
 from rljob_api.run.metrics import AnyRecord
 from rljob_api.run.summaries import DeliveryCounts
-from rljob_api.wire.redaction import Redactor, find_values
+from rljob_api.wire.redaction import Redactor, find_values, redact_job
 from rljob_inputs.machine.installation import describe_tracker, has_module
 from rljob_trainer.episodes.types import Group
-from rljob_trainer.history.delivery import Delivery
-from rljob_trainer.history.trackers import MlFlow, TensorBoard, TrackedRecord, Tracker, WeightsAndBiases
+from rljob_trainer.history.delivery import Delivery, RefusedError
 from rljob_trainer.history.trajectory_log import to_text
 from rljob_trainer.run_folder.location import read_run_id
+
+W_AND_B_FINISH_SECONDS = 15.0
+"""For the upload at the end. What is left is on the disk, for `wandb sync`."""
+_MLFLOW_MAX_BATCH = 1000
+_MLFLOW_MAX_NAME = 250
+_MLFLOW_MAX_PARAMETERS = 100
+_MLFLOW_RUN_TAG = "rljob.run-id"
+_RETRYABLE = (401, 403, 408, 429)
+"""Status codes below 500 which a later attempt may not have: someone corrects a token, or a limit ends."""
+
+SAMPLE_COLUMNS = ("step", "group", "prompt", "answer", "completion", "score", "advantage", "end")
+
+
+@dataclass(frozen=True)
+class TrackedRecord:
+    """What the trackers get of a step, an evaluation or a checkpoint."""
+
+    kind: str
+    """Prefix of the names: step, eval, eval/SET, checkpoint."""
+    step: int
+    numbers: Mapping[str, float]
+    time: float = field(default_factory=time.time)
+    """In seconds since 1970. A record may be sent hours later."""
+    samples: Sequence[tuple[Any, ...]] = ()
+    """Rows of SAMPLE_COLUMNS."""
+
+    @property
+    def named(self) -> dict[str, float]:
+        return {f"{self.kind}/{name}": value for name, value in self.numbers.items()}
+
+
+class Tracker(Protocol):
+    def log(self, record: TrackedRecord) -> None: ...
+    def restart_at(self, step: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files through tensorboard's own writer. torch's writer would import all of torch into the driver."""
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self._writer = EventFileWriter(str(folder))
+
+    def restart_at(self, step: int) -> None:
+        """Drop the curves after `step`, which the run repeats."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        step += step > 0  # TensorBoard also drops the step in the event, which is done unless it is 0
+        self._writer.add_event(Event(wall_time=time.time(), step=step, file_version="brain.Event:2"))
+        self._writer.add_event(Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START)))
+
+    def log(self, record: TrackedRecord) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in record.named.items()]
+        self._writer.add_event(Event(wall_time=record.time, step=record.step, summary=Summary(value=values)))
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """One run for each folder of a run. `step` is the axis of all curves: W&B's own counts the calls of log()."""
+
+    def __init__(self, job: RLJob, run_dir: Path, run_id: str) -> None:
+        import wandb
+
+        tracking = job.spec.tracking
+        self._wandb = wandb
+        self._run = wandb.init(
+            project=tracking.wandb_project,
+            entity=tracking.wandb_entity,
+            group=tracking.wandb_group,
+            tags=tracking.wandb_tags or None,
+            name=job.metadata.name,
+            id=run_id,
+            resume="allow",
+            reinit="finish_previous",
+            dir=str(run_dir),
+            config=redact_job(job.to_manifest())["spec"],
+            # The console has the lines of all roles, which `rljob logs` shows.
+            settings=wandb.Settings(console="off", finish_timeout=W_AND_B_FINISH_SECONDS),
+        )
+        self._run.define_metric("step", hidden=True)
+        self._run.define_metric("*", step_metric="step")
+
+    def restart_at(self, step: int) -> None:
+        """Do nothing: W&B cannot drop steps. A repeated step has two points."""
+
+    def log(self, record: TrackedRecord) -> None:
+        values: dict[str, Any] = {**record.named, "step": record.step}
+        if record.samples:
+            table = self._wandb.Table(columns=list(SAMPLE_COLUMNS), data=[list(row) for row in record.samples])
+            values[f"{record.kind}/samples"] = table
+        self._run.log(values)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MlFlow:
+    """One run for each folder of a run, found again by a tag, since MLflow assigns the ids."""
+
+    def __init__(self, job: RLJob, run_id: str) -> None:
+        # Its own retries take minutes for each call; `delivery` retries for hours.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        self._client = MlflowClient()
+        name = job.spec.tracking.mlflow_experiment or ""
+        known = self._client.get_experiment_by_name(name)
+        experiment = str(known.experiment_id if known else self._client.create_experiment(name))
+        found = self._client.search_runs([experiment], f"tags.`{_MLFLOW_RUN_TAG}` = '{run_id}'", max_results=1)
+        if found:
+            self._run = found[0].info.run_id
+            self._client.update_run(self._run, status="RUNNING")
+        else:  # the parameters of a run cannot change
+            tags = {_MLFLOW_RUN_TAG: run_id}
+            self._run = self._client.create_run(experiment, run_name=job.metadata.name, tags=tags).info.run_id
+            settings = _flatten_settings(redact_job(job.to_manifest(exclude_defaults=True))["spec"])
+            parameters = [Param(mlflow_name(name), str(value)) for name, value in settings[:_MLFLOW_MAX_PARAMETERS]]
+            self._client.log_batch(self._run, params=parameters)
+
+    def restart_at(self, step: int) -> None:
+        """Do nothing: MLflow cannot drop steps. A repeated step has two points."""
+
+    def log(self, record: TrackedRecord) -> None:
+        from mlflow.entities import Metric
+        from mlflow.exceptions import MlflowException
+
+        at = int(record.time * 1000)
+        metrics = [Metric(mlflow_name(name), value, at, record.step) for name, value in record.named.items()]
+        try:
+            for start in range(0, len(metrics), _MLFLOW_MAX_BATCH):
+                self._client.log_batch(self._run, metrics=metrics[start : start + _MLFLOW_MAX_BATCH])
+        except MlflowException as error:
+            status = error.get_http_status_code()
+            if 400 <= status < 500 and status not in _RETRYABLE:
+                raise RefusedError(str(error)) from error
+            raise
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+def mlflow_name(name: str) -> str:
+    """Return a name that MLflow accepts. It refuses the whole record for the name of one component, such as acc@1."""
+    allowed = re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
+    return posixpath.normpath(allowed).lstrip("/.")[:_MLFLOW_MAX_NAME] or "_"
+
+
+def _flatten_settings(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """Return the fields of a spec by their path."""
+    if isinstance(value, Mapping):
+        entries = value.items()
+    elif isinstance(value, list) and any(isinstance(each, Mapping | list) for each in value):
+        entries = {str(index): each for index, each in enumerate(value)}.items()
+    else:
+        return [(prefix, value)]
+    return [found for name, each in entries for found in _flatten_settings(each, f"{prefix}.{name}".lstrip("."))]
+
 
 FLUSH_SECONDS = 15.0
 """At the end of the run, for what waits."""

@@ -38,8 +38,7 @@ from rljob_api.run.trajectories import (
 from rljob_api.wire.base import Lane
 from rljob_api.wire.scores import ScoreResult
 from rljob_trainer.episodes.types import ContextBreak, Episode, Group, ScoredResult, Segment, Turn, failed_as
-from rljob_trainer.history.disk import RunDisk, disk_errors
-from rljob_trainer.history.durable import rename_durably
+from rljob_trainer.history.disk import RunDisk, disk_errors, rename_durably
 
 log = logging.getLogger(__name__)
 

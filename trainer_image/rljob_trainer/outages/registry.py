@@ -1,8 +1,8 @@
 """What a job depends on, which of it is away, since when, and when the job gives up. Pure: the clock is injected.
 
 Facts come in per dependency through `succeeded`, `failed` and `clear`. A success ends an outage. What waits calls
-`check`, which raises after spec.outageSeconds; nothing else ends a job because of an outage. Invariant: the time of
-outages that overlap counts once.
+`check`, which raises after spec.outageSeconds; nothing else ends a job because of an outage. `name_storage` names the
+storage of models and data. Invariant: the time of outages that overlap counts once.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from yarl import URL
 from rljob_api.errors import UserError
 from rljob_api.wire.driver_status import Outage
 from rljob_api.wire.text import clean_line
+from rljob_inputs.hub.repository import HubAccess
+from rljob_inputs.objects.access import is_object
 
 DEFAULT_LIMIT_SECONDS = 21_600.0
 _OPENS_AFTER_SECONDS = 10.0
@@ -191,3 +193,13 @@ def _add_last(intervals: list[tuple[float, float]], start: float, end: float) ->
     while intervals and intervals[-1][1] >= start:
         start = min(start, intervals.pop()[0])
     intervals.append((start, end))
+
+
+def name_storage(sources: Iterable[str], access: HubAccess) -> tuple[str, str]:
+    """Return the field with the address, and what a user does about it: of the object storage, if no source is on the
+    Hub."""
+    kinds = {is_object(source) for source in sources if source.startswith("hf://") or is_object(source)}
+    if kinds == {True}:
+        address = hide_secrets(access.objects.place)
+        return f"spec.objectStorage ({address})", "check the network, or set spec.objectStorage.endpoint"
+    return f"spec.hub ({hide_secrets(access.url)})", "check the network, or set spec.hub.endpoint"

@@ -1,8 +1,11 @@
-"""Runs work again until what it depends on is back. Other errors are raised at once."""
+"""Runs work again until what it depends on is back; other errors are raised at once. And a time limit that does not
+count outages."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from itertools import count
 from typing import TypeVar
 
 from rljob_trainer.outages.registry import Dependency
@@ -36,8 +39,34 @@ async def wait_out(
             return result
 
 
+def pause(first: float, most: float, number: int) -> float:
+    """Return the seconds between two attempts: each pause is twice the one before, up to `most`. `number`: from 0."""
+    return min(most, first * 2.0 ** min(number, 64))
+
+
 def double(first: float, most: float) -> Iterator[float]:
-    """Yield the waits between attempts: each is twice the one before, up to `most`."""
-    while True:
-        yield first
-        first = min(2 * first, most)
+    """Yield the pauses between attempts."""
+    return (pause(first, most, number) for number in count())
+
+
+@asynccontextmanager
+async def deadline(seconds: float, away: Callable[[], float]) -> AsyncIterator[asyncio.Timeout]:
+    """Like asyncio.timeout. `away`: returns the seconds of outages so far, which prolong it."""
+    loop, before = asyncio.get_running_loop(), away()
+    ends_at = loop.time() + seconds
+    timer: asyncio.TimerHandle
+    async with asyncio.timeout(None) as scope:
+        timer = loop.call_at(ends_at, lambda: expire())
+
+        def expire() -> None:
+            nonlocal timer
+            moved = ends_at + away() - before
+            if moved > loop.time():
+                timer = loop.call_at(moved, expire)
+            else:
+                scope.reschedule(loop.time())
+
+        try:
+            yield scope
+        finally:
+            timer.cancel()

@@ -21,8 +21,7 @@ from rljob_api.read.pod_files import load_job_file
 from rljob_api.run.folder import FILE_JOB, checkpoint_folder, complete_checkpoints
 from rljob_api.wire.contract import ExitCode
 from rljob_inputs.models.own_settings import load_model_settings
-from rljob_trainer.history.damage import open_checkpoint
-from rljob_trainer.history.run_state import FILE_DRIVER
+from rljob_trainer.history.run_state import FILE_DRIVER, open_checkpoint
 from rljob_trainer.policy.checkpoints import export_model, load_weights, verify_checkpoint
 from rljob_trainer.policy.policy import Policy
 from rljob_trainer.run_folder.file_facts import DamagedCheckpointError

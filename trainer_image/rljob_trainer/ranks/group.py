@@ -32,8 +32,7 @@ from rljob_trainer.episodes.types import TokenFacts, TrainRow, UpdateMetrics, Up
 from rljob_trainer.history.disk import find_disk_error
 from rljob_trainer.policy.layout import PLAIN, RankRows, divide_rows
 from rljob_trainer.policy.update_metrics import RankMetrics
-from rljob_trainer.progress.pace import Pace
-from rljob_trainer.progress.work import WatchedClock
+from rljob_trainer.progress.pace import Pace, Work
 from rljob_trainer.ranks.actor import BEATS, SAVES, RankFacts, RankProcess
 from rljob_trainer.ranks.calls import Heartbeats, describe_silent, future, log_stacks, wait_for
 from rljob_trainer.ranks.failures import group_failure
@@ -78,7 +77,7 @@ class TrainerGroup:
         self._update = UpdateCounts()
         self._is_saving = False
         """Whether ranks may be writing a checkpoint. They end with the group, and the checkpoint with them."""
-        self._watch = RankWatch(pace or Pace(job.spec.hang_detection), WatchedClock(time.monotonic()))
+        self._watch = RankWatch(Work(pace or Pace(job.spec.hang_detection), time.monotonic()))
         self._is_paused = is_paused
         self.choices = TrainerChoices()
         self._calls: list[asyncio.Future[Any]] = []
@@ -226,7 +225,7 @@ class TrainerGroup:
         """`raises_deaths`: not while the ranks load, which raises why one died."""
         heartbeats = Heartbeats(self._watch)
         while True:
-            self._watch.clock.tick(time.monotonic(), is_paused=self._is_paused())
+            self._watch.work.tick(time.monotonic(), is_paused=self._is_paused())
             errors = await heartbeats.ask(self._ranks)
             if errors and self._ranks and raises_deaths:  # else a failed method killed them and raises the reason
                 self._kill()

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from rljob_api.wire.driver_status import HungPart
 from rljob_trainer.driver.ports import TrainerGroupDiedError
-from rljob_trainer.progress.pace import Pace
-from rljob_trainer.progress.work import Hang, Piece, WatchedClock, Work
+from rljob_trainer.progress.pace import Hang, Piece, Work
 from rljob_trainer.ranks.heartbeat import Beat
 
 SILENT_SECONDS = 5.0
@@ -43,17 +42,12 @@ class _Rank:
 class RankWatch:
     """The state of one group."""
 
-    pace: Pace
-    clock: WatchedClock
-    work: Work = field(init=False)
+    work: Work
     """The calls that run."""
     _ranks: dict[int, _Rank] = field(default_factory=dict)
     _call: Piece | None = None
     _longest_silence: float | None = None
     """Since the current call began, or since the last one ended; None: no rank answered."""
-
-    def __post_init__(self) -> None:
-        self.work = Work(self.pace, self.clock)
 
     def begin_call(self, method: str) -> Piece:
         """A call of all ranks begins; it is the only one but for the write of a checkpoint."""
@@ -73,13 +67,13 @@ class RankWatch:
         self._ranks = {}
 
     def record_asked(self, rank: int) -> None:
-        self._ranks.setdefault(rank, _Rank(heard_at=self.clock.seconds))
+        self._ranks.setdefault(rank, _Rank(heard_at=self.work.now))
 
     def record_beat(self, rank: int, beat: Beat) -> None:
-        known = self._ranks.setdefault(rank, _Rank(heard_at=self.clock.seconds))
+        known = self._ranks.setdefault(rank, _Rank(heard_at=self.work.now))
         if known.beat is not None:  # before its first answer, its process starts
             self._longest_silence = max(self._longest_silence or 0.0, self.silence(rank))
-        known.beat, known.heard_at = beat, self.clock.seconds
+        known.beat, known.heard_at = beat, self.work.now
 
     @property
     def num_waiting(self) -> int:
@@ -88,12 +82,12 @@ class RankWatch:
 
     def silence(self, rank: int) -> float:
         """Return the seconds for which this rank has said nothing."""
-        return self.clock.seconds - self._ranks[rank].heard_at
+        return self.work.now - self._ranks[rank].heard_at
 
     def find_hung(self, returned: Collection[int] = ()) -> HungRanks | None:
         """Return what hangs now. `returned`: the ranks whose part of the current call has ended."""
         kind = self._silence_kind()
-        limit = self.pace.limit(kind)
+        limit = self.work.pace.limit(kind)
         silent = [rank for rank in self._ranks if self.silence(rank) > limit]
         if silent:
             longest = max(map(self.silence, silent))
@@ -112,7 +106,7 @@ class RankWatch:
     def _end_span(self) -> None:
         """Learn from the time in which the ranks did one thing."""
         if self._longest_silence is not None:
-            self.pace.record(self._silence_kind(), self._longest_silence)
+            self.work.pace.record(self._silence_kind(), self._longest_silence)
         self._longest_silence = None
 
     def _describe(self, ranks: Sequence[int]) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from rljob_trainer.outages.registry import Dependency, Outages
+from rljob_trainer.outages.waiting import pause
 
 _INITIAL_BACKOFF_SECONDS = 0.25
 _MAX_BACKOFF_SECONDS = 5.0
@@ -144,9 +145,8 @@ class Fleet:
             return
         replica.serves = ""
         if now >= replica.not_before:  # an earlier failure belongs to the same burst and must not extend the backoff
-            backoff = min(_MAX_BACKOFF_SECONDS, _INITIAL_BACKOFF_SECONDS * 2 ** min(replica.num_failures, 10))
+            replica.not_before = now + pause(_INITIAL_BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS, replica.num_failures)
             replica.num_failures += 1
-            replica.not_before = now + backoff
         if not replica.listed and not replica.in_flight:
             del self.replicas[address]
 

@@ -35,15 +35,15 @@ class ReplicaLease:
     _open: bool = True
 
     def done(self) -> None:
-        self._end(lambda fleet, now: fleet.record_done(self.address))
+        self._end(self.pool.fleet.record_done)
 
     def answered(self) -> None:
         """The replica answered, though not with a result."""
-        self._end(lambda fleet, now: fleet.record_answered(self.address))
+        self._end(self.pool.fleet.record_answered)
 
     def failed(self, reason: str) -> None:
         log.warning("%s %s: %s", self.pool.name, self.address, reason)
-        self._end(lambda fleet, now: fleet.record_failed(self.address, now, f"{self.address}: {reason}"))
+        self._end(self.pool.fleet.record_failed, self.pool.now(), f"{self.address}: {reason}")
 
     def progressed(self) -> None:
         """The replica works on the request."""
@@ -52,22 +52,23 @@ class ReplicaLease:
     def silent(self, seconds: float) -> None:
         """The request got nothing for `seconds`. If the replica served others meanwhile, it is only overloaded."""
         log.warning("%s %s: no token for %.0f s", self.pool.name, self.address, seconds)
-        self._end(lambda fleet, now: fleet.record_silent(self.address, now, seconds))
+        self._end(self.pool.fleet.record_silent, self.pool.now(), seconds)
 
     def updated(self) -> None:
         """The replica serves newer weights now than those that the request needs."""
-        self._end(lambda fleet, now: fleet.record_updated(self.address))
+        self._end(self.pool.fleet.record_updated)
 
     def busy(self, seconds: float) -> None:
-        self._end(lambda fleet, now: fleet.record_busy(self.address, now + seconds))
+        self._end(self.pool.fleet.record_busy, self.pool.now() + seconds)
 
     def unused(self) -> None:
-        self._end(lambda fleet, now: fleet.record_unused(self.address))
+        self._end(self.pool.fleet.record_unused)
 
-    def _end(self, record: Callable[[Fleet, float], None]) -> None:
+    def _end(self, record: Callable[..., None], *facts: float | str) -> None:
+        """`record`: of the fleet. `facts`: what it gets besides the address."""
         if self._open:
             self._open = False
-            record(self.pool.fleet, self.pool.now())
+            record(self.address, *facts)
             self.pool.dispatch()
 
 

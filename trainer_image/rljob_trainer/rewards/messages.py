@@ -6,10 +6,9 @@ Invariant: a response gives each sample one result, or invalid results with a re
 import json
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from rljob_api.wire.base import InvalidReason, Lane
+from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.contract import MAX_RESULT_BYTES, UrlPath
 from rljob_api.wire.scores import GroupRequest, GroupResult, Part, Rendered, ScoreRequest, ScoreResult
 from rljob_inputs.score_requests import Decoder, render
@@ -21,41 +20,29 @@ _MAX_ECHO = 6
 """Bytes of a response for a byte that was sent: as \\u000a."""
 
 
-@dataclass(frozen=True)
 class RewardCall:
     """One request to a reward. Retries and hedges send the same one."""
 
-    request: ScoreRequest | GroupRequest
-    protocol: Literal["rljob", "openrlhf", "nemoGym"] = "rljob"
-    decoder: Decoder | None = None
-    """For texts with special tokens."""
-
-    @property
-    def samples(self) -> list[ScoreRequest]:
-        return self.request.samples if isinstance(self.request, GroupRequest) else [self.request]
-
-    @property
-    def lane(self) -> Lane:
-        return self.request.lane
-
-    @property
-    def num_results(self) -> int:
-        return len(self.samples)
+    def __init__(
+        self,
+        request: ScoreRequest | GroupRequest,
+        protocol: Literal["rljob", "openrlhf", "nemoGym"] = "rljob",
+        decoder: Decoder | None = None,
+    ) -> None:
+        """`decoder`: for texts with special tokens."""
+        self.request, self.protocol, self.decoder, self.lane = request, protocol, decoder, request.lane
+        if isinstance(request, GroupRequest):
+            self.path, self.samples = UrlPath.SCORE_GROUP.value, request.samples
+            self.is_short = request.results is not None  # the second half of sampleThenGroup
+        else:
+            self.path, self.samples, self.is_short = UrlPath.SCORE.value, [request], False
+        self.num_results = len(self.samples)
 
     @property
     def max_response_bytes(self) -> int:
         # A resources server of NeMo Gym sends the request back, perhaps with escapes.
         echoed = _MAX_ECHO * len(self.encode()) if self.protocol == "nemoGym" else 0
         return _MAX_RESPONSE_BYTES_PER_SAMPLE * len(self.samples) + echoed
-
-    @property
-    def is_short(self) -> bool:
-        """Whether it is the second half of sampleThenGroup."""
-        return isinstance(self.request, GroupRequest) and self.request.results is not None
-
-    @property
-    def path(self) -> str:
-        return (UrlPath.SCORE_GROUP if isinstance(self.request, GroupRequest) else UrlPath.SCORE).value
 
     def payload(self, reads: Collection[Part] = ()) -> dict[str, Any]:
         """Return the JSON of the body, with the parts that the server reads."""
@@ -93,9 +80,6 @@ class RewardCall:
             return json.dumps(self.payload(reads), ensure_ascii=False).encode("utf-8", "replace")
         except (TypeError, RecursionError) as error:
             raise ValueError(str(error)) from error
-
-    def end(self) -> None:
-        pass
 
     def read(self, text: str, seconds: float) -> list[ScoreResult]:
         """Return the results of a response with status 200; invalid ones if it breaks the protocol.  [samples]"""

@@ -1,19 +1,30 @@
-"""Whether vLLM's engine works: asks the engine's own process, not the API server that runs here.
+"""Whether vLLM's engine works, and the end of its server, a rollout's or a served model's, once the engine hangs. Asks
+the engine's own process, not the API server that runs here.
 
 Two facts. The engine answers a cheap question between two steps, so an answer that takes long shows a step, or a load,
 that takes long. And an engine that has requests puts out tokens. Each is a kind of work with its own history: a long
-prefill, a compilation or a load of weights is no hang. Invariant: an engine that answers within its limit, and puts out
-tokens within that, is never declared hung.
+prefill, a compilation or a load of weights is no hang. Invariants: an engine that answers within its limit, and puts
+out tokens within that, is never declared hung; the stacks, or why there are none, are in the log before the process
+ends, and no process of the engine is left after it. Who started it starts it again: the kubelet, or the program of the
+trainer's Pod.
 """
 
 import asyncio
 import contextlib
+import logging
+import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
-from rljob_trainer.progress.work import Hang, Piece, Work
+from rljob_api.manifest.job_sections import HangDetection
+from rljob_api.wire.contract import ENV_HEAD, ENV_TOKEN, ExitCode
+from rljob_api.wire.driver_status import HungPart
+from rljob_api.wire.termination import end_program
+from rljob_trainer.progress.pace import Hang, Pace, Piece, Work
+from rljob_trainer.rollout.engine_stacks import end_engine, log_engine_stacks
+from rljob_trainer.rollout.weight_transfer import report_hang
 
 _PERIOD_SECONDS = 1.0
 _ANSWERS = ("an answer without requests", "an answer between two steps", "an answer after a load")
@@ -38,7 +49,7 @@ class EngineWatch:
     async def run(self) -> Hang:
         """Return once the engine hangs."""
         while True:
-            self.work.clock.tick(self.clock())  # what was slept is no part of the answer
+            self.work.tick(self.clock())  # what was slept is no part of the answer
             piece, answer = self.work.begin(_ANSWERS[0]), asyncio.ensure_future(self.ask())
             try:
                 while not answer.done():
@@ -75,7 +86,7 @@ class EngineWatch:
         return f"the engine owes {late.kind} for {late.seconds:.0f} s; {late.limit_seconds:.0f} s are allowed"
 
     def _observe_tokens(self) -> None:
-        self.work.clock.tick(self.clock())
+        self.work.tick(self.clock())
         num_outputs, is_owed = self.count_outputs(), self.has_requests() and not self.is_loading()
         if self._tokens is not None and (num_outputs > self._num_outputs or not is_owed):
             (self.work.finish if num_outputs > self._num_outputs else self.work.drop)(self._tokens)
@@ -96,3 +107,54 @@ def count_outputs(processor: Any) -> Callable[[], int]:
 
     processor.process_outputs = counted
     return lambda: count
+
+
+logger = logging.getLogger(__name__)
+
+Report = Callable[[Hang, str], Awaitable[None]]
+"""Tells somebody what the engine owes. It must end soon."""
+
+
+def build_watch(bounds: HangDetection, engine: Any, is_loading: Callable[[], bool] = lambda: False) -> EngineWatch:
+    """`engine`: vLLM's AsyncLLM. `is_loading`: whether its weights or its memory are being changed."""
+    work, processor = Work(Pace(bounds), time.monotonic()), engine.output_processor
+    return EngineWatch(
+        work, engine.is_sleeping, processor.has_unfinished_requests, is_loading, count_outputs(processor)
+    )
+
+
+async def end_if_it_hangs(watch: EngineWatch, report: Report | None = None) -> NoReturn:
+    """End this process once the engine hangs."""
+    hang = await watch.run()
+    stacks = await asyncio.to_thread(log_engine_stacks)
+    owed = f"owes {hang.kind}"
+    message = (
+        f"the engine hangs: it {owed} for {hang.seconds:.0f} s, and {hang.limit_seconds:.0f} s are allowed "
+        f"(spec.hangDetection){_join(stacks)}"
+    )
+    logger.error("%s", message)
+    if report is not None:
+        await report(hang, owed + _join(stacks))
+    end_engine()
+    os._exit(end_program(message, ExitCode.INFRASTRUCTURE))
+
+
+def report_to_head(role: str, name: str) -> Report:
+    """`role`, `name`: what hangs, as in status.progress.hung. The head is that of the environment."""
+
+    async def report(hang: Hang, doing: str) -> None:
+        part = HungPart(
+            role=role,
+            name=name,
+            seconds=hang.seconds,
+            limit_seconds=hang.limit_seconds,
+            doing=doing,
+            action="its process is replaced",
+        )
+        await report_hang(os.environ[ENV_HEAD], os.environ[ENV_TOKEN], part)
+
+    return report
+
+
+def _join(stacks: list[str]) -> str:
+    return "".join(f"; {each}" for each in stacks)

@@ -20,17 +20,15 @@ from rljob_api.manifest.roles import Lora, UpdateMode
 from rljob_api.manifest.schedule import ScheduleType
 from rljob_api.read.pod_files import load_job_file
 from rljob_api.wire import contract
-from rljob_api.wire.discovery import resolve
 from rljob_api.wire.ports import listening_port
 from rljob_inputs.hub.repository import HubAccess, repository_name
 from rljob_inputs.models.architectures import find_architecture
 from rljob_inputs.models.files import place_model, read_config
 from rljob_inputs.objects.access import is_object
 from rljob_trainer.devices.choose import explain_missing_gpu, read_cuda_facts
-from rljob_trainer.outages.registry import Dependency, Outages
-from rljob_trainer.outages.storage import name_storage
+from rljob_trainer.outages.registry import Dependency, Outages, name_storage
 from rljob_trainer.outages.waiting import wait_out
-from rljob_trainer.rollout.engine_end import build_watch, end_if_it_hangs, report_to_head
+from rljob_trainer.rollout.engine_watch import build_watch, end_if_it_hangs, report_to_head
 from rljob_trainer.rollout.lora import AdapterFolder, build_lora_arguments, published_adapter
 from rljob_trainer.rollout.middleware import RolloutMiddleware
 from rljob_trainer.rollout.naps import Naps
@@ -41,7 +39,7 @@ from rljob_trainer.rollout.puller import ReplicaState, WeightPuller
 from rljob_trainer.rollout.sharing import SharedDownload
 from rljob_trainer.rollout.startup import StartupFields, parse_arguments, startup_errors
 from rljob_trainer.rollout.vllm_app import Serving, start_engine
-from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient
+from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient, find_head_url
 from rljob_trainer.weights.scratch import open_scratch_folder
 from rljob_trainer.written_tokenizer import rewritten
 
@@ -243,11 +241,8 @@ async def find_model(head: Dependency) -> str:
 
 
 async def _ask() -> str:
-    host, token = os.environ[contract.ENV_HEAD], os.environ.get(contract.ENV_TOKEN, "")
-    addresses = await asyncio.to_thread(resolve, host)
-    if not addresses:
-        raise TransientError(f"the head {host!r} has no address")
-    url = f"http://{addresses[0]}:{listening_port(contract.PORT_DRIVER)}{contract.UrlPath.MODEL}"
+    token = os.environ.get(contract.ENV_TOKEN, "")
+    url = await find_head_url(os.environ[contract.ENV_HEAD], contract.UrlPath.MODEL)
     try:
         async with (
             aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}, timeout=_TIMEOUT) as session,

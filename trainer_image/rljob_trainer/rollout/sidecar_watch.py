@@ -14,8 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rljob_api.manifest.job_sections import HangDetection
 from rljob_api.wire.contract import ENV_HANG_DETECTION
-from rljob_trainer.rollout.engine_end import build_watch, end_if_it_hangs
-from rljob_trainer.rollout.engine_watch import EngineWatch
+from rljob_trainer.rollout.engine_watch import EngineWatch, build_watch, end_if_it_hangs
 
 _HEALTH = "/health"
 

@@ -79,10 +79,7 @@ class WeightClient:
 
     async def fetch_manifest(self, after: str, report: PullReport | None) -> WeightManifest | None:
         """Return a manifest other than `after`; None after a timeout. TransientError if the head is unreachable."""
-        addresses = await asyncio.to_thread(resolve, self._head)
-        if not addresses:
-            raise TransientError(f"the head {self._head!r} has no address")
-        url = f"http://{addresses[0]}:{listening_port(contract.PORT_DRIVER)}{contract.UrlPath.WEIGHTS_CURRENT}"
+        url = await find_head_url(self._head, contract.UrlPath.WEIGHTS_CURRENT)
         params = {"after": after, "timeout": str(_REPORT_SECONDS if report else _POLL_SECONDS)}
         if report:
             params["report"] = report.model_dump_json()
@@ -154,6 +151,14 @@ class WeightClient:
             await asyncio.wait({thread})  # it writes to the file until it has ended
             raise
         return path
+
+
+async def find_head_url(head: str, path: contract.UrlPath) -> str:
+    """Return the URL of a path of the head. TransientError if the head has no address."""
+    addresses = await asyncio.to_thread(resolve, head)
+    if not addresses:
+        raise TransientError(f"the head {head!r} has no address")
+    return f"http://{addresses[0]}:{listening_port(contract.PORT_DRIVER)}{path}"
 
 
 async def report_hang(head: str, token: str, part: HungPart) -> None:

@@ -13,8 +13,7 @@ import aiohttp
 from rljob_api.wire.scores import PARTS, Part
 from rljob_trainer.concurrency import end_tasks
 from rljob_trainer.replicas.pool import ReplicaPool
-from rljob_trainer.services.messages import ask_info
-from rljob_trainer.services.refusals import REFUSED_STATUSES
+from rljob_trainer.services.messages import REFUSED_STATUSES, ask_info
 
 UNKNOWN_VERSION = "(unknown)"
 """The version of a server that reports none."""
@@ -71,9 +70,6 @@ def choose_version(versions: Sequence[str]) -> str | None:
 log = logging.getLogger(__name__)
 
 
-"""The server has no such page, or denies it. A request for a score then fails with a message that users can act on."""
-
-
 class VersionTracker:
     def __init__(self, replicas: ReplicaPool, session: aiohttp.ClientSession, headers: Mapping[str, str]) -> None:
         self.pin = VersionPin()
@@ -84,10 +80,6 @@ class VersionTracker:
         self._is_collecting = False
         self._reads: dict[str, frozenset[Part]] = {}
         """By version."""
-
-    @property
-    def _known(self) -> set[str]:
-        return {"", *self._reads}
 
     @property
     def reads(self) -> frozenset[Part]:
@@ -105,7 +97,8 @@ class VersionTracker:
         fleet = self._replicas.fleet
         self._queries = {address: task for address, task in self._queries.items() if not task.done()}
         # A version that only a result reported: what it reads is unknown.
-        updated = [address for address, replica in fleet.replicas.items() if replica.serves not in self._known]
+        known = {"", *self._reads}
+        updated = [address for address, replica in fleet.replicas.items() if replica.serves not in known]
         for address in (*fleet.list_unidentified(self._replicas.now()), *updated):
             if address not in self._queries:
                 self._queries[address] = asyncio.create_task(self._identify(address))

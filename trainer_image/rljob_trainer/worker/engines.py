@@ -19,9 +19,8 @@ from rljob_api.wire.weights import EnginesReport
 from rljob_trainer.server_thread import ServerThread, require_token
 from rljob_trainer.temporary import TemporaryFolder
 from rljob_trainer.weights.key import parse_key
-from rljob_trainer.worker.engine_client import EngineClient
 from rljob_trainer.worker.engine_process import ROLLOUT, SERVED_MODEL, EngineProcess, engine_environment
-from rljob_trainer.worker.supervisor import SupersededError, Supervisor
+from rljob_trainer.worker.supervisor import EngineClient, SupersededError, Supervisor
 from rljob_trainer.worker.turns import Engine, Engines, Order
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rljob_api.wire.weights import EngineMemory, Turn
+from rljob_trainer.outages.waiting import pause
 
 SLEEP = "sleep"
 SERVE = "serve"
@@ -114,7 +115,7 @@ class Engines:
         engine = self.engines[number]
         if engine.is_warm and now - engine.warm_at >= _STEADY_SECONDS:
             engine.num_failures = 0
-        delay = min(_MAX_DELAY_SECONDS, _FIRST_DELAY_SECONDS * 2 ** min(engine.num_failures, 10))
+        delay = pause(_FIRST_DELAY_SECONDS, _MAX_DELAY_SECONDS, engine.num_failures)
         engine.num_failures += 1
         engine.is_alive, engine.is_warm, engine.obeys, engine.num_bytes = False, False, "", 0
         engine.start_at = now + delay

@@ -20,7 +20,7 @@ from rljob_api.manifest.services.reward import Reward
 from rljob_api.wire.scores import ScoreRequest
 from rljob_trainer.outages.registry import OutageError, Outages
 from rljob_trainer.replicas.http import open_session
-from rljob_trainer.rewards.client import RewardClient
+from rljob_trainer.rewards.groups import RewardClient
 from tests.support.fake_endpoint import Endpoint, completion
 from tests.support.judge_servers import endpoint, judge_reward, new_address, start_judge
 from tests.support.reward_process import TOKEN, Server

@@ -5,7 +5,7 @@ import pytest
 from rljob_api.manifest.roles import Sampling
 from rljob_api.manifest.services.reward import Reward
 from rljob_inputs.prompts import Prompt
-from rljob_trainer.driver.collection import CollectionPlan, Collector
+from rljob_trainer.driver.collection import CollectionPlan, Collector, EpisodeRun
 from rljob_trainer.episodes.progress import CollectionProgress
 from rljob_trainer.episodes.types import Group
 from rljob_trainer.rewards.groups import RewardClients
@@ -22,7 +22,7 @@ async def test_each_answer_has_its_own_seed_and_at_most_the_room_that_is_left():
     plan = CollectionPlan("train", 1, 2, Sampling(max_tokens=16), 0, "g")
     collector = Collector(None, Rollouts(), None, None)
     for sample in (0, 1):
-        generate = collector._bind_generate(Group(3, Prompt(7, [], [1])), sample, plan)
+        generate = EpisodeRun(collector, Group(3, Prompt(7, [], [1])), sample, plan, None, None).generate
         await generate([1])
         await generate([1, 2], 40)
         await generate([1, 2, 3], 5)
@@ -41,7 +41,8 @@ async def test_strings_that_end_one_answer_are_added_to_those_of_the_job():
             stops.append(sampling.stop)
 
     plan = CollectionPlan("train", 1, 2, Sampling(stop=["END"]), 0, "g")
-    generate = Collector(None, Rollouts(), None, None)._bind_generate(Group(3, Prompt(7, [], [1])), 0, plan)
+    collector = Collector(None, Rollouts(), None, None)
+    generate = EpisodeRun(collector, Group(3, Prompt(7, [], [1])), 0, plan, None, None).generate
     await generate([1], None, ["\n"])
     await generate([1])
     assert stops == [["END", "\n"], ["END"]]

@@ -47,7 +47,7 @@ def test_failed_work_ends():
     roles, phases = RoleClock(next(times)), PhaseClock(next(times))
     with (
         pytest.raises(OSError, match="disk"),
-        roles.working("trainer", lambda: next(times)),
+        roles.within("trainer", lambda: next(times)),
         phases.within("sync", lambda: next(times)),
     ):
         raise OSError("disk")

@@ -19,7 +19,7 @@ from rljob_inputs.models.own_settings import load_model_settings
 from rljob_inputs.models.tokenizer import load_tokenizer
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.head import inputs as head_inputs
-from rljob_trainer.head import row_reading
+from rljob_trainer.head import rows
 from rljob_trainer.head.environment import Environment
 from rljob_trainer.head.rows import place_rows
 from rljob_trainer.history.disk import RunDisk
@@ -126,7 +126,7 @@ async def test_head_answers_while_it_reads_the_rows_of_its_run(call_harness, env
         readers.append(threading.current_thread())
         return read_lines(*given)
 
-    monkeypatch.setattr(row_reading, "read_lines", read)
+    monkeypatch.setattr(rows, "read_lines", read)
     await place(environment)
     assert len(readers) == 2
     assert threading.main_thread() not in readers, "the event loop, whose probes would end the head"

@@ -12,7 +12,7 @@ from rljob_api.wire.contract import PORT_DRIVER
 from rljob_api.wire.driver_status import DriverStatus, HungPart
 from rljob_api.wire.weights import PullReport, WeightManifest
 from rljob_inputs.prompts import Prompt
-from rljob_trainer.driver.recent_samples import RecentSampleLog
+from rljob_trainer.driver.reports import RecentSampleLog
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.episodes.types import Group
 from rljob_trainer.head.status_server import StatusServer

@@ -5,13 +5,7 @@ import threading
 import time
 
 from rljob_api.run.summaries import DeliveryCounts
-from rljob_trainer.history.delivery import (
-    MAX_RETRY_SECONDS,
-    Delivery,
-    DeliveryLimits,
-    RefusedError,
-    retry_seconds,
-)
+from rljob_trainer.history.delivery import Delivery, DeliveryLimits, RefusedError
 from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 QUICK = DeliveryLimits(first_retry_seconds=0.001)
@@ -175,8 +169,3 @@ def test_a_client_that_cannot_close_ends_in_the_log(caplog):
     close(delivery)
     assert "t: cannot close: ZeroDivisionError" in caplog.text
     assert delivery.counts() == DeliveryCounts(sent=1)
-
-
-def test_waits_double_up_to_a_minute():
-    assert [retry_seconds(n) for n in (1, 2, 3)] == [1, 2, 4]
-    assert retry_seconds(10**9) == MAX_RETRY_SECONDS

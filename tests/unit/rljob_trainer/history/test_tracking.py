@@ -13,8 +13,7 @@ from rljob_inputs.prompts import Prompt
 from rljob_trainer.episodes.types import Group
 from rljob_trainer.history.delivery import Delivery
 from rljob_trainer.history.prometheus import PrometheusMetrics
-from rljob_trainer.history.trackers import SAMPLE_COLUMNS
-from rljob_trainer.history.tracking import Trackers, build_trackers, describe_samples
+from rljob_trainer.history.tracking import SAMPLE_COLUMNS, Trackers, build_trackers, describe_samples
 from tests.support.driver_harness import make_job
 from tests.support.episodes import episode
 from tests.support.records import step_record

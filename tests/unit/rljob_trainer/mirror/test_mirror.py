@@ -21,7 +21,6 @@ from rljob_api.run.summaries import BestStep, format_summary
 from rljob_inputs.objects.access import ObjectAccess
 from rljob_inputs.objects.errors import StorageAwayError
 from rljob_inputs.objects.folder import ObjectFolder
-from rljob_trainer.history.damage import set_aside
 from rljob_trainer.history.disk import RunDisk
 from rljob_trainer.history.exports import remove_exports
 from rljob_trainer.history.run_state import (
@@ -31,6 +30,7 @@ from rljob_trainer.history.run_state import (
     complete_checkpoint,
     remove_old_checkpoints,
     resume,
+    set_aside,
 )
 from rljob_trainer.mirror.mirror import Mirror
 from rljob_trainer.mirror.owner import LostOwnershipError, Ownership

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from rljob_api.manifest.job_sections import HangDetection
-from rljob_trainer.progress.pace import Pace
-from rljob_trainer.progress.work import WatchedClock
+from rljob_trainer.progress.pace import Pace, Work
 from rljob_trainer.ranks import calls
 from rljob_trainer.ranks.calls import Heartbeats
 from rljob_trainer.ranks.heartbeat import Beat
@@ -35,7 +34,7 @@ def ranks():
 
 @pytest.fixture
 def watch():
-    return RankWatch(Pace(HangDetection()), WatchedClock(0.0))
+    return RankWatch(Work(Pace(HangDetection()), 0.0))
 
 
 @pytest.fixture
@@ -56,7 +55,7 @@ async def test_a_silent_rank_is_not_asked_again(heartbeats, ranks):
 async def test_an_answer_between_two_rounds_counts(heartbeats, ranks, watch):
     await heartbeats.ask(ranks)
     for second in range(1, 31):
-        watch.clock.tick(float(second))
+        watch.work.tick(float(second))
     ranks[0].questions[0].set_result(Beat(3, None))
     await asyncio.sleep(0.01)
     await heartbeats.ask(ranks)

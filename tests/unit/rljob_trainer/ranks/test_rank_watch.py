@@ -3,8 +3,7 @@
 import pytest
 
 from rljob_api.manifest.job_sections import HangDetection
-from rljob_trainer.progress.pace import Pace
-from rljob_trainer.progress.work import WatchedClock
+from rljob_trainer.progress.pace import Pace, Work
 from rljob_trainer.ranks.heartbeat import Beat
 from rljob_trainer.ranks.rank_watch import RankWatch, find_behind, hung_error
 
@@ -16,7 +15,7 @@ class Group:
 
     def __init__(self):
         pace = Pace(HangDetection(min_seconds=MIN_SECONDS, max_seconds=MAX_SECONDS))
-        self.watch, self.now, self.silent = RankWatch(pace, WatchedClock(0.0)), 0.0, set()
+        self.watch, self.now, self.silent = RankWatch(Work(pace, 0.0)), 0.0, set()
         self.collectives = [0, 0, 0]
 
     def pass_seconds(self, seconds, *, is_paused=False):
@@ -24,7 +23,7 @@ class Group:
         found = None
         for _ in range(seconds):
             self.now += 1
-            self.watch.clock.tick(self.now, is_paused=is_paused)
+            self.watch.work.tick(self.now, is_paused=is_paused)
             for rank in range(3):
                 self.watch.record_asked(rank)
                 if rank not in self.silent:
@@ -53,7 +52,7 @@ def test_a_stopped_rank_is_found_after_the_floor_although_the_call_may_take_long
     assert group.pass_seconds(MIN_SECONDS) is None
     hung = group.pass_seconds(1)
     assert (hung.ranks, hung.silent, hung.hang.kind) == ([1], {1}, "silence in accumulate")
-    assert hung.hang.seconds < group.watch.pace.limit("accumulate") == 250
+    assert hung.hang.seconds < group.watch.work.pace.limit("accumulate") == 250
     assert hung.doing == "in accumulate, micro-batch 2 of 8, after 0 collectives"
 
 
@@ -66,7 +65,7 @@ def test_the_rank_that_entered_fewer_collectives_hangs_and_the_others_wait_for_i
 
 def test_a_silent_rank_hangs_and_not_those_that_are_equally_far(group):
     for _ in range(20):
-        group.watch.pace.record("silence in accumulate", 100)  # as if ranks often held the interpreter
+        group.watch.work.pace.record("silence in accumulate", 100)  # as if ranks often held the interpreter
     group.watch.begin_call("accumulate")
     group.silent = {2}
     hung = group.pass_seconds(300)
@@ -77,7 +76,7 @@ def test_a_rank_that_has_returned_does_not_hang(group):
     group.watch.begin_call("apply")
     group.pass_seconds(MIN_SECONDS)
     group.now += 1
-    group.watch.clock.tick(group.now)
+    group.watch.work.tick(group.now)
     assert group.watch.find_hung(returned={0, 1}).ranks == [2], "alone outside of any collective, such as in a write"
 
 
@@ -125,14 +124,14 @@ def test_the_start_of_the_processes_is_no_measure_of_their_silence():
     group.silent = set()
     group.pass_seconds(3)
     group.watch.end_call(piece, has_succeeded=True)
-    assert group.watch.pace.limit("silence in describe") == MIN_SECONDS
+    assert group.watch.work.pace.limit("silence in describe") == MIN_SECONDS
 
 
 def test_a_failed_call_teaches_nothing(group):
     piece = group.watch.begin_call("save")
     group.pass_seconds(5)
     group.watch.end_call(piece, has_succeeded=False)
-    assert group.watch.pace.limit("save") == group.watch.pace.limit("silence in save") == MAX_SECONDS
+    assert group.watch.work.pace.limit("save") == group.watch.work.pace.limit("silence in save") == MAX_SECONDS
     assert group.watch.work.find_hang() is None
 
 

@@ -13,8 +13,7 @@ from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.train_lane import TrainLane
 from rljob_trainer.driver.updates import StepUpdates
 from rljob_trainer.history.recorded_groups import read_groups
-from rljob_trainer.replay.loop import ReplayLoop
-from rljob_trainer.replay.program import build_ledger
+from rljob_trainer.replay.program import ReplayLoop, build_ledger
 from tests.support.driver_fakes import FakeTrainer
 from tests.support.driver_harness import make_job
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.episodes.types import Group, TrainedAs
-from rljob_trainer.replay.loop import RecordedGroups
+from rljob_trainer.replay.program import RecordedGroups
 
 
 def build_groups(parts: list[int]) -> list[Group]:

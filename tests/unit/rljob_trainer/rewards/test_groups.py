@@ -28,7 +28,7 @@ async def test_group_is_sent_when_its_last_sample_ends(reward_harness):
         first = [asyncio.create_task(scorer.score(i, make_request(i))) for i in (2, 0)]
         await until(lambda: len(server.asked) == 2)  # the reward of single samples does not wait
         assert not server.groups
-        assert not rewards.clients["r"].requests.in_flight, "no group request is sent yet"
+        assert not rewards.clients["r"].in_flight, "no group request is sent yet"
         found = [await scorer.score(1, make_request(1)), *[await task for task in first]]
     assert [each["r"].score for each in found] == [1.0, 2.0, 0.0]
     [group] = server.groups

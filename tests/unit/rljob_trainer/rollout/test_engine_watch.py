@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from rljob_api.manifest.job_sections import HangDetection
-from rljob_trainer.progress.pace import Pace
-from rljob_trainer.progress.work import Hang, WatchedClock, Work
+from rljob_trainer.progress.pace import Hang, Pace, Work
 from rljob_trainer.rollout import engine_watch
 from rljob_trainer.rollout.engine_watch import EngineWatch, count_outputs
 
@@ -32,7 +31,7 @@ class Engine:
         self.busy_until = 0.0
         """It answers once this time has come."""
         pace = Pace(HangDetection(min_seconds=MIN_SECONDS, max_seconds=MAX_SECONDS))
-        self.work = Work(pace, WatchedClock(0.0))
+        self.work = Work(pace, 0.0)
         self.watch = EngineWatch(
             self.work, self.ask, lambda: self.is_running, lambda: self.is_loading, self.count, lambda: self.now
         )

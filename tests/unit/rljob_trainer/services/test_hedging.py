@@ -107,7 +107,7 @@ async def test_slowest_request_is_hedged_and_first_valid_result_wins(reward_harn
         await warm_up(rewards)
         slow.open.clear()
         found = []
-        while not (hedges := rewards.clients["r"].requests.hedges).num_wins:
+        while not (hedges := rewards.clients["r"].hedges).num_wins:
             found.append((await score_alone(rewards, make_request(len(found), "7")))["r"])
         assert all(result.score == 7.0 for result in found)
         assert found[-1].attempts == 2
@@ -130,11 +130,11 @@ async def test_no_request_is_hedged_while_others_wait_for_a_place(reward_harness
         second.open.clear()
         scored = [tasks.create_task(score_alone(rewards, make_request(i, "1"))) for i in range(8)]
         await until(lambda: client.replicas.num_waiting >= 4)
-        num_before = client.requests.hedges.num_hedges
-        await until(lambda: client.requests.hedges.next_due(client.replicas.now()) is not None)
+        num_before = client.hedges.num_hedges
+        await until(lambda: client.hedges.next_due(client.replicas.now()) is not None)
         for _ in range(5):
             client._tick()
-        assert client.requests.hedges.num_hedges == num_before
+        assert client.hedges.num_hedges == num_before
         first.open.set()
         second.open.set()
         await asyncio.gather(*scored)

@@ -18,8 +18,7 @@ from rljob_api.wire.driver_status import RewardDemand
 from rljob_api.wire.scores import ScoreRequest
 from rljob_trainer.outages.registry import OutageError, Outages
 from rljob_trainer.replicas.http import open_session
-from rljob_trainer.rewards.client import RewardClient
-from rljob_trainer.rewards.groups import RewardClients
+from rljob_trainer.rewards.groups import RewardClient, RewardClients
 from rljob_trainer.services.demand import ScoreForecast
 from tests.support import seconds
 from tests.support.driver_harness import NETWORK
@@ -193,7 +192,7 @@ def vanished(address):
 
 
 async def test_vanished_replica_costs_no_sample(monkeypatch):
-    monkeypatch.setattr("rljob_trainer.services.requests.CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr("rljob_trainer.replicas.http.CONNECT_SECONDS", 0.3)
     with vanished(ADDRESSES[1]):
         async with (
             Servers([lambda: result(1.0)], ADDRESSES[:1]),
@@ -211,7 +210,7 @@ async def test_vanished_replica_costs_no_sample(monkeypatch):
 
 
 async def test_endpoint_that_refuses_connections_uses_up_no_retry(monkeypatch, caplog):
-    monkeypatch.setattr("rljob_trainer.services.requests.CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr("rljob_trainer.replicas.http.CONNECT_SECONDS", 0.1)
     url = f"http://{ADDRESSES[1]}:{PORT_SERVICE}/v1/score"
     spec = reward(function=None, http={"url": url}, failurePolicy={"retries": 0})
     async with connected(spec) as client:
@@ -530,7 +529,7 @@ async def test_replica_that_appears_during_a_burst_gets_its_share():
         write_hosts(ADDRESSES)
         await until(lambda: servers.asked.count(ADDRESSES[1]) == 4)
         servers.go.set()
-        await until(lambda: not client.requests.in_flight)
+        await until(lambda: not client.in_flight)
         await client.close()
 
 

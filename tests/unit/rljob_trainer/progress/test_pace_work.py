@@ -5,14 +5,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rljob_api.manifest.job_sections import HangDetection
-from rljob_trainer.progress.pace import Pace
-from rljob_trainer.progress.work import MAX_TICK_SECONDS, WatchedClock, Work
+from rljob_trainer.progress.pace import MAX_TICK_SECONDS, Pace, Work
 
 MAX_SECONDS = 200
 
 
 def build_work(min_seconds=10, now=0.0):
-    return Work(Pace(HangDetection(min_seconds=min_seconds, max_seconds=MAX_SECONDS)), WatchedClock(now))
+    return Work(Pace(HangDetection(min_seconds=min_seconds, max_seconds=MAX_SECONDS)), now)
 
 
 class WorkMachine(RuleBasedStateMachine):
@@ -38,18 +37,18 @@ class WorkMachine(RuleBasedStateMachine):
     def watch(self, gap, count):
         for _ in range(count):
             self.now += gap
-            self.work.clock.tick(self.now)
+            self.work.tick(self.now)
             self.watched += gap
 
     @rule(gap=st.floats(min_value=0, max_value=1e6))
     def pause(self, gap):
         self.now += gap
-        self.work.clock.tick(self.now, is_paused=True)
+        self.work.tick(self.now, is_paused=True)
 
     @rule(gap=st.floats(min_value=0, max_value=1e6))
     def sleep(self, gap):
         self.now += gap
-        self.work.clock.tick(self.now)
+        self.work.tick(self.now)
         self.watched += min(gap, MAX_TICK_SECONDS)
 
     @invariant()
@@ -76,7 +75,7 @@ def test_the_piece_that_is_most_over_its_limit_is_named():
         work.pace.record(kind, seconds)
     work.begin("long"), work.begin("short")
     for second in range(1, 21):
-        work.clock.tick(float(second))
+        work.tick(float(second))
     assert work.find_hang().kind == "short"
 
 
@@ -86,6 +85,6 @@ def test_a_piece_that_fails_teaches_nothing():
         raise ValueError("x")
     assert work.pace.limit("update") == MAX_SECONDS
     with work.running("update"):
-        work.clock.tick(1.0)
+        work.tick(1.0)
     assert work.pace.limit("update") == 25
     assert work.find_hang() is None

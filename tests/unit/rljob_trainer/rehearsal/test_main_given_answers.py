@@ -10,7 +10,7 @@ from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import EpisodeTask
 from rljob_trainer.agents.loop import ConversationLoop
 from rljob_trainer.episodes.types import Episode, EpisodeEnd, EpisodeFailure, Turn
-from rljob_trainer.rehearsal.given_answers import (
+from rljob_trainer.rehearsal.main import (
     GivenAnswers,
     build_completion,
     end_after_given_answers,

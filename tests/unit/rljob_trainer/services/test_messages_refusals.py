@@ -5,7 +5,7 @@ import asyncio
 import aiohttp
 import pytest
 
-from rljob_trainer.services.refusals import Refusals
+from rljob_trainer.services.messages import Refusals
 
 
 class Endpoint:

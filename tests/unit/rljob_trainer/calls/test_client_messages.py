@@ -7,7 +7,7 @@ import pytest
 from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.calls import CallRequest
 from rljob_api.wire.contract import MAX_EPISODE_REPLY_BYTES
-from rljob_trainer.calls.messages import EpisodeRequest, FunctionCall
+from rljob_trainer.calls.client import EpisodeRequest, FunctionCall
 
 CALL = FunctionCall(CallRequest(id="e/0", lane="eval", function="add", arguments={"a": "\ud83d"}))
 

@@ -5,7 +5,7 @@ import pytest
 from rljob_api.run.gauges import flatten
 from rljob_trainer.episodes.types import ScoredResult
 from rljob_trainer.history.metrics import summarize_scores
-from rljob_trainer.history.trackers import TensorBoard, TrackedRecord, mlflow_name
+from rljob_trainer.history.tracking import TensorBoard, TrackedRecord, mlflow_name
 from tests.support.episodes import episode
 from tests.support.records import step_record
 
@@ -76,7 +76,7 @@ def test_names_that_mlflow_refuses_are_changed(name, accepted):
 
 
 def test_the_config_of_mlflow_has_paths():
-    from rljob_trainer.history.trackers import _flatten_settings
+    from rljob_trainer.history.tracking import _flatten_settings
 
     spec = {"rewards": [{"name": "r"}], "tags": ["a"], "schedule": {"steps": 3}}
     assert _flatten_settings(spec) == [("rewards.0.name", "r"), ("tags", ["a"]), ("schedule.steps", 3)]

@@ -1,11 +1,17 @@
-"""A time limit that outages prolong."""
+"""Pauses between attempts, and a time limit that outages prolong."""
 
 import asyncio
+from itertools import islice
 
 import pytest
 
-from rljob_trainer.outages.deadline import deadline
+from rljob_trainer.outages.waiting import deadline, double, pause
 from tests.support.waiting import DEADLINE_SECONDS
+
+
+def test_pauses_double_up_to_the_longest():
+    assert list(islice(double(1, 5), 5)) == [1, 2, 4, 5, 5]
+    assert pause(1, 60, 10**9) == 60
 
 
 async def test_limit_ends_what_takes_longer():

@@ -1,8 +1,8 @@
 """The samples that were scored last."""
 
 from rljob_inputs.prompts import Prompt
-from rljob_trainer.driver import recent_samples
-from rljob_trainer.driver.recent_samples import RecentSampleLog
+from rljob_trainer.driver import reports
+from rljob_trainer.driver.reports import RecentSampleLog
 from rljob_trainer.episodes.types import EpisodeFailure, Group, ScoredResult
 from tests.support.episodes import episode
 
@@ -17,7 +17,7 @@ def record(log, number, text="answer", **fields):
 
 
 def test_samples_after_a_cursor_are_returned_and_old_ones_dropped(monkeypatch):
-    monkeypatch.setattr(recent_samples, "_MAX_SAMPLES", 4)
+    monkeypatch.setattr(reports, "_MAX_SAMPLES", 4)
     log = RecentSampleLog()
     assert (log.read(0).next, log.read(0).samples) == (0, [])
     for number in range(6):

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from rljob_api.errors import UserError
 from rljob_api.run.folder import checkpoint_folder, complete_checkpoints, damaged_checkpoints, last_checkpoint
-from rljob_trainer.history import damage, run_state
-from rljob_trainer.history.damage import set_aside
+from rljob_trainer.history import run_state
 from rljob_trainer.history.run_state import (
     FILE_DRIVER,
     History,
@@ -19,6 +18,7 @@ from rljob_trainer.history.run_state import (
     complete_checkpoint,
     remove_old_checkpoints,
     resume,
+    set_aside,
 )
 from rljob_trainer.policy.checkpoints import verify_checkpoint
 from rljob_trainer.run_folder.file_facts import DamagedCheckpointError, describe_file
@@ -101,7 +101,7 @@ def test_intact_checkpoint_is_the_one_to_resume_from(saved, num_ranks):
 def test_crash_while_a_checkpoint_is_set_aside_changes_nothing(saved, monkeypatch, dies_in):
     change(checkpoint_folder(saved, 4) / FILE_DRIVER, "flipped", 0.5)
     with monkeypatch.context() as patch:
-        patch.setattr(damage, dies_in, raise_interrupt)
+        patch.setattr(run_state, dies_in, raise_interrupt)
         with pytest.raises(KeyboardInterrupt):
             resume(saved)
     assert start(saved, 1) == 2
@@ -136,7 +136,7 @@ def test_damaged_checkpoints_alone_are_an_error_until_the_user_decides(saved):
 
 def test_error_of_a_disk_is_not_a_damage(saved, monkeypatch):
     """A file system that does not answer sets no checkpoint aside."""
-    monkeypatch.setattr(damage, "verify_files", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    monkeypatch.setattr(run_state, "verify_files", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
     with pytest.raises(OSError, match="Input/output"):
         run_state.resume(saved)
     assert last_checkpoint(saved) == 4

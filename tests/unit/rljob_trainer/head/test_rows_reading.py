@@ -14,8 +14,8 @@ from rljob_api.manifest.job_sections import DataSource
 from rljob_api.run.rows import read_record, record_file, rows_file
 from rljob_api.wire.calls import RowsReply
 from rljob_inputs.errors import InputError
-from rljob_trainer.head import row_reading
-from rljob_trainer.head.row_reading import RowReading, Wanted, list_wanted
+from rljob_trainer.head import rows
+from rljob_trainer.head.rows import RowReading, Wanted, list_wanted
 from rljob_trainer.history.disk import RunDisk
 
 
@@ -110,7 +110,7 @@ async def test_split_without_rows_is_a_user_error_with_field_and_environment(tmp
 
 
 async def test_rows_without_end_need_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_reading, "MAX_UNKNOWN_ROWS", 10)
+    monkeypatch.setattr(rows, "MAX_UNKNOWN_ROWS", 10)
     with pytest.raises(InputError, match=r"has more than 10 rows, and perhaps no end; set spec.data.train.limit to"):
         await build(tmp_path).read(Environment(None))
     await build(tmp_path).read(Environment(12))

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from rljob_api.wire.base import InvalidReason
 from rljob_trainer.replicas import http as http_client
-from rljob_trainer.rewards.client import RewardClient
+from rljob_trainer.rewards.groups import RewardClient
 from tests.support.reward_harness import make_request, make_reward, score_alone, until
 
 
@@ -35,7 +35,7 @@ async def test_request_to_a_hanging_replica_is_cancelled_at_the_deadline(reward_
     async with reward_harness.rewards(make_reward(deadlineSeconds=0.5)) as rewards:
         found = await score(rewards)
         await until(lambda: server.num_left == 1)
-        assert not rewards.clients["r"].requests.in_flight
+        assert not rewards.clients["r"].in_flight
         assert rewards.clients["r"].load().latency_seconds is None, "the latency of an execution is unknown"
     assert found.reason is InvalidReason.DEADLINE
     assert f"waited for the response of {server.address}" in found.message
@@ -54,12 +54,12 @@ async def test_full_server_is_retried_until_the_deadline(reward_harness):
 async def test_request_timeout_includes_the_execution_before_it(reward_harness):
     """A replica gets two requests per slot: the second waits while the first executes."""
     async with reward_harness.rewards(make_reward(timeoutSeconds=3600)) as rewards:
-        assert rewards.clients["r"].requests.timeout_seconds == 2 * 3600
+        assert rewards.clients["r"].request_seconds == 2 * 3600
     async with reward_harness.rewards(make_reward(timeoutSeconds=30)) as rewards:
-        assert rewards.clients["r"].requests.timeout_seconds == 30 + 600
+        assert rewards.clients["r"].request_seconds == 30 + 600
     endpoint = make_reward(function=None, http={"url": "http://127.0.0.1:1/any"}, timeoutSeconds=3600)
     async with reward_harness.rewards(endpoint) as rewards:
-        assert rewards.clients["r"].requests.timeout_seconds == 3600, "its queue is unknown"
+        assert rewards.clients["r"].request_seconds == 3600, "its queue is unknown"
 
 
 async def test_replica_that_only_times_out_is_named_until_it_answers(reward_harness):
@@ -68,15 +68,15 @@ async def test_replica_that_only_times_out_is_named_until_it_answers(reward_harn
     late = {"valid": False, "reason": "timeout", "message": "the reward ran longer than 5 s"}
     server.fault = lambda body: web.json_response({"id": body["id"], **late})
     async with reward_harness.rewards(make_reward(slots=1, failurePolicy={"retries": 0}, timeoutSeconds=5)) as rewards:
-        requests = rewards.clients["r"].requests
+        client = rewards.clients["r"]
         assert (await score(rewards)).reason is InvalidReason.TIMEOUT
-        assert requests.list_hung() == []
+        assert client.list_hung() == []
         assert (await score(rewards, 2)).reason is InvalidReason.TIMEOUT
-        [part] = requests.list_hung()
+        [part] = client.list_hung()
         assert (part.role, part.name, part.limit_seconds) == ("reward-r", server.address, 5)
         server.fault = lambda body: None
         assert (await score(rewards, 3)).valid
-        assert requests.list_hung() == []
+        assert client.list_hung() == []
 
 
 async def test_group_shares_one_deadline(reward_harness):
@@ -103,9 +103,9 @@ async def test_connections_are_limited_by_slots_and_closed_after_bursts(reward_h
             assert all(result.valid for result in found)
             # Two per slot, which later bursts reuse; one more queries the version.
             assert all(1 <= server.most_connected <= 8 + 1 for server in servers)
-            assert (client.requests.in_flight, client.replicas.num_waiting) == (set(), 0)
+            assert (client.in_flight, client.replicas.num_waiting) == (set(), 0)
         await until(lambda: not any(server.num_connected for server in servers))  # idle ones are closed
-        pool = client.requests._session.connector
+        pool = client._session.connector
         assert not pool._acquired
         assert sum(map(len, pool._conns.values())) == 0
 
@@ -123,8 +123,8 @@ async def test_cancelled_requests_leave_no_connection(reward_harness):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await until(lambda: server.num_left == len(server.asked))
-            assert (client.requests.in_flight, server.num_connected) == (set(), 0)
-        assert not client.requests._session.connector._acquired
+            assert (client.in_flight, server.num_connected) == (set(), 0)
+        assert not client._session.connector._acquired
         assert client.replicas.fleet.replicas[server.address].in_flight == 0
 
 

@@ -2,7 +2,7 @@
 
 from rljob_inputs.hub.repository import HubAccess
 from rljob_inputs.objects.access import ObjectAccess
-from rljob_trainer.outages.storage import name_storage
+from rljob_trainer.outages.registry import name_storage
 
 ACCESS = HubAccess("https://mirror", None, ObjectAccess("https://user:secret@storage:9000"))
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rljob_service.kinds import KINDS
-from rljob_service.pool.running import RunningRequests
+from rljob_service.pool.worker_slots import RunningRequests
 from rljob_service.results import ExecutionResult
 from rljob_service.worker.process import board
 from rljob_service.worker.process.frames import CANCEL

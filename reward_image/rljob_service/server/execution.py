@@ -18,7 +18,7 @@ from rljob_api.wire.scores import GroupRequest
 from rljob_service.kinds.base import Request, RequestType
 from rljob_service.results import CallReply, ExecutionResult, Reply, SampleReply
 from rljob_service.server.traces import NO_SPANS
-from rljob_service.slots import Slot
+from rljob_service.slots import Kill
 
 RequestKey = tuple[str, int]
 """id and hash of the body: a retry of the same sample or group has the same key."""
@@ -40,10 +40,6 @@ class Response(NamedTuple):
     encoded: bytes
     """A ScoreResult, a GroupResult or a CallResult as JSON."""
 
-    @property
-    def is_valid(self) -> bool:
-        return all(reply.reason is None for reply in self.replies)
-
 
 class Execution:
     """Created when a request arrives; other requests may join its waiters until it ends."""
@@ -63,8 +59,8 @@ class Execution:
         """Its key in the result cache; None without a cache."""
         self.waiters: list[Waiter] = []
         self._on_abandoned = on_abandoned
-        self.slot: Slot | None = None
-        """Where it runs."""
+        self.kill: Kill | None = None
+        """Ends it, while it runs."""
         self.arrived = time.perf_counter()
         self.started: float | None = None
         self.spans = NO_SPANS
@@ -81,14 +77,6 @@ class Execution:
     def is_abandoned(self) -> bool:
         return all(waiter.is_disconnected() for waiter in self.waiters)
 
-    def build_response(
-        self, replies: ExecutionResult, queue_seconds: float, execute_seconds: float, version: str
-    ) -> Response:
-        """Build the response to all waiters. All samples share the times of the execution."""
-        if len(replies) == 1 and replies[0].reason is not None:
-            replies = [replies[0]] * len(self.sample_ids)
-        return build_response(self.id, self.sample_ids, replies, self.kind, version, queue_seconds, execute_seconds)
-
 
 def build_response(
     request_id: str,
@@ -99,6 +87,9 @@ def build_response(
     queue_seconds: float = 0.0,
     execute_seconds: float = 0.0,
 ) -> Response:
+    """Build the response to all waiters. All samples share the times of the execution."""
+    if len(replies) == 1 and replies[0].reason is not None:
+        replies = [replies[0]] * len(sample_ids)
     build_result = _build_call_result if kind is CallRequest else _build_score_result
     results = [
         build_result(sample_id, reply, queue_seconds, execute_seconds, version)

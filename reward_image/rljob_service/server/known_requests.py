@@ -75,7 +75,7 @@ class KnownRequests:
         del self._pending[execution.key]
         if execution.content and self._pending_by_content.get(execution.content) is execution:
             del self._pending_by_content[execution.content]
-        if response.is_valid:  # a retry could not improve it
+        if all(reply.reason is None for reply in response.replies):  # a retry could not improve it
             self._responses[execution.key] = response.encoded
             self._num_response_bytes += len(response.encoded)
             while len(self._responses) > _MAX_RESPONSES or self._num_response_bytes > _MAX_RESPONSE_BYTES:

@@ -6,8 +6,8 @@ Invariant: an unreadable answer is invalid, with its beginning in the message, a
 import math
 import operator
 from collections import Counter, deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.judge_regex import compile_judge_regex
@@ -18,6 +18,8 @@ from rljob_service.models.execution import NoScoreError, Score
 from rljob_service.models.judge.json_answer import SchemaChecker, read_json
 from rljob_service.models.texts import describe, drop_reasoning
 from rljob_service.worker.forms.outcome import read_components
+
+T = TypeVar("T")
 
 _MAX_READ_CHARACTERS = 1 << 14
 """Regular expressions are applied to the end of an answer only: one match is linear in it, but all may be quadratic."""
@@ -64,7 +66,7 @@ class Parser:
         # Earlier matches belong to the reasoning.
         matches = deque(regex.finditer(answer.rstrip()[-_MAX_READ_CHARACTERS:]), maxlen=1)
         if not matches:
-            raise _unreadable(f"the judge's answer does not match judge.parser.regex: {describe(answer)}")
+            raise unreadable("the judge's answer does not match judge.parser.regex", answer)
         [last] = matches
         word = last[_SCORE_GROUP] if _SCORE_GROUP in regex.groupindex else last[1]
         return Score(self.to_number(word, answer))
@@ -73,7 +75,7 @@ class Parser:
         """Return the elements of the list at scorePath, and the components on its level."""
         value, components = self._find(answer)
         if not isinstance(value, list):
-            raise _unreadable(f"the judge's {self._spec.score_path} is not a list: {describe(answer)}")
+            raise unreadable(f"the judge's {self._spec.score_path} is not a list", answer)
         return value, components
 
     def _find(self, answer: str) -> tuple[Any, dict[str, float]]:
@@ -81,14 +83,14 @@ class Parser:
         try:
             whole = read_json(_drop_reasoning(answer), lambda value: not self._find_problem(value))
         except ValueError as error:
-            raise _unreadable(f"the judge's answer is not JSON ({error}): {describe(answer)}") from None
+            raise unreadable(f"the judge's answer is not JSON ({error})", answer) from None
         if problem := self._find_problem(whole):
-            raise _unreadable(f"the judge's answer {problem}: {describe(answer)}")
+            raise unreadable(f"the judge's answer {problem}", answer)
         parent, value = self._follow(whole)
         siblings = parent if isinstance(parent, dict) else {}
         components = read_components((name, other) for name, other in siblings.items() if name != self._path[-1])
         if len(components) > MAX_COMPONENTS:
-            raise _unreadable(f"the judge's answer has more than {MAX_COMPONENTS} components")
+            raise unreadable(f"the judge's answer has more than {MAX_COMPONENTS} components")
         return value, components
 
     def _find_problem(self, value: Any) -> str:
@@ -110,7 +112,7 @@ class Parser:
     def to_number(self, value: Any, answer: str) -> float:
         """Convert a number, or a word of judge.parser.scores. Raises NoScoreError for other values."""
         if value is None:
-            raise _abstained(answer)
+            raise NoScoreError(InvalidReason.ABSTAINED, f"the judge's score is null: {describe(answer)}")
         word = str(value).strip().casefold()
         if word in self._scores:
             return self._scores[word]
@@ -118,7 +120,7 @@ class Parser:
             number = float(value.strip() if isinstance(value, str) else value)
         except (TypeError, ValueError, OverflowError):
             known = f" (judge.parser.scores has {', '.join(self._spec.scores)})" if self._scores else ""
-            raise _unreadable(f"the judge's score is {describe(value)}, which is not a number{known}") from None
+            raise unreadable(f"the judge's score is {describe(value)}, which is not a number{known}") from None
         if not math.isfinite(number):
             raise NoScoreError(InvalidReason.NOT_FINITE, f"the judge's score is {number}: {describe(answer)}")
         for limit, name, is_within in (
@@ -126,8 +128,7 @@ class Parser:
             (self._spec.max_score, "maxScore", operator.le),
         ):
             if limit is not None and not is_within(number, limit):
-                shown = f"judge.parser.{name} is {limit:g}: {describe(answer)}"
-                raise _unreadable(f"the judge's score is {number:g}; {shown}")
+                raise unreadable(f"the judge's score is {number:g}; judge.parser.{name} is {limit:g}", answer)
         return number
 
 
@@ -137,10 +138,6 @@ def _drop_reasoning(answer: str) -> str:
     if answer.strip() and not rest:
         raise NoScoreError(InvalidReason.EMPTY, f"the judge's answer has its reasoning alone: {describe(answer)}")
     return rest
-
-
-def _abstained(answer: str) -> NoScoreError:
-    return NoScoreError(InvalidReason.ABSTAINED, f"the judge's score is null: {describe(answer)}")
 
 
 def combine(votes: Sequence[Score | NoScoreError], aggregate: str) -> Score:
@@ -195,5 +192,14 @@ def is_strict(schema: Any) -> bool:
     return all(map(is_strict, schema.values()))
 
 
-def _unreadable(message: str) -> NoScoreError:
-    return NoScoreError(InvalidReason.BAD_RETURN, message)
+def value_or_error(function: Callable[..., T], *arguments: Any) -> T | NoScoreError:
+    """Return the error as a value."""
+    try:
+        return function(*arguments)
+    except NoScoreError as error:
+        return error
+
+
+def unreadable(message: str, answer: str | None = None) -> NoScoreError:
+    """`answer`: None, if its beginning says nothing about the problem."""
+    return NoScoreError(InvalidReason.BAD_RETURN, message if answer is None else f"{message}: {describe(answer)}")

@@ -6,9 +6,11 @@ first worker cannot start, the service is not served. `worker_slots` chooses the
 """
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Coroutine, Hashable, Iterator
 from functools import partial
@@ -18,7 +20,6 @@ from rljob_api.errors import TransientError, UserError
 from rljob_api.quantity import format_bytes
 from rljob_api.wire.base import InvalidReason
 from rljob_service.pool.isolation import Isolation
-from rljob_service.pool.output import OutputLog
 from rljob_service.pool.process import WorkerProcess
 from rljob_service.pool.shared_files import Share, SharedFolder, count_shares
 from rljob_service.pool.worker_slots import Callback, WorkerSlots, draw_max_requests
@@ -39,6 +40,38 @@ _SCRATCH_POLL_SECONDS = 0.5
 _LOOP_POLL_SECONDS = 0.5
 _SCRATCH_SLACK_BYTES = 1 << 20
 """So that one file of the allowed size does not exceed the limit."""
+_OUTPUT_BURST_BYTES = 256 << 10
+_OUTPUT_BYTES_PER_SECOND = 16 << 10
+
+
+class OutputLog:
+    """Passes output of user code on to the server's log within a budget, so that printing never fills a disk.
+
+    A token bucket over bytes. After a drop, the next admitted output reports how much was dropped.
+    """
+
+    def __init__(self) -> None:
+        self._budget = float(_OUTPUT_BURST_BYTES)
+        self._at = time.monotonic()
+        self._num_dropped = 0
+
+    def write(self, data: bytes) -> None:
+        """Write what the budget admits. If standard error is full or closed, lines are lost, but no requests."""
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.buffer.write(self._admit(data))
+            sys.stderr.buffer.flush()
+
+    def _admit(self, data: bytes) -> bytes:
+        now = time.monotonic()
+        self._budget = min(_OUTPUT_BURST_BYTES, self._budget + (now - self._at) * _OUTPUT_BYTES_PER_SECOND)
+        self._at = now
+        if len(data) > self._budget:
+            self._num_dropped += len(data)
+            return b""
+        self._budget -= len(data)
+        notice = f"[{self._num_dropped} bytes of the reward's output left out]\n" if self._num_dropped else ""
+        self._num_dropped = 0
+        return notice.encode() + data
 
 
 class WorkerPool:
@@ -181,7 +214,7 @@ class WorkerPool:
         worker = WorkerProcess(
             self._settings,
             self._isolation,
-            self._output,
+            self._output.write,
             self._on_worker_free,
             self._slots.withdraw,
             self._on_worker_exit,

@@ -28,7 +28,6 @@ from rljob_service.pool import process_marks
 from rljob_service.pool.environment import build_environment
 from rljob_service.pool.import_watch import StackPipe
 from rljob_service.pool.isolation import Isolation
-from rljob_service.pool.output import OutputLog
 from rljob_service.pool.seccomp_supervisor import SeccompSupervisor
 from rljob_service.pool.shared_requests import SharedRequests
 from rljob_service.pool.worker_slots import Callback, RunningRequests, has_failed
@@ -57,7 +56,7 @@ class WorkerProcess(asyncio.Protocol):
         self,
         settings: FunctionSettings,
         isolation: Isolation,
-        output: OutputLog,
+        write_output: Callable[[bytes], None],
         on_free: Callable[[WorkerProcess], None],
         on_hold: Callable[[WorkerProcess], None],
         on_exit: Callable[[WorkerProcess], None],
@@ -67,7 +66,7 @@ class WorkerProcess(asyncio.Protocol):
         self._sandbox = isolation.allocate_sandbox()
         self.scratch = self._sandbox.scratch
         self._supervisor: SeccompSupervisor | None = None
-        self._output = output
+        self._write_output = write_output
         self._on_free, self._on_hold = on_free, on_hold
         self._on_exit = on_exit
         kind = KINDS[settings.serves]
@@ -322,7 +321,7 @@ class WorkerProcess(asyncio.Protocol):
         except BlockingIOError:
             return
         if data:
-            self._output.write(data)
+            self._write_output(data)
         else:
             self._loop.remove_reader(self._stdout.fileno())
 

@@ -152,8 +152,18 @@ class WorkerSlots(dict[W, WorkerState]):
         state = self[worker]
         state.num_running -= 1
         self.withdraw(worker)
-        if not problem:
-            problem = self._record(state, failed=failed)
+        if problem:
+            return problem
+        state.num_requests += 1
+        if failed:
+            problem = self._record_failure(state)
+        else:
+            self._count(1, state.num_failures_in_row)
+            self._num_successes += 1
+            state.num_failures_in_row = 0
+            state.has_succeeded = True
+        if not problem and state.num_requests >= state.max_requests:
+            problem = f"it served {state.num_requests} requests (maxRequests)"
         if not problem:
             (self._resting if failed else self._free)[worker] = None
         return problem
@@ -167,20 +177,6 @@ class WorkerSlots(dict[W, WorkerState]):
         """The worker has ended, with what it ran."""
         self.withdraw(worker)
         self.pop(worker, None)
-
-    def _record(self, worker: WorkerState, *, failed: bool) -> str:
-        worker.num_requests += 1
-        if failed:
-            reason = self._record_failure(worker)
-        else:
-            reason = ""
-            self._count(1, worker.num_failures_in_row)
-            self._num_successes += 1
-            worker.num_failures_in_row = 0
-            worker.has_succeeded = True
-        if not reason and worker.num_requests >= worker.max_requests:
-            return f"it served {worker.num_requests} requests (maxRequests)"
-        return reason
 
     def _record_failure(self, worker: WorkerState) -> str:
         if worker.num_failures_in_row == 0:

@@ -90,46 +90,29 @@ def build_response(
     """Build the response to all waiters. All samples share the times of the execution."""
     if len(replies) == 1 and replies[0].reason is not None:
         replies = [replies[0]] * len(sample_ids)
-    build_result = _build_call_result if kind is CallRequest else _build_score_result
+    times = {"queue_seconds": queue_seconds, "execute_seconds": execute_seconds}
     results = [
-        build_result(sample_id, reply, queue_seconds, execute_seconds, version)
+        {
+            "id": sample_id,
+            "valid": reply.reason is None,
+            **_read_values(reply, kind),
+            "reason": reply.reason,
+            "message": reply.message,
+            **times,
+            "version": version,
+        }
         for sample_id, reply in zip(sample_ids, replies, strict=True)
     ]
     response = {"id": request_id, "results": results} if kind is GroupRequest else results[0]
     return Response(replies, to_json(response))
 
 
-def _build_score_result(
-    sample_id: str, reply: Reply, queue_seconds: float, execute_seconds: float, version: str
-) -> dict[str, Any]:
-    """Return the fields of a ScoreResult, whose validation would cost more than the rest of the response."""
-    scored = reply if isinstance(reply, SampleReply) else None
-    return {
-        "id": sample_id,
-        "valid": reply.reason is None,
-        "score": scored.score if scored else None,
-        "components": scored.components if scored else {},
-        "pred": scored.pred if scored else None,
-        **({"abstained": scored.abstained} if scored and scored.abstained else {}),
-        "reason": reply.reason,
-        "message": reply.message,
-        "queue_seconds": queue_seconds,
-        "execute_seconds": execute_seconds,
-        "version": version,
-    }
-
-
-def _build_call_result(
-    call_id: str, reply: Reply, queue_seconds: float, execute_seconds: float, version: str
-) -> dict[str, Any]:
-    """Return the fields of a CallResult."""
-    return {
-        "id": call_id,
-        "valid": reply.reason is None,
-        "value": reply.value if isinstance(reply, CallReply) else None,
-        "reason": reply.reason,
-        "message": reply.message,
-        "queue_seconds": queue_seconds,
-        "execute_seconds": execute_seconds,
-        "version": version,
-    }
+def _read_values(reply: Reply, kind: RequestType) -> dict[str, Any]:
+    """Return the fields that only a ScoreResult or only a CallResult has. To validate either would cost more than the
+    rest of the response."""
+    if kind is CallRequest:
+        return {"value": reply.value if isinstance(reply, CallReply) else None}
+    if not isinstance(reply, SampleReply):
+        return {"score": None, "components": {}, "pred": None}
+    values = {"score": reply.score, "components": reply.components, "pred": reply.pred}
+    return values | {"abstained": reply.abstained} if reply.abstained else values

@@ -203,7 +203,7 @@ class Executor:
             self._metrics.record_result(execution.lane, outcome, queue_seconds, execute_seconds)
         for waiter in execution.waiters:
             waiter.deliver(response.encoded)
-        if not self._known.has_pending:
+        if not self._lanes.num_demanded:
             self._idle.set()
 
 

@@ -33,10 +33,6 @@ class KnownRequests:
         self._num_response_bytes = 0
         self._cache: LRUCache[bytes, ScoreResult] | None = LRUCache(max_cached_results) if cache else None
 
-    @property
-    def has_pending(self) -> bool:
-        return bool(self._pending)
-
     def serve(self, execution: Execution, request: Request) -> bool:
         """Serve a new request from an earlier or a pending result. False: it must be executed."""
         [waiter] = execution.waiters

@@ -40,13 +40,6 @@ RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run's folder, job file, or job's name.", autocompletion=complete_runs)
 ]
 OpenOption = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
-JobsArgument = Annotated[
-    list[Path] | None,
-    typer.Argument(metavar="JOB.yaml", show_default=False, help="Files with an RLJob each; - is stdin."),
-]
-FilenameOption = Annotated[
-    list[Path] | None, typer.Option("-f", "--filename", metavar="JOB.yaml", help="The same, as in kubectl; repeatable.")
-]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a field: spec.schedule.steps=3.")
 ]
@@ -83,16 +76,30 @@ SortOption = Annotated[
 
 @dataclass(frozen=True)
 class JobFiles:
-    jobs: JobsArgument = None
-    filenames: FilenameOption = None
+    jobs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="JOB.yaml", show_default=False, help="Files with an RLJob each; - is stdin."),
+    ] = None
+    filenames: Annotated[
+        list[Path] | None,
+        typer.Option("-f", "--filename", metavar="JOB.yaml", help="The same, as in kubectl; repeatable."),
+    ] = None
 
     @property
     def paths(self) -> list[Path]:
-        return files_of(self.jobs, self.filenames)
+        """The files of the arguments and of -f, in this order."""
+        files = [*(self.jobs or []), *(self.filenames or [])]
+        if not files:
+            raise typer.BadParameter("pass a job's file: JOB.yaml, -f JOB.yaml, or - for stdin")
+        return files
 
     @property
     def path(self) -> Path:
-        return file_of(self.jobs, self.filenames)
+        """The only file, for a command that takes one job."""
+        file, *more = self.paths
+        if more:
+            raise typer.BadParameter(f"takes one job's file, got {len(more) + 1}")
+        return file
 
 
 @dataclass(frozen=True)
@@ -179,6 +186,25 @@ class PlanOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TryAgentOptions:
+    files: JobFiles
+    row: Annotated[int, typer.Option(min=0, help="Row of data.train, from 0.")] = 0
+    episodes: Annotated[int, typer.Option(min=1, help="How many episodes the base model plays.")] = 1
+    answer: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An answer of the policy, in order; repeatable. Needs no model, and takes seconds.",
+            callback=check_text,
+        ),
+    ] = None
+    overrides: SetOption = None
+    volumes: VolumeOption = None
+    network: NetworkOption = None
+    full: Annotated[bool, typer.Option("--full", help="Show long texts in full.")] = False
+    output: OutputOption = "text"
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluateOptions:
     files: JobFiles
     models: Annotated[
@@ -254,19 +280,3 @@ class ReportOptions:
     sort: SortOption = None
     directory: DirectoryOption = RUNS
     target: Target
-
-
-def files_of(jobs: list[Path] | None, filenames: list[Path] | None) -> list[Path]:
-    """Return the files of the arguments and of -f, in this order."""
-    files = [*(jobs or []), *(filenames or [])]
-    if not files:
-        raise typer.BadParameter("pass a job's file: JOB.yaml, -f JOB.yaml, or - for stdin")
-    return files
-
-
-def file_of(jobs: list[Path] | None, filenames: list[Path] | None) -> Path:
-    """Return the only file, for a command that takes one job."""
-    file, *more = files_of(jobs, filenames)
-    if more:
-        raise typer.BadParameter(f"takes one job's file, got {len(more) + 1}")
-    return file

@@ -10,13 +10,8 @@ from typing import Protocol
 from rljob_api.wire.base import InvalidReason
 from rljob_service.results import ExecutionResult, StartupReport
 
-
-class Slot(Protocol):
-    def execute(self, body: bytes, num_samples: int, callback: Callable[[ExecutionResult], None]) -> None:
-        """Run one request and call `callback` with its result. The slot must be idle."""
-
-    def kill(self, reason: InvalidReason, message: str) -> None:
-        """Fail the running request with this reason. No effect without one."""
+Kill = Callable[[InvalidReason, str], None]
+"""Fails a running request with this reason and message. Not to be called after its result."""
 
 
 class SlotPool(Protocol):
@@ -28,11 +23,11 @@ class SlotPool(Protocol):
 
     @property
     def has_idle(self) -> bool:
-        """Whether acquire() can return a slot now."""
+        """Whether a slot is idle, so that start() may be called."""
 
     @property
     def enforces_timeout(self) -> bool:
-        """Whether its slots enforce timeoutSeconds. Otherwise the caller kills a slot after that time."""
+        """Whether its slots enforce timeoutSeconds. Otherwise the caller kills a request after that time."""
 
     @property
     def notice(self) -> str:
@@ -44,8 +39,8 @@ class SlotPool(Protocol):
     async def start_first(self) -> StartupReport:
         """Make the pool able to serve. Raise UserError if the service cannot start."""
 
-    def acquire(self) -> Slot:
-        """Return an idle slot, reserved for the caller until its result."""
+    def start(self, body: bytes, num_samples: int, callback: Callable[[ExecutionResult], None]) -> Kill:
+        """Run one request in an idle slot, and later call `callback` with its result. Return what kills it."""
 
     def ensure(self, demand: int) -> None:
         """Grow towards `demand` slots, as far as the pool may."""

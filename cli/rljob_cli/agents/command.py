@@ -33,6 +33,7 @@ from rljob_cli.check.rewards import check_service
 from rljob_cli.commands import parse_claims, use_fast_types
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
 from rljob_cli.local.network import claim_block
+from rljob_cli.options import TryAgentOptions
 from rljob_cli.output import print_json, say
 from rljob_cli.run import runfolder
 from rljob_cli.run.command import STOPPED, Run
@@ -46,39 +47,32 @@ from rljob_inputs.machine.installation import find_device_extra, require
 
 
 @guard
-def try_agent_command(
-    path: Path,
-    overrides: Sequence[str],
-    volumes: list[str],
-    row: int,
-    episodes: int,
-    answers: Sequence[str],
-    block: str | None,
-    full: bool,
-    output: str,
-) -> int:
+def try_agent_command(options: TryAgentOptions) -> int:
     """Play, print, and return 1 if an episode or a result is invalid."""
     require(find_device_extra(), "rljob test-agent")
-    file, claims = load(path, overrides), parse_claims(volumes)
+    answers, block = options.answer or [], options.network
+    file, claims = load(options.files.path, options.overrides or []), parse_claims(options.volumes)
     require_weights(None if answers else file.start)
     if file.job.spec.agent.type == "singleTurn":
-        raise UserError(
-            f"{path}: spec.agent.type must be loop, program or environment; `rljob test-reward` scores single answers"
-        )
-    if answers and episodes != 1:
+        remedy = "`rljob test-reward` scores single answers"
+        raise UserError(f"{file.path}: spec.agent.type must be loop, program or environment; {remedy}")
+    if answers and options.episodes != 1:
         raise UserError("--episodes is for the base model; given answers are one episode")
     check_file(file, (finding for service in file.job.spec.services for finding in check_service(service)))
     try:
-        values = read_row(file.job, row, claims, block)
+        values = read_row(file.job, options.row, claims, block)
         with _scratch_folder() as folder:
-            job = place_row(file.job, values, episodes, folder)
+            job = place_row(file.job, values, options.episodes, folder)
             found = _play(job, answers, folder, claims, block)
     except (KeyboardInterrupt, asyncio.CancelledError):
         return EXIT_INTERRUPTED
-    if output == "json":
+    if options.output == "json":
         print_json({"episodes": [row.model_dump() for row in found]})
     else:
-        _print(found, file.job, answers, full)
+        for row in found:
+            show(build_conversation(row, full=options.full, tokens=True))
+        for line in (LEGEND, *describe_rest(found, file.job, answers)):
+            show(line)
     return EXIT_FAILED if any(map(is_invalid, found)) else 0
 
 
@@ -100,7 +94,7 @@ def _play(
     job: RLJob, answers: Sequence[str], folder: Path, claims: dict[str, Path], block: str | None
 ) -> list[SampleRow]:
     if answers:
-        play_answers(job, answers, folder, claims, block, say)
+        play_answers(job, answers, folder, claims, block)
     else:
         use_fast_types(job, claims)
         if play_model(job, folder, claims, block, make_error_console()) == "Interrupted":
@@ -165,14 +159,6 @@ def place_row(job: RLJob, values: Mapping[str, Any], episodes: int, folder: Path
 
 def is_invalid(row: SampleRow) -> bool:
     return row.failure is not None or any(not result.valid for result in row.rewards)
-
-
-def _print(rows: Sequence[SampleRow], job: RLJob, answers: Sequence[str], full: bool) -> None:
-    for row in rows:
-        show(build_conversation(row, full=full, tokens=True))
-    show(LEGEND)
-    for line in describe_rest(rows, job, answers):
-        show(line)
 
 
 def describe_rest(rows: Sequence[SampleRow], job: RLJob, answers: Sequence[str]) -> list[str]:

@@ -17,7 +17,7 @@ from rljob_cli.check.waits import describe_end, describe_error, find_ended_conta
 from rljob_cli.local.cluster import LocalCluster, build_objects, running
 from rljob_cli.local.network import claim_block
 from rljob_cli.manifests import is_ready, labels_of, phase_of, role_of
-from rljob_cli.output import Say
+from rljob_cli.output import say
 from rljob_core.backend import Manifest
 from rljob_core.children.common import AGENT, HEAD, REWARD, read_role_name
 
@@ -33,13 +33,13 @@ def find_playable(job: RLJob) -> list[str]:
 
 
 def play_answers(
-    job: RLJob, answers: Sequence[str], folder: Path, claims: Mapping[str, Path], block: str | None, say: Say
+    job: RLJob, answers: Sequence[str], folder: Path, claims: Mapping[str, Path], block: str | None
 ) -> None:
     """Play one episode on the first row of data.train. It is then in the trajectory log of `folder`."""
     rewards = find_playable(job)
     (folder / _SETTINGS).write_text(json.dumps({"answers": list(answers), "rewards": rewards}))
     network = claim_block(str(folder), block)
-    asyncio.run(_play(LocalCluster(job, network, folder, claims), build_rehearsal(job, rewards), say))
+    asyncio.run(_play(LocalCluster(job, network, folder, claims), build_rehearsal(job, rewards)))
 
 
 def build_rehearsal(job: RLJob, rewards: Collection[str]) -> list[Manifest]:
@@ -57,7 +57,7 @@ def build_rehearsal(job: RLJob, rewards: Collection[str]) -> list[Manifest]:
     return kept
 
 
-async def _play(cluster: LocalCluster, children: Sequence[Manifest], say: Say) -> None:
+async def _play(cluster: LocalCluster, children: Sequence[Manifest]) -> None:
     async with running(cluster, children, _STOP_SECONDS, report(say, partial(_describe_wait, cluster))):
         await _wait_until_played(cluster)
 

@@ -1,12 +1,35 @@
 """What the commands on jobs in a cluster take: submit, suspend, resume, retry, restart, explain, top, logs."""
 
+import contextlib
 from typing import Annotated, Literal
 
 import typer
 
 from rljob_cli.app import command
-from rljob_cli.completion import complete_jobs
 from rljob_cli.options import ForceOption, JobFiles, NoCallOption, OutputOption, SetOption, Target
+
+_COMPLETION_SECONDS = 2.0
+"""For which the completion of names waits for the cluster."""
+
+
+def complete_jobs(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the names of the jobs in the namespace that the options select, for the shell; an error completes
+    nothing."""
+    import asyncio
+
+    from rljob_api.errors import RLJobError
+    from rljob_cli.cluster.client import connect
+
+    target = Target(*(context.params.get(option) for option in ("namespace", "context", "kubeconfig")))
+
+    async def list_names() -> list[str]:
+        async with asyncio.timeout(_COMPLETION_SECONDS), connect(target) as cluster:
+            return sorted(job["metadata"]["name"] for job in await cluster.list_jobs())
+
+    with contextlib.suppress(RLJobError, OSError, TimeoutError):
+        return [name for name in asyncio.run(list_names()) if name.startswith(incomplete)]
+    return []
+
 
 _NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="An RLJob in the cluster.", autocompletion=complete_jobs)

@@ -6,22 +6,25 @@ from typing import Annotated, Literal
 import typer
 
 from rljob_cli.app import app, command
-from rljob_cli.completion import complete_tasks
 from rljob_cli.options import (
     EvaluateOptions,
-    FilenameOption,
     JobFiles,
-    JobsArgument,
     NetworkOption,
     OutputOption,
     PlanOptions,
     RunOptions,
     SetOption,
+    TryAgentOptions,
     ValidateOptions,
-    VolumeOption,
     check_text,
-    file_of,
 )
+
+
+def complete_tasks(incomplete: str) -> list[str]:
+    """Return the tasks of `rljob init`."""
+    from rljob_cli.check.scaffold import TASKS
+
+    return [name for name in TASKS if name.startswith(incomplete)]
 
 
 @command()
@@ -129,10 +132,10 @@ def init(
     raise typer.Exit(scaffold.write_scaffold(directory, options, output))
 
 
-@app.command("test-reward")
+@command("test-reward")
 def try_reward(
-    jobs: JobsArgument = None,
-    filenames: FilenameOption = None,
+    *,
+    files: JobFiles,
     reward: Annotated[str | None, typer.Option(help="Name of the reward. Default: all that the job serves.")] = None,
     completion: Annotated[
         list[str] | None,
@@ -150,40 +153,21 @@ def try_reward(
     overrides: SetOption = None,
     network: NetworkOption = None,
     output: OutputOption = "text",
-) -> None:
+) -> int:
     """Score completions with a job's reward, in the same server that training uses."""
     from rljob_cli.check.try_reward import try_reward_command
 
-    job = file_of(jobs, filenames)
-    code = try_reward_command(job, overrides or [], reward, completion or [], answer, prompt, file, network, output)
-    raise typer.Exit(code)
+    return try_reward_command(
+        files.path, overrides or [], reward, completion or [], answer, prompt, file, network, output
+    )
 
 
-@app.command("test-agent")
-def try_agent(
-    jobs: JobsArgument = None,
-    filenames: FilenameOption = None,
-    row: Annotated[int, typer.Option(min=0, help="Row of data.train, from 0.")] = 0,
-    episodes: Annotated[int, typer.Option(min=1, help="How many episodes the base model plays.")] = 1,
-    answer: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="An answer of the policy, in order; repeatable. Needs no model, and takes seconds.",
-            callback=check_text,
-        ),
-    ] = None,
-    overrides: SetOption = None,
-    volumes: VolumeOption = None,
-    network: NetworkOption = None,
-    full: Annotated[bool, typer.Option("--full", help="Show long texts in full.")] = False,
-    output: OutputOption = "text",
-) -> None:
+@command("test-agent")
+def try_agent(options: TryAgentOptions) -> int:
     """Play an episode with a job's user and tools, program or environment, and show each turn; trains nothing."""
     from rljob_cli.agents.command import try_agent_command
 
-    job = file_of(jobs, filenames)
-    code = try_agent_command(job, overrides or [], volumes or [], row, episodes, answer or [], network, full, output)
-    raise typer.Exit(code)
+    return try_agent_command(options)
 
 
 @command()

@@ -4,7 +4,7 @@ import asyncio
 
 from rljob_api.manifest.policy import POLICY_NAME, RLJobPolicy
 from rljob_cli.check.tenant_policy import read_policy
-from rljob_cli.cluster.client import Cluster, connect
+from rljob_cli.cluster.client import connect
 from rljob_cli.options import Target
 from rljob_cli.output import say
 from rljob_core.kube.resources import POLICY
@@ -16,17 +16,13 @@ def fetch_policy(target: Target) -> RLJobPolicy | None:
 
     async def read() -> RLJobPolicy | None:
         async with connect(target) as cluster:
-            return await find_policy(cluster)
+            where, manifest = f"the namespace {cluster.namespace}", await cluster.find(POLICY, POLICY_NAME)
+        if manifest is None:
+            say(f"{where} has no RLJobPolicy")
+            return None
+        policy = read_policy(manifest)
+        if policy is None:
+            say(f"warning: the RLJobPolicy of {where} has fields that this version does not know")
+        return policy
 
     return asyncio.run(read())
-
-
-async def find_policy(cluster: Cluster) -> RLJobPolicy | None:
-    where, manifest = f"the namespace {cluster.namespace}", await cluster.find(POLICY, POLICY_NAME)
-    if manifest is None:
-        say(f"{where} has no RLJobPolicy")
-        return None
-    policy = read_policy(manifest)
-    if policy is None:
-        say(f"warning: the RLJobPolicy of {where} has fields that this version does not know")
-    return policy

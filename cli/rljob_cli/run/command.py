@@ -9,8 +9,10 @@ import math
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from rich.console import Console
@@ -18,6 +20,7 @@ from rich.console import Console
 from rljob_api.manifest.job import RLJob
 from rljob_api.run.folder import FILE_METRICS, FILE_SUMMARY, last_checkpoint
 from rljob_api.run.metrics import Metrics, read_metrics
+from rljob_api.run.sessions import ContainerFailure, Session, read_sessions, write_sessions
 from rljob_api.run.summaries import RunSummary, format_summary, read_driver_summary
 from rljob_api.wire.contract import PORT_DRIVER, UrlPath
 from rljob_api.wire.driver_status import DriverStatus
@@ -29,9 +32,9 @@ from rljob_cli.run.endpoint import Endpoint, remove_endpoint, write_endpoint
 from rljob_cli.run.live import PlainOutput
 from rljob_cli.run.reward_rows import RewardMetrics, RewardRow, build_row, gather_metrics
 from rljob_cli.run.runfolder import MetricsReader
-from rljob_cli.run.sessions import SessionLog
 from rljob_cli.run.snapshot import RunHistory, Snapshot, build_roles, message_of
 from rljob_cli.run.summary import build_summary, print_summary
+from rljob_cli.version import find_versions
 from rljob_core.backend import Manifest
 from rljob_core.children.common import HEAD, child_name, read_service_name, role_of_service
 from rljob_core.children.config import read_token
@@ -45,9 +48,29 @@ _POLL_TIMEOUT_SECONDS = 2.0
 _RECORD_SECONDS = 5.0
 """Between two writes of the session: the time that a kill can take from it."""
 _SAY_SECONDS = 10.0
+_MAX_FAILURES = 50
 _FINAL_PHASES = ("Succeeded", "Failed")
 STOPPED = "Stopped"
 """The phase of a run that has reached what its caller waits for."""
+
+
+class SessionLog:
+    """Records the session that runs, behind those before it in the folder."""
+
+    def __init__(self, folder: Path, after_step: int) -> None:
+        self._folder = folder
+        self._earlier = read_sessions(folder)
+        now = datetime.now().astimezone().isoformat(timespec="seconds")
+        self.current = Session(started=now, after_step=after_step, last_step=after_step, versions=find_versions())
+
+    def update(self, *, failures: Sequence[ContainerFailure] = (), **changes: Any) -> None:
+        """Write what the session did so far. `changes`: fields of Session."""
+        self.current = self.current.model_copy(update={**changes, "failures": tuple(failures[:_MAX_FAILURES])})
+        write_sessions(self._folder, self.sessions)
+
+    @property
+    def sessions(self) -> list[Session]:
+        return [*self._earlier, self.current]
 
 
 class Run:

@@ -1,20 +1,16 @@
 """gymnasium: environments of text. The observation is the user's message, the text of the answer is the action.
 
-Which spaces are supported is in spaces. With render_mode ansi the rendering is shown, whatever the observation
-space. Other environments are refused at the start. Standard library only.
+Spaces have a text form, or the environment is refused at the start. With render_mode ansi the rendering is shown,
+whatever the observation space. Standard library only.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from rljob_api.errors import UserError
-from rljob_plugins.gymnasium.spaces import (
-    find_action_problem,
-    find_observation_problem,
-    read_action,
-    show,
-)
 from rljob_service.worker.environments.base import Answer, Model
 from rljob_service.worker.environments.model import text_of
 from rljob_service.worker.environments.stepping import (
@@ -30,6 +26,9 @@ from rljob_service.worker.episodes.types import Episode, Reply
 
 OPTIONS: Final = "rljob"
 """The entry of args that is for this adapter: labels, invalid_reward."""
+_OBSERVED: Final = ("Text", "Discrete", "Tuple", "Dict", "Sequence")
+"""The spaces of observations that have a text form."""
+_NUMBER: Final = re.compile(r"-?\d+")
 
 
 class TextEnvironment(NamedTuple):
@@ -111,4 +110,64 @@ async def play(environment: TextEnvironment, episode: Episode, model: Model) -> 
 
 
 def _show(made: Any, observation: Any) -> str:
-    return str(made.render()).strip("\n") if _is_rendered(made) else show(observation)
+    """Return what the environment renders, or else the observation: a str as it is, anything else as JSON."""
+    if _is_rendered(made):
+        return str(made.render()).strip("\n")
+    return observation if isinstance(observation, str) else json.dumps(observation, default=_to_json)
+
+
+def find_action_problem(space: Any, labels: Sequence[str]) -> str:
+    """Return why answers cannot be actions; empty if they can."""
+    if type(space).__name__ not in ("Text", "Discrete"):
+        return f"the action space {space} has no text form: only Text and Discrete have one; wrap the environment"
+    if labels and len(labels) != getattr(space, "n", None):
+        return f"{len(labels)} labels do not fit the action space {space}"
+    return ""
+
+
+def find_observation_problem(space: Any) -> str:
+    """Return why observations cannot be messages; empty if they can."""
+    if _has_text(space):
+        return ""
+    return (
+        f"the observation space {space} has no text form: only {', '.join(_OBSERVED)} have one; set args.render_mode: "
+        "ansi if the environment renders text, or wrap it"
+    )
+
+
+def _has_text(space: Any) -> bool:
+    """Return whether a space, with all its parts, is among those that are shown."""
+    if type(space).__name__ not in _OBSERVED:
+        return False
+    inner = getattr(space, "feature_space", None)
+    parts = [inner] if inner is not None else getattr(space, "spaces", ())
+    return all(map(_has_text, parts.values() if isinstance(parts, Mapping) else parts))
+
+
+def _to_json(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def read_action(space: Any, text: str, labels: Sequence[str]) -> Any:
+    """Return the action of an answer. Raise NotAnActionError.
+
+    Text: the answer as it is. Discrete: the last label in the answer, or without labels the last number, that is an
+    action.
+    """
+    if type(space).__name__ == "Text":
+        if space.contains(text):
+            return text
+        raise NotAnActionError(f"Reply with {space.min_length} to {space.max_length} characters of: {space.characters}")
+    start, count = int(space.start), int(space.n)
+    actions = _find_labels(text, labels, start) if labels else [int(each) for each in _NUMBER.findall(text)]
+    valid = [action for action in actions if start <= action < start + count]
+    if valid:
+        return valid[-1]
+    choices = f"of {', '.join(labels)}" if labels else f"number from {start} to {start + count - 1}"
+    raise NotAnActionError(f"Reply with one {choices}.")
+
+
+def _find_labels(text: str, labels: Sequence[str], start: int) -> list[int]:
+    numbers = {label.lower(): start + index for index, label in enumerate(labels)}
+    longest_first = sorted(map(re.escape, numbers), key=len, reverse=True)
+    return [numbers[each] for each in re.findall(rf"(?<!\w)(?:{'|'.join(longest_first)})(?!\w)", text.lower())]

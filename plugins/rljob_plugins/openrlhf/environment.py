@@ -1,7 +1,8 @@
 """OpenRLHF: AgentInstance with reset and step. A step's rewards belong to its answer, environment_feedback is the next
 message of the user.
 
-`openrlhf` itself need not be installed (bases). Standard library only.
+`openrlhf` itself need not be installed: its package needs a GPU stack, which a runner does not. Where it is missing,
+sources import its base classes from here. Standard library only.
 """
 
 import inspect
@@ -10,16 +11,29 @@ from functools import partial
 from typing import Any, Final
 
 from rljob_api.errors import UserError
-from rljob_plugins.openrlhf.bases import provide_base_classes
 from rljob_service.worker.environments.base import Answer, Model
 from rljob_service.worker.environments.model import text_of
 from rljob_service.worker.environments.stepping import Step, play_steps
 from rljob_service.worker.episodes.types import Episode, Message, Reply
 from rljob_service.worker.forms.json_values import to_log
+from rljob_service.worker.forms.stand_ins import provide_module
 
 _INSTANCE: Final = "AgentInstance"
+_BASES: Final = ("AgentInstanceBase", "AgentExecutorBase", "MultiTurnAgentExecutor", "SingleTurnAgentExecutor")
 
-provide_base_classes()  # before the user's source runs
+
+class _Base:
+    """In the place of a base class of OpenRLHF."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    async def reset(self, states: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return states
+
+
+# Before the user's source runs.
+provide_module("openrlhf.utils.agent", {name: type(name, (_Base,), {}) for name in _BASES})
 
 
 def load(id: str, args: dict[str, Any]) -> Any:

@@ -92,7 +92,7 @@ class ChatSettings:
     num_requests: int = 1
     """Requests of one execution, sent at once."""
     system_prompt: str | None = None
-    """System message of the warm-up."""
+    """System message of each question, also of the warm-up; None: the caller writes it."""
     payload: Json = field(default_factory=dict)
     """Additional fields of each request."""
 
@@ -129,6 +129,8 @@ class ChatBackend(ModelBackend):
         self._chat_settings, self._chat_metrics = settings, metrics
         metrics.watch_pause(lambda: self.chat_limiter.pause_seconds)
         self._replicas = ReplicaCounter(replicas, self._set_replicas) if limits != EndpointLimits() else None
+        system = settings.system_prompt
+        self.system_messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self._payload = _build_payload(settings)
         self.upstream = UpstreamClient(
             self._session,
@@ -175,10 +177,8 @@ class ChatBackend(ModelBackend):
 
     async def _ask_for_nothing(self, progress: ExecutionProgress) -> None:
         """Send a minimal question that initializes everything in vLLM, including the grammar of a schema."""
-        system = self._chat_settings.system_prompt
-        messages = [] if system is None else [{"role": "system", "content": system}]
-        warm = self._payload | {"messages": [*messages, {"role": "user", "content": "Hello"}], "max_tokens": 1}
-        await self.upstream.post(warm, progress)
+        messages = [*self.system_messages, {"role": "user", "content": "Hello"}]
+        await self.upstream.post(self._payload | {"messages": messages, "max_tokens": 1}, progress)
 
     def _set_replicas(self, number: int) -> None:
         self.chat_limiter.set_replicas(number)

@@ -17,6 +17,7 @@ from rljob_service.models.execution import ExecutionProgress, NoScoreError, Scor
 from rljob_service.models.metrics import UpstreamMetrics
 from rljob_service.models.shared_engines import AwayError
 from rljob_service.results import ExecutionResult, Reply, SampleReply, StartupReport, UserCallReply, failure
+from rljob_service.slots import Kill
 
 _MAX_POLL_SECONDS = 1.0
 """Maximum time between checks of the rate limiter, which may admit earlier than it estimated."""
@@ -31,7 +32,7 @@ class ModelSlot:
         self._progress = ExecutionProgress(0.0)
         self.task: asyncio.Task[None] | None = None
 
-    def execute(self, body: bytes, num_samples: int, callback: Callable[[ExecutionResult], None]) -> None:
+    def execute(self, body: bytes, callback: Callable[[ExecutionResult], None]) -> None:
         self._callback = callback
         self._progress = ExecutionProgress(time.monotonic() + self._timeout_seconds, self._backend.limiter.admit())
         self.task = asyncio.get_running_loop().create_task(self._run(body))
@@ -125,12 +126,14 @@ class ModelSlotPool:
     async def start_first(self) -> StartupReport:
         return await self._backend.start()
 
-    def acquire(self) -> ModelSlot:
+    def start(self, body: bytes, num_samples: int, callback: Callable[[ExecutionResult], None]) -> Kill:
         if self._limited_since is not None:
             since, limit = self._limited_since
             self._limited_since = None
             self._metrics.record_wait(limit, time.monotonic() - since)
-        return self._idle.pop()
+        slot = self._idle.pop()
+        slot.execute(body, callback)
+        return slot.kill
 
     def ensure(self, demand: int) -> None:
         """If slots are idle despite demand, the rate limiter is the cause, or a model that sleeps: check again when it

@@ -17,7 +17,7 @@ from pathlib import Path
 from rljob_api.errors import UserError
 from rljob_api.wire.contract import ENV_DISABLE_ISOLATION, ENV_TOKEN
 from rljob_service.pool import process_marks
-from rljob_service.pool.shared_files import SharedFolder, SharedFolders
+from rljob_service.pool.shared_files import SharedFolder
 from rljob_service.pool.worker_packages import find_worker_packages
 from rljob_service.worker import sandbox
 from rljob_service.worker.process import scratch
@@ -87,14 +87,15 @@ class Isolation:
             os.close(self._lock)
             self._lock = None
 
-    def find_shared_files(self) -> SharedFolders:
-        """Return /dev/shm and /tmp if the workers share them and only they do."""
+    def find_shared_folders(self) -> list[SharedFolder]:
+        """Return /dev/shm and /tmp if the workers share them and only they do: else the server cannot know which files
+        are its workers'."""
         folders = []
         if _has_container() and sandbox.lacks(self.missing, sandbox.PRIVATE_SHM):
             folders.append(SharedFolder(private_folders.SHARED_MEMORY, is_limited=True))
         if self._may_share_temporary and sandbox.lacks(self.missing, sandbox.PRIVATE_TMP):
             folders.append(SharedFolder(private_folders.TEMPORARY))
-        return SharedFolders(*folders)
+        return folders
 
     def record(self, missing: list[str]) -> None:
         self.missing = [*self._no_uid, *missing]

@@ -1,28 +1,30 @@
 """The worker processes of one service: started a few at a time as demand grows, replaced when they die.
 
-Owns their number. Consumes demand (ensure), produces places for requests (acquire, and on_idle when one becomes free).
-As many are ready as `size` requests need, and the spare ones; the caller runs at most `size` requests. If the first
-worker cannot start, the service is not served. `placement` chooses the worker of a request.
+Owns their number. Consumes demand (ensure), produces slots for requests (start, and on_idle when one becomes free). As
+many workers are ready as `size` requests need, and the spare ones; the caller runs at most `size` requests. If the
+first worker cannot start, the service is not served. `worker_slots` chooses the worker of a request.
 """
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Coroutine, Hashable, Iterator
+from functools import partial
 from typing import Any
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.quantity import format_bytes
 from rljob_api.wire.base import InvalidReason
-from rljob_service.pool.health import PoolHealth
 from rljob_service.pool.isolation import Isolation
-from rljob_service.pool.output import OutputLog
-from rljob_service.pool.placement import Placement
 from rljob_service.pool.process import WorkerProcess
-from rljob_service.pool.shared_files import Share, SharedFolders, count_shares
-from rljob_service.results import ExecutionResult, StartupReport
+from rljob_service.pool.shared_files import Share, SharedFolder, count_shares
+from rljob_service.pool.worker_slots import Callback, WorkerSlots, draw_max_requests
+from rljob_service.results import StartupReport
+from rljob_service.slots import Kill
 from rljob_service.worker.settings import FunctionSettings
 
 logger = logging.getLogger(__name__)
@@ -38,20 +40,38 @@ _SCRATCH_POLL_SECONDS = 0.5
 _LOOP_POLL_SECONDS = 0.5
 _SCRATCH_SLACK_BYTES = 1 << 20
 """So that one file of the allowed size does not exceed the limit."""
+_OUTPUT_BURST_BYTES = 256 << 10
+_OUTPUT_BYTES_PER_SECOND = 16 << 10
 
 
-class WorkerSlot:
-    """A place of a worker, for one request. Implements slots.Slot."""
+class OutputLog:
+    """Passes output of user code on to the server's log within a budget, so that printing never fills a disk.
 
-    def __init__(self, worker: WorkerProcess) -> None:
-        self._worker = worker
-        self._number = 0
+    A token bucket over bytes. After a drop, the next admitted output reports how much was dropped.
+    """
 
-    def execute(self, body: bytes, num_samples: int, callback: Callable[[ExecutionResult], None]) -> None:
-        self._number = self._worker.start(body, num_samples, callback).number
+    def __init__(self) -> None:
+        self._budget = float(_OUTPUT_BURST_BYTES)
+        self._at = time.monotonic()
+        self._num_dropped = 0
 
-    def kill(self, reason: InvalidReason, message: str) -> None:
-        self._worker.end_request(self._number, reason, message)
+    def write(self, data: bytes) -> None:
+        """Write what the budget admits. If standard error is full or closed, lines are lost, but no requests."""
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.buffer.write(self._admit(data))
+            sys.stderr.buffer.flush()
+
+    def _admit(self, data: bytes) -> bytes:
+        now = time.monotonic()
+        self._budget = min(_OUTPUT_BURST_BYTES, self._budget + (now - self._at) * _OUTPUT_BYTES_PER_SECOND)
+        self._at = now
+        if len(data) > self._budget:
+            self._num_dropped += len(data)
+            return b""
+        self._budget -= len(data)
+        notice = f"[{self._num_dropped} bytes of the reward's output left out]\n" if self._num_dropped else ""
+        self._num_dropped = 0
+        return notice.encode() + data
 
 
 class WorkerPool:
@@ -76,14 +96,13 @@ class WorkerPool:
         self._on_restart = on_restart
         self._on_fatal_error = on_fatal_error
         self._output = OutputLog()
-        self._shared_files = SharedFolders()
-        self._health = PoolHealth()
-        self._placement: Placement[WorkerProcess] = Placement(settings.per_process)
+        self._shared_folders: list[SharedFolder] = []
+        self._slots: WorkerSlots[WorkerProcess] = WorkerSlots(settings.per_process)
+        """Of the workers that are ready."""
         self._starting_since: dict[WorkerProcess, float] = {}
         self._start_seconds = 0.0
         """The longest start that has succeeded."""
         self._workers: set[WorkerProcess] = set()
-        self._ready: set[WorkerProcess] = set()
         self._num_starting = 0
         self._max_starting = max(2, os.cpu_count() or 1)
         self._num_failed_starts = 0
@@ -94,11 +113,11 @@ class WorkerPool:
     @property
     def can_serve(self) -> bool:
         """Whether a worker is ready, or is starting on time and no start has failed since the last success."""
-        return bool(self._ready) or not (self._num_failed_starts or self._is_start_late())
+        return bool(self._slots) or not (self._num_failed_starts or self._is_start_late())
 
     @property
     def has_idle(self) -> bool:
-        return self._placement.has_free
+        return self._slots.has_free
 
     def owns(self, pid: int) -> bool:
         return any(worker.pid == pid for worker in self._workers)
@@ -110,34 +129,27 @@ class WorkerPool:
             await worker.exited
             raise UserError(report.error)
         self._isolation.record(report.missing)
-        self._shared_files = self._isolation.find_shared_files()
+        self._shared_folders = self._isolation.find_shared_folders()
         self._keep(self._watch_scratch())
         if self._settings.is_shared:
             self._keep(self._watch_loops())
         self._on_worker_ready(worker)
         return report.model_copy(update={"missing": self._isolation.missing})
 
-    def acquire(self) -> WorkerSlot:
-        return WorkerSlot(self._placement.acquire())
+    def start(self, body: bytes, num_samples: int, callback: Callback) -> Kill:
+        worker = self._slots.acquire()
+        return partial(worker.end_request, worker.start(body, num_samples, callback))
 
     def ensure(self, demand: int) -> None:
         """Grow towards `demand` workers and the spare ones, and replace dead ones."""
         self._demand = max(1, demand)
         num_busy = math.ceil(min(self._size, self._demand) / self._settings.per_process)
         num_wanted = num_busy + self._settings.spare_workers
+        num_lasting = sum(not worker.problem for worker in self._slots)  # the others end with their last request
         max_starting = 1 if self._num_failed_starts else self._max_starting
-        while (
-            not self._closing
-            and self._num_lasting + self._num_starting < num_wanted
-            and self._num_starting < max_starting
-        ):
+        while not self._closing and num_lasting + self._num_starting < num_wanted and self._num_starting < max_starting:
             self._num_starting += 1
             self._keep(self._start())
-
-    @property
-    def _num_lasting(self) -> int:
-        """Ready workers, without those that end with their last request."""
-        return sum(not worker.problem for worker in self._ready)
 
     async def close(self) -> None:
         self._closing = True
@@ -162,8 +174,8 @@ class WorkerPool:
             running = [worker for worker in self._workers if worker.is_busy]
             if not running:
                 continue
-            self._shared_files.observe(self._list_running())
-            shares = self._shared_files.find_shares()
+            self._observe_files()
+            shares = [share for folder in self._shared_folders for share in folder.find_shares()]
             for worker in await asyncio.to_thread(_find_excessive, running, shares, limit):
                 message = (
                     f"its files took more than {format_bytes(self._settings.max_file_bytes)} (maxFileSize), "
@@ -194,7 +206,7 @@ class WorkerPool:
             self._on_worker_ready(worker)
         else:
             self._num_failed_starts += 1
-            if self._num_failed_starts >= _MAX_FAILED_STARTS and not self._ready:
+            if self._num_failed_starts >= _MAX_FAILED_STARTS and not self._slots:
                 self._on_fatal_error(TransientError(f"{_MAX_FAILED_STARTS} workers failed to start: {started.error}"))
         self.ensure(self._demand)
 
@@ -202,9 +214,9 @@ class WorkerPool:
         worker = WorkerProcess(
             self._settings,
             self._isolation,
-            self._output,
+            self._output.write,
             self._on_worker_free,
-            self._placement.hold,
+            self._slots.withdraw,
             self._on_worker_exit,
         )
         self._workers.add(worker)
@@ -254,42 +266,43 @@ class WorkerPool:
     def _on_worker_ready(self, worker: WorkerProcess) -> None:
         if worker.exited.done():
             return
-        self._shared_files.observe(self._list_running())
-        self._ready.add(worker)
-        self._placement.add(worker)
+        self._observe_files()
+        self._slots.add(worker, draw_max_requests(self._settings.max_requests))
         self._on_idle()
 
     def _on_worker_free(self, worker: WorkerProcess) -> None:
         """A request of the worker has ended. One that must be replaced ends with its last request."""
         is_idle = not worker.requests
         if is_idle:
-            self._shared_files.observe(self._list_running())
-            self._shared_files.end(worker)
-        worker.problem = worker.problem or self._health.record(worker.history, failed=worker.has_failed)
-        self._placement.release(worker, failed=worker.has_failed, is_kept=not worker.problem)
+            self._observe_files(worker)
+        worker.problem = self._slots.release(worker, failed=worker.has_failed, problem=worker.problem)
         if worker.problem and is_idle:
             logger.info("%s: worker %d is replaced: %s", self._name, worker.pid, worker.problem)
             worker.kill(InvalidReason.CANCELLED, worker.problem)  # it has no request; its exit starts another one
         self._on_idle()  # also after a replacement: a spare worker may be idle
 
+    def _observe_files(self, *ended: Hashable) -> None:
+        """Note which shared files are new, and remove those whose possible creators have all ended."""
+        for folder in self._shared_folders:
+            folder.observe(self._list_running())
+            for each in ended:
+                folder.end(each)
+
     def _list_running(self) -> Iterator[Hashable]:
         """Yield what may be creating files: requests, by their worker, and imports."""
         for worker in self._workers:
-            if worker not in self._ready:
+            if worker not in self._slots:
                 yield worker, "import"
-            elif self._placement.num_running(worker):
+            elif self._slots[worker].num_running:
                 yield worker
 
     def _on_worker_exit(self, worker: WorkerProcess) -> None:
-        self._shared_files.observe(self._list_running())
-        self._shared_files.end(worker)
-        self._shared_files.end((worker, "import"))
+        self._observe_files(worker, (worker, "import"))
         self._workers.discard(worker)
-        self._placement.remove(worker)
-        if worker in self._ready:
-            self._ready.discard(worker)
-            if not self._closing:
-                self._on_restart()
+        was_ready = worker in self._slots
+        self._slots.remove(worker)
+        if was_ready and not self._closing:
+            self._on_restart()
         if not self._closing:
             self.ensure(self._demand)
             self._on_idle()

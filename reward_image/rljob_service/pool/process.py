@@ -2,8 +2,8 @@
 
 Owns the process, its socket, its pipes and its seccomp supervisor. Each request gets exactly one result: the worker's
 replies, or how the process ended. Processes that requests started end before the worker is idle again. The pool decides
-when to start and to replace a worker, isolation what it may do, `running` what each request gets; a request of a shared
-process (episodesPerProcess) is ended by `shared_requests`.
+when to start and to replace a worker, isolation what it may do, `worker_slots` what each request gets; a request of a
+shared process (episodesPerProcess) is ended by `shared_requests`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,11 @@ from rljob_api.wire.base import InvalidReason
 from rljob_service.kinds import KINDS
 from rljob_service.pool import process_marks
 from rljob_service.pool.environment import build_environment
-from rljob_service.pool.health import WorkerHistory, draw_max_requests, has_failed
 from rljob_service.pool.import_watch import StackPipe
 from rljob_service.pool.isolation import Isolation
-from rljob_service.pool.output import OutputLog
-from rljob_service.pool.running import Callback, Request, RunningRequests
 from rljob_service.pool.seccomp_supervisor import SeccompSupervisor
 from rljob_service.pool.shared_requests import SharedRequests
+from rljob_service.pool.worker_slots import Callback, RunningRequests, has_failed
 from rljob_service.results import ExecutionResult, StartupReport, failure
 from rljob_service.worker.code.code_output import describe_end
 from rljob_service.worker.process import frames, scratch
@@ -58,7 +56,7 @@ class WorkerProcess(asyncio.Protocol):
         self,
         settings: FunctionSettings,
         isolation: Isolation,
-        output: OutputLog,
+        write_output: Callable[[bytes], None],
         on_free: Callable[[WorkerProcess], None],
         on_hold: Callable[[WorkerProcess], None],
         on_exit: Callable[[WorkerProcess], None],
@@ -68,7 +66,7 @@ class WorkerProcess(asyncio.Protocol):
         self._sandbox = isolation.allocate_sandbox()
         self.scratch = self._sandbox.scratch
         self._supervisor: SeccompSupervisor | None = None
-        self._output = output
+        self._write_output = write_output
         self._on_free, self._on_hold = on_free, on_hold
         self._on_exit = on_exit
         kind = KINDS[settings.serves]
@@ -76,7 +74,6 @@ class WorkerProcess(asyncio.Protocol):
         self._buffer = frames.FrameBuffer(_MAX_REPORT_BYTES)
         self.requests = RunningRequests()
         self._killed_as: ExecutionResult | None = None
-        self.history = WorkerHistory(draw_max_requests(settings.max_requests))
         self.has_failed = False
         """Whether the last request failed."""
         self.problem = ""
@@ -140,15 +137,16 @@ class WorkerProcess(asyncio.Protocol):
             first = {"settings": self.settings._asdict(), "sandbox": self._sandbox._asdict()}
             self._transport.write(frames.encode(json.dumps(first).encode()))
 
-    def start(self, body: bytes, num_samples: int, callback: Callback) -> Request:
-        """Start one request, and call `callback` with its result."""
+    def start(self, body: bytes, num_samples: int, callback: Callback) -> int:
+        """Start one request, and call `callback` with its result. Return its number."""
         assert self.shared is not None or not self.requests
         request = self.requests.start(body, num_samples, callback)
-        self._buffer.max_bytes = self._replies.max_bytes * self.requests.most_samples
+        most_samples = max(each.num_samples for each in self.requests.values())
+        self._buffer.max_bytes = self._replies.max_bytes * most_samples
         if self.shared is not None and len(self.requests) == 1:
             self.shared.start_watch()
         self.send(frames.add_traceparent(body, current()), request.number)
-        return request
+        return request.number
 
     def send(self, payload: bytes, number: int) -> None:
         assert self._transport is not None
@@ -323,7 +321,7 @@ class WorkerProcess(asyncio.Protocol):
         except BlockingIOError:
             return
         if data:
-            self._output.write(data)
+            self._write_output(data)
         else:
             self._loop.remove_reader(self._stdout.fileno())
 

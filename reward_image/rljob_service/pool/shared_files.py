@@ -64,26 +64,6 @@ class SharedFolder:
         return []
 
 
-class SharedFolders:
-    """All folders that the workers share. None, where each worker has its own, or where the server cannot know which
-    files are its workers'."""
-
-    def __init__(self, *folders: SharedFolder) -> None:
-        self._folders = folders
-
-    def observe(self, running: Iterable[Hashable]) -> None:
-        found = list(running)
-        for folder in self._folders:
-            folder.observe(found)
-
-    def end(self, ended: Hashable) -> None:
-        for folder in self._folders:
-            folder.end(ended)
-
-    def find_shares(self) -> list[Share]:
-        return [share for folder in self._folders for share in folder.find_shares()]
-
-
 def count_shares(shares: Iterable[Share], limit: int) -> dict[Hashable, float]:
     """Return the bytes that each creator counts. Blocks; a share above `limit` times its creators is not counted to its
     end."""

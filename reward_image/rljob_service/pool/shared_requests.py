@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rljob_service.kinds import KINDS
-from rljob_service.pool.running import RunningRequests
+from rljob_service.pool.worker_slots import RunningRequests
 from rljob_service.results import ExecutionResult
 from rljob_service.worker.process import board
 from rljob_service.worker.process.frames import CANCEL
@@ -142,10 +142,6 @@ class SharedRequests:
     def _end_process(self, culprit: int, what: str) -> None:
         self._is_ending = True
         request = self._worker.requests.get(culprit)
-        name = f"request {_read_id(request.body)}: " if request is not None else ""
+        # The server has checked when the request arrived that it has an id.
+        name = f"request {json.loads(request.body)['id']}: " if request is not None else ""
         self._worker.kill_for(culprit, f"{name}{what}, and the process was killed; {_REMEDY}")
-
-
-def _read_id(body: bytes) -> str:
-    """Return the id of a request, which the server has checked when it arrived."""
-    return str(json.loads(body)["id"])

@@ -31,6 +31,7 @@ class App:
         self._service = service
         self._refusals = {path: service.kind.refuse_path(path, service.config) for path in ENDPOINTS}
         """By path; empty for those that it serves."""
+        self._max_body_bytes = {path: each.max_body_bytes(service.config) for path, each in ENDPOINTS.items()}
         self._report = report
         self._executor = executor
         self._metrics = metrics
@@ -56,7 +57,7 @@ class App:
                 request.reject(405, f"POST a {endpoint.request.__name__}", (b"allow", b"POST"))
             elif refusal := self._refusals[path]:
                 request.reject(422, refusal)
-            return endpoint.max_body_bytes(self._service.config)
+            return self._max_body_bytes[path]
         if path not in self._get_routes:
             request.reject(404, "no such path")
         elif request.method not in (b"GET", b"HEAD"):

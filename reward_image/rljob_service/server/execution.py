@@ -18,7 +18,7 @@ from rljob_api.wire.scores import GroupRequest
 from rljob_service.kinds.base import Request, RequestType
 from rljob_service.results import CallReply, ExecutionResult, Reply, SampleReply
 from rljob_service.server.traces import NO_SPANS
-from rljob_service.slots import Slot
+from rljob_service.slots import Kill
 
 RequestKey = tuple[str, int]
 """id and hash of the body: a retry of the same sample or group has the same key."""
@@ -40,10 +40,6 @@ class Response(NamedTuple):
     encoded: bytes
     """A ScoreResult, a GroupResult or a CallResult as JSON."""
 
-    @property
-    def is_valid(self) -> bool:
-        return all(reply.reason is None for reply in self.replies)
-
 
 class Execution:
     """Created when a request arrives; other requests may join its waiters until it ends."""
@@ -63,8 +59,8 @@ class Execution:
         """Its key in the result cache; None without a cache."""
         self.waiters: list[Waiter] = []
         self._on_abandoned = on_abandoned
-        self.slot: Slot | None = None
-        """Where it runs."""
+        self.kill: Kill | None = None
+        """Ends it, while it runs."""
         self.arrived = time.perf_counter()
         self.started: float | None = None
         self.spans = NO_SPANS
@@ -81,14 +77,6 @@ class Execution:
     def is_abandoned(self) -> bool:
         return all(waiter.is_disconnected() for waiter in self.waiters)
 
-    def build_response(
-        self, replies: ExecutionResult, queue_seconds: float, execute_seconds: float, version: str
-    ) -> Response:
-        """Build the response to all waiters. All samples share the times of the execution."""
-        if len(replies) == 1 and replies[0].reason is not None:
-            replies = [replies[0]] * len(self.sample_ids)
-        return build_response(self.id, self.sample_ids, replies, self.kind, version, queue_seconds, execute_seconds)
-
 
 def build_response(
     request_id: str,
@@ -99,46 +87,32 @@ def build_response(
     queue_seconds: float = 0.0,
     execute_seconds: float = 0.0,
 ) -> Response:
-    build_result = _build_call_result if kind is CallRequest else _build_score_result
+    """Build the response to all waiters. All samples share the times of the execution."""
+    if len(replies) == 1 and replies[0].reason is not None:
+        replies = [replies[0]] * len(sample_ids)
+    times = {"queue_seconds": queue_seconds, "execute_seconds": execute_seconds}
     results = [
-        build_result(sample_id, reply, queue_seconds, execute_seconds, version)
+        {
+            "id": sample_id,
+            "valid": reply.reason is None,
+            **_read_values(reply, kind),
+            "reason": reply.reason,
+            "message": reply.message,
+            **times,
+            "version": version,
+        }
         for sample_id, reply in zip(sample_ids, replies, strict=True)
     ]
     response = {"id": request_id, "results": results} if kind is GroupRequest else results[0]
     return Response(replies, to_json(response))
 
 
-def _build_score_result(
-    sample_id: str, reply: Reply, queue_seconds: float, execute_seconds: float, version: str
-) -> dict[str, Any]:
-    """Return the fields of a ScoreResult, whose validation would cost more than the rest of the response."""
-    scored = reply if isinstance(reply, SampleReply) else None
-    return {
-        "id": sample_id,
-        "valid": reply.reason is None,
-        "score": scored.score if scored else None,
-        "components": scored.components if scored else {},
-        "pred": scored.pred if scored else None,
-        **({"abstained": scored.abstained} if scored and scored.abstained else {}),
-        "reason": reply.reason,
-        "message": reply.message,
-        "queue_seconds": queue_seconds,
-        "execute_seconds": execute_seconds,
-        "version": version,
-    }
-
-
-def _build_call_result(
-    call_id: str, reply: Reply, queue_seconds: float, execute_seconds: float, version: str
-) -> dict[str, Any]:
-    """Return the fields of a CallResult."""
-    return {
-        "id": call_id,
-        "valid": reply.reason is None,
-        "value": reply.value if isinstance(reply, CallReply) else None,
-        "reason": reply.reason,
-        "message": reply.message,
-        "queue_seconds": queue_seconds,
-        "execute_seconds": execute_seconds,
-        "version": version,
-    }
+def _read_values(reply: Reply, kind: RequestType) -> dict[str, Any]:
+    """Return the fields that only a ScoreResult or only a CallResult has. To validate either would cost more than the
+    rest of the response."""
+    if kind is CallRequest:
+        return {"value": reply.value if isinstance(reply, CallReply) else None}
+    if not isinstance(reply, SampleReply):
+        return {"score": None, "components": {}, "pred": None}
+    values = {"score": reply.score, "components": reply.components, "pred": reply.pred}
+    return values | {"abstained": reply.abstained} if reply.abstained else values

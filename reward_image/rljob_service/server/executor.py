@@ -28,7 +28,7 @@ from rljob_service.server.lanes import LANES, MIN_SLOTS_FOR_RESERVE, Lanes
 from rljob_service.server.metrics import VALID, ServerMetrics
 from rljob_service.server.served_service import ServedService
 from rljob_service.server.traces import ExecutionSpans
-from rljob_service.slots import Slot, SlotPool
+from rljob_service.slots import SlotPool
 from rljob_service.worker.settings import FunctionSettings
 
 START_WINDOW_SECONDS = 0.002
@@ -95,7 +95,7 @@ class Executor:
 
     def reject(self, unscorable: Unscorable, waiter: Waiter) -> None:
         """Deliver invalid results for a request whose data cannot be read."""
-        replies = [*failure(InvalidReason.BAD_REQUEST, unscorable.problem)] * len(unscorable.sample_ids)
+        replies = failure(InvalidReason.BAD_REQUEST, unscorable.problem)
         response = build_response(unscorable.request_id, unscorable.sample_ids, replies, unscorable.kind, self._version)
         for _ in unscorable.sample_ids:
             self._metrics.record_result(unscorable.lane, InvalidReason.BAD_REQUEST.value, 0.0, 0.0)
@@ -120,14 +120,14 @@ class Executor:
 
     def _on_abandoned(self, execution: Execution) -> None:
         """Free the slot of an execution that no client waits for, or its place in the queue."""
-        if execution.slot is not None:
+        if execution.kill is not None:
             self._loop.call_later(_ABANDONED_SECONDS, self._kill_abandoned, execution)
         else:
             self._cancel(execution, _ABANDONED)
 
     def _kill_abandoned(self, execution: Execution) -> None:
-        if execution.slot is not None and execution.is_abandoned():
-            execution.slot.kill(InvalidReason.CANCELLED, "the client left while it was executed")
+        if execution.kill is not None and execution.is_abandoned():
+            execution.kill(InvalidReason.CANCELLED, "the client left while it was executed")
 
     def _cancel(self, execution: Execution, result: ExecutionResult) -> None:
         if self._lanes.cancel(execution.lane, execution):
@@ -144,7 +144,7 @@ class Executor:
             execution = self._lanes.start_next()
             if execution is None:
                 break
-            self._start(execution, self.pool.acquire())
+            self._start(execution)
         self.pool.ensure(self._lanes.num_demanded)
 
     def _may_start(self) -> bool:
@@ -158,13 +158,13 @@ class Executor:
         self._next_dispatch = None
         self._dispatch()
 
-    def _start(self, execution: Execution, slot: Slot) -> None:
+    def _start(self, execution: Execution) -> None:
         execution.started = time.perf_counter()
-        execution.slot = slot
         if self._next_timeout is None and not self.pool.enforces_timeout:
             self._next_timeout = self._loop.call_later(self._config.timeout_seconds, self._kill_late)
         with execution.spans.start():
-            slot.execute(execution.body, len(execution.sample_ids), partial(self._finish, execution))
+            finish = partial(self._finish, execution)
+            execution.kill = self.pool.start(execution.body, len(execution.sample_ids), finish)
 
     def _kill_late(self) -> None:
         """Kill what has run too long. One timer serves all: they have the same time, in the order of their starts."""
@@ -174,15 +174,15 @@ class Executor:
         now = time.perf_counter()
         for execution in list(self._lanes.running_oldest_first()):
             assert execution.started is not None
-            assert execution.slot is not None
+            assert execution.kill is not None
             left = execution.started + seconds - now
             if left > 0:
                 self._next_timeout = self._loop.call_later(left, self._kill_late)
                 return
-            execution.slot.kill(InvalidReason.TIMEOUT, message)
+            execution.kill(InvalidReason.TIMEOUT, message)
 
     def _finish(self, execution: Execution, result: ExecutionResult) -> None:
-        execution.slot = None
+        execution.kill = None
         self._lanes.finish(execution)
         self._deliver(execution, result)
 
@@ -191,7 +191,9 @@ class Executor:
         now = time.perf_counter()
         started = now if execution.started is None else execution.started
         queue_seconds, execute_seconds = started - execution.arrived, now - started
-        response = execution.build_response(result, queue_seconds, execute_seconds, self._version)
+        response = build_response(
+            execution.id, execution.sample_ids, result, execution.kind, self._version, queue_seconds, execute_seconds
+        )
         execution.spans.end(response.replies)
         self._known.finish(execution, response)
         if execution.started is not None:
@@ -201,7 +203,7 @@ class Executor:
             self._metrics.record_result(execution.lane, outcome, queue_seconds, execute_seconds)
         for waiter in execution.waiters:
             waiter.deliver(response.encoded)
-        if not self._known.has_pending:
+        if not self._lanes.num_demanded:
             self._idle.set()
 
 

@@ -33,10 +33,6 @@ class KnownRequests:
         self._num_response_bytes = 0
         self._cache: LRUCache[bytes, ScoreResult] | None = LRUCache(max_cached_results) if cache else None
 
-    @property
-    def has_pending(self) -> bool:
-        return bool(self._pending)
-
     def serve(self, execution: Execution, request: Request) -> bool:
         """Serve a new request from an earlier or a pending result. False: it must be executed."""
         [waiter] = execution.waiters
@@ -75,7 +71,7 @@ class KnownRequests:
         del self._pending[execution.key]
         if execution.content and self._pending_by_content.get(execution.content) is execution:
             del self._pending_by_content[execution.content]
-        if response.is_valid:  # a retry could not improve it
+        if all(reply.reason is None for reply in response.replies):  # a retry could not improve it
             self._responses[execution.key] = response.encoded
             self._num_response_bytes += len(response.encoded)
             while len(self._responses) > _MAX_RESPONSES or self._num_response_bytes > _MAX_RESPONSE_BYTES:

@@ -7,19 +7,23 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import resource
 import signal
 import socket
+from collections.abc import Callable
 from typing import Any
+
+import psutil
 
 from rljob_api.errors import TransientError
 from rljob_service.http.server import HttpServer
-from rljob_service.pool.orphans import Orphans
 from rljob_service.results import StartupReport
 from rljob_service.server.app import App
 from rljob_service.server.executor import Executor
 from rljob_service.server.metrics import ServerMetrics
 from rljob_service.server.served_service import ServedService
+from rljob_service.worker.sandbox.system import libc_prctl
 
 logger = logging.getLogger(__name__)
 
@@ -126,3 +130,43 @@ def _bind(host: str, port: int) -> socket.socket:
 def _max_connections(max_open_files: int, slots: int) -> int:
     """Return how many connections leave enough open files for everything else, or at least half of all files."""
     return max(max_open_files // 2, max_open_files - _OWN_FILES - _FILES_PER_SLOT * slots)
+
+
+_PR_SET_CHILD_SUBREAPER = 36
+_REAP_SECONDS = 1.0
+_KILL_TIMEOUT_SECONDS = 2.0
+_POLL_SECONDS = 0.02
+
+
+class Orphans:
+    """Adopts orphans from the start, reaps them as they end, and kills them when the server ends."""
+
+    def __init__(self, is_worker: Callable[[int], bool]) -> None:
+        self._is_worker = is_worker
+        self._loop = asyncio.get_running_loop()
+        libc_prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        self._timer = self._loop.call_later(_REAP_SECONDS, self._tick)
+
+    def _tick(self) -> None:
+        self._reap()
+        self._timer = self._loop.call_later(_REAP_SECONDS, self._tick)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):  # there are no children
+            while True:
+                # WNOWAIT: find out whose status it is before taking it.
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if ended is None or self._is_worker(ended.si_pid):
+                    return  # its WorkerProcess is about to reap it; the next tick reaps the others
+                os.waitpid(ended.si_pid, os.WNOHANG)
+
+    async def end(self) -> None:
+        """Kill and reap every remaining child. All workers must have ended."""
+        self._timer.cancel()
+        deadline = self._loop.time() + _KILL_TIMEOUT_SECONDS  # a process in an uninterruptible wait dies later
+        while (children := psutil.Process().children()) and self._loop.time() < deadline:
+            for child in children:
+                with contextlib.suppress(psutil.Error):
+                    child.kill()
+            await asyncio.sleep(_POLL_SECONDS)
+            self._reap()

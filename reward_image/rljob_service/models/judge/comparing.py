@@ -5,20 +5,24 @@ preference for the first place cancels out; ranking and listwise ask once about 
 answer makes only its samples invalid, and never counts as zero.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import permutations
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
-from rljob_api.wire.base import InvalidReason
 from rljob_service.models.execution import NoScoreError, Score
-from rljob_service.models.judge.parser import Parser, combine, mean_components, mean_value, require_majority
-from rljob_service.models.texts import describe
+from rljob_service.models.judge.parser import (
+    Parser,
+    combine,
+    mean_components,
+    mean_value,
+    require_majority,
+    unreadable,
+    value_or_error,
+)
 
 Compare = Literal["pairwise", "ranking", "listwise"]
 Scores = list[Score | NoScoreError]
 """One per sample of the question or group."""
-
-T = TypeVar("T")
 
 SINGLE_SAMPLE_SCORE = 0.5
 """Score of the only sample of a group: the mean of every group, and a tie with itself."""
@@ -57,16 +61,16 @@ def read_answer(compare: Compare, parser: Parser, answer: str, num_samples: int)
         return _read_pair(parser.read(answer), answer)
     values, components = parser.read_list(answer)
     if len(values) != num_samples:
-        raise _unreadable(f"the judge's list has {len(values)} elements for {num_samples} completions", answer)
+        raise unreadable(f"the judge's list has {len(values)} elements for {num_samples} completions", answer)
     if compare == "ranking":
         return _read_ranking([parser.to_number(value, answer) for value in values], components, answer)
-    numbers = [_or_error(parser.to_number, value, answer) for value in values]
+    numbers = [value_or_error(parser.to_number, value, answer) for value in values]
     return [number if isinstance(number, NoScoreError) else Score(number, components) for number in numbers]
 
 
 def combine_votes(votes: Sequence[Scores | NoScoreError], aggregate: str, num_samples: int) -> Scores:
     return [
-        _or_error(combine, [vote if isinstance(vote, NoScoreError) else vote[i] for vote in votes], aggregate)
+        value_or_error(combine, [vote if isinstance(vote, NoScoreError) else vote[i] for vote in votes], aggregate)
         for i in range(num_samples)
     ]
 
@@ -77,7 +81,7 @@ def score_samples(num_samples: int, questions: Sequence[ComparisonQuestion], ans
     for question, answer in zip(questions, answers, strict=True):
         for index, score in zip(question.samples, answer, strict=True):
             found[index].append(score)
-    return [_or_error(_mean_of, scores) if scores else Score(SINGLE_SAMPLE_SCORE) for scores in found]
+    return [value_or_error(_mean_of, scores) if scores else Score(SINGLE_SAMPLE_SCORE) for scores in found]
 
 
 def _mean_of(comparisons: Scores) -> Score:
@@ -89,7 +93,7 @@ def _mean_of(comparisons: Scores) -> Score:
 
 def _read_pair(score: Score, answer: str) -> Scores:
     if not 0 <= score.value <= 1:
-        raise _unreadable(
+        raise unreadable(
             f"the judge's score is {score.value:g}; with compare: pairwise it must be 1 if the first wins, "
             "0 if it loses, or between (judge.parser.scores maps words to numbers)",
             answer,
@@ -99,19 +103,8 @@ def _read_pair(score: Score, answer: str) -> Scores:
 
 def _read_ranking(ranked: list[float], components: dict[str, float], answer: str) -> Scores:
     if sorted(ranked) != list(range(1, len(ranked) + 1)):
-        raise _unreadable(f"the judge's ranking must contain each of 1 to {len(ranked)} once", answer)
+        raise unreadable(f"the judge's ranking must contain each of 1 to {len(ranked)} once", answer)
     scores: Scores = [Score(0.0)] * len(ranked)
     for place, number in enumerate(ranked):
         scores[int(number) - 1] = Score(1 - place / (len(ranked) - 1), components)
     return scores
-
-
-def _or_error(function: Callable[..., T], *arguments: Any) -> T | NoScoreError:
-    try:
-        return function(*arguments)
-    except NoScoreError as error:
-        return error
-
-
-def _unreadable(message: str, answer: str) -> NoScoreError:
-    return NoScoreError(InvalidReason.BAD_RETURN, f"{message}: {describe(answer)}")

@@ -1,7 +1,8 @@
 """A judge: combines template, parser, votes, rate limits and the model's server.
 
-A sample is one question. A group (compare) is many questions, each with its own wait for limits and its own timeout.
-Invariant: the tokens of an execution are settled exactly once.
+A sample is one question, sent as many times as there are votes. A group (compare) is many questions, each with its own
+wait for limits and its own timeout. Invariants: the tokens of an execution are settled exactly once; a failed vote is a
+value, so that it does not affect the others.
 """
 
 import asyncio
@@ -10,22 +11,22 @@ from typing import Any, TypeVar
 
 from rljob_api.errors import RLJobError
 from rljob_api.manifest.services.models import JudgeReward
-from rljob_api.wire.base import InvalidReason, Message
+from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.scores import GroupRequest, ScoreRequest
 from rljob_service.models.chat import ChatBackend, ChatSettings
 from rljob_service.models.execution import ExecutionProgress, NoScoreError, Score
 from rljob_service.models.judge import comparing
 from rljob_service.models.judge.comparing import Compare, ComparisonQuestion, Scores
-from rljob_service.models.judge.parser import Parser, combine
+from rljob_service.models.judge.parser import Parser, combine, value_or_error
 from rljob_service.models.judge.question_queue import QuestionQueue
-from rljob_service.models.judge.template import QuestionTemplate, common_fields_of
-from rljob_service.models.judge.voting import ask_votes
 from rljob_service.models.metrics import UpstreamMetrics
-from rljob_service.models.templates import fields_of
+from rljob_service.models.templates import Template, fields_of
 from rljob_service.models.texts import completion_text
 from rljob_service.results import StartupReport
 
 T = TypeVar("T")
+
+_FIELDS = ("prompt", "messages", "ground_truth", "data_source", "extra_info")
 
 
 class Judge(ChatBackend):
@@ -42,7 +43,7 @@ class Judge(ChatBackend):
     ) -> None:
         """Raises UserError if the template or the parser is invalid, or if the key or vLLM's socket is missing."""
         completions = comparing.TEMPLATE_FIELDS[judge.compare] if judge.compare else ("completion",)
-        self._template = QuestionTemplate(judge.template, judge.system_prompt, completions)
+        self._template = Template("judge.template", judge.template, (*_FIELDS[:2], *completions, *_FIELDS[2:]))
         self._parser = Parser(judge)
         response_format = self._parser.response_format
         settings = ChatSettings(
@@ -69,8 +70,8 @@ class Judge(ChatBackend):
         if self._judge.compare is not None:
             return await self._compare(GroupRequest.model_validate_json(body), self._judge.compare)
         request = ScoreRequest.model_validate_json(body)
-        messages = self._template.build_messages(fields_of(request) | {"completion": completion_text(request)})
-        return [combine(await self._vote(messages, self._parser.read, progress), self._judge.aggregate)]
+        fields = fields_of(request) | {"completion": completion_text(request)}
+        return [combine(await self._vote(fields, self._parser.read, progress), self._judge.aggregate)]
 
     async def _compare(self, group: GroupRequest, compare: Compare) -> Scores:
         questions = comparing.plan_questions(compare, [completion_text(sample) for sample in group.samples])
@@ -86,9 +87,8 @@ class Judge(ChatBackend):
 
         async with self._queue.acquire() as progress:
             try:
-                messages = self._template.build_messages(fields | question.fields)
                 async with asyncio.timeout(progress.seconds_left):
-                    votes = await self._vote(messages, read, progress)
+                    votes = await self._vote(fields | question.fields, read, progress)
                 return comparing.combine_votes(votes, self._judge.aggregate, num_samples)
             except NoScoreError as error:
                 return [error] * num_samples
@@ -101,6 +101,25 @@ class Judge(ChatBackend):
                 return [late] * num_samples
 
     async def _vote(
-        self, messages: list[Message], read: Callable[[str], T], progress: ExecutionProgress
+        self, fields: dict[str, Any], read: Callable[[str], T], progress: ExecutionProgress
     ) -> list[T | NoScoreError]:
-        return await ask_votes(lambda: self.ask(messages, progress), self._judge.votes, read, progress)
+        """Ask the question of these fields, and return the votes that `read` finds in the answers. Raises NoScoreError
+        if the template fails on them."""
+        messages = [*self.system_messages, {"role": "user", "content": self._template.render(fields)}]
+        answers = await asyncio.gather(*(self.ask(messages, progress) for _ in range(self._judge.votes)))
+        tokens = [answer.tokens for answer in answers if answer.tokens is not None]
+        if len(tokens) == len(answers):
+            progress.used = sum(tokens)
+        texts = [answer.text for answer in answers]
+        return [text if isinstance(text, NoScoreError) else value_or_error(read, text) for text in texts]
+
+
+def common_fields_of(requests: Sequence[ScoreRequest]) -> dict[str, Any]:
+    """Return the variables of a group: its prompt, and the entries of extra_info that all samples share."""
+    first, *others = requests
+    shared = {
+        name: value
+        for name, value in first.extra_info.items()
+        if all(name in other.extra_info and other.extra_info[name] == value for other in others)
+    }
+    return fields_of(first) | {"extra_info": shared}

@@ -1,7 +1,7 @@
 """What a request leaves behind in the worker's own process: timers, threads and files. Standard library only.
 
 Timers are reset and files removed; what cannot be undone is a reason to replace the worker. Processes are ended by the
-server (pool/sample_processes.py). Invariant: nothing that the import created is touched.
+server (pool/process.py). Invariant: nothing that the import created is touched.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""A run on this machine: its rewards are unknown if one does not answer, and what Ctrl-C does."""
+"""A run on this machine: its rewards are unknown if one does not answer, what Ctrl-C does, and its sessions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import pytest
 from aiohttp import web
 
 from rljob_api.manifest.job import RLJob
+from rljob_api.run.sessions import read_sessions
 from rljob_api.wire.contract import PORT_DRIVER, PORT_SERVICE
-from rljob_cli.run.command import Run, build_rewards, fetch_metrics
+from rljob_cli.run.command import Run, SessionLog, build_rewards, fetch_metrics
 from rljob_cli.run.reward_rows import RewardMetrics
 from tests.support.loopback import next_address
+from tests.support.records import container_failure
 from tests.support.waiting import DEADLINE_SECONDS
 
 HEAD, FIRST, SECOND, SILENT = (next_address() for _ in range(4))
@@ -118,3 +120,27 @@ async def test_ctrl_c_waits_and_says_how_long_and_a_second_one_kills(
         "waits for the checkpoint of the last steps since 0 s (press again: lose it)",
         "killing all processes",
     ]
+
+
+def test_sessions_of_a_folder_are_kept_in_order(tmp_path: Path) -> None:
+    SessionLog(tmp_path, 0).update(seconds=10.0, phase="Interrupted", last_step=3, restarts={"head": 1})
+    log = SessionLog(tmp_path, 2)
+    log.update(seconds=5.0, last_step=2)
+    log.update(seconds=7.5, last_step=4, restarts={"head": 2})
+    first, second = read_sessions(tmp_path)
+    assert (first.phase, first.last_step, first.restarts) == ("Interrupted", 3, {"head": 1})
+    assert (second.after_step, second.phase, second.last_step, second.seconds) == (2, "", 4, 7.5)
+    assert log.sessions == [first, second]
+
+
+def test_session_has_the_versions_of_this_environment(tmp_path: Path) -> None:
+    SessionLog(tmp_path, 0).update(seconds=0.0, last_step=0)
+    [session] = read_sessions(tmp_path)
+    assert {"python", "rljob", "torch"} <= session.versions.keys()
+
+
+def test_failures_of_a_crash_loop_are_bounded(tmp_path: Path) -> None:
+    failures = [container_failure(exit_code=code) for code in range(1000)]
+    SessionLog(tmp_path, 0).update(seconds=1.0, last_step=0, failures=failures)
+    [session] = read_sessions(tmp_path)
+    assert [failure.exit_code for failure in session.failures] == list(range(50))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_plugins.gymnasium.spaces import find_observation_problem, read_action
+from rljob_plugins.gymnasium.environment import find_observation_problem, read_action
 from rljob_service.worker import environments
 from rljob_service.worker.environments.stepping import NotAnActionError
 from tests.support.environments import GivenAnswers, build_episode, load_adapter, play

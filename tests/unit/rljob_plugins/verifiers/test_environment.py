@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_plugins.verifiers.rows import Numbered, find_index
-from rljob_plugins.verifiers.v1 import has_own_servers
+from rljob_plugins.verifiers.v1 import Numbered, find_index, has_own_servers
 from rljob_service.worker import environments
 from tests.support.environments import build_episode, load_adapter
 

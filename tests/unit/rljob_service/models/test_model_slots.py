@@ -39,7 +39,7 @@ async def execute(error: BaseException) -> ExecutionResult:
     metrics = UpstreamMetrics(CollectorRegistry(), "test")
     pool = ModelSlotPool(BrokenBackend(error), metrics, 1, 60.0, on_idle=lambda: None)
     result: asyncio.Future[ExecutionResult] = asyncio.get_running_loop().create_future()
-    pool.acquire().execute(b"{}", 1, result.set_result)
+    pool.start(b"{}", 1, result.set_result)
     async with asyncio.timeout(DEADLINE_SECONDS):
         replies = await result
     await pool.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rljob_service.pool.shared_files import SharedFolder, SharedFolders, count_shares
+from rljob_service.pool.shared_files import SharedFolder, count_shares
 
 
 def names(folder: Path) -> list[str]:
@@ -72,16 +72,3 @@ def test_folder_whose_file_system_is_bounded_counts_against_no_limit(tmp_path: P
     (tmp_path / "file").touch()
     shared.observe(["a"])
     assert shared.find_shares() == []
-
-
-def test_all_shared_folders_are_cleaned(tmp_path: Path) -> None:
-    folders = [tmp_path / "first", tmp_path / "second"]
-    for folder in folders:
-        folder.mkdir()
-    shared = SharedFolders(*(SharedFolder(str(folder)) for folder in folders))
-    for folder in folders:
-        (folder / "file").touch()
-    shared.observe(iter(["a"]))
-    assert len(shared.find_shares()) == 2
-    shared.end("a")
-    assert [names(folder) for folder in folders] == [[], []]

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from rljob_api.wire.base import InvalidReason
-from rljob_service.pool.running import RunningRequests
 from rljob_service.pool.shared_requests import BLOCKED_SECONDS, LoopWatch, SharedRequests
+from rljob_service.pool.worker_slots import RunningRequests
 from rljob_service.results import failure
 from rljob_service.worker.process.frames import CANCEL
 from rljob_service.worker.settings import EPISODES, FunctionSettings

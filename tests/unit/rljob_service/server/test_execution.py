@@ -32,7 +32,12 @@ def test_response_to_a_group_has_one_result_per_sample() -> None:
     group = GroupResult.model_validate_json(response.encoded)
     assert response.encoded == group.model_dump_json(exclude={"results": {"__all__": {"abstained"}}}).encode()
     assert [(result.id, result.reason) for result in group.results] == [("a", None), ("b", InvalidReason.TIMEOUT)]
-    assert not response.is_valid
+
+
+def test_failure_of_an_execution_is_that_of_each_sample() -> None:
+    response = build_response("g", ["a", "b"], failure(InvalidReason.TIMEOUT, "late"), GroupRequest, "v1")
+    group = GroupResult.model_validate_json(response.encoded)
+    assert [(result.id, result.reason) for result in group.results] == [(each, InvalidReason.TIMEOUT) for each in "ab"]
 
 
 @pytest.mark.parametrize(

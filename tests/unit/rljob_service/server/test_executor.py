@@ -16,6 +16,7 @@ from rljob_service.server import executor as module
 from rljob_service.server.executor import START_WINDOW_SECONDS, Executor, QueueFullError, may_start, start_limit
 from rljob_service.server.metrics import ServerMetrics
 from rljob_service.server.served_service import ServedService
+from rljob_service.slots import Kill
 from rljob_service.worker.settings import FunctionSettings
 from tests.support.waiting import DEADLINE_SECONDS
 
@@ -29,7 +30,7 @@ class FakeSlot:
         self._pool = pool
         self._callback: Callable[[ExecutionResult], None] | None = None
 
-    def execute(self, body: bytes, num_samples: int, callback: Callable[[ExecutionResult], None]) -> None:
+    def start(self, callback: Callable[[ExecutionResult], None]) -> None:
         self._callback = callback
         self._pool.running.append(self)
 
@@ -62,8 +63,10 @@ class FakePool:
     async def start_first(self) -> StartupReport:
         return StartupReport()
 
-    def acquire(self) -> FakeSlot:
-        return self.idle.pop()
+    def start(self, body: bytes, num_samples: int, callback: Callable[[ExecutionResult], None]) -> Kill:
+        slot = self.idle.pop()
+        slot.start(callback)
+        return slot.kill
 
     def ensure(self, demand: int) -> None: ...
 

@@ -10,7 +10,7 @@ from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.scores import ScoreRequest, ScoreResult
 from rljob_service.results import SampleReply, failure
 from rljob_service.server import known_requests
-from rljob_service.server.execution import Execution
+from rljob_service.server.execution import Execution, build_response
 from rljob_service.server.known_requests import KnownRequests, digest_content
 from rljob_service.server.metrics import ServerMetrics
 
@@ -38,7 +38,7 @@ def ask(known: KnownRequests, name: str, completion: str, score: float | None = 
         known.add(execution)
         reply = SampleReply(score=score, components={}, reason=None, message="")
         replies = failure(InvalidReason.EXCEPTION, "no") if score < 0 else [reply]
-        response = execution.build_response(replies, 1.0, 1.0, "v")
+        response = build_response(execution.id, execution.sample_ids, replies, execution.kind, "v", 1.0, 1.0)
         known.finish(execution, response)
         client.deliver(response.encoded)
     return ScoreResult.model_validate_json(client.response)

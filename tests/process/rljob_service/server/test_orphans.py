@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import asyncio, os, subprocess, sys
-from rljob_service.pool.orphans import Orphans
+from rljob_service.server.lifecycle import Orphans
 
 async def main():
     worker = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])

@@ -80,6 +80,10 @@ def build_head(job: RLJob, token: str, defaults: Defaults, models: Mapping[str, 
 def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str, RewardModel]) -> pods.PodParts:
     data = job.spec.data
     read = _read_by_head(job) | reward_refs.read_identities(job, models) | {"token": digest(token)}
+    kept = {name: value for name, value in read.items() if name != "outageSeconds"}
+    for section, fields in _RELOADED.items():  # what is left restarts the driver; earlier ones read the schedule again
+        left = {name: value for name, value in kept.pop(section, {}).items() if name not in fields}
+        kept |= {section: left} if left else {}
     sources = [locate_model(job), *(each.source.source for each in data.train_sources)]
     sources += [each.data.source for each in job.spec.held_out_sets]
     return pods.PodParts(
@@ -90,7 +94,7 @@ def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str
         command=["python", "-m", "rljob_trainer.head"],
         labels=build_selector(job, HEAD),
         config=read,
-        config_at_start=_without_reloaded(read) if job.spec.trains else None,
+        config_at_start=kept if job.spec.trains else None,
         ports=_build_ports(job),
         env=build_job_env(job, run_dir=True)
         + build_grace_env(job.spec.head.template)
@@ -154,15 +158,6 @@ def _read_by_head(job: RLJob) -> dict[str, Any]:
         "head": read_settings(spec.head, RETRY_FIELDS),
         **_read_agent(spec.agent),
     }
-
-
-def _without_reloaded(read: dict[str, Any]) -> dict[str, Any]:
-    """What restarts the driver when it changes. Earlier drivers read only the schedule again."""
-    kept = {name: value for name, value in read.items() if name != "outageSeconds"}
-    for section, fields in _RELOADED.items():
-        left = {name: value for name, value in kept.pop(section, {}).items() if name not in fields}
-        kept |= {section: left} if left else {}
-    return kept
 
 
 def _read_agent(agent: Agent) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class WorkQueue:
             return
         self._dirty.add(key)
         if key not in self._working:
-            self._append(key)
+            self._ready.setdefault(key.namespace, {})[key] = None
 
     def add_at(self, key: Key, when: float) -> None:
         """Queue `key` for `when`, unless it is due earlier."""
@@ -80,8 +80,16 @@ class WorkQueue:
         """Return the next due key of a namespace with fewer keys in work than the maximum, or None. The caller must
         call `finish` or `fail` with it."""
         self._move_due(now)
-        chosen = (self._choose(namespace, max_of_namespace) for namespace in self._ready)
-        key: Key | None = next((key for key in chosen if key is not None), None)
+        key: Key | None = None
+        for namespace, ready in self._ready.items():
+            working = [each for each in self._working if each.namespace == namespace]
+            if len(working) >= max_of_namespace:
+                continue
+            barred = self._unanswered if self._unanswered.intersection(working) else set[Key]()
+            allowed: Collection[Key] = [each for each in ready if each not in barred] if barred else ready
+            key = next((each for each in allowed if each not in self._failures), next(iter(allowed), None))
+            if key is not None:
+                break
         if key is None:
             return None
         keys = self._ready.pop(key.namespace)
@@ -97,15 +105,6 @@ class WorkQueue:
             del self._taken_at[first]
         self._due.pop(key, None)  # this reconcile replaces the delayed one
         return key
-
-    def _choose(self, namespace: str, max_of_namespace: float) -> Key | None:
-        ready, working = self._ready[namespace], [key for key in self._working if key.namespace == namespace]
-        if len(working) >= max_of_namespace:
-            return None
-        barred = self._unanswered if self._unanswered.intersection(working) else set[Key]()
-        allowed: Collection[Key] = [key for key in ready if key not in barred] if barred else ready
-        first: Key | None = next(iter(allowed), None)
-        return next((key for key in allowed if key not in self._failures), first)
 
     def finish(self, key: Key) -> None:
         self._failures.pop(key, None)
@@ -146,10 +145,7 @@ class WorkQueue:
     def _release(self, key: Key) -> None:
         self._working.discard(key)
         if key in self._dirty:
-            self._append(key)
-
-    def _append(self, key: Key) -> None:
-        self._ready.setdefault(key.namespace, {})[key] = None
+            self._ready.setdefault(key.namespace, {})[key] = None
 
     def _move_due(self, now: float) -> None:
         self._drop_stale()

@@ -17,7 +17,7 @@ from rljob_api.manifest.status import MAX_IMAGE_LENGTH, MAX_PULL_SECRETS
 from rljob_api.wire.contract import LABEL_MANAGED_BY, LABEL_ROLE, MANAGED_BY
 from rljob_api.wire.termination import ERROR_PREFIX
 from rljob_api.wire.text import clean_text
-from rljob_core.backend import DRIVER_SILENT, ChildKey, Manifest, ObservedState, Owner
+from rljob_core.backend import ChildKey, Manifest, ObservedState, Owner
 from rljob_core.children.common import (
     ANNOTATION_JOB_UID,
     HEAD,
@@ -84,11 +84,6 @@ class ObservedJob:
     blocked: frozenset[ChildKey]
     """Names that cannot be applied now: an earlier incarnation has them, or they are being deleted."""
     roles: tuple[RoleView, ...]
-
-    @property
-    def driver_problem(self) -> str:
-        head, problem = self.roles[0], self.state.driver_problem
-        return "" if problem.startswith(DRIVER_SILENT) and head.ready < head.desired else problem
 
     @property
     def head_key(self) -> ChildKey:

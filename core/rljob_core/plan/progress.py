@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 from rljob_api.manifest.status import HungPartStatus, JobProgress, OutageStatus, RewardProblem, ScheduleProgress
 from rljob_api.wire.driver_status import DriverStatus, HungPart, Outage, ScheduleStatus
+from rljob_core.backend import DRIVER_SILENT
 from rljob_core.plan.conditions import find_unheard
 from rljob_core.plan.observed_job import ObservedJob
 
@@ -25,9 +26,10 @@ def observe_progress(observed: ObservedJob, now: datetime) -> JobProgress:
     if driver is not None:
         return _read_report(before, driver, driver.total_steps or job.spec.num_steps, now)
     progress = before.model_copy(update={"total_steps": job.spec.num_steps})
-    if observed.driver_problem or find_unheard(progress):
-        return progress.model_copy(update={"waits_for": observed.driver_problem})
-    return progress
+    head, problem = observed.roles[0], observed.state.driver_problem
+    if problem.startswith(DRIVER_SILENT) and head.ready < head.desired:
+        problem = ""
+    return progress.model_copy(update={"waits_for": problem}) if problem or find_unheard(progress) else progress
 
 
 def end_progress(progress: JobProgress) -> JobProgress:

@@ -32,6 +32,12 @@ class CrdApi:
     def __init__(self):
         self.crds, self.requests, self.observers = {}, [], []
 
+    def separate(self, max_connections):
+        return self
+
+    async def close(self):
+        pass
+
     async def request(self, method, path, **_):
         self.requests.append((method, path))
         name = path.rpartition("/")[2]

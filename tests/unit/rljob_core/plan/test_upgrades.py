@@ -452,7 +452,7 @@ def test_head_that_reads_them_once_stays_until_one_of_them_changes(monkeypatch):
     with monkeypatch.context() as earlier:
         build = pods.record_configuration
         earlier.setattr(pods, "record_configuration", lambda *arguments: build(*arguments[:3]))
-        earlier.setattr(head, "_without_reloaded", lambda read: read)
+        earlier.setattr(head, "_RELOADED", {})
         simulation.settle()
     before = simulation.pods_of()
     simulation.defaults = NEWER

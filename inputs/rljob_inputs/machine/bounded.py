@@ -36,7 +36,7 @@ _works: list[Callable[[], Any]] = []
 
 @contextmanager
 def reading(place: str) -> Iterator[None]:
-    """Name a file, or a part of one, that is read meanwhile."""
+    """Name what is read meanwhile: a file, or a part."""
     _open.append(place)
     _note()
     try:

@@ -24,7 +24,7 @@ Model = JudgeReward | ModelReward | UserModel
 """What answers in place of a function."""
 S = TypeVar("S", Reward, CallService)
 _MAX_PROBLEMS, _MAX_PLACE = 8, 200
-"""Problems of a request that its answer names, and characters of the place of each."""
+"""Limits of what an answer says of a request: problems, and characters of a place."""
 
 
 class Endpoint(NamedTuple):

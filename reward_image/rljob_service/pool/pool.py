@@ -98,7 +98,7 @@ class WorkerPool:
         self._output = OutputLog()
         self._shared_folders: list[SharedFolder] = []
         self._slots: WorkerSlots[WorkerProcess] = WorkerSlots(settings.per_process)
-        """Of the workers that are ready."""
+        """Slots of the workers that are ready."""
         self._starting_since: dict[WorkerProcess, float] = {}
         self._start_seconds = 0.0
         """The longest start that has succeeded."""

@@ -1,7 +1,7 @@
 """Which worker has which request, what each request gets, and when its results replace a worker. Pure.
 
     request   runs -> (its time is over, or its client has left) ends -> result
-    worker    free -> full -> free, resting (its last request failed), or withdrawn for good
+    worker    free -> full -> free, backing off (its last request failed), or withdrawn for good
 
 The worker that was used last comes first: its memory is warm, and idle ones stay idle, swapped out, and can be cleaned.
 A function can spoil its process: it leaks until calls fail, or breaks a global. Such a worker fails fast, so it would

@@ -120,7 +120,7 @@ class ServiceClient(ABC, Generic[R]):
         self._where, self._url, self._is_external = where, url, bool(url)
         self._session, self._settings = session, settings
         self.timeout_seconds = settings.timeout_seconds
-        """Of one execution."""
+        """Limit of one execution."""
         # Two requests per slot: the second waits for the whole execution of the first.
         queue_seconds = 0.0 if url else max(_MIN_QUEUE_SECONDS, settings.timeout_seconds)
         self.request_seconds = settings.timeout_seconds + queue_seconds

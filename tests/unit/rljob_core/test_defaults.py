@@ -37,8 +37,10 @@ def build_pods(defaults, **spec):
 
 def test_chart_lists_exactly_the_built_in_defaults():
     values = yaml.safe_load((ROOT / "charts/rljob/values.yaml").read_text())["defaults"]
+    assert values.pop("nodeSelector") == {"kubernetes.io/os": "linux"}, "of a cluster alone: `rljob run` has no nodes"
     assert Defaults.model_validate_json(json.dumps(values)) == DEFAULTS
-    assert values.keys() == {field.alias for field in Defaults.model_fields.values()}, "each value is explained there"
+    names = {field.alias for field in Defaults.model_fields.values()}
+    assert {*values, "nodeSelector"} == names, "each value is explained there"
 
 
 def test_file_replaces_what_it_names(tmp_path):

@@ -89,12 +89,13 @@ def test_unchanged_demand_writes_nothing_during_a_step():
         assert (after.status, reasons(made)) == (job.status, [])
 
 
-def test_scale_up_changes_only_the_replicas_of_the_deployment():
+def test_scale_up_changes_only_the_replicas_of_the_deployment_and_adds_its_budget():
     before, job = reconcile(make_job(), IDLE)
     made, _ = reconcile(job, BURST)
     old, new = ({key_of(c): c for c in which.children} for which in (before, made))
-    changed = [key for key in new if new[key] != old[key]]
+    changed = [key for key in old if new[key] != old[key]]
     assert changed == [ChildKey("Deployment", "gsm8k-reward-correct")]
+    assert new.keys() - old.keys() == {ChildKey("PodDisruptionBudget", "gsm8k-reward-correct")}
     assert new[changed[0]]["spec"]["template"] == old[changed[0]]["spec"]["template"]
 
 
@@ -225,12 +226,13 @@ def test_other_services_keep_their_replicas():
 
 
 @pytest.mark.parametrize(("agent", "name"), [(LOOP, "user"), (LOOP, "calc"), (PROGRAM, "runner")])
-def test_scale_up_of_a_service_changes_only_its_deployment(agent, name):
+def test_scale_up_of_a_service_changes_only_its_deployment_and_adds_its_budget(agent, name):
     before, job = reconcile_agent(make_agent_job(agent), {})
     made, _ = reconcile_agent(job, {name: CALLS})
     old, new = ({key_of(c): c for c in which.children} for which in (before, made))
-    changed = [key for key in new if new[key] != old[key]]
+    changed = [key for key in old if new[key] != old[key]]
     assert changed == [ChildKey("Deployment", f"gsm8k-agent-{name}")]
+    assert new.keys() - old.keys() == {ChildKey("PodDisruptionBudget", f"gsm8k-agent-{name}")}
     assert new[changed[0]]["spec"]["template"] == old[changed[0]]["spec"]["template"]
 
 

@@ -72,17 +72,24 @@ async def test_raised_steps_take_effect_while_the_job_runs(make_harness):
     assert harness.final_weight() == expected.final_weight
 
 
-async def test_changes_of_checkpoints_log_and_outage_hold_from_the_next_step_on(make_harness):
+async def test_changes_of_checkpoints_and_log_hold_from_the_next_step_on(make_harness):
     async with make_harness(schedule={"steps": 6}, checkpoint={"everySteps": 6, "keep": 9}) as harness:
-        changed = {"checkpoint": {"everySteps": 1, "keep": 2}, "outageSeconds": 77, "tracking": {"trajectoriesSize": 0}}
+        changed = {"checkpoint": {"everySteps": 1, "keep": 2}, "tracking": {"trajectoriesSize": 0}}
         spec = make_job(**harness.job.spec.to_manifest() | changed).spec
         harness.read_spec = lambda: spec if len(harness.updates) >= 2 else harness.job.spec
         await harness.run()
-        assert harness.outages.limit_seconds == 77
     complete = sorted(path.parent.name for path in harness.run_dir.glob("checkpoints/*/COMPLETE"))
     assert complete == ["step-000005", "step-000006"]
     logged = {path.name for path in (harness.run_dir / "trajectories").glob("*.train.parquet")}
     assert logged == {"step-000002.train.parquet"}, "the newest one with a log stays"
+
+
+async def test_limit_of_outages_is_read_while_the_job_runs(make_harness):
+    async with make_harness() as harness:
+        spec = make_job(**harness.job.spec.to_manifest() | {"outageSeconds": 77}).spec
+        harness.read_spec = lambda: spec
+        await harness.run()
+        assert harness.outages.limit_seconds == 77
 
 
 async def test_steps_raised_during_the_last_evaluation_are_trained(make_harness):

@@ -50,22 +50,22 @@ async def test_edited_label_of_a_child_is_reverted_without_a_due_reconcile(harne
     lists = ListCounter()
     await harness.start(lists, resync_seconds=3600.0)
     await harness.create(put_all(smallest(), {"suspend": True}))  # its driver is not polled
-    name = f"{NAME}-rollout"
+    name = f"{NAME}-token"
 
     async def is_idle() -> Manifest | None:
         is_suspended = (await harness.condition("Suspended")).get("status") == "True"
         # The operator's LIST, kopf's, and the one after kopf's, which is the last before the next hour's.
-        return await harness.get("Service", name) if is_suspended and lists.num >= 3 else None
+        return await harness.get("Secret", name) if is_suspended and lists.num >= 3 else None
 
-    before = await harness.until("the Service", is_idle)
-    await harness.patch("Service", name, {"metadata": {"labels": {label: value}}})
+    before = await harness.until("the Secret", is_idle)
+    await harness.patch("Secret", name, {"metadata": {"labels": {label: value}}})
 
     async def is_reverted() -> bool:
-        labels = (await harness.get("Service", name))["metadata"]["labels"]
+        labels = (await harness.get("Secret", name))["metadata"]["labels"]
         return bool(labels.get(label) == before["metadata"]["labels"][label])
 
     await harness.until("the label as planned", is_reverted)
-    assert (await harness.get("Service", name))["metadata"]["uid"] == before["metadata"]["uid"], "it is not recreated"
+    assert (await harness.get("Secret", name))["metadata"]["uid"] == before["metadata"]["uid"], "it is not recreated"
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,6 @@ import ast
 import re
 from typing import Any
 
-import yaml
-
 
 class Computed(str):
     """The text of what only a run of the file would tell."""
@@ -30,19 +28,24 @@ _ASSIGNMENTS = {
 _NAME = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|(?<![\w.])[A-Za-z_]\w*(?![\w'"]|=[^=])\(?""")
 """A string, or a name that is no keyword, with the parenthesis of its call."""
 _BRANCH = re.compile(r"(if (?!__name__)|elif|else|for|while|try|except|match|case)\b")
-_PARAMETERS = r"""
-load_dataset: path name data_dir data_files split cache_dir features
-from_pretrained: name
-(?:replace|dict): "**"
-.*AsyncGRPOTrainer: model reward_funcs args train_dataset processing_class callbacks optimizers tools
-.*Trainer: model reward_funcs args train_dataset eval_dataset processing_class reward_processing_classes callbacks
-.*Config: output_dir per_device_train_batch_size num_train_epochs max_steps learning_rate lr_scheduler_type
-"""
-"""By name of a call: its first parameters, in order."""
-_FOLLOWED = """
-{"": .*GRPOTrainer, args: .*Config|replace, peft_config: .*Config|replace, model: from_pretrained,
-train_dataset: load_dataset, eval_dataset: load_dataset}
-"""
+_PARAMETERS = {
+    "load_dataset": "path name data_dir data_files split cache_dir features",
+    "from_pretrained": "name",
+    "replace|dict": "**",
+    ".*AsyncGRPOTrainer": "model reward_funcs args train_dataset processing_class callbacks optimizers tools",
+    ".*Trainer": "model reward_funcs args train_dataset eval_dataset processing_class "
+    "reward_processing_classes callbacks",
+    ".*Config": "output_dir per_device_train_batch_size num_train_epochs max_steps learning_rate lr_scheduler_type",
+}
+"""By name of a call, the first that matches: its first parameters, in order."""
+_FOLLOWED = {
+    "": ".*GRPOTrainer",
+    "args": ".*Config|replace",
+    "peft_config": ".*Config|replace",
+    "model": "from_pretrained",
+    "train_dataset": "load_dataset",
+    "eval_dataset": "load_dataset",
+}
 """By setting: the names of calls whose arguments are settings, too."""
 _MAX_CHARACTERS = 10000
 """A longer value does not replace its name."""
@@ -59,7 +62,7 @@ def read_trl_script(text: str) -> dict[str, Any]:
     pending: list[tuple[str, ast.AST]] = [(name, ast.parse(inlined)) for name in starts]
     for name, value in pending:
         shown, prefix = ast.unparse(value), "" if name in ("", "args", "peft_config") else f"{name}."
-        calls = _find_calls(value, yaml.safe_load(_FOLLOWED).get(name, "-"))
+        calls = _find_calls(value, _FOLLOWED.get(name, "-"))
         pending += [(prefix + key, each) for call in calls for key, each in _bind(call).items()]
         if name == "reward_funcs":
             pending += [(f"{prefix}{place}", each) for place, each in enumerate(_list_parts(value))]
@@ -115,7 +118,7 @@ def _find_calls(node: ast.AST, names: str) -> list[ast.AST]:
 def _bind(node: ast.AST) -> dict[str, ast.AST]:
     """Return the arguments of a call or a dict; `**` and its text for another node."""
     called = ast.unparse(getattr(node, "func", node)).rpartition(".")[2]
-    names = next((names for pattern, names in yaml.safe_load(_PARAMETERS).items() if re.fullmatch(pattern, called)), "")
+    names = next((names for pattern, names in _PARAMETERS.items() if re.fullmatch(pattern, called)), "")
     match node:
         case ast.Dict(keys, values):
             given = [

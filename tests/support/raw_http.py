@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import psutil
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.waiting import DEADLINE_SECONDS
@@ -75,9 +76,11 @@ class Peer:
         return b"%b %b HTTP/1.1\r\nHost: x\r\n%b" % (method, self.path, self.headers)
 
     def exchange(self, data: bytes, *, ends: bool = True) -> bytes:
-        """Send bytes, and return all that comes back. `ends`: say that no more follow; else wait only for a moment."""
+        """Send bytes, and return all that comes back. `ends`: say that no more follow; else wait for a moment alone,
+        unless the bytes ask the server to close."""
         received = b""
-        connection = socket.create_connection(self.address, timeout=DEADLINE_SECONDS if ends else 0.5)
+        closes = ends or b"Connection: close" in data
+        connection = socket.create_connection(self.address, timeout=DEADLINE_SECONDS if closes else 0.5)
         with connection, contextlib.suppress(OSError):  # it may close while it gets more
             connection.sendall(data)
             if ends:
@@ -117,3 +120,18 @@ def nearly_http(draw: st.DrawFn, requests: list[bytes]) -> bytes:
         piece = draw(st.one_of(st.sampled_from(_TOKENS), st.binary(max_size=8), st.just(data[start:end] * 2)))
         data = data[:start] + piece + data[end:]
     return data
+
+
+def check_nearly_http(peer: Peer, requests: list[bytes], *, max_examples: int, max_bytes: int) -> None:
+    """Require that what is nearly one of the requests, or two, is refused or answered, and that memory stays."""
+    before = peer.count_bytes()
+
+    @settings(max_examples=max_examples, derandomize=True, database=None, deadline=None)
+    @given(nearly_http(requests))
+    def check(data: bytes) -> None:
+        statuses = read_statuses(peer.exchange(data))
+        assert len(statuses) <= data.count(b"HTTP/") + 1, "the last may be of what follows a request"
+        assert all(status < 500 for status in statuses), statuses
+
+    check()
+    assert peer.count_bytes() - before < max_bytes

@@ -8,9 +8,8 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
 
-from tests.support.raw_http import Peer, find_smuggled, nearly_http, read_statuses
+from tests.support.raw_http import Peer, check_nearly_http, find_smuggled, read_statuses
 from tests.support.reward_process import TOKEN, Server
 
 MIB = 1 << 20
@@ -47,17 +46,7 @@ def test_bytes_that_are_nearly_http_are_refused_or_cut_off(peer: Peer) -> None:
         b"GET /rljob/live HTTP/1.1\r\n\r\n",
     ]
     peer.exchange(requests[0])
-    before = peer.count_bytes()
-
-    @settings(max_examples=300, derandomize=True, database=None, deadline=None)
-    @given(nearly_http(requests))
-    def check(data: bytes) -> None:
-        statuses = read_statuses(peer.exchange(data))
-        assert len(statuses) <= data.count(b"HTTP/") + 1, "the last may be of what follows a request"
-        assert all(status < 500 for status in statuses), statuses
-
-    check()
-    assert peer.count_bytes() - before < 32 * MIB
+    check_nearly_http(peer, requests, max_examples=300, max_bytes=32 * MIB)
 
 
 def test_small_requests_without_the_token_get_small_answers(peer: Peer) -> None:

@@ -37,7 +37,7 @@ class LifecycleDecision:
 
 
 def is_managed(job: RLJob) -> bool:
-    """Whether this operator acts on the job. The garbage collector handles a job whose deletion nobody else delays."""
+    """Whether this operator acts on the job. If its deletion waits for no finalizer, the garbage collector does."""
     deleted = (job.metadata.model_extra or {}).get("deletionTimestamp")
     return job.spec.managed_by in (None, MANAGED_BY_US) and (not deleted or bool(find_finalizers(job)))
 

@@ -55,7 +55,7 @@ def add_progressing(
 
 
 def find_stalls(status: RLJobStatus) -> frozenset[str]:
-    """All reasons for which the condition is False, its own first, or why it is unknown if nobody hears the driver."""
+    """All reasons for which the condition is False, its own first; if the driver does not answer, that."""
     condition = conditions.find(status, conditions.PROGRESSING)
     if condition is None or condition.status != "False":
         return frozenset({condition.reason} & {*conditions.UNHEARD.values()} if condition else ())

@@ -24,7 +24,7 @@ Model = JudgeReward | ModelReward | UserModel
 """What answers in place of a function."""
 S = TypeVar("S", Reward, CallService)
 _MAX_PROBLEMS, _MAX_PLACE = 8, 200
-"""Limits of what an answer says of a request: problems, and characters of a place."""
+"""Limits of an error: its number of problems, and how long the name of a place is."""
 
 
 class Endpoint(NamedTuple):

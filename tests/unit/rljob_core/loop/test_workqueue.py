@@ -86,7 +86,7 @@ def test_of_the_keys_without_an_answer_one_is_tried_at_a_time(queue):
         assert queue.take(0) == key, "before the first failure nothing is known"
     for key in slow:
         queue.fail(key, 0, is_unanswered=key != slow[3])
-    assert [queue.take(1) for _ in range(3)] == [slow[0], slow[3], None], "another error waits for nobody"
+    assert [queue.take(1) for _ in range(3)] == [slow[0], slow[3], None], "another error delays no key"
     assert queue.oldest_age(10_000) == 0, "they do not wait for workers"
     queue.add(JobKey("slow", "new"))
     queue.add(JobKey("fast", "a"))

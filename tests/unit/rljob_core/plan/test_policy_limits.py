@@ -72,7 +72,7 @@ VIOLATIONS = {
         {"trainer": {"gpusPerReplica": 1, "nodePool": {"gpuResource": "acme.io/chip"}}},
         "got 1 (spec.trainer 1)",
     ),
-    "a part of a GPU by the name of a plugin that nobody here knows": (
+    "a part of a GPU by the name of another plugin": (
         {"gpus": 8, "devices": ["rdma/hca"]},
         {"trainer": {"resources": {"limits": {"aliyun.com/gpu-mem": 80, "rdma/hca": 4}}}},
         "spec must ask for at most 8 GPUs, got 80 (spec.trainer 80)",

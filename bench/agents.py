@@ -25,21 +25,18 @@ import os
 import random
 import re
 import resource
-import signal
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import psutil
+from agents_load.engines import run_engines
 from agents_load.programs import NUM_TURNS
-from aiohttp import web
 from rich.console import Console
 from rich.table import Table
 
@@ -54,13 +51,11 @@ from rljob_trainer.episodes.types import Completion
 from rljob_trainer.gateway.server import ModelGateway, TurnTimes
 from rljob_trainer.replicas.http import auth_headers, open_session
 from rljob_trainer.replicas.rollout_client import RolloutClient
-from rljob_trainer.weights.mapped import TensorSpec
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ROOT / "bench/agents_load/programs.py"
 MODEL = ROOT / ".models/tiny-qwen3"
-HEAD, TRAINER, ROLLOUT, GATEWAY = (f"127.10.254.{i}" for i in range(1, 5))
-TOKEN = "bench"
+ROLLOUT, GATEWAY = "127.10.254.3", "127.10.254.4"
 ENGINE_SECONDS = 0.3
 """Duration of an answer of the engine that costs nothing."""
 NUM_BELOW = 8
@@ -115,102 +110,14 @@ def main() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program", nargs="*", help=argparse.SUPPRESS)  # of the processes that this one starts
     parser.add_argument("--episodes", type=int, default=4096)
     parser.add_argument("--batch", type=int, default=64, help="requests that the engine runs at once")
     parser.add_argument("--max-tokens", type=int, default=16, help="of an answer")
     parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--only-gateway", action="store_true", help="the phase `alone` only: no vLLM")
     arguments = parser.parse_args()
-    os.environ[contract.ENV_TOKEN] = TOKEN
-    match arguments.program:
-        case ["weights", model]:
-            asyncio.run(_serve_weights(Path(model)))
-        case _:
-            print(json.dumps(asyncio.run(_measure(arguments))))
-
-
-# The rollout and its weights
-
-
-async def _serve_weights(model: Path) -> None:
-    """Be the head and the trainer, for a rollout: print the manifest of the model's own weights, and serve them."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from rljob_trainer.weights.store import WeightStore
-
-    store = WeightStore(TRAINER, TOKEN)
-    weights = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).state_dict()
-    specs = {name: TensorSpec.of(tensor) for name, tensor in weights.items()}
-    manifest = store.publish_stream(specs, weights.items(), "bench", 0, "element")
-
-    async def get_current(request: web.Request) -> web.Response:
-        if request.query["after"] != manifest.key:
-            return web.json_response(text=manifest.model_dump_json())
-        await asyncio.sleep(float(request.query["timeout"]))
-        return web.Response(status=204)
-
-    app = web.Application()
-    app.router.add_get(contract.UrlPath.WEIGHTS_CURRENT, get_current)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
-    await runner.setup()
-    await web.TCPSite(runner, HEAD, contract.PORT_DRIVER).start()
-    print(manifest.model_dump_json(), flush=True)
-    await asyncio.Event().wait()
-
-
-@contextlib.contextmanager
-def _run(arguments: Sequence[str], environment: dict[str, str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, *arguments], env=os.environ | environment, **options)
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(30)
-        process.kill()
-        process.wait()
-
-
-@contextlib.contextmanager
-def _rollout(arguments: argparse.Namespace, folder: Path) -> Iterator[WeightManifest]:
-    """Start vLLM with the model's weights."""
-    job = {
-        "apiVersion": "rljob.dev/v1alpha1",
-        "kind": "RLJob",
-        "metadata": {"name": "bench"},
-        "spec": {
-            "model": {"source": str(arguments.model)},
-            "data": {"train": {"source": "/not/read"}},
-            "rewards": [{"name": "none", "function": {"inline": "def compute_score(*_): return 0.0"}}],
-            "trainer": {"dtype": "float32"},
-            "rollout": {"kvCacheMemory": "1Gi", "extraArgs": ["--max-num-seqs", str(arguments.batch)]},
-        },
-    }
-    (folder / "job.yaml").write_text(json.dumps(job))
-    (folder / "hosts").write_text(f"{HEAD} head\n{ROLLOUT} rollout\n")
-    os.environ[contract.ENV_HOSTS_FILE] = str(folder / "hosts")
-    os.environ[contract.ENV_ROLLOUT_SERVICE] = "rollout"
-    environment = {
-        contract.ENV_JOB_FILE: str(folder / "job.yaml"),
-        contract.ENV_HEAD: "head",
-        contract.ENV_POD_IP: ROLLOUT,
-        "RLJOB_MODEL": str(arguments.model),
-        "HF_HUB_OFFLINE": "1",
-    }
-    with contextlib.ExitStack() as stack:
-        log = stack.enter_context((folder / "rollout.log").open("wb"))
-        command = [__file__, "weights", str(arguments.model)]
-        weights = stack.enter_context(_run(command, {}, stdout=subprocess.PIPE))
-        output = {"stdout": log, "stderr": subprocess.STDOUT}
-        stack.enter_context(_run(["-m", "rljob_trainer.rollout"], environment, **output))
-        assert weights.stdout is not None
-        try:
-            yield WeightManifest.model_validate_json(weights.stdout.readline())
-        except BaseException:
-            sys.stderr.write((folder / "rollout.log").read_text(errors="replace")[-4000:])
-            raise
+    os.environ[contract.ENV_TOKEN] = "bench"
+    print(json.dumps(asyncio.run(_measure(arguments))))
 
 
 # The phases
@@ -220,8 +127,8 @@ async def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {"episodes": arguments.episodes, "batch": arguments.batch}
     result["alone"] = await _measure_alone(arguments)
     if not arguments.only_gateway:
-        with tempfile.TemporaryDirectory() as folder, _rollout(arguments, Path(folder)) as manifest:
-            result |= await _measure_with_engine(arguments, manifest)
+        with run_engines(arguments.model, [ROLLOUT], "--max-num-seqs", str(arguments.batch)) as weights:
+            result |= await _measure_with_engine(arguments, weights.publish())
     _show(result)
     return result
 

@@ -342,6 +342,11 @@ bench-agents: $(DEVELOP) ## The model gateway in front of vLLM: overhead per tur
 	$(BIN)/python examples/prepare.py tiny
 	$(BIN)/python bench/agents.py
 
+.PHONY: bench-affinity
+bench-affinity: $(DEVELOP) ## What rollouts read from prefix caches, by how one is chosen: two vLLM replicas, and 4 to 64 simulated
+	$(BIN)/python examples/prepare.py tiny
+	$(BIN)/python bench/affinity.py $(ARGS)
+
 .PHONY: bench-episodes
 bench-episodes: $(DEVELOP) ## Memory of an async episode at 1,024, and 128 async rewards of 3 s, in shared processes and alone (3 minutes)
 	$(BIN)/python bench/episodes.py $(ARGS)

@@ -153,6 +153,8 @@ class ScheduleProgress(Spec):
     busy: Line = ""
     """Share of the last step's wall time in which each role worked, such as `rollouts 97%, rewards 80%, trainer 31%`.
     They overlap."""
+    prefix_hits: float | None = None
+    """Share of the last step's requests to rollouts that ran where the beginning of their prompt was cached."""
 
 
 class HungPartStatus(Spec):

@@ -189,10 +189,19 @@ class ScheduleNumbers(Record):
     busy_shares: Annotated[dict[str, Share], Label("role")] = {}
     """Share of the step in which each role worked: rollouts, rewards, trainer; users, tools and runners if the job has
     them. They overlap."""
+    turns_by_prefix: Annotated[dict[str, Count], Label("outcome")] = {}
+    """Requests to rollouts since the step before, by where they ran. hit: on the replica that has the beginning of the
+    prompt in its cache, from the episode's last turn or another episode of the group. spilled: elsewhere, since that
+    one had much more to do than the mean, or failed. new: no replica had it."""
     num_replaced_groups: Count = 0
     """Groups without signal that dynamic sampling replaced."""
     num_skipped_prompts: Count = 0
     """Prompts that `data.curriculum` passed over."""
+
+    def prefix_share(self, outcome: str) -> float | None:
+        """Return the share of the requests in `turns_by_prefix`. None: there were none."""
+        total = sum(self.turns_by_prefix.values())
+        return self.turns_by_prefix.get(outcome, 0) / total if total else None
 
 
 class TurnNumbers(Record):

@@ -165,6 +165,8 @@ class ScheduleStatus(Wire):
     groups_due: Count | None = None
     """Groups in flight that must train in the current step: what the step waits for."""
     busy: BusyShares = BusyShares()
+    prefix_hits: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Share of the last step's requests to rollouts that ran where the beginning of their prompt was cached."""
 
 
 class AgentStatus(Wire):

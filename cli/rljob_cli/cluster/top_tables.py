@@ -33,6 +33,7 @@ _SCHEDULE_COLUMNS = [
     Column("IN FLIGHT", drop=2),
     Column("SCORED", drop=3),
     Column("DUE", drop=4),
+    Column("PREFIX HITS", drop=5),
     Column("BUSY IN THE LAST STEP", is_text=True),
 ]
 _SERVICE_DROPS = {"KIND": 3, "WANT": 5, "GIVEN": 2, "QUEUE": 1, "AGE": 4, "P50": 6}
@@ -80,7 +81,7 @@ def draw_job(view: JobView) -> RenderableType:
     if view.job.waits_for:
         tables.append(Text(f"waits for: {clean(view.job.waits_for)}", _WAITING))
     if schedule := view.job.schedule:
-        numbers = ("staleness", "groups_in_flight", "groups_scored", "groups_due")
+        numbers = ("staleness", "groups_in_flight", "groups_scored", "groups_due", "prefix_hits")
         cells = [schedule["type"] or "-", *(_number(schedule, name) for name in numbers), schedule["busy"] or "-"]
         tables += ["", build_table(_SCHEDULE_COLUMNS, [cells])]
     if view.roles:

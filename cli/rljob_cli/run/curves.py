@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import TypeVar
 
 from rljob_api.manifest.evaluation import SHORT_FORM
@@ -116,6 +116,12 @@ def build_panels(metrics: Metrics) -> list[Panel]:
                 train("mean of tokens", attrgetter("staleness_mean")),
                 train("oldest token", attrgetter("staleness_max")),
             ),
+        ),
+        Panel(
+            "Prompts in prefix caches",
+            "of requests to rollouts",
+            tuple(train(name, methodcaller("prefix_share", name)) for name in ("hit", "spilled")),
+            is_share=True,
         ),
         Panel("Gradient norm", "before clipping", (train("norm", attrgetter("grad_norm")),)),
         Panel("Throughput", "sampled tokens/s", (train("tokens/s", attrgetter("tokens_per_second")),)),

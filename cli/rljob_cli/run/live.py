@@ -138,6 +138,8 @@ def _render_numbers(snapshot: Snapshot) -> RenderableType:
         table.add_row("schedule", driver.schedule.type, describe_schedule(driver.schedule))
     if driver and (busy := driver.schedule.busy.describe()):
         table.add_row("busy", "", busy)
+    if driver and driver.schedule.prefix_hits is not None:
+        table.add_row("prefix hits", f"{driver.schedule.prefix_hits:.0%}", "requests to rollouts with a cached prompt")
     if driver and driver.learning.is_learning is False:
         table.add_row("learning", Text("no", style="yellow"), driver.learning.message)
     return table

@@ -61,6 +61,7 @@ def summarize_schedule(schedule: ScheduleStatus) -> ScheduleProgress | None:
     if schedule == ScheduleStatus():
         return None
     return ScheduleProgress(
+        prefix_hits=schedule.prefix_hits,
         type=schedule.type,
         staleness=schedule.staleness,
         groups_in_flight=schedule.groups_in_flight,

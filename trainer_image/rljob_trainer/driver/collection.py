@@ -30,6 +30,7 @@ from rljob_trainer.concurrency import end_tasks, run_all
 from rljob_trainer.driver.role_clock import PhaseClock, RoleClock
 from rljob_trainer.episodes.progress import CollectionProgress
 from rljob_trainer.episodes.types import Completion, Episode, Group
+from rljob_trainer.replicas.fleet import Affinity
 from rljob_trainer.replicas.rollout_client import RolloutClient
 from rljob_trainer.rewards.groups import GroupScorer, RewardClients
 from rljob_trainer.rewards.requests import RequestBuilder
@@ -111,7 +112,8 @@ class Collector:
         """Run the group's episodes and score them. The first error ends them all."""
         names = {reward.name for reward in plan.rewards}
         scorer = self.rewards.open_group(plan.group_id(group.index), plan.lane, plan.group_size, names)
-        runs = [EpisodeRun(self, group, i, plan, scorer, progress) for i in range(plan.group_size)]
+        prefix = Affinity()
+        runs = [EpisodeRun(self, group, i, plan, scorer, progress, Affinity(prefix)) for i in range(plan.group_size)]
         found = await run_all([run.play() for run in runs])
         group.episodes = [trajectory for trajectories in found for trajectory in trajectories]
         score_group(group, plan.rewards, self.own_weight)
@@ -150,6 +152,7 @@ class EpisodeRun:
     plan: CollectionPlan
     scorer: GroupScorer
     progress: ReadProgress
+    affinity: Affinity = field(default_factory=Affinity)
     traceparent: str = ""
     """That of the span of what the agent does: the gateway's requests have no other."""
     _turns: Iterator[int] = field(default_factory=itertools.count)
@@ -191,7 +194,7 @@ class EpisodeRun:
         parent = None if spans.current() else self.traceparent
         chat = traces.begin_chat(parent, turn, len(token_ids), sampling, seed)
         with roles.within("rollouts", time.monotonic), chat:
-            completion = await self.collector.rollouts.complete(token_ids, sampling, seed)
+            completion = await self.collector.rollouts.complete(token_ids, sampling, seed, self.affinity)
             traces.record_completion(chat, completion)
             return completion
 

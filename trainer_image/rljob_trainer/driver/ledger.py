@@ -184,7 +184,13 @@ class Ledger:
                 summarize_updates(outcome.updates, has_reference=self._algorithm.settings.algorithm.kl.coefficient > 0)
             ),
             **vars(
-                summarize_schedule(found.staleness, dict(shares.items()), outcome.num_replaced, outcome.num_skipped)
+                summarize_schedule(
+                    found.staleness,
+                    dict(shares.items()),
+                    outcome.num_replaced,
+                    outcome.num_skipped,
+                    outcome.turns_by_prefix,
+                )
             ),
             **vars(self._turns),
             tokens_per_second=num_tokens / generating if generating and num_tokens else None,
@@ -322,6 +328,7 @@ class Ledger:
                 "trained_staleness_mean": record.staleness_mean,
                 "trained_staleness_max": record.staleness_max,
                 "busy": BusyShares(**record.busy_shares),
+                "prefix_hits": None if (hits := record.prefix_share("hit")) is None else round(hits, 2),
             }
         )
         self._board.update(

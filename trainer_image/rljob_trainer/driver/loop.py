@@ -97,4 +97,7 @@ class TrainLoop:
                 with self.ledger.clock.training(), span("apply", links=traced.episodes):
                     outcome.add(batch, await self.trainer.apply(batch.denominator))
         outcome.num_replaced, outcome.num_skipped = self.lane.num_replaced, self.lane.num_skipped
+        picked = self.collector.rollouts.replicas.fleet.num_picked
+        outcome.turns_by_prefix = dict(picked)
+        picked.clear()
         return outcome

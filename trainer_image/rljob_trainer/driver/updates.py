@@ -57,6 +57,8 @@ class StepOutcome:
     """Groups without signal that others replaced."""
     num_skipped: int = 0
     """Prompts that the curriculum passed over."""
+    turns_by_prefix: dict[str, int] = field(default_factory=dict)
+    """See Fleet.num_picked."""
 
     @property
     def update_seconds(self) -> float:

@@ -197,9 +197,10 @@ def summarize_schedule(
     busy_shares: Mapping[str, float],
     num_replaced_groups: int,
     num_skipped_prompts: int = 0,
+    turns_by_prefix: Mapping[str, int] | None = None,
 ) -> ScheduleNumbers:
     """Return what the schedule did in a step. `staleness`: of `count_staleness`; `busy_shares`: of
-    `driver.role_clock.RoleClock.shares`."""
+    `driver.role_clock.RoleClock.shares`; `turns_by_prefix`: of `replicas.fleet.Fleet.num_picked`."""
     num_tokens = sum(staleness.values())
     mean_steps = sum(steps * count for steps, count in staleness.items()) / num_tokens if num_tokens else None
     return ScheduleNumbers(
@@ -209,6 +210,7 @@ def summarize_schedule(
         busy_shares={**busy_shares},
         num_replaced_groups=num_replaced_groups,
         num_skipped_prompts=num_skipped_prompts,
+        turns_by_prefix={**(turns_by_prefix or {})},
     )
 
 

@@ -5,6 +5,7 @@ key, that replica first reports again what it serves: a weight version, or a ver
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -14,6 +15,10 @@ from rljob_trainer.outages.waiting import pause
 _INITIAL_BACKOFF_SECONDS = 0.25
 _MAX_BACKOFF_SECONDS = 5.0
 """Short: a restarted replica should get requests at once, and one probe per 5 s costs little."""
+_AFFINITY_FACTOR = 1.25
+_AFFINITY_SLACK = 4
+"""A request follows its cached prefix while that replica has at most FACTOR times the mean number of requests and
+SLACK more."""
 
 
 @dataclass
@@ -41,6 +46,16 @@ class Replica:
     """When a request on it last made progress."""
 
 
+@dataclass
+class Affinity:
+    """Where the beginning of the next prompt is in a prefix cache. `Fleet.pick` reads and writes it."""
+
+    group: "Affinity | None" = None
+    """For an episode: that of its group, whose episodes begin with the same prompt."""
+    address: str = ""
+    """The replica that served the episode's last turn, or the group's first one. Empty: none has."""
+
+
 class Fleet:
     def __init__(
         self,
@@ -56,6 +71,9 @@ class Fleet:
         self.replicas: dict[str, Replica] = {}
         self.required_key = ""
         """The caller sets it: only replicas that serve this key are used; empty: any."""
+        self.num_picked = Counter[str]()
+        """Requests with an affinity. hit: on the replica with the prefix. spilled: that one was busy, or failing. new:
+        none has the prefix, or it has left."""
         self.health = health or Outages().watch("replicas")
         self._max_in_flight = max_in_flight
         self._readiness_lags = readiness_lags
@@ -76,10 +94,28 @@ class Fleet:
             if not replica.in_flight and (replica.num_failures or (replica.draining and listed)):
                 del self.replicas[address]
 
-    def pick(self, now: float, avoid: Collection[str] = (), *, only_others: bool = False) -> str | None:
-        """Return the usable replica with the fewest requests, and count one more for it. A replica in `avoid` is the
-        last resort; with `only_others` it is never picked."""
-        usable = [replica for replica in self.replicas.values() if self._is_usable(replica, now)]
+    def list_usable(self, now: float) -> list[Replica]:
+        """Return the replicas that may get a request now."""
+        return [
+            replica
+            for replica in self.replicas.values()
+            if self._is_suitable(replica)
+            and now >= replica.not_before
+            and ((limit := 1 if replica.num_failures else self._max_in_flight) is None or replica.in_flight < limit)
+        ]
+
+    def pick(
+        self,
+        now: float,
+        avoid: Collection[str] = (),
+        *,
+        only_others: bool = False,
+        affinity: Affinity | None = None,
+    ) -> str | None:
+        """Return the usable replica with the fewest requests, or that of `affinity` unless it has many more than the
+        mean, and count one more for it. A replica in `avoid` is the last resort; with `only_others` it is never
+        picked."""
+        usable = self.list_usable(now)
         if any(not r.draining and not r.num_failures and self._is_suitable(r) for r in self.replicas.values()):
             usable = [replica for replica in usable if not replica.draining]
         others = [replica for replica in usable if replica.address not in avoid]
@@ -88,6 +124,16 @@ class Fleet:
             return None
         # The second criterion spreads a light load over equally loaded replicas, or keeps it on one.
         best = min(candidates, key=lambda each: (each.in_flight, self._order * each.num_served, each.address))
+        if affinity is not None:
+            group = affinity.group or affinity
+            home = self.replicas.get(affinity.address) or self.replicas.get(group.address)
+            mean = sum(each.in_flight for each in candidates) / len(candidates)
+            if home in candidates and home.in_flight <= _AFFINITY_FACTOR * mean + _AFFINITY_SLACK:
+                best = home
+            self.num_picked["new" if home is None else "hit" if best is home else "spilled"] += 1
+            affinity.address = best.address
+            if group.address not in self.replicas:
+                group.address = best.address
         best.in_flight += 1
         return best.address
 
@@ -215,11 +261,6 @@ class Fleet:
 
     def _is_suitable(self, replica: Replica) -> bool:
         return not self.required_key or replica.serves == self.required_key
-
-    def _is_usable(self, replica: Replica, now: float) -> bool:
-        limit = 1 if replica.num_failures else self._max_in_flight
-        has_room = limit is None or replica.in_flight < limit
-        return self._is_suitable(replica) and now >= replica.not_before and has_room
 
     def _release(self, address: str) -> Replica | None:
         if replica := self.replicas.get(address):

@@ -10,6 +10,7 @@ import heapq
 import itertools
 import logging
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,11 +18,13 @@ from dataclasses import dataclass, field
 from rljob_api.tracing import spans
 from rljob_trainer.concurrency import end_tasks
 from rljob_trainer.outages.registry import Dependency, OutageError
-from rljob_trainer.replicas.fleet import Fleet
+from rljob_trainer.replicas.fleet import Affinity, Fleet
 
 log = logging.getLogger(__name__)
 
 _DISCOVERY_SECONDS = 1.0
+_PREFIX_SECONDS = 5.0
+"""A waiter's advantage if the replica with its prefix has room: more saves no prefill, and less wastes many."""
 _TICK_SECONDS = 0.1
 """Interval at which waiters notice the end of a backoff."""
 
@@ -81,6 +84,7 @@ class _Waiter:
     future: asyncio.Future[str] = field(compare=False)
     """Receives the address of a replica."""
     avoid: Collection[str] = field(compare=False)
+    affinity: Affinity | None = field(compare=False)
 
 
 class ReplicaPool:
@@ -108,8 +112,8 @@ class ReplicaPool:
         self.now = clock
         self._on_tick = on_tick
         self._discover = discover
-        self._waiting: list[_Waiter] = []
-        """A heap."""
+        self._waiting = defaultdict[str, list[_Waiter]](list)
+        """A heap for each replica that a waiter's prefix is on, and one for the others."""
         self._numbers = itertools.count()
         self._task: asyncio.Task[None] | None = None
 
@@ -121,14 +125,16 @@ class ReplicaPool:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return sum(map(len, self._waiting.values()))
 
     @asynccontextmanager
-    async def lease(self, avoid: Collection[str] = (), since: float | None = None) -> AsyncIterator[ReplicaLease]:
+    async def lease(
+        self, avoid: Collection[str] = (), since: float | None = None, affinity: Affinity | None = None
+    ) -> AsyncIterator[ReplicaLease]:
         """Wait for a replica, preferably one that is not in `avoid`. `since`: as if it waited since that time of the
-        pool's clock; None: now."""
+        pool's clock; None: now. `affinity`: see Fleet.pick."""
         with spans.span("queue", {"rljob.replicas": self.name}):
-            address = await self._acquire(avoid, self.now() if since is None else since)
+            address = await self._acquire(avoid, self.now() if since is None else since, affinity)
         lease = ReplicaLease(self, address)
         try:
             yield lease
@@ -137,14 +143,15 @@ class ReplicaPool:
 
     def try_lease(self, avoid: Collection[str]) -> ReplicaLease | None:
         """Return a lease of a replica outside `avoid`, unless another caller waits for one. The caller must end it."""
-        if any(not waiter.future.done() for waiter in self._waiting):
+        if any(not waiter.future.done() for waiters in self._waiting.values() for waiter in waiters):
             return None
         address = self.fleet.pick(self.now(), avoid, only_others=True)
         return None if address is None else ReplicaLease(self, address)
 
-    async def _acquire(self, avoid: Collection[str], since: float) -> str:
+    async def _acquire(self, avoid: Collection[str], since: float, affinity: Affinity | None) -> str:
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, _Waiter(since, next(self._numbers), future, avoid))
+        home = affinity.address if affinity and affinity.address not in avoid else ""
+        heapq.heappush(self._waiting[home], _Waiter(since, next(self._numbers), future, avoid, affinity))
         self.dispatch()
         try:
             return await future
@@ -156,14 +163,18 @@ class ReplicaPool:
 
     def dispatch(self) -> None:
         """Give usable replicas to the waiters, the longest wait first."""
-        while self._waiting:
-            waiter = self._waiting[0]
+        now = self.now()
+        while heaps := {home: waiters for home, waiters in self._waiting.items() if waiters}:
+            roomy = {replica.address for replica in self.fleet.list_usable(now)} if len(heaps) > 1 else ()
+            bonus = {home: _PREFIX_SECONDS if home in roomy else 0.0 for home in heaps}
+            home = min(heaps, key=lambda each: (heaps[each][0].since - bonus[each], heaps[each][0]))
+            waiter = heaps[home][0]
             if not waiter.future.done():  # else the caller was cancelled
-                address = self.fleet.pick(self.now(), waiter.avoid)
+                address = self.fleet.pick(now, waiter.avoid, affinity=waiter.affinity)
                 if address is None:
                     return
                 waiter.future.set_result(address)
-            heapq.heappop(self._waiting)
+            heapq.heappop(heaps[home])
 
     async def _watch(self) -> None:
         await self._observe()
@@ -190,11 +201,11 @@ class ReplicaPool:
 
     def fail_expired_waiters(self) -> None:
         """Fail all waiters if no request has succeeded for spec.outageSeconds."""
-        self.fleet.judge_health(is_awaited=self.is_awaited or bool(self._waiting))
+        self.fleet.judge_health(is_awaited=self.is_awaited or bool(self.num_waiting))
         try:
             self.fleet.health.check()
         except OutageError as error:
-            while self._waiting:
-                waiter = heapq.heappop(self._waiting)
+            for waiter in itertools.chain.from_iterable(self._waiting.values()):
                 if not waiter.future.done():
                     waiter.future.set_exception(error)
+            self._waiting.clear()

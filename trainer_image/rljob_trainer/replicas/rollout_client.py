@@ -28,6 +28,7 @@ from rljob_trainer.concurrency import end_tasks
 from rljob_trainer.episodes.types import Completion, PromptTooLongError
 from rljob_trainer.outages.registry import Outages
 from rljob_trainer.replicas import generate
+from rljob_trainer.replicas.fleet import Affinity
 from rljob_trainer.replicas.http import CONNECT_SECONDS, auth_headers, send
 from rljob_trainer.replicas.pool import ReplicaLease, ReplicaPool
 from rljob_trainer.replicas.pull_reports import PullReports
@@ -88,13 +89,15 @@ class RolloutClient:
         await self.replicas.close()
         await self._stop_verifying()
 
-    async def complete(self, token_ids: list[int], sampling: Sampling, seed: int) -> Completion:
-        """Raise PromptTooLongError if the prompt leaves no room for a token, and UserError for what vLLM refuses for
-        another reason."""
+    async def complete(
+        self, token_ids: list[int], sampling: Sampling, seed: int, affinity: Affinity | None = None
+    ) -> Completion:
+        """`affinity`: that of the episode. Raise PromptTooLongError if the prompt leaves no room for a token, and
+        UserError for what vLLM refuses for another reason."""
         avoid, num_attempts = set[str](), 0
         failing_since: float | None = None
         while num_attempts < _MAX_ATTEMPTS:
-            async with self.replicas.lease(avoid) as lease:
+            async with self.replicas.lease(avoid, affinity=affinity) as lease:
                 key = self.replicas.fleet.required_key
                 payload = generate.build_payload(token_ids, sampling, seed, key, self._special_ids)
                 with traces.begin_attempt(lease.address, generate.PATH, num_attempts + 1) as span:

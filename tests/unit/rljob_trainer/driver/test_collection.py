@@ -16,7 +16,7 @@ async def test_each_answer_has_its_own_seed_and_at_most_the_room_that_is_left():
     requests = []
 
     class Rollouts:
-        async def complete(self, token_ids, sampling, seed):
+        async def complete(self, token_ids, sampling, seed, affinity):
             requests.append((sampling.max_tokens, seed))
 
     plan = CollectionPlan("train", 1, 2, Sampling(max_tokens=16), 0, "g")
@@ -37,7 +37,7 @@ async def test_strings_that_end_one_answer_are_added_to_those_of_the_job():
     stops = []
 
     class Rollouts:
-        async def complete(self, token_ids, sampling, seed):
+        async def complete(self, token_ids, sampling, seed, affinity):
             stops.append(sampling.stop)
 
     plan = CollectionPlan("train", 1, 2, Sampling(stop=["END"]), 0, "g")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_trainer.replicas.fleet import Fleet
+from rljob_trainer.replicas.fleet import Affinity, Fleet
 
 
 def fleet_of(*addresses, **settings):
@@ -37,6 +37,70 @@ def test_light_load_stays_on_one_replica_that_works_if_requests_continue_each_ot
     fleet.pick(0.0)
     fleet.record_failed("a", 0.0)
     assert fleet.pick(0.0) == "b"
+
+
+def test_turns_follow_the_prefix_of_their_episode_or_their_group():
+    fleet, group = fleet_of("a", "b", "c"), Affinity()
+    first, second = Affinity(group), Affinity(group)
+    for affinity in (first, second, first):
+        assert fleet.pick(0.0, affinity=affinity) == "a", "others have fewer requests"
+    assert fleet.pick(0.0, affinity=Affinity(Affinity())) == "b", "another group"
+    assert fleet.num_picked == {"new": 2, "hit": 2}
+
+
+def test_prefix_is_not_followed_to_a_replica_with_many_more_requests_than_the_mean():
+    fleet, group = fleet_of("a", "b"), Affinity()
+    picked = [fleet.pick(0.0, affinity=Affinity(group)) for _ in range(100)]
+    assert 50 < picked.count("a") <= 1.25 * 50 + 5
+    assert fleet.num_picked.total() == 100
+    assert fleet.num_picked["spilled"] == picked.count("b")
+
+
+def test_spilled_episode_stays_where_it_went():
+    fleet, group = fleet_of("a", "b"), Affinity()
+    episodes = [Affinity(group) for _ in range(100)]
+    for episode in episodes:
+        fleet.pick(0.0, affinity=episode)
+    assert episodes[-1].address == "b"
+    for _ in range(50):
+        fleet.record_done("a")
+    assert fleet.pick(0.0, affinity=episodes[-1]) == "b", "it has the episode's tokens, and a the prompt alone"
+    assert group.address == "a"
+
+
+def test_prefix_of_a_replica_that_failed_or_left_is_not_waited_for():
+    fleet, group = fleet_of("a", "b"), Affinity()
+    episode = Affinity(group)
+    assert fleet.pick(0.0, affinity=episode) == "a"
+    fleet.record_failed("a", 0.0)
+    assert fleet.pick(0.0, affinity=episode) == "b"
+    fleet.observe_addresses(["b"])
+    assert fleet.pick(0.0, affinity=Affinity(group)) == "b"
+    assert fleet.num_picked == {"new": 2, "spilled": 1}
+    assert group.address == "b"
+
+
+def test_retry_elsewhere_is_not_a_hit():
+    fleet, episode = fleet_of("a", "b"), Affinity()
+    assert fleet.pick(0.0, affinity=episode) == "a"
+    assert fleet.pick(0.0, avoid={"a"}, affinity=episode) == "b"
+    assert fleet.num_picked == {"new": 1, "spilled": 1}
+
+
+@given(st.integers(2, 8), st.lists(st.integers(0, 9), max_size=60))
+def test_replicas_that_join_and_leave_move_only_the_prefixes_of_those_that_leave(number, groups):
+    names = [f"r{index}" for index in range(number)]
+    fleet, known = fleet_of(*names), {group: Affinity() for group in range(10)}
+
+    def play(group):
+        address = fleet.pick(0.0, affinity=Affinity(known[group]))
+        fleet.record_done(address)
+        return address
+
+    before = {group: play(group) for group in groups}
+    fleet.observe_addresses([*names[1:], "new"])
+    for group, address in before.items():
+        assert play(group) == address or address == names[0]
 
 
 def test_retry_prefers_another_replica():

@@ -7,6 +7,7 @@ import pytest
 
 from rljob_trainer.outages.registry import OutageError, Outages
 from rljob_trainer.replicas import pool
+from rljob_trainer.replicas.fleet import Affinity
 from rljob_trainer.replicas.pool import ReplicaPool
 from tests.support.waiting import DEADLINE_SECONDS
 
@@ -60,6 +61,27 @@ async def test_waiter_is_served_as_if_it_had_waited_since_the_given_time(started
     waits = [("later", None), ("group", first), ("older group", first - 1), ("same group", first)]
     await asyncio.gather(*[use(name, since) for name, since in waits])
     assert served == ["older group", "group", "same group", "later"]
+
+
+@pytest.mark.parametrize(("later", "first"), [(4.0, "with prefix"), (6.0, "older")])
+async def test_free_place_goes_to_the_waiter_with_its_prefix_if_no_other_is_older(started, later, first):
+    replicas = await started(["a", "b"], max_in_flight=1)
+    served, now = [], replicas.now()
+
+    async def use(name, since, address):
+        async with replicas.lease(since=since, affinity=Affinity(address=address)) as lease:
+            served.append((name, lease.address))
+
+    async with replicas.lease() as at_a, replicas.lease() as at_b:
+        waiting = [
+            asyncio.create_task(use(name, since, address))
+            for name, since, address in [("older", now, at_b.address), ("with prefix", now + later, at_a.address)]
+        ]
+        await asyncio.sleep(0)
+        at_a.done()
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        assert served[0] == (first, at_a.address)
+    await asyncio.gather(*waiting)
 
 
 async def test_new_replica_serves_waiters(started):

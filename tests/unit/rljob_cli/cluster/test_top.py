@@ -174,10 +174,10 @@ def with_schedule(phase: str, **schedule: Any) -> dict[str, Any]:
 
 
 def test_schedule_shows_staleness_groups_and_busy_roles() -> None:
-    view = top.view_job(with_schedule("Running", busy="rollouts 97%, trainer 31%"), [], [], NOW)
+    view = top.view_job(with_schedule("Running", busy="rollouts 97%, trainer 31%", prefixHits=0.98), [], [], NOW)
     lines = to_text(top_tables.draw_job(view)).splitlines()
     header = next(index for index, line in enumerate(lines) if line.startswith("SCHEDULE"))
-    assert lines[header + 1].split() == ["bounded", "1", "9", "3", "0", "rollouts", "97%,", "trainer", "31%"]
+    assert lines[header + 1].split() == ["bounded", "1", "9", "3", "0", "0.98", "rollouts", "97%,", "trainer", "31%"]
     assert asdict(view)["job"]["schedule"]["groups_due"] == 0
 
 

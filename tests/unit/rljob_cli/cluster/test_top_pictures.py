@@ -42,9 +42,10 @@ STATUS = {
         "schedule": {
             "type": "bounded",
             "staleness": 1,
-            "inFlight": 52,
-            "scored": 12,
-            "due": 4,
+            "groupsInFlight": 52,
+            "groupsScored": 12,
+            "groupsDue": 4,
+            "prefixHits": 0.98,
             "busy": "rollouts 97%, rewards 80%, trainer 31%",
         },
     },

@@ -73,6 +73,12 @@ def test_component_is_drawn_in_training_and_held_out(panels):
     assert (held_out.points, held_out.is_held_out) == (((0, 0.25),), True)
 
 
+def test_shares_of_turns_by_prefix_are_drawn_where_turns_are_known():
+    metrics = metrics_of(step_record(1), step_record(2, turns_by_prefix={"hit": 3, "new": 1}))
+    [panel] = [each for each in build_panels(metrics) if each.title == "Prompts in prefix caches"]
+    assert {curve.name: curve.points for curve in panel.curves} == {"hit": ((2, 0.75),), "spilled": ((2, 0.0),)}
+
+
 def test_unknown_values_have_no_point(panels):
     assert "KL to the reference" not in panels, "null at every step: no reference was loaded"
     [panel] = build_panels(metrics_of(*(step_record(i, reward=x) for i, x in enumerate((None, math.nan, 0.5), 1))))

@@ -64,6 +64,16 @@ def steps_of(harness):
     return harness.metrics().steps
 
 
+async def test_turns_are_counted_by_where_their_prompt_is_cached(make_talks):
+    async with make_talks(schedule={"steps": 2}, evaluation={"atStart": False}) as harness:
+        await harness.run()
+        shown = harness.board.snapshot().schedule.prefix_hits
+    for step in steps_of(harness):
+        assert step.turns_by_prefix["new"] <= len(step.prompts), "a group's first turn"
+        assert step.turns_by_prefix["hit"] > step.num_samples, "most second turns, and first turns of other episodes"
+    assert shown == round(step.prefix_share("hit"), 2)
+
+
 async def test_status_reports_the_demand_on_user_and_tools(make_talks):
     seen = []
     async with make_talks(schedule={"steps": 2}, evaluation={"atStart": False}) as harness:

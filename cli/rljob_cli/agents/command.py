@@ -40,7 +40,7 @@ from rljob_cli.run.command import STOPPED, Run
 from rljob_cli.run.live import PlainOutput
 from rljob_cli.tables import make_error_console, show
 from rljob_cli.trajectories.conversation import LEGEND, build_conversation
-from rljob_cli.trajectories.log import Filter, read_rows
+from rljob_cli.trajectories.index import Query, read_rows
 from rljob_inputs.data import rows as data_rows
 from rljob_inputs.data.prompts import find_data_source
 from rljob_inputs.machine.installation import find_device_extra, require
@@ -99,7 +99,7 @@ def _play(
         use_fast_types(job, claims)
         if play_model(job, folder, claims, block, make_error_console()) == "Interrupted":
             raise KeyboardInterrupt
-    return list(read_rows(folder / TRAJECTORIES, Filter(lane="eval")))
+    return list(read_rows(folder / TRAJECTORIES, Query(lane="eval")))
 
 
 def read_row(job: RLJob, number: int, claims: Mapping[str, Path], block: str | None = None) -> dict[str, Any]:

@@ -176,11 +176,13 @@ def _hide_secrets(run: WatchedRun, news: Sequence[Event]) -> list[Event]:
 
 def _read_query(fields: Mapping[str, str]) -> tuple[Query, int, int]:
     """Return the query, the offset and the limit of the page's filters. Raise HTTPBadRequest."""
+    step, _, lane = fields.get("step", "").partition(" ")
     try:
         query = Query(
-            place=fields.get("step", ""),
-            reward=fields.get("reward", ""),
-            reason=fields.get("reason", ""),
+            step=int(step) if step else None,
+            lane=lane or None,
+            reward=fields.get("reward") or None,
+            reason=fields.get("reason") or None,
             shown=_read_choice(fields, "show", SHOWN),
             low=float(fields["low"]) if fields.get("low") else None,
             high=float(fields["high"]) if fields.get("high") else None,

@@ -9,7 +9,7 @@ import yaml
 
 from rljob_cli.cluster import pod_start
 from rljob_cli.cluster.client import ClusterError
-from rljob_cli.cluster.reader_pod import build_reader, reader_pod
+from rljob_cli.cluster.head_files import build_reader, reader_pod
 
 JOB = yaml.safe_load(
     """\

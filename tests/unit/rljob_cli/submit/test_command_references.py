@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rljob_api.manifest.job import RLJob
-from rljob_cli.submit.references import Need, find_needs, is_missing
+from rljob_cli.submit.command import Need, find_needs, is_missing
 from rljob_core.plan.job import render_children
 
 

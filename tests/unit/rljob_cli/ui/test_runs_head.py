@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from rljob_api.run.recent import RecentSamples
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_cli.run.endpoint import Endpoint
-from rljob_cli.ui import head as module
-from rljob_cli.ui.head import Head
+from rljob_cli.ui import runs as module
+from rljob_cli.ui.runs import Head
 
 
 class Session:

@@ -1,7 +1,7 @@
 """Failures by reason."""
 
 from rljob_api.run.metrics import Metrics
-from rljob_cli.report.failures import summarize_failures
+from rljob_cli.report.sections import summarize_failures
 from tests.support.records import evaluation_record, metrics_of, result_row, sample_row, step_record
 
 

@@ -1,6 +1,6 @@
 """Each reward's results and times."""
 
-from rljob_cli.report.rewards import summarize_rewards
+from rljob_cli.report.sections import summarize_rewards
 from tests.support.records import result_row, sample_row
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.wire.driver_status import BusyShares, DriverStatus, HungPart, Outage, RewardDemand, ScheduleStatus
-from rljob_cli.ui.events import Cursor, Event, begin, describe_status, find_records, find_samples, parse_cursor
+from rljob_cli.ui.server import Cursor, Event, begin, describe_status, find_records, find_samples, parse_cursor
 from tests.support.records import evaluation_record, metrics_of, result_row, sample_row, step_record
 
 

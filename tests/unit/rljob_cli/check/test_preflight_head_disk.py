@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rljob_cli.check.head_disk import check_head_disk
+from rljob_cli.check.preflight import check_head_disk
 from tests.support.job_simulation import make_job
 
 BILLION = 10**9

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rljob_cli.replay.comparison import compare_steps, describe_result, to_json
+from rljob_cli.replay.command import compare_steps, describe_result, to_json
 from tests.support.records import step_record
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljob_api.manifest.job import RLJobSpec
 from rljob_cli.manifests import labels_of
-from rljob_cli.replay.processes import list_objects, separate
+from rljob_cli.replay.command import list_objects, separate
 from rljob_core.plan.observed_job import name_of
 from tests.support.driver_harness import make_job
 

@@ -1,6 +1,6 @@
 """The turns of trainer and rollouts on shared devices."""
 
-from rljob_cli.report.turns import SideOfTurns, build_sides
+from rljob_cli.report.sections import SideOfTurns, build_sides
 from tests.support.records import step_record
 
 GIB = 2**30

@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from rljob_api.errors import TransientError, UserError
-from rljob_cli.cluster.pod_exec import PROTOCOL, execute
+from rljob_cli.cluster.client import PROTOCOL, execute
 
 SUCCESS = {"status": "Success"}
 FAILURE = {"status": "Failure", "details": {"causes": [{"reason": "ExitCode", "message": "7"}]}}

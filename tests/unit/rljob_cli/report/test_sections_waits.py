@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_cli.report.waits import ROLES, build_lost_times, build_phase_times, build_role_times
+from rljob_cli.report.sections import ROLES, build_lost_times, build_phase_times, build_role_times
 from tests.support.records import run_summary, step_record
 
 PHASES = st.dictionaries(

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rljob_service.kinds.base import Endpoint, Kind
-from rljob_service.kinds.calls import Episodes, Tools, User
-from rljob_service.kinds.score import Score
+from rljob_service.kinds.served import Episodes, Score, Tools, User
 
 KINDS: Mapping[str, Kind[Any]] = {kind.name: kind for kind in (Score(), User(), Tools(), Episodes())}
 ENDPOINTS: Mapping[bytes, Endpoint] = {

@@ -13,7 +13,7 @@ import pytest
 from rljob_api.errors import UserError
 from rljob_api.functions.episode_forms import CLIENT, VALUES
 from rljob_service.worker.episodes.calls import read_episode, write_call
-from rljob_service.worker.episodes.program import list_values
+from rljob_service.worker.load.episode_entrypoints import list_values
 from rljob_service.worker.load.loading import load
 from rljob_service.worker.settings import EPISODES
 from tests.support.agent_functions import ANSWERS, build_episode_call, build_settings, play

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rljob_core.children.requests import sum_requests
+from rljob_core.plan.policy_limits import sum_requests
 
 
 def container(restart=None, limits=None, **requests):

@@ -14,9 +14,8 @@ from rljob_core.backend import (
     Reference,
 )
 from rljob_core.children import WORKLOAD_KINDS
-from rljob_core.loop.apply import MISSING_RETRY_SECONDS
 from rljob_core.loop.failures import FailureTracker
-from rljob_core.loop.reconcile import reconcile
+from rljob_core.loop.reconcile import MISSING_RETRY_SECONDS, reconcile
 from rljob_core.plan import conditions
 from tests.support.memory_backend import (
     KEY,

@@ -9,9 +9,9 @@ import pytest
 from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.scores import ScoreRequest, ScoreResult
 from rljob_service.results import SampleReply, failure
-from rljob_service.server import known_requests
+from rljob_service.server import executor
 from rljob_service.server.execution import Execution, build_response
-from rljob_service.server.known_requests import KnownRequests, digest_content
+from rljob_service.server.executor import KnownRequests, digest_content
 from rljob_service.server.metrics import ServerMetrics
 
 
@@ -87,7 +87,7 @@ def test_content_is_everything_except_id_and_lane() -> None:
 
 
 def test_number_of_remembered_responses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_requests, "_MAX_RESPONSES", 2)
+    monkeypatch.setattr(executor, "_MAX_RESPONSES", 2)
     known = KnownRequests(ServerMetrics("test", 1), cache=False)
     for name in "abc":
         ask(known, name, "text", score=1.0)
@@ -99,7 +99,7 @@ def test_bytes_of_remembered_responses_are_bounded(monkeypatch: pytest.MonkeyPat
     result = ask(first, "a", "text", score=1.0)
     assert result is not None
     num_bytes = len(result.model_dump_json())
-    monkeypatch.setattr(known_requests, "_MAX_RESPONSE_BYTES", int(2.5 * num_bytes))
+    monkeypatch.setattr(executor, "_MAX_RESPONSE_BYTES", int(2.5 * num_bytes))
     known = KnownRequests(ServerMetrics("test", 1), cache=False)
     for name in "abcd":
         ask(known, name, "text", score=1.0)

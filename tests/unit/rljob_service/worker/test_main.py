@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rljob_service.worker.process.leftovers import Leftovers, describe_exhaustion
+from rljob_service.worker.main import Leftovers, describe_exhaustion
 
 
 @pytest.fixture

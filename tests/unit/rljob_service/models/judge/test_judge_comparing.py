@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rljob_api.manifest.services.models import JudgeReward
 from rljob_api.wire.base import InvalidReason
 from rljob_service.models.execution import NoScoreError, Score
-from rljob_service.models.judge.comparing import (
+from rljob_service.models.judge.judge import (
     SINGLE_SAMPLE_SCORE,
     combine_votes,
     plan_questions,

@@ -12,8 +12,8 @@ from typing import Any
 import certifi
 import pytest
 
-from rljob_service.worker.code import sandbox_claims
-from rljob_service.worker.code.sandbox_claims import ClaimError, Claims, InClusterApi, build_name
+from rljob_service.worker.code import agent_sandbox
+from rljob_service.worker.code.agent_sandbox import ClaimError, Claims, InClusterApi, build_name
 
 POOL = "job-agent-code"
 BASE = "/apis/extensions.agents.x-k8s.io/v1beta1/namespaces/team"
@@ -162,7 +162,7 @@ def test_the_end_of_an_episode_deletes_its_claim_and_ignores_a_missing_one():
 def test_a_request_to_an_api_server_that_hangs_ends_with_the_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandbox_claims, "_MIN_REQUEST_SECONDS", 0.01)
+    monkeypatch.setattr(agent_sandbox, "_MIN_REQUEST_SECONDS", 0.01)
     shutil.copy(certifi.where(), tmp_path / "ca.crt")
     (tmp_path / "token").write_text("token")
     with socket.create_server(("127.0.0.1", 0)) as silent:  # connects, and never answers

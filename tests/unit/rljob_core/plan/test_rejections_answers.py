@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.read.documents import format_path
-from rljob_core.pod_checks.answers import find_location
+from rljob_core.plan.rejections import find_location
 
 PORTS = [{"containerPort": 1}, {"containerPort": 2, "protocol": "UDP"}]
 LIMITS = {"nvidia.com/gpu": 1}

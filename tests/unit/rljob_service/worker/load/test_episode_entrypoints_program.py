@@ -7,9 +7,9 @@ import ssl
 
 import pytest
 
-from rljob_service.worker.episodes import program
 from rljob_service.worker.episodes.calls import read_episode
 from rljob_service.worker.episodes.types import Episode
+from rljob_service.worker.load import episode_entrypoints as program
 from tests.support.agent_functions import build_episode_call
 
 

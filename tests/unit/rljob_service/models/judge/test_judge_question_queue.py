@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rljob_service.models.judge.question_queue import QuestionQueue
+from rljob_service.models.judge.judge import QuestionQueue
 
 
 class FakeLimiter:

@@ -34,6 +34,7 @@ from rljob_cli.local.cluster import LOCAL_DEFAULTS, LocalCluster, running
 from rljob_cli.local.network import Network, claim_block
 from rljob_cli.local.node.container import is_marker
 from rljob_cli.manifests import labels_of
+from rljob_cli.options import TryRewardOptions
 from rljob_cli.output import print_json, say
 from rljob_cli.tables import make_console
 from rljob_core.backend import Manifest
@@ -70,22 +71,13 @@ class Outcome:
 
 
 @guard
-def try_reward_command(
-    path: Path,
-    overrides: list[str],
-    name: str | None,
-    completions: list[str],
-    answer: str | None,
-    prompt: str,
-    file: Path | None,
-    block: str | None,
-    output: str,
-) -> int:
-    """Score with all rewards, or with the one of `name`, print the results, and return 1 if one is invalid."""
+def try_reward_command(options: TryRewardOptions) -> int:
+    """Score with all rewards, or with the one that is named, print the results, and return 1 if one is invalid."""
     require("data", "rljob test-reward")
-    job_file = load(path, overrides)
-    chosen = _find_rewards(job_file.job, name)
-    rows = _read_rows(completions, _read_answer(job_file.job, answer), prompt, file)
+    job_file = load(options.files.path, options.overrides or [])
+    chosen = _find_rewards(job_file.job, options.reward)
+    answer = _read_answer(job_file.job, options.answer)
+    rows = _read_rows(options.completion or [], answer, options.prompt, options.file)
     samples = SampleBuilder(job_file.job, load_job_tokenizer(job_file.job))
     services = [Service("reward", f"spec.rewards[{index}]", reward) for index, reward in chosen]
     check_file(job_file, itertools.chain.from_iterable(map(check_service, services)))
@@ -97,7 +89,7 @@ def try_reward_command(
         if missing := sum(request.ground_truth is None for group in groups for request in group) if column else 0:
             say(f"warning: {missing} rows have no answer: none in {column} (data.train.answer), answer or ground_truth")
         with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
-            network = claim_block(folder, block)
+            network = claim_block(folder, options.network)
             try:
                 outcomes, printed = asyncio.run(_score(job_file.job, reward, groups, network, Path(folder)))
             except (KeyboardInterrupt, asyncio.CancelledError):
@@ -105,10 +97,10 @@ def try_reward_command(
         found[reward.name] = outcomes
         results = [outcome.to_json() for outcome in outcomes]
         shown.append({"reward": reward.name, "results": results, "printed": printed})
-        if output != "json":
+        if options.output != "json":
             _print_outcomes(reward.name, outcomes, printed)
     totals = sum_up({reward.name: reward.weight for _, reward in chosen}, found)
-    if output == "json":
+    if options.output == "json":
         print_json(shown[0] if len(shown) == 1 else {"rewards": shown, "scores": totals})
     elif len(shown) > 1:
         table = Table("sample", "score", title="weighted sum", title_justify="left")

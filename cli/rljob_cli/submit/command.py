@@ -6,10 +6,9 @@ which the next call completes.
 """
 
 import asyncio
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,9 +29,9 @@ from rljob_cli.cluster.logs import Selection, follow_logs
 from rljob_cli.cluster.top import JobRow, view_row
 from rljob_cli.exits import EXIT_FAILED, guard
 from rljob_cli.manifests import containers_of
-from rljob_cli.options import Target
+from rljob_cli.options import SubmitOptions, Target
 from rljob_cli.output import print_json, say
-from rljob_cli.submit.plan import ClaimOptions, Submission, build_owners_patch, plan_submission
+from rljob_cli.submit.plan import Submission, build_owners_patch, plan_submission
 from rljob_cli.submit.sources import Tree, find_sources, get_value, read_tree
 from rljob_cli.submit.upload import build_pod, upload
 from rljob_core.backend import Manifest, ObservedState, utc_now
@@ -127,39 +126,23 @@ _POLL_SECONDS = 2.0
 _FINAL_PHASES = ("Succeeded", "Failed")
 
 
-@dataclass(frozen=True)
-class Options:
-    claim: ClaimOptions
-    dry_run: bool
-    wait: bool
-    follow: bool
-    should_call: bool
-    """Whether to call each reward once before."""
-    output: str
-    prints_result: bool = True
-    """Whether to print what was applied, with an output other than text. Else the caller has a result of its own."""
-
-    def say(self, line: str) -> None:
-        """Report progress: on stdout, unless that is for the result."""
-        print(line, file=sys.stdout if self.output == "text" else sys.stderr, flush=True)
-
-
 @guard
-def submit_command(target: Target, paths: list[Path], overrides: list[str], options: Options) -> int:
-    """Submit each file's job. Without --wait, return when the API server has stored all jobs."""
+def submit_command(options: SubmitOptions, *, prints_result: bool = True) -> int:
+    """Submit each file's job. Without --wait, return when the API server has stored all jobs. `prints_result`: else the
+    caller has a result of its own, unless the output is text."""
     if options.follow and options.output != "text":
         raise UserError(f"--follow prints logs; with -o {options.output} pass --wait")
     if options.dry_run:
-        print_objects(plan_objects(target, paths, overrides, options), options.output)
+        print_objects(plan_objects(options), options.output)
         return 0
-    files = [_load(path, overrides, should_call=options.should_call) for path in paths]
-    return max(_submit(choose_namespace(target, file), file, options) for file in files)
+    files = [_load(path, options) for path in options.files.paths]
+    return max(_submit(choose_namespace(options.target, file), file, options, prints_result) for file in files)
 
 
-def plan_objects(target: Target, paths: list[Path], overrides: list[str], options: Options) -> list[Manifest]:
+def plan_objects(options: SubmitOptions) -> list[Manifest]:
     """Return the objects that would be applied, in order. Raise UserError if a file is wrong."""
-    files = [_load(path, overrides, should_call=options.should_call) for path in paths]
-    targets = (choose_namespace(target, file) for file in files)
+    files = [_load(path, options) for path in options.files.paths]
+    targets = (choose_namespace(options.target, file) for file in files)
     plans = [_plan(file, to.namespace or "default", options) for file, to in zip(files, targets, strict=True)]
     return [manifest for plan in plans for manifest in plan.objects]
 
@@ -169,9 +152,10 @@ def choose_namespace(target: Target, file: JobFile) -> Target:
     return replace(target, namespace=target.namespace or file.document.data["metadata"].get("namespace"))
 
 
-def _load(path: Path, overrides: list[str], *, should_call: bool) -> JobFile:
+def _load(path: Path, options: SubmitOptions) -> JobFile:
     """Read and check a file, as `rljob validate` does: what keeps it from running on this machine does not count."""
-    file = load_partial(path, overrides, keep_references=True)
+    file = load_partial(path, options.overrides or [], keep_references=True)
+    should_call = not (options.no_call or options.dry_run)
     verdict = judge(file, Path("runs").resolve() / file.job.metadata.name, {}, should_call=should_call)
     # An absolute path is a path in the Pods.
     problems = [
@@ -187,7 +171,7 @@ def _load(path: Path, overrides: list[str], *, should_call: bool) -> JobFile:
 
 
 @on_cluster
-async def _submit(cluster: Cluster, file: JobFile, options: Options) -> int:
+async def _submit(cluster: Cluster, file: JobFile, options: SubmitOptions, prints_result: bool) -> int:
     submission = _plan(file, cluster.namespace, options)
     policy = await _find_policy(cluster)
     children = _build_children(submission, policy, await _find_start(cluster, submission, options))
@@ -204,9 +188,9 @@ async def _submit(cluster: Cluster, file: JobFile, options: Options) -> int:
     job = applied[-1]
     options.say(f"next: kubectl rljob top {job['metadata']['name']} -n {cluster.namespace}")
     phase = await _wait(cluster, job, options) if options.wait or options.follow else ""
-    if options.output == "yaml" and options.prints_result:
+    if options.output == "yaml" and prints_result:
         print_objects(applied, "yaml")
-    elif options.output == "json" and options.prints_result:
+    elif options.output == "json" and prints_result:
         metadata = job["metadata"]
         names = [{"kind": m["kind"], "name": m["metadata"]["name"]} for m in applied]
         found = {"namespace": metadata["namespace"], "name": metadata["name"], "uid": metadata["uid"]}
@@ -222,7 +206,7 @@ def print_objects(objects: list[Manifest], output: str) -> None:
         print("---\n".join(map(to_yaml, objects)), end="")
 
 
-def _plan(file: JobFile, namespace: str, options: Options) -> Submission:
+def _plan(file: JobFile, namespace: str, options: SubmitOptions) -> Submission:
     documents = [file.document, *file.others]
     for document in documents:
         if document.data["kind"] not in _RESOURCES:
@@ -258,7 +242,7 @@ async def _find_policy(cluster: Cluster) -> RLJobPolicy | None:
     return read_policy(manifest) if manifest else None
 
 
-async def _find_start(cluster: Cluster, submission: Submission, options: Options) -> str | None:
+async def _find_start(cluster: Cluster, submission: Submission, options: SubmitOptions) -> str | None:
     """Return the claim of the job from whose model this one starts; None without one. Raise UserError if it is missing.
     One that has not ended is waited for, by the operator."""
     job = RLJob.model_validate(submission.job)
@@ -324,13 +308,13 @@ async def _is_missing(cluster: Cluster, need: Need) -> bool:
         return False
 
 
-async def _apply(cluster: Cluster, manifest: Manifest, options: Options) -> Manifest:
+async def _apply(cluster: Cluster, manifest: Manifest, options: SubmitOptions) -> Manifest:
     stored = await cluster.apply(_RESOURCES[manifest["kind"]], manifest)
     options.say(f"{manifest['kind']} {cluster.namespace}/{manifest['metadata']['name']} applied")
     return stored
 
 
-async def _apply_all(cluster: Cluster, submission: Submission, options: Options) -> list[Manifest]:
+async def _apply_all(cluster: Cluster, submission: Submission, options: SubmitOptions) -> list[Manifest]:
     """Apply all objects; then give the files their owners, which must exist first. Return them, the job last."""
     if submission.config_map:
         await _apply(cluster, submission.config_map, options)
@@ -345,7 +329,7 @@ async def _apply_all(cluster: Cluster, submission: Submission, options: Options)
     return [*files, *others, job]
 
 
-async def _wait(cluster: Cluster, job: Manifest, options: Options) -> str:
+async def _wait(cluster: Cluster, job: Manifest, options: SubmitOptions) -> str:
     """Report the job until it has ended, or with --follow its logs. Return its phase."""
     name, generation = job["metadata"]["name"], job["metadata"]["generation"]
     start, last = time.monotonic(), ""

@@ -6,7 +6,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_operator.watch.kopf_watches import _WatchedStream
+from rljob_operator.watch.informer import _WatchedStream
 
 EVENTS = [
     {"type": kind, "object": {"metadata": {"name": "a", "resourceVersion": str(version)}, "text": "ä\\n"}}

@@ -1,7 +1,7 @@
 import pytest
 
 from rljob_core.kube.client import ApiError
-from rljob_operator.kube.limit_ranges import describe, is_about_limits
+from rljob_operator.kube.preflight import describe, is_about_limits
 
 REQUESTS = "spec.containers[0].resources.requests"
 ABOVE = 'Invalid value: "1Gi": must be less than or equal to memory limit of 512Mi'

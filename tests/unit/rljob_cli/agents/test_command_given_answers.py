@@ -8,9 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from rljob_api.errors import UserError
-from rljob_cli.agents import given_answers
-from rljob_cli.agents.command import describe_rest
-from rljob_cli.agents.given_answers import build_rehearsal, find_playable
+from rljob_cli.agents import command as given_answers
+from rljob_cli.agents.command import build_rehearsal, describe_rest, find_playable
 from rljob_cli.check.jobfile import load
 from rljob_cli.main import app
 from rljob_cli.manifests import role_of

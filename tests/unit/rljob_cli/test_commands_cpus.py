@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rljob_cli.check.jobfile import load_partial
-from rljob_cli.local.node.cpus import has_bfloat16, use_float32
+from rljob_cli.commands import has_bfloat16, use_float32
 from tests.paths import EXAMPLES
 
 

@@ -1,7 +1,7 @@
 """The Lease with an API server in memory: acquiring, expiry and release."""
 
 from rljob_core.kube.client import ApiError
-from rljob_operator.kube.lease import Lease
+from rljob_operator.operator import Lease
 
 
 class Server:

@@ -5,7 +5,7 @@ import yaml
 from rljob_api.run.folder import FILE_JOB, FILE_METRICS
 from rljob_api.run.metrics import EvaluationRecord, Metrics, StepRecord, read_metrics
 from rljob_api.run.summaries import RunSummary, read_run_summary
-from rljob_cli.export.card import build_card
+from rljob_cli.export.command import build_card
 from tests.paths import DATA
 
 SUMMARY = RunSummary(name="j", phase="Failed", total_steps=9)

@@ -1,7 +1,7 @@
 import pytest
 
 from rljob_core.backend import Reference
-from rljob_operator.kube.references import find_references
+from rljob_operator.kube.preflight import find_references
 
 
 def build(**spec):

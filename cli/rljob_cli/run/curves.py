@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from operator import attrgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rljob_api.manifest.evaluation import SHORT_FORM
 from rljob_api.run.metrics import EvaluationRecord, Metrics, StepRecord
@@ -44,89 +44,82 @@ class Panel:
     note: str = ""
 
 
+def invalid_share(step: StepRecord) -> float | None:
+    """Return the share of a step's results that were invalid. None: it had no sample."""
+    num_results = step.num_samples * max(1, len(step.rewards))
+    return step.num_invalid / num_results if num_results else None
+
+
+_Row = tuple[str, str, Mapping[str, str | Callable[[Any], float | None]]]
+"""Title and unit of a panel, and its curves: what each reads of a step, as the path of a field or a function. With ~
+before its name, a curve is of the evaluations, one for each set. Shares, whose units begin with `of`, are 0 to 1."""
+_ACCURACY: _Row = ("Held-out accuracy", "mean over prompts", {"~accuracy": "accuracy"})
+_ROWS: tuple[_Row, ...] = (
+    (
+        "Completion length",
+        "tokens",
+        {
+            "mean": "response_tokens_mean",
+            "longest": "response_tokens_max",
+            "~mean, held out": "response_tokens_mean",
+        },
+    ),
+    (
+        "Shares",
+        "of samples",
+        {
+            "truncated": "truncated_share",
+            "~truncated, held out": "truncated_share",
+            "invalid": invalid_share,
+            "in groups without signal": "zero_signal_share",
+            "tokens clipped": "clip_fraction",
+        },
+    ),
+    ("KL to the reference", "nats per token", {"KL": "kl"}),
+    ("Critic", "squared error / 2", {"loss": "critic_loss"}),
+    ("Entropy", "nats per token", {"entropy": "entropy"}),
+    ("Rollout-trainer mismatch", "difference of log-probs", {"mean": "logprob_difference"}),
+    ("Mismatch KL", "nats per token", {"KL(rollout || trainer)": "mismatch_kl"}),
+    (
+        "Importance weights",
+        "of tokens",
+        {
+            "effective sample": "effective_sample_share",
+            "corrected": "corrected_share",
+            "rejected": "rejected_share",
+        },
+    ),
+    ("Staleness", "steps", {"mean of tokens": "staleness_mean", "oldest token": "staleness_max"}),
+    ("Gradient norm", "before clipping", {"norm": "grad_norm"}),
+    ("Throughput", "sampled tokens/s", {"tokens/s": "tokens_per_second"}),
+    ("Reward latency", "seconds", {"p50": "reward_latency_p50_seconds", "p95": "reward_latency_p95_seconds"}),
+)
+
+
 def build_panels(metrics: Metrics) -> list[Panel]:
     """Return the panels that have points, the most important first."""
     steps, evaluations = metrics.steps, group_by_set(metrics.evaluations)
 
-    def train(name: str, read: Callable[[StepRecord], float | None]) -> Curve:
-        return _curve(name, steps, read)
+    def draw(row: _Row) -> Panel:
+        title, unit, reads = row
+        curves: list[Curve] = []
+        for name, read in reads.items():
+            read = attrgetter(read) if isinstance(read, str) else read
+            if not name.startswith("~"):
+                curves.append(_curve(name, steps, read))
+                continue
+            for of, found in evaluations.items():
+                of_set = name[1:] if of == SHORT_FORM else f"{name[1:]}, {of}"
+                curves.append(_curve(of_set, found, read, is_held_out=True))
+        return Panel(title, unit, tuple(curves), is_share=unit.startswith("of "))
 
-    def held_out(read: Callable[[EvaluationRecord], float | None], name: str = "held out") -> tuple[Curve, ...]:
-        return tuple(
-            _curve(name if of == SHORT_FORM else f"{name}, {of}", found, read, is_held_out=True)
-            for of, found in evaluations.items()
-        )
-
-    def component(name: str) -> tuple[Curve, ...]:
-        return train("training", lambda step: step.components.get(name)), *held_out(lambda found: found.means.get(name))
-
-    panels = [
-        Panel("Reward", "score", (train("training", attrgetter("reward")), *component("score")[1:])),
-        Panel("Held-out accuracy", "mean over prompts", held_out(attrgetter("accuracy"), "accuracy")),
-        *(_build_pass_panel(name, found) for name, found in evaluations.items()),
-    ]
-    names = list_components(metrics)[:_MAX_COMPONENTS]
     states = dict.fromkeys(chain.from_iterable(step.device_bytes for step in steps))
-    panels += [Panel(f"Component: {name}", "mean", component(name)) for name in names]
-    panels += [
-        Panel(
-            "Completion length",
-            "tokens",
-            (
-                train("mean", attrgetter("response_tokens_mean")),
-                train("longest", attrgetter("response_tokens_max")),
-                *held_out(attrgetter("response_tokens_mean"), "mean, held out"),
-            ),
-        ),
-        Panel(
-            "Shares",
-            "of samples",
-            (
-                train("truncated", attrgetter("truncated_share")),
-                *held_out(attrgetter("truncated_share"), "truncated, held out"),
-                train("invalid", invalid_share),
-                train("in groups without signal", attrgetter("zero_signal_share")),
-                train("tokens clipped", attrgetter("clip_fraction")),
-            ),
-            is_share=True,
-        ),
-        Panel("KL to the reference", "nats per token", (train("KL", attrgetter("kl")),)),
-        Panel("Critic", "squared error / 2", (train("loss", attrgetter("critic_loss")),)),
-        Panel("Entropy", "nats per token", (train("entropy", attrgetter("entropy")),)),
-        Panel(
-            "Rollout-trainer mismatch",
-            "difference of log-probs",
-            (train("mean", attrgetter("logprob_difference")),),
-        ),
-        Panel("Mismatch KL", "nats per token", (train("KL(rollout || trainer)", attrgetter("mismatch_kl")),)),
-        Panel(
-            "Importance weights",
-            "of tokens",
-            (
-                train("effective sample", attrgetter("effective_sample_share")),
-                train("corrected", attrgetter("corrected_share")),
-                train("rejected", attrgetter("rejected_share")),
-            ),
-            is_share=True,
-        ),
-        Panel(
-            "Staleness",
-            "steps",
-            (
-                train("mean of tokens", attrgetter("staleness_mean")),
-                train("oldest token", attrgetter("staleness_max")),
-            ),
-        ),
-        Panel("Gradient norm", "before clipping", (train("norm", attrgetter("grad_norm")),)),
-        Panel("Throughput", "sampled tokens/s", (train("tokens/s", attrgetter("tokens_per_second")),)),
-        Panel(
-            "Reward latency",
-            "seconds",
-            (
-                train("p50", attrgetter("reward_latency_p50_seconds")),
-                train("p95", attrgetter("reward_latency_p95_seconds")),
-            ),
-        ),
+    panels = [
+        draw(("Reward", "score", {"training": "reward", "~held out": lambda found: found.means.get("score")})),
+        draw(_ACCURACY),
+        *(_build_pass_panel(name, found) for name, found in evaluations.items()),
+        *(draw(_list_reads(name)) for name in list_components(metrics)[:_MAX_COMPONENTS]),
+        *map(draw, _ROWS),
         _stacked_panel("Seconds per step, by phase", "seconds", steps, lambda step: step.phase_seconds),
         Panel("Memory of shared devices", "GiB", tuple(_read_held(name, steps) for name in states)),
         # The shares overlap, so their sum is the mean number of roles that work at the same time.
@@ -163,10 +156,12 @@ def list_components(metrics: Metrics) -> list[str]:
     return [name for name in dict.fromkeys(chain.from_iterable(found)) if name != "score"]
 
 
-def invalid_share(step: StepRecord) -> float | None:
-    """Return the share of a step's results that were invalid. None: it had no sample."""
-    num_results = step.num_samples * max(1, len(step.rewards))
-    return step.num_invalid / num_results if num_results else None
+def _list_reads(component: str) -> _Row:
+    reads = {
+        "training": lambda step: step.components.get(component),
+        "~held out": lambda found: found.means.get(component),
+    }
+    return f"Component: {component}", "mean", reads
 
 
 def _curve(

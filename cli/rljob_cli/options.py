@@ -131,22 +131,6 @@ class RunOptions:
     overrides: SetOption = None
     volumes: VolumeOption = None
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the existing run folder is renamed.")] = False
-    recorded: Annotated[
-        str | None,
-        typer.Option(
-            "--from-trajectories",
-            metavar="RUN",
-            help="Train on the recorded episodes of a run (folder, job file or name), without rollouts and rewards; "
-            "compare each step with the run's. Uses DIR/NAME-replay.",
-            autocompletion=complete_runs,
-        ),
-    ] = None
-    steps: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A:B", help="With --from-trajectories: only these steps, from the run's weights before A."
-        ),
-    ] = None
     output: Annotated[
         Literal["live", "plain", "json"],
         typer.Option("-o", "--output", help="live needs a terminal, else it is plain. json: one object per line."),

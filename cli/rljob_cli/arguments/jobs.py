@@ -31,12 +31,6 @@ def run(options: RunOptions) -> int:
     """Run a job on this machine. A second run resumes from the last checkpoint."""
     from rljob_cli.commands import run_command
 
-    if options.recorded is not None:
-        from rljob_cli.replay.command import replay_command
-
-        return replay_command(options, options.recorded)
-    if options.steps is not None:
-        raise typer.BadParameter("--steps is for --from-trajectories RUN; spec.schedule.steps is the length of a run")
     return run_command(options)
 
 

@@ -30,7 +30,7 @@ from rljob_api.manifest.services.runner import RUNNER_SERVICE, Runner
 from rljob_api.run.folder import TRAJECTORIES, list_trajectory_files
 from rljob_api.run.trajectories import SampleRow
 from rljob_api.wire.calls import CallRequest, CallResult, RowsCall, RowsReply
-from rljob_api.wire.contract import LABEL_ROLE, PORT_SERVICE, READ_ROWS, UrlPath
+from rljob_api.wire.contract import LABEL_ROLE, PATH_RUN, READ_ROWS, UrlPath
 from rljob_cli.check.job_source import require_weights
 from rljob_cli.check.jobfile import check_file, load
 from rljob_cli.check.preflight import locate
@@ -46,7 +46,7 @@ from rljob_cli.check.waits import (
 )
 from rljob_cli.commands import parse_claims, use_fast_types
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
-from rljob_cli.local.cluster import LocalCluster, build_objects, running
+from rljob_cli.local.cluster import LOCAL_DEFAULTS, LocalCluster, running
 from rljob_cli.local.network import claim_block
 from rljob_cli.manifests import is_ready, labels_of, phase_of, role_of
 from rljob_cli.options import TryAgentOptions
@@ -59,6 +59,7 @@ from rljob_cli.trajectories.conversation import LEGEND, build_conversation
 from rljob_cli.trajectories.index import Query, read_rows
 from rljob_core.backend import Manifest
 from rljob_core.children.common import AGENT, HEAD, REWARD, read_role_name
+from rljob_core.plan.job import render_children
 from rljob_inputs.data import rows as data_rows
 from rljob_inputs.data.prompts import find_data_source
 from rljob_inputs.machine.installation import find_device_extra, require
@@ -90,12 +91,16 @@ def build_rehearsal(job: RLJob, rewards: Collection[str]) -> list[Manifest]:
 
     def keeps(child: Manifest) -> bool:
         labels = labels_of(child)
-        return labels.get(LABEL_ROLE, AGENT) == AGENT or read_role_name(labels) in names
+        is_wanted = labels.get(LABEL_ROLE, AGENT) == AGENT or read_role_name(labels) in names
+        return child["kind"] in _KINDS and is_wanted
 
-    kept = build_objects(job, _KINDS, f"rljob_trainer.rehearsal {_SETTINGS}", keeps)
+    kept = [child for child in render_children(job, "local", defaults=LOCAL_DEFAULTS) if keeps(child)]
     for child in kept:
         if child["kind"] == "Deployment":
             child["spec"]["replicas"] = 1
+        for container in child["spec"]["template"]["spec"]["containers"] if child["kind"] == "Job" else []:
+            if container["name"] == HEAD:
+                container["command"] = ["python", "-m", "rljob_trainer.rehearsal", f"{PATH_RUN}/{_SETTINGS}"]
     return kept
 
 
@@ -165,8 +170,7 @@ async def _read(
     cluster: LocalCluster, children: Sequence[Manifest], call: RowsCall, say: Callable[[str], None]
 ) -> CallResult:
     async with running(cluster, children, _STOP_SECONDS, report_waits(cluster, {RUNNER_SERVICE: "the runner"}, say)):
-        pod = await wait_until_ready(cluster, RUNNER_SERVICE)
-        return await _ask(f"http://{pod['status']['podIP']}:{cluster.network.port(PORT_SERVICE)}", call)
+        return await _ask(await wait_until_ready(cluster, RUNNER_SERVICE), call)
 
 
 async def _ask(url: str, call: RowsCall) -> CallResult:

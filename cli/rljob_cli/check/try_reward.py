@@ -22,7 +22,6 @@ from rljob_api.manifest.job_spec import Service
 from rljob_api.manifest.services.reward import Reward
 from rljob_api.manifest.sources import parse_source
 from rljob_api.wire.base import InvalidReason
-from rljob_api.wire.contract import PORT_SERVICE
 from rljob_api.wire.scores import ScoreRequest, ScoreResult
 from rljob_cli.check.jobfile import check_file, load
 from rljob_cli.check.rewards import check_service
@@ -223,11 +222,10 @@ async def _score(
         limit = LIMIT_SECONDS if reward.function and not reward.function.requirements else None
         try:
             async with asyncio.timeout(limit):
-                pod = await wait_until_ready(cluster, reward.name, describe_end)
+                url = await wait_until_ready(cluster, reward.name, describe_end)
         except TimeoutError:
             where = find_import_place(cluster, reward.name)
             raise UserError(f"reward {reward.name}: its import did not end within {limit:g} s{where}") from None
-        url = f"http://{pod['status']['podIP']}:{network.port(PORT_SERVICE)}"
         if guess := describe_guess(reward, await read_info(url, TOKEN)):
             say(f"reward {reward.name}: {guess}")
         results = await score_all(url, TOKEN, job, reward, groups, say)

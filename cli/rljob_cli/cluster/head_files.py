@@ -10,7 +10,6 @@ Pod ends by itself, and is deleted with the job.
 """
 
 import contextlib
-import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from http import HTTPStatus
@@ -28,21 +27,20 @@ from rljob_api.wire import contract
 from rljob_api.wire.contract import LABEL_JOB, LABEL_ROLE, PORT_DRIVER, PORT_RUN_FILES, RUN_ROUTE
 from rljob_api.wire.text import clean_text
 from rljob_cli.cluster.client import CLAIM, Cluster, ClusterError
-from rljob_cli.cluster.pod_start import wait_until_ready
+from rljob_cli.cluster.pod_start import build_pod, started_pod
 from rljob_cli.cluster.port_forward import forward_port
 from rljob_cli.manifests import phase_of
 from rljob_cli.output import say
 from rljob_core.backend import Manifest
 from rljob_core.children.common import HEAD
 from rljob_core.children.config import read_token
-from rljob_core.kube.resources import POD, Resource
+from rljob_core.kube.resources import Resource
 from rljob_core.plan.job import render_children
 from rljob_core.plan.observed_job import name_of
 
 LABEL_READER = "rljob.dev/reader"
 _MAX_POD_SECONDS = 6 * 3600
 _REMEDY = "check the claim of spec.checkpoint, and that no Pod of another node has it if it is ReadWriteOnce"
-_HEAD_FIELDS = ("securityContext", "nodeSelector", "tolerations", "imagePullSecrets", "serviceAccountName")
 _ENV = (contract.ENV_TOKEN, contract.ENV_JOB_FILE, contract.ENV_RUN_DIR)
 _VOLUMES = ("run", "config")
 _CHECK = f"import socket; socket.create_connection(('127.0.0.1', {contract.PORT_RUN_FILES}), 5)"
@@ -72,42 +70,21 @@ def build_reader(job: Manifest, pod: Manifest | None = None) -> Manifest:
     placed = (pod or {}).get("spec") or _add_pull_secrets(head, job)
     volumes = [_read_only(volume) for volume in head["volumes"] if volume["name"] in _VOLUMES]
     mounts = [each | {"readOnly": True} for each in container["volumeMounts"] if each["name"] in _VOLUMES]
-    owner = {"apiVersion": job["apiVersion"], "kind": job["kind"]}
-    owner |= {name: job["metadata"][name] for name in ("name", "uid")}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": f"{parsed.metadata.name}-reader-{secrets.token_hex(3)}",
-            "labels": {LABEL_READER: parsed.metadata.name},
-            "ownerReferences": [owner],
-        },
-        "spec": {name: placed[name] for name in _HEAD_FIELDS if name in placed}
-        | {
-            "restartPolicy": "Never",
-            "activeDeadlineSeconds": _MAX_POD_SECONDS,
-            "terminationGracePeriodSeconds": 0,
-            "automountServiceAccountToken": False,
-            "containers": [
-                {
-                    "name": "reader",
-                    "image": image,
-                    "command": ["python", "-m", "rljob_trainer.reader"],
-                    "env": [each for each in container["env"] if each["name"] in _ENV],
-                    "resources": _RESOURCES,
-                    "securityContext": container["securityContext"],
-                    "volumeMounts": mounts,
-                    "readinessProbe": {
-                        "exec": {"command": ["python", "-c", _CHECK]},
-                        "periodSeconds": 2,
-                        "timeoutSeconds": 10,
-                    },
-                    "terminationMessagePolicy": "FallbackToLogsOnError",
-                }
-            ],
-            "volumes": volumes,
-        },
+    reader = {
+        "image": image,
+        "command": ["python", "-m", "rljob_trainer.reader"],
+        "env": [each for each in container["env"] if each["name"] in _ENV],
+        "resources": _RESOURCES,
+        "securityContext": container["securityContext"],
+        "volumeMounts": mounts,
+        "readinessProbe": {"exec": {"command": ["python", "-c", _CHECK]}, "periodSeconds": 2, "timeoutSeconds": 10},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
     }
+    built = build_pod(placed, parsed.metadata.name, "reader", LABEL_READER, reader, volumes)
+    owner = {name: job[name] for name in ("apiVersion", "kind")}
+    built["metadata"]["ownerReferences"] = [owner | {name: job["metadata"][name] for name in ("name", "uid")}]
+    built["spec"]["activeDeadlineSeconds"] = _MAX_POD_SECONDS
+    return built
 
 
 def _add_pull_secrets(head: Manifest, job: Manifest) -> Manifest:
@@ -129,16 +106,8 @@ async def reader_pod(cluster: Cluster, job: Manifest, head: Manifest | None = No
     pod = build_reader(job, head)
     if head is not None and phase_of(head) == "Pending":
         await _warn_of_pending_head(cluster, job, head)
-    name = pod["metadata"]["name"]
-    try:
-        await cluster.apply(POD, pod)
-        await wait_until_ready(cluster, name, "reads the run's files", _REMEDY, say)
+    async with started_pod(cluster, pod, "reads the run's files", _REMEDY, say) as name:
         yield name
-    except BaseException:
-        with contextlib.suppress(ClusterError):  # why the command ends matters more
-            await cluster.delete(POD, name)
-        raise
-    await cluster.delete(POD, name)
 
 
 async def _warn_of_pending_head(cluster: Cluster, job: Manifest, head: Manifest) -> None:

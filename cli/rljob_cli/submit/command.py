@@ -33,7 +33,7 @@ from rljob_cli.options import SubmitOptions, Target
 from rljob_cli.output import print_json, say
 from rljob_cli.submit.plan import Submission, build_owners_patch, plan_submission
 from rljob_cli.submit.sources import Tree, find_sources, get_value, read_tree
-from rljob_cli.submit.upload import build_pod, upload
+from rljob_cli.submit.upload import build_upload, upload
 from rljob_core.backend import Manifest, ObservedState, utc_now
 from rljob_core.children.common import to_yaml
 from rljob_core.children.start_model import parse_start, set_claim
@@ -182,7 +182,7 @@ async def _submit(cluster: Cluster, file: JobFile, options: SubmitOptions, print
     num_bytes = 0
     if submission.uploads:
         head = next(c for c in children if c["kind"] == "Job")
-        pod = build_pod(head["spec"]["template"], submission.job["metadata"]["name"], submission.claim_name)
+        pod = build_upload(head["spec"]["template"], submission.job["metadata"]["name"], submission.claim_name)
         num_bytes = await upload(cluster, pod, submission.uploads, options.say)
     applied = await _apply_all(cluster, submission, options)
     job = applied[-1]

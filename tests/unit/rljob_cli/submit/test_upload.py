@@ -37,7 +37,7 @@ def pod():
     [job] = load_manifests(JOB, "job.yaml")
     assert isinstance(job, RLJob)
     head = next(child for child in render_children(job, "token") if child["kind"] == "Job")
-    return upload.build_pod(head["spec"]["template"], "sums", "sums-files")
+    return upload.build_upload(head["spec"]["template"], "sums", "sums-files")
 
 
 def test_pod_starts_where_the_head_does_and_writes_to_the_claim(pod):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from rljob_api.errors import UserError
-from rljob_api.functions import forms, tool_forms, user_forms
+from rljob_api.functions import forms, named_forms, tool_forms
 from rljob_api.functions.conventions import Signatures, load_signatures
 from rljob_api.functions.descriptions import Class, Function
 from rljob_api.functions.forms import FormError
@@ -178,7 +178,7 @@ def find(module: types.ModuleType, settings: FunctionSettings) -> Found:
     if settings.serves == USER:
         known = load_signatures(settings.signatures)
         candidates = _find_user(module, settings, own, known)
-        problem = user_forms.describe_missing_user(settings.entrypoint, defined, known)
+        problem = named_forms.describe_missing_user(settings.entrypoint, defined, known)
     else:
         candidates = _find_tools(module, settings, own)
         problem = tool_forms.describe_missing_tools(settings.entrypoint, defined)
@@ -188,11 +188,11 @@ def find(module: types.ModuleType, settings: FunctionSettings) -> Found:
 
 
 def _find_user(module: types.ModuleType, settings: FunctionSettings, own: Named, known: Signatures) -> Named:
-    found = list_defined(module, [settings.entrypoint or user_forms.RESPOND])
+    found = list_defined(module, [settings.entrypoint or named_forms.RESPOND])
     if found or settings.entrypoint is not None:
         return found
     classes = [(name, value) for name, value in own if inspect.isclass(value)]
-    return [(name, value) for name, value in classes if user_forms.is_user_class(dir(value), known)]
+    return [(name, value) for name, value in classes if named_forms.is_user_class(dir(value), known)]
 
 
 def _find_tools(module: types.ModuleType, settings: FunctionSettings, own: Named) -> Named:
@@ -214,10 +214,10 @@ def _bind_user(found: Found, settings: FunctionSettings, path: str) -> BoundFunc
     name, value = found
     described = inspection.describe(name, value)
     known = load_signatures(settings.signatures)
-    plan = user_forms.plan_user(described, settings.kwargs, settings.factory_args, known)
+    plan = named_forms.plan_user(described, settings.kwargs, settings.factory_args, known)
     if plan.kind == "function":
         assert isinstance(described, Function)
-        calls, signature = user.bind(value, described, settings.kwargs), user_forms.RESPOND
+        calls, signature = user.bind(value, described, settings.kwargs), named_forms.RESPOND
     else:
         made = value(**plan.arguments) if inspect.isclass(value) else value
         if plan.form is not None:

@@ -25,9 +25,9 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from rljob_api.errors import UserError
-from rljob_api.functions import episode_forms, forms
+from rljob_api.functions import forms, named_forms
 from rljob_api.functions.descriptions import Function
-from rljob_api.functions.episode_forms import CLIENT, CLOSE, RUN, SETUP
+from rljob_api.functions.named_forms import CLIENT, CLOSE, RUN, SETUP
 from rljob_service.worker import environments
 from rljob_service.worker.environments import LoadedEnvironment
 from rljob_service.worker.episodes import calls, rows
@@ -70,7 +70,7 @@ class Step(NamedTuple):
             columns = ", ".join(episode.columns) or "none"
             raise UserError(
                 f"{self.parameters.show()} requires {', '.join(missing)}, which the row does not have (its other "
-                f"columns: {columns}); it may take {', '.join(episode_forms.VALUES)}"
+                f"columns: {columns}); it may take {', '.join(named_forms.PROGRAM_VALUES)}"
             )
         return {name: value for name, value in given.items() if self.parameters.accepts(name)}
 
@@ -150,7 +150,7 @@ def _open_client(step: Step, episode: Episode, waiter: Waiter) -> Iterator[dict[
 
 
 def list_values(episode: Episode) -> dict[str, Any]:
-    """Return what episode_forms.VALUES names, except the client, and the columns of the row."""
+    """Return what named_forms.PROGRAM_VALUES names, except the client, and the columns of the row."""
     own = {
         "question": episode.question,
         "answer": episode.ground_truth,
@@ -247,16 +247,16 @@ def find(module: types.ModuleType, settings: FunctionSettings) -> Found:
         return Found(*candidates[0])
     defined = [name for name, value in own if inspect.isfunction(value) or inspect.isclass(value)]
     if settings.framework:
-        problem = episode_forms.describe_missing_environment(settings.entrypoint, settings.framework, defined)
+        problem = named_forms.describe_missing_environment(settings.entrypoint, settings.framework, defined)
     else:
-        problem = episode_forms.describe_missing_program(settings.entrypoint, defined)
+        problem = named_forms.describe_missing_program(settings.entrypoint, defined)
     raise UserError(f"{settings.path}:1: {problem}")
 
 
 def _find_program(module: types.ModuleType, own: Named) -> Named:
     classes = ((name, value) for name, value in own if inspect.isclass(value))
-    found = list_defined(module, [episode_forms.RUN])
-    return found or [(name, value) for name, value in classes if episode_forms.is_program_class(dir(value))]
+    found = list_defined(module, [named_forms.RUN])
+    return found or [(name, value) for name, value in classes if named_forms.is_program_class(dir(value))]
 
 
 def bind(found: Found, settings: FunctionSettings, path: str) -> BoundFunction:
@@ -300,7 +300,7 @@ def _bind(found: Found, settings: FunctionSettings) -> tuple[Player, str, List |
         environments.check_seats(loaded, settings.framework, settings.seats)
         return _play_with(loaded), settings.framework, loaded.list_rows
     program = _bind_program(found, settings)
-    return program.player(), episode_forms.RUN, program.list_rows
+    return program.player(), named_forms.RUN, program.list_rows
 
 
 def _bind_program(found: Found, settings: FunctionSettings) -> Program:
@@ -309,7 +309,7 @@ def _bind_program(found: Found, settings: FunctionSettings) -> Program:
         forms.check_factory(inspection.describe(name, value), settings.factory_args)
         value = value(**settings.factory_args)
     described = inspection.describe(name, value)
-    plan = episode_forms.plan_program(described, settings.kwargs, settings.factory_args)
+    plan = named_forms.plan_program(described, settings.kwargs, settings.factory_args)
     if plan.kind == "function":
         assert isinstance(described, Function)
         return from_function(value, described, settings.kwargs)

@@ -19,11 +19,10 @@ from rljob_api.read.documents import Problem
 from rljob_api.run.folder import FILE_SUMMARY, last_checkpoint
 from rljob_api.run.origin import FILE_ORIGIN, Change
 from rljob_cli.check.downloads import show_downloads
-from rljob_cli.check.env_sources import describe_unread
-from rljob_cli.check.from_model import describe_from_model
-from rljob_cli.check.gpu_sharing import describe_sharing, share_machine
+from rljob_cli.check.from_model import describe_from_model, describe_unread
 from rljob_cli.check.jobfile import Finding, JobFile, Target, check_file, load, load_partial, set_model
 from rljob_cli.check.machine import Machine
+from rljob_cli.check.memory import describe_sharing, share_machine
 from rljob_cli.check.preflight import check_objects, locate, read_trained_config
 from rljob_cli.check.tenant_policy import load_policy
 from rljob_cli.check.verdict import describe_unused, find_policy_problems, judge, print_verdict, to_json

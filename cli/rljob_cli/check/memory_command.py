@@ -16,11 +16,9 @@ from rljob_api.manifest.services.calls import CallService
 from rljob_api.manifest.services.reward import RewardBase, RewardModel
 from rljob_api.quantity import show_bytes
 from rljob_api.read.load import InvalidManifestError
-from rljob_cli.check.env_sources import describe_unread
-from rljob_cli.check.from_model import describe_from_model
-from rljob_cli.check.gpu_sharing import describe_fields, describe_obstacle
+from rljob_cli.check.from_model import describe_from_model, describe_unread
 from rljob_cli.check.jobfile import JobFile, load
-from rljob_cli.check.memory import build_question, describe_misfit, describe_remedy
+from rljob_cli.check.memory import build_question, describe_fields, describe_misfit, describe_obstacle, describe_remedy
 from rljob_cli.check.preflight import can_read_rows, find_inputs
 from rljob_cli.check.tenant_policy import PolicyProblem, find_policy_problems
 from rljob_cli.output import print_json

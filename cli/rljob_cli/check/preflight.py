@@ -18,10 +18,9 @@ from rljob_api.errors import RLJobError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.sources import parse_source
 from rljob_cli.check import template_file
-from rljob_cli.check.gpu_sharing import describe_obstacle, describe_sharing, share_machine
 from rljob_cli.check.jobfile import Finding, JobFile, Target
 from rljob_cli.check.machine import Machine, check_machine
-from rljob_cli.check.memory import build_question, check_memory
+from rljob_cli.check.memory import build_question, check_memory, describe_obstacle, describe_sharing, share_machine
 from rljob_cli.check.rewards import check_service
 from rljob_core.plan.validate import find_model_problems, find_problems
 from rljob_inputs.findings import LengthTable

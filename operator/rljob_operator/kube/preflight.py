@@ -17,12 +17,12 @@ its volume, and never without that Pod.
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
+from rljob_api import foreign_texts
 from rljob_api.errors import TransientError, UserError
 from rljob_api.quantity import parse_quantity
 from rljob_api.wire.contract import MANAGED_BY
@@ -82,20 +82,16 @@ def _read(holder: Any, secret: str, config_map: str) -> Iterator[Reference]:
             yield Reference(kind, name if isinstance(name, str) else "")
 
 
-_ABOVE_DEFAULT = re.compile(
-    r'Invalid value: "(?P<request>[^"]+)": must be less than or equal to (?P<resource>\S+) limit of (?P<limit>\S+)'
-)
-_REQUESTS = re.compile(r"spec\.(?P<kind>containers|initContainers)\[\d+\]\.resources\.requests")
-_BOUND = re.compile(
-    r"(?P<bound>maximum|minimum) (?P<resource>\S+) usage per (?P<type>Container|Pod) is (?P<value>\S+?)[.,]?\s"
-)
-_RATIO = re.compile(r"(?P<resource>\S+) max limit to request ratio per (?P<type>Container|Pod) is (?P<value>\S+?)[,\s]")
 _FIELDS = {"maximum": ("max",), "minimum": ("min",)}
 
 
 def is_about_limits(error: ApiError, spec: Manifest) -> bool:
     """Whether a LimitRange may be the reason. `spec` is that of the Pod as it was sent."""
-    return bool(_BOUND.search(error.message) or _RATIO.search(error.message) or any(_find_defaults(error, spec)))
+    return bool(
+        foreign_texts.BOUND.search(error.message)
+        or foreign_texts.RATIO.search(error.message)
+        or any(_find_defaults(error, spec))
+    )
 
 
 def describe(error: ApiError, spec: Manifest, ranges: Iterable[Manifest]) -> str:
@@ -104,8 +100,8 @@ def describe(error: ApiError, spec: Manifest, ranges: Iterable[Manifest]) -> str
     defaults = [_describe_default(ranges, *default) for default in _find_defaults(error, spec)]
     if defaults:
         return "; ".join(dict.fromkeys(defaults))
-    matches = [(match, _FIELDS[match["bound"]]) for match in _BOUND.finditer(error.message)]
-    matches += [(match, ("maxLimitRequestRatio",)) for match in _RATIO.finditer(error.message)]
+    matches = [(match, _FIELDS[match["bound"]]) for match in foreign_texts.BOUND.finditer(error.message)]
+    matches += [(match, ("maxLimitRequestRatio",)) for match in foreign_texts.RATIO.finditer(error.message)]
     found = [_find_names(ranges, match["type"], fields, match["resource"], match["value"]) for match, fields in matches]
     _, _, reason = error.message.rpartition("is forbidden: ")  # before it: a generated name
     return f"{_join(name for names in found for name in names)}: {reason}"
@@ -115,8 +111,8 @@ def _find_defaults(error: ApiError, spec: Manifest) -> Iterator[tuple[Manifest, 
     """Yield container, resource and limit of each request above a limit that the Pod did not have. The index in the
     answer counts containers that webhooks have added, so a container is found by its request."""
     for cause in error.causes:
-        place = _REQUESTS.match(str(cause.get("field", "")))
-        match = _ABOVE_DEFAULT.search(str(cause.get("message", "")))
+        place = foreign_texts.REQUESTS.match(str(cause.get("field", "")))
+        match = foreign_texts.ABOVE_DEFAULT.search(str(cause.get("message", "")))
         if place is None or match is None:
             continue
         for container in spec.get(place["kind"]) or []:

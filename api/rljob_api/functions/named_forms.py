@@ -46,10 +46,6 @@ class _Form(NamedTuple):
     """What it returns, after a comma; empty: anything."""
     body: str
 
-    @property
-    def example(self) -> str:
-        return f"def {self.name}({self.parameters}): ..."
-
 
 _PROGRAM: Final = _Form(
     RUN,
@@ -131,7 +127,7 @@ def plan_user(
 def _choose_method(form: _Form, found: Description, names: Sequence[str]) -> tuple[Class, str]:
     if not isinstance(found, Class):
         what = "a list" if isinstance(found, Several) else f"a {found.what}"  # type: ignore[union-attr]
-        remedy = f"set function.entrypoint to a function or a class, such as {form.example}"
+        remedy = f"set function.entrypoint to a function or a class, such as def {form.name}({form.parameters}): ..."
         raise FormError(f"{found.name} is {what}; {remedy}")
     if method := next((name for name in (*names, "__call__") if name in found.methods), None):
         return found, method
@@ -176,7 +172,7 @@ def _list_unknown(form: _Form, function: Function, kwargs: Mapping[str, Any]) ->
 
 def _describe_rename(form: _Form, name: str) -> str:
     near = difflib.get_close_matches(name, form.values, n=1)
-    remedy = f"rename {name} to {near[0]}" if near else f"write {form.example}"
+    remedy = f"rename {name} to {near[0]}" if near else f"write def {form.name}({form.parameters}): ..."
     return f"{remedy} (other parameters are columns of the data)"
 
 

@@ -6,7 +6,6 @@ Invariant: an unknown value has no point, so that it cannot be read as zero.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -115,10 +114,19 @@ def build_panels(metrics: Metrics) -> list[Panel]:
 
     states = dict.fromkeys(chain.from_iterable(step.device_bytes for step in steps))
     panels = [
-        draw(("Reward", "score", {"training": "reward", "~held out": lambda found: found.means.get("score")})),
+        draw(("Reward", "score", {"training": "reward", "~held out": _read("means", "score")})),
         draw(_ACCURACY),
         *(_build_pass_panel(name, found) for name, found in evaluations.items()),
-        *(draw(_list_reads(name)) for name in list_components(metrics)[:_MAX_COMPONENTS]),
+        *(
+            draw(
+                (
+                    f"Component: {name}",
+                    "mean",
+                    {"training": _read("components", name), "~held out": _read("means", name)},
+                )
+            )
+            for name in list_components(metrics)[:_MAX_COMPONENTS]
+        ),
         *map(draw, _ROWS),
         _stacked_panel("Seconds per step, by phase", "seconds", steps, lambda step: step.phase_seconds),
         Panel("Memory of shared devices", "GiB", tuple(_read_held(name, steps) for name in states)),
@@ -156,14 +164,6 @@ def list_components(metrics: Metrics) -> list[str]:
     return [name for name in dict.fromkeys(chain.from_iterable(found)) if name != "score"]
 
 
-def _list_reads(component: str) -> _Row:
-    reads = {
-        "training": lambda step: step.components.get(component),
-        "~held out": lambda found: found.means.get(component),
-    }
-    return f"Component: {component}", "mean", reads
-
-
 def _curve(
     name: str, records: Iterable[_Record], read: Callable[[_Record], float | None], *, is_held_out: bool = False
 ) -> Curve:
@@ -172,14 +172,15 @@ def _curve(
     return Curve(name, known, is_held_out)
 
 
-def _read_pass(k: int, record: EvaluationRecord) -> float | None:
-    return record.pass_at.get(k)
+def _read(part: str, key: str | int) -> Callable[[Any], float | None]:
+    """Return what reads one number of a field that has several."""
+    return lambda record: getattr(record, part).get(key)
 
 
 def _build_pass_panel(name: str, found: Sequence[EvaluationRecord]) -> Panel:
     """Return a panel of what several answers to each prompt of a set give. It has no curve with one answer."""
     counts = sorted({k for record in found for k in record.pass_at})
-    curves = [_curve(f"pass@{k}", found, partial(_read_pass, k), is_held_out=True) for k in counts]
+    curves = [_curve(f"pass@{k}", found, _read("pass_at", k), is_held_out=True) for k in counts]
     curves.append(_curve("majority", found, attrgetter("majority"), is_held_out=True))
     return Panel("pass@k" if name == SHORT_FORM else f"pass@k: {name}", "mean over prompts", tuple(curves))
 

@@ -51,13 +51,8 @@ def _read_name(path: Path) -> str:
         raise UserError(f"{path}: contains no RLJob; pass a run's folder or a job's file") from None
 
 
-def read_file(path: Path, max_rows: int | None = None) -> Iterator[SampleRow]:
-    """Yield the first rows of one file, or all, in the order of the data; none if the run has deleted it meanwhile."""
-    return map(SampleRow.model_validate, read_values(path, max_rows))
-
-
 def read_values(path: Path, max_rows: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the values of the same rows."""
+    """Yield the first rows of one file, or all, in the order of the data; none if the run has deleted it meanwhile."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

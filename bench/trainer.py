@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from run_job import read_steps, run_job
 
-from rljob_cli.local.node.cpus import has_bfloat16
+from rljob_cli.commands import has_bfloat16
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples/quickstart"

@@ -23,7 +23,7 @@ from rljob_api.run.folder import FILE_METRICS, last_checkpoint
 from rljob_api.run.metrics import read_metrics
 from rljob_api.run.sessions import Session
 from rljob_api.run.summaries import read_driver_summary
-from rljob_cli.local.node.cpus import has_bfloat16
+from rljob_cli.commands import has_bfloat16
 from rljob_cli.run.summary import build_summary, print_summary
 from rljob_cluster.host.go_programs import find_or_build
 from rljob_cluster.host.paths import state_folder

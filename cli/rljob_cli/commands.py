@@ -1,11 +1,17 @@
-"""The commands run, validate, plan and render, from arguments to exit code."""
+"""The commands run, validate, plan and render, from arguments to exit code.
+
+Without instructions for bfloat16, torch and vLLM convert each value before they multiply it, which takes several times
+as long as float32: jobs that leave the type open use that.
+"""
 
 import functools
 import json
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.manifest.job import RLJob
@@ -13,18 +19,16 @@ from rljob_api.read.documents import Problem
 from rljob_api.run.folder import FILE_SUMMARY, last_checkpoint
 from rljob_api.run.origin import FILE_ORIGIN, Change
 from rljob_cli.check.downloads import show_downloads
-from rljob_cli.check.env_sources import describe_unread
-from rljob_cli.check.from_model import describe_from_model
-from rljob_cli.check.gpu_sharing import describe_sharing, share_machine
+from rljob_cli.check.from_model import describe_from_model, describe_unread
 from rljob_cli.check.jobfile import Finding, JobFile, Target, check_file, load, load_partial, set_model
 from rljob_cli.check.machine import Machine
+from rljob_cli.check.memory import describe_sharing, share_machine
 from rljob_cli.check.preflight import check_objects, locate, read_trained_config
 from rljob_cli.check.tenant_policy import load_policy
 from rljob_cli.check.verdict import describe_unused, find_policy_problems, judge, print_verdict, to_json
 from rljob_cli.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, guard
 from rljob_cli.export.steps import provide_model
 from rljob_cli.local.network import claim_block
-from rljob_cli.local.node.cpus import has_bfloat16, use_float32
 from rljob_cli.options import PlanOptions, RunOptions, ValidateOptions
 from rljob_cli.output import print_error, print_json
 from rljob_cli.run import runfolder
@@ -32,6 +36,38 @@ from rljob_cli.tables import choose_console, print_lines_on
 from rljob_core.children.start_model import FIELD, locate_model, parse_start, with_any_claim
 from rljob_inputs.findings import describe_lengths
 from rljob_inputs.machine.installation import find_device_extra, require
+from rljob_inputs.models.config import find_dtype_problem
+
+_CPUINFO = Path("/proc/cpuinfo")
+_BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""Flags of x86 and of Arm."""
+
+
+def has_bfloat16(cpuinfo: Path = _CPUINFO) -> bool:
+    """Whether the CPUs have instructions for bfloat16. True where /proc/cpuinfo does not list them."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return True
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), None)
+    return flags is None or not _BFLOAT16_FLAGS.isdisjoint(flags)
+
+
+def use_float32(job: RLJob, trained: Mapping[str, Any]) -> list[str]:
+    """Let CPUs compute in float32 wherever the job leaves the type open, and the model allows it. Return the paths of
+    the changed fields. `trained`: config.json of the model to train; empty if it is unknown."""
+    spec, changed = job.spec, []
+    trainer, rollout = spec.trainer, spec.rollout
+    is_open = "dtype" not in trainer.model_fields_set and not trainer.gpus_per_replica and not rollout.gpus_per_replica
+    if is_open and not find_dtype_problem(trained, "float32", on_cpus=True):
+        trainer.dtype = "float32"
+        changed.append("spec.trainer.dtype")
+    for path, model in spec.served_models.items():
+        if model.dtype == "auto" and not model.gpus_per_replica:
+            model.dtype = "float32"
+            changed.append(f"{path}.dtype")
+    return changed
+
 
 _RENDERED_TOKEN = "RENDERED-WITHOUT-A-TOKEN"
 

@@ -6,6 +6,7 @@ A command that takes files takes `JobFiles`, one that reaches a cluster `Target`
 """
 
 import contextlib
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -130,22 +131,6 @@ class RunOptions:
     overrides: SetOption = None
     volumes: VolumeOption = None
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the existing run folder is renamed.")] = False
-    recorded: Annotated[
-        str | None,
-        typer.Option(
-            "--from-trajectories",
-            metavar="RUN",
-            help="Train on the recorded episodes of a run (folder, job file or name), without rollouts and rewards; "
-            "compare each step with the run's. Uses DIR/NAME-replay.",
-            autocompletion=complete_runs,
-        ),
-    ] = None
-    steps: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A:B", help="With --from-trajectories: only these steps, from the run's weights before A."
-        ),
-    ] = None
     output: Annotated[
         Literal["live", "plain", "json"],
         typer.Option("-o", "--output", help="live needs a terminal, else it is plain. json: one object per line."),
@@ -182,6 +167,28 @@ class PlanOptions:
     ] = None
     policy: PolicyOption = None
     target: PolicyTarget
+    output: OutputOption = "text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TryRewardOptions:
+    files: JobFiles
+    reward: Annotated[str | None, typer.Option(help="Name of the reward. Default: all that the job serves.")] = None
+    completion: Annotated[
+        list[str] | None,
+        typer.Option(help="Completion to score. Repeat it to score a group.", callback=check_text),
+    ] = None
+    answer: Annotated[str | None, typer.Option(help="The ground truth.", callback=check_text)] = None
+    prompt: Annotated[str, typer.Option(help="The prompt that the model was given.", callback=check_text)] = ""
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON lines with completion, answer, prompt; other keys become extra_info. If the reward scores "
+            "groups, rows with the same prompt (or `group`) are a group."
+        ),
+    ] = None
+    overrides: SetOption = None
+    network: NetworkOption = None
     output: OutputOption = "text"
 
 
@@ -236,6 +243,41 @@ class EvaluateOptions:
     no_call: NoCallOption = False
     target: Target
     output: OutputOption = "text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimOptions:
+    """The claim for models and large data."""
+
+    claim: Annotated[
+        str | None, typer.Option(help="Claim for models and large data. Default: a new one, deleted with the job.")
+    ] = None
+    claim_size: Annotated[str | None, typer.Option(metavar="QUANTITY", help="Size of a new claim: 20Gi.")] = None
+    """None: what the files need, and a fifth."""
+    storage_class: Annotated[str | None, typer.Option(help="StorageClass of a new claim.")] = None
+    access_mode: Annotated[
+        Literal["ReadWriteMany", "ReadWriteOnce"],
+        typer.Option(help="Of a new claim. ReadWriteOnce keeps the job's Pods on one node."),
+    ] = "ReadWriteMany"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmitOptions:
+    files: JobFiles
+    overrides: SetOption = None
+    claim: ClaimOptions
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the objects; contact no cluster.")] = False
+    wait: Annotated[bool, typer.Option("-w", "--wait", help="Wait for the end of the job; show its progress.")] = False
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for the end of the job; show its logs.")] = False
+    no_call: NoCallOption = False
+    target: Target
+    output: Annotated[
+        Literal["text", "json", "yaml"], typer.Option("-o", "--output", help="yaml: the objects as applied.")
+    ] = "text"
+
+    def say(self, line: str) -> None:
+        """Report progress: on stdout, unless that is for the result."""
+        print(line, file=sys.stdout if self.output == "text" else sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from rljob_cluster.control_plane.control_plane import ControlPlane
 from rljob_cluster.host.go_programs import download_module
 from rljob_cluster.lifecycle.agent_sandbox import MODULE
-from rljob_service.worker.code.sandbox_claims import InClusterApi
+from rljob_service.worker.code.agent_sandbox import InClusterApi
 
 
 def find_crds() -> list[Path]:

@@ -3,7 +3,10 @@
 Trains nothing. The episodes are rows of a trajectory log, so they look as those of a run.
 
 The base model plays in an evaluation of a local run, which is stopped before it trains; the sampling is that of
-training. Invariant: when `play_model` returns or raises, no process that it started is alive.
+training. With given answers, the trainer's rehearsal takes the place of the head's program: user, tools, runner and
+rewards are in their servers, the loop and the clients are those of training, and there is no model. A row of an
+environment is read from the runner's server as the head does. Invariant: when `play_model`, `play_answers` or
+`read_env_row` returns or raises, no process that it started is alive.
 """
 
 import asyncio
@@ -12,27 +15,40 @@ import itertools
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 from rich.console import Console
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.job_sections import Checkpoint, Tracking
-from rljob_api.manifest.services.runner import Runner
+from rljob_api.manifest.job_sections import Checkpoint, DataSource, Tracking
+from rljob_api.manifest.services.runner import RUNNER_SERVICE, Runner
 from rljob_api.run.folder import TRAJECTORIES, list_trajectory_files
 from rljob_api.run.trajectories import SampleRow
-from rljob_cli.agents.given_answers import find_playable, play_answers
-from rljob_cli.check import env_rows
+from rljob_api.wire.calls import CallRequest, CallResult, RowsCall, RowsReply
+from rljob_api.wire.contract import LABEL_ROLE, PATH_RUN, READ_ROWS, UrlPath
 from rljob_cli.check.job_source import require_weights
 from rljob_cli.check.jobfile import check_file, load
 from rljob_cli.check.preflight import locate
 from rljob_cli.check.rewards import check_service
+from rljob_cli.check.try_reward import TOKEN, service_children
+from rljob_cli.check.waits import (
+    describe_end,
+    describe_error,
+    find_ended_container,
+    report,
+    report_waits,
+    wait_until_ready,
+)
 from rljob_cli.commands import parse_claims, use_fast_types
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
+from rljob_cli.local.cluster import LOCAL_DEFAULTS, LocalCluster, running
 from rljob_cli.local.network import claim_block
+from rljob_cli.manifests import is_ready, labels_of, phase_of, role_of
 from rljob_cli.options import TryAgentOptions
 from rljob_cli.output import print_json, say
 from rljob_cli.run import runfolder
@@ -40,10 +56,134 @@ from rljob_cli.run.command import STOPPED, Run
 from rljob_cli.run.live import PlainOutput
 from rljob_cli.tables import make_error_console, show
 from rljob_cli.trajectories.conversation import LEGEND, build_conversation
-from rljob_cli.trajectories.log import Filter, read_rows
+from rljob_cli.trajectories.index import Query, read_rows
+from rljob_core.backend import Manifest
+from rljob_core.children.common import AGENT, HEAD, REWARD, read_role_name
+from rljob_core.plan.job import render_children
 from rljob_inputs.data import rows as data_rows
 from rljob_inputs.data.prompts import find_data_source
 from rljob_inputs.machine.installation import find_device_extra, require
+
+_SETTINGS = "rehearsal.json"
+_KINDS = ("Secret", "ConfigMap", "Service", "Deployment", "Job")
+_POLL_SECONDS = 0.05
+_END_SECONDS = 3.0
+
+
+def find_playable(job: RLJob) -> list[str]:
+    """Return the names of the rewards whose servers need no model: functions, judges with an endpoint, and URLs."""
+    return [r.name for r in job.spec.rewards if r.function or r.http or r.endpoint]
+
+
+def play_answers(
+    job: RLJob, answers: Sequence[str], folder: Path, claims: Mapping[str, Path], block: str | None
+) -> None:
+    """Play one episode on the first row of data.train. It is then in the trajectory log of `folder`."""
+    rewards = find_playable(job)
+    (folder / _SETTINGS).write_text(json.dumps({"answers": list(answers), "rewards": rewards}))
+    network = claim_block(str(folder), block)
+    asyncio.run(_play_objects(LocalCluster(job, network, folder, claims), build_rehearsal(job, rewards)))
+
+
+def build_rehearsal(job: RLJob, rewards: Collection[str]) -> list[Manifest]:
+    """Return the job's objects without trainers, rollouts and other rewards. The head's Pod has another program."""
+    names = {HEAD, *(f"{REWARD}-{name}" for name in rewards)}
+
+    def keeps(child: Manifest) -> bool:
+        labels = labels_of(child)
+        is_wanted = labels.get(LABEL_ROLE, AGENT) == AGENT or read_role_name(labels) in names
+        return child["kind"] in _KINDS and is_wanted
+
+    kept = [child for child in render_children(job, "local", defaults=LOCAL_DEFAULTS) if keeps(child)]
+    for child in kept:
+        if child["kind"] == "Deployment":
+            child["spec"]["replicas"] = 1
+        for container in child["spec"]["template"]["spec"]["containers"] if child["kind"] == "Job" else []:
+            if container["name"] == HEAD:
+                container["command"] = ["python", "-m", "rljob_trainer.rehearsal", f"{PATH_RUN}/{_SETTINGS}"]
+    return kept
+
+
+async def _play_objects(cluster: LocalCluster, children: Sequence[Manifest]) -> None:
+    async with running(cluster, children, _END_SECONDS, report(say, partial(_describe_wait, cluster))):
+        await _wait_until_played(cluster)
+
+
+async def _wait_until_played(cluster: LocalCluster) -> None:
+    """Raise UserError with its log if a container ends before the episode does."""
+    while True:
+        cluster.check()
+        for pod in cluster.store.pods.values():
+            if role_of(pod) == HEAD and phase_of(pod) == "Succeeded":
+                return
+            if ended := find_ended_container(pod):
+                raise UserError((describe_error if role_of(pod) == HEAD else describe_end)(pod, ended))
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+def _describe_wait(cluster: LocalCluster, seconds: float) -> str:
+    pods = [pod for pod in cluster.store.pods.values() if role_of(pod) != HEAD]
+    starting = sorted(role_of(pod) for pod in pods if not is_ready(pod))
+    what = f"the start of {', '.join(starting)}" if starting else "the end of the episode"
+    return f"waits for {what} ({seconds:.0f} s)"
+
+
+_STOP_SECONDS = 1.0
+_NUM_SHOWN = 500
+
+
+def read_env_row(
+    job: RLJob,
+    source: DataSource,
+    field: str,
+    number: int,
+    claims: Mapping[str, Path],
+    say: Callable[[str], None],
+    block: str | None = None,
+) -> dict[str, Any]:
+    """Return row `number` of an env:// source, from 0. Raise UserError if the environment does not return it, or its
+    server does not start. `field`: spec.data.train."""
+    assert source.env_split is not None
+    place = f"{field}.source: {source.source}"
+    if source.limit is not None and number >= source.limit:
+        raise UserError(f"{place}: --row {number}: limit is {source.limit}")
+    call = RowsCall(split=source.env_split, start=source.offset + number, count=1)
+    job = _with_one_runner(job)
+    with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
+        cluster = LocalCluster(job, claim_block(folder, block), Path(folder), claims)
+        result = asyncio.run(_read(cluster, service_children(job, {RUNNER_SERVICE}), call, say))
+    if not result.valid:
+        raise UserError(f"{place}: the environment gave no rows: {result.message}")
+    rows = RowsReply.model_validate(result.value, extra="ignore").rows
+    if not rows:
+        raise UserError(f"{place}: --row {number}: it has fewer rows; name another split, or a lower number")
+    return rows[0]
+
+
+def _with_one_runner(job: RLJob) -> RLJob:
+    runner = (job.spec.agent.runner or Runner()).model_copy(update={"replicas": 1, "autoscaling": None, "slots": 1})
+    agent = job.spec.agent.model_copy(update={"runner": runner})
+    return job.with_spec(agent=agent)
+
+
+async def _read(
+    cluster: LocalCluster, children: Sequence[Manifest], call: RowsCall, say: Callable[[str], None]
+) -> CallResult:
+    async with running(cluster, children, _STOP_SECONDS, report_waits(cluster, {RUNNER_SERVICE: "the runner"}, say)):
+        return await _ask(await wait_until_ready(cluster, RUNNER_SERVICE), call)
+
+
+async def _ask(url: str, call: RowsCall) -> CallResult:
+    request = CallRequest(id="row", function=READ_ROWS, arguments=call.model_dump())
+    headers, timeout = {"Authorization": f"Bearer {TOKEN}"}, aiohttp.ClientTimeout(total=None)
+    async with (
+        aiohttp.ClientSession(url, headers=headers, timeout=timeout) as session,
+        session.post(UrlPath.CALL, json=request.model_dump(mode="json")) as response,
+    ):
+        body = await response.read()
+    if response.status != 200:
+        raise UserError(f"the runner answered {response.status}: {body.decode(errors='replace')[:_NUM_SHOWN]}")
+    return CallResult.model_validate_json(body, extra="ignore")
 
 
 @guard
@@ -99,14 +239,14 @@ def _play(
         use_fast_types(job, claims)
         if play_model(job, folder, claims, block, make_error_console()) == "Interrupted":
             raise KeyboardInterrupt
-    return list(read_rows(folder / TRAJECTORIES, Filter(lane="eval")))
+    return list(read_rows(folder / TRAJECTORIES, Query(lane="eval")))
 
 
 def read_row(job: RLJob, number: int, claims: Mapping[str, Path], block: str | None = None) -> dict[str, Any]:
     """Return the values of one row of data.train, from 0. The runner is started for a row of an environment."""
     train = job.spec.data.train
     if train.env_split is not None:
-        return env_rows.read_row(job, train, "spec.data.train", number, claims, say, block)
+        return read_env_row(job, train, "spec.data.train", number, claims, say, block)
     location = locate(train.source, claims)
     if location is None:
         raise UserError(f"spec.data.train.source: {train.source} has no local folder; add --volume CLAIM=DIR")

@@ -1,12 +1,12 @@
 """What the commands on jobs in a cluster take: submit, suspend, resume, retry, restart, explain, top, logs."""
 
 import contextlib
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from rljob_cli.app import command
-from rljob_cli.options import ForceOption, JobFiles, NoCallOption, OutputOption, SetOption, Target
+from rljob_cli.options import ForceOption, OutputOption, SubmitOptions, Target
 
 _COMPLETION_SECONDS = 2.0
 """For which the completion of names waits for the cluster."""
@@ -37,35 +37,11 @@ _NameArgument = Annotated[
 
 
 @command()
-def submit(
-    *,
-    files: JobFiles,
-    overrides: SetOption = None,
-    claim: Annotated[
-        str | None, typer.Option(help="Claim for models and large data. Default: a new one, deleted with the job.")
-    ] = None,
-    claim_size: Annotated[str | None, typer.Option(metavar="QUANTITY", help="Size of a new claim: 20Gi.")] = None,
-    storage_class: Annotated[str | None, typer.Option(help="StorageClass of a new claim.")] = None,
-    access_mode: Annotated[
-        Literal["ReadWriteMany", "ReadWriteOnce"],
-        typer.Option(help="Of a new claim. ReadWriteOnce keeps the job's Pods on one node."),
-    ] = "ReadWriteMany",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the objects; contact no cluster.")] = False,
-    wait: Annotated[bool, typer.Option("-w", "--wait", help="Wait for the end of the job; show its progress.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Wait for the end of the job; show its logs.")] = False,
-    no_call: NoCallOption = False,
-    target: Target,
-    output: Annotated[
-        Literal["text", "json", "yaml"], typer.Option("-o", "--output", help="yaml: the objects as applied.")
-    ] = "text",
-) -> int:
+def submit(options: SubmitOptions) -> int:
     """Run local jobs in the cluster, with their functions, data and models."""
-    from rljob_cli.submit.command import Options, submit_command
-    from rljob_cli.submit.plan import ClaimOptions
+    from rljob_cli.submit.command import submit_command
 
-    volume = ClaimOptions(claim, claim_size, storage_class, access_mode)
-    options = Options(volume, dry_run, wait, follow, should_call=not (no_call or dry_run), output=output)
-    return submit_command(target, files.paths, overrides or [], options)
+    return submit_command(options)
 
 
 @command()

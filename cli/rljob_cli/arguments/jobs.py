@@ -9,14 +9,13 @@ from rljob_cli.app import app, command
 from rljob_cli.options import (
     EvaluateOptions,
     JobFiles,
-    NetworkOption,
     OutputOption,
     PlanOptions,
     RunOptions,
     SetOption,
     TryAgentOptions,
+    TryRewardOptions,
     ValidateOptions,
-    check_text,
 )
 
 
@@ -32,12 +31,6 @@ def run(options: RunOptions) -> int:
     """Run a job on this machine. A second run resumes from the last checkpoint."""
     from rljob_cli.commands import run_command
 
-    if options.recorded is not None:
-        from rljob_cli.replay.command import replay_command
-
-        return replay_command(options, options.recorded)
-    if options.steps is not None:
-        raise typer.BadParameter("--steps is for --from-trajectories RUN; spec.schedule.steps is the length of a run")
     return run_command(options)
 
 
@@ -133,33 +126,11 @@ def init(
 
 
 @command("test-reward")
-def try_reward(
-    *,
-    files: JobFiles,
-    reward: Annotated[str | None, typer.Option(help="Name of the reward. Default: all that the job serves.")] = None,
-    completion: Annotated[
-        list[str] | None,
-        typer.Option(help="Completion to score. Repeat it to score a group.", callback=check_text),
-    ] = None,
-    answer: Annotated[str | None, typer.Option(help="The ground truth.", callback=check_text)] = None,
-    prompt: Annotated[str, typer.Option(help="The prompt that the model was given.", callback=check_text)] = "",
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            help="JSON lines with completion, answer, prompt; other keys become extra_info. If the reward scores "
-            "groups, rows with the same prompt (or `group`) are a group."
-        ),
-    ] = None,
-    overrides: SetOption = None,
-    network: NetworkOption = None,
-    output: OutputOption = "text",
-) -> int:
+def try_reward(options: TryRewardOptions) -> int:
     """Score completions with a job's reward, in the same server that training uses."""
     from rljob_cli.check.try_reward import try_reward_command
 
-    return try_reward_command(
-        files.path, overrides or [], reward, completion or [], answer, prompt, file, network, output
-    )
+    return try_reward_command(options)
 
 
 @command("test-agent")

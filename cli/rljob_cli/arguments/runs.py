@@ -42,10 +42,10 @@ def trajectories(
 ) -> int:
     """Show the samples of a run with all their scores, newest step first; or compare two runs."""
     from rljob_cli.trajectories.command import trajectories_command
-    from rljob_cli.trajectories.log import Filter
+    from rljob_cli.trajectories.index import Query
 
-    selected = Filter(step, lane, reward, invalid, min_score, max_score, group, eval_set, reason)
-    return trajectories_command(run, selected, options)
+    query = Query(step, lane, reward, reason, "invalid" * invalid, min_score, max_score, group=group, eval_set=eval_set)
+    return trajectories_command(run, query, options)
 
 
 @command()

@@ -1,9 +1,25 @@
-"""What a job leaves to its model, as lines for people: field, value, and the file that says so. Pure."""
+"""What a job leaves to its model, as lines for people: field, value, and the file that says so. Pure.
+
+And of env:// sources, whose rows are known once the job runs.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
+from rljob_api.manifest.job import RLJob
 from rljob_inputs.models.defaults import FromModel
+
+_WITHOUT_ROWS = ", and no function is called without a row: `rljob test-agent` does"
+
+
+def describe_unread(job: RLJob) -> list[str]:
+    """Return a line for each source whose rows are not known before the job runs."""
+    return [
+        f"{path}: {source.source}: rows of the agent, read when the job starts; their columns and lengths are not "
+        f"checked here{_WITHOUT_ROWS if path == 'spec.data.train' else ''}"
+        for path, source in job.spec.env_sources.items()
+    ]
+
 
 TITLE = "from the model's files:"
 

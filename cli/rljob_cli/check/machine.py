@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 from rljob_api.manifest.job import RLJob
+from rljob_api.quantity import show_bytes
 from rljob_cli.check.jobfile import Finding
 from rljob_cli.local.node.gpus import find_gpu_bytes, find_gpus
 from rljob_inputs.machine.installation import Extra, describe_installation, describe_tracker, find_missing, has_module
@@ -16,7 +17,6 @@ from rljob_inputs.machine.vllm_builds import describe_builds, find_builds, run_o
 from rljob_inputs.memory.gpu_counts import count_gpus
 from rljob_inputs.memory.parts import Need
 
-_GIB = 2**30
 _EXPORT_BYTES_PER_PARAMETER = 2
 _MODEL = "spec.model.source"
 
@@ -148,7 +148,7 @@ def _check_disk(job: RLJob, run_dir: Path, machine: Machine, parameters: Mapping
     existing = next(parent for parent in (run_dir, *run_dir.parents) if parent.exists())
     free = machine.free_disk_bytes(existing)
     if needed > free:
-        problem = f"checkpoints need about {_show_bytes(needed)} in {run_dir}, which has {_show_bytes(free)} free"
+        problem = f"checkpoints need about {show_bytes(needed)} in {run_dir}, which has {show_bytes(free)} free"
         remedy = "free disk space, lower checkpoint.keep, or choose another disk with --dir"
         yield Finding("spec.checkpoint.keep", f"{problem}; {remedy}")
     if not os.access(existing, os.W_OK):
@@ -158,10 +158,6 @@ def _check_disk(job: RLJob, run_dir: Path, machine: Machine, parameters: Mapping
 def _check_memory(machine: Machine, needs: Iterable[Need]) -> Iterator[Finding]:
     needed = sum(need.count * need.num_bytes for need in needs if need.resource == "host")
     if needed > machine.available_memory_bytes:
-        have = _show_bytes(machine.available_memory_bytes)
-        message = f"the job needs up to {_show_bytes(needed)} of memory, {have} are available; use fewer replicas"
+        have = show_bytes(machine.available_memory_bytes)
+        message = f"the job needs up to {show_bytes(needed)} of memory, {have} are available; use fewer replicas"
         yield Finding("", f"{message}, or what `rljob plan` shows as large", is_warning=True)
-
-
-def _show_bytes(num_bytes: float) -> str:
-    return f"{num_bytes / _GIB:.1f} GiB" if num_bytes >= 0.1 * _GIB else f"{num_bytes / 2**20:.1f} MiB"

@@ -1,26 +1,39 @@
-"""`rljob plan`: the memory of each role, by part, against what the job or --gpu names. Starts nothing."""
+"""`rljob plan`: the memory of each role, by part, against what the job or --gpu names. Starts nothing.
 
-from collections.abc import Sequence
+With a policy, node labels and memory limits are those of the Pods as the operator would build them, so templates count,
+too. The defaults of the installation are unknown here.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rljob_api.errors import UserError
+from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.policy import RLJobPolicy
+from rljob_api.manifest.services.calls import CallService
+from rljob_api.manifest.services.reward import RewardBase, RewardModel
 from rljob_api.quantity import show_bytes
 from rljob_api.read.load import InvalidManifestError
-from rljob_cli.check.built_job import apply_to_job
-from rljob_cli.check.env_sources import describe_unread
-from rljob_cli.check.from_model import describe_from_model
-from rljob_cli.check.gpu_sharing import describe_fields, describe_obstacle
+from rljob_cli.check.from_model import describe_from_model, describe_unread
 from rljob_cli.check.jobfile import JobFile, load
-from rljob_cli.check.memory import build_question, describe_misfit, describe_remedy
+from rljob_cli.check.memory import build_question, describe_fields, describe_misfit, describe_obstacle, describe_remedy
 from rljob_cli.check.preflight import can_read_rows, find_inputs
 from rljob_cli.check.tenant_policy import PolicyProblem, find_policy_problems
 from rljob_cli.output import print_json
 from rljob_cli.tables import build_table, show
+from rljob_core.backend import Manifest
+from rljob_core.children import WORKLOAD_KINDS, build_children
+from rljob_core.children.pods import VLLM_CONTAINER
+from rljob_core.children.start_model import with_any_claim
+from rljob_core.defaults import DEFAULTS
+from rljob_core.plan.policy_defaults import apply_policy, choose_queue
+from rljob_core.plan.validate import find_child_problems, find_role_paths
+from rljob_core.pod_checks.origin import RolePath
 from rljob_inputs.machine.bounded import bounded
 from rljob_inputs.machine.installation import describe_installation
+from rljob_inputs.memory.changes import change_job
 from rljob_inputs.memory.gpu_counts import count_gpus
 from rljob_inputs.memory.gpus import NAMES, find_gpu_bytes
 from rljob_inputs.memory.parts import Moment, Need
@@ -35,6 +48,43 @@ from rljob_inputs.memory.plan import (
 from rljob_inputs.memory.sharing import share_gpus
 from rljob_inputs.models.architectures import find_obstacles
 from rljob_inputs.models.defaults import FromModel
+
+_MEMORY = "memory"
+
+
+def apply_to_job(job: RLJob, models: Mapping[str, RewardModel], policy: RLJobPolicy) -> RLJob:
+    """Return the job as the policy's namespace builds it. Raise UserError if it cannot be built."""
+    planned = with_any_claim(choose_queue(job, policy, {}))
+    children, roles = build_children(planned, "", apply_policy(DEFAULTS, policy), models), find_role_paths(job)
+    if problems := find_child_problems(job, children):
+        raise UserError("\n".join(problems))
+    fields: dict[str, Any] = {}
+    for child in children:
+        if child["kind"] in WORKLOAD_KINDS and (role := roles.get(child["metadata"]["name"])):
+            fields |= dict(_list_fields(role, child["spec"]["template"]["spec"]))
+    return change_job(job, fields)
+
+
+def _list_fields(role: RolePath, pod: Manifest) -> Iterator[tuple[str, Any]]:
+    path = role.path.removeprefix("spec.")
+    if pod.get("nodeSelector"):
+        yield f"{path}.nodePool.nodeSelector", pod["nodeSelector"]
+    if limit := _find_limit(pod, role.container):
+        yield f"{path}.resources.limits", {**role.role.resources.limits, _MEMORY: limit}
+    service = role.role if isinstance(role.role, RewardBase | CallService) else None
+    model = service.served_model if service else None
+    if service and model and (limit := _find_limit(pod, VLLM_CONTAINER)):
+        field = f"{path}.{service.served_model_field}.resources.limits"
+        yield field, {**model.resources.limits, _MEMORY: limit}
+
+
+def _find_limit(pod: Manifest, container: str) -> str | None:
+    for each in (*(pod.get("initContainers") or []), *pod["containers"]):
+        if each.get("name") == container:
+            limit = ((each.get("resources") or {}).get("limits") or {}).get(_MEMORY)
+            return None if limit is None else str(limit)
+    return None
+
 
 _LENGTHS = ("spec.rollout.maxModelLen", "spec.rollout.sampling.maxTokens")
 """What the memory depends on, of the settings that the model decides."""

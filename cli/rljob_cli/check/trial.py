@@ -31,7 +31,7 @@ from rljob_api.manifest.services.runner import Runner
 from rljob_api.manifest.services.tool import Tool
 from rljob_api.manifest.services.user import SimulatedUser
 from rljob_api.wire.base import InvalidReason
-from rljob_api.wire.contract import ENV_INSTALLED_ONLY, FILE_FUNCTION, NOT_INSTALLED, PORT_SERVICE
+from rljob_api.wire.contract import ENV_INSTALLED_ONLY, FILE_FUNCTION, NOT_INSTALLED
 from rljob_api.wire.scores import ScoreRequest, ScoreResult
 from rljob_cli.check.jobfile import Finding, Target
 from rljob_cli.check.samples import SampleBuilder, load_job_tokenizer
@@ -283,11 +283,10 @@ async def _try(
     settings, trial = service.settings, Trial(index, service.settings.name, 0.0, kind=service.kind)
     try:
         async with asyncio.timeout(limit):
-            pod = await wait_until_ready(cluster, settings.name)
+            url = await wait_until_ready(cluster, settings.name)
             trial = replace(trial, start_seconds=time.monotonic() - started)
             if isinstance(settings, Reward) and settings.judge is not None:
                 return trial
-            url = f"http://{pod['status']['podIP']}:{cluster.network.port(PORT_SERVICE)}"
             info = await read_info(url, TOKEN)
             if not isinstance(settings, Reward):
                 return replace(trial, serves=_describe_forms(info))

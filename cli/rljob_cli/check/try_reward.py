@@ -22,7 +22,6 @@ from rljob_api.manifest.job_spec import Service
 from rljob_api.manifest.services.reward import Reward
 from rljob_api.manifest.sources import parse_source
 from rljob_api.wire.base import InvalidReason
-from rljob_api.wire.contract import PORT_SERVICE
 from rljob_api.wire.scores import ScoreRequest, ScoreResult
 from rljob_cli.check.jobfile import check_file, load
 from rljob_cli.check.rewards import check_service
@@ -34,6 +33,7 @@ from rljob_cli.local.cluster import LOCAL_DEFAULTS, LocalCluster, running
 from rljob_cli.local.network import Network, claim_block
 from rljob_cli.local.node.container import is_marker
 from rljob_cli.manifests import labels_of
+from rljob_cli.options import TryRewardOptions
 from rljob_cli.output import print_json, say
 from rljob_cli.tables import make_console
 from rljob_core.backend import Manifest
@@ -70,22 +70,13 @@ class Outcome:
 
 
 @guard
-def try_reward_command(
-    path: Path,
-    overrides: list[str],
-    name: str | None,
-    completions: list[str],
-    answer: str | None,
-    prompt: str,
-    file: Path | None,
-    block: str | None,
-    output: str,
-) -> int:
-    """Score with all rewards, or with the one of `name`, print the results, and return 1 if one is invalid."""
+def try_reward_command(options: TryRewardOptions) -> int:
+    """Score with all rewards, or with the one that is named, print the results, and return 1 if one is invalid."""
     require("data", "rljob test-reward")
-    job_file = load(path, overrides)
-    chosen = _find_rewards(job_file.job, name)
-    rows = _read_rows(completions, _read_answer(job_file.job, answer), prompt, file)
+    job_file = load(options.files.path, options.overrides or [])
+    chosen = _find_rewards(job_file.job, options.reward)
+    answer = _read_answer(job_file.job, options.answer)
+    rows = _read_rows(options.completion or [], answer, options.prompt, options.file)
     samples = SampleBuilder(job_file.job, load_job_tokenizer(job_file.job))
     services = [Service("reward", f"spec.rewards[{index}]", reward) for index, reward in chosen]
     check_file(job_file, itertools.chain.from_iterable(map(check_service, services)))
@@ -97,7 +88,7 @@ def try_reward_command(
         if missing := sum(request.ground_truth is None for group in groups for request in group) if column else 0:
             say(f"warning: {missing} rows have no answer: none in {column} (data.train.answer), answer or ground_truth")
         with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
-            network = claim_block(folder, block)
+            network = claim_block(folder, options.network)
             try:
                 outcomes, printed = asyncio.run(_score(job_file.job, reward, groups, network, Path(folder)))
             except (KeyboardInterrupt, asyncio.CancelledError):
@@ -105,10 +96,10 @@ def try_reward_command(
         found[reward.name] = outcomes
         results = [outcome.to_json() for outcome in outcomes]
         shown.append({"reward": reward.name, "results": results, "printed": printed})
-        if output != "json":
+        if options.output != "json":
             _print_outcomes(reward.name, outcomes, printed)
     totals = sum_up({reward.name: reward.weight for _, reward in chosen}, found)
-    if output == "json":
+    if options.output == "json":
         print_json(shown[0] if len(shown) == 1 else {"rewards": shown, "scores": totals})
     elif len(shown) > 1:
         table = Table("sample", "score", title="weighted sum", title_justify="left")
@@ -231,11 +222,10 @@ async def _score(
         limit = LIMIT_SECONDS if reward.function and not reward.function.requirements else None
         try:
             async with asyncio.timeout(limit):
-                pod = await wait_until_ready(cluster, reward.name, describe_end)
+                url = await wait_until_ready(cluster, reward.name, describe_end)
         except TimeoutError:
             where = find_import_place(cluster, reward.name)
             raise UserError(f"reward {reward.name}: its import did not end within {limit:g} s{where}") from None
-        url = f"http://{pod['status']['podIP']}:{network.port(PORT_SERVICE)}"
         if guess := describe_guess(reward, await read_info(url, TOKEN)):
             say(f"reward {reward.name}: {guess}")
         results = await score_all(url, TOKEN, job, reward, groups, say)

@@ -13,8 +13,7 @@ from rljob_api.manifest.policy import RLJobPolicy
 from rljob_api.read.documents import Problem
 from rljob_api.read.load import InvalidManifestError
 from rljob_cli.check import tenant_policy
-from rljob_cli.check.env_sources import describe_unread
-from rljob_cli.check.from_model import describe_from_model
+from rljob_cli.check.from_model import describe_from_model, describe_unread
 from rljob_cli.check.jobfile import Finding, JobFile, Target
 from rljob_cli.check.machine import Machine
 from rljob_cli.check.other_objects import describe

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rljob_api.errors import UserError
-from rljob_api.wire.contract import MARK_INSTALLED, MARK_INSTALLS
+from rljob_api.wire.contract import MARK_INSTALLED, MARK_INSTALLS, PORT_SERVICE
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.manifests import is_ready, labels_of
 from rljob_core.backend import Manifest
@@ -48,13 +48,13 @@ def describe_error(_: Manifest, ended: Mapping[str, Any]) -> str:
 
 async def wait_until_ready(
     cluster: LocalCluster, name: str, describe: Callable[[Manifest, Mapping[str, Any]], str] = describe_error
-) -> Manifest:
-    """Return the first Pod of a service that is ready. Raise UserError with `describe` if its server ended."""
+) -> str:
+    """Return the URL of the first ready Pod of a service. Raise UserError with `describe` if its server ended."""
     while True:
         cluster.check()
         for pod in pods_of(cluster, name):
             if is_ready(pod):
-                return pod
+                return f"http://{pod['status']['podIP']}:{cluster.network.port(PORT_SERVICE)}"
             if ended := find_ended_container(pod):
                 raise UserError(describe(pod, ended))
         await asyncio.sleep(_POLL_SECONDS)

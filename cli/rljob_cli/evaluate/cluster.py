@@ -21,11 +21,10 @@ from rljob_cli.cluster.top import view_row
 from rljob_cli.evaluate.models import Candidate, export, find_candidates, list_overrides, name_jobs
 from rljob_cli.evaluate.results import print_comparison
 from rljob_cli.exits import EXIT_FAILED, guard
-from rljob_cli.options import EvaluateOptions
+from rljob_cli.options import ClaimOptions, EvaluateOptions, SubmitOptions
 from rljob_cli.output import print_json
 from rljob_cli.run.snapshot import message_of
-from rljob_cli.submit.command import Options, choose_namespace, plan_objects, print_objects, submit_command
-from rljob_cli.submit.plan import ClaimOptions
+from rljob_cli.submit.command import choose_namespace, plan_objects, print_objects, submit_command
 from rljob_core.backend import Manifest, utc_now
 
 _POLL_SECONDS = 2.0
@@ -35,11 +34,16 @@ _FINAL_PHASES = ("Succeeded", "Failed")
 @guard
 def submit_evaluation(given: EvaluateOptions) -> int:
     """Submit a job for each model. With --wait, print the table of their results."""
-    should_call = not (given.no_call or given.dry_run)
-    options = Options(ClaimOptions(given.claim), given.dry_run, given.wait, False, should_call, given.output)
     path, overrides = given.files.path, given.overrides or []
     base = load_partial(path, overrides, keep_references=True)
-    target = choose_namespace(given.target, base)
+    options = SubmitOptions(
+        files=given.files,
+        claim=ClaimOptions(claim=given.claim),
+        dry_run=given.dry_run,
+        no_call=given.no_call,
+        target=choose_namespace(given.target, base),
+        output=given.output,
+    )
     candidates = find_candidates(given.models or [], base.job.spec.model.source, given.directory, in_cluster=True)
     names = name_jobs(base.job.metadata.name, candidates)
     changes = [
@@ -47,16 +51,15 @@ def submit_evaluation(given: EvaluateOptions) -> int:
         for candidate, name in zip(candidates, names, strict=True)
     ]
     if options.dry_run:
-        objects = [each for one in changes for each in plan_objects(target, [path], one, options)]
+        objects = [each for one in changes for each in plan_objects(replace(options, overrides=one))]
         print_objects(objects, options.output)
         return 0
-    part = replace(options, wait=False, follow=False, prints_result=False)
     for candidate, one in zip(candidates, changes, strict=True):
         export(candidate, options.say)
-        if code := submit_command(target, [path], one, part):
+        if code := submit_command(replace(options, overrides=one), prints_result=False):
             return code
-    if options.wait:
-        return _compare(target, base.job, candidates, names, options)
+    if given.wait:
+        return _compare(options.target, base.job, candidates, names, options)
     if options.output == "json":
         print_json({"job": base.job.metadata.name, "jobs": names})
     return 0
@@ -71,7 +74,7 @@ def _locate(candidate: Candidate, path: Path) -> str:
 
 @on_cluster
 async def _compare(
-    cluster: Cluster, job: RLJob, candidates: Sequence[Candidate], names: Sequence[str], options: Options
+    cluster: Cluster, job: RLJob, candidates: Sequence[Candidate], names: Sequence[str], options: SubmitOptions
 ) -> int:
     ended = await _wait_for_all(cluster, names, options)
     sets = job.spec.held_out_sets
@@ -80,7 +83,7 @@ async def _compare(
     return 0 if all(result.phase == "Succeeded" for result in results) else EXIT_FAILED
 
 
-async def _wait_for_all(cluster: Cluster, names: Sequence[str], options: Options) -> list[Manifest]:
+async def _wait_for_all(cluster: Cluster, names: Sequence[str], options: SubmitOptions) -> list[Manifest]:
     start, lines = time.monotonic(), dict[str, str]()
     while True:
         jobs = [await cluster.get_job(name) for name in names]

@@ -10,12 +10,12 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.contract import ENV_GRACE_SECONDS, PATH_RUN
+from rljob_api.wire.contract import ENV_GRACE_SECONDS
 from rljob_cli.local.controllers import WORKLOADS, plan_pods
 from rljob_cli.local.network import Network
 from rljob_cli.local.node.gpus import GpuPool, find_gpus, find_resources
@@ -24,12 +24,8 @@ from rljob_cli.local.node.podshim import set_child_subreaper
 from rljob_cli.local.node.volumes import RunPaths
 from rljob_cli.local.store import LocalStore
 from rljob_core.backend import Manifest
-from rljob_core.children.common import HEAD
 from rljob_core.defaults import DEFAULTS
-from rljob_core.plan.job import render_children
 
-_TOKEN = "local"
-"""Between the processes of this machine, for as long as they run."""
 _NOT_INHERITED = ("RLJOB_", "RAY_ADDRESS", "RAY_AUTH_", "VLLM_HOST_IP", "MASTER_")
 LOCAL_DEFAULTS = DEFAULTS.model_copy(update={"read_only_root_filesystem": False})
 """For processes, which share this machine's file system. A volume at /tmp would replace the user's paths below it."""
@@ -100,20 +96,6 @@ class LocalCluster:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await changed.wait()
-
-
-def build_objects(
-    job: RLJob, kinds: Collection[str], program: str, keeps: Callable[[Manifest], bool]
-) -> list[Manifest]:
-    """Return the job's objects of these kinds that `keeps` chooses. The head's Pod has another program, a module with
-    the file of its settings in the run's folder."""
-    kept = [c for c in render_children(job, _TOKEN, defaults=LOCAL_DEFAULTS) if c["kind"] in kinds and keeps(c)]
-    for child in kept:
-        for container in child["spec"]["template"]["spec"]["containers"] if child["kind"] == "Job" else []:
-            if container["name"] == HEAD:
-                module, settings = program.split()
-                container["command"] = ["python", "-m", module, f"{PATH_RUN}/{settings}"]
-    return kept
 
 
 @contextlib.asynccontextmanager

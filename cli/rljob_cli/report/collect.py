@@ -31,7 +31,7 @@ from rljob_cli.report.samples import MAX_SAMPLES, spread
 from rljob_cli.run.runfolder import is_in_use
 from rljob_cli.run.summary import build_summary
 from rljob_cli.trajectories.index import LogIndex, Query, read_entries, select
-from rljob_cli.trajectories.log import read_file
+from rljob_cli.trajectories.log import read_values
 
 _MAX_READ_BYTES = 8 << 20
 """Limit of Parquet files: about 10,000 samples of 300 words, which take about a second."""
@@ -84,7 +84,10 @@ def collect_run(folder: Path, query: Query | None = None, *, answers: bool = Fal
         job_digest=digest,
         summary=read_summary(folder, name, job, metrics, answers=answers),
         metrics=metrics,
-        samples=[list(map(add_agent, read_file(file.path, num_rows))) for file, num_rows in readings],
+        samples=[
+            [add_agent(SampleRow.model_validate(values)) for values in read_values(file.path, num_rows)]
+            for file, num_rows in readings
+        ],
         num_samples=sum(counts),
         selected=None if query is None else _read_selected(folder / TRAJECTORIES, query),
         num_files=len(files),

@@ -23,7 +23,7 @@ def report_command(options: ReportOptions) -> int:
     run, output, reason, sort = options.run, options.file, options.reason, options.sort
     if output is not None and output.suffix not in (".html", ".htm"):
         raise UserError(f"--output must be a file that ends with .html, got {output}")
-    query = Query(reason=reason or "", order=ORDER_BY[sort] if sort else "") if reason or sort else None
+    query = Query(reason=reason, order=ORDER_BY[sort] if sort else "") if reason or sort else None
     if not options.target:
         return _write(find_run(run, options.directory), output, query, options.should_open)
     from rljob_cli.cluster.commands import with_copy

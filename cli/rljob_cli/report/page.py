@@ -30,11 +30,16 @@ from rljob_api.run.trajectories import SampleRow
 from rljob_api.wire.redaction import Redactor, find_values, redact_job
 from rljob_cli.report.charts import MAX_MARKERS, NUM_COLOURS, colour_class, draw_panel, format_number
 from rljob_cli.report.collect import RunData
-from rljob_cli.report.failures import summarize_failures
-from rljob_cli.report.rewards import summarize_rewards
 from rljob_cli.report.samples import choose_samples, describe_sample
-from rljob_cli.report.turns import build_sides
-from rljob_cli.report.waits import ROLES, build_lost_times, build_phase_times, build_role_times
+from rljob_cli.report.sections import (
+    ROLES,
+    build_lost_times,
+    build_phase_times,
+    build_role_times,
+    build_sides,
+    summarize_failures,
+    summarize_rewards,
+)
 from rljob_cli.run.curves import build_panels, lay_over
 from rljob_cli.run.summary import summary_lines
 from rljob_cli.trajectories.tables import number, seconds

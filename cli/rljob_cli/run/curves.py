@@ -6,10 +6,9 @@ Invariant: an unknown value has no point, so that it cannot be read as zero.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from operator import attrgetter, methodcaller
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rljob_api.manifest.evaluation import SHORT_FORM
 from rljob_api.run.metrics import EvaluationRecord, Metrics, StepRecord
@@ -44,95 +43,96 @@ class Panel:
     note: str = ""
 
 
+def invalid_share(step: StepRecord) -> float | None:
+    """Return the share of a step's results that were invalid. None: it had no sample."""
+    num_results = step.num_samples * max(1, len(step.rewards))
+    return step.num_invalid / num_results if num_results else None
+
+
+_Row = tuple[str, str, Mapping[str, str | Callable[[Any], float | None]]]
+"""Title and unit of a panel, and its curves: what each reads of a step, as the path of a field or a function. With ~
+before its name, a curve is of the evaluations, one for each set. Shares, whose units begin with `of`, are 0 to 1."""
+_ACCURACY: _Row = ("Held-out accuracy", "mean over prompts", {"~accuracy": "accuracy"})
+_ROWS: tuple[_Row, ...] = (
+    (
+        "Completion length",
+        "tokens",
+        {
+            "mean": "response_tokens_mean",
+            "longest": "response_tokens_max",
+            "~mean, held out": "response_tokens_mean",
+        },
+    ),
+    (
+        "Shares",
+        "of samples",
+        {
+            "truncated": "truncated_share",
+            "~truncated, held out": "truncated_share",
+            "invalid": invalid_share,
+            "in groups without signal": "zero_signal_share",
+            "tokens clipped": "clip_fraction",
+        },
+    ),
+    ("KL to the reference", "nats per token", {"KL": "kl"}),
+    ("Critic", "squared error / 2", {"loss": "critic_loss"}),
+    ("Entropy", "nats per token", {"entropy": "entropy"}),
+    ("Rollout-trainer mismatch", "difference of log-probs", {"mean": "logprob_difference"}),
+    ("Mismatch KL", "nats per token", {"KL(rollout || trainer)": "mismatch_kl"}),
+    (
+        "Importance weights",
+        "of tokens",
+        {
+            "effective sample": "effective_sample_share",
+            "corrected": "corrected_share",
+            "rejected": "rejected_share",
+        },
+    ),
+    ("Staleness", "steps", {"mean of tokens": "staleness_mean", "oldest token": "staleness_max"}),
+    (
+        "Prompts in prefix caches",
+        "of requests to rollouts",
+        {name: methodcaller("prefix_share", name) for name in ("hit", "spilled")},
+    ),
+    ("Gradient norm", "before clipping", {"norm": "grad_norm"}),
+    ("Throughput", "sampled tokens/s", {"tokens/s": "tokens_per_second"}),
+    ("Reward latency", "seconds", {"p50": "reward_latency_p50_seconds", "p95": "reward_latency_p95_seconds"}),
+)
+
+
 def build_panels(metrics: Metrics) -> list[Panel]:
     """Return the panels that have points, the most important first."""
     steps, evaluations = metrics.steps, group_by_set(metrics.evaluations)
 
-    def train(name: str, read: Callable[[StepRecord], float | None]) -> Curve:
-        return _curve(name, steps, read)
+    def draw(row: _Row) -> Panel:
+        title, unit, reads = row
+        curves: list[Curve] = []
+        for name, read in reads.items():
+            read = attrgetter(read) if isinstance(read, str) else read
+            if not name.startswith("~"):
+                curves.append(_curve(name, steps, read))
+                continue
+            for of, found in evaluations.items():
+                of_set = name[1:] if of == SHORT_FORM else f"{name[1:]}, {of}"
+                curves.append(_curve(of_set, found, read, is_held_out=True))
+        return Panel(title, unit, tuple(curves), is_share=unit.startswith("of "))
 
-    def held_out(read: Callable[[EvaluationRecord], float | None], name: str = "held out") -> tuple[Curve, ...]:
-        return tuple(
-            _curve(name if of == SHORT_FORM else f"{name}, {of}", found, read, is_held_out=True)
-            for of, found in evaluations.items()
-        )
-
-    def component(name: str) -> tuple[Curve, ...]:
-        return train("training", lambda step: step.components.get(name)), *held_out(lambda found: found.means.get(name))
-
-    panels = [
-        Panel("Reward", "score", (train("training", attrgetter("reward")), *component("score")[1:])),
-        Panel("Held-out accuracy", "mean over prompts", held_out(attrgetter("accuracy"), "accuracy")),
-        *(_build_pass_panel(name, found) for name, found in evaluations.items()),
-    ]
-    names = list_components(metrics)[:_MAX_COMPONENTS]
     states = dict.fromkeys(chain.from_iterable(step.device_bytes for step in steps))
-    panels += [Panel(f"Component: {name}", "mean", component(name)) for name in names]
-    panels += [
-        Panel(
-            "Completion length",
-            "tokens",
-            (
-                train("mean", attrgetter("response_tokens_mean")),
-                train("longest", attrgetter("response_tokens_max")),
-                *held_out(attrgetter("response_tokens_mean"), "mean, held out"),
-            ),
+    panels = [
+        draw(("Reward", "score", {"training": "reward", "~held out": _read("means", "score")})),
+        draw(_ACCURACY),
+        *(_build_pass_panel(name, found) for name, found in evaluations.items()),
+        *(
+            draw(
+                (
+                    f"Component: {name}",
+                    "mean",
+                    {"training": _read("components", name), "~held out": _read("means", name)},
+                )
+            )
+            for name in list_components(metrics)[:_MAX_COMPONENTS]
         ),
-        Panel(
-            "Shares",
-            "of samples",
-            (
-                train("truncated", attrgetter("truncated_share")),
-                *held_out(attrgetter("truncated_share"), "truncated, held out"),
-                train("invalid", invalid_share),
-                train("in groups without signal", attrgetter("zero_signal_share")),
-                train("tokens clipped", attrgetter("clip_fraction")),
-            ),
-            is_share=True,
-        ),
-        Panel("KL to the reference", "nats per token", (train("KL", attrgetter("kl")),)),
-        Panel("Critic", "squared error / 2", (train("loss", attrgetter("critic_loss")),)),
-        Panel("Entropy", "nats per token", (train("entropy", attrgetter("entropy")),)),
-        Panel(
-            "Rollout-trainer mismatch",
-            "difference of log-probs",
-            (train("mean", attrgetter("logprob_difference")),),
-        ),
-        Panel("Mismatch KL", "nats per token", (train("KL(rollout || trainer)", attrgetter("mismatch_kl")),)),
-        Panel(
-            "Importance weights",
-            "of tokens",
-            (
-                train("effective sample", attrgetter("effective_sample_share")),
-                train("corrected", attrgetter("corrected_share")),
-                train("rejected", attrgetter("rejected_share")),
-            ),
-            is_share=True,
-        ),
-        Panel(
-            "Staleness",
-            "steps",
-            (
-                train("mean of tokens", attrgetter("staleness_mean")),
-                train("oldest token", attrgetter("staleness_max")),
-            ),
-        ),
-        Panel(
-            "Prompts in prefix caches",
-            "of requests to rollouts",
-            tuple(train(name, methodcaller("prefix_share", name)) for name in ("hit", "spilled")),
-            is_share=True,
-        ),
-        Panel("Gradient norm", "before clipping", (train("norm", attrgetter("grad_norm")),)),
-        Panel("Throughput", "sampled tokens/s", (train("tokens/s", attrgetter("tokens_per_second")),)),
-        Panel(
-            "Reward latency",
-            "seconds",
-            (
-                train("p50", attrgetter("reward_latency_p50_seconds")),
-                train("p95", attrgetter("reward_latency_p95_seconds")),
-            ),
-        ),
+        *map(draw, _ROWS),
         _stacked_panel("Seconds per step, by phase", "seconds", steps, lambda step: step.phase_seconds),
         Panel("Memory of shared devices", "GiB", tuple(_read_held(name, steps) for name in states)),
         # The shares overlap, so their sum is the mean number of roles that work at the same time.
@@ -169,12 +169,6 @@ def list_components(metrics: Metrics) -> list[str]:
     return [name for name in dict.fromkeys(chain.from_iterable(found)) if name != "score"]
 
 
-def invalid_share(step: StepRecord) -> float | None:
-    """Return the share of a step's results that were invalid. None: it had no sample."""
-    num_results = step.num_samples * max(1, len(step.rewards))
-    return step.num_invalid / num_results if num_results else None
-
-
 def _curve(
     name: str, records: Iterable[_Record], read: Callable[[_Record], float | None], *, is_held_out: bool = False
 ) -> Curve:
@@ -183,14 +177,15 @@ def _curve(
     return Curve(name, known, is_held_out)
 
 
-def _read_pass(k: int, record: EvaluationRecord) -> float | None:
-    return record.pass_at.get(k)
+def _read(part: str, key: str | int) -> Callable[[Any], float | None]:
+    """Return what reads one number of a field that has several."""
+    return lambda record: getattr(record, part).get(key)
 
 
 def _build_pass_panel(name: str, found: Sequence[EvaluationRecord]) -> Panel:
     """Return a panel of what several answers to each prompt of a set give. It has no curve with one answer."""
     counts = sorted({k for record in found for k in record.pass_at})
-    curves = [_curve(f"pass@{k}", found, partial(_read_pass, k), is_held_out=True) for k in counts]
+    curves = [_curve(f"pass@{k}", found, _read("pass_at", k), is_held_out=True) for k in counts]
     curves.append(_curve("majority", found, attrgetter("majority"), is_held_out=True))
     return Panel("pass@k" if name == SHORT_FORM else f"pass@k: {name}", "mean over prompts", tuple(curves))
 

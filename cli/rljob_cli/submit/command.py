@@ -6,11 +6,11 @@ which the next call completes.
 """
 
 import asyncio
-import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
@@ -28,12 +28,12 @@ from rljob_cli.cluster.commands import on_cluster
 from rljob_cli.cluster.logs import Selection, follow_logs
 from rljob_cli.cluster.top import JobRow, view_row
 from rljob_cli.exits import EXIT_FAILED, guard
-from rljob_cli.options import Target
+from rljob_cli.manifests import containers_of
+from rljob_cli.options import SubmitOptions, Target
 from rljob_cli.output import print_json, say
-from rljob_cli.submit.plan import ClaimOptions, Submission, build_owners_patch, plan_submission
-from rljob_cli.submit.references import Need, find_needs, is_missing
+from rljob_cli.submit.plan import Submission, build_owners_patch, plan_submission
 from rljob_cli.submit.sources import Tree, find_sources, get_value, read_tree
-from rljob_cli.submit.upload import build_pod, upload
+from rljob_cli.submit.upload import build_upload, upload
 from rljob_core.backend import Manifest, ObservedState, utc_now
 from rljob_core.children.common import to_yaml
 from rljob_core.children.start_model import parse_start, set_claim
@@ -45,6 +45,77 @@ from rljob_core.plan.reward_model import plan_reward_model
 from rljob_core.plan.run_files import describe_loss
 from rljob_core.plan.start_model import NOT_EXPORTED, place_model, read_start_job
 
+_POD_WORKLOADS = ("Job", "StatefulSet", "Deployment")
+_REMEDIES = {
+    "Secret": "kubectl create secret generic {name} -n {namespace} --from-literal={key}=...",
+    "ConfigMap": "kubectl create configmap {name} -n {namespace} --from-file={key}=...",
+    "PersistentVolumeClaim": "create the claim, or use one that exists: kubectl get pvc -n {namespace}",
+}
+
+
+class Need(NamedTuple):
+    """An object, or a key in it (empty: any), that a Pod refers to."""
+
+    kind: str
+    name: str
+    key: str = ""
+
+    def describe_missing(self, namespace: str) -> str:
+        remedy = _REMEDIES[self.kind].format(name=self.name, namespace=namespace, key=self.key or "KEY")
+        has_no = f" with the key {self.key}" if self.key else ""
+        return f"{self.kind} {namespace}/{self.name}{has_no} does not exist; {remedy}"
+
+
+def find_needs(children: Iterable[Manifest], provided: Iterable[Manifest]) -> list[Need]:
+    """Return what the Pods of `children` need and neither `children` nor `provided` contain."""
+    children = list(children)
+    ours = {(m["kind"], m["metadata"]["name"]) for m in [*children, *provided]}
+    pods = [child["spec"]["template"]["spec"] for child in children if child["kind"] in _POD_WORKLOADS]
+    needs = {need for pod in pods for need in _list_needs(pod)}
+    return sorted(need for need in needs if (need.kind, need.name) not in ours)
+
+
+def _list_needs(pod: Mapping[str, Any]) -> Iterator[Need]:
+    for container in containers_of(pod):
+        for env in container.get("env") or []:
+            yield from _list_key_needs(env.get("valueFrom") or {}, "secretKeyRef", "configMapKeyRef")
+        for env in container.get("envFrom") or []:
+            yield from _list_key_needs(env, "secretRef", "configMapRef")
+    for secret in pod.get("imagePullSecrets") or []:
+        yield Need("Secret", secret["name"])
+    for volume in pod.get("volumes") or []:
+        yield from _list_volume_needs(volume)
+
+
+def _list_key_needs(source: Mapping[str, Any], secret: str, config_map: str) -> Iterator[Need]:
+    for field, kind in ((secret, "Secret"), (config_map, "ConfigMap")):
+        reference = source.get(field)
+        if reference and not reference.get("optional"):
+            yield Need(kind, reference["name"], reference.get("key", ""))
+
+
+def _list_volume_needs(volume: Mapping[str, Any]) -> Iterator[Need]:
+    for source in (volume.get("projected") or {}).get("sources") or []:
+        yield from _list_volume_needs(source)
+    for field, kind in (("secret", "Secret"), ("configMap", "ConfigMap")):
+        source = volume.get(field)
+        if source and not source.get("optional"):
+            name = source.get("secretName") or source["name"]
+            yield from (Need(kind, name, item["key"]) for item in source.get("items") or [])
+            if not source.get("items"):
+                yield Need(kind, name)
+    if claim := volume.get("persistentVolumeClaim"):
+        yield Need("PersistentVolumeClaim", claim["claimName"])
+
+
+def is_missing(need: Need, found: Manifest | None) -> bool:
+    """Whether the object (None: it does not exist) lacks what is needed."""
+    if found is None:
+        return True
+    keys = {*(found.get("data") or {}), *(found.get("binaryData") or {})}
+    return bool(need.key) and need.key not in keys
+
+
 _RESOURCES: Mapping[str, Resource] = {
     "RLJob": RLJOB,
     "RewardModel": REWARD_MODEL,
@@ -55,39 +126,23 @@ _POLL_SECONDS = 2.0
 _FINAL_PHASES = ("Succeeded", "Failed")
 
 
-@dataclass(frozen=True)
-class Options:
-    claim: ClaimOptions
-    dry_run: bool
-    wait: bool
-    follow: bool
-    should_call: bool
-    """Whether to call each reward once before."""
-    output: str
-    prints_result: bool = True
-    """Whether to print what was applied, with an output other than text. Else the caller has a result of its own."""
-
-    def say(self, line: str) -> None:
-        """Report progress: on stdout, unless that is for the result."""
-        print(line, file=sys.stdout if self.output == "text" else sys.stderr, flush=True)
-
-
 @guard
-def submit_command(target: Target, paths: list[Path], overrides: list[str], options: Options) -> int:
-    """Submit each file's job. Without --wait, return when the API server has stored all jobs."""
+def submit_command(options: SubmitOptions, *, prints_result: bool = True) -> int:
+    """Submit each file's job. Without --wait, return when the API server has stored all jobs. `prints_result`: else the
+    caller has a result of its own, unless the output is text."""
     if options.follow and options.output != "text":
         raise UserError(f"--follow prints logs; with -o {options.output} pass --wait")
     if options.dry_run:
-        print_objects(plan_objects(target, paths, overrides, options), options.output)
+        print_objects(plan_objects(options), options.output)
         return 0
-    files = [_load(path, overrides, should_call=options.should_call) for path in paths]
-    return max(_submit(choose_namespace(target, file), file, options) for file in files)
+    files = [_load(path, options) for path in options.files.paths]
+    return max(_submit(choose_namespace(options.target, file), file, options, prints_result) for file in files)
 
 
-def plan_objects(target: Target, paths: list[Path], overrides: list[str], options: Options) -> list[Manifest]:
+def plan_objects(options: SubmitOptions) -> list[Manifest]:
     """Return the objects that would be applied, in order. Raise UserError if a file is wrong."""
-    files = [_load(path, overrides, should_call=options.should_call) for path in paths]
-    targets = (choose_namespace(target, file) for file in files)
+    files = [_load(path, options) for path in options.files.paths]
+    targets = (choose_namespace(options.target, file) for file in files)
     plans = [_plan(file, to.namespace or "default", options) for file, to in zip(files, targets, strict=True)]
     return [manifest for plan in plans for manifest in plan.objects]
 
@@ -97,9 +152,10 @@ def choose_namespace(target: Target, file: JobFile) -> Target:
     return replace(target, namespace=target.namespace or file.document.data["metadata"].get("namespace"))
 
 
-def _load(path: Path, overrides: list[str], *, should_call: bool) -> JobFile:
+def _load(path: Path, options: SubmitOptions) -> JobFile:
     """Read and check a file, as `rljob validate` does: what keeps it from running on this machine does not count."""
-    file = load_partial(path, overrides, keep_references=True)
+    file = load_partial(path, options.overrides or [], keep_references=True)
+    should_call = not (options.no_call or options.dry_run)
     verdict = judge(file, Path("runs").resolve() / file.job.metadata.name, {}, should_call=should_call)
     # An absolute path is a path in the Pods.
     problems = [
@@ -115,7 +171,7 @@ def _load(path: Path, overrides: list[str], *, should_call: bool) -> JobFile:
 
 
 @on_cluster
-async def _submit(cluster: Cluster, file: JobFile, options: Options) -> int:
+async def _submit(cluster: Cluster, file: JobFile, options: SubmitOptions, prints_result: bool) -> int:
     submission = _plan(file, cluster.namespace, options)
     policy = await _find_policy(cluster)
     children = _build_children(submission, policy, await _find_start(cluster, submission, options))
@@ -126,15 +182,15 @@ async def _submit(cluster: Cluster, file: JobFile, options: Options) -> int:
     num_bytes = 0
     if submission.uploads:
         head = next(c for c in children if c["kind"] == "Job")
-        pod = build_pod(head["spec"]["template"], submission.job["metadata"]["name"], submission.claim_name)
+        pod = build_upload(head["spec"]["template"], submission.job["metadata"]["name"], submission.claim_name)
         num_bytes = await upload(cluster, pod, submission.uploads, options.say)
     applied = await _apply_all(cluster, submission, options)
     job = applied[-1]
     options.say(f"next: kubectl rljob top {job['metadata']['name']} -n {cluster.namespace}")
     phase = await _wait(cluster, job, options) if options.wait or options.follow else ""
-    if options.output == "yaml" and options.prints_result:
+    if options.output == "yaml" and prints_result:
         print_objects(applied, "yaml")
-    elif options.output == "json" and options.prints_result:
+    elif options.output == "json" and prints_result:
         metadata = job["metadata"]
         names = [{"kind": m["kind"], "name": m["metadata"]["name"]} for m in applied]
         found = {"namespace": metadata["namespace"], "name": metadata["name"], "uid": metadata["uid"]}
@@ -150,7 +206,7 @@ def print_objects(objects: list[Manifest], output: str) -> None:
         print("---\n".join(map(to_yaml, objects)), end="")
 
 
-def _plan(file: JobFile, namespace: str, options: Options) -> Submission:
+def _plan(file: JobFile, namespace: str, options: SubmitOptions) -> Submission:
     documents = [file.document, *file.others]
     for document in documents:
         if document.data["kind"] not in _RESOURCES:
@@ -186,7 +242,7 @@ async def _find_policy(cluster: Cluster) -> RLJobPolicy | None:
     return read_policy(manifest) if manifest else None
 
 
-async def _find_start(cluster: Cluster, submission: Submission, options: Options) -> str | None:
+async def _find_start(cluster: Cluster, submission: Submission, options: SubmitOptions) -> str | None:
     """Return the claim of the job from whose model this one starts; None without one. Raise UserError if it is missing.
     One that has not ended is waited for, by the operator."""
     job = RLJob.model_validate(submission.job)
@@ -252,13 +308,13 @@ async def _is_missing(cluster: Cluster, need: Need) -> bool:
         return False
 
 
-async def _apply(cluster: Cluster, manifest: Manifest, options: Options) -> Manifest:
+async def _apply(cluster: Cluster, manifest: Manifest, options: SubmitOptions) -> Manifest:
     stored = await cluster.apply(_RESOURCES[manifest["kind"]], manifest)
     options.say(f"{manifest['kind']} {cluster.namespace}/{manifest['metadata']['name']} applied")
     return stored
 
 
-async def _apply_all(cluster: Cluster, submission: Submission, options: Options) -> list[Manifest]:
+async def _apply_all(cluster: Cluster, submission: Submission, options: SubmitOptions) -> list[Manifest]:
     """Apply all objects; then give the files their owners, which must exist first. Return them, the job last."""
     if submission.config_map:
         await _apply(cluster, submission.config_map, options)
@@ -273,7 +329,7 @@ async def _apply_all(cluster: Cluster, submission: Submission, options: Options)
     return [*files, *others, job]
 
 
-async def _wait(cluster: Cluster, job: Manifest, options: Options) -> str:
+async def _wait(cluster: Cluster, job: Manifest, options: SubmitOptions) -> str:
     """Report the job until it has ended, or with --follow its logs. Return its phase."""
     name, generation = job["metadata"]["name"], job["metadata"]["generation"]
     start, last = time.monotonic(), ""

@@ -16,6 +16,7 @@ from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_api.read.documents import format_path
+from rljob_cli.options import ClaimOptions
 from rljob_cli.submit.sources import MAX_SMALL_BYTES, LocalSource, Tree, find_sources, get_value
 from rljob_core.backend import Manifest
 from rljob_core.children.common import AGENT, HEAD, REWARD
@@ -30,18 +31,6 @@ _INVALID_IN_KEY = re.compile(r"[^-._a-zA-Z0-9]")
 _MAX_NAME_CHARACTERS = 253
 _GIB = 2**30
 _CLAIM_HEADROOM = 1.2
-
-
-@dataclass(frozen=True)
-class ClaimOptions:
-    """The claim for models and large data."""
-
-    name: str | None = None
-    """An existing claim. None: a new one, which is deleted with the job."""
-    size: str | None = None
-    """Size of a new claim, as a quantity. None: what the files need, and a fifth."""
-    storage_class: str | None = None
-    access_mode: str = "ReadWriteMany"
 
 
 @dataclass(frozen=True)
@@ -103,11 +92,11 @@ def plan_submission(
     if config_map:
         _use_config_map(job, config_map["metadata"]["name"], small)
     large = [item for item in sourced if item not in small]
-    claim_name = options.name or f"{name}-files"
+    claim_name = options.claim or f"{name}-files"
     # Two fields may name the same files.
     found = [_use_claim(item, claim_name, name) for item in large]
     uploads = list({upload.folder: upload for upload in found}.values())
-    claim = _build_claim(claim_name, name, namespace, uploads, options) if uploads and not options.name else None
+    claim = _build_claim(claim_name, name, namespace, uploads, options) if uploads and not options.claim else None
     return Submission(job, others, config_map, claim, claim_name if uploads else "", uploads)
 
 
@@ -226,7 +215,7 @@ def _use_claim(item: _Sourced, claim: str, job: str) -> Upload:
 
 def _build_claim(name: str, job: str, namespace: str, uploads: list[Upload], options: ClaimOptions) -> Manifest:
     num_bytes = sum(upload.tree.num_bytes for upload in uploads)
-    size = options.size or f"{max(1, math.ceil(_CLAIM_HEADROOM * num_bytes / _GIB))}Gi"
+    size = options.claim_size or f"{max(1, math.ceil(_CLAIM_HEADROOM * num_bytes / _GIB))}Gi"
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",

@@ -7,18 +7,16 @@ A copy is a tar archive as a stream of known size, so that its reader needs no e
 the cache of Hugging Face has links only. Invariant: the chunks have `count_bytes` bytes.
 """
 
-import secrets
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 
 from rljob_api.errors import UserError
 from rljob_cli.cluster.client import Cluster, ClusterError
-from rljob_cli.cluster.pod_start import wait_until_ready
+from rljob_cli.cluster.pod_start import build_pod, started_pod
 from rljob_cli.output import Say
 from rljob_cli.submit.plan import LABEL_FILES, Upload
 from rljob_cli.submit.sources import File, Tree
 from rljob_core.backend import Manifest
-from rljob_core.kube.resources import POD
 
 _BLOCK_BYTES = tarfile.BLOCKSIZE
 
@@ -37,45 +35,27 @@ _MAX_POD_SECONDS = 6 * 3600
 """Then the Pod ends, also if this command was killed."""
 _REMEDY = "pass --claim with a claim that exists, or --storage-class, or set head.image and head.nodePool"
 _LARGE_BYTES = 100_000_000
-_HEAD_FIELDS = ("securityContext", "nodeSelector", "tolerations", "imagePullSecrets", "serviceAccountName")
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}}
 
 
-def build_pod(head: Manifest, job: str, claim: str) -> Manifest:
+def build_upload(head: Manifest, job: str, claim: str) -> Manifest:
     """Build the Pod from that of the job's head."""
     spec, [container, *_] = head["spec"], head["spec"]["containers"]
     upload = {
-        "name": "upload",
         "image": container["image"],
         "command": ["sleep", str(_MAX_POD_SECONDS)],
         "resources": _RESOURCES,
         "volumeMounts": [{"name": "claim", "mountPath": _MOUNT}],
         **({"securityContext": container["securityContext"]} if "securityContext" in container else {}),
     }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": f"{job}-upload-{secrets.token_hex(3)}", "labels": {LABEL_FILES: job}},
-        "spec": {name: spec[name] for name in _HEAD_FIELDS if name in spec}
-        | {
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 0,
-            "automountServiceAccountToken": False,
-            "containers": [upload],
-            "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": claim}}],
-        },
-    }
+    volumes = [{"name": "claim", "persistentVolumeClaim": {"claimName": claim}}]
+    return build_pod(spec, job, "upload", LABEL_FILES, upload, volumes)
 
 
 async def upload(cluster: Cluster, pod: Manifest, uploads: Sequence[Upload], say: Say) -> int:
     """Copy what the claim does not have yet. Return the number of bytes. Raise ClusterError if a copy fails."""
-    name = pod["metadata"]["name"]
-    await cluster.apply(POD, pod)
-    try:
-        await wait_until_ready(cluster, name, "copies the files", _REMEDY, say)
+    async with started_pod(cluster, pod, "copies the files", _REMEDY, say) as name:
         return sum([await _copy(cluster, name, item, say) for item in uploads])
-    finally:
-        await cluster.delete(POD, name)
 
 
 async def _copy(cluster: Cluster, pod: str, item: Upload, say: Say) -> int:

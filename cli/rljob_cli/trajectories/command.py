@@ -15,22 +15,23 @@ from rljob_cli.tables import show
 from rljob_cli.trajectories import tables
 from rljob_cli.trajectories.comparison import Pair, choose_lane, choose_steps, compare
 from rljob_cli.trajectories.conversation import LEGEND, build_conversation, is_conversation
-from rljob_cli.trajectories.log import Filter, find_log, list_rewards, list_sets, read_rows, sort_rows
+from rljob_cli.trajectories.index import ORDER_BY, LogIndex, Query, read_entries, read_rows, select
+from rljob_cli.trajectories.log import find_log
 from rljob_inputs.machine.installation import require
 
 _ANSWER_LIMIT, _CONVERSATION_LIMIT = 20, 5
 
 
 @guard
-def trajectories_command(arguments: list[str], filter_: Filter, options: ShowOptions) -> int:
+def trajectories_command(arguments: list[str], query: Query, options: ShowOptions) -> int:
     """With a target, the run is that of a job in a cluster."""
     require("data", "rljob trajectories")
-    if filter_.lane not in (None, "train", "eval"):
-        raise UserError(f"--lane must be train or eval, got {filter_.lane}")
-    if filter_.eval_set is not None:
-        if filter_.lane == "train":
+    if query.lane not in (None, "train", "eval"):
+        raise UserError(f"--lane must be train or eval, got {query.lane}")
+    if query.eval_set is not None:
+        if query.lane == "train":
             raise UserError("--eval-set is for the lane eval; remove --lane train")
-        filter_ = replace(filter_, lane="eval")
+        query = replace(query, lane="eval")
     if arguments[0] == "diff":
         if len(arguments) != 3:
             raise UserError(f"diff takes two runs, got {len(arguments) - 1}")
@@ -38,25 +39,27 @@ def trajectories_command(arguments: list[str], filter_: Filter, options: ShowOpt
             raise UserError("diff compares runs on this machine; write one with rljob report, or copy its folder")
         if options.sort is not None:
             raise UserError("--sort is for one run; diff shows the prompts that differ most first")
-        return _diff(arguments[1:], filter_, options)
+        return _diff(arguments[1:], query, options)
     if len(arguments) != 1:
         raise UserError("pass one run, or: diff RUN_A RUN_B")
     if not options.target:
-        return _show_run(find_log(arguments[0], options.directory), filter_, options)
+        return _show_run(find_log(arguments[0], options.directory), query, options)
     from rljob_cli.cluster.commands import with_copy
 
     def show_copy(copy: Path) -> int:
-        return _show_run(find_log(str(copy), options.directory), filter_, options)
+        return _show_run(find_log(str(copy), options.directory), query, options)
 
-    return with_copy(options.target, arguments[0], filter_.reads, show_copy)
+    return with_copy(options.target, arguments[0], query.reads, show_copy)
 
 
-def _show_run(folder: Path, filter_: Filter, options: ShowOptions) -> int:
+def _show_run(folder: Path, query: Query, options: ShowOptions) -> int:
     limit, is_json = options.limit, options.output == "json"
-    rows = _require_names(folder, filter_, read_rows(folder, filter_))
+    rows = _require_names(folder, query, read_rows(folder, query))
     if options.sort is not None:  # one more than is shown says whether there are others
         shown = (0 if is_json else _ANSWER_LIMIT) if limit is None else limit
-        rows = iter(sort_rows(rows, options.sort, filter_.reward, shown + 1 if shown else None))
+        newest = sorted(LogIndex(folder).read(), key=lambda entry: entry.file, reverse=True)
+        found = select(newest, replace(query, order=ORDER_BY[options.sort]))
+        rows = iter(read_entries(found[: shown + 1] if shown else found))
     if is_json:
         return _print_lines(row.model_dump() for row in islice(rows, limit or None))
     first = next(rows, None)
@@ -74,18 +77,20 @@ def _show_run(folder: Path, filter_: Filter, options: ShowOptions) -> int:
     return 0
 
 
-def _require_names(folder: Path, filter_: Filter, rows: Iterator[SampleRow]) -> Iterator[SampleRow]:
+def _require_names(folder: Path, query: Query, rows: Iterator[SampleRow]) -> Iterator[SampleRow]:
     """Return the rows. Raise UserError if there is none because the run has no such reward or evaluation set."""
     first = next(rows, None)
     if first is not None:
         return chain([first], rows)
-    if filter_.reward is not None and filter_.reward not in (names := list_rewards(folder)):
+    rewards = (result.name for row in read_rows(folder, Query()) for result in row.rewards)
+    if query.reward is not None and query.reward not in (names := sorted({*rewards})):
         raise UserError(
-            f"--reward must be a reward of the run: {', '.join(names) or 'it has none'}; got {filter_.reward}"
+            f"--reward must be a reward of the run: {', '.join(names) or 'it has none'}; got {query.reward}"
         )
-    if filter_.eval_set is not None and filter_.eval_set not in (names := list_sets(folder)):
+    sets = (row.set for row in read_rows(folder, Query(lane="eval")) if row.set is not None)
+    if query.eval_set is not None and query.eval_set not in (names := sorted({*sets})):
         found = ", ".join(names) or "it has none"
-        raise UserError(f"--eval-set must be an evaluation set of the run: {found}; got {filter_.eval_set}")
+        raise UserError(f"--eval-set must be an evaluation set of the run: {found}; got {query.eval_set}")
     return iter(())
 
 
@@ -95,21 +100,21 @@ def _print_lines(objects: Iterable[dict[str, Any]]) -> int:
     return 0
 
 
-def _diff(runs: list[str], filter_: Filter, options: ShowOptions) -> int:
+def _diff(runs: list[str], query: Query, options: ShowOptions) -> int:
     limit = (_ANSWER_LIMIT if options.output == "text" else 0) if options.limit is None else options.limit
     folders = [find_log(run, options.directory) for run in runs]
-    if filter_.lane is None:
-        filter_ = replace(filter_, lane=choose_lane(folders))
-    filters = [choose_steps(folder, filter_) for folder in folders]
+    if query.lane is None:
+        query = replace(query, lane=choose_lane(folders))
+    filters = [choose_steps(folder, query) for folder in folders]
     found = zip(folders, filters, strict=True)
     comparison = compare(*(_require_names(folder, own, read_rows(folder, own)) for folder, own in found))
     if not comparison.pairs:
-        where = f"lane {filter_.lane}" + (f", step {filter_.step}" if filter_.step is not None else "")
+        where = f"lane {query.lane}" + (f", step {query.step}" if query.step is not None else "")
         raise UserError(f"{runs[0]} and {runs[1]} have no prompt in common in {where}; pass another --lane or --step")
     if options.output == "json":
         return _print_lines(_describe_pair(pair, comparison.curves) for pair in comparison.pairs[: limit or None])
     steps = [own.step for own in filters]
-    tables.print_comparison(comparison, runs, filter_.lane or "", steps, limit=limit or None, full=options.full)
+    tables.print_comparison(comparison, runs, query.lane or "", steps, limit=limit or None, full=options.full)
     return 0
 
 

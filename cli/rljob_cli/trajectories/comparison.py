@@ -11,7 +11,8 @@ from pathlib import Path
 
 from rljob_api.run.folder import list_trajectory_files
 from rljob_api.run.trajectories import SampleRow
-from rljob_cli.trajectories.log import Filter, curves_of
+from rljob_cli.trajectories.index import Query
+from rljob_cli.trajectories.log import curves_of
 
 
 @dataclass
@@ -77,12 +78,12 @@ def compare(rows_a: Iterable[SampleRow], rows_b: Iterable[SampleRow]) -> Compari
     return Comparison(pairs, len(a.keys() - b.keys()), len(b.keys() - a.keys()))
 
 
-def choose_steps(folder: Path, filter_: Filter) -> Filter:
+def choose_steps(folder: Path, query: Query) -> Query:
     """Without a step, select the last evaluation; of training all steps, since each has other prompts."""
-    if filter_.step is not None or filter_.lane != "eval":
-        return filter_
+    if query.step is not None or query.lane != "eval":
+        return query
     steps = [file.step for file in list_trajectory_files(folder) if file.lane == "eval"]
-    return replace(filter_, step=max(steps)) if steps else filter_
+    return replace(query, step=max(steps)) if steps else query
 
 
 def choose_lane(folders: Iterable[Path]) -> str:

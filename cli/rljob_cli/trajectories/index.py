@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 from rljob_api.manifest.services.runner import RUNNER_SERVICE
 from rljob_api.run.folder import TrajectoryFile, list_trajectory_files
 from rljob_api.run.trajectories import REPLAY_COLUMNS, SampleRow
+from rljob_cli.trajectories.log import read_values
 
 _RESULT_FIELDS = ("name", "valid", "score", "reason", "execute_seconds", "latency_seconds")
 _COLUMNS = (
-    *("group", "sample", "score", "truncated", "num_sampled_tokens", "failure", "own_reward"),
+    *("group", "set", "score", "truncated", "num_sampled_tokens", "failure", "own_reward"),
     *(f"rewards.list.element.{name}" for name in _RESULT_FIELDS),
 )
 ORDERS = ("", "high", "low", "long", "slow")
@@ -43,6 +44,8 @@ class Entry(NamedTuple):
     file: TrajectoryFile
     row: int
     """Its place in the file."""
+    group: int
+    eval_set: str | None
     score: float | None
     truncated: bool
     num_tokens: int
@@ -53,33 +56,40 @@ class Entry(NamedTuple):
         """The step and the lane."""
         return f"{self.file.step} {self.file.lane}"
 
-    def score_of(self, reward: str) -> float | None:
+    def score_of(self, reward: str | None) -> float | None:
         """Return the score of a reward, or the weighted sum. None: invalid."""
-        if not reward:
+        if reward is None:
             return self.score
         return next((each.score for each in self.results if each.name == reward and each.valid), None)
 
-    def latency_of(self, reward: str) -> float:
+    def latency_of(self, reward: str | None) -> float:
         """Return the seconds of a reward, or of the slowest one. 0: unknown."""
-        return max((each.latency or 0.0 for each in self.results if reward in ("", each.name)), default=0.0)
+        return max((each.latency or 0.0 for each in self.results if reward in (None, each.name)), default=0.0)
 
 
 @dataclass(frozen=True)
 class Query:
     """Which samples of a log, and in which order. Empty or None: any."""
 
-    place: str = ""
-    """A step and its lane, such as `3 train`."""
-    reward: str = ""
+    step: int | None = None
+    lane: str | None = None
+    reward: str | None = None
     """Use the scores, the validity and the latency of this reward."""
-    reason: str = ""
-    """Only samples with a result of this reason."""
+    reason: str | None = None
+    """Only samples with a result of this reason, or whose episode failed for it."""
     shown: str = ""
     low: float | None = None
     high: float | None = None
     text: str = ""
     """In the prompt or the completion, whatever its case."""
     order: str = ""
+    group: int | None = None
+    eval_set: str | None = None
+    """Name of an evaluation set."""
+
+    def reads(self, file: TrajectoryFile) -> bool:
+        """Whether a file of the log may have a sample that matches."""
+        return self.step in (None, file.step) and self.lane in (None, file.lane)
 
 
 def select(entries: Iterable[Entry], query: Query) -> list[Entry]:
@@ -102,10 +112,11 @@ def _rank(score: float | None, sign: int) -> float:
 
 
 def _matches(entry: Entry, query: Query) -> bool:
-    results = [each for each in entry.results if query.reward in ("", each.name)]
-    if (query.place and entry.place != query.place) or (query.reward and not results):
+    results = [each for each in entry.results if query.reward in (None, each.name)]
+    is_in_part = query.group in (None, entry.group) and query.eval_set in (None, entry.eval_set)
+    if not (query.reads(entry.file) and is_in_part) or (query.reward is not None and not results):
         return False
-    if query.reason and all(each.reason != query.reason for each in results):
+    if query.reason is not None and all(each.reason != query.reason for each in results):
         return False
     if query.shown == "invalid" and all(each.valid for each in results):
         return False
@@ -117,7 +128,7 @@ def _matches(entry: Entry, query: Query) -> bool:
     return score is not None and (low is None or score >= low) and (high is None or score <= high)
 
 
-def _choose_extremes(entries: Iterable[Entry], reward: str, sign: int) -> list[Entry]:
+def _choose_extremes(entries: Iterable[Entry], reward: str | None, sign: int) -> list[Entry]:
     """Return the best, or the worst, sample of each step; ties go to the first."""
     chosen: dict[str, Entry] = {}
     for entry in entries:
@@ -166,13 +177,23 @@ def _describe(file: TrajectoryFile, number: int, row: dict[str, Any]) -> Entry:
     elif (own := row.get("own_reward")) is not None:
         results.append(Result(RUNNER_SERVICE, True, own, None, None))
     tokens = row.get("num_sampled_tokens") or 0
-    return Entry(file, number, row["score"], bool(row["truncated"]), tokens, tuple(results))
+    place = (file, number, row["group"], row.get("set"))
+    return Entry(*place, row["score"], bool(row["truncated"]), tokens, tuple(results))
 
 
 def _describe_result(result: dict[str, Any]) -> Result:
     latency = result.get("latency_seconds")
     latency = result.get("execute_seconds") if latency is None else latency
     return Result(result["name"], result["valid"], result["score"], result["reason"], latency)
+
+
+def read_rows(folder: Path, query: Query) -> Iterator[SampleRow]:
+    """Yield the samples of a log that match, newest step first, within a step in the order of the data; neither `text`
+    nor `order` is considered."""
+    for file in reversed(list_trajectory_files(folder)):
+        for number, values in enumerate(read_values(file.path) if query.reads(file) else ()):
+            if _matches(_describe(file, number, values), query):
+                yield SampleRow.model_validate(values)
 
 
 def read_entries(entries: Sequence[Entry]) -> list[SampleRow]:

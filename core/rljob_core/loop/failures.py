@@ -3,6 +3,9 @@
 `FailureTracker` remembers the first failure of each object until its next success. What only an administrator or a
 developer can change is reported at once, anything else when it lasts. Invariant: reporting never raises, so that a
 status or event that the API server refuses costs nothing but itself.
+
+The condition ReconcileFailed is True while reconciles fail, and absent otherwise: a plan leaves it out, so the next
+success removes it. Invariant: the state of a job that runs or has ended stays as it was observed.
 """
 
 import contextlib
@@ -13,9 +16,43 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from rljob_api.errors import RLJobError, TransientError, UserError
+from rljob_api.manifest.job import RLJob
 from rljob_core.backend import Backend, Event, ForbiddenError, Key, Owner, OwnerStatus
 from rljob_core.loop.refusals import Refusals
-from rljob_core.plan.reconcile_failure import set_reconcile_failed
+from rljob_core.plan import conditions
+from rljob_core.plan.applied_generation import (
+    describe_refused_change,
+    find_running_generation,
+    keep_running_generation,
+    working_type,
+)
+from rljob_core.plan.job_status import build_waiting_status
+
+
+def set_reconcile_failed(owner: Owner, status: OwnerStatus, reason: str, message: str, now: datetime) -> OwnerStatus:
+    """Return `status`, which was planned for the owner or is the owner's, with the condition."""
+    now, generation = now.replace(microsecond=0), owner.metadata.generation
+    if find_running_generation(owner):
+        message = describe_refused_change(owner, message)
+        status = keep_running_generation(owner, status)
+    else:
+        status = _set_waiting(owner, status, reason, message, now)
+    failed = conditions.build_condition(
+        owner.status, conditions.RECONCILE_FAILED, True, reason, message, generation=generation, now=now
+    )
+    others = [condition for condition in status.conditions if condition.type != conditions.RECONCILE_FAILED]
+    return status.model_copy(update={"conditions": [*others, failed], "observed_generation": generation})
+
+
+def _set_waiting(owner: Owner, status: OwnerStatus, reason: str, message: str, now: datetime) -> OwnerStatus:
+    """Say in the condition Running or Ready why it is False. The status of a job that has ended stays."""
+    if isinstance(owner, RLJob):
+        return build_waiting_status(owner.model_copy(update={"status": status}), reason, message, now)
+    generation, type_ = owner.metadata.generation, working_type(owner)
+    waiting = conditions.build_condition(owner.status, type_, False, reason, message, generation=generation, now=now)
+    others = [condition for condition in status.conditions if condition.type != type_]
+    return status.model_copy(update={"conditions": [waiting, *others]})
+
 
 log = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
+from rljob_api import foreign_texts
 from rljob_api.manifest.services.reward import RewardBase, RewardModel
 from rljob_api.wire.contract import ExitCode
 from rljob_api.wire.text import clean_line, clean_text
@@ -25,11 +26,6 @@ from rljob_core.plan.observed_job import ObservedJob, RoleView
 from rljob_core.plan.pod_admission import explain_rejection
 
 _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
-_PULL_SECRETS = re.compile(r"image pull secrets \(([^)]+)\)")
-_SLOW_KUBELET = re.compile(r"failed to sync \w+ cache: timed out")
-"""A busy kubelet has not read the object yet. This resolves without help; nothing is missing."""
-_HELD = re.compile(r"volume node affinity|PersistentVolume's node affinity|ReadWriteOncePod|Multi-Attach error")
-"""A node, or a Pod, has a volume that can be on one at a time."""
 _MAX_DETAIL_LENGTH = 1200
 """A condition has room for a cause and its remedy."""
 _MAX_WORDS = 300
@@ -162,9 +158,11 @@ def _causes_of_role(
         reason, message = event.get("reason"), str(event.get("message", ""))
         if _involved_name(event) not in names:
             continue
-        if reason == "FailedMount" and not _SLOW_KUBELET.search(message):
+        if reason == "FailedMount" and not foreign_texts.SLOW_KUBELET.search(message):
             yield Cause.of("FailedMount", role.path, f"{role.name}: {stable_message(message)}")
-        if reason == "FailedAttachVolume" and _HELD.search(message):  # it names generated volumes and Pods
+        if reason == "FailedAttachVolume" and foreign_texts.HELD_VOLUME.search(
+            message
+        ):  # it names generated volumes and Pods
             pod = next(pod for pod in unready if observed_job.name_of(pod) == _involved_name(event))
             detail = f"{role.name}: a volume is attached to another node{_describe_claims(pod)}"
             yield Cause.of("VolumeHeld", role.path, detail)
@@ -176,7 +174,7 @@ def _find_missing_pull_secrets(pods: Collection[str], warnings: Iterable[Manifes
     """The pull Secrets that the kubelet did not find; empty if it found all. The image may be public all the same."""
     for event in warnings:
         if event.get("reason") == "FailedToRetrieveImagePullSecret" and _involved_name(event) in pods:
-            found = _PULL_SECRETS.search(str(event.get("message", "")))
+            found = foreign_texts.PULL_SECRETS.search(str(event.get("message", "")))
             return found[1] if found else "that the Pod names"
     return ""
 
@@ -255,13 +253,13 @@ def _cause_of_container(role: RoleView, container: Manifest, pull_secrets: str) 
 def _unschedulable(role: RoleView, message: str, pod: Manifest) -> Cause:
     message = message.partition(" preemption:")[0]  # repeats for each node that nothing can be evicted from it
     detail = f"{role.name}: {stable_message(message)}"
-    if _HELD.search(message):
+    if foreign_texts.HELD_VOLUME.search(message):
         return Cause.of("VolumeHeld", role.path, detail + _describe_claims(pod))
-    if "persistentvolumeclaim" in message.lower():
+    if foreign_texts.UNBOUND_CLAIM.search(message):
         fields = "spec.checkpoint.persistentVolumeClaim.claimName and pvc:// sources (spec.model, spec.data)"
         return Cause.of("VolumeUnbound", role.path, detail + _describe_claims(pod), fields)
     selector = pod.get("spec", {}).get("nodeSelector") or {}
-    if selector and "node affinity/selector" in message:
+    if selector and foreign_texts.NODE_SELECTOR.search(message):
         labels = ", ".join(f"{key}={value}" for key, value in sorted(selector.items()))
         detail += f" (it requires nodes with {labels})"
     if avoided := avoided_by(pod.get("spec") or {}):

@@ -4,8 +4,7 @@ Reads Pods and decides nothing. What is not known to be the cluster's doing coun
 noticed. The tests name the source of each reason.
 """
 
-import re
-
+from rljob_api import foreign_texts
 from rljob_api.wire.contract import ExitCode
 from rljob_core.backend import Manifest
 from rljob_core.children.common import DISRUPTION_CONDITIONS
@@ -24,8 +23,6 @@ _POD_REASONS = frozenset(
 """Values of status.reason of a Pod that failed before, or without, a failure of its containers."""
 _NO_RESOURCES_PREFIX = "OutOf"
 """Prefix of status.reason: OutOfcpu, OutOfmemory, OutOfpods, OutOfnvidia.com/gpu."""
-_EXCEEDED_OWN_LIMIT = re.compile(r"exceeds the (total )?limit|exceeded its local ephemeral storage limit")
-"""In the message of an evicted Pod that used more disk than its own limits allow. Other evictions relieve the node."""
 _EXIT_OF_SIGTERM = 128 + 15
 _CONTAINER_REASONS = ("ContainerStatusUnknown", "Unknown")
 """Reasons of a container whose end was not observed, as when its node rebooted: set by the kubelet and by
@@ -49,7 +46,7 @@ def exceeded_own_limit(pod: Manifest) -> str:
     """The kubelet's message, if it evicted the Pod because that used more disk than its limits allow; else empty."""
     status = pod.get("status") or {}
     message = str(status.get("message") or "")
-    return message.strip() if status.get("reason") == "Evicted" and _EXCEEDED_OWN_LIMIT.search(message) else ""
+    return message.strip() if status.get("reason") == "Evicted" and foreign_texts.OVER_OWN_DISK.search(message) else ""
 
 
 def is_lost(termination: Manifest) -> bool:

@@ -6,10 +6,7 @@ Reads the messages of Kubernetes 1.35, of a dry run or of an Event. Invariant: a
 import re
 from typing import NamedTuple
 
-_SUBJECT = re.compile(
-    r'(Error creating: |create Pod \S+ in StatefulSet \S+ failed error: )?(pods? "[^"]*" is forbidden: )?'
-)
-"""What begins a message: the action, and the generated name of the Pod."""
+from rljob_api import foreign_texts
 
 
 class _Form(NamedTuple):
@@ -21,29 +18,27 @@ class _Form(NamedTuple):
 
 _FORMS = (
     _Form(
-        re.compile(
-            r"ValidatingAdmissionPolicy '(?P<who>[^']+)' with binding '[^']*' denied request: (?P<why>.+)", re.S
-        ),
+        foreign_texts.POLICY,
         "ValidatingAdmissionPolicy {who} rejects its Pods: {why}",
         "change that policy, or {path}.template",
     ),
     _Form(
-        re.compile(r'admission webhook "(?P<who>[^"]+)" denied the request(: (?P<why>.+)| without explanation)', re.S),
+        foreign_texts.WEBHOOK,
         "admission webhook {who} rejects its Pods: {why}",
         "change its policy, or {path}.template",
     ),
     _Form(
-        re.compile(r'violates PodSecurity "(?P<who>[^"]+)"(: (?P<why>.+))?', re.S),
+        foreign_texts.POD_SECURITY,
         "PodSecurity {who} of the namespace rejects its Pods: {why}",
         "change {path}.template, or the namespace's label pod-security.kubernetes.io/enforce",
     ),
     _Form(
-        re.compile(r'error looking up service account [^:]*: serviceaccount "(?P<who>[^"]+)" not found(?P<why>)'),
+        foreign_texts.SERVICE_ACCOUNT,
         "its Pods need the service account {who}, which does not exist",
         "create it, or correct spec.serviceAccountName or {path}.template",
     ),
     _Form(
-        re.compile(r"no PriorityClass with name (?P<who>\S+) was found(?P<why>)"),
+        foreign_texts.PRIORITY_CLASS,
         "its Pods need the PriorityClass {who}, which does not exist",
         "create it, or correct spec.priorityClassName or {path}.template",
     ),
@@ -57,7 +52,7 @@ _OTHER = _Form(
 def explain_rejection(message: str) -> tuple[str, str]:
     """Return what rejects the Pods of a role and why, and the remedy with {path}, that of the role in the manifest.
     An empty one is the usual one."""
-    reason = _SUBJECT.sub("", message, count=1).strip()
+    reason = foreign_texts.REJECTED_POD.sub("", message, count=1).strip()
     matches = ((form, form.pattern.match(reason)) for form in (*_FORMS, _OTHER))
     form, found = next((form, found) for form, found in matches if found)
     why = found["why"] or "it gives no reason"

@@ -2,24 +2,29 @@
 
 Most limits are checked in the Pods as they would be built, so that a template cannot evade them. Invariant: an object
 whose present spec has workloads was admitted before, and is not checked again: a lower limit stops nothing that runs.
+
+Requests are what the scheduler counts. What is not requested counts as its limit, as the API server sets it. What a
+template has of another type than Kubernetes, or a quantity that is none, counts as left out: the checks of Pod
+templates, or a dry run, report it.
 """
 
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.policy import POLICY_NAME, PolicyLimits, RLJobPolicy
 from rljob_api.manifest.services.base import ServiceSettings
 from rljob_api.manifest.services.reward import RewardModel
+from rljob_api.quantity import format_bytes, parse_quantity
 from rljob_api.read.documents import Location
 from rljob_core.backend import Manifest, ObservedState, Owner
 from rljob_core.children import WORKLOAD_KINDS
 from rljob_core.children.common import SANDBOX_POOL, SANDBOX_TEMPLATE
 from rljob_core.children.gang import LABEL_KUEUE_QUEUE
-from rljob_core.children.requests import sum_requests
 from rljob_core.children.sandbox import count_episodes
 from rljob_core.defaults import Defaults
 from rljob_core.plan import conditions
@@ -27,6 +32,55 @@ from rljob_core.plan.applied_generation import find_running_generation
 from rljob_core.plan.lifecycle import has_been_running
 from rljob_core.plan.validate import find_role_paths
 from rljob_core.pod_checks.origin import RolePath, find_origin
+
+_IN_BYTES = ("memory", "ephemeral-storage", "hugepages-")
+_OF_PODS = ("cpu", "memory")
+_Amounts = Counter[str]
+"""Amounts of resources by name; Decimal where they are fractions of a unit."""
+
+
+def sum_requests(pods: Iterable[tuple[Manifest, int]]) -> dict[str, str]:
+    """The requests of Pods, given by their spec and number, as a Kubernetes ResourceList."""
+    total = _Amounts()
+    for spec, number in pods:
+        for name, amount in _requests_of_pod(spec).items():
+            total[name] += amount * number
+    return {name: _format(name, Decimal(amount)) for name, amount in sorted(total.items()) if amount}
+
+
+def _requests_of_pod(spec: Manifest) -> _Amounts:
+    """The containers and sidecars together, or an earlier moment of the start if that needs more."""
+    sidecars, most = _Amounts(), _Amounts()
+    for container in spec.get("initContainers") or []:
+        requests = _requests_of_container(container)
+        if container.get("restartPolicy") == "Always":
+            sidecars += requests
+            most |= sidecars
+        else:
+            most |= sidecars + requests
+    for container in spec.get("containers") or []:
+        sidecars += _requests_of_container(container)
+    # Resources of the whole Pod count in place of its containers'. It has no other ones, such as GPUs.
+    whole = {n: a for n, a in _requests_of_container(spec).items() if n in _OF_PODS or n.startswith("hugepages-")}
+    return _Amounts({**(most | sidecars), **whole})
+
+
+def _requests_of_container(container: Manifest) -> _Amounts:
+    resources = _as_mapping(container.get("resources"))
+    requests = _as_mapping(resources.get("limits")) | _as_mapping(resources.get("requests"))
+    return _Amounts({name: parse_quantity(value) or 0 for name, value in requests.items()})
+
+
+def _as_mapping(value: Any) -> Manifest:
+    return value if isinstance(value, dict) else {}
+
+
+def _format(name: str, amount: Decimal) -> str:
+    if name.startswith(_IN_BYTES):
+        return format_bytes(int(amount.to_integral_value()))
+    is_whole = amount == amount.to_integral_value()
+    return str(int(amount)) if is_whole else f"{int((amount * 1000).to_integral_value())}m"
+
 
 _QUEUE_KEYS = (
     *(("labels", LABEL_KUEUE_QUEUE), ("annotations", "scheduling.volcano.sh/queue-name")),

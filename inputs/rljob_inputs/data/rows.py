@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from rljob_api import foreign_texts
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job_sections import DataSource
 from rljob_inputs.data.files import choose_files, find_files, has_saved, read_file
@@ -114,10 +115,10 @@ def _load_table(source: DataSource, repository: Repository, split: str, *, is_ch
 
 def _explain(error: Exception, source: DataSource, location: str, split: str, field: str) -> InputError:
     reason = first_line(error) or type(error).__name__
-    if "BuilderConfig" in reason or "Config name is missing" in reason:
+    if foreign_texts.NO_SUBSET.search(reason):
         given = f"has no subset {source.subset}" if source.subset else "has several subsets"
         return InputError(f"{field}.subset", f"{location} {given}: {_shorten(str(error))}")
-    if "split" in reason.lower():
+    if foreign_texts.NO_SPLIT.search(reason):
         remedy = "" if source.split else f"; {field}.split is not set, which means {split}"
         return InputError(f"{field}.split", f"{location} has no split {split}: {reason}{remedy}")
     where = f"subset {source.subset}, split {split}"

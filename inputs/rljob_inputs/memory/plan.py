@@ -1,6 +1,6 @@
 """The memory plan of a job: what one GPU and one Pod of each role need, by part, and whether it fits. Pure.
 
-Leaves the formulas to trainer.py, roles.py and shared.py. Invariant: the plan is of the job as it is, and an unknown
+Leaves the formulas to trainer.py, roles.py and roles.py. Invariant: the plan is of the job as it is, and an unknown
 model or GPU makes it smaller, never wrong: a need without a shape has no model, and without a known GPU nothing is said
 to fit.
 """
@@ -13,7 +13,7 @@ from rljob_api.manifest.job_spec import CHECKPOINT_BYTES_PER_PARAMETER, Service
 from rljob_api.manifest.roles import ALL_LINEAR, NodePool
 from rljob_api.manifest.services.models import ServedModel
 from rljob_api.quantity import parse_quantity
-from rljob_inputs.memory import limits, roles, shared
+from rljob_inputs.memory import limits, roles
 from rljob_inputs.memory.gpus import read_gpu_labels
 from rljob_inputs.memory.limits import ShardingMode, choose_sharding
 from rljob_inputs.memory.parts import Moment, Need, Part, build_moment
@@ -230,7 +230,7 @@ def _plan_trainer(question: Question) -> Iterator[Need]:
         cuda = Part("CUDA", roles.CUDA_BYTES, is_estimate=True)
         phases = tuple(each.plus(cuda) for each in moments)
         if spec.shares_trainer:
-            phases = shared.plan_gpu(_plan_engine(question, shape, gpu_bytes), phases, models)
+            phases = roles.plan_gpu(_plan_engine(question, shape, gpu_bytes), phases, models)
         yield Need("trainer", "spec.trainer", "gpu", trainer.num_ranks, phases, gpu_bytes)
         host = roles.plan_trainer_host(
             shape,
@@ -243,7 +243,7 @@ def _plan_trainer(question: Question) -> Iterator[Need]:
         host = _with_offloaded(host, work, published, ranks_per_pod=trainer.gpus_per_replica)
         host = _with_checkpoint_copy(host, question, work, ranks_per_pod=trainer.gpus_per_replica)
         if spec.shares_trainer:
-            host = shared.plan_host(
+            host = roles.plan_host(
                 host,
                 freed=_times(trainer.gpus_per_replica, plan_freed(work)),
                 num_engines=spec.engines_per_pod,
@@ -253,7 +253,7 @@ def _plan_trainer(question: Question) -> Iterator[Need]:
     else:
         host = _plan_cpu_rank(work, published)
         if spec.shares_trainer:
-            host = shared.plan_cpu_host(
+            host = roles.plan_cpu_host(
                 host,
                 _held_by_cpu_rank(work, published),
                 engine=_plan_cpu_engine(question, shape, scratch_bytes=0),
@@ -431,9 +431,9 @@ def _served_value_bytes(model: ServedModel) -> int:
     return _DTYPE_BYTES.get(model.dtype, 2)  # auto reduces float32
 
 
-def _plan_model_engines(question: Question) -> list[shared.ModelEngine]:
+def _plan_model_engines(question: Question) -> list[roles.ModelEngine]:
     """Return the engines of served models in the trainer's Pods whose shapes are known."""
-    spec, found = question.spec, list[shared.ModelEngine]()
+    spec, found = question.spec, list[roles.ModelEngine]()
     gpu_bytes = _gpu_bytes(question, spec.trainer.node_pool)
     for service in spec.services:
         model = service.settings.served_model
@@ -443,7 +443,7 @@ def _plan_model_engines(question: Question) -> list[shared.ModelEngine]:
         assert awake is not None, "its shape is known"
         weights = shape.num_parameters * _served_value_bytes(model)
         num_per_pod = spec.count_per_pod(model.gpus_per_replica)
-        found.append(shared.ModelEngine(_name_service(service), awake, weights, num_per_pod))
+        found.append(roles.ModelEngine(_name_service(service), awake, weights, num_per_pod))
     return found
 
 

@@ -24,7 +24,7 @@ from rljob_inputs.memory.plan import (
     plan_memory,
 )
 from rljob_inputs.memory.recomputation import find_stronger
-from rljob_inputs.memory.shared import GENERATE
+from rljob_inputs.memory.roles import GENERATE
 
 SHARE = "rollout.gpuMemoryUtilization"
 _SHARES = tuple(percent / 100 for percent in range(90, 15, -5))

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rljob_api.errors import UserError
-from rljob_inputs.objects.access import ObjectAccess, open_client
+from rljob_inputs.objects.access import ObjectAccess
 from rljob_inputs.objects.copies import Report
-from rljob_inputs.objects.errors import explain
+from rljob_inputs.objects.folder import ObjectFolder
 from rljob_inputs.objects.listing import has_objects
 from rljob_inputs.objects.progress import Progress, describe_bytes
 
@@ -39,12 +39,7 @@ def upload_folder(
     what = f"uploads {url}"
     report(f"{what}: {len(files)} files, {describe_bytes(total)}")
     progress = Progress(what, total, report)
-    client = open_client(url, access)
+    objects = ObjectFolder(url.rstrip("/"), access)
     for name in order:
-        target = f"{url.rstrip('/')}/{name}"
-        try:
-            client.put_file(str(files[name]), target.partition("://")[2])
-        except Exception as error:  # each client has dozens of types
-            raise explain(error, target, "s3:PutObject", access) from error
-        progress.add(files[name].stat().st_size)
+        objects.upload(files[name], name, progress.add)
         wrote(name)

@@ -4,16 +4,27 @@ Leaves it to `loop` which workloads to check, and to `refusals` what an answer m
 with it, because PodSecurity, LimitRanges, most policies, service accounts and priority classes are admitted by Pod
 only. A used-up quota is left out: it frees up while the job waits. A Secret or ConfigMap that is missing would be found
 by the kubelet, when the Pods have their nodes; so their metadata is read before the dry runs.
+
+The API server does not name the LimitRange that an answer is about. It writes a range's defaults into the Pod before it
+validates requests against limits, so that a request above a default limit is an invalid field that is not in the job.
+The message about a bound has its kind and value.
+
+Left out of the Secrets and ConfigMaps that are read: optional references; pull Secrets, without which the kubelet tries
+to pull; by their names, what the operator itself creates for the owner and for RewardModels; and all Secrets of a Pod
+with a CSI volume of its own. The Secrets Store CSI driver creates a Secret (secretObjects) when the first Pod mounts
+its volume, and never without that Pod.
 """
 
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
+from rljob_api import foreign_texts
 from rljob_api.errors import TransientError, UserError
+from rljob_api.quantity import parse_quantity
 from rljob_api.wire.contract import MANAGED_BY
 from rljob_core.backend import (
     FieldProblem,
@@ -23,12 +34,119 @@ from rljob_core.backend import (
     Reference,
     RefusedError,
 )
+from rljob_core.children import reward_refs
 from rljob_core.children.common import digest
 from rljob_core.kube.client import METADATA_ONLY, SSA, ApiError
 from rljob_core.kube.resources import BY_KIND, LIMIT_RANGE, POD, Resource
 from rljob_operator.kube import refusals
-from rljob_operator.kube.limit_ranges import describe, is_about_limits
-from rljob_operator.kube.references import find_references
+
+_SECRET, _CONFIG_MAP = "Secret", "ConfigMap"
+
+
+def find_references(workload: Manifest) -> list[Reference]:
+    """Return what the Pods of a workload need and the operator does not create, each once."""
+    (owner,) = workload["metadata"]["ownerReferences"]
+    spec = workload["spec"]["template"].get("spec")
+    left_out = {_SECRET} if any(volume.get("csi") for volume in _list(spec, "volumes")) else set[str]()
+    found = [each for each in dict.fromkeys(_list_references(spec)) if each.name and each.kind not in left_out]
+    return [each for each in found if not _is_created_by_operator(each.name, owner["name"])]
+
+
+def _is_created_by_operator(name: str, owner: str) -> bool:
+    return name.startswith(f"{owner}-") or name.endswith(reward_refs.child_name(""))
+
+
+def _list_references(spec: Any) -> Iterator[Reference]:
+    for container in (*_list(spec, "initContainers"), *_list(spec, "containers")):
+        for variable in _list(container, "env"):
+            yield from _read(variable.get("valueFrom"), "secretKeyRef", "configMapKeyRef")
+        for source in _list(container, "envFrom"):
+            yield from _read(source, "secretRef", "configMapRef")
+    for volume in _list(spec, "volumes"):
+        yield from _read(volume, "secret", "configMap")
+        for source in _list(volume.get("projected"), "sources"):
+            yield from _read(source, "secret", "configMap")
+
+
+def _list(holder: Any, field: str) -> list[Manifest]:
+    """Return the mappings of a list. What has another type is the API server's to refuse."""
+    entries = holder.get(field) if isinstance(holder, dict) else None
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+
+
+def _read(holder: Any, secret: str, config_map: str) -> Iterator[Reference]:
+    for kind, field in ((_SECRET, secret), (_CONFIG_MAP, config_map)):
+        source = holder.get(field) if isinstance(holder, dict) else None
+        if isinstance(source, dict) and not source.get("optional"):
+            name = source.get("secretName") or source.get("name")
+            yield Reference(kind, name if isinstance(name, str) else "")
+
+
+_FIELDS = {"maximum": ("max",), "minimum": ("min",)}
+
+
+def is_about_limits(error: ApiError, spec: Manifest) -> bool:
+    """Whether a LimitRange may be the reason. `spec` is that of the Pod as it was sent."""
+    return bool(
+        foreign_texts.BOUND.search(error.message)
+        or foreign_texts.RATIO.search(error.message)
+        or any(_find_defaults(error, spec))
+    )
+
+
+def describe(error: ApiError, spec: Manifest, ranges: Iterable[Manifest]) -> str:
+    """Return what the namespace's LimitRanges forbid. If none has the value, as when they cannot be read, no name."""
+    ranges = list(ranges)
+    defaults = [_describe_default(ranges, *default) for default in _find_defaults(error, spec)]
+    if defaults:
+        return "; ".join(dict.fromkeys(defaults))
+    matches = [(match, _FIELDS[match["bound"]]) for match in foreign_texts.BOUND.finditer(error.message)]
+    matches += [(match, ("maxLimitRequestRatio",)) for match in foreign_texts.RATIO.finditer(error.message)]
+    found = [_find_names(ranges, match["type"], fields, match["resource"], match["value"]) for match, fields in matches]
+    _, _, reason = error.message.rpartition("is forbidden: ")  # before it: a generated name
+    return f"{_join(name for names in found for name in names)}: {reason}"
+
+
+def _find_defaults(error: ApiError, spec: Manifest) -> Iterator[tuple[Manifest, str, str]]:
+    """Yield container, resource and limit of each request above a limit that the Pod did not have. The index in the
+    answer counts containers that webhooks have added, so a container is found by its request."""
+    for cause in error.causes:
+        place = foreign_texts.REQUESTS.match(str(cause.get("field", "")))
+        match = foreign_texts.ABOVE_DEFAULT.search(str(cause.get("message", "")))
+        if place is None or match is None:
+            continue
+        for container in spec.get(place["kind"]) or []:
+            resource, resources = match["resource"], container.get("resources") or {}
+            request = parse_quantity((resources.get("requests") or {}).get(resource, ""))
+            is_limited = resource in (resources.get("limits") or {})
+            if request is not None and request == parse_quantity(match["request"]) and not is_limited:
+                yield container, resource, match["limit"]
+
+
+def _describe_default(ranges: list[Manifest], container: Manifest, resource: str, limit: str) -> str:
+    request = container["resources"]["requests"][resource]
+    names = _join(_find_names(ranges, "Container", ("default", "max"), resource, limit))
+    return (
+        f"{names} limits {resource} of containers without a limit to {limit}, below the request of {request} "
+        f"of container {container['name']}"
+    )
+
+
+def _find_names(ranges: list[Manifest], kind: str, fields: tuple[str, ...], resource: str, value: str) -> list[str]:
+    wanted = parse_quantity(value)
+    return [
+        each["metadata"]["name"]
+        for each in ranges
+        for item in each["spec"].get("limits") or []
+        if item["type"] == kind
+        and any(parse_quantity((item.get(field) or {}).get(resource, "")) == wanted for field in fields)
+    ]
+
+
+def _join(names: Iterable[str]) -> str:
+    known = " and ".join(dict.fromkeys(names))
+    return f"LimitRange {known}" if known else "a LimitRange"
+
 
 Call = Callable[..., Awaitable[Manifest]]
 """KubernetesBackend._call: method, resource, namespace, path."""

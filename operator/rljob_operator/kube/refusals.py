@@ -4,30 +4,16 @@
 an unknown answer is transient. It is in the status after some retries, so that no answer leaves a job without a status.
 """
 
-import re
 from collections.abc import Iterator
 from decimal import Decimal
 from http import HTTPStatus
 
+from rljob_api import foreign_texts
 from rljob_api.errors import TransientError
 from rljob_api.quantity import parse_quantity
 from rljob_core.backend import FieldProblem, ForbiddenError, RefusedError, UnansweredError
 from rljob_core.kube.client import ApiError
 
-_TYPED_PATCH = re.compile(
-    r"failed to (create typed (patch|live) object|convert new object) \([^)]*\)( to proper version)?: "
-    r"(unable to convert unstructured object to [^:]*: )?(?P<problem>.*)",
-    re.DOTALL,
-)
-"""An apply whose fields or types the kind does not have, or whose object has such. The API server answers with 500."""
-_FIELD_PATH = re.compile(r"^\s*\.(?P<path>(?:\[[^\]]*\]|\"[^\"]*\"|[^:\s\[\"])+): (?P<problem>.*)$", re.MULTILINE)
-_UNKNOWN_FIELD = re.compile(r'unknown field "(?P<path>[^"]+)"')
-_DENIED = re.compile(r"denied (the )?request: ")
-"""Message of an admission webhook, and of a ValidatingAdmissionPolicy. Their code is what their author chose."""
-_TOO_LARGE = re.compile(r"message larger than max|request is too large")
-"""Message of etcd, with code 500."""
-_QUOTA = re.compile(r"(exceeded|failed) quota: ")
-_EXCEEDED = re.compile(r"exceeded quota: \S+, requested: (?P<requested>.*), used: .*, limited: (?P<limited>.*)")
 _REFUSED_CODES = (
     HTTPStatus.BAD_REQUEST,
     HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -41,7 +27,7 @@ _OF_SANDBOXES = ("serviceaccounts", "roles", "rolebindings", "sandboxtemplates",
 def translate(error: ApiError, verb: str, resource: str, where: str) -> Exception:
     """Return the operator's error for an answer to `verb` on `resource`. `where` names the object."""
     message = error.message
-    if "being terminated" in message or "NamespaceTerminating" in message:
+    if foreign_texts.NAMESPACE_ENDS.search(message):
         return TransientError(f"{where}: its namespace is being deleted")
     if is_quota_exceeded(error):
         return ForbiddenError(
@@ -51,13 +37,17 @@ def translate(error: ApiError, verb: str, resource: str, where: str) -> Exceptio
         return ForbiddenError(
             f"{where}: RBAC does not allow the operator to {verb} {resource}; {_find_grant(verb, resource)} ({message})"
         )
-    if error.code == HTTPStatus.FORBIDDEN or _DENIED.search(message):
+    if error.code == HTTPStatus.FORBIDDEN or foreign_texts.DENIED.search(message):
         return ForbiddenError(f"{where}: an admission policy rejects it; change the policy, or the spec ({message})")
-    if "failed calling webhook" in message:
+    if foreign_texts.SILENT_WEBHOOK.search(message):
         return UnansweredError(f"{where}: an admission webhook does not answer; repair or remove it ({message})")
     if is_conflict(error):
         return TransientError(f"{where}: HTTP {error.code}: {message}")
-    if error.code in _REFUSED_CODES or _TYPED_PATCH.match(message) or _TOO_LARGE.search(message):
+    if (
+        error.code in _REFUSED_CODES
+        or foreign_texts.TYPED_PATCH.match(message)
+        or foreign_texts.TOO_LARGE.search(message)
+    ):
         return RefusedError(_without_prefix(message), tuple(find_field_problems(error)))
     if error.code == HTTPStatus.NOT_FOUND:
         return TransientError(f"{where}: not found (its namespace or kind may have been deleted): {message}")
@@ -80,16 +70,17 @@ def is_conflict(error: ApiError) -> bool:
 
 
 def is_quota_exceeded(error: ApiError) -> bool:
-    return bool(_QUOTA.search(error.message))
+    return bool(foreign_texts.QUOTA.search(error.message))
 
 
 def is_quota_for_good(error: ApiError) -> bool:
     """Whether the quota cannot admit the Pod however little is in use: it is above the hard limit, or leaves out a
     resource that the quota counts."""
-    if match := _EXCEEDED.search(error.message):
+    if match := foreign_texts.EXCEEDED_QUOTA.search(error.message):
         requested, limited = (_read_quantities(match[part]) for part in ("requested", "limited"))
         return any(number > limited[name] for name, number in requested.items() if name in limited)
-    return "failed quota: " in error.message
+    quota = foreign_texts.QUOTA.search(error.message)
+    return quota is not None and quota["unspecified"] is not None
 
 
 def _read_quantities(text: str) -> dict[str, Decimal]:
@@ -101,25 +92,28 @@ def _read_quantities(text: str) -> dict[str, Decimal]:
 
 def is_missing_right(error: ApiError) -> bool:
     """Whether RBAC forbids the request to the operator, whatever it contains."""
-    return error.code == HTTPStatus.FORBIDDEN and "is forbidden: User" in error.message
+    return error.code == HTTPStatus.FORBIDDEN and bool(foreign_texts.MISSING_RIGHT.search(error.message))
 
 
 def is_dry_run_unsupported(error: ApiError) -> bool:
     """Whether a webhook with side effects matches, so that nothing can be known without the real request."""
-    return error.code == HTTPStatus.BAD_REQUEST and "does not support dry run" in error.message
+    return error.code == HTTPStatus.BAD_REQUEST and bool(foreign_texts.NO_DRY_RUN.search(error.message))
 
 
 def find_field_problems(error: ApiError) -> Iterator[FieldProblem]:
     """Yield the fields that the answer names, each once, in the API server's own path syntax."""
     found = [(str(cause["field"]), str(cause.get("message", ""))) for cause in error.causes if cause.get("field")]
-    if not found and (typed := _TYPED_PATCH.match(error.message)):
-        found = [(match["path"], match["problem"]) for match in _FIELD_PATH.finditer(typed["problem"])]
-    if not found and "strict decoding error" in error.message:
-        found = [(match["path"], "field not declared in schema") for match in _UNKNOWN_FIELD.finditer(error.message)]
+    if not found and (typed := foreign_texts.TYPED_PATCH.match(error.message)):
+        found = [(match["path"], match["problem"]) for match in foreign_texts.FIELD_PATH.finditer(typed["problem"])]
+    if not found and foreign_texts.STRICT_DECODING.search(error.message):
+        found = [
+            (match["path"], "field not declared in schema")
+            for match in foreign_texts.UNKNOWN_FIELD.finditer(error.message)
+        ]
     yield from dict.fromkeys(FieldProblem(path, problem) for path, problem in found)
 
 
 def _without_prefix(message: str) -> str:
     """The message without the internals of an apply."""
-    typed = _TYPED_PATCH.match(message)
+    typed = foreign_texts.TYPED_PATCH.match(message)
     return typed["problem"].strip() if typed else message

@@ -6,7 +6,7 @@ authentication.
 
 Workarounds, each with its reason:
 
-- No object reaches kopf (`kopf_watches`). Its LIST before a watch gets limit=1 and no object, and its watches get
+- No object reaches kopf (`informer`). Its LIST before a watch gets limit=1 and no object, and its watches get
   bookmarks in place of events, which `informer` takes from the stream. kopf starts a task with a queue for each object,
   remembers each until its deletion, and copies and compares it for change handlers. With `kopf.on.event` handlers in
   place of this, 1,000 jobs on two cores took 242 s of CPU time until all ran, and a restart among them 1,034 MiB, 174 s

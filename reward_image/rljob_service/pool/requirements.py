@@ -20,6 +20,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
+from rljob_api import foreign_texts
 from rljob_api.errors import RLJobError, TransientError, UserError
 from rljob_api.wire.contract import ENV_INSTALLED_ONLY, ENV_TOKEN, MARK_INSTALLED, MARK_INSTALLS, NOT_INSTALLED
 from rljob_service.pool.worker_packages import find_worker_packages
@@ -28,16 +29,8 @@ logger = logging.getLogger(__name__)
 
 _COMPLETE = "rljob-complete"
 _WORKER_FOLDER = "rljob-worker"
-_UNREACHABLE = re.compile(
-    r"connection|connect error|dns error|timed out|timeout|temporary failure|network is|"
-    r"status code \(5\d\d|5\d\d (server error|bad gateway|service unavailable)|error sending request",
-    re.IGNORECASE,
-)
-_NOT_FOUND = re.compile(r"could not find a version|no matching distribution", re.IGNORECASE)
-"""What pip says about a missing package and, without its warnings, about an index that does not answer."""
 _DEFAULT_INDEX = "https://pypi.org/simple"
 _INDEX_TIMEOUT_SECONDS = 10.0
-_DISK_FULL = re.compile(r"no space left|disk quota exceeded", re.IGNORECASE)
 _NUM_LINES_SHOWN = 12
 _PIP_INSTALL = ("pip", "install", "--quiet", "--disable-pip-version-check", "--no-input")
 _INSTALLER_VARIABLES = (
@@ -162,7 +155,7 @@ def _run(command: list[str], environment: dict[str, str], lines: Sequence[str]) 
     done = _call(command, environment)
     if done.returncode != 0:
         index = None
-        if _NOT_FOUND.search(done.stdout):
+        if foreign_texts.UNKNOWN_PACKAGE.search(done.stdout):
             index = _find_unreachable_index(command[0], environment)
         raise _explain(done.stdout, lines, index)
 
@@ -212,12 +205,12 @@ def _build_environment(*, uses_uv: bool) -> dict[str, str]:
 def _explain(output: str, lines: Sequence[str], unreachable_index: str | None = None) -> RLJobError:
     text = "\n".join(line.rstrip() for line in output.strip().splitlines()[-_NUM_LINES_SHOWN:])
     what = f"function.requirements ({', '.join(lines)}) cannot be installed:\n{text}\n"
-    if unreachable_index or _UNREACHABLE.search(output):
+    if unreachable_index or foreign_texts.UNREACHABLE_INDEX.search(output):
         index = f" {_hide_password(unreachable_index)}" if unreachable_index else ""
         return TransientError(
             f"{what}the package index{index} cannot be reached; set UV_INDEX_URL in the reward's env, or build an image"
         )
-    if _DISK_FULL.search(output):
+    if foreign_texts.DISK_FULL.search(output):
         return TransientError(f"{what}the disk is full; give the Pod more ephemeral storage, or build an image")
     return UserError(f"{what}correct the lines, or build an image that has the packages (rewards[].image)")
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rljob_service.worker.code.sandbox_claims import ClaimError, Claims, build_name
+from rljob_service.worker.code.agent_sandbox import ClaimError, Claims, build_name
 from tests.paths import ROOT
 from tests.support import fast_yaml
 from tests.support.agent_sandbox import find_crds, open_api

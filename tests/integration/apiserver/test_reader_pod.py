@@ -9,7 +9,7 @@ from kubernetes import client
 
 from rljob_cli.cluster import pod_start
 from rljob_cli.cluster.client import connect
-from rljob_cli.cluster.reader_pod import LABEL_READER, reader_pod
+from rljob_cli.cluster.head_files import LABEL_READER, reader_pod
 from rljob_cli.options import Target
 
 JOB = """\

@@ -20,9 +20,8 @@ from rljob_api.errors import TransientError, UserError
 from rljob_api.run.files import ModelFiles, RunFile
 from rljob_api.wire.contract import PORT_RUN_FILES, RUN_ROUTE
 from rljob_cli.cluster import head_files
-from rljob_cli.cluster.client import ClusterError
+from rljob_cli.cluster.client import PROTOCOL, ClusterError
 from rljob_cli.cluster.head_files import FolderCopy, HeadPorts, copy_run
-from rljob_cli.cluster.pod_exec import PROTOCOL
 from rljob_cli.export.from_cluster import use_model
 from rljob_trainer import reader
 from rljob_trainer.run_folder.server import RunFileServer

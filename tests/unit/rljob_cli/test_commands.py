@@ -67,11 +67,11 @@ def test_submitted_evaluation_calls_its_rewards_unless_it_may_not(
 ) -> None:
     given: list[bool] = []
 
-    def load(path: Path, overrides: list[str], *, should_call: bool) -> NoReturn:
+    def judge(*_: object, should_call: bool) -> NoReturn:
         given.append(should_call)
         raise SystemExit(0)
 
-    monkeypatch.setattr("rljob_cli.submit.command._load", load)
+    monkeypatch.setattr("rljob_cli.submit.command.judge", judge)
     done = CliRunner().invoke(app, ["evaluate", str(write_job(tmp_path, {})), "--submit", *flags])
     assert (done.exit_code, given) == (0, [should_call]), done.output
 

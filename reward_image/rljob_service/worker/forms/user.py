@@ -7,7 +7,7 @@ Invariant: a reply is the fields of a UserReply as JSON, of a bounded size, or a
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from rljob_api.functions import user_forms
+from rljob_api.functions import named_forms
 from rljob_api.functions.descriptions import Function
 from rljob_api.wire.contract import MAX_USER_REPLY_BYTES
 from rljob_service.worker.forms.binding import CallBinding
@@ -40,7 +40,7 @@ def bind(function: Callable[..., Any], parameters: Function, kwargs: Mapping[str
             return failed_call(
                 EXCEPTION,
                 f"{parameters.show()} requires {', '.join(missing)}, which the row does not have (its other columns: "
-                f"{found}); it may take {', '.join(user_forms.VALUES)}",
+                f"{found}); it may take {', '.join(named_forms.USER_VALUES)}",
             )
         return function(**{name: value for name, value in given.items() if parameters.accepts(name)})
 
@@ -53,7 +53,7 @@ def columns_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what user_forms.VALUES names, from the fields of a UserCall."""
+    """Return what named_forms.USER_VALUES names, from the fields of a UserCall."""
     truth = arguments.get("ground_truth")
     return {
         "messages": arguments["messages"],

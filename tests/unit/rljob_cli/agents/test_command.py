@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from rljob_cli.agents import command
 from rljob_cli.agents.command import describe_rest, is_invalid, place_row, read_row
-from rljob_cli.check import env_rows
 from rljob_cli.check.jobfile import load
 from rljob_cli.exits import EXIT_INTERRUPTED
 from rljob_cli.main import app
@@ -47,7 +47,9 @@ def test_copies_of_a_row_have_the_data_source_of_training(tmp_path, column, expe
 
 def test_row_of_an_environment_keeps_its_number_and_its_split(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(env_rows, "read_row", lambda *given: asked.append(given[1:4]) or {"question": "a", "index": 4})
+    monkeypatch.setattr(
+        command, "read_env_row", lambda *given: asked.append(given[1:4]) or {"question": "a", "index": 4}
+    )
     job = load(EXAMPLES / "environment" / "rows.yaml", ["spec.data.train.offset=3"]).job
     values = read_row(job, 1, {})
     assert asked == [(job.spec.data.train, "spec.data.train", 1)]
@@ -64,7 +66,7 @@ def test_stop_while_the_environment_makes_the_row_is_no_crash(monkeypatch, stop)
     def read_row(*_):
         raise stop
 
-    monkeypatch.setattr(env_rows, "read_row", read_row)
+    monkeypatch.setattr(command, "read_env_row", read_row)
     assert rljob(EXAMPLES / "environment" / "rows.yaml", "--answer", "4") == (EXIT_INTERRUPTED, "")
 
 

@@ -9,8 +9,8 @@ import pytest
 from rljob_api.errors import TransientError
 from rljob_cli.cluster import top, top_tables
 from rljob_cli.cluster.client import ClusterError
+from rljob_cli.cluster.commands import fetch_rewards
 from rljob_cli.cluster.formatting import format_age
-from rljob_cli.cluster.rewards import fetch_rewards
 from rljob_cli.cluster.watch import watch
 from rljob_cli.run.reward_rows import RewardRow
 from rljob_cli.tables import to_text

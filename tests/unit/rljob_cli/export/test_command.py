@@ -8,7 +8,7 @@ import yaml
 from typer.testing import CliRunner
 
 from rljob_api.run.folder import FILE_COMPLETE, FILE_JOB, FILE_SUMMARY, checkpoint_folder
-from rljob_cli.export import command, destinations, from_cluster
+from rljob_cli.export import command, from_cluster
 from rljob_cli.main import app
 from tests.paths import DATA
 from tests.support.hub import run_hub
@@ -146,12 +146,12 @@ def test_place_that_refuses_the_model_says_so_before_it_is_built(run, exports, h
 
 def test_model_goes_to_object_storage(run, exports, monkeypatch):
     asked, written = [], {}
-    monkeypatch.setattr(destinations, "require_empty", lambda url, access: asked.append((url, access.endpoint)))
+    monkeypatch.setattr(command, "require_empty", lambda url, access: asked.append((url, access.endpoint)))
 
     def upload(folder, url, access, *, last, report):
         written.update({path.name: last for path in folder.iterdir()}, url=url)
 
-    monkeypatch.setattr(destinations, "upload_folder", upload)
+    monkeypatch.setattr(command, "upload_folder", upload)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://storage:9000")
     done = call("letters", "--to", "s3://bucket/letters/", "-o", "json")
     assert done.exit_code == 0, done.output

@@ -10,8 +10,7 @@ from rljob_api.errors import UserError
 from rljob_api.run.folder import TrajectoryFile
 from rljob_api.run.metrics import Metrics
 from rljob_cli.report.collect import add_agent, collect_run, plan_reading
-from rljob_cli.report.failures import summarize_failures
-from rljob_cli.report.rewards import summarize_rewards
+from rljob_cli.report.sections import summarize_failures, summarize_rewards
 from tests.paths import DATA
 from tests.support.records import result_row, sample_row
 

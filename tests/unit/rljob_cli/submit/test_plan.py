@@ -10,7 +10,8 @@ import pytest
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
-from rljob_cli.submit.plan import ClaimOptions, build_owners_patch, plan_submission
+from rljob_cli.options import ClaimOptions
+from rljob_cli.submit.plan import build_owners_patch, plan_submission
 from rljob_cli.submit.sources import MAX_SMALL_BYTES, File, Tree
 from rljob_core.plan.job import render_children
 
@@ -121,7 +122,7 @@ def test_small_evaluation_stays_in_the_config_map_next_to_large_training_data():
 
 
 def test_existing_claim_is_used_and_not_created():
-    submission = plan(make_job(model="./model"), name="shared")
+    submission = plan(make_job(model="./model"), claim="shared")
     assert submission.claim is None
     assert submission.job["spec"]["model"]["source"].startswith("pvc://shared/sums/")
 

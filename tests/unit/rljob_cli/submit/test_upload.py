@@ -11,8 +11,7 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.read.load import load_manifests
 from rljob_cli.cluster import pod_start
-from rljob_cli.cluster.client import ClusterError
-from rljob_cli.cluster.pod_exec import Ended
+from rljob_cli.cluster.client import ClusterError, Ended
 from rljob_cli.submit import upload
 from rljob_cli.submit.sources import LocalSource, read_tree
 from rljob_cli.submit.upload import count_bytes, stream
@@ -38,7 +37,7 @@ def pod():
     [job] = load_manifests(JOB, "job.yaml")
     assert isinstance(job, RLJob)
     head = next(child for child in render_children(job, "token") if child["kind"] == "Job")
-    return upload.build_pod(head["spec"]["template"], "sums", "sums-files")
+    return upload.build_upload(head["spec"]["template"], "sums", "sums-files")
 
 
 def test_pod_starts_where_the_head_does_and_writes_to_the_claim(pod):

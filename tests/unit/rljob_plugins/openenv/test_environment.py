@@ -8,7 +8,7 @@ import pydantic
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_plugins.openenv.models import find_action_class, read_action, show, show_result
+from rljob_plugins.openenv.environment import find_action_class, read_action, show, show_result
 from rljob_service.worker import environments
 from rljob_service.worker.environments.stepping import NotAnActionError
 from tests.support.environments import GivenAnswers, build_episode, load_adapter, play

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_api.functions.episode_forms import CLIENT, VALUES
+from rljob_api.functions.named_forms import CLIENT, PROGRAM_VALUES
 from rljob_service.worker.episodes.calls import read_episode, write_call
-from rljob_service.worker.episodes.program import list_values
+from rljob_service.worker.load.episode_entrypoints import list_values
 from rljob_service.worker.load.loading import load
 from rljob_service.worker.settings import EPISODES
 from tests.support.agent_functions import ANSWERS, build_episode_call, build_settings, play
@@ -28,7 +28,7 @@ def show(source: str, settings: dict[str, Any] | None = None, **fields: Any) -> 
 
 def test_values_of_the_table_are_passed_by_name() -> None:
     values = list_values(read_episode(build_episode_call(extra_info={"level": 2})))
-    assert set(VALUES) - {CLIENT} < set(values)
+    assert set(PROGRAM_VALUES) - {CLIENT} < set(values)
     assert (values["question"], values["answer"], values["level"]) == ("2+2?", "4", 2)
     assert values["task"] == {
         "prompt": ANSWERS[:1], "messages": ANSWERS[:1], "question": "2+2?", "answer": "4", "ground_truth": "4",

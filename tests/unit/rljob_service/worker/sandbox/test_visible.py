@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rljob_service.worker.sandbox.visible import find_paths, find_visible
+from rljob_service.worker.sandbox import find_paths, find_visible
 from rljob_service.worker.settings import CODE_MODULE, FunctionSettings
 
 _SCRATCH = "/tmp/rljob-reward-x/workers/1"

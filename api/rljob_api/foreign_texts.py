@@ -1,0 +1,92 @@
+"""Texts of other programs that RLJob reads, by the program and the version that write them.
+
+Leaves to its readers what a text means. A release may word a text otherwise: then a remedy becomes the raw text, and
+nothing fails. So tests compare VERSIONS with what is installed, and read a text of that version with each pattern.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+VERSIONS: Final[Mapping[str, str]] = {"kubernetes": "1.35.4", "pip": "26.3", "datasets": "5.2.0"}
+"""Those whose texts were read last. uv and NVIDIA's driver may have any version."""
+
+# Answers of the API server, and messages of its admission.
+TYPED_PATCH: Final = re.compile(
+    r"failed to (create typed (patch|live) object|convert new object) \([^)]*\)( to proper version)?: "
+    r"(unable to convert unstructured object to [^:]*: )?(?P<problem>.*)",
+    re.DOTALL,
+)
+"""An apply whose fields or types the kind does not have, or whose object has such. The API server answers with 500."""
+FIELD_PATH: Final = re.compile(r"^\s*\.(?P<path>(?:\[[^\]]*\]|\"[^\"]*\"|[^:\s\[\"])+): (?P<problem>.*)$", re.MULTILINE)
+STRICT_DECODING: Final = re.compile("strict decoding error")
+UNKNOWN_FIELD: Final = re.compile(r'unknown field "(?P<path>[^"]+)"')
+NAMESPACE_ENDS: Final = re.compile("being terminated|NamespaceTerminating")
+MISSING_RIGHT: Final = re.compile("is forbidden: User")
+DENIED: Final = re.compile(r"denied (the )?request: ")
+"""Message of an admission webhook, and of a ValidatingAdmissionPolicy. Their code is what their author chose."""
+SILENT_WEBHOOK: Final = re.compile("failed calling webhook")
+NO_DRY_RUN: Final = re.compile("does not support dry run")
+TOO_LARGE: Final = re.compile(r"message larger than max|request is too large")
+"""Message of etcd, with code 500."""
+QUOTA: Final = re.compile(r"(exceeded|(?P<unspecified>failed)) quota: ")
+EXCEEDED_QUOTA: Final = re.compile(
+    r"exceeded quota: \S+, requested: (?P<requested>.*), used: .*, limited: (?P<limited>.*)"
+)
+ABOVE_DEFAULT: Final = re.compile(
+    r'Invalid value: "(?P<request>[^"]+)": must be less than or equal to (?P<resource>\S+) limit of (?P<limit>\S+)'
+)
+"""A request above the limit that a LimitRange sets by default."""
+REQUESTS: Final = re.compile(r"spec\.(?P<kind>containers|initContainers)\[\d+\]\.resources\.requests")
+BOUND: Final = re.compile(
+    r"(?P<bound>maximum|minimum) (?P<resource>\S+) usage per (?P<type>Container|Pod) is (?P<value>\S+?)[.,]?\s"
+)
+RATIO: Final = re.compile(
+    r"(?P<resource>\S+) max limit to request ratio per (?P<type>Container|Pod) is (?P<value>\S+?)[,\s]"
+)
+REJECTED_POD: Final = re.compile(
+    r'(Error creating: |create Pod \S+ in StatefulSet \S+ failed error: )?(pods? "[^"]*" is forbidden: )?'
+)
+"""What begins a message: the action, and the generated name of the Pod. In those that follow, `who` rejects, or is
+missing; `why` is its own text."""
+POLICY: Final = re.compile(
+    r"ValidatingAdmissionPolicy '(?P<who>[^']+)' with binding '[^']*' denied request: (?P<why>.+)", re.S
+)
+WEBHOOK: Final = re.compile(
+    r'admission webhook "(?P<who>[^"]+)" denied the request(: (?P<why>.+)| without explanation)', re.S
+)
+POD_SECURITY: Final = re.compile(r'violates PodSecurity "(?P<who>[^"]+)"(: (?P<why>.+))?', re.S)
+SERVICE_ACCOUNT: Final = re.compile(
+    r'error looking up service account [^:]*: serviceaccount "(?P<who>[^"]+)" not found(?P<why>)'
+)
+PRIORITY_CLASS: Final = re.compile(r"no PriorityClass with name (?P<who>\S+) was found(?P<why>)")
+
+# Events and states of Pods, by the scheduler and the kubelet.
+PULL_SECRETS: Final = re.compile(r"image pull secrets \(([^)]+)\)")
+SLOW_KUBELET: Final = re.compile(r"failed to sync \w+ cache: timed out")
+"""A busy kubelet has not read the object yet. This resolves without help; nothing is missing."""
+HELD_VOLUME: Final = re.compile(
+    r"volume node affinity|PersistentVolume's node affinity|ReadWriteOncePod|Multi-Attach error"
+)
+"""A node, or a Pod, has a volume that can be on one at a time."""
+UNBOUND_CLAIM: Final = re.compile("persistentvolumeclaim", re.IGNORECASE)
+NODE_SELECTOR: Final = re.compile("node affinity/selector")
+OVER_OWN_DISK: Final = re.compile(r"exceeds the (total )?limit|exceeded its local ephemeral storage limit")
+"""In the message of an evicted Pod that used more disk than its own limits allow. Other evictions relieve the node."""
+
+# pip and uv.
+UNREACHABLE_INDEX: Final = re.compile(
+    r"connection|connect error|dns error|timed out|timeout|temporary failure|network is|"
+    r"status code \(5\d\d|5\d\d (server error|bad gateway|service unavailable)|error sending request",
+    re.IGNORECASE,
+)
+UNKNOWN_PACKAGE: Final = re.compile(r"could not find a version|no matching distribution", re.IGNORECASE)
+"""What pip says about a missing package and, without its warnings, about an index that does not answer."""
+DISK_FULL: Final = re.compile(r"no space left|disk quota exceeded", re.IGNORECASE)
+
+# datasets, and NVIDIA's driver.
+NO_SUBSET: Final = re.compile("BuilderConfig|Config name is missing")
+NO_SPLIT: Final = re.compile("split", re.IGNORECASE)
+DRIVER: Final = re.compile(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", re.MULTILINE)
+NO_CAPABILITY: Final = re.compile("compute_cap")
+"""Drivers before 510 do not know this field of nvidia-smi."""

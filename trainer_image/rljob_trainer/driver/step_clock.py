@@ -3,7 +3,7 @@
 Invariant: time in which the job waits for something outside of it does not count, nor that after the last step.
 """
 
-from rljob_trainer.progress.pace import Pace, Piece, Work
+from rljob_trainer.liveness.judge import Pace, Piece, Work
 
 _KIND = "step"
 

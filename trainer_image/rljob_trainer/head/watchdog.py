@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 from rljob_api.manifest.job_sections import HangDetection
 from rljob_trainer.concurrency import end_tasks
-from rljob_trainer.progress.pace import Pace, Work
+from rljob_trainer.liveness.judge import Pace, Work
 
 _PERIOD_SECONDS = 1.0
 _LAG_PERIOD_SECONDS = 0.1

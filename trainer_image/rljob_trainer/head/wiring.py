@@ -49,10 +49,10 @@ from rljob_trainer.history.disk import RunDisk
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.run_state import check_disk_space
 from rljob_trainer.history.tracking import build_trackers
+from rljob_trainer.liveness.judge import Pace
 from rljob_trainer.mirror.mirror import Mirror
 from rljob_trainer.mirror.owner import Ownership
 from rljob_trainer.outages.registry import Dependency, Outages
-from rljob_trainer.progress.pace import Pace
 from rljob_trainer.ranks.group import TrainerGroup, connect, disconnect
 from rljob_trainer.ranks.ray_head import RayHead
 from rljob_trainer.replicas.engines import TrainerEngines

@@ -8,12 +8,13 @@ import os
 import socket
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ray
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
+from torch.distributed import distributed_c10d
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import ENV_POD_IP, ENV_TOKEN
@@ -21,6 +22,8 @@ from rljob_api.wire.driver_status import TrainerChoices
 from rljob_api.wire.logs import choose_format, configure_logging
 from rljob_api.wire.weights import WeightManifest
 from rljob_trainer.devices.choose import choose_device
+from rljob_trainer.liveness.judge import Beat
+from rljob_trainer.liveness.stacks import describe_process, read_stacks
 from rljob_trainer.policy import checkpoints
 from rljob_trainer.policy.checkpoints import CheckpointSaver
 from rljob_trainer.policy.layout import Layout, RankRows
@@ -29,7 +32,6 @@ from rljob_trainer.policy.policy import Policy
 from rljob_trainer.policy.update_metrics import RankMetrics
 from rljob_trainer.ranks.device_memory import configure_allocator, held_bytes, release_unused
 from rljob_trainer.ranks.failures import typed_errors
-from rljob_trainer.ranks.heartbeat import Beat, count_collectives, describe_process, dump_stacks
 from rljob_trainer.ranks.ray_node import ENV_NUM_THREADS
 from rljob_trainer.ranks.results import RowFacts, split_facts
 from rljob_trainer.ranks.weight_transport import WeightTransport, build_transport
@@ -43,6 +45,8 @@ SAVES = "saves"
 """Ray's concurrency group of `wait_for_save`: it waits next to the other methods, which all run in one thread."""
 BEATS = "beats"
 """That of what a rank says while it works."""
+PROCESS_NAME = b"ray::RankProcess"
+"""How the command line of a rank begins."""
 _BACKSTOP_SECONDS = 600
 """Added to hangDetection.maxSeconds for the collectives' own timeout: the group finds a hang before, and says whose."""
 
@@ -182,15 +186,17 @@ class RankProcess:
         # Not before `start` has built them.
         micro_batch = self.policy.micro_batch if hasattr(self, "policy") else None
         num_waiting = self._transport.num_waiting if hasattr(self, "_transport") else 0
-        return Beat(count_collectives(), micro_batch, num_waiting)
+        groups: list[Any] = list(distributed_c10d._world.pg_map) if dist.is_initialized() else []
+        num_collectives = sum(group._get_sequence_number_for_group() for group in groups)
+        return Beat(num_collectives, micro_batch, num_waiting)
 
     @ray.method(concurrency_group=BEATS)
     def dump_stacks(self) -> str:
-        return dump_stacks()
+        return read_stacks()
 
     @ray.method(concurrency_group=BEATS)
     def describe_process(self, pid: int) -> str:
-        return describe_process(pid)
+        return describe_process(pid, PROCESS_NAME)
 
     def close(self) -> None:
         if hasattr(self, "_transport"):

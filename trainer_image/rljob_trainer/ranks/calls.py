@@ -11,7 +11,8 @@ from typing import Any
 
 from ray.actor import ActorHandle
 
-from rljob_trainer.ranks.heartbeat import describe_process
+from rljob_trainer.liveness.stacks import describe_process
+from rljob_trainer.ranks.actor import PROCESS_NAME
 from rljob_trainer.ranks.rank_watch import RankWatch
 
 
@@ -94,8 +95,10 @@ async def describe_silent(
     if rank < len(process_ids):
         pid, address = process_ids[rank], addresses[rank]
         peers = [peer for peer in range(len(ranks)) if peer not in silent and addresses[peer] == address]
-        # Under `rljob run`, this process sees it, too.
-        state = await _ask(ranks[peers[0]].describe_process.remote(pid)) if peers else describe_process(pid)
+        if peers:
+            state = await _ask(ranks[peers[0]].describe_process.remote(pid))
+        else:  # under `rljob run`, this process sees it, too
+            state = describe_process(pid, PROCESS_NAME)
     return f"its process does not answer (state {state})" if state else "its process does not answer"
 
 

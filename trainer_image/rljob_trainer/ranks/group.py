@@ -30,9 +30,9 @@ from rljob_trainer.concurrency import run_with_watcher
 from rljob_trainer.driver.ports import FreedMemory, TrainerGroupDiedError
 from rljob_trainer.episodes.types import TokenFacts, TrainRow, UpdateMetrics, UpdateVersions
 from rljob_trainer.history.disk import find_disk_error
+from rljob_trainer.liveness.judge import Pace, Work
 from rljob_trainer.policy.layout import PLAIN, RankRows, divide_rows
 from rljob_trainer.policy.update_metrics import RankMetrics
-from rljob_trainer.progress.pace import Pace, Work
 from rljob_trainer.ranks.actor import BEATS, SAVES, RankFacts, RankProcess
 from rljob_trainer.ranks.calls import Heartbeats, describe_silent, future, log_stacks, wait_for
 from rljob_trainer.ranks.failures import group_failure

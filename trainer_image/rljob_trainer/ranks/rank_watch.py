@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from rljob_api.wire.driver_status import HungPart
 from rljob_trainer.driver.ports import TrainerGroupDiedError
-from rljob_trainer.progress.pace import Hang, Piece, Work
-from rljob_trainer.ranks.heartbeat import Beat
+from rljob_trainer.liveness.judge import Beat, Hang, Piece, Work
 
 SILENT_SECONDS = 5.0
 """In a call that hangs, a rank that has said nothing for this long is the cause."""

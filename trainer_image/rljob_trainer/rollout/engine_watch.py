@@ -22,8 +22,8 @@ from rljob_api.manifest.job_sections import HangDetection
 from rljob_api.wire.contract import ENV_HEAD, ENV_TOKEN, ExitCode
 from rljob_api.wire.driver_status import HungPart
 from rljob_api.wire.termination import end_program
-from rljob_trainer.progress.pace import Hang, Pace, Piece, Work
-from rljob_trainer.rollout.engine_stacks import end_engine, log_engine_stacks
+from rljob_trainer.liveness.judge import Hang, Pace, Piece, Work
+from rljob_trainer.liveness.stacks import end_children, log_stacks
 from rljob_trainer.rollout.weight_transfer import report_hang
 
 _PERIOD_SECONDS = 1.0
@@ -126,7 +126,7 @@ def build_watch(bounds: HangDetection, engine: Any, is_loading: Callable[[], boo
 async def end_if_it_hangs(watch: EngineWatch, report: Report | None = None) -> NoReturn:
     """End this process once the engine hangs."""
     hang = await watch.run()
-    stacks = await asyncio.to_thread(log_engine_stacks)
+    stacks = await asyncio.to_thread(log_stacks)
     owed = f"owes {hang.kind}"
     message = (
         f"the engine hangs: it {owed} for {hang.seconds:.0f} s, and {hang.limit_seconds:.0f} s are allowed "
@@ -135,7 +135,7 @@ async def end_if_it_hangs(watch: EngineWatch, report: Report | None = None) -> N
     logger.error("%s", message)
     if report is not None:
         await report(hang, owed + _join(stacks))
-    end_engine()
+    end_children()
     os._exit(end_program(message, ExitCode.INFRASTRUCTURE))
 
 

@@ -8,10 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from rljob_api.manifest.job_sections import HangDetection
-from rljob_trainer.progress.pace import Pace, Work
+from rljob_trainer.liveness.judge import Beat, Pace, Work
 from rljob_trainer.ranks import calls
 from rljob_trainer.ranks.calls import Heartbeats
-from rljob_trainer.ranks.heartbeat import Beat
 from rljob_trainer.ranks.rank_watch import RankWatch
 
 

@@ -3,8 +3,7 @@
 import pytest
 
 from rljob_api.manifest.job_sections import HangDetection
-from rljob_trainer.progress.pace import Pace, Work
-from rljob_trainer.ranks.heartbeat import Beat
+from rljob_trainer.liveness.judge import Beat, Pace, Work
 from rljob_trainer.ranks.rank_watch import RankWatch, find_behind, hung_error
 
 MIN_SECONDS, MAX_SECONDS = 60, 7200

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rljob_api.manifest.job_sections import HangDetection
-from rljob_trainer.progress.pace import Hang, Pace, Work
+from rljob_trainer.liveness.judge import Hang, Pace, Work
 from rljob_trainer.rollout import engine_watch
 from rljob_trainer.rollout.engine_watch import EngineWatch, count_outputs
 

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from rljob_api.manifest.job_sections import HangDetection
-from rljob_trainer.progress.pace import Hang
+from rljob_trainer.liveness.judge import Hang
 from rljob_trainer.rollout import engine_watch, sidecar_watch
 from rljob_trainer.rollout.engine_watch import build_watch, end_if_it_hangs, report_to_head
 from rljob_trainer.rollout.sidecar_watch import SidecarWatch, read_bounds
@@ -108,8 +108,8 @@ async def test_a_hung_engine_is_told_to_the_head_before_its_processes_end(monkey
     monkeypatch.setenv("RLJOB_HEAD", "head")
     monkeypatch.setenv("RLJOB_TOKEN", "secret")
     monkeypatch.setattr(engine_watch, "report_hang", tell)
-    monkeypatch.setattr(engine_watch, "log_engine_stacks", lambda: ["process 7 is stopped: it gives no stacks"])
-    monkeypatch.setattr(engine_watch, "end_engine", lambda: order.append("the engine's processes are killed"))
+    monkeypatch.setattr(engine_watch, "log_stacks", lambda: ["process 7 is stopped: it gives no stacks"])
+    monkeypatch.setattr(engine_watch, "end_children", lambda: order.append("the engine's processes are killed"))
     monkeypatch.setattr(engine_watch, "end_program", lambda message, code: code)
     monkeypatch.setattr(engine_watch.os, "_exit", end)
     watch: Any = Watch()

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rljob_api.manifest.job_sections import HangDetection
-from rljob_trainer.progress.pace import MAX_TICK_SECONDS, Pace, Work
+from rljob_trainer.liveness.judge import MAX_TICK_SECONDS, Pace, Work
 
 MAX_SECONDS = 200
 

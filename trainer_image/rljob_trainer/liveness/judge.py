@@ -11,6 +11,7 @@ import statistics
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rljob_api.manifest.job_sections import HangDetection
 
@@ -44,6 +45,17 @@ class Pace:
 
 MAX_TICK_SECONDS = 5.0
 """The most that one tick adds. A watcher ticks about once a second; a longer gap is the watcher's own."""
+
+
+class Beat(NamedTuple):
+    """How far a rank is."""
+
+    num_collectives: int
+    """Entered so far. All ranks enter the same ones, so who has entered fewer is behind."""
+    micro_batch: tuple[int, int] | None
+    """The one it works on, or worked on last, and how many its call has; None before the first."""
+    num_waiting: int = 0
+    """Engines on its device that wait for weights."""
 
 
 @dataclass(eq=False)

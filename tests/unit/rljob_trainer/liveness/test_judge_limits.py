@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.manifest.job_sections import HangDetection
-from rljob_trainer.progress.pace import Pace
+from rljob_trainer.liveness.judge import Pace
 
 SECONDS = st.floats(min_value=0, max_value=1e5)
 BOUNDS = st.builds(

@@ -111,9 +111,6 @@ def count_outputs(processor: Any) -> Callable[[], int]:
 
 logger = logging.getLogger(__name__)
 
-Report = Callable[[Hang, str], Awaitable[None]]
-"""Tells somebody what the engine owes. It must end soon."""
-
 
 def build_watch(bounds: HangDetection, engine: Any, is_loading: Callable[[], bool] = lambda: False) -> EngineWatch:
     """`engine`: vLLM's AsyncLLM. `is_loading`: whether its weights or its memory are being changed."""
@@ -123,38 +120,26 @@ def build_watch(bounds: HangDetection, engine: Any, is_loading: Callable[[], boo
     )
 
 
-async def end_if_it_hangs(watch: EngineWatch, report: Report | None = None) -> NoReturn:
-    """End this process once the engine hangs."""
+async def end_if_it_hangs(watch: EngineWatch, role: str = "", name: str = "") -> NoReturn:
+    """End this process once the engine hangs. `role`, `name`: what hangs, as in status.progress.hung; the head of
+    the environment gets to know it if it has a name."""
     hang = await watch.run()
-    stacks = await asyncio.to_thread(log_stacks)
     owed = f"owes {hang.kind}"
+    reasons = "".join(f"; {each}" for each in await asyncio.to_thread(log_stacks))
     message = (
         f"the engine hangs: it {owed} for {hang.seconds:.0f} s, and {hang.limit_seconds:.0f} s are allowed "
-        f"(spec.hangDetection){_join(stacks)}"
+        f"(spec.hangDetection){reasons}"
     )
     logger.error("%s", message)
-    if report is not None:
-        await report(hang, owed + _join(stacks))
-    end_children()
-    os._exit(end_program(message, ExitCode.INFRASTRUCTURE))
-
-
-def report_to_head(role: str, name: str) -> Report:
-    """`role`, `name`: what hangs, as in status.progress.hung. The head is that of the environment."""
-
-    async def report(hang: Hang, doing: str) -> None:
+    if name:
         part = HungPart(
             role=role,
             name=name,
             seconds=hang.seconds,
             limit_seconds=hang.limit_seconds,
-            doing=doing,
+            doing=owed + reasons,
             action="its process is replaced",
         )
         await report_hang(os.environ[ENV_HEAD], os.environ[ENV_TOKEN], part)
-
-    return report
-
-
-def _join(stacks: list[str]) -> str:
-    return "".join(f"; {each}" for each in stacks)
+    end_children()
+    os._exit(end_program(message, ExitCode.INFRASTRUCTURE))

@@ -16,7 +16,7 @@ from rljob_api.manifest.job_sections import HangDetection
 from rljob_api.read.pod_files import load_job_file
 from rljob_api.wire import contract
 from rljob_api.wire.ports import listening_port
-from rljob_trainer.rollout.engine_watch import build_watch, end_if_it_hangs, report_to_head
+from rljob_trainer.rollout.engine_watch import build_watch, end_if_it_hangs
 from rljob_trainer.rollout.middleware import ModelMiddleware
 from rljob_trainer.rollout.naps import ModelNaps
 from rljob_trainer.rollout.plugin import SLEEPING_CPU_WORKER, WORKER_EXTENSION
@@ -80,7 +80,7 @@ async def _serve(args: Namespace, bounds: HangDetection, warm: asyncio.Event) ->
         naps, app = ModelNaps(engine), await serving.build(engine)
         token, watch = os.environ[contract.ENV_TOKEN], build_watch(bounds, engine, naps.exclusive.locked)
         app.middleware_stack = ModelMiddleware(app.middleware_stack, token=token, naps=naps, watch=watch)
-        watching = asyncio.create_task(end_if_it_hangs(watch, report_to_head("trainer", name_engine(os.environ))))
+        watching = asyncio.create_task(end_if_it_hangs(watch, "trainer", name_engine(os.environ)))
 
         async def warm_up() -> None:
             await _send_first_request(engine)

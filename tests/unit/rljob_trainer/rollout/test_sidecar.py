@@ -12,9 +12,9 @@ import pytest_asyncio
 
 from rljob_api.manifest.job_sections import HangDetection
 from rljob_trainer.liveness.judge import Hang
-from rljob_trainer.rollout import engine_watch, sidecar_watch
-from rljob_trainer.rollout.engine_watch import build_watch, end_if_it_hangs, report_to_head
-from rljob_trainer.rollout.sidecar_watch import SidecarWatch, read_bounds
+from rljob_trainer.rollout import engine_watch, sidecar
+from rljob_trainer.rollout.engine_watch import build_watch, end_if_it_hangs
+from rljob_trainer.rollout.sidecar import SidecarWatch
 
 
 class Watch:
@@ -36,17 +36,19 @@ class Server:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.watch, self.engines = Watch(), list[Any]()
+        self.bounds: HangDetection | None = None
         self.ended = asyncio.get_running_loop().create_future()
 
         def build(bounds: HangDetection, engine: Any) -> Watch:
+            self.bounds = bounds
             self.engines.append(engine)
             return self.watch
 
         async def end(watch: Watch) -> None:
             self.ended.set_result(await watch.run())
 
-        monkeypatch.setattr(sidecar_watch, "build_watch", build)
-        monkeypatch.setattr(sidecar_watch, "end_if_it_hangs", end)
+        monkeypatch.setattr(sidecar, "build_watch", build)
+        monkeypatch.setattr(sidecar, "end_if_it_hangs", end)
         self.middleware = SidecarWatch(self.respond)
 
     async def respond(self, scope: Any, receive: Any, send: Any) -> None:
@@ -86,10 +88,12 @@ async def test_a_server_without_an_engine_is_left_alone(server: Server) -> None:
     assert (server.engines, await server.get("/health")) == ([], 200)
 
 
-def test_a_reward_model_has_the_default_bounds() -> None:
-    assert read_bounds({}) == HangDetection()
-    given = read_bounds({"RLJOB_HANG_DETECTION": '{"minSeconds": 5, "maxSeconds": 60}'})
-    assert given == HangDetection(min_seconds=5, max_seconds=60)
+async def test_a_reward_model_has_the_default_bounds(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    await server.begin(engine_client="engine")
+    assert server.bounds == HangDetection()
+    monkeypatch.setenv("RLJOB_HANG_DETECTION", '{"minSeconds": 5, "maxSeconds": 60}')
+    await server.begin(engine_client="engine")
+    assert server.bounds == HangDetection(min_seconds=5, max_seconds=60)
 
 
 async def test_a_hung_engine_is_told_to_the_head_before_its_processes_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +119,7 @@ async def test_a_hung_engine_is_told_to_the_head_before_its_processes_end(monkey
     watch: Any = Watch()
     watch.hangs.set()
     with pytest.raises(EndError):
-        await end_if_it_hangs(watch, report_to_head("trainer", "engine of spec.rewards[0].model at 10.0.0.7:8001"))
+        await end_if_it_hangs(watch, "trainer", "engine of spec.rewards[0].model at 10.0.0.7:8001")
     doing = "owes an answer without requests; process 7 is stopped: it gives no stacks"
     told = ("head", "secret", "trainer", "engine of spec.rewards[0].model at 10.0.0.7:8001", doing)
     assert order == [told, "the engine's processes are killed", 75]

@@ -44,7 +44,7 @@ from rljob_trainer.head.objects import find_versions, write_versions
 from rljob_trainer.head.origin import check_origin, keep_origin
 from rljob_trainer.head.start_model import find_start_model
 from rljob_trainer.head.status_server import StatusServer
-from rljob_trainer.head.watchdog import LoopWatchdog, watching_lag
+from rljob_trainer.head.watchdog import LoopWatchdog
 from rljob_trainer.history.disk import RunDisk
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.run_state import check_disk_space
@@ -202,7 +202,8 @@ async def run_head(
         board.update(run_id=read_run_id(run_dir))  # before the first answer: the operator learns of a new folder by it
     async with AsyncExitStack() as stack:
         stack.enter_context(tracing_episodes(environment.job))
-        stack.enter_context(LoopWatchdog(environment.job.spec.hang_detection, _end_process).watching())
+        watchdog = LoopWatchdog(spec.hang_detection, _end_process, prometheus.loop_lag.observe)
+        await stack.enter_async_context(watchdog.watching())
         server = StatusServer(
             board,
             prometheus.render,
@@ -212,7 +213,6 @@ async def run_head(
         )
         await server.start(environment.address)
         stack.push_async_callback(server.close)
-        await stack.enter_async_context(watching_lag(prometheus.loop_lag.observe))
 
         access = HubAccess.from_environment(os.environ).objects
         copy = await _open_copy(environment, access, outages, disk, board.waits_for)

@@ -14,11 +14,10 @@ from collections.abc import AsyncIterator, Callable
 
 from rljob_api.manifest.job_sections import HangDetection
 from rljob_trainer.concurrency import end_tasks
-from rljob_trainer.liveness.judge import Pace, Work
+from rljob_trainer.liveness.judge import Beat, Judge, Pace
 
 _PERIOD_SECONDS = 1.0
 _TURN_SECONDS = 0.1
-_KIND = "a turn of the event loop"
 
 
 class LoopWatchdog:
@@ -34,11 +33,11 @@ class LoopWatchdog:
         turn_seconds: float = _TURN_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`end` gets why the process must end. It is called in the watchdog's thread, once. `observe_lag` gets the seconds
-        by which the loop is late, after each `turn_seconds`."""
+        """`end` gets why the process must end. It is called in the watchdog's thread, once. `observe_lag` gets the
+        seconds by which the loop is late, after each `turn_seconds`."""
         self._end, self._observe_lag, self._now = end, observe_lag, clock
         self._period_seconds, self._turn_seconds = period_seconds, turn_seconds
-        self._work = Work(Pace(bounds), clock())
+        self._judge = Judge(Pace(bounds), clock())
         self._num_turns = 0
         self._is_over = threading.Event()
 
@@ -62,17 +61,10 @@ class LoopWatchdog:
             self._observe_lag(max(0.0, loop.time() - due))
 
     def _watch(self) -> None:
-        seen, piece = -1, self._work.begin(_KIND)
         while not self._is_over.wait(self._period_seconds):
-            self._work.tick(self._now())
-            if self._num_turns != seen:
-                seen = self._num_turns
-                self._work.finish(piece)
-                piece = self._work.begin(_KIND)
-            elif hang := self._work.find_hang():
+            self._judge.tick(self._now())
+            self._judge.hear("loop", Beat(self._num_turns, "a turn of the event loop"))
+            if hang := self._judge.find_hang():
                 faulthandler.dump_traceback()
-                self._end(
-                    f"the driver's event loop has not turned for {hang.seconds:.0f} s, and {hang.limit_seconds:.0f} s "
-                    "are allowed (spec.hangDetection); its stacks are in the log"
-                )
+                self._end(f"the driver's event loop has not turned for {hang}; its stacks are in the log")
                 return

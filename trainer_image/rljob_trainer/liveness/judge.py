@@ -1,9 +1,11 @@
 """How long work may take by its own history, and which work that runs now takes longer: it hangs.
 
+Each part that is watched (a rank, an engine, an event loop) says or shows how much it has finished, and what it does
+now: its `Beat`. The judge hears the beats in another process, or at least in another thread.
 The limit is max(25 x the median, 2 x the longest), between minSeconds and maxSeconds of spec.hangDetection. So a step,
 a compilation or a save of 20 times the median is no hang, and what takes more than maxSeconds always is. The clock is
-that of the watcher, which ticks: time counts only while the watcher looks, and not in a pause. So a watcher that was
-stopped, or whose whole machine slept, finds nothing to blame for that time.
+that of the judge, which ticks: time counts only while the judge looks, and not in a pause. So a judge that was stopped,
+or whose whole machine slept, finds nothing to blame for that time.
 """
 
 import contextlib
@@ -14,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rljob_api.manifest.job_sections import HangDetection
+from rljob_api.wire.driver_status import HungPart
 
 _OF_MEDIAN = 25
 _OF_LONGEST = 2
@@ -44,27 +47,18 @@ class Pace:
 
 
 MAX_TICK_SECONDS = 5.0
-"""The most that one tick adds. A watcher ticks about once a second; a longer gap is the watcher's own."""
+"""The most that one tick adds. A judge ticks about once a second; a longer gap is the judge's own."""
 
 
 class Beat(NamedTuple):
-    """How far a rank is."""
+    """How far a part is."""
 
-    num_collectives: int
-    """Entered so far. All ranks enter the same ones, so who has entered fewer is behind."""
-    micro_batch: tuple[int, int] | None
-    """The one it works on, or worked on last, and how many its call has; None before the first."""
+    num_done: int
+    """What it has finished so far: collectives that it has entered, answers, outputs, turns of its loop, steps."""
+    doing: str = ""
+    """The kind of work that it finishes next; empty: it owes nothing."""
     num_waiting: int = 0
-    """Engines on its device that wait for weights."""
-
-
-@dataclass(eq=False)
-class Piece:
-    """A piece of work that runs."""
-
-    kind: str
-    begun_at: float
-    """In seconds of the watcher's clock."""
+    """Of a rank: engines on its device that wait for weights."""
 
 
 @dataclass(frozen=True)
@@ -75,17 +69,27 @@ class Hang:
     seconds: float
     limit_seconds: float
 
+    def __str__(self) -> str:
+        return f"{self.seconds:.0f} s, and {self.limit_seconds:.0f} s are allowed (spec.hangDetection)"
+
+    def blame(self, role: str, name: str, doing: str, action: str) -> HungPart:
+        """Return what the status shows. `role`, `name`: what hangs. `action`: what follows."""
+        return HungPart(
+            role=role, name=name, seconds=self.seconds, limit_seconds=self.limit_seconds, doing=doing, action=action
+        )
+
 
 @dataclass
-class Work:
-    """Pieces of work of any kinds at once. The caller ticks, and asks `find_hang` after it."""
+class Judge:
+    """The judge of parts that work at once. The caller ticks, and asks `find_hang` after it."""
 
     pace: Pace
     ticked_at: float
     """When its clock last ticked, or was made: of a monotonic clock."""
     now: float = 0.0
-    """Seconds in which the watcher looked, without pauses."""
-    _running: list[Piece] = field(default_factory=list)
+    """Seconds in which the judge looked, without pauses."""
+    _beats: dict[str, tuple[Beat, float]] = field(default_factory=dict)
+    """By part: its last beat, and when it began with what that says."""
 
     def tick(self, now: float, *, is_paused: bool = False) -> None:
         """`now`: of a monotonic clock. `is_paused`: the time since the last tick does not count."""
@@ -93,37 +97,39 @@ class Work:
         if not is_paused:
             self.now += min(max(gap, 0.0), MAX_TICK_SECONDS)
 
-    def begin(self, kind: str) -> Piece:
-        piece = Piece(kind, self.now)
-        self._running.append(piece)
-        return piece
-
-    def finish(self, piece: Piece) -> None:
-        """It has ended, so its duration counts."""
-        self.drop(piece)
-        self.pace.record(piece.kind, self.seconds(piece))
-
-    def drop(self, piece: Piece) -> None:
-        """It failed or was given up: its duration says nothing. Idempotent."""
-        if piece in self._running:
-            self._running.remove(piece)
+    def hear(self, part: str, beat: Beat) -> None:
+        """A beat of a part. What it has finished since the last one counts, unless it did nothing then; what it does no
+        more, and has not finished, teaches nothing."""
+        before, since = self._beats.get(part, (Beat(beat.num_done), self.now))
+        has_finished = beat.num_done > before.num_done
+        if has_finished and before.doing:
+            self.pace.record(before.doing, self.now - since)
+        if has_finished or not (before.doing and beat.doing):
+            since = self.now
+        self._beats[part] = beat, since
 
     @contextlib.contextmanager
-    def running(self, kind: str) -> Iterator[Piece]:
-        """Within, a piece of work runs."""
-        piece = self.begin(kind)
+    def running(self, kind: str) -> Iterator[None]:
+        """Within, the one piece of work of this kind runs. If it fails, its duration says nothing."""
+        self.hear(kind, Beat(0, kind))
+        num_done = 0
         try:
-            yield piece
-        except BaseException:
-            self.drop(piece)
-            raise
-        self.finish(piece)
+            yield
+            num_done = 1
+        finally:
+            self.hear(kind, Beat(num_done))
 
-    def seconds(self, piece: Piece) -> float:
-        return self.now - piece.begun_at
+    def seconds(self, part: str) -> float | None:
+        """Return for how long a part does what it does; None: nothing."""
+        beat, since = self._beats.get(part, (Beat(0), 0.0))
+        return self.now - since if beat.doing else None
 
     def find_hang(self, share: float = 1.0) -> Hang | None:
         """Return the piece of work that is over its limit by the most; None if none is. `share`: of the limit."""
-        hangs = [Hang(each.kind, self.seconds(each), self.pace.limit(each.kind)) for each in self._running]
+        hangs = [
+            Hang(beat.doing, self.now - since, self.pace.limit(beat.doing))
+            for beat, since in self._beats.values()
+            if beat.doing
+        ]
         over = [hang for hang in hangs if hang.seconds > share * hang.limit_seconds]
         return max(over, key=lambda hang: hang.seconds - share * hang.limit_seconds, default=None)

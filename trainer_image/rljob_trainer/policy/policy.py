@@ -102,8 +102,8 @@ class Policy:
 
         self._metrics = TokenMetrics()
         self._has_reference = has_reference
-        self.micro_batch: tuple[int, int] | None = None
-        """Number of the one that runs, or ran last, and their count, in the last `accumulate`."""
+        self.doing = ""
+        """The micro-batch that runs, or ran last, in the last `accumulate`."""
         self.reference: ScoringModel | None = None
         """A frozen copy of the initial model. With LoRA there is none: `model` without its adapters is the same."""
         if has_reference and lora is None:
@@ -145,7 +145,7 @@ class Policy:
         references = self._reference_logprobs(batches)
         self._has_run_forward = True
         for i, (batch, reference) in enumerate(zip(batches, references, strict=True)):
-            self.micro_batch = i + 1, len(batches)
+            self.doing = f"micro-batch {i + 1} of {len(batches)}"
             sharding.expect_backward(self.model, self._mode, is_last=i == len(batches) - 1)
             (self._loss(batch, reference) * optimizer.loss_scale(self.dtype)).backward()
         if self.critic is not None:

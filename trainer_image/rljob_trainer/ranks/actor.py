@@ -184,11 +184,11 @@ class RankProcess:
     @ray.method(concurrency_group=BEATS)
     def beat(self) -> Beat:
         # Not before `start` has built them.
-        micro_batch = self.policy.micro_batch if hasattr(self, "policy") else None
+        doing = self.policy.doing if hasattr(self, "policy") else ""
         num_waiting = self._transport.num_waiting if hasattr(self, "_transport") else 0
         groups: list[Any] = list(distributed_c10d._world.pg_map) if dist.is_initialized() else []
         num_collectives = sum(group._get_sequence_number_for_group() for group in groups)
-        return Beat(num_collectives, micro_batch, num_waiting)
+        return Beat(num_collectives, doing, num_waiting)
 
     @ray.method(concurrency_group=BEATS)
     def dump_stacks(self) -> str:

@@ -30,7 +30,7 @@ from rljob_trainer.concurrency import run_with_watcher
 from rljob_trainer.driver.ports import FreedMemory, TrainerGroupDiedError
 from rljob_trainer.episodes.types import TokenFacts, TrainRow, UpdateMetrics, UpdateVersions
 from rljob_trainer.history.disk import find_disk_error
-from rljob_trainer.liveness.judge import Pace, Work
+from rljob_trainer.liveness.judge import Judge, Pace
 from rljob_trainer.policy.layout import PLAIN, RankRows, divide_rows
 from rljob_trainer.policy.update_metrics import RankMetrics
 from rljob_trainer.ranks.actor import BEATS, SAVES, RankFacts, RankProcess
@@ -77,7 +77,7 @@ class TrainerGroup:
         self._update = UpdateCounts()
         self._is_saving = False
         """Whether ranks may be writing a checkpoint. They end with the group, and the checkpoint with them."""
-        self._watch = RankWatch(Work(pace or Pace(job.spec.hang_detection), time.monotonic()))
+        self._watch = RankWatch(Judge(pace or Pace(job.spec.hang_detection), time.monotonic()))
         self._is_paused = is_paused
         self.choices = TrainerChoices()
         self._calls: list[asyncio.Future[Any]] = []
@@ -178,7 +178,7 @@ class TrainerGroup:
             raise TrainerGroupDiedError("the trainer group has ended")
         writing = self._wait_for_save()
         # A failure ends no rank: what runs meanwhile would then report lost ranks, and hide the reason.
-        with self._watch.work.running("the write of a checkpoint"):
+        with self._watch.judge.running("the write of a checkpoint"):
             if errors := await wait_for(writing):
                 raise await self._judge("save", errors)
         self._is_saving = False
@@ -225,7 +225,7 @@ class TrainerGroup:
         """`raises_deaths`: not while the ranks load, which raises why one died."""
         heartbeats = Heartbeats(self._watch)
         while True:
-            self._watch.work.tick(time.monotonic(), is_paused=self._is_paused())
+            self._watch.judge.tick(time.monotonic(), is_paused=self._is_paused())
             errors = await heartbeats.ask(self._ranks)
             if errors and self._ranks and raises_deaths:  # else a failed method killed them and raises the reason
                 self._kill()
@@ -311,33 +311,31 @@ class TrainerGroup:
     async def _call_alone(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         if not self._ranks:
             raise TrainerGroupDiedError("the trainer group has ended")
-        piece, has_succeeded = self._watch.begin_call(method), False
-        calls = self._calls = [
-            future(getattr(rank, method).remote(*args)) for rank, args in zip(self._ranks, arguments, strict=True)
-        ]
-        try:
-            errors = await wait_for(calls)
-            if errors and method in _REPEATABLE and find_disk_error(errors[0]):
-                await asyncio.wait(calls)
-            elif errors:
-                await self._end()
-                raise await self._judge(method, errors)
-            else:
-                has_succeeded = True
-                return [call.result() for call in calls]
-        except asyncio.CancelledError:
-            # Once all ranks have ended the call, they have one state, which can be saved.
-            await asyncio.wait(calls, timeout=_FINISH_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
-            if not all(call.done() and call.exception() is None for call in calls):
+        with self._watch.calling(method):
+            calls = self._calls = [
+                future(getattr(rank, method).remote(*args)) for rank, args in zip(self._ranks, arguments, strict=True)
+            ]
+            try:
+                errors = await wait_for(calls)
+                if not errors:
+                    return [call.result() for call in calls]
+                if method in _REPEATABLE and find_disk_error(errors[0]):
+                    await asyncio.wait(calls)
+                else:
+                    await self._end()
+                    raise await self._judge(method, errors)
+            except asyncio.CancelledError:
+                # Once all ranks have ended the call, they have one state, which can be saved.
+                await asyncio.wait(calls, timeout=_FINISH_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
+                if not all(call.done() and call.exception() is None for call in calls):
+                    await self._abort(calls)
+                raise
+            except BaseException:
                 await self._abort(calls)
-            raise
-        except BaseException:
-            await self._abort(calls)
-            raise
-        finally:
-            self._calls = []
-            self._watch.end_call(piece, has_succeeded=has_succeeded)
-        raise await self._judge(method, errors)
+                raise
+            finally:
+                self._calls = []
+            raise await self._judge(method, errors)
 
     async def _abort(self, calls: Sequence[asyncio.Future[Any]]) -> None:
         """Some ranks may already wait in a collective."""

@@ -5,12 +5,12 @@ held. And a call that does not end: then the rank that has entered the fewest co
 for it. Leaves kills to the group. Invariant: only time in which the watch ran, and was not paused, counts.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rljob_api.wire.driver_status import HungPart
 from rljob_trainer.driver.ports import TrainerGroupDiedError
-from rljob_trainer.liveness.judge import Beat, Hang, Piece, Work
+from rljob_trainer.liveness.judge import Beat, Hang, Judge
 
 SILENT_SECONDS = 5.0
 """In a call that hangs, a rank that has said nothing for this long is the cause."""
@@ -41,38 +41,37 @@ class _Rank:
 class RankWatch:
     """The state of one group."""
 
-    work: Work
-    """The calls that run."""
+    judge: Judge
+    """It hears the calls."""
     _ranks: dict[int, _Rank] = field(default_factory=dict)
-    _call: Piece | None = None
+    _call: str = ""
     _longest_silence: float | None = None
     """Since the current call began, or since the last one ended; None: no rank answered."""
 
-    def begin_call(self, method: str) -> Piece:
-        """A call of all ranks begins; it is the only one but for the write of a checkpoint."""
+    @contextlib.contextmanager
+    def calling(self, method: str) -> Iterator[None]:
+        """Within, a call of all ranks runs; it is the only one but for the write of a checkpoint."""
         self._end_span()
-        self._call = self.work.begin(method)
-        return self._call
-
-    def end_call(self, piece: Piece, *, has_succeeded: bool) -> None:
-        if has_succeeded:
-            self._end_span()
-            self.work.finish(piece)
-        self.work.drop(piece)
-        self._longest_silence, self._call = None, None
+        self._call = method
+        try:
+            with self.judge.running(method):
+                yield
+                self._end_span()
+        finally:
+            self._longest_silence, self._call = None, ""
 
     def reset_ranks(self) -> None:
         """The ranks have other numbers now."""
         self._ranks = {}
 
     def record_asked(self, rank: int) -> None:
-        self._ranks.setdefault(rank, _Rank(heard_at=self.work.now))
+        self._ranks.setdefault(rank, _Rank(heard_at=self.judge.now))
 
     def record_beat(self, rank: int, beat: Beat) -> None:
-        known = self._ranks.setdefault(rank, _Rank(heard_at=self.work.now))
+        known = self._ranks.setdefault(rank, _Rank(heard_at=self.judge.now))
         if known.beat is not None:  # before its first answer, its process starts
             self._longest_silence = max(self._longest_silence or 0.0, self.silence(rank))
-        known.beat, known.heard_at = beat, self.work.now
+        known.beat, known.heard_at = beat, self.judge.now
 
     @property
     def num_waiting(self) -> int:
@@ -81,17 +80,17 @@ class RankWatch:
 
     def silence(self, rank: int) -> float:
         """Return the seconds for which this rank has said nothing."""
-        return self.work.now - self._ranks[rank].heard_at
+        return self.judge.now - self._ranks[rank].heard_at
 
     def find_hung(self, returned: Collection[int] = ()) -> HungRanks | None:
         """Return what hangs now. `returned`: the ranks whose part of the current call has ended."""
         kind = self._silence_kind()
-        limit = self.work.pace.limit(kind)
+        limit = self.judge.pace.limit(kind)
         silent = [rank for rank in self._ranks if self.silence(rank) > limit]
         if silent:
             longest = max(map(self.silence, silent))
             return HungRanks(silent, frozenset(silent), Hang(kind, longest, limit), self._describe(silent))
-        hang = self.work.find_hang()
+        hang = self.judge.find_hang()
         if hang is None:
             return None
         quiet = [rank for rank in self._ranks if self.silence(rank) > SILENT_SECONDS]
@@ -100,28 +99,28 @@ class RankWatch:
         return HungRanks(ranks, frozenset(quiet), hang, self._describe(ranks))
 
     def _silence_kind(self) -> str:
-        return f"silence in {self._call.kind if self._call else _IDLE}"
+        return f"silence in {self._call or _IDLE}"
 
     def _end_span(self) -> None:
         """Learn from the time in which the ranks did one thing."""
         if self._longest_silence is not None:
-            self.work.pace.record(self._silence_kind(), self._longest_silence)
+            self.judge.pace.record(self._silence_kind(), self._longest_silence)
         self._longest_silence = None
 
     def _describe(self, ranks: Sequence[int]) -> str:
-        doing = f"in {self._call.kind}" if self._call else _IDLE
+        doing = f"in {self._call}" if self._call else _IDLE
         beats = [self._ranks[rank].beat for rank in ranks]
         beat = beats[0] if beats else None
         if beat is None:
             return doing
-        where = f", micro-batch {beat.micro_batch[0]} of {beat.micro_batch[1]}" if beat.micro_batch else ""
-        return f"{doing}{where}, after {beat.num_collectives} collectives"
+        where = f", {beat.doing}" if beat.doing else ""
+        return f"{doing}{where}, after {beat.num_done} collectives"
 
 
 def find_behind(beats: Mapping[int, Beat]) -> list[int]:
     """Return the ranks that have entered the fewest collectives: all, if they are equally far."""
-    fewest = min((beat.num_collectives for beat in beats.values()), default=0)
-    return sorted(rank for rank, beat in beats.items() if beat.num_collectives == fewest)
+    fewest = min((beat.num_done for beat in beats.values()), default=0)
+    return sorted(rank for rank, beat in beats.items() if beat.num_done == fewest)
 
 
 def hung_error(hung: HungRanks, why: str) -> TrainerGroupDiedError:
@@ -129,20 +128,7 @@ def hung_error(hung: HungRanks, why: str) -> TrainerGroupDiedError:
     names = ", ".join(f"rank {rank}" for rank in hung.ranks[:_MAX_NAMED])
     if len(hung.ranks) > _MAX_NAMED:
         names += f" and {len(hung.ranks) - _MAX_NAMED} others"
-    seconds, limit = hung.hang.seconds, hung.hang.limit_seconds
-    error = TrainerGroupDiedError(
-        f"{names or 'a rank'} hangs {why}: nothing for {seconds:.0f} s, and {limit:.0f} s are allowed "
-        "(spec.hangDetection)"
-    )
-    error.hung = tuple(
-        HungPart(
-            role="trainer",
-            name=f"rank {rank}",
-            seconds=seconds,
-            limit_seconds=limit,
-            doing=why,
-            action="the trainer group restarts from its last checkpoint",
-        )
-        for rank in hung.ranks[:_MAX_NAMED]
-    )
+    error = TrainerGroupDiedError(f"{names or 'a rank'} hangs {why}: nothing for {hung.hang}")
+    action = "the trainer group restarts from its last checkpoint"
+    error.hung = tuple(hung.hang.blame("trainer", f"rank {rank}", why, action) for rank in hung.ranks[:_MAX_NAMED])
     return error

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from rljob_api.manifest.job_sections import HangDetection
-from rljob_trainer.liveness.judge import Beat, Pace, Work
+from rljob_trainer.liveness.judge import Beat, Judge, Pace
 from rljob_trainer.ranks import calls
 from rljob_trainer.ranks.calls import Heartbeats
 from rljob_trainer.ranks.rank_watch import RankWatch
@@ -33,7 +33,7 @@ def ranks():
 
 @pytest.fixture
 def watch():
-    return RankWatch(Work(Pace(HangDetection()), 0.0))
+    return RankWatch(Judge(Pace(HangDetection()), 0.0))
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def heartbeats(monkeypatch, watch):
 async def test_a_silent_rank_is_not_asked_again(heartbeats, ranks):
     for _ in range(3):
         await heartbeats.ask(ranks)
-    ranks[0].questions[0].set_result(Beat(3, None))
+    ranks[0].questions[0].set_result(Beat(3))
     for _ in range(3):
         assert await heartbeats.ask(ranks) == []
     assert [len(rank.questions) for rank in ranks] == [2, 1]
@@ -54,8 +54,8 @@ async def test_a_silent_rank_is_not_asked_again(heartbeats, ranks):
 async def test_an_answer_between_two_rounds_counts(heartbeats, ranks, watch):
     await heartbeats.ask(ranks)
     for second in range(1, 31):
-        watch.work.tick(float(second))
-    ranks[0].questions[0].set_result(Beat(3, None))
+        watch.judge.tick(float(second))
+    ranks[0].questions[0].set_result(Beat(3))
     await asyncio.sleep(0.01)
     await heartbeats.ask(ranks)
     assert [watch.silence(rank) for rank in (0, 1)] == [0, 30]

@@ -282,7 +282,6 @@ class TrainerGroup:
         machines = [machine for machine, *_ in described]
         self.process_ids = [process_id for _, _, process_id, _ in described]
         self._addresses = [address for _, address, _, _ in described]
-        self._watch.reset_ranks()
         _, address, _, port = described[0]
         calls = [
             (rank, len(order), machines.count(machine), (address, port), self._job, model, run, checkpoint)

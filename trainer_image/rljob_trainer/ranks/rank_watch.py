@@ -15,6 +15,8 @@ from rljob_trainer.liveness.judge import Beat, Hang, Judge
 SILENT_SECONDS = 5.0
 """In a call that hangs, a rank that has said nothing for this long is the cause."""
 _IDLE = "waiting for a call"
+_START = "the start of its process"
+"""What a rank does before its first answer. Its limit is that of earlier groups' starts."""
 _MAX_NAMED = 8
 
 
@@ -31,10 +33,10 @@ class HungRanks:
 
 @dataclass
 class _Rank:
+    heard_at: float
+    """When it last answered, or was first asked."""
     beat: Beat | None = None
     """The last one."""
-    heard_at: float = 0.0
-    """When it last answered, or was first asked."""
 
 
 @dataclass
@@ -42,7 +44,7 @@ class RankWatch:
     """The state of one group."""
 
     judge: Judge
-    """It hears the calls."""
+    """It hears the calls, and which ranks have started."""
     _ranks: dict[int, _Rank] = field(default_factory=dict)
     _call: str = ""
     _longest_silence: float | None = None
@@ -60,16 +62,17 @@ class RankWatch:
         finally:
             self._longest_silence, self._call = None, ""
 
-    def reset_ranks(self) -> None:
-        """The ranks have other numbers now."""
-        self._ranks = {}
-
     def record_asked(self, rank: int) -> None:
-        self._ranks.setdefault(rank, _Rank(heard_at=self.judge.now))
+        if rank not in self._ranks:
+            self._ranks[rank] = _Rank(self.judge.now)
+            self.judge.hear(f"rank {rank}", Beat(0, _START))
 
     def record_beat(self, rank: int, beat: Beat) -> None:
-        known = self._ranks.setdefault(rank, _Rank(heard_at=self.judge.now))
-        if known.beat is not None:  # before its first answer, its process starts
+        """An answer of a rank that was asked."""
+        known = self._ranks[rank]
+        if known.beat is None:
+            self.judge.hear(f"rank {rank}", Beat(1))
+        else:
             self._longest_silence = max(self._longest_silence or 0.0, self.silence(rank))
         known.beat, known.heard_at = beat, self.judge.now
 
@@ -86,7 +89,7 @@ class RankWatch:
         """Return what hangs now. `returned`: the ranks whose part of the current call has ended."""
         kind = self._silence_kind()
         limit = self.judge.pace.limit(kind)
-        silent = [rank for rank in self._ranks if self.silence(rank) > limit]
+        silent = [rank for rank, each in self._ranks.items() if each.beat and self.silence(rank) > limit]
         if silent:
             longest = max(map(self.silence, silent))
             return HungRanks(silent, frozenset(silent), Hang(kind, longest, limit), self._describe(silent))
@@ -109,8 +112,7 @@ class RankWatch:
 
     def _describe(self, ranks: Sequence[int]) -> str:
         doing = f"in {self._call}" if self._call else _IDLE
-        beats = [self._ranks[rank].beat for rank in ranks]
-        beat = beats[0] if beats else None
+        beat = self._ranks[ranks[0]].beat if ranks else None
         if beat is None:
             return doing
         where = f", {beat.doing}" if beat.doing else ""
@@ -125,10 +127,9 @@ def find_behind(beats: Mapping[int, Beat]) -> list[int]:
 
 def hung_error(hung: HungRanks, why: str) -> TrainerGroupDiedError:
     """Return the error of a group whose ranks hang. `why`: what they do, and what the kernel says."""
-    names = ", ".join(f"rank {rank}" for rank in hung.ranks[:_MAX_NAMED])
-    if len(hung.ranks) > _MAX_NAMED:
-        names += f" and {len(hung.ranks) - _MAX_NAMED} others"
-    error = TrainerGroupDiedError(f"{names or 'a rank'} hangs {why}: nothing for {hung.hang}")
+    names = [f"rank {rank}" for rank in hung.ranks[:_MAX_NAMED]]
+    others = f" and {len(hung.ranks) - _MAX_NAMED} others" if len(hung.ranks) > _MAX_NAMED else ""
+    error = TrainerGroupDiedError(f"{', '.join(names) or 'a rank'}{others} hangs {why}: nothing for {hung.hang}")
     action = "the trainer group restarts from its last checkpoint"
-    error.hung = tuple(hung.hang.blame("trainer", f"rank {rank}", why, action) for rank in hung.ranks[:_MAX_NAMED])
+    error.hung = tuple(hung.hang.blame("trainer", name, why, action) for name in names)
     return error

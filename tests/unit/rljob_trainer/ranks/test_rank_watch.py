@@ -12,8 +12,9 @@ MIN_SECONDS, MAX_SECONDS = 60, 7200
 class Group:
     """Three ranks, and the seconds that the watch sees."""
 
-    def __init__(self):
-        pace = Pace(HangDetection(min_seconds=MIN_SECONDS, max_seconds=MAX_SECONDS))
+    def __init__(self, pace=None):
+        """`pace`: of the groups before."""
+        pace = pace or Pace(HangDetection(min_seconds=MIN_SECONDS, max_seconds=MAX_SECONDS))
         self.watch, self.now, self.silent = RankWatch(Judge(pace, 0.0)), 0.0, set()
         self.collectives = [0, 0, 0]
 
@@ -128,6 +129,21 @@ def test_the_start_of_the_processes_is_no_measure_of_their_silence():
         group.silent = set()
         group.pass_seconds(3)
     assert group.watch.judge.pace.limit("silence in describe") == MIN_SECONDS
+
+
+def test_the_next_group_may_take_as_long_to_start_as_this_one_did():
+    first = Group()
+    first.silent = {0, 1, 2}
+    with first.watch.calling("describe"):
+        first.pass_seconds(10)
+        first.silent = set()
+        first.pass_seconds(3)
+    second = Group(first.watch.judge.pace)
+    second.silent = {0, 1, 2}
+    second.begin("describe")
+    assert second.pass_seconds(20 * 10) is None
+    hung = second.pass_seconds(100)
+    assert (hung.ranks, hung.hang.limit_seconds, hung.doing) == ([0, 1, 2], 25 * 10, "in describe")
 
 
 def test_a_failed_call_teaches_nothing(group):

@@ -2,16 +2,19 @@
 
 Owns every counter of a run, so that the driver reads like the algorithm. Invariant: `history` changes only when a step
 or an evaluation is complete, together with its line in metrics.jsonl. A checkpoint between two of them is exact.
+
+`choose_best` is pure. Only evaluations of the set that decides count, and of equal steps the first one stays.
 """
 
 import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from rljob_api.manifest import evaluation as manifest
 from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.schedule import Schedule
 from rljob_api.run.folder import FILE_DRIVER_SUMMARY, FILE_METRICS, damaged_checkpoints
@@ -26,12 +29,11 @@ from rljob_api.run.metrics import (
     TurnNumbers,
     append_records,
 )
-from rljob_api.run.summaries import DeliveryCounts, DriverSummary, format_summary
+from rljob_api.run.summaries import BestStep, DeliveryCounts, DriverSummary, format_summary
 from rljob_api.wire.driver_status import AgentStatus, BusyShares, ScheduleStatus, TrainerChoices
 from rljob_api.wire.weights import EnginesReport, RolloutWeights, WeightManifest
 from rljob_inputs.models.adapters import EXPORTED_ADAPTER, MIN_MERGED_SHARE
 from rljob_trainer.algorithms.base import AlgorithmCode
-from rljob_trainer.driver.best import choose_best, describe_unknown
 from rljob_trainer.driver.checkpointer import CheckpointSeconds
 from rljob_trainer.driver.evaluation import EvaluationResult, SetResult
 from rljob_trainer.driver.learning import StepsWithoutSignal, classify_step, count_last_skipped
@@ -54,6 +56,45 @@ from rljob_trainer.history.metrics import (
 from rljob_trainer.history.run_state import History, name_checkpoint, write_best
 from rljob_trainer.history.trajectory_log import TrajectoryLog
 from rljob_trainer.history.versions import find_model_commit, find_versions
+
+
+def choose_best(
+    before: BestStep | None, wanted: manifest.BestStep | None, records: Iterable[EvaluationRecord]
+) -> BestStep | None:
+    """Return the best step after the evaluations `records`. `before`: the one until then, which does not count if
+    something else decides now."""
+    if wanted is None:
+        return None
+    best = before if before is not None and (before.set, before.metric) == (wanted.set, wanted.metric) else None
+    for record in records:
+        found = _read(record, wanted) if record.set == wanted.set else None
+        if found is not None and (best is None or found.value > best.value):
+            best = found
+    return best
+
+
+def describe_unknown(wanted: manifest.BestStep | None, records: Iterable[EvaluationRecord]) -> str:
+    """Return why a step that the set has evaluated cannot be the best one; empty if it can."""
+    unknown = [r for r in records if wanted is not None and r.set == wanted.set and _read(r, wanted) is None]
+    if wanted is None or not unknown:
+        return ""
+    remedy = "; let a reward of the set return pred, the answer that it reads" * (wanted.metric == "majority")
+    return f"spec.evaluation.best: step {unknown[-1].step} has no {wanted.metric} of {wanted.set}{remedy}"
+
+
+def _read(record: EvaluationRecord, wanted: manifest.BestStep) -> BestStep | None:
+    """Return the number of a record's step; None if it is unknown."""
+    if wanted.metric.startswith("pass@"):
+        k = int(wanted.metric.removeprefix("pass@"))
+        value, low, high = record.pass_at.get(k), record.pass_at_low.get(k), record.pass_at_high.get(k)
+    elif wanted.metric == "majority":
+        value, low, high = record.majority, record.majority_low, record.majority_high
+    else:
+        value, low, high = record.accuracy, record.accuracy_low, record.accuracy_high
+    if value is None:
+        return None
+    return BestStep(set=record.set, metric=wanted.metric, value=value, low=low, high=high, step=record.step)
+
 
 log = logging.getLogger(__name__)
 

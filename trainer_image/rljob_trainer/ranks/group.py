@@ -2,6 +2,9 @@
 
 Invariant: a method returns with all ranks in the same state, or raises with no rank alive, since the peers of a dead
 rank would wait in a collective forever.
+
+A rank has failed only if its node still exists. Otherwise its Pod was evicted or restarted, which the operator judges:
+no end counts twice, and a drain does not count.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -34,13 +37,55 @@ from rljob_trainer.liveness.judge import Judge, Pace
 from rljob_trainer.policy.layout import PLAIN, RankRows, divide_rows
 from rljob_trainer.policy.update_metrics import RankMetrics
 from rljob_trainer.ranks.actor import BEATS, SAVES, RankFacts, RankProcess
-from rljob_trainer.ranks.calls import Heartbeats, describe_silent, future, log_stacks, wait_for
 from rljob_trainer.ranks.failures import group_failure
-from rljob_trainer.ranks.nodes import find_trainer_nodes, has_lost_node
-from rljob_trainer.ranks.rank_watch import HungRanks, RankWatch, hung_error
+from rljob_trainer.ranks.rank_watch import (
+    Heartbeats,
+    HungRanks,
+    RankWatch,
+    describe_silent,
+    future,
+    hung_error,
+    log_stacks,
+    wait_for,
+)
+from rljob_trainer.ranks.ray_node import is_listening
 from rljob_trainer.ranks.results import UpdateCounts, scatter_facts, summarize_update
 from rljob_trainer.run_folder.file_facts import Checkpoint, FileFacts
 from rljob_trainer.run_folder.location import RunFolder
+
+SETTLE_SECONDS = 5.0
+"""A Pod that is deleted ends its rank and its raylet at about the same time; either may be noticed first."""
+_POLL_SECONDS = 0.5
+
+Node = dict[str, Any]
+"""As ray.nodes() describes it."""
+
+
+def find_trainer_nodes() -> frozenset[str]:
+    """Return the ids of the nodes that offer ranks."""
+    nodes = (node for node in ray.nodes() if node["Alive"] and RAY_RESOURCE_TRAINER in node["Resources"])
+    return frozenset(str(node["NodeID"]) for node in nodes)
+
+
+async def has_lost_node(members: frozenset[str], settle_seconds: float = SETTLE_SECONDS) -> bool:
+    """Whether one of these nodes no longer exists, or disappears within `settle_seconds`."""
+    deadline = time.monotonic() + settle_seconds
+    while not await asyncio.to_thread(lambda: is_any_lost(members, ray.nodes(), is_raylet_listening)):
+        if time.monotonic() >= deadline:
+            return False
+        await asyncio.sleep(_POLL_SECONDS)
+    return True
+
+
+def is_any_lost(members: frozenset[str], nodes: Iterable[Node], is_listening: Callable[[Node], bool]) -> bool:
+    """Ray takes 15 s and more to notice that a raylet was killed, its port only a moment."""
+    alive = {str(node["NodeID"]): node for node in nodes if node["Alive"]}
+    return any(member not in alive or not is_listening(alive[member]) for member in sorted(members))
+
+
+def is_raylet_listening(node: Node) -> bool:
+    return is_listening(node["NodeManagerAddress"], node["NodeManagerPort"])
+
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from transformers import AutoConfig
 
-from rljob_trainer.policy.exported_files import spell_rope, write_config
+from rljob_trainer.policy.checkpoints import spell_rope, write_config
 from tests.support.tiny_models import MODELS, build_config
 
 CHANGED = {"dtype", "architectures", "tie_word_embeddings"}

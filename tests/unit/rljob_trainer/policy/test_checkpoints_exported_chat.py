@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rljob_trainer.policy.exported_files import add_end_ids, save_chat
+from rljob_trainer.policy.checkpoints import add_end_ids, save_chat
 from tests.support.chat_templates import FAMILIES, build_tokenizer
 
 SPECIAL = {"</s>": 2, "<|im_end|>": 5}

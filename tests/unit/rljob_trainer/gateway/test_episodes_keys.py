@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_trainer.gateway.keys import AttemptKeys, AttemptName
+from rljob_trainer.gateway.episodes import AttemptKeys, AttemptName
 
 KEYS = AttemptKeys(b"secret")
 NAME = AttemptName("g1/train/3/0/1", 2)

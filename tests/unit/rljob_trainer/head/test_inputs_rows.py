@@ -19,9 +19,9 @@ from rljob_inputs.models.own_settings import load_model_settings
 from rljob_inputs.models.tokenizer import load_tokenizer
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.head import inputs as head_inputs
-from rljob_trainer.head import rows
+from rljob_trainer.head import inputs as rows
 from rljob_trainer.head.environment import Environment
-from rljob_trainer.head.rows import place_rows
+from rljob_trainer.head.inputs import place_rows
 from rljob_trainer.history.disk import RunDisk
 from tests.support.call_servers import CallHarness
 from tests.support.model_folder import write_model

@@ -3,7 +3,7 @@
 import pytest
 
 from rljob_api.manifest.evaluation import BestStep
-from rljob_trainer.driver.best import choose_best, describe_unknown
+from rljob_trainer.driver.ledger import choose_best, describe_unknown
 from tests.support.records import evaluation_record
 
 

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_trainer.rollout.sources import POLL_SECONDS, Sources
+from rljob_trainer.rollout.download import POLL_SECONDS, Sources
 
 PEERS = ("a", "b", "c")
 

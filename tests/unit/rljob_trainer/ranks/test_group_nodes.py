@@ -3,8 +3,8 @@
 import pytest
 
 from rljob_api.wire.contract import RAY_RESOURCE_TRAINER
-from rljob_trainer.ranks import nodes
-from rljob_trainer.ranks.nodes import find_trainer_nodes, has_lost_node, is_any_lost
+from rljob_trainer.ranks import group as nodes
+from rljob_trainer.ranks.group import find_trainer_nodes, has_lost_node, is_any_lost
 
 
 def node(name, *, alive=True, trainer=True):

@@ -14,8 +14,8 @@ from rljob_api.manifest.job_sections import DataSource
 from rljob_api.run.rows import read_record, record_file, rows_file
 from rljob_api.wire.calls import RowsReply
 from rljob_inputs.errors import InputError
-from rljob_trainer.head import rows
-from rljob_trainer.head.rows import RowReading, Wanted, list_wanted
+from rljob_trainer.head import inputs as rows
+from rljob_trainer.head.inputs import RowReading, Wanted, list_wanted
 from rljob_trainer.history.disk import RunDisk
 
 

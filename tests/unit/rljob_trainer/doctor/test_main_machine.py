@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rljob_trainer.doctor.machine import check_folder, check_open_files, check_rdma, check_shared_memory
+from rljob_trainer.doctor.main import check_folder, check_open_files, check_rdma, check_shared_memory
 
 
 @pytest.mark.parametrize(("mebibytes", "state"), [(64, "failed"), (16_384, "ok")])

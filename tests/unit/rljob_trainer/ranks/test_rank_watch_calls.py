@@ -9,9 +9,8 @@ import pytest
 
 from rljob_api.manifest.job_sections import HangDetection
 from rljob_trainer.liveness.judge import Beat, Judge, Pace
-from rljob_trainer.ranks import calls
-from rljob_trainer.ranks.calls import Heartbeats
-from rljob_trainer.ranks.rank_watch import RankWatch
+from rljob_trainer.ranks import rank_watch as calls
+from rljob_trainer.ranks.rank_watch import Heartbeats, RankWatch
 
 
 class Rank:

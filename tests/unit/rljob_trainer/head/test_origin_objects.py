@@ -8,8 +8,8 @@ from rljob_inputs.errors import InputError
 from rljob_inputs.objects.access import ObjectAccess, split_pin
 from rljob_inputs.objects.errors import MissingObjectError
 from rljob_inputs.objects.listing import Listing, ObjectFacts
-from rljob_trainer.head import objects
-from rljob_trainer.head.objects import find_versions, write_versions
+from rljob_trainer.head import origin as objects
+from rljob_trainer.head.origin import find_versions
 
 MODEL, DATA = "spec.model.source", "spec.data.train.source"
 SOURCES = {MODEL: "/models/tiny", DATA: "s3://b/rows"}
@@ -32,7 +32,7 @@ def storage(monkeypatch):
 def start(run_dir, sources=SOURCES):
     versions = find_versions(run_dir, sources, ObjectAccess())
     if versions is not None:
-        write_versions(run_dir, versions.record)
+        versions.write(run_dir)
 
 
 def checkpoint(run_dir):

@@ -30,7 +30,7 @@ from rljob_inputs.data.prompts import PromptSet
 from rljob_inputs.models.defaults import resolve_job
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents import build_agent
-from rljob_trainer.calls.services import AgentServices
+from rljob_trainer.calls.client import AgentServices
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.ports import TrainerGroupDiedError
 from rljob_trainer.driver.reports import Reports

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from rljob_api.manifest.algorithm import Normalization
-from rljob_trainer.algorithms.base import EpisodeAdvantages, EpisodeRewards, Floats
+from rljob_trainer.algorithms.base import EpisodeAdvantages, EpisodeRewards, Floats, Settings
 from rljob_trainer.algorithms.kl import kl_returns
-from rljob_trainer.algorithms.settings import Settings
 from rljob_trainer.algorithms.turn_credit import has_turn_rewards, one_divisor, to_tokens, turn_advantages
 
 Groups = Sequence[Sequence[EpisodeRewards | None]]

@@ -26,10 +26,9 @@ from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.concurrency import run_in_thread, run_with_watcher
 from rljob_trainer.driver.between_steps import BetweenSteps
 from rljob_trainer.driver.cadence import Cadence
-from rljob_trainer.driver.checkpointer import Checkpointer, CheckpointSeconds
+from rljob_trainer.driver.checkpointer import Checkpointer, CheckpointSeconds, Exporter
 from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.driver.evaluation import EvalLane, HeldOut
-from rljob_trainer.driver.exporter import Exporter
 from rljob_trainer.driver.learning import describe_failure, describe_skipped, judge
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.live_status import describe_live

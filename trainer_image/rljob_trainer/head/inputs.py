@@ -50,8 +50,7 @@ from rljob_trainer.feed.prompt_feed import PromptSource
 from rljob_trainer.head.environment import Environment
 from rljob_trainer.head.tokenizer import load_tokenizer
 from rljob_trainer.history.disk import RunDisk, rename_durably, write_durably
-from rljob_trainer.outages.registry import Outages, name_storage
-from rljob_trainer.outages.waiting import wait_out
+from rljob_trainer.outages.registry import Outages, name_storage, wait_out
 from rljob_trainer.replicas.http import open_session
 
 MAX_UNKNOWN_ROWS: Final = 100_000

@@ -23,7 +23,7 @@ from rljob_inputs.hub.repository import HubAccess
 from rljob_inputs.memory.object_store import head_store_bytes
 from rljob_inputs.models.own_settings import ModelSettings, load_model_settings
 from rljob_inputs.objects.folder import ObjectFolder
-from rljob_trainer.calls.services import AgentServices
+from rljob_trainer.calls.client import AgentServices
 from rljob_trainer.concurrency import run_with_watcher, wait_forever
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.fixed_model import as_evaluation, read_figures, start_fixed

@@ -30,7 +30,7 @@ from rljob_inputs.objects.errors import CopyError, RefusedObjectError, StorageAw
 from rljob_trainer.failures.configuration import ErrorFacts, SourceAwayError, is_infrastructure_error, summarize
 from rljob_trainer.policy.arrays import integers
 from rljob_trainer.policy.attention import attention_inputs, initial_attention
-from rljob_trainer.policy.micro_batches import MicroBatch
+from rljob_trainer.policy.layout import MicroBatch
 from rljob_trainer.policy.selected_logprobs import selected_logprobs
 from rljob_trainer.policy.sharded_weights import (
     OtherTensors,

@@ -31,8 +31,8 @@ from rljob_trainer.policy.checkpoint_names import engine_parameters, to_checkpoi
 from rljob_trainer.policy.compilation import prepare_layers, start_compiler
 from rljob_trainer.policy.critic import Critic
 from rljob_trainer.policy.host_copy import DeviceState
+from rljob_trainer.policy.layout import MicroBatch
 from rljob_trainer.policy.lora import Adapters, MergeCost
-from rljob_trainer.policy.micro_batches import MicroBatch
 from rljob_trainer.policy.model_loading import (
     OpenedModel,
     ScoringModel,

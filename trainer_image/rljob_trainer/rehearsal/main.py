@@ -34,7 +34,7 @@ from rljob_inputs.models.own_settings import load_model_settings
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import EpisodeTask
 from rljob_trainer.algorithms.rows import score_group
-from rljob_trainer.calls.services import AgentServices
+from rljob_trainer.calls.client import AgentServices
 from rljob_trainer.concurrency import run_all
 from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.driver.collection import CollectionPlan

@@ -20,8 +20,14 @@ from rljob_trainer.rollout.engine_watch import build_watch, end_if_it_hangs
 from rljob_trainer.rollout.middleware import ModelMiddleware
 from rljob_trainer.rollout.naps import ModelNaps
 from rljob_trainer.rollout.plugin import SLEEPING_CPU_WORKER, WORKER_EXTENSION
-from rljob_trainer.rollout.program import place_argument, run_program, set_defaults
-from rljob_trainer.rollout.startup import StartupFields, parse_arguments, startup_errors
+from rljob_trainer.rollout.startup import (
+    StartupFields,
+    parse_arguments,
+    place_argument,
+    run_program,
+    set_defaults,
+    startup_errors,
+)
 from rljob_trainer.rollout.vllm_app import Serving, start_engine
 
 

@@ -18,8 +18,7 @@ from rljob_api.wire.contract import ENV_HANG_DETECTION, ExitCode
 from rljob_api.wire.termination import end_program
 from rljob_trainer.failures.configuration import explain_end
 from rljob_trainer.rollout.engine_watch import EngineWatch, build_watch, end_if_it_hangs
-from rljob_trainer.rollout.program import place_argument
-from rljob_trainer.rollout.startup import StartupFields, parse_arguments, startup_errors
+from rljob_trainer.rollout.startup import StartupFields, parse_arguments, place_argument, startup_errors
 
 _WATCH = ("--middleware", "rljob_trainer.rollout.sidecar.SidecarWatch")
 """The last one that is added is the outermost."""

@@ -61,8 +61,15 @@ from rljob_trainer.ranks import ray_node
 from rljob_trainer.server_thread import ServerThread, require_token
 from rljob_trainer.temporary import TemporaryFolder
 from rljob_trainer.weights.key import parse_key
-from rljob_trainer.worker.engine_process import ROLLOUT, SERVED_MODEL, EngineProcess, engine_environment
-from rljob_trainer.worker.supervisor import EngineClient, SupersededError, Supervisor
+from rljob_trainer.worker.supervisor import (
+    ROLLOUT,
+    SERVED_MODEL,
+    EngineClient,
+    EngineProcess,
+    SupersededError,
+    Supervisor,
+    engine_environment,
+)
 from rljob_trainer.worker.turns import Engine, Engines, Order
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.pod_engines import PodEngine
-from rljob_trainer.worker.engine_process import engine_environment
 from rljob_trainer.worker.main import parse_order
+from rljob_trainer.worker.supervisor import engine_environment
 from rljob_trainer.worker.turns import Order
 
 LOG = Path("/tmp/engine-1")

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_trainer.episodes.types import NOT_SAMPLED, TrainRow, UpdateVersions
-from rljob_trainer.policy.layout import MASKED_TREES, PACKED_ROWS, PACKED_TREES, PLAIN
-from rljob_trainer.policy.micro_batches import MicroBatch, RankPlan
+from rljob_trainer.policy.layout import MASKED_TREES, PACKED_ROWS, PACKED_TREES, PLAIN, MicroBatch, RankPlan
 from tests.support.micro_batches import plan_micro_batches
 
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from rljob_api.run.folder import EXPORT, export_folder, list_exports
-from rljob_trainer.history.exports import place_export, remove_export, remove_exports, write_partial
+from rljob_trainer.history.run_state import place_export, remove_export, remove_exports, write_partial
 
 
 def writer(text):
@@ -44,7 +44,7 @@ async def test_placed_export_is_younger_than_its_checkpoint(tmp_path):
 def test_export_that_is_half_removed_has_no_name(tmp_path, monkeypatch):
     folder = export_folder(tmp_path, 2)
     folder.mkdir(parents=True)
-    monkeypatch.setattr("rljob_trainer.history.exports.shutil.rmtree", lambda *args, **options: None)
+    monkeypatch.setattr("rljob_trainer.history.run_state.shutil.rmtree", lambda *args, **options: None)
     remove_export(tmp_path, folder)
     assert not folder.exists()
     assert (tmp_path / ".export.removed").is_dir()

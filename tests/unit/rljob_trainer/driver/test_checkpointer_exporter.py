@@ -8,7 +8,7 @@ import pytest
 from rljob_api.errors import UserError
 from rljob_api.run.folder import checkpoint_folder, complete_checkpoints, export_folder, last_checkpoint, list_exports
 from rljob_api.run.summaries import BestStep
-from rljob_trainer.driver.exporter import Exporter
+from rljob_trainer.driver.checkpointer import Exporter
 from rljob_trainer.history.disk import RunDisk
 from rljob_trainer.history.run_state import History
 from tests.support.driver_harness import stop_when

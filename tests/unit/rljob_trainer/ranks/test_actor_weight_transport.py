@@ -13,8 +13,8 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import ENV_HAND_OVER
 from rljob_trainer.policy.lora import MergeCost
 from rljob_trainer.policy.published import Published
-from rljob_trainer.ranks import weight_transport
-from rljob_trainer.ranks.weight_transport import DeviceTransport, FileTransport, build_transport, choose_kind
+from rljob_trainer.ranks import actor as weight_transport
+from rljob_trainer.ranks.actor import DeviceTransport, FileTransport, build_transport, choose_kind
 from rljob_trainer.weights.store import WeightStore
 from tests.support.loopback import next_address
 from tests.support.weight_files import publish

@@ -10,7 +10,7 @@ from pathlib import Path
 PROGRAM = """
 import os, sys, time
 import psutil
-from rljob_trainer.worker.engine_process import EngineProcess
+from rljob_trainer.worker.supervisor import EngineProcess
 from rljob_trainer.worker.main import adopt_orphans, terminate_descendants
 adopt_orphans()
 def start(number, code):

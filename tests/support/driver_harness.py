@@ -45,8 +45,7 @@ from rljob_trainer.history.tracking import build_trackers
 from rljob_trainer.outages.registry import Outages
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.replicas.rollout_client import RolloutClient
-from rljob_trainer.rewards.groups import RewardClients
-from rljob_trainer.rewards.requests import RequestBuilder
+from rljob_trainer.rewards.groups import RequestBuilder, RewardClients
 from rljob_trainer.run_folder.file_facts import verify_files
 from tests.support.driver_fakes import FakeEngines, FakeReward, FakeRollout, FakeService, FakeTrainer
 from tests.support.waiting import DEADLINE_SECONDS

@@ -47,8 +47,7 @@ from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.trajectory_log import write_file
 from rljob_trainer.outages.registry import Outages
 from rljob_trainer.replicas.http import open_session
-from rljob_trainer.rewards.groups import RewardClients
-from rljob_trainer.rewards.requests import RequestBuilder
+from rljob_trainer.rewards.groups import RequestBuilder, RewardClients
 
 log = logging.getLogger(__name__)
 

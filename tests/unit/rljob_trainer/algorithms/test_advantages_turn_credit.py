@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from rljob_api.manifest.algorithm import AlgorithmType, TurnRewards
+from rljob_trainer.algorithms.advantages import one_divisor, returns_to_go, to_tokens, turn_advantages
 from rljob_trainer.algorithms.base import EpisodeRewards, Floats
 from rljob_trainer.algorithms.registry import build_algorithm
-from rljob_trainer.algorithms.turn_credit import one_divisor, returns_to_go, to_tokens, turn_advantages
 from tests.support.algorithms import algorithm_spec
 
 

@@ -5,8 +5,8 @@ import pytest
 
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.episodes.types import ContextBreak, Episode, EpisodeEnd, Segment, ToolCall, Turn, Whole
+from rljob_trainer.rewards.groups import RequestBuilder
 from rljob_trainer.rewards.messages import RewardCall
-from rljob_trainer.rewards.requests import RequestBuilder
 from tests.support.episodes import episode
 
 PROMPT = Prompt(7, "2+2?", [1, 2], ground_truth="4", answer_column="sum", extra_info={"level": 3})

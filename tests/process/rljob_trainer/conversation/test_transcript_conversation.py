@@ -6,9 +6,8 @@ from examples import prepare
 from rljob_api.manifest.job_sections import Data, Model
 from rljob_api.wire.calls import ToolSchema
 from rljob_inputs.data.prompts import tokenize
-from rljob_trainer.conversation.conversation import Conversation
 from rljob_trainer.conversation.template import ChatTemplate
-from rljob_trainer.conversation.transcript import Transcript
+from rljob_trainer.conversation.transcript import Conversation, Transcript
 from rljob_trainer.episodes.types import Completion
 from rljob_trainer.head.tokenizer import load_tokenizer
 from tests.support.episodes import listed

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from rljob_api.wire.calls import ToolSchema
-from rljob_trainer.conversation.conversation import Conversation
 from rljob_trainer.conversation.template import ChatTemplate, TemplateError
 from rljob_trainer.conversation.tool_calls import Answer, parse
+from rljob_trainer.conversation.transcript import Conversation
 from rljob_trainer.episodes.types import NOT_SAMPLED, Completion
 from tests.support.chat_templates import ENDS, FAMILIES, SMOLLM2, build_template, build_tokenizer
 from tests.support.episodes import listed

@@ -42,7 +42,7 @@ from rljob_trainer.concurrency import end_tasks
 from rljob_trainer.outages.registry import PAUSES, Dependency, Outages, double
 from rljob_trainer.replicas.pool import ReplicaLease
 from rljob_trainer.services.client import ServiceClient
-from rljob_trainer.services.load import ServiceLoad
+from rljob_trainer.services.demand import ServiceLoad
 from rljob_trainer.services.messages import REFUSED_STATUSES, PendingRequest, ask_info
 
 log = logging.getLogger(__name__)

@@ -32,7 +32,7 @@ from rljob_trainer.episodes.progress import CollectionProgress
 from rljob_trainer.episodes.types import Completion, Episode, Group
 from rljob_trainer.replicas.rollout_client import RolloutClient
 from rljob_trainer.rewards.groups import GroupScorer, RequestBuilder, RewardClients
-from rljob_trainer.services.load import ServiceLoad
+from rljob_trainer.services.demand import ServiceLoad
 
 log = logging.getLogger(__name__)
 

@@ -35,10 +35,9 @@ from rljob_trainer.driver.live_status import describe_live
 from rljob_trainer.driver.loop import TrainLoop
 from rljob_trainer.driver.model_check import ModelCheck
 from rljob_trainer.driver.ports import StartTrainer, Trainer, TrainerGroupDiedError
-from rljob_trainer.driver.problems import find_problems
 from rljob_trainer.driver.publisher import Publisher
 from rljob_trainer.driver.rank_failures import RankFailureLog
-from rljob_trainer.driver.reports import Reports
+from rljob_trainer.driver.reports import Reports, find_problems
 from rljob_trainer.driver.run_clock import RunClock
 from rljob_trainer.driver.step_clock import StepClock
 from rljob_trainer.driver.stopping import NOTHING_TRAINS, LastSave, PodLeavesError

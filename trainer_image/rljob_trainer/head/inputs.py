@@ -26,7 +26,7 @@ from typing import Any, Final, TypeVar
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.evaluation import HeldOutSet
-from rljob_api.manifest.job_sections import DataSource, NamedSource
+from rljob_api.manifest.job_sections import DataSource, Model, NamedSource
 from rljob_api.manifest.job_spec import JobSpec
 from rljob_api.manifest.services.runner import RUNNER_SERVICE
 from rljob_api.run.folder import last_checkpoint
@@ -39,19 +39,43 @@ from rljob_inputs.data.prompts import PromptSet, load_prompts
 from rljob_inputs.errors import InputError
 from rljob_inputs.findings import describe_lengths
 from rljob_inputs.hub.repository import HubAccess
+from rljob_inputs.models.files import place_model
 from rljob_inputs.models.own_settings import ModelSettings
+from rljob_inputs.objects.errors import StorageAwayError
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.calls.client import RowsClient
 from rljob_trainer.concurrency import run_in_thread
 from rljob_trainer.driver.ports import StartTrainer, Trainer
 from rljob_trainer.driver.status import StatusBoard
-from rljob_trainer.failures.configuration import SourceAwayError
+from rljob_trainer.failures.configuration import ErrorFacts, SourceAwayError, is_infrastructure_error, summarize
 from rljob_trainer.feed.prompt_feed import PromptSource
 from rljob_trainer.head.environment import Environment
-from rljob_trainer.head.tokenizer import load_tokenizer
 from rljob_trainer.history.disk import RunDisk, rename_durably, write_durably
 from rljob_trainer.outages.registry import Outages, name_storage, wait_out
 from rljob_trainer.replicas.http import open_session
+from rljob_trainer.written_tokenizer import load_written_tokenizer
+
+
+def load_tokenizer(location: str, model: Model) -> Any:
+    """Return transformers' tokenizer, with the chat template of the job if it has one. `location`: where this process
+    finds the model, a folder, hf://org/name or s3://bucket/path. Raise UserError, and SourceAwayError if its storage
+    cannot be reached."""
+    try:
+        name = place_model(location, weights=False)
+    except StorageAwayError as error:
+        raise SourceAwayError(str(error)) from error
+    try:
+        tokenizer = load_written_tokenizer(name, revision=model.revision, trust_remote_code=model.trust_remote_code)
+    except UserError as error:
+        raise UserError(f"spec.model.source: {error}") from error
+    except Exception as error:  # transformers and its hub client raise dozens of types
+        if is_infrastructure_error(facts := ErrorFacts.of(error)):
+            raise SourceAwayError(f"cannot load the tokenizer of {name}: {summarize(facts)}") from error
+        raise UserError(f"spec.model.source: cannot load the tokenizer of {name}: {error}") from error
+    if model.chat_template is not None:
+        tokenizer.chat_template = model.chat_template.inline
+    return tokenizer
+
 
 MAX_UNKNOWN_ROWS: Final = 100_000
 """Rows without `limit` of what does not know how many it has: it may have no end."""

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from rljob_trainer.algorithms.corrections import proximal_shares
+from rljob_trainer.algorithms.losses import proximal_shares
 from rljob_trainer.episodes.types import TrainRow, UpdateVersions
 
 _UNLIMITED = sys.maxsize

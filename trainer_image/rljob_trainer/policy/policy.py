@@ -21,8 +21,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_inputs.memory.plan import ModelFacts, Question, find_recomputation
 from rljob_inputs.models.adapters import publishes_adapter
 from rljob_trainer.algorithms.base import LossInputs
-from rljob_trainer.algorithms.corrections import loglinear_proximal
-from rljob_trainer.algorithms.losses import update_loss
+from rljob_trainer.algorithms.losses import loglinear_proximal, update_loss
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.episodes.types import TokenFacts
 from rljob_trainer.policy import attention, optimizer, sharding

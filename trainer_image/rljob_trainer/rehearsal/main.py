@@ -42,7 +42,7 @@ from rljob_trainer.episodes.types import Completion, Episode, EpisodeEnd, Group,
 from rljob_trainer.gateway.forwarding import watch_models
 from rljob_trainer.head.agent import start_agent
 from rljob_trainer.head.environment import Environment, read_environment
-from rljob_trainer.head.tokenizer import load_tokenizer
+from rljob_trainer.head.inputs import load_tokenizer
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.trajectory_log import write_file
 from rljob_trainer.outages.registry import Outages

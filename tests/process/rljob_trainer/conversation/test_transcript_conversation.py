@@ -9,7 +9,7 @@ from rljob_inputs.data.prompts import tokenize
 from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.conversation.transcript import Conversation, Transcript
 from rljob_trainer.episodes.types import Completion
-from rljob_trainer.head.tokenizer import load_tokenizer
+from rljob_trainer.head.inputs import load_tokenizer
 from tests.support.episodes import listed
 
 FOLDER = prepare.MODELS / "smollm2-135m-instruct"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rljob_api.manifest.status import RewardProblem
 from rljob_api.wire.driver_status import MAX_PROBLEM_LENGTH, MAX_PROBLEMS, DriverStatus
-from rljob_trainer.driver.problems import ProblemLog, clean_message
+from rljob_trainer.driver.reports import ProblemLog, clean_message
 from rljob_trainer.episodes.types import EpisodeFailure, ScoredResult
 from tests.support.episodes import episode
 

@@ -12,7 +12,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from rljob_api.manifest import evaluation as manifest
 from rljob_api.manifest.job import RLJobSpec
@@ -35,7 +34,7 @@ from rljob_api.wire.weights import EnginesReport, RolloutWeights, WeightManifest
 from rljob_inputs.models.adapters import EXPORTED_ADAPTER, MIN_MERGED_SHARE
 from rljob_trainer.algorithms.base import AlgorithmCode
 from rljob_trainer.driver.checkpointer import CheckpointSeconds
-from rljob_trainer.driver.evaluation import EvaluationResult, SetResult
+from rljob_trainer.driver.evaluation import EvaluationResult
 from rljob_trainer.driver.learning import StepsWithoutSignal, classify_step, count_last_skipped
 from rljob_trainer.driver.reports import Reports
 from rljob_trainer.driver.run_clock import RunClock
@@ -210,23 +209,28 @@ class Ledger:
         generating, shares = clock.roles.busy_seconds(now)["rollouts"], clock.roles.shares(now)
         phases, latencies = clock.close(), list(progress.latency_by_sample.values())
         generated = list(progress.episodes)
-        # They read each token or each episode, and others wait for the loop.
-        found = await asyncio.to_thread(
-            _summarize_groups, outcome.groups, latencies, self._algorithm, step - 1, self._success
-        )
-        num_tokens = await asyncio.to_thread(lambda: sum(episode.num_sampled for episode in generated))
+
+        def summarize() -> tuple[EpisodeNumbers, RewardNumbers, Counter[int], int]:
+            episodes = [episode for group in outcome.groups for episode in group.episodes]
+            return (
+                summarize_episodes(episodes),
+                summarize_rewards(outcome.groups, latencies, self._algorithm, self._success),
+                count_staleness(episodes, step - 1),
+                sum(episode.num_sampled for episode in generated),
+            )
+
+        # It reads each token and each episode, and others wait for the loop.
+        episodes, rewards, staleness, num_tokens = await asyncio.to_thread(summarize)
         return StepRecord(
             step=step,
             time=ended_at,
             # StepRecord inherits from these types, so it has each of their fields.
-            **vars(found.episodes),
-            **vars(found.rewards),
+            **vars(episodes),
+            **vars(rewards),
             **vars(
                 summarize_updates(outcome.updates, has_reference=self._algorithm.settings.algorithm.kl.coefficient > 0)
             ),
-            **vars(
-                summarize_schedule(found.staleness, dict(shares.items()), outcome.num_replaced, outcome.num_skipped)
-            ),
+            **vars(summarize_schedule(staleness, dict(shares.items()), outcome.num_replaced, outcome.num_skipped)),
             **vars(self._turns),
             tokens_per_second=num_tokens / generating if generating and num_tokens else None,
             pause_seconds=mean(weights.pause_seconds for weights in served),
@@ -246,7 +250,21 @@ class Ledger:
     async def record_evaluation(self, outcome: EvaluationResult) -> None:
         history, now = self.history, time.time()
         numbers = [await asyncio.to_thread(summarize_episodes, found.episodes) for found in outcome.sets]
-        records = [_describe_set(outcome.step, now, *pair) for pair in zip(outcome.sets, numbers, strict=True)]
+        records = [
+            EvaluationRecord(
+                step=outcome.step,
+                time=now,
+                set=found.held_out.name,
+                samples_per_prompt=found.held_out.samples_per_prompt,
+                num_prompts=len(found.groups),
+                num_results=sum(len(episode.results) for episode in found.episodes),
+                **vars(of_set),
+                **vars(found.figures),
+                means={**found.means},
+                seconds=found.seconds,
+            )
+            for found, of_set in zip(outcome.sets, numbers, strict=True)
+        ]
         self.trajectories.record("eval", outcome.step, outcome.groups)
         await self._append(records)  # together: a checkpoint has all sets of a step, or none
         for found, record in zip(outcome.sets, records, strict=True):
@@ -380,41 +398,3 @@ class Ledger:
             "step %d: reward %s, invalid %d, logprob difference %s, %.1f s",
             record.step, record.reward, record.num_invalid, record.logprob_difference, record.step_seconds,
         )  # fmt: skip
-
-
-def _describe_set(step: int, now: float, found: SetResult, numbers: EpisodeNumbers) -> EvaluationRecord:
-    return EvaluationRecord(
-        step=step,
-        time=now,
-        set=found.held_out.name,
-        samples_per_prompt=found.held_out.samples_per_prompt,
-        num_prompts=len(found.groups),
-        num_results=sum(len(episode.results) for episode in found.episodes),
-        **vars(numbers),
-        **vars(found.figures),
-        means={**found.means},
-        seconds=found.seconds,
-    )
-
-
-class _Summaries(NamedTuple):
-    """What the groups of a step say."""
-
-    episodes: EpisodeNumbers
-    rewards: RewardNumbers
-    staleness: Counter[int]
-
-
-def _summarize_groups(
-    groups: Sequence[Group],
-    latencies: Sequence[float],
-    algorithm: AlgorithmCode,
-    finished_steps: int,
-    success: float | None,
-) -> _Summaries:
-    episodes = [episode for group in groups for episode in group.episodes]
-    return _Summaries(
-        summarize_episodes(episodes),
-        summarize_rewards(groups, latencies, algorithm, success),
-        count_staleness(episodes, finished_steps),
-    )

@@ -4,8 +4,8 @@ also gives the rows of a job's environment or program before the driver starts.
 Each time that an episode is sent is another attempt with another key. Closing its request ends the episode's process.
 Invariant: a response becomes one result, or an invalid result with a reason if it breaks the protocol.
 
-`AgentServices` has all of them, as one, and implements agents.base.Services and agents.base.EpisodeRunner. The
-functions of a tool are read once it is reachable, and again when its version changes.
+`AgentServices` is the whole of an agent's services, and implements agents.base.Services and agents.base.EpisodeRunner.
+The functions of a tool are read once it is reachable, and again when its version changes.
 """
 
 import asyncio

@@ -58,7 +58,7 @@ class Beat(NamedTuple):
     doing: str = ""
     """The kind of work that it finishes next; empty: it owes nothing."""
     num_waiting: int = 0
-    """Of a rank: engines on its device that wait for weights."""
+    """Engines that wait for weights on the device of a rank."""
 
 
 @dataclass(frozen=True)

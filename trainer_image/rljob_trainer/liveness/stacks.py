@@ -1,6 +1,6 @@
-"""The stacks of processes that hang: of this one, and of those that it has started; and the end of those.
+"""The stacks of this process and of those that it has started, when they hang, and how the latter end.
 
-A process that it has started writes its stacks when it gets SIGUSR2 (`register_stacks`). Invariant: no process is
+A process that was started writes its stacks when it gets SIGUSR2 (`register_stacks`). Invariant: no process is
 signalled that would end by it, and after `end_children` none is left, not even one that was stopped.
 """
 

@@ -93,7 +93,7 @@ def test_a_piece_that_fails_teaches_nothing():
     assert judge.find_hang() is None
 
 
-def test_a_part_that_finishes_more_begins_anew_and_one_that_changes_its_work_does_not():
+def test_a_part_begins_anew_once_it_has_finished_more_and_not_by_other_work():
     judge = build_judge()
     judge.hear("engine", Beat(3, "a step"))
     judge.tick(2.0)

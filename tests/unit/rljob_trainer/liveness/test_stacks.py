@@ -1,4 +1,4 @@
-"""The stacks of a process, which of them may be asked for theirs, and the state of one."""
+"""The stacks of a process, which processes may be asked for theirs, and in which state a process is."""
 
 import os
 import signal

@@ -26,9 +26,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from rljob_api.manifest.job import RLJob
 from rljob_trainer.episodes.types import NOT_SAMPLED, TrainRow, UpdateVersions
-from rljob_trainer.policy.layout import divide_rows
+from rljob_trainer.policy.layout import RankPlan, build_micro_batches, divide_rows
 from rljob_trainer.policy.lora import MergeCost
-from rljob_trainer.policy.micro_batches import RankPlan, build_micro_batches
 from rljob_trainer.policy.policy import Policy
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples/quickstart"

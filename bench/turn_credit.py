@@ -28,9 +28,9 @@ from rich.table import Table
 
 from rljob_api.manifest.job import RLJobSpec
 from rljob_inputs.models.defaults import resolve
+from rljob_trainer.algorithms.advantages import returns_to_go, to_tokens
 from rljob_trainer.algorithms.base import AlgorithmCode, EpisodeRewards, LossInputs
 from rljob_trainer.algorithms.registry import build_algorithm
-from rljob_trainer.algorithms.turn_credit import returns_to_go, to_tokens
 
 PLOT_PATH = Path(__file__).parents[1] / "docs/images/turn-credit.png"
 MAX_TURNS, NUM_USEFUL = 16, 12

@@ -55,7 +55,7 @@ from rljob_trainer.policy import (
     update_metrics,
 )
 from rljob_trainer.policy.attention import initial_attention
-from rljob_trainer.policy.micro_batches import MicroBatch
+from rljob_trainer.policy.layout import MicroBatch
 
 _CPU = torch.device("cpu")
 _OTHERS = str(_FSDPRefType.INP.value)

@@ -24,8 +24,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_inputs.memory.shapes import read_shape
 from rljob_inputs.models.defaults import resolve_job
 from rljob_trainer.episodes.types import TrainRow, UpdateVersions
-from rljob_trainer.policy.layout import divide_rows
-from rljob_trainer.policy.micro_batches import RankPlan, build_micro_batches
+from rljob_trainer.policy.layout import RankPlan, build_micro_batches, divide_rows
 from rljob_trainer.policy.policy import Policy
 
 

@@ -25,7 +25,7 @@ from rljob_inputs.models.tokenizer import load_tokenizer as load_light_tokenizer
 from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.conversation.transcript import Transcript
 from rljob_trainer.episodes.types import Completion
-from rljob_trainer.head.tokenizer import load_tokenizer
+from rljob_trainer.head.inputs import load_tokenizer
 from rljob_trainer.replicas.generate import PATH, ResponseReader, build_payload
 from tests.integration import test_rollout_real as real
 from tests.paths import ROOT

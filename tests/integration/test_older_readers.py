@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rljob_service.pool.requirements import find_uv
-from rljob_trainer.policy.exported_files import save_chat, write_config
+from rljob_trainer.policy.checkpoints import save_chat, write_config
 from tests.support import older_reader
 from tests.support.chat_templates import FAMILIES, build_tokenizer
 from tests.support.tiny_models import MODELS, build_model

@@ -29,8 +29,8 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.roles import Sampling
 from rljob_api.wire import contract
 from rljob_api.wire.weights import WeightManifest
-from rljob_trainer.conversation.conversation import Conversation
 from rljob_trainer.conversation.template import ChatTemplate
+from rljob_trainer.conversation.transcript import Conversation
 from rljob_trainer.episodes.types import Completion
 from rljob_trainer.replicas.generate import PATH, ResponseReader, build_payload
 from rljob_trainer.weights.store import WeightStore

@@ -26,7 +26,7 @@ from rljob_api.wire import contract
 from rljob_api.wire.contract import UrlPath
 from rljob_api.wire.weights import EnginesReport, WeightManifest
 from rljob_trainer.policy.published import Published
-from rljob_trainer.ranks.weight_transport import digest_published
+from rljob_trainer.ranks.actor import digest_published
 from rljob_trainer.weights.hand_over import HandOver
 from rljob_trainer.weights.store import WeightStore
 from tests.integration import test_rollout_real as real

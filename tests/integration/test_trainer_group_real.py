@@ -31,7 +31,7 @@ from rljob_api.manifest.job_sections import HangDetection
 from rljob_inputs.models.defaults import resolve_job
 from rljob_trainer.driver.ports import TrainerGroupDiedError
 from rljob_trainer.episodes.types import NOT_SAMPLED, TrainRow, UpdateMetrics, UpdateVersions
-from rljob_trainer.progress.pace import Pace
+from rljob_trainer.liveness.judge import Pace
 from rljob_trainer.ranks.ray_head import RayHead
 from rljob_trainer.ranks.ray_node import ray_environment
 from rljob_trainer.run_folder import server as server_module

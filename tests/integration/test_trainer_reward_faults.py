@@ -35,8 +35,7 @@ from rljob_trainer.driver.collection import Collection, CollectionPlan, Collecto
 from rljob_trainer.episodes.types import Episode, Group, ScoredResult
 from rljob_trainer.outages.registry import OutageError, Outages
 from rljob_trainer.replicas.http import open_session
-from rljob_trainer.rewards.groups import RewardClients
-from rljob_trainer.rewards.requests import RequestBuilder
+from rljob_trainer.rewards.groups import RequestBuilder, RewardClients
 from tests.support.algorithms import algorithm_spec
 from tests.support.episodes import episode
 from tests.support.waiting import DEADLINE_SECONDS

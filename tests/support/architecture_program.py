@@ -40,8 +40,8 @@ from rljob_inputs.models.files import open_model
 from rljob_inputs.models.weights import count_parameters, find_weight_problems
 from rljob_trainer.driver.model_check import LIMITS, as_row, measure
 from rljob_trainer.policy import checkpoints
+from rljob_trainer.policy.model_loading import fix_frequencies
 from rljob_trainer.policy.policy import Policy
-from rljob_trainer.policy.rope import fix_frequencies
 from rljob_trainer.weights.checksum import digest_tensors
 from tests.support.export_scenarios import _randomize
 from tests.support.policy_scenarios import PLAIN, Scenarios, build_rows, build_tokenizer

@@ -13,7 +13,7 @@ from aiohttp import web
 from rljob_api.manifest.agent import Agent
 from rljob_api.manifest.job_spec import Service
 from rljob_api.wire.calls import CallResult, ToolSchema
-from rljob_trainer.calls.services import AgentServices
+from rljob_trainer.calls.client import AgentServices
 from rljob_trainer.replicas.http import open_session
 from tests.support.hosted_episodes import make_program
 from tests.support.seconds import restore, round_up

@@ -26,8 +26,7 @@ from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.episodes.types import Group, TokenFacts, TrainRow, UpdateMetrics
 from rljob_trainer.policy import sharding
 from rljob_trainer.policy.critic import Critic
-from rljob_trainer.policy.layout import MASKED_TREES, PLAIN
-from rljob_trainer.policy.micro_batches import MicroBatch
+from rljob_trainer.policy.layout import MASKED_TREES, PLAIN, MicroBatch
 from rljob_trainer.policy.model_loading import open_network
 from rljob_trainer.policy.policy import Policy
 from rljob_trainer.ranks.results import UpdateCounts, scatter_facts, split_facts, summarize_update

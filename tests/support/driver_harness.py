@@ -30,7 +30,7 @@ from rljob_inputs.data.prompts import PromptSet
 from rljob_inputs.models.defaults import resolve_job
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents import build_agent
-from rljob_trainer.calls.services import AgentServices
+from rljob_trainer.calls.client import AgentServices
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.ports import TrainerGroupDiedError
 from rljob_trainer.driver.reports import Reports
@@ -45,8 +45,7 @@ from rljob_trainer.history.tracking import build_trackers
 from rljob_trainer.outages.registry import Outages
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.replicas.rollout_client import RolloutClient
-from rljob_trainer.rewards.groups import RewardClients
-from rljob_trainer.rewards.requests import RequestBuilder
+from rljob_trainer.rewards.groups import RequestBuilder, RewardClients
 from rljob_trainer.run_folder.file_facts import verify_files
 from tests.support.driver_fakes import FakeEngines, FakeReward, FakeRollout, FakeService, FakeTrainer
 from tests.support.waiting import DEADLINE_SECONDS

@@ -155,8 +155,7 @@ def _load(config: Any, published: Path, unit: str) -> str:
     """Return the digests of this worker's part after the second version, and after a sleep and the same again."""
     from vllm.model_executor.model_loader import get_model
 
-    from rljob_trainer.rollout.engine import PublishedWeightTransferEngine
-    from rljob_trainer.rollout.initial_weights import fill
+    from rljob_trainer.rollout.engine import PublishedWeightTransferEngine, fill
     from rljob_trainer.rollout.sleeping_cpu import drop_weights
 
     model = get_model(vllm_config=config)

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rljob_trainer.episodes.types import TrainRow
-from rljob_trainer.policy.layout import divide_rows
-from rljob_trainer.policy.micro_batches import RankPlan, build_micro_batches
+from rljob_trainer.policy.layout import RankPlan, build_micro_batches, divide_rows
 
 
 def plan_micro_batches(rows: Sequence[TrainRow], **options: Any) -> list[RankPlan]:

@@ -29,8 +29,7 @@ from rljob_trainer.feed.prompt_feed import PromptFeed, PromptSource
 from rljob_trainer.head.environment import Environment, read_environment
 from rljob_trainer.head.status_server import StatusServer
 from rljob_trainer.replicas.http import open_session
-from rljob_trainer.rewards.groups import RewardClients
-from rljob_trainer.rewards.requests import RequestBuilder
+from rljob_trainer.rewards.groups import RequestBuilder, RewardClients
 from rljob_trainer.services.demand import Forecaster
 
 GENERATE_SECONDS, UPDATE_SECONDS, LINGER_SECONDS = 6.0, 3.0, 600.0

@@ -24,10 +24,10 @@ from rljob_service.pool.requirements import find_uv
 from rljob_service.worker.load.loading import load
 from rljob_service.worker.main import Executor
 from rljob_service.worker.settings import FunctionSettings
-from rljob_trainer.conversation.conversation import Conversation
+from rljob_trainer.conversation.transcript import Conversation
 from rljob_trainer.episodes.types import Completion, Episode, EpisodeEnd, Turn
+from rljob_trainer.rewards.groups import RequestBuilder
 from rljob_trainer.rewards.messages import RewardCall
-from rljob_trainer.rewards.requests import RequestBuilder
 from tests.support.chat_templates import build_template
 from tests.support.episodes import listed
 from tests.support.plugins import REFERENCES

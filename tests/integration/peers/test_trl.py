@@ -10,7 +10,7 @@ import math
 import pytest
 import torch
 
-from rljob_trainer.algorithms.corrections import correct
+from rljob_trainer.algorithms.losses import correct
 from tests.integration.peers.batches import (
     EQUAL,
     LENGTH,

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rljob_trainer.algorithms.corrections import correct
 from rljob_trainer.algorithms.kl import kl_estimate
+from rljob_trainer.algorithms.losses import correct
 from rljob_trainer.algorithms.ppo import value_loss
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.policy.selected_logprobs import selected_logprobs

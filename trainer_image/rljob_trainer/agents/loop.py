@@ -23,9 +23,9 @@ from rljob_api.wire.calls import CallRequest, CallResult, UserCall, UserReply
 from rljob_trainer import traces
 from rljob_trainer.agents.base import AGENT, EpisodeTask, Services, ToolSet, describe_length
 from rljob_trainer.concurrency import run_all
-from rljob_trainer.conversation.conversation import Conversation
 from rljob_trainer.conversation.template import ChatTemplate, TemplateError
 from rljob_trainer.conversation.tool_calls import Answer, ParsedCall, ToolFormat, is_json, parse
+from rljob_trainer.conversation.transcript import Conversation
 from rljob_trainer.episodes.types import (
     Completion,
     ContextBreak,
@@ -37,7 +37,7 @@ from rljob_trainer.episodes.types import (
     Turn,
     prompt_segment,
 )
-from rljob_trainer.outages.waiting import deadline
+from rljob_trainer.outages.registry import deadline
 
 _MAX_LISTED_FUNCTIONS = 20
 

@@ -9,10 +9,9 @@ the update. Needs a group.
 
 from typing import ClassVar
 
-from rljob_trainer.algorithms.base import LossInputs, PolicyLoss
+from rljob_trainer.algorithms.base import Defaults, LossInputs, PolicyLoss
 from rljob_trainer.algorithms.clipping import clip, exp_clamped
 from rljob_trainer.algorithms.grpo import Grpo
-from rljob_trainer.algorithms.settings import Defaults
 
 
 class Cispo(Grpo):

@@ -12,8 +12,8 @@ recipe that its authors published in verl. Needs a group.
 
 from typing import ClassVar
 
+from rljob_trainer.algorithms.base import Defaults
 from rljob_trainer.algorithms.grpo import Grpo
-from rljob_trainer.algorithms.settings import Defaults
 
 
 class Dapo(Grpo):

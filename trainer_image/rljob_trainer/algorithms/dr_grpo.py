@@ -9,8 +9,8 @@ punished less per token. Needs a group.
 
 from typing import ClassVar
 
+from rljob_trainer.algorithms.base import Defaults
 from rljob_trainer.algorithms.grpo import Grpo
-from rljob_trainer.algorithms.settings import Defaults
 
 
 class DrGrpo(Grpo):

@@ -7,8 +7,8 @@ the sum of the rewards from there on, whatever the critic says.
 import numpy as np
 from numpy.typing import NDArray
 
+from rljob_trainer.algorithms.advantages import rewards_of_turns
 from rljob_trainer.algorithms.base import EpisodeAdvantages, EpisodeRewards, Floats
-from rljob_trainer.algorithms.turn_credit import rewards_of_turns
 
 
 def estimate(rewards: Floats, values: Floats, *, discount: float, decay: float) -> Floats:

@@ -10,9 +10,8 @@ sequences (loss.level: sequence).
 from typing import ClassVar
 
 from rljob_trainer.algorithms.advantages import Groups, group_advantages
-from rljob_trainer.algorithms.base import EpisodeAdvantages, LossInputs, Needs, PolicyLoss
+from rljob_trainer.algorithms.base import Defaults, EpisodeAdvantages, LossInputs, Needs, PolicyLoss, Settings
 from rljob_trainer.algorithms.clipping import clipped_objective, exp_clamped
-from rljob_trainer.algorithms.settings import Defaults, Settings
 
 
 class Grpo:

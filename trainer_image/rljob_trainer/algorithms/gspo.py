@@ -10,10 +10,9 @@ Its clip range is 1,000 times smaller than GRPO's, since a mean of many log rati
 
 from typing import ClassVar
 
-from rljob_trainer.algorithms.base import LossInputs, PolicyLoss
+from rljob_trainer.algorithms.base import Defaults, LossInputs, PolicyLoss
 from rljob_trainer.algorithms.clipping import clipped_objective, exp_clamped, mean_by_row
 from rljob_trainer.algorithms.grpo import Grpo
-from rljob_trainer.algorithms.settings import Defaults
 
 
 class Gspo(Grpo):

@@ -16,9 +16,8 @@ import numpy as np
 
 from rljob_trainer.algorithms import gae
 from rljob_trainer.algorithms.advantages import Groups, whiten
-from rljob_trainer.algorithms.base import EpisodeAdvantages, EpisodeRewards, Floats
+from rljob_trainer.algorithms.base import Defaults, EpisodeAdvantages, EpisodeRewards, Floats, Settings
 from rljob_trainer.algorithms.grpo import Grpo
-from rljob_trainer.algorithms.settings import Defaults, Settings
 
 if TYPE_CHECKING:
     from torch import Tensor

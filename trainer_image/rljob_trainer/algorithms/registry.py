@@ -4,7 +4,7 @@ from typing import Final
 
 from rljob_api.manifest.algorithm import AlgorithmType
 from rljob_api.manifest.job import RLJobSpec
-from rljob_trainer.algorithms.base import AlgorithmCode
+from rljob_trainer.algorithms.base import AlgorithmCode, resolve
 from rljob_trainer.algorithms.cispo import Cispo
 from rljob_trainer.algorithms.dapo import Dapo
 from rljob_trainer.algorithms.dr_grpo import DrGrpo
@@ -13,7 +13,6 @@ from rljob_trainer.algorithms.gspo import Gspo
 from rljob_trainer.algorithms.ppo import Ppo
 from rljob_trainer.algorithms.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePlusPlusBaseline
 from rljob_trainer.algorithms.rloo import Rloo
-from rljob_trainer.algorithms.settings import resolve
 
 ALGORITHMS: Final[dict[AlgorithmType, type[AlgorithmCode]]] = {
     "grpo": Grpo,

@@ -14,12 +14,17 @@ the reward (kl.estimator k1) without the baseline, and in the loss (k2) with it.
 import dataclasses
 from typing import ClassVar
 
-from rljob_trainer.algorithms.advantages import Groups, group_advantages, whiten
-from rljob_trainer.algorithms.base import EpisodeAdvantages, EpisodeRewards, Floats
+from rljob_trainer.algorithms.advantages import (
+    Groups,
+    group_advantages,
+    returns_to_go,
+    rewards_of_turns,
+    to_tokens,
+    whiten,
+)
+from rljob_trainer.algorithms.base import Defaults, EpisodeAdvantages, EpisodeRewards, Floats, Settings
 from rljob_trainer.algorithms.grpo import Grpo
 from rljob_trainer.algorithms.kl import kl_returns
-from rljob_trainer.algorithms.settings import Defaults, Settings
-from rljob_trainer.algorithms.turn_credit import returns_to_go, rewards_of_turns, to_tokens
 
 
 class ReinforcePlusPlus(Grpo):

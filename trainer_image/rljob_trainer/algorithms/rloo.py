@@ -11,9 +11,8 @@ the reward: kl.estimator k1. Needs a group.
 from typing import ClassVar
 
 from rljob_trainer.algorithms.advantages import Groups, group_advantages
-from rljob_trainer.algorithms.base import EpisodeAdvantages
+from rljob_trainer.algorithms.base import Defaults, EpisodeAdvantages
 from rljob_trainer.algorithms.grpo import Grpo
-from rljob_trainer.algorithms.settings import Defaults
 
 
 class Rloo(Grpo):

@@ -19,8 +19,7 @@ from rljob_api.manifest.services.reward import Reward
 from rljob_api.wire.base import InvalidReason
 from rljob_api.wire.contract import MAX_TRAJECTORIES
 from rljob_trainer.algorithms import advantages as statistics
-from rljob_trainer.algorithms.base import AlgorithmCode, EpisodeAdvantages, EpisodeRewards
-from rljob_trainer.algorithms.settings import Settings
+from rljob_trainer.algorithms.base import AlgorithmCode, EpisodeAdvantages, EpisodeRewards, Settings
 from rljob_trainer.episodes.types import Episode, Group, TokenFacts, TrainRow, has_own_reward
 
 _NO_TOKENS, _NO_VALUES = np.zeros(0, np.int32), np.zeros(0)

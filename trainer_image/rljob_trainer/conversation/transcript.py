@@ -8,6 +8,9 @@ continues. echo.py compares histories in all forms in which clients send them ba
 recorded messages is then replaced by them: the template gets the answer as the policy wrote it, with its reasoning, so
 the same text is written for it as before. turns.py continues that turn's tokens, opens a branch, or begins a segment,
 and proves that this is sound: the messages decide only which proof is tried, never which tokens are trained.
+
+`Conversation` is that of an episode that the trainer plays itself: one branch of the tree, in which each prompt
+continues the last answer; turns.py proves when it does.
 """
 
 import hashlib
@@ -27,6 +30,71 @@ from rljob_trainer.conversation.reasoning import find_opening
 from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.conversation.turns import Plan, Turn, TurnTree
 from rljob_trainer.episodes.types import Completion, Segment, Whole
+
+
+class _Played:
+    """What is played of an episode: turns as a tree."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._tree = TurnTree(template)
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Each ends with a sampled token: a prompt joins its segment when it is answered."""
+        return self._tree.segments
+
+    @property
+    def breaks(self) -> list[Break]:
+        """[segments - 1] Why each segment but the first began."""
+        return self._tree.breaks
+
+
+class Conversation(_Played):
+    """Call next_prompt, generate, add_answer, then add what the environment replies, and so on."""
+
+    def __init__(self, template: ChatTemplate, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> None:
+        super().__init__(template)
+        self.messages: list[Message] = list(messages)
+        """All messages, with the prompt's."""
+        self._tools = list(tools)
+        self._added: list[Message] = list(messages)
+        """What follows the last answer."""
+        self._last: Turn | None = None
+        self._plan: Plan | None = None
+
+    @property
+    def rendered(self) -> list[Message]:
+        """`messages` as the template gets them: an answer that it refuses is text."""
+        return self._tree.read_rendered(self._last) + self._added
+
+    def read_whole(self) -> Whole | None:
+        """Return the conversation up to the last answer; None without one."""
+        return None if self._last is None else self._tree.read_whole(self._last)
+
+    def next_prompt(self) -> list[int]:
+        """Return the tokens after which the policy answers. Raise TemplateError if the template refuses the messages.
+
+        Without an answer in between, it returns the same prompt.
+        """
+        if self._plan is None:
+            self._plan = self._tree.plan(self._last, self._added, self._tools)
+        return self._tree.read_prompt(self._plan)
+
+    def add_answer(self, completion: Completion, message: Message) -> None:
+        """Record what was sampled after `next_prompt`, unchanged, and what it is in the conversation."""
+        if self._plan is None:
+            raise ValueError("next_prompt must be called before add_answer")
+        plan, self._plan = self._plan, None
+        self._last = self._tree.record(plan, completion, message)
+        self._added = []
+        self.messages.append(message)
+
+    def add(self, messages: Sequence[Message]) -> None:
+        """Record results of tools, or the user's reply."""
+        if self._plan is not None:
+            raise ValueError("add_answer must be called before add: the last prompt has no answer yet")
+        self.messages += messages
+        self._added += messages
 
 
 class _Digest:
@@ -69,9 +137,6 @@ class TokenIndex:
         self._num_turns = len(self._tree.turns)
 
 
-__all__ = ["PendingAnswer", "Transcript"]
-
-
 @dataclass(frozen=True)
 class PendingAnswer:
     """A request that waits for its answer. Nothing of it is in a segment yet."""
@@ -87,26 +152,16 @@ class PendingAnswer:
     """Digest of its messages; None for raw tokens."""
 
 
-class Transcript:
+class Transcript(_Played):
     """One attempt of an episode. Not safe for threads; requests may overlap: plan, plan, record, record."""
 
     def __init__(self, template: ChatTemplate) -> None:
+        super().__init__(template)
         self._template = template
-        self._tree = TurnTree(template)
         self._tokens = TokenIndex(self._tree)
         self._answers: defaultdict[bytes, list[Turn]] = defaultdict(list)
         """By the digest of the history that ends with the answer. Several turns: samples that say the same."""
         self._num_requests = 0
-
-    @property
-    def segments(self) -> list[Segment]:
-        """Each ends with a sampled token: a prompt joins its segment when it is answered."""
-        return self._tree.segments
-
-    @property
-    def breaks(self) -> list[Break]:
-        """[segments - 1] Why each segment but the first began."""
-        return self._tree.breaks
 
     def plan(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> PendingAnswer:
         """Return the prompt of a request. `messages`: the whole history, as OpenAI's chat completions have it.

@@ -25,16 +25,15 @@ from rljob_trainer import traces
 from rljob_trainer.agents import AgentLoop
 from rljob_trainer.agents.base import EpisodeTask
 from rljob_trainer.algorithms.rows import score_group
-from rljob_trainer.calls.services import AgentServices
+from rljob_trainer.calls.client import AgentServices
 from rljob_trainer.concurrency import end_tasks, run_all
 from rljob_trainer.driver.role_clock import PhaseClock, RoleClock
 from rljob_trainer.episodes.progress import CollectionProgress
 from rljob_trainer.episodes.types import Completion, Episode, Group
 from rljob_trainer.replicas.fleet import Affinity
 from rljob_trainer.replicas.rollout_client import RolloutClient
-from rljob_trainer.rewards.groups import GroupScorer, RewardClients
-from rljob_trainer.rewards.requests import RequestBuilder
-from rljob_trainer.services.load import ServiceLoad
+from rljob_trainer.rewards.groups import GroupScorer, RequestBuilder, RewardClients
+from rljob_trainer.services.demand import ServiceLoad
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rljob_api.manifest.services.reward import Reward
 from rljob_api.run.metrics import StepRecord
 from rljob_api.wire.driver_status import DriverProblem, Learning, LearningReason
-from rljob_trainer.driver.problems import is_field
+from rljob_trainer.driver.reports import is_field
 from rljob_trainer.episodes.types import UpdateMetrics
 
 MAX_SKIPPED_UPDATES = 10

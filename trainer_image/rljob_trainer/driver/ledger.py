@@ -2,16 +2,18 @@
 
 Owns every counter of a run, so that the driver reads like the algorithm. Invariant: `history` changes only when a step
 or an evaluation is complete, together with its line in metrics.jsonl. A checkpoint between two of them is exact.
+
+`choose_best` is pure. Only evaluations of the set that decides count, and of equal steps the first one stays.
 """
 
 import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
+from rljob_api.manifest import evaluation as manifest
 from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.schedule import Schedule
 from rljob_api.run.folder import FILE_DRIVER_SUMMARY, FILE_METRICS, damaged_checkpoints
@@ -26,14 +28,13 @@ from rljob_api.run.metrics import (
     TurnNumbers,
     append_records,
 )
-from rljob_api.run.summaries import DeliveryCounts, DriverSummary, format_summary
+from rljob_api.run.summaries import BestStep, DeliveryCounts, DriverSummary, format_summary
 from rljob_api.wire.driver_status import AgentStatus, BusyShares, ScheduleStatus, TrainerChoices
 from rljob_api.wire.weights import EnginesReport, RolloutWeights, WeightManifest
 from rljob_inputs.models.adapters import EXPORTED_ADAPTER, MIN_MERGED_SHARE
 from rljob_trainer.algorithms.base import AlgorithmCode
-from rljob_trainer.driver.best import choose_best, describe_unknown
 from rljob_trainer.driver.checkpointer import CheckpointSeconds
-from rljob_trainer.driver.evaluation import EvaluationResult, SetResult
+from rljob_trainer.driver.evaluation import EvaluationResult
 from rljob_trainer.driver.learning import StepsWithoutSignal, classify_step, count_last_skipped
 from rljob_trainer.driver.reports import Reports
 from rljob_trainer.driver.run_clock import RunClock
@@ -54,6 +55,45 @@ from rljob_trainer.history.metrics import (
 from rljob_trainer.history.run_state import History, name_checkpoint, write_best
 from rljob_trainer.history.trajectory_log import TrajectoryLog
 from rljob_trainer.history.versions import find_model_commit, find_versions
+
+
+def choose_best(
+    before: BestStep | None, wanted: manifest.BestStep | None, records: Iterable[EvaluationRecord]
+) -> BestStep | None:
+    """Return the best step after the evaluations `records`. `before`: the one until then, which does not count if
+    something else decides now."""
+    if wanted is None:
+        return None
+    best = before if before is not None and (before.set, before.metric) == (wanted.set, wanted.metric) else None
+    for record in records:
+        found = _read(record, wanted) if record.set == wanted.set else None
+        if found is not None and (best is None or found.value > best.value):
+            best = found
+    return best
+
+
+def describe_unknown(wanted: manifest.BestStep | None, records: Iterable[EvaluationRecord]) -> str:
+    """Return why a step that the set has evaluated cannot be the best one; empty if it can."""
+    unknown = [r for r in records if wanted is not None and r.set == wanted.set and _read(r, wanted) is None]
+    if wanted is None or not unknown:
+        return ""
+    remedy = "; let a reward of the set return pred, the answer that it reads" * (wanted.metric == "majority")
+    return f"spec.evaluation.best: step {unknown[-1].step} has no {wanted.metric} of {wanted.set}{remedy}"
+
+
+def _read(record: EvaluationRecord, wanted: manifest.BestStep) -> BestStep | None:
+    """Return the number of a record's step; None if it is unknown."""
+    if wanted.metric.startswith("pass@"):
+        k = int(wanted.metric.removeprefix("pass@"))
+        value, low, high = record.pass_at.get(k), record.pass_at_low.get(k), record.pass_at_high.get(k)
+    elif wanted.metric == "majority":
+        value, low, high = record.majority, record.majority_low, record.majority_high
+    else:
+        value, low, high = record.accuracy, record.accuracy_low, record.accuracy_high
+    if value is None:
+        return None
+    return BestStep(set=record.set, metric=wanted.metric, value=value, low=low, high=high, step=record.step)
+
 
 log = logging.getLogger(__name__)
 
@@ -169,23 +209,30 @@ class Ledger:
         generating, shares = clock.roles.busy_seconds(now)["rollouts"], clock.roles.shares(now)
         phases, latencies = clock.close(), list(progress.latency_by_sample.values())
         generated = list(progress.episodes)
-        # They read each token or each episode, and others wait for the loop.
-        found = await asyncio.to_thread(
-            _summarize_groups, outcome.groups, latencies, self._algorithm, step - 1, self._success
-        )
-        num_tokens = await asyncio.to_thread(lambda: sum(episode.num_sampled for episode in generated))
+
+        def summarize() -> tuple[EpisodeNumbers, RewardNumbers, Counter[int], int]:
+            episodes = [episode for group in outcome.groups for episode in group.episodes]
+            return (
+                summarize_episodes(episodes),
+                summarize_rewards(outcome.groups, latencies, self._algorithm, self._success),
+                count_staleness(episodes, step - 1),
+                sum(episode.num_sampled for episode in generated),
+            )
+
+        # It reads each token and each episode, and others wait for the loop.
+        episodes, rewards, staleness, num_tokens = await asyncio.to_thread(summarize)
         return StepRecord(
             step=step,
             time=ended_at,
             # StepRecord inherits from these types, so it has each of their fields.
-            **vars(found.episodes),
-            **vars(found.rewards),
+            **vars(episodes),
+            **vars(rewards),
             **vars(
                 summarize_updates(outcome.updates, has_reference=self._algorithm.settings.algorithm.kl.coefficient > 0)
             ),
             **vars(
                 summarize_schedule(
-                    found.staleness,
+                    staleness,
                     dict(shares.items()),
                     outcome.num_replaced,
                     outcome.num_skipped,
@@ -211,7 +258,21 @@ class Ledger:
     async def record_evaluation(self, outcome: EvaluationResult) -> None:
         history, now = self.history, time.time()
         numbers = [await asyncio.to_thread(summarize_episodes, found.episodes) for found in outcome.sets]
-        records = [_describe_set(outcome.step, now, *pair) for pair in zip(outcome.sets, numbers, strict=True)]
+        records = [
+            EvaluationRecord(
+                step=outcome.step,
+                time=now,
+                set=found.held_out.name,
+                samples_per_prompt=found.held_out.samples_per_prompt,
+                num_prompts=len(found.groups),
+                num_results=sum(len(episode.results) for episode in found.episodes),
+                **vars(of_set),
+                **vars(found.figures),
+                means={**found.means},
+                seconds=found.seconds,
+            )
+            for found, of_set in zip(outcome.sets, numbers, strict=True)
+        ]
         self.trajectories.record("eval", outcome.step, outcome.groups)
         await self._append(records)  # together: a checkpoint has all sets of a step, or none
         for found, record in zip(outcome.sets, records, strict=True):
@@ -346,41 +407,3 @@ class Ledger:
             "step %d: reward %s, invalid %d, logprob difference %s, %.1f s",
             record.step, record.reward, record.num_invalid, record.logprob_difference, record.step_seconds,
         )  # fmt: skip
-
-
-def _describe_set(step: int, now: float, found: SetResult, numbers: EpisodeNumbers) -> EvaluationRecord:
-    return EvaluationRecord(
-        step=step,
-        time=now,
-        set=found.held_out.name,
-        samples_per_prompt=found.held_out.samples_per_prompt,
-        num_prompts=len(found.groups),
-        num_results=sum(len(episode.results) for episode in found.episodes),
-        **vars(numbers),
-        **vars(found.figures),
-        means={**found.means},
-        seconds=found.seconds,
-    )
-
-
-class _Summaries(NamedTuple):
-    """What the groups of a step say."""
-
-    episodes: EpisodeNumbers
-    rewards: RewardNumbers
-    staleness: Counter[int]
-
-
-def _summarize_groups(
-    groups: Sequence[Group],
-    latencies: Sequence[float],
-    algorithm: AlgorithmCode,
-    finished_steps: int,
-    success: float | None,
-) -> _Summaries:
-    episodes = [episode for group in groups for episode in group.episodes]
-    return _Summaries(
-        summarize_episodes(episodes),
-        summarize_rewards(groups, latencies, algorithm, success),
-        count_staleness(episodes, finished_steps),
-    )

@@ -20,8 +20,8 @@ from rljob_api.tracing.spans import span
 from rljob_trainer import traces
 from rljob_trainer.concurrency import run_with_watcher
 from rljob_trainer.driver.between_steps import BetweenSteps
+from rljob_trainer.driver.checkpointer import Exporter
 from rljob_trainer.driver.collection import Collector
-from rljob_trainer.driver.exporter import Exporter
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.model_check import ModelCheck
 from rljob_trainer.driver.ports import Trainer, Turns

@@ -26,20 +26,18 @@ from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.concurrency import run_in_thread, run_with_watcher
 from rljob_trainer.driver.between_steps import BetweenSteps
 from rljob_trainer.driver.cadence import Cadence
-from rljob_trainer.driver.checkpointer import Checkpointer, CheckpointSeconds
+from rljob_trainer.driver.checkpointer import Checkpointer, CheckpointSeconds, Exporter
 from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.driver.evaluation import EvalLane, HeldOut
-from rljob_trainer.driver.exporter import Exporter
 from rljob_trainer.driver.learning import describe_failure, describe_skipped, judge
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.live_status import describe_live
 from rljob_trainer.driver.loop import TrainLoop
 from rljob_trainer.driver.model_check import ModelCheck
 from rljob_trainer.driver.ports import StartTrainer, Trainer, TrainerGroupDiedError
-from rljob_trainer.driver.problems import find_problems
 from rljob_trainer.driver.publisher import Publisher
 from rljob_trainer.driver.rank_failures import RankFailureLog
-from rljob_trainer.driver.reports import Reports
+from rljob_trainer.driver.reports import Reports, find_problems
 from rljob_trainer.driver.run_clock import RunClock
 from rljob_trainer.driver.step_clock import StepClock
 from rljob_trainer.driver.stopping import NOTHING_TRAINS, LastSave, PodLeavesError
@@ -49,9 +47,9 @@ from rljob_trainer.driver.updates import StepOutcome, StepUpdates
 from rljob_trainer.feed.prompt_feed import PromptFeed, PromptSource
 from rljob_trainer.history.disk import RunDisk
 from rljob_trainer.history.run_state import resume, set_aside
+from rljob_trainer.liveness.judge import Pace
 from rljob_trainer.mirror.mirror import Mirror
 from rljob_trainer.outages.registry import OutageError, Outages
-from rljob_trainer.progress.pace import Pace
 from rljob_trainer.replicas.engines import TrainerEngines
 from rljob_trainer.run_folder.file_facts import Checkpoint, DamagedCheckpointError
 from rljob_trainer.services.demand import Forecaster

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from rljob_api.run.metrics import StepRecord
 from rljob_inputs.models.adapters import MIN_MERGED_SHARE
-from rljob_trainer.algorithms.settings import Settings
+from rljob_trainer.algorithms.base import Settings
 
 NUM_STEPS = 3
 """Consecutive steps that must agree: the numbers of a single step are noisy."""

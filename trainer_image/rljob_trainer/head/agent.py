@@ -11,7 +11,7 @@ from typing import Any
 
 from rljob_api.manifest.job import RLJobSpec
 from rljob_trainer.agents import AgentLoop, build_agent
-from rljob_trainer.calls.services import AgentServices
+from rljob_trainer.calls.client import AgentServices
 from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.gateway.forwarding import read_api_keys
 from rljob_trainer.gateway.server import ModelGateway

@@ -10,33 +10,14 @@ import contextlib
 import faulthandler
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 
 from rljob_api.manifest.job_sections import HangDetection
 from rljob_trainer.concurrency import end_tasks
-from rljob_trainer.progress.pace import Pace, Work
+from rljob_trainer.liveness.judge import Beat, Judge, Pace
 
 _PERIOD_SECONDS = 1.0
-_LAG_PERIOD_SECONDS = 0.1
-_KIND = "a turn of the event loop"
-
-
-@contextlib.asynccontextmanager
-async def watching_lag(observe: Callable[[float], None], period: float = _LAG_PERIOD_SECONDS) -> AsyncIterator[None]:
-    """Within, call `observe` in each period with the seconds by which the loop was late."""
-
-    async def watch() -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            due = loop.time() + period
-            await asyncio.sleep(period)
-            observe(max(0.0, loop.time() - due))
-
-    task = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        await end_tasks(task)
+_TURN_SECONDS = 0.1
 
 
 class LoopWatchdog:
@@ -46,45 +27,44 @@ class LoopWatchdog:
         self,
         bounds: HangDetection,
         end: Callable[[str], None],
+        observe_lag: Callable[[float], None] = lambda seconds: None,
         *,
         period_seconds: float = _PERIOD_SECONDS,
+        turn_seconds: float = _TURN_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`end` gets why the process must end. It is called in the watchdog's thread, once."""
-        self._end, self._period_seconds, self._now = end, period_seconds, clock
-        self._work = Work(Pace(bounds), clock())
+        """`end` gets why the process must end. It is called in the watchdog's thread, once. `observe_lag` gets the
+        seconds by which the loop is late, after each `turn_seconds`."""
+        self._end, self._observe_lag, self._now = end, observe_lag, clock
+        self._period_seconds, self._turn_seconds = period_seconds, turn_seconds
+        self._judge = Judge(Pace(bounds), clock())
         self._num_turns = 0
         self._is_over = threading.Event()
 
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
+    @contextlib.asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
         """Watch the running event loop within."""
         turning = asyncio.create_task(self._turn())
-        thread = threading.Thread(target=self._watch, name="loop-watchdog", daemon=True)
-        thread.start()
+        threading.Thread(target=self._watch, name="loop-watchdog", daemon=True).start()
         try:
             yield
         finally:
             self._is_over.set()
-            turning.cancel()
+            await end_tasks(turning)
 
     async def _turn(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
+            due = loop.time() + self._turn_seconds
+            await asyncio.sleep(self._turn_seconds)
             self._num_turns += 1
-            await asyncio.sleep(self._period_seconds)
+            self._observe_lag(max(0.0, loop.time() - due))
 
     def _watch(self) -> None:
-        seen, piece = -1, self._work.begin(_KIND)
         while not self._is_over.wait(self._period_seconds):
-            self._work.tick(self._now())
-            if self._num_turns != seen:
-                seen = self._num_turns
-                self._work.finish(piece)
-                piece = self._work.begin(_KIND)
-            elif hang := self._work.find_hang():
-                faulthandler.dump_traceback(all_threads=True)
-                self._end(
-                    f"the driver's event loop has not turned for {hang.seconds:.0f} s, and {hang.limit_seconds:.0f} s "
-                    "are allowed (spec.hangDetection); its stacks are in the log"
-                )
+            self._judge.tick(self._now())
+            self._judge.hear("loop", Beat(self._num_turns, "a turn of the event loop"))
+            if hang := self._judge.find_hang():
+                faulthandler.dump_traceback()
+                self._end(f"the driver's event loop has not turned for {hang}; its stacks are in the log")
                 return

@@ -24,9 +24,8 @@ from rljob_api.run.metrics import (
 )
 from rljob_api.wire.contract import MAX_COMPONENTS
 from rljob_trainer.algorithms.advantages import average, deviation
-from rljob_trainer.algorithms.base import AlgorithmCode
+from rljob_trainer.algorithms.base import AlgorithmCode, Settings
 from rljob_trainer.algorithms.rows import has_signal, training_scores
-from rljob_trainer.algorithms.settings import Settings
 from rljob_trainer.episodes.types import NOT_SAMPLED, Episode, Group, UpdateMetrics, failed_as
 
 NO_TOOL = "_none"

@@ -8,10 +8,14 @@ may continue in between. A damaged checkpoint is set aside:
 The ranks compare their own files. Invariants: metrics.jsonl and trajectories/ hold one history, in which each prompt
 was trained on exactly once, whatever died, and whichever checkpoint is damaged. A checkpoint that is set aside is kept
 for the user and never counts again; a crash in between leaves it as it was.
+
+Also places the models in Hugging Face format, EXPORT, and one for a step in EXPORTS: a partial folder, the removal of
+what it replaces, its own name. A folder under its own name is whole, until it no longer has the name.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -44,7 +48,6 @@ from rljob_api.run.folder import (
 from rljob_api.run.summaries import BestStep, format_summary
 from rljob_trainer.concurrency import run_in_thread
 from rljob_trainer.history.disk import DiskError, disk_errors, sync, write_durably
-from rljob_trainer.history.exports import remove_exports
 from rljob_trainer.run_folder.file_facts import (
     Checkpoint,
     DamagedCheckpointError,
@@ -53,6 +56,45 @@ from rljob_trainer.run_folder.file_facts import (
     verify_files,
     verify_sizes,
 )
+from rljob_trainer.run_folder.location import EXPORT_PARTIAL
+
+_REMOVED = ".export.removed"
+
+
+async def write_partial(run_dir: Path, write: Callable[[Path], Awaitable[float | None]]) -> float | None:
+    """Let `write` fill a new folder, which `place_export` names. Return what `write` returns."""
+    partial = run_dir / EXPORT_PARTIAL
+    with disk_errors(partial):
+        await run_in_thread(shutil.rmtree, partial, ignore_errors=True)
+        partial.mkdir()
+        return await write(partial)
+
+
+def place_export(run_dir: Path, folder: Path) -> None:
+    """Replace the export `folder` by what `write_partial` has written."""
+    partial = run_dir / EXPORT_PARTIAL
+    with disk_errors(folder):
+        remove_export(run_dir, folder)
+        folder.parent.mkdir(exist_ok=True)
+        os.utime(partial)  # later than its checkpoint: `rljob evaluate` compares them
+        partial.rename(folder)
+
+
+def remove_export(run_dir: Path, folder: Path) -> None:
+    """Remove an export, if it exists: first its name."""
+    removed = run_dir / _REMOVED
+    shutil.rmtree(removed, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
+
+
+def remove_exports(run_dir: Path, is_gone: Callable[[int], bool]) -> None:
+    """Remove the exports of the steps that are gone."""
+    for step, folder in list_exports(run_dir).items():
+        if is_gone(step):
+            remove_export(run_dir, folder)
+
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from rljob_api.errors import UserError
 from rljob_trainer.policy.arrays import integers, to_device
-from rljob_trainer.policy.layout import MASKED_TREES, PACKED_ROWS, PACKED_TREES, PLAIN, Layout
-from rljob_trainer.policy.micro_batches import MicroBatch
+from rljob_trainer.policy.layout import MASKED_TREES, PACKED_ROWS, PACKED_TREES, PLAIN, Layout, MicroBatch
 
 PACKED = "rljob_packed"
 """Name of our implementation in transformers."""

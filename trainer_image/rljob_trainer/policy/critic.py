@@ -19,7 +19,7 @@ from rljob_api.manifest.algorithm import Critic as CriticSettings
 from rljob_trainer.algorithms.ppo import value_loss
 from rljob_trainer.policy import optimizer, sharding
 from rljob_trainer.policy.arrays import to_device
-from rljob_trainer.policy.micro_batches import MicroBatch
+from rljob_trainer.policy.layout import MicroBatch
 from rljob_trainer.policy.model_loading import OpenedModel, fill, shard_units, source_states
 from rljob_trainer.policy.text_model import require_decoder
 from rljob_trainer.policy.update_metrics import CriticMetrics, TokenMetrics

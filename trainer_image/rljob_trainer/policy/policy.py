@@ -21,8 +21,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_inputs.memory.plan import ModelFacts, Question, find_recomputation
 from rljob_inputs.models.adapters import publishes_adapter
 from rljob_trainer.algorithms.base import LossInputs
-from rljob_trainer.algorithms.corrections import loglinear_proximal
-from rljob_trainer.algorithms.losses import update_loss
+from rljob_trainer.algorithms.losses import loglinear_proximal, update_loss
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.episodes.types import TokenFacts
 from rljob_trainer.policy import attention, optimizer, sharding
@@ -31,8 +30,8 @@ from rljob_trainer.policy.checkpoint_names import engine_parameters, to_checkpoi
 from rljob_trainer.policy.compilation import prepare_layers, start_compiler
 from rljob_trainer.policy.critic import Critic
 from rljob_trainer.policy.host_copy import DeviceState
+from rljob_trainer.policy.layout import MicroBatch
 from rljob_trainer.policy.lora import Adapters, MergeCost
-from rljob_trainer.policy.micro_batches import MicroBatch
 from rljob_trainer.policy.model_loading import (
     OpenedModel,
     ScoringModel,
@@ -102,8 +101,8 @@ class Policy:
 
         self._metrics = TokenMetrics()
         self._has_reference = has_reference
-        self.micro_batch: tuple[int, int] | None = None
-        """Number of the one that runs, or ran last, and their count, in the last `accumulate`."""
+        self.doing = ""
+        """The micro-batch that runs, or ran last, in the last `accumulate`."""
         self.reference: ScoringModel | None = None
         """A frozen copy of the initial model. With LoRA there is none: `model` without its adapters is the same."""
         if has_reference and lora is None:
@@ -145,7 +144,7 @@ class Policy:
         references = self._reference_logprobs(batches)
         self._has_run_forward = True
         for i, (batch, reference) in enumerate(zip(batches, references, strict=True)):
-            self.micro_batch = i + 1, len(batches)
+            self.doing = f"micro-batch {i + 1} of {len(batches)}"
             sharding.expect_backward(self.model, self._mode, is_last=i == len(batches) - 1)
             (self._loss(batch, reference) * optimizer.loss_scale(self.dtype)).backward()
         if self.critic is not None:

@@ -18,8 +18,7 @@ from rljob_inputs.memory.recomputation import find_stronger
 from rljob_trainer.driver.ports import TrainerGroupDiedError
 from rljob_trainer.failures.configuration import ErrorFacts, SourceAwayError, summarize
 from rljob_trainer.failures.devices import DeviceMemoryError, GpuError, GpuFaultError, Remedy, find_line, find_remedy
-from rljob_trainer.policy.layout import RankRows
-from rljob_trainer.policy.micro_batches import build_micro_batches
+from rljob_trainer.policy.layout import RankRows, build_micro_batches
 from rljob_trainer.run_folder.client import HeadUnreachableError
 
 log = logging.getLogger(__name__)

@@ -2,6 +2,9 @@
 
 Invariant: a method returns with all ranks in the same state, or raises with no rank alive, since the peers of a dead
 rank would wait in a collective forever.
+
+A rank has failed only if its node still exists. Otherwise its Pod was evicted or restarted, which the operator judges:
+no end counts twice, and a drain does not count.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -30,17 +33,59 @@ from rljob_trainer.concurrency import run_with_watcher
 from rljob_trainer.driver.ports import FreedMemory, TrainerGroupDiedError
 from rljob_trainer.episodes.types import TokenFacts, TrainRow, UpdateMetrics, UpdateVersions
 from rljob_trainer.history.disk import find_disk_error
+from rljob_trainer.liveness.judge import Judge, Pace
 from rljob_trainer.policy.layout import PLAIN, RankRows, divide_rows
 from rljob_trainer.policy.update_metrics import RankMetrics
-from rljob_trainer.progress.pace import Pace, Work
 from rljob_trainer.ranks.actor import BEATS, SAVES, RankFacts, RankProcess
-from rljob_trainer.ranks.calls import Heartbeats, describe_silent, future, log_stacks, wait_for
 from rljob_trainer.ranks.failures import group_failure
-from rljob_trainer.ranks.nodes import find_trainer_nodes, has_lost_node
-from rljob_trainer.ranks.rank_watch import HungRanks, RankWatch, hung_error
+from rljob_trainer.ranks.rank_watch import (
+    Heartbeats,
+    HungRanks,
+    RankWatch,
+    describe_silent,
+    future,
+    hung_error,
+    log_stacks,
+    wait_for,
+)
+from rljob_trainer.ranks.ray_node import is_listening
 from rljob_trainer.ranks.results import UpdateCounts, scatter_facts, summarize_update
 from rljob_trainer.run_folder.file_facts import Checkpoint, FileFacts
 from rljob_trainer.run_folder.location import RunFolder
+
+SETTLE_SECONDS = 5.0
+"""A Pod that is deleted ends its rank and its raylet at about the same time; either may be noticed first."""
+_POLL_SECONDS = 0.5
+
+Node = dict[str, Any]
+"""As ray.nodes() describes it."""
+
+
+def find_trainer_nodes() -> frozenset[str]:
+    """Return the ids of the nodes that offer ranks."""
+    nodes = (node for node in ray.nodes() if node["Alive"] and RAY_RESOURCE_TRAINER in node["Resources"])
+    return frozenset(str(node["NodeID"]) for node in nodes)
+
+
+async def has_lost_node(members: frozenset[str], settle_seconds: float = SETTLE_SECONDS) -> bool:
+    """Whether one of these nodes no longer exists, or disappears within `settle_seconds`."""
+    deadline = time.monotonic() + settle_seconds
+    while not await asyncio.to_thread(lambda: is_any_lost(members, ray.nodes(), is_raylet_listening)):
+        if time.monotonic() >= deadline:
+            return False
+        await asyncio.sleep(_POLL_SECONDS)
+    return True
+
+
+def is_any_lost(members: frozenset[str], nodes: Iterable[Node], is_listening: Callable[[Node], bool]) -> bool:
+    """Ray takes 15 s and more to notice that a raylet was killed, its port only a moment."""
+    alive = {str(node["NodeID"]): node for node in nodes if node["Alive"]}
+    return any(member not in alive or not is_listening(alive[member]) for member in sorted(members))
+
+
+def is_raylet_listening(node: Node) -> bool:
+    return is_listening(node["NodeManagerAddress"], node["NodeManagerPort"])
+
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +122,7 @@ class TrainerGroup:
         self._update = UpdateCounts()
         self._is_saving = False
         """Whether ranks may be writing a checkpoint. They end with the group, and the checkpoint with them."""
-        self._watch = RankWatch(Work(pace or Pace(job.spec.hang_detection), time.monotonic()))
+        self._watch = RankWatch(Judge(pace or Pace(job.spec.hang_detection), time.monotonic()))
         self._is_paused = is_paused
         self.choices = TrainerChoices()
         self._calls: list[asyncio.Future[Any]] = []
@@ -178,7 +223,7 @@ class TrainerGroup:
             raise TrainerGroupDiedError("the trainer group has ended")
         writing = self._wait_for_save()
         # A failure ends no rank: what runs meanwhile would then report lost ranks, and hide the reason.
-        with self._watch.work.running("the write of a checkpoint"):
+        with self._watch.judge.running("the write of a checkpoint"):
             if errors := await wait_for(writing):
                 raise await self._judge("save", errors)
         self._is_saving = False
@@ -225,7 +270,7 @@ class TrainerGroup:
         """`raises_deaths`: not while the ranks load, which raises why one died."""
         heartbeats = Heartbeats(self._watch)
         while True:
-            self._watch.work.tick(time.monotonic(), is_paused=self._is_paused())
+            self._watch.judge.tick(time.monotonic(), is_paused=self._is_paused())
             errors = await heartbeats.ask(self._ranks)
             if errors and self._ranks and raises_deaths:  # else a failed method killed them and raises the reason
                 self._kill()
@@ -282,7 +327,6 @@ class TrainerGroup:
         machines = [machine for machine, *_ in described]
         self.process_ids = [process_id for _, _, process_id, _ in described]
         self._addresses = [address for _, address, _, _ in described]
-        self._watch.reset_ranks()
         _, address, _, port = described[0]
         calls = [
             (rank, len(order), machines.count(machine), (address, port), self._job, model, run, checkpoint)
@@ -311,33 +355,31 @@ class TrainerGroup:
     async def _call_alone(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         if not self._ranks:
             raise TrainerGroupDiedError("the trainer group has ended")
-        piece, has_succeeded = self._watch.begin_call(method), False
-        calls = self._calls = [
-            future(getattr(rank, method).remote(*args)) for rank, args in zip(self._ranks, arguments, strict=True)
-        ]
-        try:
-            errors = await wait_for(calls)
-            if errors and method in _REPEATABLE and find_disk_error(errors[0]):
-                await asyncio.wait(calls)
-            elif errors:
-                await self._end()
-                raise await self._judge(method, errors)
-            else:
-                has_succeeded = True
-                return [call.result() for call in calls]
-        except asyncio.CancelledError:
-            # Once all ranks have ended the call, they have one state, which can be saved.
-            await asyncio.wait(calls, timeout=_FINISH_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
-            if not all(call.done() and call.exception() is None for call in calls):
+        with self._watch.calling(method):
+            calls = self._calls = [
+                future(getattr(rank, method).remote(*args)) for rank, args in zip(self._ranks, arguments, strict=True)
+            ]
+            try:
+                errors = await wait_for(calls)
+                if not errors:
+                    return [call.result() for call in calls]
+                if method in _REPEATABLE and find_disk_error(errors[0]):
+                    await asyncio.wait(calls)
+                else:
+                    await self._end()
+                    raise await self._judge(method, errors)
+            except asyncio.CancelledError:
+                # Once all ranks have ended the call, they have one state, which can be saved.
+                await asyncio.wait(calls, timeout=_FINISH_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
+                if not all(call.done() and call.exception() is None for call in calls):
+                    await self._abort(calls)
+                raise
+            except BaseException:
                 await self._abort(calls)
-            raise
-        except BaseException:
-            await self._abort(calls)
-            raise
-        finally:
-            self._calls = []
-            self._watch.end_call(piece, has_succeeded=has_succeeded)
-        raise await self._judge(method, errors)
+                raise
+            finally:
+                self._calls = []
+            raise await self._judge(method, errors)
 
     async def _abort(self, calls: Sequence[asyncio.Future[Any]]) -> None:
         """Some ranks may already wait in a collective."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rljob_trainer.episodes.types import TokenFacts, TrainRow, UpdateMetrics
-from rljob_trainer.policy.micro_batches import MicroBatch
+from rljob_trainer.policy.layout import MicroBatch
 from rljob_trainer.policy.update_metrics import RankMetrics
 
 

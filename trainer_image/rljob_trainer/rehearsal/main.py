@@ -34,7 +34,7 @@ from rljob_inputs.models.own_settings import load_model_settings
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import EpisodeTask
 from rljob_trainer.algorithms.rows import score_group
-from rljob_trainer.calls.services import AgentServices
+from rljob_trainer.calls.client import AgentServices
 from rljob_trainer.concurrency import run_all
 from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.driver.collection import CollectionPlan
@@ -42,13 +42,12 @@ from rljob_trainer.episodes.types import Completion, Episode, EpisodeEnd, Group,
 from rljob_trainer.gateway.forwarding import watch_models
 from rljob_trainer.head.agent import start_agent
 from rljob_trainer.head.environment import Environment, read_environment
-from rljob_trainer.head.tokenizer import load_tokenizer
+from rljob_trainer.head.inputs import load_tokenizer
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.trajectory_log import write_file
 from rljob_trainer.outages.registry import Outages
 from rljob_trainer.replicas.http import open_session
-from rljob_trainer.rewards.groups import RewardClients
-from rljob_trainer.rewards.requests import RequestBuilder
+from rljob_trainer.rewards.groups import RequestBuilder, RewardClients
 
 log = logging.getLogger(__name__)
 

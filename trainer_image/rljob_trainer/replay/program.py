@@ -41,8 +41,8 @@ from rljob_trainer.driver.updates import ScoredGroups, StepOutcome, StepUpdates
 from rljob_trainer.episodes.progress import CollectionProgress
 from rljob_trainer.episodes.types import Group
 from rljob_trainer.head.environment import Environment
+from rljob_trainer.head.inputs import load_tokenizer
 from rljob_trainer.head.status_server import StatusServer
-from rljob_trainer.head.tokenizer import load_tokenizer
 from rljob_trainer.history.disk import RunDisk
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.recorded_groups import find_unscored, read_groups

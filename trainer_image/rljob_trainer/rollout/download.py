@@ -1,11 +1,21 @@
 """One download of a weight file, in threads: from sockets into the mapped file, and verified in the cache.
 
     publisher --(hashes of all chunks)--> 2 threads: parts of the file
-    peers ----(hashes of what they have)--> 2 threads: parts that they have         chooses: sources.Sources
+    peers ----(hashes of what they have)--> 2 threads: parts that they have         chooses: Sources
 
 The hashes of verified chunks are entered in what other replicas see, at once. Invariant: run()
 returns only if the file has the announced hash. An error of a peer costs the part that it sent, one of the publisher
 the download.
+
+`Sources` is pure: which part a receiver requests next, from the publisher or from a peer. A peer is another replica
+that downloads the same file, or has it. Parts are requested from the publisher in random order, so that receivers that
+begin together soon have different parts for each other. A peer that fails once (an error, a wrong hash, too slow) is
+not used again for this file. Invariants: each part is in flight at most once, so that no thread writes where another
+one has verified. Every part can be requested from the publisher, whatever peers do.
+
+`SharedDownload` serves other replicas the parts that this one has of the file that it downloads, or has downloaded.
+Leaves the choice of sources to the receiver, and the list of replicas to the head. A replica that reads the publisher's
+file in place serves nothing: so do the others on that machine.
 """
 
 import contextlib
@@ -15,15 +25,127 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 from rljob_api.errors import TransientError
+from rljob_api.wire.contract import PORT_WEIGHTS
+from rljob_api.wire.ports import listening_port
 from rljob_api.wire.weights import WeightManifest
-from rljob_trainer.rollout.sources import POLL_SECONDS, Sources
 from rljob_trainer.weights.file_hash import CHUNK_BYTES, HASH_BYTES, hash_chunk, hash_file
+from rljob_trainer.weights.file_server import ServedFile, WeightServer
+
+
+class SharedDownload:
+    """Serves the download from construction to close()."""
+
+    def __init__(self, host: str = "", token: str = "") -> None:
+        """Without a host, serve nothing; nor if the port is in use, as by a trainer in the node's network."""
+        self.address = ""
+        """Where other replicas may request parts."""
+        self._current: tuple[str, ServedFile] | None = None
+        """Its name, and the file."""
+        self._server: WeightServer | None = None
+        if host:
+            address = f"{host}:{listening_port(PORT_WEIGHTS)}"
+            try:
+                self._server = WeightServer(host, token, self._find)
+                self.address = address
+            except OSError as error:
+                logger.warning("weights are not shared with other replicas: %s: %s", address, error)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    def begin(self, manifest: WeightManifest, data: memoryview) -> bytearray:
+        """Serve the file mapped at `data` from now on, which has no part of the announced file yet. Return where to
+        enter the hashes of its chunks as they are verified."""
+        hashes = bytearray(-(-manifest.num_bytes // CHUNK_BYTES) * HASH_BYTES)
+        self._current = manifest.url.rpartition("/")[2], ServedFile(data, hashes)
+        return hashes
+
+    @contextlib.contextmanager
+    def _find(self, name: str) -> Iterator[ServedFile | None]:
+        current = self._current
+        yield current[1] if current is not None and current[0] == name else None
+
+
+POLL_SECONDS = 0.25
+"""Between two questions to a peer about what it has."""
+
+
+@dataclass
+class _Peer:
+    offers: set[int] = field(default_factory=set)
+    """Parts that it had when it was asked last."""
+    due_at: float = 0.0
+    """When to ask it again."""
+    is_busy: bool = False
+
+
+class Sources:
+    def __init__(self, num_parts: int, peers: Sequence[str], rng: random.Random) -> None:
+        self._rng = rng
+        self._pending = dict.fromkeys(rng.sample(range(num_parts), num_parts))
+        """In the order of requests; no values."""
+        self._num_missing = num_parts
+        self._peers = {peer: _Peer() for peer in peers}
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._num_missing
+
+    def take(self) -> int | None:
+        """Return a part to request from the publisher; None while all that are missing are in flight."""
+        part = next(iter(self._pending), None)
+        if part is not None:
+            del self._pending[part]
+        return part
+
+    def take_from_peer(self) -> tuple[str, int] | None:
+        """Return a peer, and a part that it has. None if no idle peer has a part that is needed."""
+        for name, peer in self._idle():
+            while peer.offers:
+                part = peer.offers.pop()
+                if part in self._pending:
+                    del self._pending[part]
+                    peer.is_busy = True
+                    return name, part
+        return None
+
+    def take_poll(self, now: float) -> str | None:
+        """Return a peer to ask what it has; None if there is nothing to ask now."""
+        for name, peer in self._idle() if self._pending else ():
+            if peer.due_at <= now:
+                peer.is_busy, peer.due_at = True, now + POLL_SECONDS
+                return name
+        return None
+
+    def record_offers(self, name: str, parts: Iterable[int]) -> None:
+        if peer := self._peers.get(name):
+            peer.is_busy, peer.offers = False, self._pending.keys() & parts
+
+    def record_received(self, name: str | None = None) -> None:
+        """A part was received and verified. `name`: the peer; None for the publisher."""
+        self._num_missing -= 1
+        if name is not None and (peer := self._peers.get(name)):
+            peer.is_busy = False
+
+    def record_peer_failed(self, name: str, part: int | None) -> None:
+        """`part`: what was requested, to be requested from others; None if the peer was asked what it has."""
+        self._peers.pop(name, None)
+        if part is not None:
+            self._pending[part] = None
+
+    def _idle(self) -> list[tuple[str, _Peer]]:
+        idle = [(name, peer) for name, peer in self._peers.items() if not peer.is_busy]
+        self._rng.shuffle(idle)
+        return idle
+
 
 logger = logging.getLogger(__name__)
 

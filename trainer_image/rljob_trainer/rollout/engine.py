@@ -4,6 +4,10 @@ or what the trainer's rank on the worker's device hands over.
 Runs in the workers. Owns the load and the read-back of the parameters, and the read-back of an adapter, which vLLM
 loads itself. Leaves download, pause and versions to the API process. Invariant: when a load returns, successful or not,
 the model has real tensors again.
+
+`InitialWeights` is vLLM's load format `dummy` in a rollout: no checkpoint is read, because the first pull replaces
+every parameter. vLLM's own loader for this format takes seconds to draw random numbers on CPUs, and it overwrites
+buffers, which no pull replaces. Invariant: what no pull replaces comes from the checkpoint, or changes the digest.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import contextlib
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.logger import init_logger
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention, split_kv_b_proj
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
@@ -27,17 +32,71 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 from vllm.model_executor.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.model_loader import DefaultModelLoader, register_model_loader
+from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import _get_original_loader
 
 from rljob_api.wire.contract import ENV_HAND_OVER, ENV_TOKEN
 from rljob_api.wire.weights import DigestUnit
-from rljob_trainer.rollout.initial_weights import fill  # its module also registers a load format in the workers
 from rljob_trainer.rollout.loaders import Loads
+from rljob_trainer.rollout.own_weights import find_engine_reason
 from rljob_trainer.weights.checksum import Digest, digest_tensors
 from rljob_trainer.weights.hand_over import receive_tensors
 from rljob_trainer.weights.heap import keep_freed_memory, resident_bytes
 from rljob_trainer.weights.mapped import MappedFiles
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+
+# Of vllm's hierarchy: vLLM configures no other logger in its workers.
+logger = init_logger("vllm.rljob_trainer.rollout.engine")
+
+LOAD_FORMAT = "dummy"
+"""vLLM knows the name: for other formats it also asks the checkpoint which tensors it has."""
+PLACEHOLDER = 2.0**-10
+"""Value of every parameter. Exact in every float type, and not 0, which would add nothing to the digest: a parameter
+that the trainer does not publish would not be noticed."""
+
+
+@register_model_loader(LOAD_FORMAT)
+class InitialWeights(BaseModelLoader):
+    """Fills the parameters with a placeholder; loads the checkpoint of a model for which the pull is not enough."""
+
+    def download_model(self, model_config: ModelConfig) -> None:
+        """Do nothing: where the checkpoint is needed, its loader downloads it."""
+
+    def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
+        if reason := find_engine_reason(vllm_config, model_config):
+            return self._checkpoint(reason).load_model(vllm_config, model_config, prefix)
+        return super().load_model(vllm_config, model_config, prefix)
+
+    def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
+        if buffers := list(find_checkpoint_buffers(model)):
+            reason = f"no pull replaces its buffers ({', '.join(buffers[:3])})"
+            self._checkpoint(reason).load_weights(model, model_config)
+        else:
+            fill(model)
+
+    def _checkpoint(self, reason: str) -> DefaultModelLoader:
+        logger.info("Loading the checkpoint: %s", reason)
+        return DefaultModelLoader(replace(self.load_config, load_format="auto"))
+
+
+def find_checkpoint_buffers(model: nn.Module) -> Iterator[str]:
+    """Yield the names of buffers that a checkpoint may have. vLLM sets those that begin with an underscore itself: the
+    scales of quantized keys and values."""
+    for prefix, layer in model.named_modules():
+        for name, buffer in layer.named_buffers(recurse=False):
+            if name not in layer._non_persistent_buffers_set and not name.startswith("_") and buffer.numel():
+                yield f"{prefix}.{name}"
+
+
+@torch.no_grad()
+def fill(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.fill_(getattr(parameter, "dummy_weight_value", PLACEHOLDER))
+
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -20,10 +20,9 @@ from typing import Any, NoReturn
 
 from rljob_api.manifest.job_sections import HangDetection
 from rljob_api.wire.contract import ENV_HEAD, ENV_TOKEN, ExitCode
-from rljob_api.wire.driver_status import HungPart
 from rljob_api.wire.termination import end_program
-from rljob_trainer.progress.pace import Hang, Pace, Piece, Work
-from rljob_trainer.rollout.engine_stacks import end_engine, log_engine_stacks
+from rljob_trainer.liveness.judge import Beat, Hang, Judge, Pace
+from rljob_trainer.liveness.stacks import end_children, log_stacks
 from rljob_trainer.rollout.weight_transfer import report_hang
 
 _PERIOD_SECONDS = 1.0
@@ -37,38 +36,44 @@ class EngineWatch:
     """`ask`: returns once the engine's process has answered. `is_loading`: whether its weights or its memory are
     being changed. `count_outputs`: the number of outputs with tokens so far."""
 
-    work: Work
+    judge: Judge
     ask: Callable[[], Awaitable[object]]
     has_requests: Callable[[], bool]
     is_loading: Callable[[], bool]
     count_outputs: Callable[[], int]
     clock: Callable[[], float] = time.monotonic
-    _tokens: Piece | None = None
-    _num_outputs: int = 0
+    _num_answers: int = 0
 
     async def run(self) -> Hang:
         """Return once the engine hangs."""
         while True:
-            self.work.tick(self.clock())  # what was slept is no part of the answer
-            piece, answer = self.work.begin(_ANSWERS[0]), asyncio.ensure_future(self.ask())
+            self.judge.tick(self.clock())  # what was slept is no part of the answer
+            answer, awaited = asyncio.ensure_future(self.ask()), 0
+            self._hear_answers(_ANSWERS[awaited])
             try:
                 while not answer.done():
                     await asyncio.wait((answer,), timeout=_PERIOD_SECONDS)
-                    kind = _ANSWERS[2] if self.is_loading() else _ANSWERS[1] if self.has_requests() else _ANSWERS[0]
-                    piece.kind = max(piece.kind, kind, key=_ANSWERS.index)
-                    self._observe_tokens()
-                    if not answer.done() and (hang := self.work.find_hang()):
+                    awaited = max(awaited, 2 if self.is_loading() else int(self.has_requests()))
+                    self.judge.tick(self.clock())
+                    self._hear_answers(_ANSWERS[awaited])
+                    is_owed = self.has_requests() and not self.is_loading()
+                    self.judge.hear(_TOKENS, Beat(self.count_outputs(), _TOKENS if is_owed else ""))
+                    if not answer.done() and (hang := self.judge.find_hang()):
                         return hang
                 # A dead engine ends the server: that is no hang.
-                (self.work.drop if answer.exception() else self.work.finish)(piece)
+                self._num_answers += not answer.exception()
+                self._hear_answers("")
             except asyncio.CancelledError:
-                self.work.drop(piece)
+                self._hear_answers("")
                 raise
             finally:
                 answer.cancel()
-            if hang := self.work.find_hang():
+            if hang := self.judge.find_hang():
                 return hang
             await asyncio.sleep(_PERIOD_SECONDS)
+
+    def _hear_answers(self, awaited: str) -> None:
+        self.judge.hear("an answer", Beat(self._num_answers, awaited))
 
     async def check(self, seconds: float) -> str:
         """Ask now. Return why the engine gives no answer within `seconds`; empty if it does."""
@@ -80,20 +85,10 @@ class EngineWatch:
 
     def reason_silent(self, share: float = 0.5) -> str:
         """Return what the engine owes for more than this share of its limit; else nothing."""
-        late = self.work.find_hang(share)
+        late = self.judge.find_hang(share)
         if late is None:
             return ""
         return f"the engine owes {late.kind} for {late.seconds:.0f} s; {late.limit_seconds:.0f} s are allowed"
-
-    def _observe_tokens(self) -> None:
-        self.work.tick(self.clock())
-        num_outputs, is_owed = self.count_outputs(), self.has_requests() and not self.is_loading()
-        if self._tokens is not None and (num_outputs > self._num_outputs or not is_owed):
-            (self.work.finish if num_outputs > self._num_outputs else self.work.drop)(self._tokens)
-            self._tokens = None
-        if is_owed and self._tokens is None:
-            self._tokens = self.work.begin(_TOKENS)
-        self._num_outputs = num_outputs
 
 
 def count_outputs(processor: Any) -> Callable[[], int]:
@@ -111,50 +106,25 @@ def count_outputs(processor: Any) -> Callable[[], int]:
 
 logger = logging.getLogger(__name__)
 
-Report = Callable[[Hang, str], Awaitable[None]]
-"""Tells somebody what the engine owes. It must end soon."""
-
 
 def build_watch(bounds: HangDetection, engine: Any, is_loading: Callable[[], bool] = lambda: False) -> EngineWatch:
     """`engine`: vLLM's AsyncLLM. `is_loading`: whether its weights or its memory are being changed."""
-    work, processor = Work(Pace(bounds), time.monotonic()), engine.output_processor
+    judge, processor = Judge(Pace(bounds), time.monotonic()), engine.output_processor
     return EngineWatch(
-        work, engine.is_sleeping, processor.has_unfinished_requests, is_loading, count_outputs(processor)
+        judge, engine.is_sleeping, processor.has_unfinished_requests, is_loading, count_outputs(processor)
     )
 
 
-async def end_if_it_hangs(watch: EngineWatch, report: Report | None = None) -> NoReturn:
-    """End this process once the engine hangs."""
+async def end_if_it_hangs(watch: EngineWatch, role: str = "", name: str = "") -> NoReturn:
+    """End this process once the engine hangs. `role`, `name`: what hangs, as in status.progress.hung; the head of
+    the environment gets to know it if it has a name."""
     hang = await watch.run()
-    stacks = await asyncio.to_thread(log_engine_stacks)
     owed = f"owes {hang.kind}"
-    message = (
-        f"the engine hangs: it {owed} for {hang.seconds:.0f} s, and {hang.limit_seconds:.0f} s are allowed "
-        f"(spec.hangDetection){_join(stacks)}"
-    )
+    reasons = "".join(f"; {each}" for each in await asyncio.to_thread(log_stacks))
+    message = f"the engine hangs: it {owed} for {hang}{reasons}"
     logger.error("%s", message)
-    if report is not None:
-        await report(hang, owed + _join(stacks))
-    end_engine()
-    os._exit(end_program(message, ExitCode.INFRASTRUCTURE))
-
-
-def report_to_head(role: str, name: str) -> Report:
-    """`role`, `name`: what hangs, as in status.progress.hung. The head is that of the environment."""
-
-    async def report(hang: Hang, doing: str) -> None:
-        part = HungPart(
-            role=role,
-            name=name,
-            seconds=hang.seconds,
-            limit_seconds=hang.limit_seconds,
-            doing=doing,
-            action="its process is replaced",
-        )
+    if name:
+        part = hang.blame(role, name, owed + reasons, "its process is replaced")
         await report_hang(os.environ[ENV_HEAD], os.environ[ENV_TOKEN], part)
-
-    return report
-
-
-def _join(stacks: list[str]) -> str:
-    return "".join(f"; {each}" for each in stacks)
+    end_children()
+    os._exit(end_program(message, ExitCode.INFRASTRUCTURE))

@@ -3,7 +3,7 @@
 Every vLLM process pays for it, so it does not import the weight-transfer engine.
 """
 
-from rljob_trainer.rollout.engine_stacks import register_stacks
+from rljob_trainer.liveness.stacks import register_stacks
 from rljob_trainer.rollout.startup import install_recorder
 
 BACKEND = "rljob-http"

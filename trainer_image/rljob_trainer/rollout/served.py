@@ -16,12 +16,18 @@ from rljob_api.manifest.job_sections import HangDetection
 from rljob_api.read.pod_files import load_job_file
 from rljob_api.wire import contract
 from rljob_api.wire.ports import listening_port
-from rljob_trainer.rollout.engine_watch import build_watch, end_if_it_hangs, report_to_head
+from rljob_trainer.rollout.engine_watch import build_watch, end_if_it_hangs
 from rljob_trainer.rollout.middleware import ModelMiddleware
 from rljob_trainer.rollout.naps import ModelNaps
 from rljob_trainer.rollout.plugin import SLEEPING_CPU_WORKER, WORKER_EXTENSION
-from rljob_trainer.rollout.program import place_argument, run_program, set_defaults
-from rljob_trainer.rollout.startup import StartupFields, parse_arguments, startup_errors
+from rljob_trainer.rollout.startup import (
+    StartupFields,
+    parse_arguments,
+    place_argument,
+    run_program,
+    set_defaults,
+    startup_errors,
+)
 from rljob_trainer.rollout.vllm_app import Serving, start_engine
 
 
@@ -80,7 +86,7 @@ async def _serve(args: Namespace, bounds: HangDetection, warm: asyncio.Event) ->
         naps, app = ModelNaps(engine), await serving.build(engine)
         token, watch = os.environ[contract.ENV_TOKEN], build_watch(bounds, engine, naps.exclusive.locked)
         app.middleware_stack = ModelMiddleware(app.middleware_stack, token=token, naps=naps, watch=watch)
-        watching = asyncio.create_task(end_if_it_hangs(watch, report_to_head("trainer", name_engine(os.environ))))
+        watching = asyncio.create_task(end_if_it_hangs(watch, "trainer", name_engine(os.environ)))
 
         async def warm_up() -> None:
             await _send_first_request(engine)

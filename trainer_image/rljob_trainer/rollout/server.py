@@ -26,18 +26,16 @@ from rljob_inputs.models.architectures import find_architecture
 from rljob_inputs.models.files import place_model, read_config
 from rljob_inputs.objects.access import is_object
 from rljob_trainer.devices.choose import explain_missing_gpu, read_cuda_facts
-from rljob_trainer.outages.registry import Dependency, Outages, name_storage
-from rljob_trainer.outages.waiting import wait_out
-from rljob_trainer.rollout.engine_watch import build_watch, end_if_it_hangs, report_to_head
+from rljob_trainer.outages.registry import Dependency, Outages, name_storage, wait_out
+from rljob_trainer.rollout.download import SharedDownload
+from rljob_trainer.rollout.engine_watch import build_watch, end_if_it_hangs
 from rljob_trainer.rollout.lora import AdapterFolder, build_lora_arguments, published_adapter
 from rljob_trainer.rollout.middleware import RolloutMiddleware
 from rljob_trainer.rollout.naps import Naps
 from rljob_trainer.rollout.own_weights import choose_level, serve_own_weights
 from rljob_trainer.rollout.plugin import BACKEND, SLEEPING_CPU_WORKER, WORKER_EXTENSION
-from rljob_trainer.rollout.program import run_program, set_defaults
 from rljob_trainer.rollout.puller import ReplicaState, WeightPuller
-from rljob_trainer.rollout.sharing import SharedDownload
-from rljob_trainer.rollout.startup import StartupFields, parse_arguments, startup_errors
+from rljob_trainer.rollout.startup import StartupFields, parse_arguments, run_program, set_defaults, startup_errors
 from rljob_trainer.rollout.vllm_app import Serving, start_engine
 from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient, find_head_url
 from rljob_trainer.weights.scratch import open_scratch_folder
@@ -182,7 +180,7 @@ async def _serve(job: RLJob, args: Namespace, state: ReplicaState, lora: Lora | 
         watch = build_watch(job.spec.hang_detection, engine, loader.exclusive.locked)
         app.middleware_stack = RolloutMiddleware(app.middleware_stack, token=token, state=state, watch=watch, naps=naps)
         name = f"{os.environ.get(contract.ENV_POD_IP, '')}:{args.port}"
-        watching = asyncio.create_task(end_if_it_hangs(watch, report_to_head("rollout", name)))
+        watching = asyncio.create_task(end_if_it_hangs(watch, "rollout", name))
         weights = _pull_weights(loader, state, args.port) if job.spec.trains else serve_own_weights(loader, state)
         await serving.run(app, asyncio.create_task(weights), "the weight puller")
         watching.cancel()

@@ -22,9 +22,8 @@ from rljob_api.wire.discovery import resolve
 from rljob_api.wire.driver_status import HungPart
 from rljob_api.wire.ports import listening_port
 from rljob_api.wire.weights import PullReport, RolloutWeights, WeightManifest
-from rljob_trainer.rollout.download import Download
+from rljob_trainer.rollout.download import Download, SharedDownload
 from rljob_trainer.rollout.lora import AdapterFolder
-from rljob_trainer.rollout.sharing import SharedDownload
 from rljob_trainer.weights.checksum import Digest
 from rljob_trainer.weights.mapped import MappedFile, MappedFiles, boot_id
 from rljob_trainer.weights.scratch import open_scratch_folder

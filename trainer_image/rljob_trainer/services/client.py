@@ -33,13 +33,12 @@ from rljob_api.wire.discovery import resolve
 from rljob_api.wire.driver_status import HungPart
 from rljob_api.wire.ports import listening_port
 from rljob_trainer import traces
-from rljob_trainer.outages.registry import FIRST_ANSWER_SECONDS, Outages, hide_secrets
-from rljob_trainer.outages.waiting import deadline
+from rljob_trainer.outages.registry import FIRST_ANSWER_SECONDS, Outages, deadline, hide_secrets
 from rljob_trainer.replicas.http import auth_headers, send
 from rljob_trainer.replicas.pool import ReplicaLease, ReplicaPool
+from rljob_trainer.services.demand import CallTotals, ServiceLoad
 from rljob_trainer.services.hangs import Hangs
 from rljob_trainer.services.hedging import HedgeTracker, InFlightRequest
-from rljob_trainer.services.load import CallTotals, ServiceLoad
 from rljob_trainer.services.messages import (
     REFUSED_STATUSES,
     Call,

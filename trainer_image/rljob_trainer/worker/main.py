@@ -3,8 +3,13 @@
 After the head restarts, it joins again, so a dead driver costs no Pod. With rollout.placement trainer, the Pod has
 engines, too, which outlive a node. Invariants: no process of a node outlives the node or this program; a node joins
 only while the Pod's engines sleep.
+
+The engines have a thread with their supervisor and its HTTP endpoint. Invariant: the Pod's Ray node may join only after
+`sleep_all` was true for it, so that ranks find free devices.
 """
 
+import asyncio
+import concurrent.futures
 import contextlib
 import ctypes
 import json
@@ -13,21 +18,24 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import FrameType
 
 import psutil
+from aiohttp import web
 
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.pod_engines import find_engines
 from rljob_api.read.pod_files import load_job_file
 from rljob_api.run.start_model import find_exports
 from rljob_api.wire import discovery
 from rljob_api.wire.contract import (
     ENV_GRACE_SECONDS,
+    ENV_HAND_OVER,
     ENV_HEAD,
     ENV_JOB_FILE,
     ENV_MODEL,
@@ -36,6 +44,7 @@ from rljob_api.wire.contract import (
     ENV_TOKEN,
     GRACE_SECONDS,
     PORT_DRIVER,
+    PORT_ENGINES,
     PORT_RAY,
     RAY_RESOURCE_TRAINER,
     ExitCode,
@@ -44,13 +53,114 @@ from rljob_api.wire.contract import (
 from rljob_api.wire.logs import configure_logging
 from rljob_api.wire.ports import listening_port
 from rljob_api.wire.termination import end_program
+from rljob_api.wire.weights import EnginesReport
 from rljob_inputs.memory.object_store import trainer_store_bytes
 from rljob_inputs.models.defaults import resolve_job
 from rljob_inputs.models.own_settings import ModelSettings, load_model_settings
 from rljob_trainer.ranks import ray_node
+from rljob_trainer.server_thread import ServerThread, require_token
 from rljob_trainer.temporary import TemporaryFolder
-from rljob_trainer.worker.engines import PodEngines
-from rljob_trainer.worker.supervisor import SupersededError
+from rljob_trainer.weights.key import parse_key
+from rljob_trainer.worker.supervisor import (
+    ROLLOUT,
+    SERVED_MODEL,
+    EngineClient,
+    EngineProcess,
+    SupersededError,
+    Supervisor,
+    engine_environment,
+)
+from rljob_trainer.worker.turns import Engine, Engines, Order
+
+
+class PodEngines:
+    """Runs from construction to `close`."""
+
+    def __init__(self, job: RLJob, environment: Mapping[str, str], stop_seconds: float) -> None:
+        """UserError if the Pod's devices are not those of the job, or if the port is in use."""
+        self._stop_seconds, self._address = stop_seconds, environment.get(ENV_POD_IP, "")
+        self._folder = TemporaryFolder("engines")
+        self.variables = {ENV_HAND_OVER: self._folder.name}
+        """Variables of the ranks, which meet the engines in this folder."""
+        self._engines = find_engines(job.spec)
+        self._environments = [
+            engine_environment(
+                {**environment, **self.variables},
+                engine,
+                job.spec.trainer.gpus_per_replica,
+                Path(self._folder.name, f"engine-{engine.number}"),
+            )
+            for engine in self._engines
+        ]
+        self._supervisor: Supervisor
+        self._loop: asyncio.AbstractEventLoop
+        app = web.Application(middlewares=[require_token(environment[ENV_TOKEN])])
+        app.router.add_post(UrlPath.ENGINES, self._change)
+        app.cleanup_ctx.append(self._supervise)
+        port = listening_port(PORT_ENGINES)
+        try:
+            self._server = ServerThread(app, self._address, port)
+        except OSError as error:
+            raise UserError(
+                f"cannot listen on {self._address}:{port} (engines): {error.strerror}; stop the process that holds the "
+                "port"
+            ) from error
+
+    def close(self) -> None:
+        """End all engines."""
+        self._server.close()
+        self._folder.cleanup()
+
+    def sleep_all(self) -> concurrent.futures.Future[EnginesReport]:
+        """Give the turn to the trainer. The first time, wait until each engine was warm."""
+        return asyncio.run_coroutine_threadsafe(self._supervisor.change(Order("trainer")), self._loop)
+
+    def sessions(self) -> set[int]:
+        """Return the sessions of the engines' processes."""
+        return self._supervisor.sessions()
+
+    @property
+    def failure(self) -> tuple[str, ExitCode] | None:
+        """Message and code with which the Pod must end."""
+        return self._supervisor.failure
+
+    def reason_not_warm(self) -> str:
+        return "; ".join(f"engine {number}: {reason}" for number, reason in sorted(self._supervisor.reasons.items()))
+
+    async def _supervise(self, _: web.Application) -> AsyncIterator[None]:
+        engines = Engines([Engine(each.startup_seconds, each.gpus, each.model) for each in self._engines])
+        self._loop, self._supervisor = asyncio.get_running_loop(), Supervisor(engines, self._start)
+        async with EngineClient(self._address) as client, self._supervisor.running(client):
+            yield
+        await self._supervisor.stop(self._stop_seconds)
+
+    def _start(self, number: int) -> EngineProcess:
+        command = SERVED_MODEL if self._engines[number].model else ROLLOUT
+        return EngineProcess(number, self._environments[number], command)
+
+    async def _change(self, request: web.Request) -> web.Response:
+        try:
+            order = parse_order(request.query)
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=str(error)) from error
+        try:
+            report = await self._supervisor.change(order)
+        except SupersededError as error:
+            raise web.HTTPConflict(text=str(error)) from error
+        return web.Response(text=report.model_dump_json(), content_type="application/json")
+
+
+def parse_order(query: Mapping[str, str]) -> Order:
+    """Read the query of a change of turns. ValueError with what is wrong."""
+    match query.get("turn"):
+        case "trainer":
+            return Order("trainer")
+        case "rollouts":
+            parse_key(want := query.get("want", ""))
+            return Order("rollouts", want)
+        case other:
+            raise ValueError(f"turn must be trainer or rollouts, got {other!r}")
+
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from rljob_api.manifest.job_spec import Service
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import EpisodeTask
 from rljob_trainer.agents.hosted import HostedLoop
-from rljob_trainer.calls.services import AgentServices
+from rljob_trainer.calls.client import AgentServices
 from rljob_trainer.episodes.types import Episode, EpisodeEnd
 from rljob_trainer.gateway.server import ModelGateway
 from rljob_trainer.replicas.http import open_session

@@ -6,7 +6,7 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.job_sections import Model
 from rljob_api.wire.calls import ToolSchema
 from rljob_trainer.conversation.template import ChatTemplate
-from rljob_trainer.head.tokenizer import load_tokenizer
+from rljob_trainer.head.inputs import load_tokenizer
 from tests.support.chat_templates import build_template, build_tokenizer
 from tests.support.model_templates import HYBRID_QWEN3
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from rljob_api.wire.scores import ScoreResult
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.algorithms.base import LossInputs
-from rljob_trainer.algorithms.corrections import loglinear_proximal, proximal_shares
-from rljob_trainer.algorithms.losses import update_loss
+from rljob_trainer.algorithms.losses import loglinear_proximal, proximal_shares, update_loss
 from rljob_trainer.algorithms.registry import ALGORITHMS, build_algorithm
 from rljob_trainer.algorithms.rows import build_rows, denominator, episode_rewards
 from rljob_trainer.episodes.types import Episode, Group, Segment, Turn

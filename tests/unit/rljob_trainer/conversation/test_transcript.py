@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_api.wire.calls import ToolSchema
-from rljob_trainer.conversation.conversation import Conversation
 from rljob_trainer.conversation.template import ChatTemplate, TemplateError
-from rljob_trainer.conversation.transcript import Transcript
+from rljob_trainer.conversation.transcript import Conversation, Transcript
 from rljob_trainer.conversation.turns import TurnTree
 from rljob_trainer.episodes.types import NOT_SAMPLED, Completion
 from tests.support.chat_templates import ENDS, FAMILIES, QWEN3, SMOLLM2, build_template, build_tokenizer

@@ -5,8 +5,7 @@ import errno
 
 import pytest
 
-from rljob_trainer.driver.checkpointer import Checkpointer
-from rljob_trainer.driver.exporter import Exporter
+from rljob_trainer.driver.checkpointer import Checkpointer, Exporter
 from rljob_trainer.driver.ports import TrainerGroupDiedError
 from rljob_trainer.history.disk import RunDisk
 from rljob_trainer.history.run_state import History, checkpoint_exists

@@ -4,7 +4,7 @@ import pytest
 
 from rljob_api.manifest.job_sections import HangDetection
 from rljob_trainer.driver.step_clock import StepClock
-from rljob_trainer.progress.pace import Pace
+from rljob_trainer.liveness.judge import Pace
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ import pytest
 from rljob_api.wire.calls import ToolSchema
 from rljob_trainer.agents.base import Recording
 from rljob_trainer.gateway.attempt import Attempt, Policy
-from rljob_trainer.gateway.episodes import Episodes
-from rljob_trainer.gateway.keys import AttemptKeys, AttemptName
+from rljob_trainer.gateway.episodes import AttemptKeys, AttemptName, Episodes
 from rljob_trainer.gateway.types import ModelRequest, RequestError
 from tests.support.agent_services import call_text
 from tests.support.chat_templates import build_template

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from rljob_api.manifest.job_sections import HangDetection
-from rljob_trainer.head.watchdog import LoopWatchdog, watching_lag
+from rljob_trainer.head.watchdog import LoopWatchdog
 
 
 class Process:
@@ -15,6 +15,7 @@ class Process:
 
     def __init__(self):
         self.now, self.message, self.ended = 0.0, "", threading.Event()
+        self.lags = []
 
     def end(self, message):
         self.message = message
@@ -29,11 +30,12 @@ def process():
 @pytest.fixture
 def watchdog(process):
     bounds = HangDetection(min_seconds=30, max_seconds=60)
-    return LoopWatchdog(bounds, process.end, period_seconds=0.001, clock=lambda: process.now)
+    times = {"period_seconds": 0.001, "turn_seconds": 0.001, "clock": lambda: process.now}
+    return LoopWatchdog(bounds, process.end, process.lags.append, **times)
 
 
 async def test_a_blocked_loop_ends_the_process_with_its_stacks(watchdog, process, capfd):
-    with watchdog.watching():
+    async with watchdog.watching():
         await asyncio.sleep(0.05)
         while not process.ended.wait(0.001):  # blocks the loop
             process.now += 1
@@ -42,20 +44,19 @@ async def test_a_blocked_loop_ends_the_process_with_its_stacks(watchdog, process
 
 
 async def test_a_loop_that_turns_is_left_alone(watchdog, process):
-    with watchdog.watching():
+    async with watchdog.watching():
         for _ in range(100):
             process.now += 1
             await asyncio.sleep(0.005)
     assert not process.ended.is_set()
 
 
-async def test_what_holds_the_loop_is_observed_and_the_watch_ends():
-    observed = []
-    async with watching_lag(observed.append, period=0.001):
+async def test_what_holds_the_loop_is_observed_and_the_watch_ends(watchdog, process):
+    async with watchdog.watching():
         await asyncio.sleep(0.01)
         time.sleep(0.2)  # noqa: ASYNC251 - this is what it measures
         await asyncio.sleep(0.01)
-    assert max(observed) >= 0.2 - 0.01
-    count = len(observed)
+    assert max(process.lags) >= 0.2 - 0.01
+    count = len(process.lags)
     await asyncio.sleep(0.01)
-    assert len(observed) == count
+    assert len(process.lags) == count

@@ -22,12 +22,12 @@ from rljob_inputs.objects.access import ObjectAccess
 from rljob_inputs.objects.errors import StorageAwayError
 from rljob_inputs.objects.folder import ObjectFolder
 from rljob_trainer.history.disk import RunDisk
-from rljob_trainer.history.exports import remove_exports
 from rljob_trainer.history.run_state import (
     FILE_DRIVER,
     History,
     begin_checkpoint,
     complete_checkpoint,
+    remove_exports,
     remove_old_checkpoints,
     resume,
     set_aside,

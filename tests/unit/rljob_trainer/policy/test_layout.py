@@ -6,8 +6,7 @@ import numpy as np
 
 from rljob_inputs.memory.limits import ROW_BYTES_PER_TOKEN
 from rljob_trainer.episodes.types import NOT_SAMPLED, TrainRow
-from rljob_trainer.policy.layout import MASKED_TREES, PACKED_ROWS, PACKED_TREES, divide_rows
-from rljob_trainer.policy.micro_batches import build_micro_batches
+from rljob_trainer.policy.layout import MASKED_TREES, PACKED_ROWS, PACKED_TREES, build_micro_batches, divide_rows
 
 
 def rows_of(num_groups: int, group: int, prompt: int, answer: int) -> list[TrainRow]:

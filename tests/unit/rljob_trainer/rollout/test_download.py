@@ -14,7 +14,7 @@ from aiohttp import web
 from rljob_api.wire import contract
 from rljob_api.wire.weights import WeightManifest
 from rljob_trainer.rollout import download
-from rljob_trainer.rollout.sharing import SharedDownload
+from rljob_trainer.rollout.download import SharedDownload
 from rljob_trainer.rollout.weight_transfer import WeightClient
 from rljob_trainer.weights.file_hash import CHUNK_BYTES, HASH_BYTES, hash_file
 from tests.support.loopback import next_address

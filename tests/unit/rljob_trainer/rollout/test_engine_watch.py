@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rljob_api.manifest.job_sections import HangDetection
-from rljob_trainer.progress.pace import Hang, Pace, Work
+from rljob_trainer.liveness.judge import Hang, Judge, Pace
 from rljob_trainer.rollout import engine_watch
 from rljob_trainer.rollout.engine_watch import EngineWatch, count_outputs
 
@@ -31,9 +31,9 @@ class Engine:
         self.busy_until = 0.0
         """It answers once this time has come."""
         pace = Pace(HangDetection(min_seconds=MIN_SECONDS, max_seconds=MAX_SECONDS))
-        self.work = Work(pace, 0.0)
+        self.judge = Judge(pace, 0.0)
         self.watch = EngineWatch(
-            self.work, self.ask, lambda: self.is_running, lambda: self.is_loading, self.count, lambda: self.now
+            self.judge, self.ask, lambda: self.is_running, lambda: self.is_loading, self.count, lambda: self.now
         )
         monkeypatch.setattr(engine_watch, "_PERIOD_SECONDS", 0.0)
 
@@ -123,7 +123,7 @@ async def test_a_dead_engine_does_not_hang(engine: Engine) -> None:
 async def test_a_check_asks_anew(engine: Engine) -> None:
     assert await engine.watch.check(1.0) == ""
     engine.ask = lambda: asyncio.sleep(100)  # type: ignore[method-assign, assignment]
-    engine.watch = EngineWatch(engine.work, engine.ask, lambda: False, lambda: False, lambda: 0)
+    engine.watch = EngineWatch(engine.judge, engine.ask, lambda: False, lambda: False, lambda: 0)
     assert await engine.watch.check(0.01) == "the engine does not answer"
 
 

@@ -14,8 +14,8 @@ from rljob_api.manifest.roles import Lora
 from rljob_api.wire.contract import ExitCode
 from rljob_trainer.rollout import server as rollout_server
 from rljob_trainer.rollout.plugin import SLEEPING_CPU_WORKER
-from rljob_trainer.rollout.program import build_defaults
 from rljob_trainer.rollout.server import build_arguments, find_update_mode
+from rljob_trainer.rollout.startup import build_defaults
 from rljob_trainer.rollout.vllm_app import choose_cpu_executor
 
 ENVIRONMENT = {"RLJOB_POD_IP": "127.0.0.9", "RLJOB_MODEL": "/models/m"}

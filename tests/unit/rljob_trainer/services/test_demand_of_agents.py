@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from rljob_api.manifest.schedule import Schedule
 from rljob_trainer.episodes.progress import CollectionProgress
-from rljob_trainer.services.demand import Forecaster, OpenEpisodes
-from rljob_trainer.services.load import CallTotals, ServiceLoad
+from rljob_trainer.services.demand import CallTotals, Forecaster, OpenEpisodes, ServiceLoad
 
 N = 64
 SCHEDULE = Schedule(steps=10)

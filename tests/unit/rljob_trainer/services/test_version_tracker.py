@@ -9,7 +9,7 @@ from rljob_api.manifest.roles import Sampling
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.driver.collection import Collection, CollectionPlan, Collector
 from rljob_trainer.history.metrics import count_versions
-from rljob_trainer.rewards.requests import RequestBuilder
+from rljob_trainer.rewards.groups import RequestBuilder
 from rljob_trainer.services.version_tracker import VersionPin
 from tests.support.episodes import episode
 from tests.support.reward_harness import make_request, make_reward, score_alone, until

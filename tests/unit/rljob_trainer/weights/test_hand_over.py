@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from rljob_api.errors import TransientError
-from rljob_trainer.weights.channel import Channel
-from rljob_trainer.weights.hand_over import HandOver, receive_tensors, socket_path
+from rljob_trainer.weights.hand_over import Channel, HandOver, receive_tensors, socket_path
 from tests.support.waiting import wait_for
 
 CPU, BUCKET_BYTES = torch.device("cpu"), 4096

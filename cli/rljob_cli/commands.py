@@ -183,10 +183,10 @@ def validate_command(options: ValidateOptions) -> int:
             error = caught
         if output != "json" and error is not None:
             print_error(error, EXIT_BAD_INPUT)
-        elif output != "json" and verdict is not None:
-            print_verdict(verdict, target)
         if verdict is not None:
             verdict.print_warnings()
+        if output != "json" and error is None and verdict is not None:
+            print_verdict(verdict, target)
         found.append(to_json(path, verdict, error))
     is_valid = all(one["valid"] for one in found)
     if output == "json":

@@ -137,9 +137,8 @@ def _locate(file: JobFile, finding: Finding) -> Problem:
 
 
 def print_verdict(verdict: Verdict, target: Target | None) -> None:
-    """Print a valid file: what was found out about it, and where it can run."""
+    """Print a valid file: what was found out about it, where it can run, and last that it is valid."""
     file, where = verdict.file, {"cluster": " for a cluster", "local": " for this machine", None: ""}[target]
-    print(f"{file.path}: RLJob {file.job.metadata.name} is valid{where}")
     lines = (*describe_from_model(verdict.from_model), *map(describe_lengths, verdict.lengths))
     for line in (*lines, *describe_unread(file.job)):
         print(f"  {line}")
@@ -158,6 +157,9 @@ def print_verdict(verdict: Verdict, target: Target | None) -> None:
         print(f"  on a cluster: `rljob submit {file.path}` takes {names} along")
     if target is None and file.unused:
         print(f"  {describe_unused(file)}")
+    num = len(verdict.warnings)
+    doubts = {0: "", 1: ", with 1 warning"}.get(num, f", with {num} warnings")
+    print(f"{file.path}: RLJob {file.job.metadata.name} is valid{where}{doubts}")
 
 
 def describe_skipped() -> str:

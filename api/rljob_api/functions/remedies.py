@@ -3,6 +3,7 @@
 import ast
 import difflib
 import itertools
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
@@ -31,6 +32,7 @@ _NAMES: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 """What a parameter is by its name, without a plural's s."""
 _NEAR: Final = 0.85
 """Likeness of a misspelt name, from 0 to 1: a letter or two of a long one."""
+_TYPES: Final = frozenset("str int float bool list List Optional Union None Any object".split())
 _AMBIGUOUS: Final = frozenset(("answer", "solution"))
 """The completion, or if there is one the ground truth."""
 
@@ -123,6 +125,8 @@ def describe_unknown_form(function: Function, for_groups: bool, conventions: Ite
     if typo := _find_typo(function, conventions):
         return f"{problem}; {typo}"
     problem, roles = f"{problem} (docs/adapters.md has those of AReaL, EasyR1 and others)", _guess_roles(function)
+    if not {_COMPLETION, _TRUTH}.intersection(roles.values()):
+        return f"{problem}; write a function of response, ground_truth and extra_info that makes its arguments, as there"
     if _takes_lists(roles) and not for_groups:
         return f"{problem}; {adapter}"
     mapped = ", ".join(f"{name}: {role or f'extra_info.{name}'}" for name, role in roles.items())
@@ -171,7 +175,8 @@ def write_adapter(function: Function, for_groups: bool) -> str:
 
 def _guess_roles(function: Function) -> dict[str, str]:
     """Return what each required parameter is by its name, in order: completion, ground_truth or prompt, each at most
-    once; empty for a column. Where no name is known, the first two others are completion and ground truth."""
+    once; empty for a column. Where no name is known, the first two others are completion and ground truth, unless one of
+    these is annotated with another type than texts and numbers: an object of its project has both."""
     names = list(function.required or function.named)
     roles = {name: name for name in names if name in (_SOURCE, _EXTRA)}
     for role, known in _NAMES.items():
@@ -179,7 +184,8 @@ def _guess_roles(function: Function) -> dict[str, str]:
             roles[found] = role
     ambiguous = [name for name in names if name not in roles and _singular(name) in _AMBIGUOUS]
     others = [name for name in names if name not in roles and name not in ambiguous]
-    free = [role for role in (_COMPLETION, _TRUTH) if role not in roles.values()]
+    types = re.findall(r"\w+", " ".join(function.annotations.get(name, "") for name in others))
+    free = [role for role in (_COMPLETION, _TRUTH) if role not in roles.values() and _TYPES.issuperset(types)]
     roles |= dict(zip([*ambiguous, *others], free, strict=False))
     return {name: roles.get(name, "") for name in names}
 

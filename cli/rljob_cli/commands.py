@@ -201,14 +201,9 @@ def plan_command(options: PlanOptions) -> int:
 
     policy = load_policy(options.policy) if options.policy else None
     if options.target:
-        from rljob_cli.cluster.client import ClusterError
         from rljob_cli.cluster.policy import fetch_policy
 
-        try:
-            policy = fetch_policy(options.target)
-        except ClusterError as error:
-            print_error(error, EXIT_FAILED)
-            return EXIT_FAILED
+        policy = fetch_policy(options.target)
     claims, overrides = parse_claims(options.volumes), options.overrides or []
     fits = show_plans(options.files.paths, overrides, claims, options.gpu, options.gpus, options.output, policy)
     return 0 if fits else EXIT_BAD_INPUT

@@ -14,16 +14,16 @@ from rich.console import RenderableType
 
 from rljob_api.errors import UserError
 from rljob_cli.cluster import control, logs, top, top_tables
-from rljob_cli.cluster.client import Cluster, ClusterError, connect
+from rljob_cli.cluster.client import Cluster, connect
 from rljob_cli.cluster.explain import explain
 from rljob_cli.cluster.explanation import DEFAULT_WIDTH, format_explanation
 from rljob_cli.cluster.head_files import Select, copy_run
 from rljob_cli.cluster.observation import fetch_observation
 from rljob_cli.cluster.rewards import fetch_rewards
 from rljob_cli.cluster.watch import watch as watch_view
-from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, P, guard
+from rljob_cli.exits import EXIT_INTERRUPTED, P, guard
 from rljob_cli.options import Target
-from rljob_cli.output import print_error, print_json
+from rljob_cli.output import print_json
 from rljob_cli.tables import choose_width, show
 from rljob_core.backend import Manifest, utc_now
 from rljob_core.kube.resources import RLJOB
@@ -41,9 +41,6 @@ def on_cluster(command: Callable[Concatenate[Cluster, P], Awaitable[int]]) -> Ca
 
         try:
             return asyncio.run(connected())
-        except ClusterError as error:
-            print_error(error, EXIT_FAILED)
-            return EXIT_FAILED
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
 

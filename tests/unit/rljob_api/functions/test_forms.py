@@ -88,7 +88,7 @@ def test_objects_of_another_project_are_not_called_the_completion(parameters: st
     assert "completion" not in problem
     assert problem.endswith(
         "(docs/adapters.md has those of AReaL, EasyR1 and others); write a function of response, ground_truth and "
-        "extra_info that makes its arguments, as there"
+        "extra_info that makes these, as it does"
     )
 
 

@@ -9,6 +9,8 @@ from rljob_api.functions.conventions import Convention, SignaturePlugin
 from rljob_api.functions.values import Sample, Value
 
 _TYPES: Final = ("slime.utils.types", "miles.utils.types")
+_UNKNOWN: Final = ("group_index", "reward", "loss_mask", "custom_rm_path", "reward_spec", "multimodal_inputs")
+"""Fields that are None when a reward is called."""
 
 
 def _read_sample(sample: Sample) -> Any:
@@ -20,19 +22,14 @@ def _read_sample(sample: Sample) -> Any:
     status = "truncated" if extra.get("truncated") else "completed"
     vars(made).update(
         index=extra.get("index"),
-        group_index=None,
         prompt=values.RENDERED_PROMPT.read(sample),
         tokens=[*given, *sampled],
         response=sample["completion"],
         response_length=len(sampled),
         label=sample.get("ground_truth"),
-        reward=None,
-        loss_mask=None,
         status=made.Status(status) if hasattr(made, "Status") else SimpleNamespace(value=status, name=status.upper()),
         metadata=extra,
-        custom_rm_path=None,
-        reward_spec=None,
-        multimodal_inputs=None,
+        **dict.fromkeys(_UNKNOWN),
     )
     return made
 

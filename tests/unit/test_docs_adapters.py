@@ -136,7 +136,7 @@ def test_adapter_of_the_page_gives_the_score_of_the_project(
 ) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", GYM)
     monkeypatch.setitem(sys.modules, "rllm", SimpleNamespace())
-    types = {name: SimpleNamespace for name in ("Task", "Episode", "Trajectory")}
+    types = dict.fromkeys(("Task", "Episode", "Trajectory"), SimpleNamespace)
     monkeypatch.setitem(sys.modules, "rllm.types", SimpleNamespace(**types))
     source = own + ADAPTERS[project][number]
     assert score(source, entrypoint, SAMPLE) == expected

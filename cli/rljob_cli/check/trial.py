@@ -419,7 +419,7 @@ def find_unrewarded_answer(job: RLJob, trials: list[Trial], prompt: Prompt) -> I
         )
         yield Finding("spec.rewards[0]" if len(rewards) == 1 else "spec.rewards", message, is_warning=True)
     are_blind = are_all and all(trial.is_blind for trial in found)
-    for trial in (trial for trial in found if are_blind or (trial.is_blind and trial.remedy)):
+    for trial in found:
         what = f"scores the first row's answer, {shown!r}, in every usual form as no answer and a wrong one"
         remedy = (
             f"right answers score otherwise with function.{trial.remedy}, so set that"
@@ -427,7 +427,8 @@ def find_unrewarded_answer(job: RLJob, trials: list[Trial], prompt: Prompt) -> I
             else "it may need another answer (data.train.answer), entry point, group (scope) or other texts "
             "(function.columns: {PARAMETER: conversation}); try it with `rljob test-reward`"
         )
-        yield Finding(f"{job.spec.services[trial.index].path}.function", f"{what}: {remedy}", is_warning=True)
+        if trial.is_blind and (trial.remedy or are_blind):
+            yield Finding(f"{job.spec.services[trial.index].path}.function", f"{what}: {remedy}", is_warning=True)
 
 
 def find_missed_groups(job: RLJob, trials: list[Trial]) -> Iterator[Finding]:

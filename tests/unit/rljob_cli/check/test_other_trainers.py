@@ -294,7 +294,7 @@ def test_names_of_functions_end_with_them_and_other_statements_are_no_calls(conv
 
 @pytest.mark.parametrize("changed", ["args=read()", "args=GRPOConfig(**read())", "args=GRPOConfig(num_generations=n)"])
 def test_defaults_stand_for_nothing_that_the_script_computes(convert, changed):
-    """Of what comes from a command line, TRL's defaults tell nothing."""
+    """TRL's defaults tell nothing of what comes from a command line."""
     source = (
         "def own(completions, **kwargs):\n    return [1.0]\nGRPOTrainer(model='org/small', reward_funcs=own, args=X)"
     )

@@ -219,10 +219,10 @@ def validate_command(options: ValidateOptions) -> int:
             error = caught
         if output != "json" and error is not None:
             print_error(error, EXIT_BAD_INPUT)
-        elif output != "json" and verdict is not None:
-            print_verdict(verdict, target)
         if verdict is not None:
             verdict.print_warnings()
+        if output != "json" and error is None and verdict is not None:
+            print_verdict(verdict, target)
         found.append(to_json(path, verdict, error))
     is_valid = all(one["valid"] for one in found)
     if output == "json":
@@ -237,14 +237,9 @@ def plan_command(options: PlanOptions) -> int:
 
     policy = load_policy(options.policy) if options.policy else None
     if options.target:
-        from rljob_cli.cluster.client import ClusterError
         from rljob_cli.cluster.policy import fetch_policy
 
-        try:
-            policy = fetch_policy(options.target)
-        except ClusterError as error:
-            print_error(error, EXIT_FAILED)
-            return EXIT_FAILED
+        policy = fetch_policy(options.target)
     claims, overrides = parse_claims(options.volumes), options.overrides or []
     fits = show_plans(options.files.paths, overrides, claims, options.gpu, options.gpus, options.output, policy)
     return 0 if fits else EXIT_BAD_INPUT

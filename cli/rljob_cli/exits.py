@@ -31,7 +31,8 @@ def guard(command: Callable[P, int]) -> Callable[P, int]:
         try:
             return command(*args, **kwargs)
         except RLJobError as error:
-            print_error(error, EXIT_BAD_INPUT)
+            print_error(error, code := getattr(error, "exit_code", EXIT_BAD_INPUT))
+            return code
         except ModuleNotFoundError as error:  # for what only some inputs need, such as a Parquet file
             if not (extra := find_extra(error.name or "")):
                 raise

@@ -59,6 +59,13 @@ def grade(sample, item):
     return 1.0 if (sample["output_text"], item["question"], item["level"]) == (item["answer"], "2+2?", 2) else 0.0
 """
 RLLM = """
+from types import SimpleNamespace
+def evaluate(task: "Task", episode: "Episode") -> "EvalOutput":
+    got = (task.instruction, task.metadata["level"], task.metadata["ground_truth"])
+    right = got == ("2+2?", 2, "4") and episode.trajectories[-1].output == "4"
+    return SimpleNamespace(reward=float(right), is_correct=right, signals=[], metadata={})
+"""
+RLLM_EARLIER = """
 import dataclasses
 @dataclasses.dataclass
 class RewardOutput:
@@ -102,6 +109,7 @@ CASES = [
     ("reasoning_gym", 0, "import reasoning_gym\n", None, Outcome(1.0, {})),
     ("reasoning_gym", 1, "import reasoning_gym\n", None, Outcome(1.0, {})),
     ("rLLM", 0, RLLM, None, Outcome(1.0, {})),
+    ("rLLM", 1, RLLM_EARLIER, None, Outcome(1.0, {})),
     ("Trinity-RFT", 0, TRINITY, None, Outcome(0.75, {"accuracy": 1.0, "format_score": -0.25})),
 ]
 
@@ -127,6 +135,9 @@ def test_adapter_of_the_page_gives_the_score_of_the_project(
     project: str, number: int, own: str, entrypoint: str | None, expected: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", GYM)
+    monkeypatch.setitem(sys.modules, "rllm", SimpleNamespace())
+    types = dict.fromkeys(("Task", "Episode", "Trajectory"), SimpleNamespace)
+    monkeypatch.setitem(sys.modules, "rllm.types", SimpleNamespace(**types))
     source = own + ADAPTERS[project][number]
     assert score(source, entrypoint, SAMPLE) == expected
     wrong = score(source, entrypoint, {**SAMPLE, "completion": "5"})

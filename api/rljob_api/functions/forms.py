@@ -61,8 +61,8 @@ class CallPlan(NamedTuple):
     def reads(self, extra: Iterable[str] = ()) -> frozenset[str]:
         """Return the parts of a request that it needs (rljob_api.wire.scores.Part). `extra`: optional parameters that
         the function reads."""
-        parts = {self.values[name].part for name in (*self.passed, *extra)}
-        return frozenset(parts - {""} | ({"whole"} if self.convention.whole else set()))
+        parts = {part for name in (*self.passed, *extra) for part in self.values[name].part.split()}
+        return frozenset(parts | ({"whole"} if self.convention.whole else set()))
 
 
 class ScorerPlan(NamedTuple):

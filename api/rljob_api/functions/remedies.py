@@ -3,6 +3,7 @@
 import ast
 import difflib
 import itertools
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
@@ -31,6 +32,8 @@ _NAMES: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 """What a parameter is by its name, without a plural's s."""
 _NEAR: Final = 0.85
 """Likeness of a misspelt name, from 0 to 1: a letter or two of a long one."""
+_PLAIN: Final = re.compile(r"(?:str|int|float|bool|[Ll]ist|Optional|Union|None|Any|object|typing|\W)*")
+"""An annotation of texts and numbers."""
 _AMBIGUOUS: Final = frozenset(("answer", "solution"))
 """The completion, or if there is one the ground truth."""
 
@@ -39,16 +42,12 @@ def find_training(source: str) -> tuple[int, str] | None:
     """Return the line at which an import of the source would train, and what to move; None if it does not. The source
     is valid Python."""
     module = ast.parse(source.removeprefix("\ufeff"))
-    calls, pending = list[tuple[ast.Call, str]](), list[ast.AST]([module])
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
-            calls.append((node, node.func.id if isinstance(node.func, ast.Name) else node.func.attr))
-        is_main = isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
-        if not is_main and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-            pending += ast.iter_child_nodes(node)
-    lines = [call.lineno for call, name in calls if name == "train"]
-    if not lines or not any(name.endswith("Trainer") for _, name in calls):
+    kept = re.compile(r"(async )?(def|class|@)|if .*__main__")
+    statements = [each for each in module.body if not kept.match(ast.unparse(each))]
+    calls = [call for each in statements for call in ast.walk(each) if isinstance(call, ast.Call)]
+    called = [(call.lineno, ast.unparse(call.func).rpartition(".")[2]) for call in calls]
+    lines = [line for line, name in called if name == "train"]
+    if not lines or not any(name.endswith("Trainer") for _, name in called):
         return None
     names = ", ".join(node.name for node in module.body if isinstance(node, ast.FunctionDef)) or "the functions"
     return min(lines), (
@@ -123,6 +122,8 @@ def describe_unknown_form(function: Function, for_groups: bool, conventions: Ite
     if typo := _find_typo(function, conventions):
         return f"{problem}; {typo}"
     problem, roles = f"{problem} (docs/adapters.md has those of AReaL, EasyR1 and others)", _guess_roles(function)
+    if not {_COMPLETION, _TRUTH}.intersection(roles.values()):
+        return f"{problem}; write a function of response, ground_truth and extra_info that makes these, as it does"
     if _takes_lists(roles) and not for_groups:
         return f"{problem}; {adapter}"
     mapped = ", ".join(f"{name}: {role or f'extra_info.{name}'}" for name, role in roles.items())
@@ -171,7 +172,8 @@ def write_adapter(function: Function, for_groups: bool) -> str:
 
 def _guess_roles(function: Function) -> dict[str, str]:
     """Return what each required parameter is by its name, in order: completion, ground_truth or prompt, each at most
-    once; empty for a column. Where no name is known, the first two others are completion and ground truth."""
+    once; empty for a column. Where no name is known, the first two others are completion and ground truth, unless one
+    of these is annotated with another type than texts and numbers: an object of its project has both."""
     names = list(function.required or function.named)
     roles = {name: name for name in names if name in (_SOURCE, _EXTRA)}
     for role, known in _NAMES.items():
@@ -179,8 +181,9 @@ def _guess_roles(function: Function) -> dict[str, str]:
             roles[found] = role
     ambiguous = [name for name in names if name not in roles and _singular(name) in _AMBIGUOUS]
     others = [name for name in names if name not in roles and name not in ambiguous]
-    free = [role for role in (_COMPLETION, _TRUTH) if role not in roles.values()]
-    roles |= dict(zip([*ambiguous, *others], free, strict=False))
+    if all(_PLAIN.fullmatch(function.annotations.get(name, "")) for name in others):
+        free = [role for role in (_COMPLETION, _TRUTH) if role not in roles.values()]
+        roles |= dict(zip([*ambiguous, *others], free, strict=False))
     return {name: roles.get(name, "") for name in names}
 
 

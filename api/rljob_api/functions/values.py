@@ -6,7 +6,7 @@ from the other, so that each value has one definition. Plugins define further va
 
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 Sample = dict[str, Any]
 """A ScoreRequest from JSON; fields with defaults may be missing. `result` is its ScoreResult from the first step of
@@ -19,9 +19,9 @@ class Value(NamedTuple):
     name: str
     read: Callable[[Sample], Any]
     """May raise MissingPartError, and KeyError for a column that the row lacks."""
-    part: Literal["", "tokens", "rendered", "steps"] = ""
-    """The part of a request that it needs, which the driver sends only to rewards that read it: token ids, texts with
-    special tokens, or the steps of the job."""
+    part: str = ""
+    """The parts of a request that it needs, with spaces between, which the driver sends only to rewards that read them:
+    tokens (ids), rendered (texts with special tokens), steps (of the job)."""
     is_completion: bool = False
     read_all: Callable[[Sequence[Sample]], Any] | None = None
     """Reads one value for a whole call of a function of lists, in place of a list."""

@@ -182,6 +182,7 @@ def _read_table(peer: str) -> list[tuple[str, str]]:
 def translate(settings: Settings, peer: str, directory: Path, file: str) -> tuple[str, list[tuple[str, Any, str]]]:
     """Return a job; and by setting or field what is not in it, and why."""
     computed = {name: settings.pop(name) for name, value in [*settings.items()] if isinstance(value, Computed)}
+    has_unknown = "args" in computed or "**" in "".join(computed)
     fields: Settings = _parse(_ALWAYS[peer]) | _describe(settings, peer, directory, file)
     names: dict[str, str] = {}
     for name in [*settings]:
@@ -193,7 +194,10 @@ def translate(settings: Settings, peer: str, directory: Path, file: str) -> tupl
         if not cell or field in names:
             continue
         terms = _SETTING.findall(cell[1])
-        value, *others = (settings.get(name, _parse(default or "null")) for name, default, _ in terms)
+        value, *others = (
+            settings.get(name, None if has_unknown or name in computed else _parse(default or "null"))
+            for name, default, _ in terms
+        )
         if None in (value, *others):
             continue
         for (*_, sign), other in zip(terms, others, strict=False):
@@ -203,7 +207,7 @@ def translate(settings: Settings, peer: str, directory: Path, file: str) -> tupl
             value = _parse(dict(values).get(str(value).lower(), "null"))
         if value is not None:
             fields[field] = value
-            names[field] = " ".join(name for name, *_ in terms)
+            names[field] = "" if "one process" in ours else " ".join(name for name, *_ in terms)
     fields |= {
         each: _place(fields[each], directory)
         for each in ("model.source", "data.train.source", "data.eval.source")
@@ -229,7 +233,7 @@ def translate(settings: Settings, peer: str, directory: Path, file: str) -> tupl
         }
         if not refused:
             return text, left
-        left += [(names.get(field, field), fields.pop(field), why) for field, why in refused.items()]
+        left += [(names.get(field) or field, fields.pop(field), why) for field, why in refused.items()]
 
 
 def _explain(name: str, value: Any, peer: str) -> str:
@@ -263,9 +267,8 @@ def _describe(settings: Settings, peer: str, directory: Path, file: str) -> Sett
                 function = {**_parse(_OF_TRL), "entrypoint": name}
             elif source.exists():
                 function = {"file": relative_to(str(source), directory), "entrypoint": name}
-            short = name.lower().replace("_", "-")[:12].strip("-")
             weight = weights[index] if isinstance(weights, list) else 1
-            rewards.append({"name": f"{short}-{index}", "weight": weight, "function": function})
+            rewards.append({"name": name.lower()[:40].strip("_"), "weight": weight, "function": function})
         return {"rewards": rewards}
     custom = {name.split(".")[-1]: settings.pop(name) for name in [*settings] if "custom_reward_function." in name}
     function = _parse(_OF_VERL)

@@ -130,7 +130,7 @@ class Trial:
         components = ", ".join(f"{name} {value:.4g}" for name, value in self.result.components.items())
         shown = f" ({components})" if components else ""
         if self.form:
-            shown = f" for `{self.form}`{shown}"
+            shown = f" for `{self.form}`{shown}".replace("\n", " ")
         elif self.is_blind:
             shown = f" for right, wrong and empty answers alike{shown}"
         return (
@@ -402,21 +402,23 @@ def _find_missing_components(job: RLJob, scored: list[Trial]) -> Iterator[Findin
 
 
 def find_unrewarded_answer(job: RLJob, trials: list[Trial], prompt: Prompt) -> Iterator[Finding]:
-    """Warn if no reward tells right answers from others. A reward that reads another column, or expects another form
-    or other texts than it gets, would score every right answer so, without an error; one that returns nothing
-    abstains."""
+    """Warn if no reward tells right answers from others, and of each that does with other texts. A reward that reads
+    another column, or expects another form or other texts than it gets, would score every right answer so, without an
+    error; one that returns nothing abstains."""
     rewards, found = job.spec.rewards, [each for each in trials if each.kind == "reward" and each.result is not None]
     answer = write_answers(prompt.ground_truth).get(_FORMS[0], "")
-    if job.spec.agent.is_hosted or not answer or not rewards or len(found) != len(rewards):
+    if job.spec.agent.is_hosted or not answer or not found:
         return
+    are_all = len(found) == len(rewards)
     shown = answer if len(answer) <= _MAX_SHOWN_CHARACTERS else f"{answer[:_MAX_SHOWN_CHARACTERS]}..."
-    if all(trial.result and trial.result.reason == InvalidReason.ABSTAINED for trial in found):
+    if are_all and all(trial.result and trial.result.reason == InvalidReason.ABSTAINED for trial in found):
         message = (
             f"returns None for the answer of the first row, {shown!r}: it abstains, and a sample without any score "
             "trains nothing. Return a number, unless this row is not one that it scores"
         )
         yield Finding("spec.rewards[0]" if len(rewards) == 1 else "spec.rewards", message, is_warning=True)
-    for trial in found if all(trial.is_blind for trial in found) else ():
+    are_blind = are_all and all(trial.is_blind for trial in found)
+    for trial in found:
         what = f"scores the first row's answer, {shown!r}, in every usual form as no answer and a wrong one"
         remedy = (
             f"right answers score otherwise with function.{trial.remedy}, so set that"
@@ -424,7 +426,8 @@ def find_unrewarded_answer(job: RLJob, trials: list[Trial], prompt: Prompt) -> I
             else "it may need another answer (data.train.answer), entry point, group (scope) or other texts "
             "(function.columns: {PARAMETER: conversation}); try it with `rljob test-reward`"
         )
-        yield Finding(f"{job.spec.services[trial.index].path}.function", f"{what}: {remedy}", is_warning=True)
+        if trial.is_blind and (trial.remedy or are_blind):
+            yield Finding(f"{job.spec.services[trial.index].path}.function", f"{what}: {remedy}", is_warning=True)
 
 
 def find_missed_groups(job: RLJob, trials: list[Trial]) -> Iterator[Finding]:

@@ -82,28 +82,41 @@ def read_trl_script(text: str) -> dict[str, Any]:
 def _inline_names(text: str) -> str:
     """Return the calls of the trainer; without one, all values."""
     known: dict[str, str] = {}
+    returned: dict[str, str] = {}
     trainers: list[str] = []
+    values: list[str] = []
     branches: list[int] = []
-    function = ""
+    outer: list[tuple[int, str, dict[str, str]]] = []
     for line in re.sub(r'(?s)""".*?"""', "''", text).splitlines():
         statement = line.lstrip()
         indent = len(line) - len(statement)
         branches = [each for each in branches if each < indent] + [indent] * bool(_BRANCH.match(statement))
+        while statement and outer and indent <= outer[-1][0]:
+            known = outer.pop()[2]
         for pattern, assignment in _ASSIGNMENTS.items():
             statement = re.sub(f"^{pattern}$", assignment, statement)
-        if started := re.match(r"(?:async )?def (\w+\()", statement):
-            function = started[1]
+        if started := re.match(r"(?:async )?def (\w+\()(.*)", statement):
+            outer.append((indent, started[1], known))
+            known = {name: value for name, value in known.items() if name not in re.findall(r"\w+", started[2])}
         if imported := re.match(r"from [.]*(\S+) import (.*)", statement):
             parts = re.findall(r"(\w+)(?: as (\w+))?", imported[2])
             known.update((alias or name, f"{imported[1]}.{name}") for name, alias in parts)
         statement = statement.replace("MAYBE", "maybe" if branches else "")
         [(names, value)] = re.findall(r"^(?:([\w, ()]+) = )?(.*)$", statement)
-        value = _NAME.sub(lambda found: known.get(found[0], found[0]), value)
+        by = known | returned
+        value = _NAME.sub(lambda found: by.get(found[0], found[0]), value)  # noqa: B023 - called at once
+        try:
+            ast.parse(value, mode="eval")
+        except SyntaxError:  # a statement that assigns nothing
+            continue
+        values.append(value)
         if "GRPOTrainer(" in value:
             trainers.append(value.removeprefix("maybe"))
         for name in names.strip("()").split(", ") if len(value) < _MAX_CHARACTERS else ():
-            known.update({function: f"({value})("} if name == "return" else {name: f"({value})"})
-    return "\n".join(trainers or [each for name, each in known.items() if name and name[-1] != "("])
+            known[name] = f"({value})"
+            if name == "return":
+                returned[outer[-1][1]] = f"({value})("
+    return "\n".join(trainers or values)
 
 
 def _find_calls(node: ast.AST, names: str) -> list[ast.AST]:

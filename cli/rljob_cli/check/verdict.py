@@ -136,15 +136,11 @@ def _locate(file: JobFile, finding: Finding) -> Problem:
 
 
 def print_verdict(verdict: Verdict, target: Target | None) -> None:
-    """Print a valid file: what was found out about it, and where it can run."""
+    """Print a valid file: what was found out about it, where it can run, and last that it is valid."""
     file, where = verdict.file, {"cluster": " for a cluster", "local": " for this machine", None: ""}[target]
-    print(f"{file.path}: RLJob {file.job.metadata.name} is valid{where}")
-    lines = (*describe_from_model(verdict.from_model), *map(describe_lengths, verdict.lengths))
-    for line in (*lines, *describe_unread(file.job)):
-        print(f"  {line}")
-    for trial in verdict.trials:
-        print(f"  {trial.describe()}")
-    for line in verdict.skipped:
+    lines = [*describe_from_model(verdict.from_model), *map(describe_lengths, verdict.lengths)]
+    lines += [*describe_unread(file.job), *(trial.describe() for trial in verdict.trials), *verdict.skipped]
+    for line in lines:
         print(f"  {line}")
     if verdict.sharing:
         print(f"  `rljob run`: {verdict.sharing}")
@@ -157,6 +153,9 @@ def print_verdict(verdict: Verdict, target: Target | None) -> None:
         print(f"  on a cluster: `rljob submit {file.path}` takes {names} along")
     if target is None and file.unused:
         print(f"  {describe_unused(file)}")
+    warnings = verdict.warnings
+    doubts = f", with {len(warnings)} warning{'s' * (len(warnings) > 1)}" if warnings else ""
+    print(f"{file.path}: RLJob {file.job.metadata.name} is valid{where}{doubts}")
 
 
 def describe_skipped() -> str:
@@ -165,6 +164,16 @@ def describe_skipped() -> str:
 
 def describe_unused(file: JobFile) -> str:
     return f"`rljob run` ignores {', '.join(map(describe, file.unused))}; kubectl applies them"
+
+
+_LISTS = {
+    "problems": "problems",
+    "warnings": "warnings",
+    "local_problems": "local",
+    "from_model": "from_model",
+    "prompt_lengths": "lengths",
+}
+"""By name in JSON: the field of a verdict."""
 
 
 def to_json(path: Path, verdict: Verdict | None, error: Exception | None = None) -> dict[str, Any]:
@@ -176,32 +185,19 @@ def to_json(path: Path, verdict: Verdict | None, error: Exception | None = None)
     return {
         "file": str(path),
         "valid": not verdict.problems,
-        "problems": [asdict(problem) for problem in verdict.problems],
-        "warnings": [asdict(problem) for problem in verdict.warnings],
-        "local_problems": [asdict(problem) for problem in verdict.local],
+        **{name: [asdict(each) for each in getattr(verdict, field)] for name, field in _LISTS.items()},
         "relative_paths": verdict.file.relative,
         "skipped": verdict.skipped,
-        "from_model": [asdict(value) for value in verdict.from_model],
-        "prompt_lengths": [asdict(table) for table in verdict.lengths],
         "rewards": [
-            {
-                "name": trial.name,
-                "start_seconds": round(trial.start_seconds, 3),
-                "result": trial.result.model_dump(mode="json", exclude={"id"}) if trial.result else None,
-                "error": trial.error,
-            }
+            _show(trial, result=trial.result.model_dump(mode="json", exclude={"id"}) if trial.result else None)
             for trial in verdict.trials
             if trial.kind == "reward"
         ],
         "agent": [
-            {
-                "name": trial.name,
-                "kind": trial.kind,
-                "start_seconds": round(trial.start_seconds, 3),
-                "serves": trial.serves,
-                "error": trial.error,
-            }
-            for trial in verdict.trials
-            if trial.kind != "reward"
+            _show(trial, kind=trial.kind, serves=trial.serves) for trial in verdict.trials if trial.kind != "reward"
         ],
     }
+
+
+def _show(trial: Trial, **own: Any) -> dict[str, Any]:
+    return {"name": trial.name, "start_seconds": round(trial.start_seconds, 3), **own, "error": trial.error}

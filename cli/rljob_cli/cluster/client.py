@@ -26,6 +26,7 @@ from yaml import YAMLError
 
 from rljob_api.errors import RLJobError, TransientError, UserError
 from rljob_api.wire.text import clean_text
+from rljob_cli.exits import EXIT_FAILED
 from rljob_cli.options import Target
 from rljob_core.backend import Manifest
 from rljob_core.kube.client import MERGE_PATCH, SSA, ApiError, KubeApi
@@ -113,6 +114,8 @@ _MAX_CONNECTIONS = 1000
 
 class ClusterError(RLJobError):
     """The cluster did not respond, or refused."""
+
+    exit_code = EXIT_FAILED
 
 
 class NotFoundError(ClusterError):

@@ -28,10 +28,10 @@ from rljob_cli.cluster.head_files import Select, copy_run
 from rljob_cli.cluster.observation import fetch_observation
 from rljob_cli.cluster.other_versions import parse_job, parse_reward_models, parse_status
 from rljob_cli.cluster.watch import watch as watch_view
-from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, P, guard
+from rljob_cli.exits import EXIT_INTERRUPTED, P, guard
 from rljob_cli.manifests import role_of
 from rljob_cli.options import Target
-from rljob_cli.output import print_error, print_json
+from rljob_cli.output import print_json
 from rljob_cli.run.reward_rows import RewardMetrics, RewardRow, build_row, gather_metrics
 from rljob_cli.tables import choose_width, show
 from rljob_core.backend import Manifest, utc_now
@@ -124,9 +124,6 @@ def on_cluster(command: Callable[Concatenate[Cluster, P], Awaitable[int]]) -> Ca
 
         try:
             return asyncio.run(connected())
-        except ClusterError as error:
-            print_error(error, EXIT_FAILED)
-            return EXIT_FAILED
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
 

@@ -204,6 +204,13 @@ def test_validate_reports_each_file_as_json_and_exits_with_2_if_one_is_invalid(j
     assert "not found" in result["files"][1]["problems"][0]["message"]
 
 
+def test_warnings_come_first_and_the_last_line_has_their_number(job):
+    job.write_text(job.read_text().replace("{name: r,", "{name: r, weight: -1,"))
+    first, *_, last = rljob("validate", job, "--no-call")[1].splitlines()
+    assert first.startswith(f"warning: {job}:8: spec.rewards[0].weight")
+    assert last == f"{job}: RLJob sleepy is valid, with 1 warning"
+
+
 def test_validate_says_where_a_job_can_run(job):
     job.write_text(job.read_text().replace("  rollout: {", "  rollout: {gpusPerReplica: 1, "))
     code, output = rljob("validate", job, "--no-call")

@@ -220,6 +220,10 @@ def test_openrlhf_fixture_runs_with_real_tensors() -> None:
             "function.py:1: compute_score(a, b) does not match a convention of reward functions",
         ),
         (
+            "def compute_score(reward_inputs: list[dict[str, float]], length: int): return 1",
+            "; write a function of response, ground_truth and extra_info that makes these",
+        ),
+        (
             "\ndef compute_score(solution_str, completions): return 1",
             "function.py:2: compute_score(solution_str, completions) requires completions",
         ),

@@ -7,10 +7,14 @@ the file itself gave to a right, a wrong and an empty answer when it was called 
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 
@@ -151,6 +155,31 @@ def summed(names: dict[str, Any], completion: str, answer: Any) -> float:
     return sum(each(prompts=[CHAT], completions=[reply(completion)], answer=[answer])[0] for each in functions)
 
 
+SLIME = """
+from slime.utils.types import Sample
+async def reward_func(args, sample, **kwargs):
+    if not isinstance(sample, Sample) or sample.status is not Sample.Status.COMPLETED:
+        raise TypeError("Sample must be an instance of Sample class.")
+    found = (sample.prompt + sample.response).split("<answer>")[2:]  # the first one is the prompt's
+    return float(bool(found) and found[-1].split("</answer>")[0].strip() in sample.label["target"])
+"""
+
+
+@dataclass
+class SlimesSample:
+    prompt: str | list[dict[str, str]] = ""
+    response: str = ""
+    label: Any = None
+    status: Any = None
+    Status: ClassVar = Enum("Status", {"COMPLETED": "completed", "TRUNCATED": "truncated"})
+
+
+def of_sample(names: dict[str, Any], completion: str, answer: Any) -> float:
+    sample = SlimesSample(START, completion, answer, SlimesSample.Status.COMPLETED)
+    score: float = asyncio.run(names["reward_func"](None, sample))
+    return score
+
+
 THOUGHT = "<think>a</think>\n<answer>44 + 19 + 35</answer>"
 CALLED = '<think> a </think>\n<tool_call>\n{"name": "f"}\n</tool_call>'
 TAGGED = ["<reasoning>x</reasoning><answer>2</answer>", "<answer>3</answer>", ""]
@@ -243,11 +272,21 @@ FILES = [
         {"entrypoint": "MathAnswerReward", "signature": "trl"},
         "answers",
     ),
+    Brought(
+        "slime examples/search-r1 624b824a, without its generate",
+        SLIME,
+        ["<answer> 2,718 </answer>", "<answer> 3 </answer>", ""],
+        [1.0, 0.0, 0.0],
+        {"target": ["2,718"]},
+        of_sample,
+    ),
 ]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_scores_are_those_of_the_files_own_trainer(file: Brought) -> None:
+def test_scores_are_those_of_the_files_own_trainer(file: Brought, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("slime", "slime.utils", "slime.utils.types"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(Sample=SlimesSample))
     names: dict[str, Any] = {}
     exec(file.source, names)
     own = [file.call(names, completion, file.answer) for completion in file.completions]
@@ -265,6 +304,8 @@ def test_scores_are_those_of_the_files_own_trainer(file: Brought) -> None:
             "answer_column": file.column,
             "extra_info": {**file.others},
             "rendered": {"prompt": START, "query": f"{START}{completion}{END}"},
+            "prompt_ids": [1],
+            "completion_ids": [2],
             "finished_steps": 0,
             "total_steps": 100,
         }

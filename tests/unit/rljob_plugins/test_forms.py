@@ -319,8 +319,8 @@ FORMS = [
         "slime",
         seen(
             "args, sample, **kwargs",
-            "(sample.prompt[0]['content'], sample.response, sample.label, sample.tokens, "
-            "sample.response_length, sample.metadata['level'], args.scale) == ('2+2?', '4', '4', "
+            "(sample.prompt, sample.response, sample.label, sample.tokens, "
+            "sample.response_length, sample.metadata['level'], args.scale) == ('<user>2+2?<end><policy>', '4', '4', "
             "[1, 2, 3, 4, 5], 3, 2, 10)",
             before="async def reward_func",
         ),

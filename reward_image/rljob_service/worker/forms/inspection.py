@@ -94,7 +94,7 @@ def read_parameters(name: str, value: Callable[..., Any], *, is_method: bool = F
 
 
 def _show_annotation(annotation: Any) -> str:
-    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
 def _describe_class(name: str, cls: type, *, is_instance: bool) -> Class:

@@ -78,6 +78,20 @@ def test_check_writes_what_would_adapt_an_unknown_signature() -> None:
     assert "set function.entrypoint: adapted and write" in problem
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    ["reward_inputs: list[dict[str, Any]], max_length: int, penalty: float", "task: Task, episode: Episode"],
+)
+def test_objects_of_another_project_are_not_called_the_completion(parameters: str) -> None:
+    """EasyR1's and rLLM's: a column or a text in their place would fail in each call."""
+    (problem,) = check(f"from __future__ import annotations\ndef compute_score({parameters}): ...")
+    assert "completion" not in problem
+    assert problem.endswith(
+        "(docs/adapters.md has those of AReaL, EasyR1 and others); write a function of response, ground_truth and "
+        "extra_info that makes these, as it does"
+    )
+
+
 @pytest.mark.parametrize("name", ["compute_score", "grade"])
 def test_adapter_that_a_message_writes_calls_the_function(name: str) -> None:
     """Pasted below a function of its own name, it would call itself until the stack is full."""

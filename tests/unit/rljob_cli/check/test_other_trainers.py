@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -260,6 +261,56 @@ def test_model_from_a_call_and_a_file_without_a_trainer_are_read(convert, tmp_pa
     assert (spec.schedule.steps, spec.data.train.source) == (20, str(tmp_path / "rows.jsonl"))
 
 
+OWN_TRAINER = """
+class LoudGRPOTrainer(GRPOTrainer):
+    def log(self, logs):
+        self.step = 1
+def own(completions, **kwargs):
+    return [1.0]
+def other(NAME="not/this"):
+    config = GRPOConfig(max_steps=7)
+    def inner():
+        return 3
+    return config
+NAME = "org/small"
+config = GRPOConfig(max_steps=40, per_device_train_batch_size=16)
+def load():
+    config = other()
+    return config
+trainer = LoudGRPOTrainer(model=NAME, reward_funcs=own, args=config)
+"""
+
+
+def test_names_of_functions_end_with_them_and_other_statements_are_no_calls(convert):
+    """A trainer of one's own stands in a class statement, which is no expression."""
+    spec, left = convert("train.py", OWN_TRAINER)
+    assert (spec.model.source, spec.schedule.steps, spec.schedule.prompts_per_step) == ("hf://org/small", 40, 2)
+    assert [each.name for each in spec.rewards] == ["own"]
+    assert left == {"per_device_train_batch_size": "near: `schedule.promptsPerStep` (of one process)"}
+    (Path("job") / "rljob.yaml").unlink()
+    spec, _ = convert("train.py", OWN_TRAINER.replace("args=config", "args=load()"))
+    assert spec.schedule.steps == 7
+
+
+@pytest.mark.parametrize("changed", ["args=read()", "args=GRPOConfig(**read())", "args=GRPOConfig(num_generations=n)"])
+def test_defaults_stand_for_nothing_that_the_script_computes(convert, changed):
+    """TRL's defaults tell nothing of what comes from a command line."""
+    source = (
+        "def own(completions, **kwargs):\n    return [1.0]\nGRPOTrainer(model='org/small', reward_funcs=own, args=X)"
+    )
+    spec, left = convert("train.py", source.replace("args=X", changed))
+    assert spec.algorithm.model_fields_set.isdisjoint({"group_size"})
+    assert "prompts_per_step" not in spec.schedule.model_fields_set
+    [why] = left.values()
+    assert why.startswith("computed by the script; set it; ")
+
+
+def test_asynchronous_trainer_has_its_own_gpus(convert):
+    source = "def own(completions, **kwargs):\n    return [1.0]\nAsyncGRPOTrainer('org/small', own)"
+    spec, left = convert("train.py", source)
+    assert (spec.schedule.type, spec.rollout.placement, left) == ("bounded", "separate", {})
+
+
 def test_lists_that_a_file_leaves_empty_are_not_written(convert, tmp_path):
     convert("verl.yaml", "data: {train_files: a.parquet, train_batch_size: 8}")
     text = (tmp_path / "job" / "rljob.yaml").read_text()
@@ -363,4 +414,5 @@ def test_each_computed_cell_sets_its_field(tmp_path, peer, ours, theirs):
     )
     _, left = translate(dict.fromkeys(names, 2) | {"rows": 8, names[0]: given}, peer, tmp_path, "train.py")
     why = {name: reason for name, _, reason in left}
-    assert all(names[0] not in name or "spec." in reason for name, reason in why.items()), why
+    told = ("spec.", "(of one process)")
+    assert all(names[0] not in name or any(each in reason for each in told) for name, reason in why.items()), why

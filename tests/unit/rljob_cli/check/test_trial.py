@@ -50,6 +50,14 @@ def test_reward_that_scores_right_and_wrong_answers_alike_is_a_warning():
     assert len(find_warnings((0.0, 0.0), prompt=replace(PROMPT, ground_truth={"target": {"value": 2}}))) == 1
 
 
+def test_reward_that_tells_them_apart_by_other_texts_is_a_warning_next_to_others():
+    """The others may be right, or not called."""
+    [(path, _)] = find_warnings((0.5, 0.0), (0.0, 0.0), remedy="signature: trl")
+    assert path == "spec.rewards[1].function"
+    [(path, _)] = find_warnings(None, (0.0, 0.0), remedy="signature: trl")
+    assert path == "spec.rewards[1].function"
+
+
 def test_reward_that_tells_them_apart_is_none():
     assert find_warnings((1.0, 0.0)) == []
     assert find_warnings((0.0, 0.0), (0.5, 0.0)) == [], "one of format next to one of the answer"

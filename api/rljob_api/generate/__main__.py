@@ -1,6 +1,6 @@
 """`python -m rljob_api.generate [--check]`: write the CRDs (crds/ and the Helm chart) and tables of the documentation.
 
-docs/reference.md is generated as a whole; docs/monitoring.md and docs/trajectories.md have tables between comments.
+docs/monitoring.md and docs/trajectories.md have tables between comments. `dev/on_change.py` writes docs/reference.md.
 
 Invariant: the files in git equal the output; `--check` (make verify) fails on drift and writes nothing.
 """
@@ -9,16 +9,15 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from rljob_api.generate.crd import KINDS, build_chart_template, build_crd, build_manifest, build_object_schema
+from rljob_api.generate.crd import KINDS, build_chart_template, build_crd, build_manifest
 from rljob_api.generate.records import build_column_table, build_evaluation_table, build_step_table
-from rljob_api.generate.reference import build_reference
 
 _ROOT = Path(__file__).resolve().parents[3]
 
 
 def build_files() -> dict[str, str]:
     """Return path in the repository -> content of all generated files."""
-    files = {"docs/reference.md": build_reference(*map(build_object_schema, KINDS))}
+    files = dict[str, str]()
     for model in KINDS:
         crd = build_crd(model)
         name = f"{crd['metadata']['name']}.yaml"

@@ -230,6 +230,12 @@ REFUSED: dict[str, tuple[Make, Manifest, str, str]] = {
         "its Pods need the PriorityClass none, which does not exist; create it, or correct spec.priorityClassName or "
         "spec.rewards[0].template",
     ),
+    "runtime class": (
+        do_nothing,
+        {"runtimeClassName": "zz"},
+        "FailedCreate",
+        "Pods need the RuntimeClass zz, which does not exist; create it, or correct spec.runtimeClassName or",
+    ),
     "count quota": (
         quota({"count/statefulsets.apps": "0"}, "StatefulSet"),
         {},

@@ -266,7 +266,7 @@ async def test_job_waits_with_the_reason_and_without_a_workload_until_it_is_admi
     assert len(await harness.until_event(reason)) == 1
     assert await harness.workloads() == []
     await undo()
-    if case in ("service account", "priority class"):
+    if case in ("service account", "priority class", "runtime class"):
         role = next(iter(changes)).replace(".0.", ".").split(".")[0]
         fixed = {"rewards": smallest()["spec"]["rewards"]} if role == "rewards" else {role: None}
         await harness.patch("RLJob", NAME, {"spec": fixed})

@@ -26,9 +26,9 @@ from rljob_core.children import WORKLOAD_KINDS, build_children, keep
 from rljob_core.defaults import DEFAULTS
 
 FILE = "charts/rljob/files/restarting_fields.json"
-_PODS = {"head": "head", "trainer": "trainers", "rollout": "rollouts", "reward": "rewards", "agent": "agent"}
-_RESTARTING = re.compile("head|trainers|all$")
-"""Effects that start a run again."""
+_ROLES = ("head", "trainer", "rollout", "reward", "agent")
+_RESTARTING = re.compile("head|trainer|all$|refused")
+"""Effects that start a run again, or that a change cannot have."""
 _JOB = """{"metadata": {"name": "a"}, "spec": {
   "model": {"source": "/a"}, "data": {"train": {"source": "/a"}},
   "rewards": [{"name": "a", "function": {"inline": "a"}}]
@@ -66,10 +66,10 @@ def find_effect(schema: Schema, path: Path) -> str:
     if path[-1] == "placement":  # a rule about the list
         return "refused while it runs"
     if path == ("suspend",):
-        return "all"
+        return "all are deleted"
     if path[0] == "schedule" and path[1] in MUTABLE_SCHEDULE_FIELDS:
         return "reloaded"
-    for agent in json.loads(_AGENTS):
+    for agent in range(3):
         old, new = (_build_workloads(schema, path, agent, index) for index in (0, 1))
         replaced = {
             workload["metadata"]["labels"][LABEL_ROLE]
@@ -77,23 +77,21 @@ def find_effect(schema: Schema, path: Path) -> str:
             if not keep.has_same_configuration(workload, old.get(key, {"metadata": {}}), ignores_scheduling=True)
         }
         if replaced:
-            pods = [text for role, text in _PODS.items() if role in replaced]
-            return "all" if len(pods) == len(_PODS) else ", ".join(pods)
-        if any(_read_digest(old[key]) != _read_digest(workload) for key, workload in new.items()):
+            return "all" if len(replaced) == len(_ROLES) else ", ".join(role for role in _ROLES if role in replaced)
+        before, after = (
+            [each["metadata"]["annotations"][keep.ANNOTATION_CONFIGURATION] for each in workloads.values()]
+            for workloads in (old, new)
+        )
+        if before != after:  # it is read, and no part of what is read at the start
             return "reloaded"
     return "none"
 
 
-def _read_digest(workload: Manifest) -> Any:
-    """Of all that the role's program reads, also what it reads again."""
-    return workload["metadata"]["annotations"][keep.ANNOTATION_CONFIGURATION]
-
-
-def _build_workloads(schema: Schema, path: Path, agent: Schema, index: int) -> dict[ChildKey, Manifest]:
+def _build_workloads(schema: Schema, path: Path, agent: int, index: int) -> dict[ChildKey, Manifest]:
     """The workloads of a job with one of the two values of a field, and with all that the field is in."""
     job, node = json.loads(_JOB), schema
     holder = job["spec"]
-    holder["agent"] = json.loads(json.dumps(agent))
+    holder["agent"] = json.loads(_AGENTS)[agent]
     for name in path[:-1]:
         field = name.removesuffix("[]")
         node = node["properties"][field]
@@ -126,16 +124,13 @@ def _choose(node: Schema, name: str, index: int) -> Any:
 
 def find_restarting(effects: Mapping[Path, str]) -> dict[str, str]:
     """Return from what has fields, such as rewards[], to those that start the run again, or consist of such fields.
-    What is refused does not matter."""
+    What is refused is one of them: such a change is not admitted."""
     mixed = {
-        path[:end]
-        for path, effect in effects.items()
-        for end in range(len(path) + 1)
-        if path == ("suspend",) or not (_RESTARTING.match(effect) or effect.startswith("refused"))
+        path[:end] for path, effect in effects.items() for end in range(len(path) + 1) if not _RESTARTING.match(effect)
     }
     found = dict[str, dict[str, None]]()
-    for path, effect in effects.items():
-        if path not in mixed and _RESTARTING.match(effect):
+    for path in effects:
+        if path not in mixed:
             *holders, field = next(path[:end] for end in range(len(path) + 1) if path[:end] not in mixed)
             found.setdefault(".".join(holders), {})[field.removesuffix("[]")] = None
     return {holder: " ".join(fields) for holder, fields in found.items()}

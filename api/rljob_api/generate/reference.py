@@ -22,7 +22,7 @@ rejected with the nearest known name. In the column default, `required` means th
 the field may be left out; its meaning is then described. `rljob validate FILE` reports all errors of a file at once.
 
 The column on change is what a change of the field does to a running job that trains, whose rollouts have Pods of their
-own: which Pods are replaced (`its own`: those of the role). If the head or the trainers are, the run starts again from
+own: which roles get new Pods (`its own`: the role that has the field). If head or trainer do, the run starts again from
 its last checkpoint; without a claim or storage, at step 0. The chart [warns](lifecycle.md#what-replaces-pods) of it.
 `reloaded`: the driver reads the field again. `none`: the operator acts by the new value, and replaces no Pod.
 

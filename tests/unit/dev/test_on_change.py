@@ -24,18 +24,18 @@ EFFECTS = {
     "rollout.sampling.temperature": "head",
     "head.env": "head",
     "evaluation.everySteps": "head",
-    "hangDetection.minSeconds": "head, rollouts",
-    "rollout.maxModelLen": "head, rollouts",
-    "rollout.env": "rollouts",
-    "trainer.resources.limits": "trainers",
-    "rewards[].env": "rewards",
+    "hangDetection.minSeconds": "head, rollout",
+    "rollout.maxModelLen": "head, rollout",
+    "rollout.env": "rollout",
+    "trainer.resources.limits": "trainer",
+    "rewards[].env": "reward",
     "rewards[].weight": "head",
     "agent.tools[].timeoutSeconds": "head, agent",
     "agent.runner.command": "agent",
     "agent.environment.id": "agent",
     "imagePullSecrets[].name": "all",
     "priorityClassName": "all",
-    "suspend": "all",
+    "suspend": "all are deleted",
     "model.source": "refused",
     "data.mix": "refused",
     "task": "refused",
@@ -57,15 +57,15 @@ def test_fields_that_start_the_run_again_are_as_few_paths_as_possible():
         "data.eval.source": "head",
         "head.env": "head",
         "head.backoffLimit": "none",
-        "suspend": "all",
+        "suspend": "all are deleted",
         "imagePullSecrets[].name": "all",
-        "rewards[].weight": "head, rewards",
-        "rewards[].env": "rewards",
+        "rewards[].weight": "head, reward",
+        "rewards[].env": "reward",
         "checkpoint.storage.a": "head",
-        "checkpoint.storage.b": "trainers",
+        "checkpoint.storage.b": "trainer",
         "checkpoint.keep": "reloaded",
     }
-    expected = {"": "data imagePullSecrets", "head": "env", "rewards[]": "weight", "checkpoint": "storage"}
+    expected = {"": "model data imagePullSecrets", "head": "env", "rewards[]": "weight", "checkpoint": "storage"}
     assert on_change.find_restarting({tuple(path.split(".")): effect for path, effect in effects.items()}) == expected
 
 
@@ -111,7 +111,7 @@ def test_fields_of_all_roles_replace_the_pods_of_their_own_role():
             for path in on_change.find_fields(SPEC)
             if path[:2] in (("head", field.alias), ("trainer", field.alias))
         }
-        assert effects in ({"head", "trainers"}, {"none"}), field.alias
+        assert effects in ({"head", "trainer"}, {"none"}), field.alias
 
 
 def test_check_finds_drift_and_writes_nothing(tmp_path, monkeypatch, capsys):

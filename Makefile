@@ -113,6 +113,7 @@ format: $(DEVELOP) ## Format, and fix what ruff can
 verify: $(DEVELOP) ## Fail when a generated file drifted from the code, or the code exceeds dev/ceiling.json
 	$(BIN)/python -m dev.versions --check
 	$(BIN)/python -m rljob_api.generate --check
+	$(BIN)/python -m dev.on_change --check
 	$(BIN)/python -m dev.folders --check
 	$(BIN)/python -m dev.values_table --check
 	$(BIN)/python -m dev.pod_fields --check
@@ -124,6 +125,7 @@ verify: $(DEVELOP) ## Fail when a generated file drifted from the code, or the c
 generate: $(DEVELOP) ## Write crds/ and generated parts of docs/ from the types, and the tables of fields and architectures from the libraries
 	$(BIN)/python -m dev.versions
 	$(BIN)/python -m rljob_api.generate
+	$(BIN)/python -m dev.on_change
 	$(BIN)/python -m dev.folders
 	$(BIN)/python -m dev.values_table
 	$(BIN)/python -m dev.pod_fields

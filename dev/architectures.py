@@ -6,7 +6,6 @@ registry, and from the tiny models that tests hold against both. With --check, f
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import inspect
 import json
@@ -30,6 +29,7 @@ from vllm.model_executor.models.registry import (
 )
 
 from dev.architecture_page import replace
+from rljob_api.generate.__main__ import write_files
 from rljob_inputs.models.architectures import TABLE, read_table
 from rljob_trainer.policy.text_model import find_decoder
 from tests.support.tiny_models import MODELS, VARIANTS, build_config, class_name
@@ -58,17 +58,12 @@ ONLY_DIVIDES_STATES = "hidden_states = hidden_states / self.config.logits_scalin
 """Line of MiniCPM3: the same as a factor of the logits."""
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="fail if the table differs")
-    text = write_table()
-    if not parser.parse_args().check:
-        TABLE.write_text(text)
-        PAGE.write_text(replace(PAGE.read_text(), read_table()))
-    elif TABLE.read_text() != text:
-        print(f"{TABLE.name} differs from the installed {LIBRARIES}; run `make generate`", file=sys.stderr)
-        return 1
-    return 0
+def main(arguments: list[str]) -> int:
+    files = {TABLE: write_table()}
+    if "--check" in arguments:
+        return write_files(files, check=True)
+    write_files(files, check=False)
+    return write_files({PAGE: replace(PAGE.read_text(), read_table())}, check=False)
 
 
 def write_table() -> str:
@@ -218,4 +213,4 @@ def find_adapters(name: str, row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

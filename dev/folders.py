@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rljob_api.generate.__main__ import write_files
+
 ROOT = Path(__file__).resolve().parents[1]
 _END = "<!-- end -->"
 
@@ -94,18 +96,8 @@ PAGES = {"CONTRIBUTING.md": ("packages", render_packages), "docs/architecture.md
 
 
 def main(arguments: list[str]) -> int:
-    drifted = []
-    for page, (name, render) in PAGES.items():
-        before = (ROOT / page).read_text()
-        after = replace(before, name, render())
-        if before != after:
-            drifted.append(page)
-            if "--check" not in arguments:
-                (ROOT / page).write_text(after)
-    if drifted and "--check" in arguments:
-        print(f"{', '.join(drifted)}: the tables are not those of the code; run `make generate`", file=sys.stderr)
-        return 1
-    return 0
+    files = {ROOT / page: replace((ROOT / page).read_text(), name, render()) for page, (name, render) in PAGES.items()}
+    return write_files(files, check="--check" in arguments)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rljob_api.generate.__main__ import write_files
 from rljob_core.pod_checks.schema import KUBERNETES_VERSION, ROOT_TYPE, load_definitions
 
 FILE = Path(__file__).resolve().parents[1] / "charts/rljob/files/pod_fields.json"
@@ -87,16 +88,9 @@ def render() -> str:
     return f'{json.dumps(head)[:-1]},\n"kinds": {json.dumps(find_cel_types(table))},\n"types": {{\n{lines}\n}}}}\n'
 
 
-def main() -> int:
-    text = render()
-    if FILE.exists() and FILE.read_text() == text:
-        return 0
-    if "--check" in sys.argv[1:]:
-        print(f"{FILE.name} is out of date; run `make generate`", file=sys.stderr)
-        return 1
-    FILE.write_text(text)
-    return 0
+def main(arguments: list[str]) -> int:
+    return write_files({FILE: render()}, check="--check" in arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

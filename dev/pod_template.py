@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from rljob_api.generate.__main__ import write_files
 from rljob_core.pod_checks.schema import FILE, KUBERNETES_VERSION, ROOT_TYPE
 
 _SOURCE = f"kubernetes-json-schema/v{KUBERNETES_VERSION}.0-local-strict/_definitions.json"
@@ -58,14 +59,7 @@ def _strip(schema: Any) -> Any:
 
 
 def main(arguments: list[str]) -> int:
-    text = render()
-    if "--check" not in arguments:
-        FILE.write_text(text)
-        return 0
-    if FILE.is_file() and FILE.read_text() == text:
-        return 0
-    print(f"{FILE} is not that of kubernetes-validate; run `make generate`", file=sys.stderr)
-    return 1
+    return write_files({FILE: render()}, check="--check" in arguments)
 
 
 if __name__ == "__main__":

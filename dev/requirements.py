@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterator
 
 from dev.folders import ROOT
+from rljob_api.generate.__main__ import write_files
 from rljob_inputs.machine.installation import REQUIREMENTS
 
 _EXPORT = (
@@ -40,17 +41,8 @@ def render() -> Iterator[tuple[str, str]]:
 
 
 def main(arguments: list[str]) -> int:
-    stale = []
-    for name, text in render():
-        path = REQUIREMENTS / name
-        if "--check" not in arguments:
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text)
-        elif not path.is_file() or path.read_text() != text:
-            stale.append(path.name)
-    if stale:
-        print(f"{REQUIREMENTS}: {', '.join(stale)} differ from uv.lock; run `make generate`", file=sys.stderr)
-    return 1 if stale else 0
+    REQUIREMENTS.mkdir(exist_ok=True)
+    return write_files({REQUIREMENTS / name: text for name, text in render()}, check="--check" in arguments)
 
 
 if __name__ == "__main__":

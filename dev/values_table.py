@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 import yaml
 
 from dev.folders import ROOT, replace
+from rljob_api.generate.__main__ import write_files
 
 CHART = ROOT / "charts/rljob"
 
@@ -65,14 +66,8 @@ def _show(node: yaml.Node) -> str:
 
 def main(arguments: list[str]) -> int:
     readme = CHART / "README.md"
-    before = readme.read_text()
-    after = replace(before, "values", render((CHART / "values.yaml").read_text()))
-    if "--check" not in arguments:
-        readme.write_text(after)
-    elif before != after:
-        print(f"{readme.relative_to(ROOT)}: not the values of values.yaml; run `make generate`", file=sys.stderr)
-        return 1
-    return 0
+    table = render((CHART / "values.yaml").read_text())
+    return write_files({readme: replace(readme.read_text(), "values", table)}, check="--check" in arguments)
 
 
 if __name__ == "__main__":

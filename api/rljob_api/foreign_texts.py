@@ -60,6 +60,7 @@ SERVICE_ACCOUNT: Final = re.compile(
     r'error looking up service account [^:]*: serviceaccount "(?P<who>[^"]+)" not found(?P<why>)'
 )
 PRIORITY_CLASS: Final = re.compile(r"no PriorityClass with name (?P<who>\S+) was found(?P<why>)")
+RUNTIME_CLASS: Final = re.compile(r'pod rejected: RuntimeClass "(?P<who>[^"]+)" not found(?P<why>)')
 
 # Events and states of Pods, by the scheduler and the kubelet.
 PULL_SECRETS: Final = re.compile(r"image pull secrets \(([^)]+)\)")

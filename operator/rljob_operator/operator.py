@@ -235,7 +235,14 @@ async def _lead(
     )
     reconcile_key = build_reconcile(backend, health, complete_defaults(settings.defaults, _pod_namespace()), clock)
     work = asyncio.create_task(
-        run(informer.keys, reconcile_key, settings.workers, clock=clock, now=now, queue=health.queue)
+        run(
+            informer.keys,
+            reconcile_key,
+            settings.workers,
+            clock=clock,
+            now=lambda: now() - api.ahead,
+            queue=health.queue,
+        )
     )
     tasks: list[asyncio.Task[None]] = [work, asyncio.create_task(health.measure_stalls())]
     if lease is not None:

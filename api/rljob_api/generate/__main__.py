@@ -1,24 +1,23 @@
 """`python -m rljob_api.generate [--check]`: write the CRDs (crds/ and the Helm chart) and tables of the documentation.
 
-docs/reference.md is generated as a whole; docs/monitoring.md and docs/trajectories.md have tables between comments.
+docs/monitoring.md and docs/trajectories.md have tables between comments. `dev/on_change.py` writes docs/reference.md.
 
 Invariant: the files in git equal the output; `--check` (make verify) fails on drift and writes nothing.
 """
 
-import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-from rljob_api.generate.crd import KINDS, build_chart_template, build_crd, build_manifest, build_object_schema
+from rljob_api.generate.crd import KINDS, build_chart_template, build_crd, build_manifest
 from rljob_api.generate.records import build_column_table, build_evaluation_table, build_step_table
-from rljob_api.generate.reference import build_reference
 
 _ROOT = Path(__file__).resolve().parents[3]
 
 
 def build_files() -> dict[str, str]:
     """Return path in the repository -> content of all generated files."""
-    files = {"docs/reference.md": build_reference(*map(build_object_schema, KINDS))}
+    files = dict[str, str]()
     for model in KINDS:
         crd = build_crd(model)
         name = f"{crd['metadata']['name']}.yaml"
@@ -44,25 +43,22 @@ def replace_table(text: str, mark: str, table: str) -> str:
     return f"{before}{begin}{first_line}{newline}{table}{end}{after}"
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        "python -m rljob_api.generate", description="Write crds/ and the generated parts of docs/."
-    )
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is out of date")
-    check = parser.parse_args(argv).check
-    num_stale = 0
-    for name, text in build_files().items():
-        path = _ROOT / name
-        if path.exists() and path.read_text("utf-8") == text:
-            continue
-        num_stale += 1
+def main(arguments: list[str]) -> int:
+    files = {_ROOT / name: text for name, text in build_files().items()}
+    return write_files(files, check="--check" in arguments)
+
+
+def write_files(files: Mapping[Path, str], *, check: bool) -> int:
+    """Write the files that differ; `check`: only name them. Return the exit code."""
+    stale = [path for path, text in files.items() if not path.exists() or path.read_text("utf-8") != text]
+    for path in stale:
         if check:
-            print(f"{name} is out of date; run `make generate`", file=sys.stderr)
+            print(f"{path} is out of date; run `make generate`", file=sys.stderr)
         else:
-            path.write_text(text, "utf-8")
-            print(f"wrote {name}")
-    return 1 if check and num_stale else 0
+            path.write_text(files[path], "utf-8")
+            print(f"wrote {path}")
+    return int(check and bool(stale))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,7 @@
-"""Build docs/reference.md: tables of all fields, from the schemas of the CRDs. Fields of all roles are listed once."""
+"""Build docs/reference.md: tables of all fields, from the schemas of the CRDs. Fields of all roles are listed once.
+
+`dev/on_change.py` adds to each field what the operator does when it changes, and writes the page.
+"""
 
 import json
 from collections.abc import Iterator
@@ -17,6 +20,11 @@ _INTRO = """<!-- Generated from api/rljob_api by `make generate`; edit the types
 All fields of `RLJob`, `RewardModel` and `RLJobPolicy` (`rljob.dev/v1alpha1`). Names are camelCase. Unknown fields are
 rejected with the nearest known name. In the column default, `required` means that there is no default, and `null` that
 the field may be left out; its meaning is then described. `rljob validate FILE` reports all errors of a file at once.
+
+The column on change is what a change of the field does to a running job that trains, whose rollouts have Pods of their
+own: which roles get new Pods (`its own`: the role that has the field). If head or trainer do, the run starts again from
+its last checkpoint; without a claim or storage, at step 0. The author [is warned](lifecycle.md#what-replaces-pods).
+`reloaded`: the driver reads the field again. `none`: the operator acts by the new value, and replaces no Pod.
 
 Relative paths in a job file are relative to the job file, not to the working directory.
 """

@@ -257,8 +257,8 @@ class RLJobStatus(Spec):
     """Observed state of an RLJob."""
 
     conditions: list[Condition] = Field(default=[], json_schema_extra=list_map("type"))
-    """Queued, Suspended, Running, Restarting, Succeeded, Failed, Progressing, PoolsIsolated, NameConflict,
-    RewardVersionsMixed, Learning, ProgressLost."""
+    """Ready, Reconciling, Stalled, Queued, Suspended, Running, Restarting, Succeeded, Failed, Progressing,
+    PoolsIsolated, NameConflict, RewardVersionsMixed, Learning, ProgressLost."""
     observed_generation: int = 0
     """Generation of spec that this status refers to."""
     phase: Literal["", "Pending", "Queued", "Suspended", "Running", "Restarting", "Succeeded", "Failed"] = ""

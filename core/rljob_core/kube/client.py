@@ -15,6 +15,8 @@ import urllib.parse
 import urllib.request
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from datetime import timedelta
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,12 +27,14 @@ from kubernetes.aio.client import Configuration
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.wire.text import clean_text
-from rljob_core.backend import Manifest, UnansweredError
+from rljob_core.backend import Manifest, UnansweredError, utc_now
 from rljob_core.json_depth import load_json
 from rljob_core.kube.resources import Resource
 
 REQUEST_TIMEOUT_SECONDS = 30.0
 MAX_CONNECTIONS = 20
+_CLOCK_TOLERANCE = timedelta(seconds=5)
+"""A smaller difference of clocks may be the network, and changes nothing."""
 """Limit of the requests of one namespace at a time, and half of the limit of them together: its webhooks may hold each
 for 30 s, and then delay no other namespace."""
 MAX_MESSAGE_LENGTH = 4000
@@ -93,6 +97,8 @@ class KubeApi:
         self.observers: list[OnResponse] = [] if observers is None else observers
         self._ssl = _ssl_context(configuration)
         self._proxy = configuration.proxy or _proxy_of_environment(configuration.host)
+        self.ahead = timedelta()
+        """How much later this machine's clock is than the API server's, if they differ by more than a few seconds."""
         self._session: aiohttp.ClientSession | None = None
         self._all = asyncio.Semaphore(2 * max_connections)
         self._of_namespace = weakref.WeakValueDictionary[str, asyncio.Semaphore]()
@@ -150,6 +156,9 @@ class KubeApi:
         data = _encode_json(body) if body is not None else None
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS)
         async with self._open(method, path, params=query, data=data, headers=headers, timeout=timeout) as response:
+            with contextlib.suppress(TypeError, ValueError):  # a proxy may send another date, or none
+                ahead = utc_now() - parsedate_to_datetime(response.headers.get("Date", ""))
+                self.ahead = ahead * (abs(ahead) > _CLOCK_TOLERANCE)
             return _parse_json(await response.read())
 
     async def read_text(self, path: str, *, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> str:

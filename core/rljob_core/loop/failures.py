@@ -37,11 +37,13 @@ def set_reconcile_failed(owner: Owner, status: OwnerStatus, reason: str, message
         status = keep_running_generation(owner, status)
     else:
         status = _set_waiting(owner, status, reason, message, now)
-    failed = conditions.build_condition(
-        owner.status, conditions.RECONCILE_FAILED, True, reason, message, generation=generation, now=now
-    )
-    others = [condition for condition in status.conditions if condition.type != conditions.RECONCILE_FAILED]
-    return status.model_copy(update={"conditions": [*others, failed], "observed_generation": generation})
+    types = (conditions.RECONCILE_FAILED, conditions.RECONCILING)
+    built = [
+        conditions.build_condition(owner.status, type_, True, reason, message, generation=generation, now=now)
+        for type_ in types
+    ]
+    others = [condition for condition in status.conditions if condition.type not in types]
+    return status.model_copy(update={"conditions": [*others, *built], "observed_generation": generation})
 
 
 def _set_waiting(owner: Owner, status: OwnerStatus, reason: str, message: str, now: datetime) -> OwnerStatus:

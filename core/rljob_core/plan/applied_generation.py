@@ -12,12 +12,11 @@ from rljob_core.backend import Owner
 from rljob_core.plan import conditions
 
 _Status = TypeVar("_Status", RLJobStatus, RewardModelStatus, RLJobStatus | RewardModelStatus)
-_READY = "Ready"
 
 
 def working_type(owner: Owner) -> str:
     """The type of the condition that is True while Pods work."""
-    return conditions.RUNNING if isinstance(owner, RLJob) else _READY
+    return conditions.RUNNING if isinstance(owner, RLJob) else conditions.READY
 
 
 def find_running_generation(owner: Owner) -> int:

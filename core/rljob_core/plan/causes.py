@@ -204,8 +204,9 @@ def describe_rejection(name: str, path: str, message: str, otherwise: str = REJE
     if otherwise != REJECTED:
         return Cause.of(otherwise, path, f"{name}: {stable_message(message)}")
     detail, remedy = explain_rejection(message)
-    remedy = (remedy or REMEDIES[REJECTED]).format(path=path)
-    return Cause(REJECTED, f"{clean_text(f'{name}: {detail}', _MAX_WORDS)}; {remedy}")
+    remedy = remedy or REMEDIES[REJECTED]
+    detail = f"{name}: {detail}" if "{path}" in remedy else detail  # equal causes of all roles are one
+    return Cause(REJECTED, f"{clean_text(detail, _MAX_WORDS)}; {remedy.format(path=path)}")
 
 
 def _involved_name(event: Manifest) -> str:

@@ -25,6 +25,17 @@ REWARD_VERSIONS_MIXED = "RewardVersionsMixed"
 LEARNING = "Learning"
 PROGRESSING = "Progressing"
 PROGRESS_LOST = "ProgressLost"
+READY = "Ready"
+RECONCILING = "Reconciling"
+STALLED = "Stalled"
+ABNORMAL = (RECONCILING, STALLED)
+STANDARD_OF_PHASE = {
+    **dict.fromkeys(("Running", "Succeeded"), READY),
+    **dict.fromkeys(("Pending", "Queued", "Restarting"), RECONCILING),
+    "Failed": STALLED,
+}
+"""The condition of kstatus that is True in a phase. Ready is also False; the others are absent unless they are True.
+A suspended job is what it should be and does not work: it has no such condition."""
 RECONCILE_FAILED = "ReconcileFailed"
 """Condition of jobs and RewardModels while a reconcile fails. A plan leaves it out, so that a success removes it."""
 TYPES = (QUEUED, SUSPENDED, RUNNING, RESTARTING, SUCCEEDED, FAILED)
@@ -222,6 +233,8 @@ def _problem_events(old: RLJobStatus, new: RLJobStatus) -> Iterator[Event]:
 def _event_type(before: Condition | None, condition: Condition) -> Literal["Normal", "Warning"] | None:
     """The type of a transition's event; None: no event."""
     was, holds = before.status if before else None, condition.status == "True"
+    if condition.type in (READY, *ABNORMAL):  # the condition that they follow from has the event
+        return None
     if condition.type == PROGRESSING:
         return _progress_event_type(before, condition)
     if condition.type in (POOLS_ISOLATED, LEARNING) and not holds:

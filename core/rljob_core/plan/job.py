@@ -188,7 +188,8 @@ def _plan_finished(context: _Context) -> JobPlan | None:
     roles = [role.model_copy(update={"desired": 0, "ready": 0}) for role in job.status.roles]
     status = job_status.set_roles(job.status, roles)
     generation = {"observed_generation": job.metadata.generation}
-    reported = [c.model_copy(update=generation) for c in status.conditions if c.type != conditions.RECONCILE_FAILED]
+    left_out = (conditions.RECONCILE_FAILED, conditions.RECONCILING)
+    reported = [c.model_copy(update=generation) for c in status.conditions if c.type not in left_out]
     expiry = lifecycle.expiry_of(job)
     return Plan(
         children=suspended,

@@ -60,6 +60,20 @@ def set_conditions(
     built = conditions.build_conditions(job.status, true, false_reasons, generation, now, unknown or {})
     held = {condition.type for condition in built if condition.status == "True"}
     phase = next((phase for phase in conditions.PHASES if phase in held), "Pending")
+    why = next(c for c in built if c.type == (conditions.RUNNING if phase == "Pending" else phase))
+    if standard := conditions.STANDARD_OF_PHASE.get(phase):
+        built[:0] = [
+            conditions.build_condition(
+                job.status,
+                type_,
+                type_ == standard,
+                why.reason,
+                why.message * (type_ == standard),  # once besides that of the phase
+                generation=generation,
+                now=now,
+            )
+            for type_ in dict.fromkeys((conditions.READY, standard))
+        ]
     new = status.model_copy(update={"conditions": built, "phase": phase, "observed_generation": generation})
     return account(job.status, new, now)
 

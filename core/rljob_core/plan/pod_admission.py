@@ -42,6 +42,11 @@ _FORMS = (
         "its Pods need the PriorityClass {who}, which does not exist",
         "create it, or correct spec.priorityClassName or {path}.template",
     ),
+    _Form(
+        foreign_texts.RUNTIME_CLASS,
+        "Pods need the RuntimeClass {who}, which does not exist",
+        "create it, or correct spec.runtimeClassName or a role's template",
+    ),
 )
 _OTHER = _Form(
     re.compile(r"(?P<who>)(?P<why>.*)", re.S),
@@ -51,7 +56,7 @@ _OTHER = _Form(
 
 def explain_rejection(message: str) -> tuple[str, str]:
     """Return what rejects the Pods of a role and why, and the remedy with {path}, that of the role in the manifest.
-    An empty one is the usual one."""
+    An empty one is the usual one. One without {path} is the same for all roles."""
     reason = foreign_texts.REJECTED_POD.sub("", message, count=1).strip()
     matches = ((form, form.pattern.match(reason)) for form in (*_FORMS, _OTHER))
     form, found = next((form, found) for form, found in matches if found)

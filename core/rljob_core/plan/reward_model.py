@@ -7,6 +7,7 @@ object of another owner, or of an earlier model with its name.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.services.reward import RewardModel, RewardModelStatus
@@ -39,7 +40,6 @@ from rljob_core.plan.policy_defaults import apply_policy
 from rljob_core.plan.policy_limits import find_policy_problems
 from rljob_core.plan.reward_versions import SETTLED, describe_update
 
-READY = "Ready"
 DEGRADED = "Degraded"
 SCALING = "Scaling"
 UPDATING = "Updating"
@@ -110,11 +110,17 @@ def plan_rejected_model(
 def plan_invalid_model(model: RewardModel, problems: Sequence[str], now: datetime) -> Plan[RewardModelStatus]:
     """The plan for a model whose spec cannot be read: its status reports why, and its children stay."""
     old, generation = model.status, model.metadata.generation
-    ready = conditions.build_condition(
-        old, READY, False, conditions.REASON_INVALID_SPEC, "; ".join(problems), generation=generation, now=now
+    build = partial(
+        conditions.build_condition,
+        old,
+        reason=conditions.REASON_INVALID_SPEC,
+        message="; ".join(problems),
+        generation=generation,
+        now=now,
     )
-    others = [condition for condition in old.conditions if condition.type != READY]
-    status = old.model_copy(update={"conditions": [ready, *others], "observed_generation": generation})
+    built = [build(conditions.READY, holds=False), build(conditions.STALLED, holds=True)]
+    others = [c for c in old.conditions if c.type not in (conditions.READY, *conditions.ABNORMAL)]
+    status = old.model_copy(update={"conditions": [*built, *others], "observed_generation": generation})
     return Plan((), (), status, _derive_events(old, status, ()))
 
 
@@ -206,10 +212,11 @@ def _build_status(
     cause = causes[0].reason if causes else ""
     is_degraded = is_short and not is_recent(model.status.scaling, now, _SETTLE_SECONDS)
     why_degraded = (cause or "TooFewReady") if is_degraded else "Scaling" if is_short else "AllReady"
-    built = [
-        build(READY, *_evaluate_ready(model, ready, not_ready, counts, cause, why)),
-        build(DEGRADED, is_degraded, why_degraded, why),
-    ]
+    is_ready, *described = _evaluate_ready(model, ready, not_ready, counts, cause, why)
+    built = [build(conditions.READY, is_ready, *described), build(DEGRADED, is_degraded, why_degraded, why)]
+    if not is_ready:
+        standard = conditions.STALLED if described[0] in _USER_REASONS else conditions.RECONCILING
+        built.append(build(standard, True, *described))
     if served:
         built.append(build(SCALING, *_evaluate_scaling(model, replicas, ready, update is not None)))
         reason, versions = update or (SETTLED, "")
@@ -281,13 +288,15 @@ def _derive_events(old: RewardModelStatus, new: RewardModelStatus, causes: Seque
     known = {(condition.reason, condition.message) for condition in old.conditions}
     events = list(conditions.derive_cause_events(old, new, causes))
     for condition in new.conditions:
+        if condition.type in conditions.ABNORMAL:
+            continue
         is_user_error = condition.reason in _USER_REASONS
         if condition.type == UPDATING and condition.status == "False" and UPDATING in true:
             events.append(Event("Normal", "Updated", "all Pods run the same version"))
         # derive_scaling_events reports the condition Scaling.
         becomes_true = condition.status == "True" and condition.type not in {*true, SCALING}
         if condition.type == DEGRADED:
-            becomes_true = becomes_true and READY in true and not causes
+            becomes_true = becomes_true and conditions.READY in true and not causes
         if becomes_true or (is_user_error and (condition.reason, condition.message) not in known):
             is_warning = condition.type == DEGRADED or is_user_error
             events.append(Event("Warning" if is_warning else "Normal", condition.reason, condition.message))

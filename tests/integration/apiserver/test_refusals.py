@@ -230,6 +230,12 @@ REFUSED: dict[str, tuple[Make, Manifest, str, str]] = {
         "its Pods need the PriorityClass none, which does not exist; create it, or correct spec.priorityClassName or "
         "spec.rewards[0].template",
     ),
+    "runtime class": (
+        do_nothing,
+        {"runtimeClassName": "zz"},
+        "FailedCreate",
+        "Pods need the RuntimeClass zz, which does not exist; create it, or correct spec.runtimeClassName or",
+    ),
     "count quota": (
         quota({"count/statefulsets.apps": "0"}, "StatefulSet"),
         {},
@@ -260,7 +266,7 @@ async def test_job_waits_with_the_reason_and_without_a_workload_until_it_is_admi
     assert len(await harness.until_event(reason)) == 1
     assert await harness.workloads() == []
     await undo()
-    if case in ("service account", "priority class"):
+    if case in ("service account", "priority class", "runtime class"):
         role = next(iter(changes)).replace(".0.", ".").split(".")[0]
         fixed = {"rewards": smallest()["spec"]["rewards"]} if role == "rewards" else {role: None}
         await harness.patch("RLJob", NAME, {"spec": fixed})

@@ -32,6 +32,7 @@ EXAMPLES = {
     "POD_SECURITY": 'violates PodSecurity "restricted:latest": unrestricted capabilities (container "head" must ...)',
     "SERVICE_ACCOUNT": 'error looking up service account research/gpu: serviceaccount "gpu" not found',
     "PRIORITY_CLASS": "no PriorityClass with name high was found",
+    "RUNTIME_CLASS": 'pod rejected: RuntimeClass "gvisor" not found',
     "PULL_SECRETS": "Unable to retrieve some image pull secrets (registry); attempting to pull may not succeed.",
     "SLOW_KUBELET": 'MountVolume.SetUp failed for volume "c" : failed to sync configmap cache: timed out waiting for x',
     "HELD_VOLUME": "0/2 nodes are available: 1 node(s) had volume node affinity conflict.",

@@ -334,7 +334,7 @@ class RewardModelStatus(Spec):
     """Observed state of a RewardModel."""
 
     conditions: list[Condition] = Field(default=[], json_schema_extra=base.list_map("type"))
-    """Ready, Degraded, Scaling, Updating."""
+    """Ready, Reconciling, Stalled, Degraded, Scaling, Updating."""
     observed_generation: int = 0
     """Generation of spec that this status refers to."""
     replicas: int = 0

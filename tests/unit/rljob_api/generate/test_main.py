@@ -23,11 +23,11 @@ def test_check_fails_and_writes_nothing_when_a_file_drifts(tmp_path, monkeypatch
     (tmp_path / "crds").mkdir()
     (tmp_path / "docs").mkdir()
     monkeypatch.setattr(files, "_ROOT", tmp_path)
-    monkeypatch.setattr(files, "build_files", lambda: {"crds/a.yaml": "a", "docs/reference.md": "b"})
+    monkeypatch.setattr(files, "build_files", lambda: {"crds/a.yaml": "a", "docs/page.md": "b"})
     assert files.main(["--check"]) == 1
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     assert "crds/a.yaml is out of date" in capsys.readouterr().err
     assert files.main([]) == 0
     assert files.main(["--check"]) == 0
-    (tmp_path / "docs" / "reference.md").write_text("old")
+    (tmp_path / "docs" / "page.md").write_text("old")
     assert files.main(["--check"]) == 1

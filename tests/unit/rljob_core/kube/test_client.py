@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime, parsedate_to_datetime
 
 import pytest
 import yaml
@@ -24,7 +26,7 @@ async def api():
             return web.json_response({"reason": "Conflict", "message": "it has changed"}, status=409)
         if request.path == "/lines":
             return web.Response(text="one\ntwo\nrest")
-        return web.Response(text="not JSON")
+        return web.json_response({}) if request.path == "/json" else web.Response(text="not JSON")
 
     app = web.Application()
     app.router.add_get("/{path:.*}", handle)
@@ -51,6 +53,21 @@ async def test_refusal_is_an_api_error_and_a_lost_connection_a_transient_one(api
 async def test_text_and_lines_of_a_response_are_read(api):
     assert await api.read_text("/text") == "not JSON"
     assert [line async for line in api.stream_lines("/lines", {}, idle_timeout_seconds=5)] == ["one", "two", "rest"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "known"),
+    [(100, 100), (-100, -100), (3, 0), (None, 0)],
+    ids=["ahead", "behind", "the network", "no date"],
+)
+async def test_clock_is_compared_with_the_servers(api, monkeypatch, seconds, known):
+    """A clock that is ahead deleted Pods by force within their grace period."""
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    date = format_datetime(now, usegmt=True) if seconds is not None else "yesterday"
+    monkeypatch.setattr(client, "utc_now", lambda: now + timedelta(seconds=seconds or 0))
+    monkeypatch.setattr(client, "parsedate_to_datetime", lambda _: parsedate_to_datetime(date))
+    await api.request("GET", "/json")
+    assert api.ahead == timedelta(seconds=known)
 
 
 @given(st.text())

@@ -145,7 +145,7 @@ async def test_invalid_owner_gets_one_condition_with_every_problem(owner, key):
     backend.get_owner = get_owner
     for _ in range(2):
         assert await reconcile(backend, key, START) is None
-    condition = next(c for c in backend.owner.status.conditions if c.reason == "InvalidSpec")
+    condition = next(c for c in backend.owner.status.conditions if c.reason == "InvalidSpec" and c.message)
     assert condition.message == "spec.model is missing; spec.replicas must be at least 1"
     assert (backend.writes, len(backend.events)) == (["status"], 1), "reported once"
 

@@ -58,7 +58,9 @@ class JobHistory(JobSimulation):
         }
 
     def true(self):
-        return {c.type: c for c in self.job.status.conditions if c.status == "True"}
+        """Those that hold, but for those that follow from the phase."""
+        follow = (conditions.READY, *conditions.ABNORMAL)
+        return {c.type: c for c in self.job.status.conditions if c.status == "True" and c.type not in follow}
 
 
 @pytest.fixture

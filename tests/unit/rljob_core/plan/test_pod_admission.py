@@ -45,6 +45,11 @@ BEFORE = [POD, f"Error creating: {POD}", f"create Pod p-0 in StatefulSet p faile
             "its Pods need the PriorityClass high, which does not exist",
             "create it, or correct spec.priorityClassName or {path}.template",
         ),
+        (
+            'pod rejected: RuntimeClass "zz" not found',
+            "Pods need the RuntimeClass zz, which does not exist",
+            "create it, or correct spec.runtimeClassName or a role's template",
+        ),
         ("unknown words", "the API server rejects its Pods: unknown words", ""),
     ],
 )

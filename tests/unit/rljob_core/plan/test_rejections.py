@@ -97,6 +97,14 @@ def test_limit_range_and_quota_have_their_own_reason_and_remedy(error, reason, m
     assert (cause.reason, cause.message[: len(message)]) == (reason, message)
 
 
+def test_missing_runtime_class_is_the_same_cause_for_all_roles():
+    error = PodRejectedError('pods "x" is forbidden: pod rejected: RuntimeClass "zz" not found')
+    causes = [cause for role in ("head", "trainer") for cause in describe_pod_rejection(JOB, f"gsm8k-{role}", error)]
+    remedy = "create it, or correct spec.runtimeClassName or a role's template"
+    assert {cause.message for cause in causes} == {f"Pods need the RuntimeClass zz, which does not exist; {remedy}"}
+    assert len(set(causes)) == 1
+
+
 READS = {"spec": {"containers": [{"name": "trainer", "envFrom": [{"secretRef": {"name": "key"}}]}]}}
 SAME_KEY = [{"name": "A", "valueFrom": {"secretKeyRef": {"key": "key", "name": "key"}}}]
 NOTED = {

@@ -1,6 +1,7 @@
 """Plans of RewardModels: children, status and events."""
 
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 import yaml
@@ -13,6 +14,7 @@ from rljob_core.children.difference import contains, stamp
 from rljob_core.plan.job import plan_job
 from rljob_core.plan.reward_model import plan_invalid_model, plan_rejected_model, plan_reward_model
 from tests.paths import ROOT
+from tests.support.kstatus import compute_status
 
 DATA = ROOT / "tests" / "data" / "plan"
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -165,8 +167,30 @@ def test_unreadable_spec_is_reported_once_and_keeps_other_conditions():
     made = plan_invalid_model(model, ["spec.slots must be at least 1, got 0"], NOW)
     assert (made.children, made.delete) == ((), ())
     assert [(event.type, event.reason) for event in made.events] == [("Warning", "InvalidSpec")]
-    assert holds(made.status) == holds(model.status) | {"Ready": ("False", "InvalidSpec")}
+    expected = holds(model.status) | {"Ready": ("False", "InvalidSpec"), "Stalled": ("True", "InvalidSpec")}
+    del expected["Reconciling"]
+    assert holds(made.status) == expected
     again = plan_invalid_model(
         model.model_copy(update={"status": made.status}), ["spec.slots must be at least 1, got 0"], NOW
     )
     assert (again.events, again.status) == ((), made.status)
+
+
+@pytest.mark.parametrize(
+    ("ready", "rejected", "status", "holds_too"),
+    [
+        (0, "", "InProgress", {"Reconciling"}),
+        (1, "", "Current", set()),
+        (1, "an object of that name exists", "Failed", {"Stalled"}),
+    ],
+)
+def test_tools_read_the_conditions_of_kstatus(ready, rejected, status, holds_too):
+    model = make_model()
+    observed = make_observed(model, ready)
+    plan = partial(plan_rejected_model, rejected=rejected) if rejected else plan_reward_model
+    made = plan(model, observed, now=NOW)
+    stored = {"metadata": {"generation": model.metadata.generation}, "status": made.status.to_manifest()}
+    assert compute_status(stored) == status
+    assert {c.type for c in made.status.conditions} & {"Reconciling", "Stalled"} == holds_too, "absent, not False"
+    reported = {event.message for event in made.events}
+    assert len(reported) == len(made.events), "each reason has one event, although two conditions have it"

@@ -139,7 +139,7 @@ def call_ours(project: str, source: str, entrypoint: str, episode: Episode) -> N
     row = ROWS[project]
     answer = "reward_model.ground_truth" if project == "verl" else "answer"
     data = DataSource(source="./d.jsonl", prompt="prompt", answer=answer)
-    prompt = build_prompt(data, Row(row, 0, "d.jsonl:1"), row["prompt"], [], "train")
+    prompt = build_prompt(data, Row(row, 0, "d.jsonl:1"), row["prompt"], [], "train", "spec.data.train")
     tokenizer = build_template("qwen3")._tokenizer
     request = RequestBuilder(tokenizer).build("g/0", "train", prompt, episode)
     settings = FunctionSettings(source, "function.py", entrypoint, "auto", {}, 2048, signatures=REFERENCES)

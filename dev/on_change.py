@@ -1,6 +1,6 @@
 """Write docs/reference.md, and which fields start a run again: `python -m dev.on_change [--check]`.
 
-What a change of a field does to a running job is found with the operator's own code: a job gets two values of it, and
+What a change of a field does to a running job is found with the operator's own code: a job gets two values, and
 the workloads of both are compared as a reconcile compares them. The chart warns of a change of the fields in `FILE`.
 """
 
@@ -124,7 +124,7 @@ def _choose(node: Schema, name: str, index: int) -> Any:
 
 def find_restarting(effects: Mapping[Path, str]) -> dict[str, str]:
     """Return from what has fields, such as rewards[], to those that start the run again, or consist of such fields.
-    What is refused is one of them: such a change is not admitted."""
+    Fields that may not change are in it: no such change is admitted."""
     mixed = {
         path[:end] for path, effect in effects.items() for end in range(len(path) + 1) if not _RESTARTING.match(effect)
     }

@@ -35,7 +35,7 @@ STANDARD_OF_PHASE = {
     "Failed": STALLED,
 }
 """The condition of kstatus that is True in a phase. Ready is also False; the others are absent unless they are True.
-A suspended job has none of them: it is what it should be, and does not work."""
+A suspended job is what it should be and does not work: it has no such condition."""
 RECONCILE_FAILED = "ReconcileFailed"
 """Condition of jobs and RewardModels while a reconcile fails. A plan leaves it out, so that a success removes it."""
 TYPES = (QUEUED, SUSPENDED, RUNNING, RESTARTING, SUCCEEDED, FAILED)

@@ -23,7 +23,7 @@ the field may be left out; its meaning is then described. `rljob validate FILE` 
 
 The column on change is what a change of the field does to a running job that trains, whose rollouts have Pods of their
 own: which roles get new Pods (`its own`: the role that has the field). If head or trainer do, the run starts again from
-its last checkpoint; without a claim or storage, at step 0. The author [is warned](lifecycle.md#what-replaces-pods).
+its last checkpoint; without a claim or storage, at step 0. [A warning](lifecycle.md#what-replaces-pods) tells it.
 `reloaded`: the driver reads the field again. `none`: the operator acts by the new value, and replaces no Pod.
 
 Relative paths in a job file are relative to the job file, not to the working directory.

@@ -95,13 +95,14 @@ def _judge_silence(observed: ObservedJob, progress: JobProgress) -> _Verdict:
 
 
 def _judge(observed: ObservedJob, driver: DriverStatus, progress: JobProgress, now: datetime) -> _Verdict:
-    limit = None if driver.phase == DONE else _find_limit(observed, driver)
+    # The count stands still during an outage: a driver that starts has no count, and the time is none.
+    is_uncounted = bool(progress.outages) and driver.since_step_seconds is None
+    limit = None if driver.phase == DONE or is_uncounted else _find_limit(observed, driver)
     seconds = _count_seconds(observed, driver, progress, now)
     named = [*map(describe_part, progress.hung), *map(describe_outage, progress.outages)]
     if limit is not None and seconds >= limit:
         message = _describe_deadline(observed, driver, progress, limit)
         return _Verdict(False, conditions.REASON_DEADLINE_EXCEEDED, "; ".join([*named, message]))
-    # The count stands still during an outage.
     until = None if limit is None or progress.outages else now + timedelta(seconds=limit - seconds)
     if named:
         return _Verdict(False, PART_HUNG if progress.hung else WAITS_FOR_OUTAGE, "; ".join(named), until)

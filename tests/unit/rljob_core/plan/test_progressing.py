@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rljob_api.wire.driver_status import DriverStatus, HungPart, Outage
@@ -181,6 +181,7 @@ REPORTS = st.fixed_dictionaries(
 )
 
 
+@example({"outages": [JUDGE]}, 2, 0.5)
 @given(REPORTS, st.none() | st.integers(1, 1000), st.floats(0, 1))
 def test_time_alone_changes_nothing_before_the_plan_says_so(report, deadline, share):
     """Until `valid_until` the report of a driver that goes on gives the same condition; at that moment a deadline has

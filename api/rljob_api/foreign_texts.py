@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 VERSIONS: Final[Mapping[str, str]] = {"kubernetes": "1.35.4", "pip": "26.3", "datasets": "5.2.0"}
-"""Those whose texts were read last. uv and NVIDIA's driver may have any version."""
+"""Those whose texts were read last. uv may have any version."""
 
 # Answers of the API server, and messages of its admission.
 TYPED_PATCH: Final = re.compile(
@@ -85,9 +85,6 @@ UNKNOWN_PACKAGE: Final = re.compile(r"could not find a version|no matching distr
 """What pip says about a missing package and, without its warnings, about an index that does not answer."""
 DISK_FULL: Final = re.compile(r"no space left|disk quota exceeded", re.IGNORECASE)
 
-# datasets, and NVIDIA's driver.
+# datasets.
 NO_SUBSET: Final = re.compile("BuilderConfig|Config name is missing")
 NO_SPLIT: Final = re.compile("split", re.IGNORECASE)
-DRIVER: Final = re.compile(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", re.MULTILINE)
-NO_CAPABILITY: Final = re.compile("compute_cap")
-"""Drivers before 510 do not know this field of nvidia-smi."""

@@ -194,9 +194,10 @@ def translate(settings: Settings, peer: str, directory: Path, file: str) -> tupl
         if not cell or field in names:
             continue
         terms = _SETTING.findall(cell[1])
+        # A job without a number of GPUs would be one for CPUs: that has its default all the same.
+        unknown = {name for name, *_ in terms if has_unknown or (name in computed and "gpus" not in name)}
         value, *others = (
-            settings.get(name, None if has_unknown or name in computed else _parse(default or "null"))
-            for name, default, _ in terms
+            settings.get(name, None if name in unknown else _parse(default or "null")) for name, default, _ in terms
         )
         if None in (value, *others):
             continue

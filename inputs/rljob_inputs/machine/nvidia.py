@@ -12,15 +12,16 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from rljob_api import foreign_texts
-
 _SMI_OF_WSL = "usr/lib/wsl/lib/nvidia-smi"
 """Windows brings it, often not on the PATH."""
 _WSL_DEVICE = "dev/dxg"
 """The only device file of GPUs under WSL2, for those of any vendor."""
 _DRIVER_FILE = "proc/driver/nvidia/version"
+# Here, and not in rljob_api.foreign_texts: the installation runs this file before any package is there.
+_DRIVER = re.compile(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", re.MULTILINE)
 _FIELDS = "index,uuid,driver_version,memory.total,name"
 _CAPABILITY = ",compute_cap"
+"""Drivers before 510 do not know this field."""
 _TIMEOUT_SECONDS = 60
 """The first call after a boot may initialize each GPU for seconds."""
 _MIB = 2**20
@@ -96,7 +97,7 @@ def look(root: Path = Path("/"), path: str | None = None) -> Nvidia:
 
 def _read_driver(path: Path) -> str | None:
     try:
-        found = foreign_texts.DRIVER.search(path.read_text())
+        found = _DRIVER.search(path.read_text())
     except OSError:
         return None
     return found[1] if found else None
@@ -105,7 +106,7 @@ def _read_driver(path: Path) -> str | None:
 def _list_gpus(smi: str) -> tuple[tuple[Gpu, ...], str]:
     """Return the GPUs, or the problem."""
     code, text = _query(smi, _FIELDS + _CAPABILITY)
-    if code != 0 and foreign_texts.NO_CAPABILITY.search(text):
+    if code != 0 and "compute_cap" in text:
         code, text = _query(smi, _FIELDS)
     gpus = parse_list(text) if code == 0 else ()
     return gpus, "" if gpus else next(iter(text.strip().splitlines()), f"it ended with exit code {code}")

@@ -44,8 +44,6 @@ EXAMPLES = {
     "DISK_FULL": "error: No space left on device (os error 28)",
     "NO_SUBSET": "BuilderConfig 'x' not found. Available: ['main', 'socratic']",
     "NO_SPLIT": "Unknown split \"dev\". Should be one of ['train', 'test'].",
-    "DRIVER": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023",
-    "NO_CAPABILITY": 'Field "compute_cap" is not a valid field to query.',
 }
 PATTERNS = {name: value for name, value in vars(foreign_texts).items() if isinstance(value, re.Pattern)}
 

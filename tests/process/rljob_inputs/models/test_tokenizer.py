@@ -14,7 +14,7 @@ from rljob_api.manifest.sources import RESERVED_TEMPLATE_ARGUMENTS, ChatTemplate
 from rljob_inputs.data.prompts import tokenize
 from rljob_inputs.models.files import open_model
 from rljob_inputs.models.tokenizer import load_tokenizer
-from rljob_trainer.head import tokenizer as head_tokenizer
+from rljob_trainer.head import inputs
 from tests.paths import EXAMPLES
 from tests.support.model_templates import GEMMA4, GPT_OSS, HYBRID_QWEN3
 
@@ -77,7 +77,7 @@ def test_texts_are_equal_with_the_jobs_template_and_its_variables(folder, family
     texts = {"own": OWN, "hybrid qwen 3": HYBRID_QWEN3, "gemma 4": GEMMA4, "gpt-oss": GPT_OSS}
     inline = texts[family]
     model = Model(source=str(folder), chat_template=ChatTemplate(inline=inline))
-    theirs = head_tokenizer.load_tokenizer(str(folder), model)
+    theirs = inputs.load_tokenizer(str(folder), model)
     ours = load_tokenizer(open_model(str(folder), None), inline)
     data = Data(train=TrainSource(source="/d"), chat_template_arguments=arguments)
     assert tokenize(data, CHATS, ours) == tokenize(data, CHATS, theirs)

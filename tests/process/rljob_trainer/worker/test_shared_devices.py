@@ -58,10 +58,10 @@ http.server.ThreadingHTTPServer((os.environ["RLJOB_POD_IP"], port), Handler).ser
 
 WORKER_PROGRAM = """
 import sys
-from rljob_trainer.worker import engines, main
+from rljob_trainer.worker import main
 main._POLL_SECONDS, main._HEAD_GONE_SECONDS, main._WAIT_LOG_SECONDS = 0.05, 0.3, 0.2
 main.build_command = lambda address, head, *_: [sys.executable, "-c", "import time; time.sleep(600)", "node"]
-engines.ROLLOUT = engines.SERVED_MODEL = [sys.executable, sys.argv[1], sys.argv[2]]
+main.ROLLOUT = main.SERVED_MODEL = [sys.executable, sys.argv[1], sys.argv[2]]
 sys.exit(main.main())
 """
 

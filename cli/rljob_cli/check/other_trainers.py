@@ -195,9 +195,11 @@ def translate(settings: Settings, peer: str, directory: Path, file: str) -> tupl
             continue
         terms = _SETTING.findall(cell[1])
         # A job without a number of GPUs would be one for CPUs: that has its default all the same.
-        unknown = {name for name, *_ in terms if has_unknown or (name in computed and "gpus" not in name)}
         value, *others = (
-            settings.get(name, None if name in unknown else _parse(default or "null")) for name, default, _ in terms
+            settings.get(
+                name, None if has_unknown or (name in computed and "gpus" not in name) else _parse(default or "null")
+            )
+            for name, default, _ in terms
         )
         if None in (value, *others):
             continue

@@ -96,8 +96,8 @@ def _judge_silence(observed: ObservedJob, progress: JobProgress) -> _Verdict:
 
 def _judge(observed: ObservedJob, driver: DriverStatus, progress: JobProgress, now: datetime) -> _Verdict:
     # The count stands still during an outage: a driver that starts has no count, and the time is none.
-    is_uncounted = bool(progress.outages) and driver.since_step_seconds is None
-    limit = None if driver.phase == DONE or is_uncounted else _find_limit(observed, driver)
+    uncounted = progress.outages and driver.since_step_seconds is None
+    limit = None if uncounted or driver.phase == DONE else _find_limit(observed, driver)
     seconds = _count_seconds(observed, driver, progress, now)
     named = [*map(describe_part, progress.hung), *map(describe_outage, progress.outages)]
     if limit is not None and seconds >= limit:

@@ -263,7 +263,8 @@ def test_settings_in_the_guide_exist_in_the_packages(request: pytest.FixtureRequ
     verl, trl, openrlhf = ([name for row in rows for name in re.findall(r"`([^`]+)`", row[i])] for i in (1, 2, 3))
     assert min(len(verl), len(trl), len(openrlhf)) > 25
     assert not sorted(set(verl) - _verl_settings())
-    of_script = {"model", "model.name", "model.model_name", "r", "lora_alpha", "target_modules", "AsyncGRPOTrainer"}
+    of_script = {"model", "model.name", "model.model_name", "AsyncGRPOTrainer"}
+    of_script |= {"r", "lora_alpha", "lora_dropout", "target_modules"}  # of peft_config
     of_script |= {f"{name}_dataset.{part}" for name in ("train", "eval") for part in _PARTS_OF_DATA}
     of_script |= {"warmup_ratio", "max_prompt_length"}  # of earlier versions
     assert not sorted(set(trl) - _trl_settings() - of_script - {"trl vllm-serve", "accelerate launch"})

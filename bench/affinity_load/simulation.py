@@ -1,8 +1,8 @@
 """Episodes of several turns on replicas with prefix caches: which tokens of their prompts must be computed.
 
 A discrete-event simulation around the product's `Fleet`. A cache holds blocks and drops the one that was used longest
-ago; blocks of older weights are of no use. A turn's time grows with the tokens that it computes and with the requests
-beside it, so that a bad choice costs time, as in an engine.
+ago; blocks of older weights are of no use. A turn's time grows with the tokens that it computes, and with the number
+of requests on the same replica.
 """
 
 import heapq

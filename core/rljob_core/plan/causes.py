@@ -160,9 +160,8 @@ def _causes_of_role(
             continue
         if reason == "FailedMount" and not foreign_texts.SLOW_KUBELET.search(message):
             yield Cause.of("FailedMount", role.path, f"{role.name}: {stable_message(message)}")
-        if reason == "FailedAttachVolume" and foreign_texts.HELD_VOLUME.search(
-            message
-        ):  # it names generated volumes and Pods
+        # The message names generated volumes and Pods.
+        if reason == "FailedAttachVolume" and foreign_texts.HELD_VOLUME.search(message):
             pod = next(pod for pod in unready if observed_job.name_of(pod) == _involved_name(event))
             detail = f"{role.name}: a volume is attached to another node{_describe_claims(pod)}"
             yield Cause.of("VolumeHeld", role.path, detail)

@@ -39,7 +39,7 @@ EXAMPLES = {
     "UNBOUND_CLAIM": '0/1 nodes are available: persistentvolumeclaim "runs" not found.',
     "NODE_SELECTOR": "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector.",
     "OVER_OWN_DISK": "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. ",
-    "UNREACHABLE_INDEX": "error sending request for url (https://pypi.org/simple/sympy/)",
+    "UNREACHABLE_INDEX": "error sending request for url (https://index.example/simple/sympy/)",
     "UNKNOWN_PACKAGE": "ERROR: No matching distribution found for sympy",
     "DISK_FULL": "error: No space left on device (os error 28)",
     "NO_SUBSET": "BuilderConfig 'x' not found. Available: ['main', 'socratic']",

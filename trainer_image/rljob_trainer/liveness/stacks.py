@@ -75,7 +75,7 @@ def describe_process(pid: int, begins: bytes) -> str:
 
 
 def _read_status(pid: int, field: str) -> str:
-    """Return what the kernel says of a process; empty if there is none."""
+    """Return what the kernel reports of a process; empty if there is none."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 _DISCOVERY_SECONDS = 1.0
 _PREFIX_SECONDS = 5.0
-"""A waiter's advantage if the replica with its prefix has room: more saves no prefill, and less wastes many."""
+"""A waiter's advantage if the replica with its prefix has room. It bounds by how much others wait longer for that."""
 _TICK_SECONDS = 0.1
 """Interval at which waiters notice the end of a backoff."""
 

@@ -199,9 +199,9 @@ class ScheduleNumbers(Record):
     """Prompts that `data.curriculum` passed over."""
 
     def prefix_share(self, outcome: str) -> float | None:
-        """Return the share of the requests in `turns_by_prefix`. None: there were none."""
+        """Return the share of the requests in `turns_by_prefix`, to three digits. None: there were none."""
         total = sum(self.turns_by_prefix.values())
-        return self.turns_by_prefix.get(outcome, 0) / total if total else None
+        return round(self.turns_by_prefix.get(outcome, 0) / total, 3) if total else None
 
 
 class TurnNumbers(Record):

@@ -389,7 +389,7 @@ class Ledger:
                 "trained_staleness_mean": record.staleness_mean,
                 "trained_staleness_max": record.staleness_max,
                 "busy": BusyShares(**record.busy_shares),
-                "prefix_hits": None if (hits := record.prefix_share("hit")) is None else round(hits, 2),
+                "prefix_hits": record.prefix_share("hit"),
             }
         )
         self._board.update(

@@ -47,6 +47,9 @@ def quiet_shutdown(shutdown: Callable[..., Any]) -> Callable[..., Any]:
 
 logger = logging.getLogger(__name__)
 
+_IDLE_SECONDS = 120
+"""Longer than the driver keeps an idle connection (`replicas.http`): with uvicorn's 5 s, the first requests after an
+update met closed ones, and each failed its replica."""
 _ANSWER_SECONDS = 5
 """Time to send the last responses after SIGTERM and the engine's end. Aborted requests are retried elsewhere, and an
 open request must not keep the Pod until its grace period ends."""
@@ -96,6 +99,7 @@ class Serving:
                 log_level=args.uvicorn_log_level,
                 access_log=not args.disable_uvicorn_access_log,
                 timeout_graceful_shutdown=_ANSWER_SECONDS,
+                timeout_keep_alive=_IDLE_SECONDS,
             )
         except psutil.Error:
             # After a signal vLLM describes any other process with this port. A forked engine has it, and may end

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from starlette.applications import Starlette
 
+from rljob_trainer.replicas.http import IDLE_SECONDS
 from rljob_trainer.rollout.vllm_app import _ENGINE_LOG, Serving, end_is_wanted, quiet_shutdown
 from tests.support.waiting import DEADLINE_SECONDS
 
@@ -63,6 +64,7 @@ async def test_signal_is_a_success_when_the_engine_ends_while_vllm_describes_it(
         while not getattr(getattr(app.state, "server", None), "started", False):
             await asyncio.sleep(0.01)
             assert not run.done()
+    assert app.state.server.config.timeout_keep_alive > IDLE_SECONDS, "the driver closes idle connections first"
     os.kill(os.getpid(), signal.SIGTERM)
     await run
     await serving.close()

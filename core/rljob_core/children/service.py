@@ -111,7 +111,7 @@ def find_services(job: RLJob) -> list[HostedService]:
             selector=build_selector(job, role_of_service(service), service.settings.name),
             token_secret=child_name(job, "token"),
             role=role_of_service(service),
-            arguments=_build_arguments(service),
+            arguments=_SERVES[service.kind] + (("--framework", service.framework) if service.framework else ()),
             framework=service.framework,
             calls_policy=service.kind == "runner",
             sandbox=_with_pods(sandboxes.get(service.settings.name)) if service.kind == "tool" else None,
@@ -124,10 +124,6 @@ def find_services(job: RLJob) -> list[HostedService]:
 
 def _with_pods(sandbox: Sandbox | None) -> Sandbox | None:
     return sandbox if sandbox and sandbox.provider == "agentSandbox" else None
-
-
-def _build_arguments(service: Service) -> tuple[str, ...]:
-    return _SERVES[service.kind] + (("--framework", service.framework) if service.framework else ())
 
 
 def build_model_selector(name: str) -> dict[str, str]:

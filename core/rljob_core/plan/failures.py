@@ -173,7 +173,7 @@ def _record(old: list[PodFailures], sources: list[_Source], window: _Window) -> 
     if not changed:
         return old
     current = {source.identity: source.is_driver for source in sources}
-    kept = [_prune(record, window) for record in records.values()]
+    kept = [record.model_copy(update={"times": window.add(record.times, [])}) for record in records.values()]
     return _bound([record for record in kept if record.times or (record.pod, record.created) in current], current)
 
 
@@ -221,10 +221,6 @@ def _has_failed(pod: Manifest) -> bool:
         return False
     end = last_end(pod)
     return not is_lost(end) and end.get("exitCode") != 0
-
-
-def _prune(record: PodFailures, window: _Window) -> PodFailures:
-    return record.model_copy(update={"times": window.add(record.times, [])})
 
 
 def _bound(records: list[PodFailures], is_driver: Mapping[_Identity, bool]) -> list[PodFailures]:

@@ -73,13 +73,9 @@ def describe_part(part: HungPartStatus) -> str:
 
 def describe_outage(outage: OutageStatus) -> str:
     """What is waited for, since when, until when, and why."""
-    until = _format(_end_of(outage))
+    until = _format(outage.since + timedelta(seconds=outage.limit_seconds))
     parts = [f"waits for {outage.what}, which fails since {_format(outage.since)}", outage.message]
     return "; ".join(filter(None, [*parts, f"the job fails at {until} (spec.outageSeconds)"]))
-
-
-def _end_of(outage: OutageStatus) -> datetime:
-    return outage.since + timedelta(seconds=outage.limit_seconds)
 
 
 def _judge_silence(observed: ObservedJob, progress: JobProgress) -> _Verdict:

@@ -127,3 +127,11 @@ class EnginesReport(Wire):
     """The same over the engines of served models; null without such models."""
     seconds: Seconds
     """Which the change took."""
+
+
+def parse_key(key: str) -> tuple[str, int]:
+    """Return generation and version. ValueError with what is wrong."""
+    generation, _, version = key.rpartition(":")
+    if not generation or not version.isdecimal():
+        raise ValueError(f"want must be GENERATION:VERSION, got {key!r}")
+    return generation, int(version)

@@ -12,7 +12,6 @@ from typing import Any
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_sections import HangDetection
-from rljob_api.manifest.job_spec import Service
 from rljob_api.manifest.pod_engines import find_ports
 from rljob_api.manifest.pod_settings import POD_SETTINGS
 from rljob_api.manifest.services.calls import CallService

@@ -24,8 +24,7 @@ from rljob_api.wire.driver_status import DriverStatus, HungPart, LearningReason
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.concurrency import run_in_thread, run_with_watcher
-from rljob_trainer.driver.between_steps import BetweenSteps
-from rljob_trainer.driver.cadence import Cadence
+from rljob_trainer.driver.between_steps import BetweenSteps, Cadence
 from rljob_trainer.driver.checkpointer import Checkpointer, CheckpointSeconds, Exporter
 from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.driver.evaluation import EvalLane, HeldOut

@@ -56,7 +56,7 @@ from rljob_trainer.replicas.http import open_session
 from rljob_trainer.replicas.pull_reports import PullReports
 from rljob_trainer.replicas.rollout_client import RolloutClient
 from rljob_trainer.rewards.groups import RequestBuilder, RewardClients
-from rljob_trainer.run_folder.location import read_run_id
+from rljob_trainer.run_folder.client import read_run_id
 from rljob_trainer.run_folder.server import RunFileServer
 from rljob_trainer.traces import tracing_episodes
 

@@ -50,8 +50,8 @@ from rljob_trainer.ranks.rank_watch import (
 )
 from rljob_trainer.ranks.ray_node import is_listening
 from rljob_trainer.ranks.results import UpdateCounts, scatter_facts, summarize_update
+from rljob_trainer.run_folder.client import RunFolder
 from rljob_trainer.run_folder.file_facts import Checkpoint, FileFacts
-from rljob_trainer.run_folder.location import RunFolder
 
 SETTLE_SECONDS = 5.0
 """A Pod that is deleted ends its rank and its raylet at about the same time; either may be noticed first."""

@@ -32,13 +32,18 @@ from rljob_trainer.rollout.engine_watch import build_watch, end_if_it_hangs
 from rljob_trainer.rollout.lora import AdapterFolder, build_lora_arguments, published_adapter
 from rljob_trainer.rollout.middleware import RolloutMiddleware
 from rljob_trainer.rollout.naps import Naps
-from rljob_trainer.rollout.own_weights import choose_level, serve_own_weights
 from rljob_trainer.rollout.plugin import BACKEND, SLEEPING_CPU_WORKER, WORKER_EXTENSION
 from rljob_trainer.rollout.puller import ReplicaState, WeightPuller
 from rljob_trainer.rollout.startup import StartupFields, parse_arguments, run_program, set_defaults, startup_errors
 from rljob_trainer.rollout.vllm_app import Serving, start_engine
-from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient, find_head_url
-from rljob_trainer.weights.scratch import open_scratch_folder
+from rljob_trainer.rollout.weight_transfer import (
+    EngineLoader,
+    WeightClient,
+    choose_level,
+    find_head_url,
+    serve_own_weights,
+)
+from rljob_trainer.weights.mapped import open_scratch_folder
 from rljob_trainer.written_tokenizer import rewritten
 
 logger = logging.getLogger(__name__)

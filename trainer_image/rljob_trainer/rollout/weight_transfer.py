@@ -3,14 +3,19 @@
 A file of the same machine is read in place, others are downloaded. The engine generates during the download, which ends
 with a complete, verified file or an error. Only `load` pauses the engine. Invariant: `load` resumes the engine that it
 paused, even after an error; but never one whose cache is asleep.
+
+Some weights of an engine come from files, and no pull replaces them: by its settings, or those of the whole model in a
+job without a trainer. A sleep must keep them.
 """
+
+from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import aiohttp
 from pydantic import ValidationError
@@ -21,12 +26,17 @@ from rljob_api.wire import contract
 from rljob_api.wire.discovery import resolve
 from rljob_api.wire.driver_status import HungPart
 from rljob_api.wire.ports import listening_port
-from rljob_api.wire.weights import PullReport, RolloutWeights, WeightManifest
+from rljob_api.wire.weights import OWN_WEIGHTS, PullReport, RolloutWeights, WeightManifest
+from rljob_trainer.concurrency import wait_forever
 from rljob_trainer.rollout.download import Download, SharedDownload
 from rljob_trainer.rollout.lora import AdapterFolder
 from rljob_trainer.weights.checksum import Digest
-from rljob_trainer.weights.mapped import MappedFile, MappedFiles, boot_id
-from rljob_trainer.weights.scratch import open_scratch_folder
+from rljob_trainer.weights.mapped import MappedFile, MappedFiles, boot_id, open_scratch_folder
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+
+    from rljob_trainer.rollout.puller import ReplicaState
 
 _POLL_SECONDS = 30
 _REPORT_SECONDS = 5
@@ -292,3 +302,24 @@ def _build_update(path: Path | None, manifest: WeightManifest) -> Any:
 
     source = {"key": manifest.key} if path is None else {"path": str(path)}
     return WeightTransferUpdateRequest(update_info={**source, "digest_unit": manifest.digest_unit})
+
+
+def find_engine_reason(vllm_config: VllmConfig, model_config: ModelConfig) -> str:
+    """Return why the engine's settings need the checkpoint; empty if they do not."""
+    if model_config.quantization is not None:
+        return "a quantized model has values that no pull replaces"
+    if vllm_config.speculative_config is not None:
+        return "no pull replaces the draft model"
+    return ""
+
+
+def choose_level(config: VllmConfig) -> Level:
+    """Return how deep the engine sleeps: weights are dropped if a pull replaces all."""
+    return 1 if config.lora_config is not None or find_engine_reason(config, config.model_config) else 2
+
+
+async def serve_own_weights(engine: EngineLoader, state: ReplicaState) -> NoReturn:
+    """In place of the puller, where nothing trains: be ready once the engine is warm, with what it has loaded."""
+    await engine.warm_up()
+    state.record_change(is_warm=True, announced=OWN_WEIGHTS, serving=await engine.adopt(OWN_WEIGHTS))
+    await wait_forever()  # as a puller, it ends with its server

@@ -15,7 +15,7 @@ from rljob_trainer.head.origin import NotWrittenError, find_start_model, pin_sta
 from rljob_trainer.history.disk import RunDisk
 from rljob_trainer.outages import registry as waiting
 from rljob_trainer.outages.registry import Outages
-from rljob_trainer.run_folder.location import EXPORT_PARTIAL
+from rljob_trainer.run_folder.client import EXPORT_PARTIAL
 from tests.support.job_simulation import make_job
 
 SOURCE = "job://sums"

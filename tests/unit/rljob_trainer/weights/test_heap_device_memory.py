@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rljob_trainer.ranks.device_memory import configure_allocator, held_bytes, release_unused
+from rljob_trainer.weights.heap import configure_allocator, held_bytes, release_unused
 
 CPU = torch.device("cpu")
 SIZE = 64 * 2**20

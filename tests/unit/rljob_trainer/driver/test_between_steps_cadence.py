@@ -5,7 +5,7 @@ import pytest
 from rljob_api.manifest.evaluation import Evaluation, list_held_out
 from rljob_api.manifest.job_sections import Data
 from rljob_api.manifest.schedule import Schedule
-from rljob_trainer.driver.cadence import Cadence
+from rljob_trainer.driver.between_steps import Cadence
 from tests.support.job_simulation import make_job
 
 DATA = Data(train={"source": "/t"}, eval={"source": "/e"})

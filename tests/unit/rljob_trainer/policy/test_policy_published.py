@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from rljob_trainer.policy.published import Published, has_plain_matrices
+from rljob_trainer.policy.policy import Published, has_plain_matrices
 
 
 class Router(nn.Module):

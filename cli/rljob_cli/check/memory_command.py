@@ -34,8 +34,7 @@ from rljob_core.pod_checks.origin import RolePath
 from rljob_inputs.machine.bounded import bounded
 from rljob_inputs.machine.installation import describe_installation
 from rljob_inputs.memory.changes import change_job
-from rljob_inputs.memory.gpu_counts import count_gpus
-from rljob_inputs.memory.gpus import NAMES, find_gpu_bytes
+from rljob_inputs.memory.gpus import NAMES, count_gpus, find_gpu_bytes
 from rljob_inputs.memory.parts import Moment, Need
 from rljob_inputs.memory.plan import (
     Question,

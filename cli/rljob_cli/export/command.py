@@ -32,7 +32,7 @@ from rljob_cli.trajectories.log import find_run
 from rljob_inputs.hub.repository import HubAccess, require_private, upload_model
 from rljob_inputs.machine.installation import find_device_extra, require
 from rljob_inputs.objects.access import is_object
-from rljob_inputs.objects.uploads import require_empty, upload_folder
+from rljob_inputs.objects.folder import require_empty, upload_folder
 
 FILE_CARD = "README.md"
 _MAX_ROWS = 12

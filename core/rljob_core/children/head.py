@@ -28,10 +28,9 @@ from rljob_core.children.common import (
     service_name,
 )
 from rljob_core.children.configuration import RETRY_FIELDS, read_settings
-from rljob_core.children.env import build_env, build_field_env, build_grace_env, build_job_env
+from rljob_core.children.env import build_env, build_field_env, build_grace_env, build_job_env, build_tracing_env
 from rljob_core.children.probes import build_probes
 from rljob_core.children.start_model import locate_model
-from rljob_core.children.tracing import build_tracing_env
 from rljob_core.children.volumes import build_job_volumes
 from rljob_core.defaults import Defaults
 

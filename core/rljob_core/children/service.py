@@ -32,9 +32,8 @@ from rljob_core.children.common import (
     service_name,
 )
 from rljob_core.children.configuration import read_settings
-from rljob_core.children.env import build_env, build_source_env, build_token_env
+from rljob_core.children.env import build_env, build_source_env, build_token_env, build_tracing_env, read_tracing
 from rljob_core.children.probes import build_probes
-from rljob_core.children.tracing import build_tracing_env, read_tracing
 from rljob_core.children.volumes import Volume
 from rljob_core.defaults import Defaults
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rljob_api.errors import RLJobError, TransientError, UserError
-from rljob_inputs.errors import InputError, first_line
+from rljob_inputs.findings import InputError, first_line
 from rljob_inputs.objects.access import ObjectAccess
 
 if TYPE_CHECKING:

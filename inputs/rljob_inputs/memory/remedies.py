@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from rljob_inputs.memory import known_models
 from rljob_inputs.memory.changes import change_job
-from rljob_inputs.memory.gpu_counts import count_all_gpus
+from rljob_inputs.memory.gpus import count_all_gpus
 from rljob_inputs.memory.parts import Need
 from rljob_inputs.memory.plan import (
     ModelFacts,

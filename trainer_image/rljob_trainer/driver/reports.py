@@ -19,8 +19,7 @@ from itertools import islice
 from typing import Any
 
 from rljob_api.manifest.status import RewardProblem
-from rljob_api.run.recent import RecentSamples
-from rljob_api.run.trajectories import SampleRow
+from rljob_api.run.trajectories import RecentSamples, SampleRow
 from rljob_api.wire.base import InvalidReason, Lane
 from rljob_api.wire.driver_status import FIELD_CHECKPOINT, MAX_PROBLEM_LENGTH, MAX_PROBLEMS, DriverProblem
 from rljob_api.wire.text import clean_line

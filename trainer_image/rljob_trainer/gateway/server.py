@@ -28,7 +28,7 @@ from aiohttp import web
 from rljob_api.errors import UserError
 from rljob_api.manifest.agent import Agent
 from rljob_api.wire.contract import HEADER_SESSION, PORT_GATEWAY
-from rljob_api.wire.ports import listening_port
+from rljob_api.wire.discovery import listening_port
 from rljob_trainer.agents.base import EpisodeTask, OpenEpisode
 from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.gateway.attempt import Attempt, Policy

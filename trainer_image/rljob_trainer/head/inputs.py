@@ -36,8 +36,7 @@ from rljob_api.wire.contract import MAX_ROWS_OF_PAGE
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_inputs.data.lengths import find_limit
 from rljob_inputs.data.prompts import PromptSet, load_prompts
-from rljob_inputs.errors import InputError
-from rljob_inputs.findings import describe_lengths
+from rljob_inputs.findings import InputError, describe_lengths
 from rljob_inputs.hub.repository import HubAccess
 from rljob_inputs.models.files import place_model
 from rljob_inputs.models.own_settings import ModelSettings

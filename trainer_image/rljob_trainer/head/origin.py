@@ -33,7 +33,7 @@ from rljob_api.run.folder import last_checkpoint
 from rljob_api.run.objects import FILE_OBJECTS, ObjectsRecord, read_objects
 from rljob_api.run.origin import FILE_ORIGIN, Change, Origin, build_origin, read_origin
 from rljob_api.run.start_model import FILE_PIN, Pin, choose_export, describe_missing, find_exports, read_pin
-from rljob_inputs.errors import InputError
+from rljob_inputs.findings import InputError
 from rljob_inputs.objects.access import ObjectAccess, is_object, pin
 from rljob_inputs.objects.listing import Listing, list_objects
 from rljob_trainer.head.environment import Environment

@@ -25,8 +25,8 @@ from ray.actor import ActorHandle
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import ENV_POD_IP, PORT_RAY, RAY_RESOURCE_TRAINER
+from rljob_api.wire.discovery import listening_port
 from rljob_api.wire.driver_status import TrainerChoices
-from rljob_api.wire.ports import listening_port
 from rljob_api.wire.weights import WeightManifest
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.concurrency import run_with_watcher

@@ -20,7 +20,7 @@ from rljob_api.manifest.roles import Lora, UpdateMode
 from rljob_api.manifest.schedule import ScheduleType
 from rljob_api.read.pod_files import load_job_file
 from rljob_api.wire import contract
-from rljob_api.wire.ports import listening_port
+from rljob_api.wire.discovery import listening_port
 from rljob_inputs.hub.repository import HubAccess, repository_name
 from rljob_inputs.models.architectures import find_architecture
 from rljob_inputs.models.files import place_model, read_config

@@ -23,9 +23,8 @@ from pydantic import ValidationError
 from rljob_api.errors import TransientError
 from rljob_api.manifest.roles import UpdateMode
 from rljob_api.wire import contract
-from rljob_api.wire.discovery import resolve
+from rljob_api.wire.discovery import listening_port, resolve
 from rljob_api.wire.driver_status import HungPart
-from rljob_api.wire.ports import listening_port
 from rljob_api.wire.weights import OWN_WEIGHTS, PullReport, RolloutWeights, WeightManifest
 from rljob_trainer.concurrency import wait_forever
 from rljob_trainer.rollout.download import Download, SharedDownload

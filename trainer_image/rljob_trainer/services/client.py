@@ -29,9 +29,8 @@ from rljob_api.manifest.services.reward import Hedging, Reward
 from rljob_api.tracing.spans import Span
 from rljob_api.wire.base import InvalidReason, Lane
 from rljob_api.wire.contract import ENV_REWARD_SERVICES, PORT_SERVICE
-from rljob_api.wire.discovery import resolve
+from rljob_api.wire.discovery import listening_port, resolve
 from rljob_api.wire.driver_status import HungPart
-from rljob_api.wire.ports import listening_port
 from rljob_trainer import traces
 from rljob_trainer.outages.registry import FIRST_ANSWER_SECONDS, Outages, deadline, hide_secrets
 from rljob_trainer.replicas.http import auth_headers, send

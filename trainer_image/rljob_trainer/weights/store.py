@@ -24,7 +24,7 @@ from torch import Tensor
 
 from rljob_api.errors import TransientError
 from rljob_api.wire.contract import PORT_WEIGHTS
-from rljob_api.wire.ports import listening_port
+from rljob_api.wire.discovery import listening_port
 from rljob_api.wire.weights import DigestUnit, LocalFile, WeightManifest
 from rljob_inputs.memory.limits import NUM_KEPT_VERSIONS
 from rljob_trainer.weights.checksum import (

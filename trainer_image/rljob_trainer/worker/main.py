@@ -50,8 +50,8 @@ from rljob_api.wire.contract import (
     ExitCode,
     UrlPath,
 )
+from rljob_api.wire.discovery import listening_port
 from rljob_api.wire.logs import configure_logging
-from rljob_api.wire.ports import listening_port
 from rljob_api.wire.termination import end_program
 from rljob_api.wire.weights import EnginesReport, parse_key
 from rljob_inputs.memory.object_store import trainer_store_bytes

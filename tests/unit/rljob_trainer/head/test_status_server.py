@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_api.run.recent import RecentSamples
+from rljob_api.run.trajectories import RecentSamples
 from rljob_api.wire.contract import PORT_DRIVER
 from rljob_api.wire.driver_status import DriverStatus, HungPart
 from rljob_api.wire.weights import PullReport, WeightManifest

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rljob_core.plan.pod_admission import explain_rejection
+from rljob_core.plan.causes import explain_rejection
 
 POD = 'pods "gsm8k-trainer-0" is forbidden: '
 

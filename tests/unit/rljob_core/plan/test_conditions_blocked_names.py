@@ -6,7 +6,7 @@ from rljob_api.manifest.services.reward import RewardModel
 from rljob_core.backend import ObservedState, key_of
 from rljob_core.children import WORKLOAD_KINDS
 from rljob_core.plan import conditions
-from rljob_core.plan.blocked_names import describe_blocked
+from rljob_core.plan.conditions import describe_blocked
 from rljob_core.plan.job import plan_job, render_children
 from tests.support.job_simulation import START, make_job
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_api.manifest.judge_regex import compile_judge_regex
+from rljob_api.manifest.services.models import compile_judge_regex
 
 
 @pytest.mark.parametrize("pattern", ["(?=a)(b)", r"(a)\1", "(", r"(\d)\Z"])

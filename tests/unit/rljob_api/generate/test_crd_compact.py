@@ -3,7 +3,7 @@ import json
 import pytest
 
 from rljob_api.generate import crd
-from rljob_api.generate.compact import ANNOTATION_LIMIT_BYTES, measure_annotation, shorten_repeated
+from rljob_api.generate.crd import ANNOTATION_LIMIT_BYTES, measure_annotation, shorten_repeated
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.services.reward import RewardModel
 

@@ -1,8 +1,8 @@
 """The condition PoolsIsolated."""
 
 from rljob_core.backend import ObservedState
+from rljob_core.plan.job_status import evaluate_isolation
 from rljob_core.plan.observed_job import observe_job
-from rljob_core.plan.pool_isolation import evaluate_isolation
 from tests.support.job_simulation import make_job
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_api.generate.records import build_column_table, build_evaluation_table, build_step_table
+from rljob_api.generate.reference import build_column_table, build_evaluation_table, build_step_table
 from rljob_api.run.gauges import list_numbers
 from rljob_api.run.metrics import EvaluationRecord, StepRecord
 from rljob_api.run.trajectories import SampleRow

@@ -139,7 +139,7 @@ def record_reward(reward: Span, name: str, result: ScoredResult) -> None:
     """Add a result, as the conventions' event and as attributes that searches find."""
     if not reward.traceparent:
         return
-    score, reason = result.score, _word(result.reason or result.failed_as)
+    score, reason = result.score, _word(result.cause)
     reward.set({_VALID: result.valid, _SCORE: score, _REASON: reason, "rljob.attempts": result.attempts})
     evaluation = {"gen_ai.evaluation.name": name, "gen_ai.evaluation.score.value": score, "error.type": reason}
     reward.add_event("gen_ai.evaluation.result", evaluation)

@@ -189,8 +189,7 @@ async def rehearse(environment: Environment, settings: Settings) -> None:
 
         async def score(trajectory: Episode) -> None:
             request = requests.build(plan.trajectory_id(trajectory), plan.lane, prompt, trajectory)
-            results = await scorer.score(trajectory.position, request, time.monotonic(), trajectory.peers)
-            trajectory.results = dict(results)
+            trajectory.results = await scorer.score(trajectory.position, request, time.monotonic(), trajectory.peers)
 
         await run_all([score(each) for each in playable])
     group = Group(0, prompt, trajectories)

@@ -10,7 +10,6 @@ import pytest
 
 from rljob_api.run.folder import TRAJECTORIES, list_trajectory_files, trajectory_file
 from rljob_api.wire.base import InvalidReason
-from rljob_api.wire.scores import ScoreResult
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.episodes.types import (
     ContextBreak,
@@ -151,7 +150,7 @@ async def test_conversation_is_json_and_lone_surrogates_are_replaced(tmp_path):
 
 
 async def test_client_fields_are_null_for_a_plain_result(tmp_path):
-    [row] = await write(tmp_path, group_of(sample(0, correct=ScoreResult(id="x", valid=True, score=1.0))))
+    [row] = await write(tmp_path, group_of(sample(0, correct=ScoredResult(id="x", valid=True, score=1.0))))
     assert (row["rewards"][0]["attempts"], row["rewards"][0]["latency_seconds"]) == (None, None)
 
 
@@ -275,7 +274,7 @@ async def test_sample_outside_the_schema_costs_only_its_step(tmp_path, caplog):
 async def test_log_contains_the_advantages_of_the_updates(make_harness):
     async with make_harness(schedule={"steps": 1}) as harness:
         harness.judge = lambda reward, body: (
-            ScoreResult(id=body["id"], valid=False, reason=InvalidReason.ABSTAINED)
+            ScoredResult(id=body["id"], valid=False, reason=InvalidReason.ABSTAINED)
             if body["id"].endswith("/2/1")
             else None
         )

@@ -10,6 +10,7 @@ import pytest
 
 from rljob_api.run.folder import TRAJECTORIES, list_trajectory_files, trajectory_file
 from rljob_api.wire.base import InvalidReason
+from rljob_api.wire.scores import ScoreResult
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.episodes.types import (
     ContextBreak,
@@ -149,11 +150,6 @@ async def test_conversation_is_json_and_lone_surrogates_are_replaced(tmp_path):
     assert row["completion"] == "4?2"
 
 
-async def test_client_fields_are_null_for_a_plain_result(tmp_path):
-    [row] = await write(tmp_path, group_of(sample(0, correct=ScoredResult(id="x", valid=True, score=1.0))))
-    assert (row["rewards"][0]["attempts"], row["rewards"][0]["latency_seconds"]) == (None, None)
-
-
 async def test_repeated_step_replaces_its_file(tmp_path):
     await write(tmp_path, group_of(sample(0, correct=valid(1.0)), sample(1, correct=valid(1.0))))
     rows = await write(tmp_path, group_of(sample(0, text="new", correct=valid(0.0))))
@@ -274,7 +270,7 @@ async def test_sample_outside_the_schema_costs_only_its_step(tmp_path, caplog):
 async def test_log_contains_the_advantages_of_the_updates(make_harness):
     async with make_harness(schedule={"steps": 1}) as harness:
         harness.judge = lambda reward, body: (
-            ScoredResult(id=body["id"], valid=False, reason=InvalidReason.ABSTAINED)
+            ScoreResult(id=body["id"], valid=False, reason=InvalidReason.ABSTAINED)
             if body["id"].endswith("/2/1")
             else None
         )

@@ -33,7 +33,7 @@ from rljob_core.children.common import (
 )
 from rljob_core.children.configuration import read_settings
 from rljob_core.children.env import build_env, build_source_env, build_token_env, build_tracing_env, read_tracing
-from rljob_core.children.probes import build_probes
+from rljob_core.children.pods import build_probes
 from rljob_core.children.volumes import Volume
 from rljob_core.defaults import Defaults
 

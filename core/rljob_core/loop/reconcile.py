@@ -39,11 +39,9 @@ from rljob_core.backend import (
     key_of,
 )
 from rljob_core.children import SANDBOX_POOL, WORKLOAD_KINDS
-from rljob_core.children.admitted import keep_admitted
-from rljob_core.children.difference import contains, stamp
+from rljob_core.children.difference import contains, keep_admitted, stamp
 from rljob_core.defaults import DEFAULTS, Defaults
-from rljob_core.loop.failures import REASON_STATUS_REFUSED, Attempt, FailureTracker, RefusedStatus, record_event
-from rljob_core.loop.refusals import Call
+from rljob_core.loop.failures import REASON_STATUS_REFUSED, Attempt, Call, FailureTracker, RefusedStatus, record_event
 from rljob_core.loop.status_pace import StatusPace
 from rljob_core.plan.built_children import Build, build_checked
 from rljob_core.plan.causes import Cause

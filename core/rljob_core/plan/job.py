@@ -37,8 +37,7 @@ from rljob_core.plan.lost_nodes import find_due_causes, find_forced_deletions, f
 from rljob_core.plan.observed_job import ObservedJob, find_owned_children, find_stale, has_condition, observe_job
 from rljob_core.plan.policy_defaults import apply_policy, choose_queue, mark_queue
 from rljob_core.plan.policy_limits import find_policy_problems
-from rljob_core.plan.progress import end_progress
-from rljob_core.plan.progressing import add_progressing
+from rljob_core.plan.progress import add_progressing, end_progress
 from rljob_core.plan.run_files import read_figures
 from rljob_core.plan.start_model import place_model
 from rljob_core.plan.validate import find_problems

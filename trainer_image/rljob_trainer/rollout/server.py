@@ -29,7 +29,6 @@ from rljob_trainer.devices.choose import explain_missing_gpu, read_cuda_facts
 from rljob_trainer.outages.registry import Dependency, Outages, name_storage, wait_out
 from rljob_trainer.rollout.download import SharedDownload
 from rljob_trainer.rollout.engine_watch import build_watch, end_if_it_hangs
-from rljob_trainer.rollout.lora import AdapterFolder, build_lora_arguments, published_adapter
 from rljob_trainer.rollout.middleware import RolloutMiddleware
 from rljob_trainer.rollout.naps import Naps
 from rljob_trainer.rollout.plugin import BACKEND, SLEEPING_CPU_WORKER, WORKER_EXTENSION
@@ -37,10 +36,13 @@ from rljob_trainer.rollout.puller import ReplicaState, WeightPuller
 from rljob_trainer.rollout.startup import StartupFields, parse_arguments, run_program, set_defaults, startup_errors
 from rljob_trainer.rollout.vllm_app import Serving, start_engine
 from rljob_trainer.rollout.weight_transfer import (
+    AdapterFolder,
     EngineLoader,
     WeightClient,
+    build_lora_arguments,
     choose_level,
     find_head_url,
+    published_adapter,
     serve_own_weights,
 )
 from rljob_trainer.weights.mapped import open_scratch_folder

@@ -6,14 +6,19 @@ paused, even after an error; but never one whose cache is asleep.
 
 Some weights of an engine come from files, and no pull replaces them: by its settings, or those of the whole model in a
 job without a trainer. A sleep must keep them.
+
+With spec.trainer.lora.publish: adapter, there is one adapter, which every request uses. vLLM has one slot for it, and
+a weight update replaces its contents.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -21,19 +26,22 @@ import aiohttp
 from pydantic import ValidationError
 
 from rljob_api.errors import TransientError
-from rljob_api.manifest.roles import UpdateMode
+from rljob_api.manifest.job import RLJobSpec
+from rljob_api.manifest.roles import Lora, UpdateMode
 from rljob_api.wire import contract
+from rljob_api.wire.contract import SERVED_MODEL_NAME
 from rljob_api.wire.discovery import listening_port, resolve
 from rljob_api.wire.driver_status import HungPart
 from rljob_api.wire.weights import OWN_WEIGHTS, PullReport, RolloutWeights, WeightManifest
+from rljob_inputs.models.adapters import publishes_adapter
 from rljob_trainer.concurrency import wait_forever
 from rljob_trainer.rollout.download import Download, SharedDownload
-from rljob_trainer.rollout.lora import AdapterFolder
 from rljob_trainer.weights.checksum import Digest
 from rljob_trainer.weights.mapped import MappedFile, MappedFiles, boot_id, open_scratch_folder
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
+    from vllm.lora.request import LoRARequest
 
     from rljob_trainer.rollout.puller import ReplicaState
 
@@ -322,3 +330,42 @@ async def serve_own_weights(engine: EngineLoader, state: ReplicaState) -> NoRetu
     await engine.warm_up()
     state.record_change(is_warm=True, announced=OWN_WEIGHTS, serving=await engine.adopt(OWN_WEIGHTS))
     await wait_forever()  # as a puller, it ends with its server
+
+
+_ID = 1
+_VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values that --max-lora-rank accepts."""
+
+
+def published_adapter(spec: RLJobSpec, config: Mapping[str, Any]) -> Lora | None:
+    """Return the settings of the adapter that rollouts load; None if they load whole weights. `config`: config.json of
+    the model."""
+    return spec.trainer.lora if publishes_adapter(spec, config) else None
+
+
+def build_lora_arguments(lora: Lora) -> list[str]:
+    rank = next(rank for rank in _VLLM_RANKS if rank >= lora.rank)
+    return ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(rank)]
+
+
+class AdapterFolder:
+    """peft's files of the adapter that the engine is to load."""
+
+    def __init__(self, folder: Path, lora: Lora) -> None:
+        self._folder = folder
+        # The published tensors have the scale alpha / rank already, so that the engine holds them bit for bit.
+        config = {"peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.rank, "target_modules": lora.target_modules}
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+
+    def place(self, path: Path) -> None:
+        """Copy the published file at `path` to the folder's tensors: vLLM may keep them mapped, and the file gets other
+        versions."""
+        tensors = self._folder / "adapter_model.safetensors"
+        tensors.unlink(missing_ok=True)
+        shutil.copyfile(path, tensors)
+
+    def build_request(self, *, reload: bool = False) -> LoRARequest:
+        """Return vLLM's name for the adapter. `reload`: replace what is loaded."""
+        from vllm.lora.request import LoRARequest
+
+        return LoRARequest(SERVED_MODEL_NAME, _ID, str(self._folder), load_inplace=reload)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rljob_api.manifest.job_sections import Curriculum
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.episodes.types import Group
-from rljob_trainer.feed.curriculum import SuccessHistory, judge_group, unpack
+from rljob_trainer.feed.prompt_feed import SuccessHistory, judge_group, unpack
 from tests.support.episodes import episode
 
 LIMITS = Curriculum(easy_epochs=8, hard_epochs=3)

@@ -9,8 +9,8 @@ import pytest
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_core.backend import FieldProblem, ForeignObjectError, RefusedError
-from rljob_core.loop import refusals
-from rljob_core.loop.refusals import FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, Refusals
+from rljob_core.loop import failures
+from rljob_core.loop.failures import FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, Refusals
 
 MANIFEST = {"kind": "Job", "metadata": {"name": "n"}, "spec": {}}
 
@@ -73,7 +73,7 @@ async def test_what_may_be_granted_at_any_time_is_not_delayed(error):
 
 
 async def test_number_of_remembered_refusals_is_bounded(monkeypatch):
-    monkeypatch.setattr(refusals, "MAX_REFUSED", 2)
+    monkeypatch.setattr(failures, "MAX_REFUSED", 2)
     known, server = Refusals(), Server(UserError("no"))
     for number in range(3):
         await send(known, server, 0.0, manifest=MANIFEST | {"spec": {"a": number}})

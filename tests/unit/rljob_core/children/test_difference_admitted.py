@@ -5,8 +5,7 @@ import json
 
 import pytest
 
-from rljob_core.children.admitted import find_own_entry, keep_admitted
-from rljob_core.children.difference import contains, stamp
+from rljob_core.children.difference import contains, find_own_entry, keep_admitted, stamp
 from rljob_core.children.keep import record_built
 
 CONTAINER = {

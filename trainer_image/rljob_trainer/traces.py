@@ -209,11 +209,15 @@ class MiniBatchSpans:
                 continue
             traced = [each for each in group.episodes if each.traceparent]
             self.episodes += [each.traceparent for each in traced]
-            self._open[group.index] = [self._begin(each) for each in traced]
-
-    def _begin(self, episode: Episode) -> Span:
-        attributes = {**self._attributes, "rljob.advantage": episode.advantage}
-        return span("train", attributes, parent=episode.traceparent, links=self._links)
+            self._open[group.index] = [
+                span(
+                    "train",
+                    {**self._attributes, "rljob.advantage": each.advantage},
+                    parent=each.traceparent,
+                    links=self._links,
+                )
+                for each in traced
+            ]
 
 
 def tracing_episodes(job: RLJob) -> AbstractContextManager[None]:
